@@ -83,8 +83,8 @@ def add_users(users: int) -> None:
         cursor.execute(
             numbers
             + "INSERT INTO django_ratequota_ratepolicy (user_id, subject, counted_per, rates, algorithm, mode,"
-            " on_error, reason)"
-            f" SELECT i * {OVERRIDDEN}, '', 'caller', '2000000/min', 'token_bucket', 'enforce', '', '' FROM n",
+            " on_error, durable, reason)"
+            f" SELECT i * {OVERRIDDEN}, '', 'caller', '2000000/min', 'token_bucket', 'enforce', '', TRUE, '' FROM n",
             [users // OVERRIDDEN],
         )
         cursor.execute("ANALYZE")

@@ -1,6 +1,7 @@
-"""The usage endpoint, for clients of an API built with Django REST framework: their limits and remaining units.
+"""The usage endpoints, for clients of an API built with Django REST framework: their limits and remaining units, and
+what they have used in earlier days, weeks and months.
 
-urlpatterns = [path("quota/", include("django_ratequota.urls"))]  # GET quota/usage/
+urlpatterns = [path("quota/", include("django_ratequota.urls"))]  # GET quota/usage/, quota/usage/history/
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ from django.db import Error as DatabaseError
 from django.utils.translation import gettext as _
 from rest_framework import serializers
 from rest_framework.exceptions import PermissionDenied, ValidationError
+from rest_framework.generics import ListAPIView
+from rest_framework.pagination import CursorPagination
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from .engine.decision import Decision
 from .engine.types import Bucket, BucketStatus
+from .models import QuotaWindow
 from .operations.caller_limits import caller_limits
+from .operations.quotas import windows_of
 from .policies.requests.caller import Caller, DescribedCaller
 from .policies.requests.view_declarations import USAGE_ATTRIBUTE
 from .throttling import QuotaThrottle, StoreUnavailable
@@ -108,7 +113,74 @@ class UsageView(APIView):
         }
 
 
-setattr(UsageView, USAGE_ATTRIBUTE, True)
+class QuotaWindowSerializer(serializers.Serializer[Any]):
+    """What the caller has used of one limit in one day, week or month."""
+
+    period = serializers.CharField(help_text="Length of the window: day, week or month.")
+    scope = serializers.SerializerMethodField(help_text="The endpoint's name; null = all endpoints together.")
+    rate = serializers.CharField(help_text="The rate at its last request, such as 10000/month.")
+    counts = serializers.SerializerMethodField(help_text="What the numbers count: units, or requests.")
+    counted_per = serializers.SerializerMethodField(help_text="Counted per user, or an identifier's name.")
+    starts_at = serializers.DateTimeField(help_text="When the window began.")
+    ends_at = serializers.DateTimeField(help_text="When the window ends; in the future = it runs now.")
+    used = serializers.IntegerField(help_text="What was used; of a window that runs now, some seconds ago.")
+    limit = serializers.IntegerField(help_text="The limit of that rate.")
+
+    def get_scope(self, window: Any) -> str | None:
+        """Return the endpoint's name; of a deleted one, its number."""
+        return window.scope or (None if window.endpoint_id is None else f"#{window.endpoint_id}")
+
+    def get_counts(self, window: Any) -> str:
+        """Return what the rate counts."""
+        return "requests" if " requests/" in window.rate else "units"
+
+    def get_counted_per(self, window: Any) -> str:
+        """Return the kind of its subject, not the subject: a key is a secret."""
+        return str(window.subject.partition(":")[0])
+
+
+class QuotaWindowPagination(CursorPagination):
+    """The newest windows first, 100 at a time; ``?page_size=`` up to 1,000."""
+
+    ordering = ("-starts_at", "-id")
+    page_size, page_size_query_param, max_page_size = 100, "page_size", 1000
+
+
+class UsageHistoryView(ListAPIView[QuotaWindow]):
+    """What the caller has used of each limit in earlier days, weeks and months, and so far in those that run now.
+
+    The caller is its user and its identifiers, not its address. ``?period=`` selects day, week or month, ``?user=``,
+    a primary key or a name, another user. Rolling limits, and policies that are not durable, have no such windows.
+    """
+
+    throttle_classes = (QuotaThrottle,)
+    throttle_scope: str | None = "usage"
+    serializer_class = QuotaWindowSerializer
+    pagination_class = QuotaWindowPagination
+    filter_backends = ()
+
+    def get_queryset(self) -> Any:
+        """Return the windows of the caller, or of the user that staff queries."""
+        if getattr(self, "swagger_fake_view", False):  # drf-spectacular has no request to name a caller
+            return QuotaWindow.objects.none()
+        period, user = self.request.query_params.get("period"), self.request.query_params.get("user")
+        if period and period not in QuotaWindow.Period.values:
+            raise ValidationError({"period": [_("Write day, week or month.")]})
+        windows = windows_of(Caller(self.request) if user is None else _other(self.request, user))
+        return windows.filter(period=period) if period else windows
+
+    def list(self, request: Request, *args: Any, **kwargs: Any) -> Response:
+        """Return a page of windows."""
+        try:
+            response = super().list(request, *args, **kwargs)
+        except DatabaseError as error:
+            raise StoreUnavailable(Decision(allowed=False, denied_by=("all",), error="database")) from error
+        response["Cache-Control"] = "no-store"
+        return response
+
+
+for view in (UsageView, UsageHistoryView):
+    setattr(view, USAGE_ATTRIBUTE, True)
 
 
 def _seconds(us: int) -> int:

@@ -18,9 +18,10 @@ class RateQuotaConfig(AppConfig):
         """Register the checks and connect the receivers."""
         from . import checks  # noqa: F401 - registers them
         from .models import receivers
-        from .monitoring import request_log
+        from .monitoring import alerts, request_log
         from .policies.after_migrate import publish_after_migrate
 
         receivers.connect()
         request_log.connect()
+        alerts.connect_receivers()
         post_migrate.connect(publish_after_migrate, sender=self, dispatch_uid="ratequota_after_migrate")

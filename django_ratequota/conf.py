@@ -22,10 +22,17 @@ from .engine.keys import check_prefix
 from .exceptions import ConfigurationError, InvalidBucket
 from .utils.addresses import Network, unmap_network
 
-#: Functions that return identifiers and are none themselves.
-_FACTORIES = tuple(
-    f"django_ratequota.identifiers.{name}" for name in ("header_key", "jwt_claim", "login_field", "with_address")
-)
+#: Functions that return what a setting names, and are none themselves.
+_FACTORIES = {
+    **dict.fromkeys(
+        (
+            f"django_ratequota.identifiers.{name}"
+            for name in ("header_key", "jwt_claim", "login_field", "with_address")
+        ),
+        "an identifier",
+    ),
+    "django_ratequota.notify.post_to": "a receiver",
+}
 #: What a policy may count per, besides the names in IDENTIFIERS.
 COUNTED_PER = ("caller", "ip", "plan", "everyone")
 ON_ERROR = ("allow", "deny", "local")
@@ -99,6 +106,9 @@ def _function(signature: str) -> _Validator:
             raise ConfigurationError(f"{value} is not callable; write the dotted path of {signature}.")
         if iscoroutinefunction(function):  # each call returns another coroutine object
             raise ConfigurationError(f"{value} is async; write the dotted path of {signature} that is not.")
+        if value in _FACTORIES:
+            hint = "call it in a module of yours, and write the dotted path of the function that it returns"
+            raise ConfigurationError(f"{value} returns {_FACTORIES[value]}: {hint}.")
         return value
 
     return validate
@@ -113,10 +123,12 @@ def _identifiers(value: object) -> dict[str, str]:
             hint = f"use letters, digits and _, and none of {', '.join(reserved)}"
             raise ConfigurationError(f"{name!r} cannot name an identifier: {hint}.")
         _function("(request) -> str | None")(path)
-        if path in _FACTORIES:
-            hint = "call it in a module of yours, and write the dotted path of the function that it returns"
-            raise ConfigurationError(f"{path} returns an identifier: {hint}.")
     return dict(value)
+
+
+def _receivers(value: object) -> tuple[str, ...]:
+    paths: tuple[str, ...] = _strings()([value] if isinstance(value, str) else value)
+    return tuple(map(_function("(level, status, at, **kwargs) -> None"), paths))
 
 
 def _time_zone(value: object) -> str:
@@ -180,6 +192,9 @@ class Settings:
     checkpoint_seconds: float = _key(10.0, _number(0, 3600))
     #: Months for which the counts of ended quota windows are kept in the database; 0 = for ever.
     keep_quota_months: int = _key(24, _number(0, 1200, whole=True))
+    #: Functions that are called when a counter reaches 80 % or 100 % of its limit, as receivers of `quota_threshold`:
+    #: one dotted path, or several.
+    notify: tuple[str, ...] = _key((), _receivers)
     #: Networks (CIDR) whose `X-Forwarded-For` is trusted; `unix` = a proxy on a Unix socket.
     trusted_proxies: tuple[str, ...] = _key((), _networks)
     #: IPv6 addresses that share this many leading bits count as one client.
@@ -192,6 +207,9 @@ class Settings:
     #: Function that returns the slug of the caller's plan, instead of plan assignments. Where it returns None or
     #: raises, the default plan applies.
     plan_resolver: str = _key("", lambda value: (value and _function("(request) -> slug | None")(value)) or "")
+    #: Function that returns display names for subjects of `IDENTIFIERS`, such as `{"tenant:4711": "Acme GmbH"}`, for
+    #: the admin and the commands. It is called with a list of subjects, once for a page, and may leave some out.
+    subject_names: str = _key("", lambda value: (value and _function("(subjects) -> {subject: name}")(value)) or "")
     #: The middleware enforces policies on every view.
     enforce_all: bool = _key(False, _boolean)
     #: The middleware counts requests that a view with a throttle refuses before its throttle is asked (because of a
@@ -202,7 +220,7 @@ class Settings:
     headers: tuple[str, ...] = _key(("ietf", "x-ratelimit"), _strings(*HEADER_FORMS))
     #: Time zone of calendar days, weeks and months; by default Django's `TIME_ZONE`.
     time_zone_name: str = _key("", _time_zone)
-    #: Number of users whose own policies and plan are kept in memory.
+    #: Number of users and of subjects such as tenant:acme whose own policies and plans are kept in memory.
     user_cache_size: int = _key(10_000, _number(1, 10_000_000, whole=True))
 
     @property

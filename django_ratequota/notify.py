@@ -1,30 +1,39 @@
-"""Ready receivers of ``policies_changed``, which send operators a mail or a chat message about each save.
+"""Ready receivers of ``policies_changed`` and ``quota_threshold``, which send a mail, a chat message or a webhook.
 
-Connect them in the ``ready`` method of an app's config. The text is written at once, and sent by a thread: no save
-waits for a mail server. A process that ends, such as a command, waits until everything is sent.
+Connect them in the ``ready`` method of an app's config, or name those of ``quota_threshold`` in NOTIFY. The text is
+written at once, and sent by a thread: no save waits for a mail server. A process that ends, such as a command, waits
+until everything is sent.
 """
 
 from __future__ import annotations
 
+import hmac
 import json
 import logging
 import os
 import threading
+import time
+from base64 import b64decode, b64encode
 from collections import deque
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from functools import partial
+from hashlib import blake2b
 from typing import Any
 from urllib.request import Request, urlopen
 
 from django.core.mail import mail_managers
 from django.db import models
 
+from .conf import settings
+from .engine.keys import bucket_key
+from .engine.types import BucketStatus
 from .models import PolicyChange
-from .operations.differences import differences, label
+from .operations.differences import differences, label, related_names
 from .recording.validators import visible
 from .utils.locks import ForkSafeLock
 
-__all__ = ["change_text", "mail_operators", "post_to"]
+__all__ = ["change_text", "mail_operators", "post_to", "threshold_text"]
 
 logger = logging.getLogger("django_ratequota")
 
@@ -33,31 +42,100 @@ _LISTED, _CHARACTERS = 20, 200
 #: Most messages that wait; more are dropped, and that is logged.
 _MOST_WAITING = 100
 _TIMEOUT = 10.0
+#: Bytes of the shortest key of a signature.
+_LEAST_KEY = 16
 
 _waiting: deque[Callable[[], object]] = deque()
 _sending = False
 _lock = ForkSafeLock()
 
 
-def mail_operators(*, changes: models.QuerySet[PolicyChange], actor: Any, reason: str, **_: Any) -> None:
-    """Mail what a save changed to Django's ``MANAGERS``; a receiver of ``policies_changed``."""
-    subject, text = change_text(changes, actor, reason)
-    _send_later(partial(mail_managers, subject, text))
+def mail_operators(**event: Any) -> None:
+    """Mail what a save changed, or how full a limit is, to Django's ``MANAGERS``."""
+    _send_later(partial(mail_managers, *_text(event)))
 
 
-def post_to(url: str) -> Callable[..., None]:
-    """Return a receiver of ``policies_changed`` that posts ``{"text": ...}`` to a webhook (Slack, Mattermost).
+def post_to(url: str, secret: str = "") -> Callable[..., None]:
+    """Return a receiver that posts to a webhook: ``{"text": ...}`` for a chat, or with a ``secret`` a signed event.
 
-    Connect it with ``weak=False``. Raises ``ValueError`` for a URL that is not http or https.
+    The signature is the one of Standard Webhooks; a secret that begins with ``whsec_`` goes on in base64. Connect the
+    receiver with ``weak=False``. Raises ``ValueError`` for a URL that is not http or https, and for a short secret.
     """
     if not url.startswith(("https://", "http://")):
         raise ValueError("post_to: write the webhook's whole address, https://...")
+    key = _key(secret) if secret else b""
 
-    def post(*, changes: models.QuerySet[PolicyChange], actor: Any, reason: str, **_: Any) -> None:
-        data = json.dumps({"text": "\n".join(change_text(changes, actor, reason))}).encode()
-        _send_later(partial(_post, Request(url, data, {"Content-Type": "application/json"})))  # noqa: S310 - checked
+    def post(**event: Any) -> None:
+        if key:
+            name, data = _event(event)
+            _send_later(partial(_post, url, json.dumps(data).encode(), key, name))
+        else:
+            _send_later(partial(_post, url, json.dumps({"text": "\n".join(_text(event))}).encode()))
 
     return post
+
+
+def _key(secret: str) -> bytes:
+    try:
+        key = b64decode(secret[6:], validate=True) if secret.startswith("whsec_") else secret.encode()
+    except ValueError:
+        key = b""
+    if len(key) < _LEAST_KEY:
+        raise ValueError(f"post_to: write a secret of {_LEAST_KEY} characters or more, or whsec_ and base64")
+    return key
+
+
+def _text(event: dict[str, Any]) -> tuple[str, str]:
+    if "changes" in event:
+        return change_text(event["changes"], event["actor"], event["reason"])
+    return threshold_text(event["level"], event["status"], event["at"], event["suppressed"])
+
+
+def _event(event: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return an id, the same from every process that sends this event, and what is posted of it."""
+    text = "\n".join(_text(event))
+    if "changes" in event:
+        data = {"text": text, "reason": str(event["reason"]), "revision": event["revision"]}
+        at = datetime.now(UTC)
+        return str(event["change_id"]), {"type": "policies_changed", "timestamp": at.isoformat(), "data": data}
+    level, status, at = event["level"], event["status"], event["at"]
+    bucket = status.bucket
+    end_us = int(at.timestamp() * 10**6) + status.reset_after_us
+    # Of a window its end, to the minute; other rates reach a level once a period at most.
+    window = round(end_us / 60e6) if bucket.rate.algorithm == "fixed_window" else end_us // status.window_us
+    name = f"{bucket_key(settings.prefix, bucket)}:{level}:{window}"
+    data = {
+        "text": text,
+        "level": level,
+        "subject": bucket.subject,
+        "endpoint": bucket.scope,
+        "rate": str(bucket.rate),
+        "used": status.used + status.debt,
+        "limit": status.limit,
+        "resets_at": (at + timedelta(microseconds=status.reset_after_us)).isoformat(),
+        "mode": bucket.mode,
+        "policy": bucket.policy_id,
+        "suppressed": event["suppressed"],
+    }
+    digest = blake2b(name.encode(), digest_size=16).hexdigest()
+    return digest, {"type": "quota_threshold", "timestamp": at.isoformat(), "data": data}
+
+
+def threshold_text(level: int, status: BucketStatus, at: datetime, suppressed: int = 0) -> tuple[str, str]:
+    """Return a subject and a text about a limit that is used to ``level`` percent; of ``quota_threshold``."""
+    bucket = status.bucket
+    rate = f"{bucket.rate} at {visible(bucket.scope)}" if bucket.scope else f"{bucket.rate} at all endpoints"
+    subject = f"{visible(bucket.subject)[:_CHARACTERS]} has used {level} % of {rate}"
+    resets_at = (at + timedelta(microseconds=status.reset_after_us)).astimezone(settings.time_zone)
+    ends = "The window ends" if bucket.rate.algorithm == "fixed_window" else "Full again"
+    lines = [f"Used: {status.used + status.debt} of {status.limit}", f"{ends}: {resets_at:%Y-%m-%d %H:%M %Z}"]
+    if bucket.policy_id is not None:
+        lines.append(f"Policy: {bucket.policy_id}, counted per {bucket.counted_per or 'caller'}")
+    if bucket.mode == "log":
+        lines.append("Log only: no request is refused")
+    if suppressed:
+        lines.append(f"{suppressed} more crossings of this limit were not sent")
+    return " ".join(f"Rate limits: {subject}".split())[:200], "\n".join(lines)
 
 
 def change_text(changes: models.QuerySet[PolicyChange], actor: Any, reason: str) -> tuple[str, str]:
@@ -65,7 +143,7 @@ def change_text(changes: models.QuerySet[PolicyChange], actor: Any, reason: str)
     rows = list(changes[: _LISTED + 1])
     more = changes.count() - _LISTED if len(rows) > _LISTED else 0
     who = visible(actor) if actor else "code or a command"
-    names = _related_names(rows[:_LISTED])
+    names = related_names(difference for row in rows[:_LISTED] for difference in differences(row))
     lines = [f"By: {who}", f"Reason: {visible(reason) or 'none'}", ""]
     for row in rows[:_LISTED]:
         lines.append(_title(row))
@@ -86,27 +164,22 @@ def _title(row: PolicyChange) -> str:
     return str(row) if row.model == "*" else f"{row.model} {row.get_action_display()}: {visible(row.object_text)}"
 
 
-def _related_names(rows: list[PolicyChange]) -> dict[Any, dict[Any, str]]:
-    """Return model -> key as text -> name of the related objects that the rows changed."""
-    wanted: dict[Any, set[Any]] = {}
-    for row in rows:
-        for _name, field, *values in differences(row):
-            if field is not None and field.is_relation:
-                wanted.setdefault(field.related_model, set()).update(value for value in values if value)
-    found = ((model, model._base_manager.filter(pk__in=keys)) for model, keys in wanted.items())
-    return {model: {str(one.pk): visible(one) for one in objects} for model, objects in found}
-
-
-def _value(names: dict[Any, dict[Any, str]], field: Any, value: Any) -> str:
+def _value(names: dict[Any, dict[str, str]], field: Any, value: Any) -> str:
     if value in (None, ""):
         return "empty"
     if field is not None and field.is_relation:
-        return names[field.related_model].get(str(value), f"deleted (id {value})")
+        value = names[field.related_model].get(str(value), f"deleted (id {value})")
     return visible(value)[:_CHARACTERS]
 
 
-def _post(request: Request) -> None:
-    with urlopen(request, timeout=_TIMEOUT):  # noqa: S310 - checked in ``post_to``
+def _post(url: str, data: bytes, key: bytes = b"", name: str = "") -> None:
+    headers = {"Content-Type": "application/json"}
+    if key:
+        # https://www.standardwebhooks.com; the time is the one of sending, for receivers that refuse old ones.
+        at = str(int(time.time()))
+        signature = b64encode(hmac.digest(key, f"{name}.{at}.".encode() + data, "sha256")).decode()
+        headers |= {"webhook-id": name, "webhook-timestamp": at, "webhook-signature": f"v1,{signature}"}
+    with urlopen(Request(url, data, headers), timeout=_TIMEOUT):  # noqa: S310 - checked in ``post_to``
         pass
 
 
@@ -115,7 +188,7 @@ def _send_later(send: Callable[[], object]) -> None:
     global _sending
     with _lock:
         if len(_waiting) >= _MOST_WAITING:
-            logger.error("a notification of a policy change was dropped: %d are waiting already", _MOST_WAITING)
+            logger.error("a notification was dropped: %d are waiting already", _MOST_WAITING)
             return
         _waiting.append(send)
         if _sending:
@@ -127,7 +200,7 @@ def _send_later(send: Callable[[], object]) -> None:
         with _lock:
             _waiting.clear()
             _sending = False
-        logger.error("a notification of a policy change could not be sent: %s", error)
+        logger.error("a notification could not be sent: %s", error)
 
 
 def _send_all() -> None:
@@ -142,7 +215,7 @@ def _send_all() -> None:
             send()
         except Exception as error:
             # The class only: a message may hold the webhook's address, which is a secret.
-            logger.error("a notification of a policy change was not sent: %s", type(error).__name__)
+            logger.error("a notification was not sent: %s", type(error).__name__)
 
 
 def _clear() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rest_framework import serializers, views
 
-from .api import UsageView
+from .api import UsageHistoryView, UsageView
 from .conf import settings
 from .policies.exemptions import exemption_of_instance
 from .throttling import QuotaThrottle
@@ -85,14 +85,15 @@ class QuotaSchema:
     _get_response_for_code: Any
 
     def get_override_parameters(self) -> list[Any]:
-        """Add the usage endpoint's query parameters."""
+        """Add the query parameters of the usage endpoints."""
         parameters: list[Any] = super().get_override_parameters()  # type: ignore[misc]
+        user = utils.OpenApiParameter("user", str, description="Name or primary key of another user, for staff.")
         if isinstance(self.view, UsageView):
-            parameters = [
-                *parameters,
-                utils.OpenApiParameter("scope", str, description="An endpoint's name; without it, all with limits."),
-                utils.OpenApiParameter("user", str, description="Name or primary key of another user, for staff."),
-            ]
+            text = "An endpoint's name; without it, all with limits."
+            return [*parameters, utils.OpenApiParameter("scope", str, description=text), user]
+        if isinstance(self.view, UsageHistoryView):
+            periods, text = ["day", "week", "month"], "Length of the windows; without it, all."
+            return [*parameters, utils.OpenApiParameter("period", str, enum=periods, description=text), user]
         return parameters
 
     def _get_response_bodies(self, direction: str = "response") -> dict[str, Any]:

@@ -41,6 +41,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 #: surface only. ``make quick`` leaves them out, and single tests that are marked ``slow``.
 SLOW = (
     "admin/test_admin",
+    "admin/test_assignments",
     "admin/test_explain",
     "admin/test_history",
     "admin/test_home",
@@ -180,6 +181,21 @@ def recording(settings: Any, monkeypatch: pytest.MonkeyPatch, redis_client: redi
     collector.collector.clear()
     yield
     collector.collector.clear()
+
+
+@pytest.fixture
+def checkpointing(monkeypatch: pytest.MonkeyPatch, redis_client: redis.Redis) -> Iterator[None]:
+    """Note what durable counters have used, and write it when the test calls ``checkpoints.flush``."""
+    from django_ratequota.monitoring import checkpoints, seeds
+
+    for module in (checkpoints, seeds):
+        monkeypatch.setattr(module, "in_test_run", lambda: False)
+    monkeypatch.setattr(checkpoints._background, "keep", lambda: None)
+    checkpoints._forget()
+    seeds.seeds.forget()
+    yield
+    checkpoints._forget()
+    seeds.seeds.forget()
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from django.db.models import Count
 from django.utils.http import urlencode
 
 from benchmarks.scale.seed import ADMIN, FULL_PLAN, PLANNER
-from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
+from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, QuotaWindow, RatePolicy
 from django_ratequota.monitoring.refusals import refusals
 
 #: Django's own list of a million rows, which the others are compared with.
@@ -38,8 +38,9 @@ def pages() -> dict[str, Page]:
     user = User.objects.filter(is_staff=False).order_by("pk")[0]
     subject = RatePolicy.objects.exclude(subject="").order_by("-pk")[0].subject
     change = PolicyChange.objects.order_by("-pk")[0]
-    assignment = PlanAssignment.objects.order_by("-pk")[0]
+    assignment = PlanAssignment.objects.filter(subject__isnull=False).order_by("-pk")[0]
     rows = list(RatePolicy.objects.order_by("pk").values_list("pk", flat=True)[:50])
+    assigned = list(PlanAssignment.objects.order_by("pk").values_list("pk", flat=True)[:50])
     found = {
         BASE: Page("/admin/auth/user/"),
         "a user": Page(f"/admin/auth/user/{user.pk}/change/"),
@@ -62,9 +63,18 @@ def pages() -> dict[str, Page]:
         "assignments": Page(f"{_APP}/planassignment/"),
         "assignments, active": Page(f"{_APP}/planassignment/?time=active"),
         "assignments, of a plan": Page(f"{_APP}/planassignment/?plan__id__exact={pro.pk}"),
+        "assignments, of subjects": Page(f"{_APP}/planassignment/?who=subject"),
+        "assignments, by user or subject": Page(f"{_APP}/planassignment/?o=1"),
+        "assignments, last subjects first": Page(f"{_APP}/planassignment/?o=-1"),
         "assignments, search a user": Page(f"{_APP}/planassignment/?q={user.username}"),
+        "assignments, search a subject": Page(f"{_APP}/planassignment/?q={assignment.subject}"),
         "assignments, search a plan": Page(f"{_APP}/planassignment/?q=partner"),
         "assignment": Page(f"{_APP}/planassignment/{assignment.pk}/change/"),
+        "assignment, add": Page(f"{_APP}/planassignment/add/?plan={pro.pk}"),
+        "assignment, asking to delete": Page(f"{_APP}/planassignment/{assignment.pk}/delete/"),
+        "assignments, asking to delete 50": Page(
+            f"{_APP}/planassignment/", data={"action": "delete_selected", "_selected_action": assigned}
+        ),
         "history": Page(f"{_APP}/policychange/"),
         "history, search": Page(f"{_APP}/policychange/?q=4711"),
         "history, of policies": Page(f"{_APP}/policychange/?model=ratepolicy"),
@@ -81,6 +91,24 @@ _TERMS = {"plan": "part", "endpoint": "bill", "user": "alice12"}
 def _autocomplete(name: str, term: str) -> Page:
     query = {"app_label": "django_ratequota", "model_name": "ratepolicy", "field_name": name, "term": term}
     return Page(f"/admin/autocomplete/?{urlencode(query)}")
+
+
+def _quota_pages(plan: Any) -> dict[str, Page]:
+    row = QuotaWindow.objects.order_by("starts_at", "pk")[0]
+    user = User.objects.get(pk=row.subject.partition(":")[2])
+    page = f"{_POLICIES}/quotas/"
+    return {
+        "quotas": Page(page),
+        "quotas, all": Page(f"{page}?level=0"),
+        "quotas, used up": Page(f"{page}?level=100"),
+        "quotas, of a plan": Page(f"{page}?level=0&plan={plan.pk}"),
+        "quotas, of an endpoint": Page(f"{page}?level=0&endpoint={row.endpoint_id}"),
+        "quotas, search a user": Page(f"{page}?level=0&q={user.username}"),
+        "quotas, search subjects": Page(f"{page}?level=0&q={row.subject[:-1]}"),
+        "quotas, search nothing": Page(f"{page}?level=0&q=nothing-like-it"),
+        "quotas, CSV of those used up": Page(f"{page}csv/?level=100"),
+        "past quotas": Page(f"{page}history/?subject={row.subject}"),
+    }
 
 
 def _policy_pages(policy: Any, override: Any, subject: str, user: Any, endpoint: Any, plan: Any) -> dict[str, Page]:
@@ -110,6 +138,7 @@ def _policy_pages(policy: Any, override: Any, subject: str, user: Any, endpoint:
         "live usage, hour": Page(f"{_POLICIES}/usage/"),
         "live usage, day": Page(f"{_POLICIES}/usage/?span=day"),
         "live usage, week": Page(f"{_POLICIES}/usage/?span=week"),
+        **_quota_pages(plan),
         **{f"CSV of {name}, week": Page(f"{_POLICIES}/usage/csv/?what={name}&span=week") for name in _CSV},
     }
     newest = refusals(1)

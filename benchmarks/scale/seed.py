@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import count, cycle, islice
 from typing import Any
 
@@ -14,7 +14,7 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from benchmarks.scale import Size
-from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
+from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, QuotaWindow, RatePolicy
 from django_ratequota.recording.recorder import field_values
 
 #: A superuser, an operator who may edit plans and policies but not see endpoints; the password is the name.
@@ -41,8 +41,10 @@ def seed(size: Size) -> None:
         _insert([_endpoint(number) for number in range(size.endpoints)])
         _insert([_plan(number) for number in range(size.plans)])
         users = _add_users(size.users, now)
+        _add_assignments(size.assignments, users, now)
         _insert(islice(_policies(size, users, dice, now), size.policies))
         _insert(islice(_changes(dice, now), size.changes))
+        _add_windows(size.windows, users, now)
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE")
 
@@ -79,11 +81,10 @@ def _plan(number: int) -> Plan:
 
 
 def _add_users(number: int, now: datetime) -> range:
-    """Add users, each with an assignment, in SQL; return the users' ids."""
+    """Add users in SQL; return their ids."""
     before = User.objects.order_by("pk").last()
     names = " ".join(f"WHEN {at} THEN '{name}'" for at, name in enumerate(_NAMES))
     name = f"CASE MOD(i, {len(_NAMES)}) {names} END || CAST(i AS VARCHAR(10))"
-    plans = list(Plan.objects.order_by("pk").values_list("pk", flat=True))
     with connection.cursor() as cursor:
         cursor.execute(
             "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < %s)"
@@ -92,19 +93,70 @@ def _add_users(number: int, now: datetime) -> range:
             " FROM n ORDER BY i",
             [number, now],
         )
-        first = User.objects.filter(pk__gt=before.pk if before else 0).order_by("pk").values_list("pk", flat=True)[0]
-        months = [now - timedelta(days=30 * month, minutes=7) for month in range(12)]
-        starts = " ".join(f"WHEN {month} THEN %s" for month in range(12))
-        # Half of the users are on one plan. Of all assignments, some have ended, and some will.
-        cursor.execute(
-            f"INSERT INTO {PlanAssignment._meta.db_table}"
-            " (user_id, plan_id, starts_at, ends_at, reason, created_at)"
-            f" SELECT id, CASE WHEN MOD(id, 2) = 0 THEN {plans[2]} ELSE {plans[0]} + MOD(id / 2, {len(plans)}) END,"
-            f" CASE MOD(id, 12) {starts} END, CASE WHEN MOD(id, 15) = 0 THEN %s WHEN MOD(id, 40) = 1 THEN %s END,"
-            " 'Signed up', %s FROM auth_user WHERE id >= %s",
-            [*months, now - timedelta(days=1), now + timedelta(days=30), now, first],
-        )
+    first = User.objects.filter(pk__gt=before.pk if before else 0).order_by("pk").values_list("pk", flat=True)[0]
     return range(first, first + number)
+
+
+def _add_assignments(number: int, users: range, now: datetime) -> None:
+    """Assign plans in SQL: every other one to a user, the others to subjects."""
+    plans = list(Plan.objects.order_by("pk").values_list("pk", flat=True))
+    months = [now - timedelta(days=30 * month, minutes=7) for month in range(12)]
+    starts = " ".join(f"WHEN {month} THEN %s" for month in range(12))
+    with connection.cursor() as cursor:
+        # Half of the customers are on one plan. Of all assignments, some have ended, and some will. Two in three
+        # organisations have a day on which their months begin.
+        cursor.execute(
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < %s)"
+            f" INSERT INTO {PlanAssignment._meta.db_table}"
+            " (user_id, subject, plan_id, starts_at, ends_at, anchor, reason, created_at)"
+            f" SELECT CASE WHEN MOD(i, 2) = 0 THEN {users[0]} + MOD(i / 2, {len(users)}) END,"
+            " CASE WHEN MOD(i, 2) = 1 THEN 'tenant:t' || CAST(i / 2 AS VARCHAR(10)) END,"
+            f" CASE WHEN MOD(i / 2, 2) = 0 THEN {plans[2]} ELSE {plans[0]} + MOD(i / 4, {len(plans)}) END,"
+            f" CASE MOD(i, 12) {starts} END, CASE WHEN MOD(i, 15) = 0 THEN %s WHEN MOD(i, 40) = 1 THEN %s END,"
+            " CASE WHEN MOD(i, 2) = 1 AND MOD(i, 3) > 0 THEN 1 + MOD(i, 31) END,"
+            " 'Signed up', %s FROM n ORDER BY i",
+            [number, *months, now - timedelta(days=1), now + timedelta(days=30), now],
+        )
+
+
+def _add_windows(number: int, users: range, now: datetime) -> None:
+    """Add what users on the full plan have used of two monthly limits each, in SQL."""
+    limits = RatePolicy.objects.filter(plan__slug=FULL_PLAN, rates__contains="/month", mode="enforce").order_by("pk")
+    places = [
+        (pk, endpoint, 50_000 if rates == "50000/month" else 100_000)
+        for pk, endpoint, rates in limits.values_list("pk", "endpoint_id", "rates")
+    ]
+    months = [now.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)]
+    while len(months) < 25:
+        months.insert(0, (months[0] - timedelta(days=1)).replace(day=1))
+    months.append((months[-1] + timedelta(days=32)).replace(day=1))
+    times = [connection.ops.adapt_datetimefield_value(month) for month in months]
+    place = f"MOD(u.id / 2 + k.k, {len(places)})"
+    policy, endpoint, limit = (
+        f"CASE {place} {' '.join(f'WHEN {at} THEN {one[column]}' for at, one in enumerate(places))} END"
+        for column in range(3)
+    )
+    starts = f"CASE r.m {' '.join(f'WHEN {at} THEN %s' for at in range(25))} END"
+    quote = connection.ops.quote_name
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"""
+            WITH RECURSIVE k(k) AS (SELECT 0 UNION ALL SELECT 1),
+            m(m) AS (SELECT 0 UNION ALL SELECT m + 1 FROM m WHERE m < 24)
+            INSERT INTO {QuotaWindow._meta.db_table} (counter, starts_at, ends_at, period, subject, policy_id,
+                endpoint_id, rate, used, {quote("limit")}, percent, at_us)
+            SELECT '{{user:' || r.id || '}}:' || r.endpoint || ':fwmonth', {starts}, {starts}, 'month',
+                'user:' || r.id, r.policy, r.endpoint, r.most || '/month', r.most / 1000 * r.share, r.most,
+                r.share / 10, %s
+            FROM (
+                SELECT u.id AS id, m.m AS m, {policy} AS policy, {endpoint} AS endpoint, {limit} AS most,
+                    CAST(MOD(MOD(u.id, 1003) * 7919 + k.k * 31, 1003) AS INTEGER) AS share
+                FROM auth_user u, k, m
+                WHERE u.id >= %s AND MOD(u.id, 2) = 0 AND u.id < %s AND (m.m = 24 OR MOD(u.id, 200) = 0)
+            ) r
+            """,
+            [*times[:25], *times[1:], int(now.timestamp() * 10**6), users[0], users[0] + number],
+        )
 
 
 def _policies(size: Size, users: range, dice: random.Random, now: datetime) -> Iterator[RatePolicy]:

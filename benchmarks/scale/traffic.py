@@ -17,6 +17,7 @@ from django_ratequota.models import Endpoint, UsageCount
 from django_ratequota.monitoring.collector import Collector
 from django_ratequota.monitoring.rollup import roll_up
 from django_ratequota.operations.explain import newest_policies
+from django_ratequota.policies.assigned import entries_of
 from django_ratequota.policies.matching import match_endpoints
 from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.policies.requests.methods import handling_of_view
@@ -67,10 +68,11 @@ def _resolved(
     user = str(users[number % len(users)]) if number % 4 else None
     address, scope = f"203.0.{number // 250 % 250}.{number % 250}", dice.choice(names)
     caller = DescribedCaller(user_id=user, address=address, identifiers={}, plan_slug=None)
-    snapshot, entry = newest_policies(caller)
+    snapshot = newest_policies()
+    [(entry, assigned)] = entries_of([caller])
     handling = handling_of_view(None, "GET")
     endpoints = match_endpoints(snapshot, scope=scope, route=None, name=None, method="GET", handling=handling)
-    context = EvaluationContext(caller, entry, endpoints, scope, snapshot, time.time_ns() // 1000)
+    context = EvaluationContext(caller, entry, endpoints, scope, snapshot, time.time_ns() // 1000, assigned)
     return context, resolve(context)
 
 

@@ -18,12 +18,14 @@ from django.http import HttpResponseRedirect
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import settings
-from ..models import Plan, PolicyChange, RecordedModel
+from ..models import Plan, PolicyChange, RatePolicy, RecordedModel
+from ..models.fields import SubjectField
 from ..recording.publication import when_unpublished
 from ..recording.recorder import recorded_as
 from .deletion import deleted_objects
+from .names import set_display_names
 from .pages import AdminPage, may_view, model_url, show_mode
-from .widgets import SafeAutocomplete, UserField, UserIdInput
+from .widgets import SafeAutocomplete, UserField, UserIdInput, complete_subjects
 
 logger = logging.getLogger("django_ratequota")
 
@@ -93,22 +95,27 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         """Add the field for the reason, and the context and the links of ``pages``."""
         form = context["adminform"].form
         context["change_reason_form"] = [form[REASON_FIELD]] if REASON_FIELD in form.fields else []
-        pages = [page(self) for page in self.pages]
-        for page in pages:
-            context |= page.change_form_context(request, obj)
-        context["page_links"] = [link for page in pages if obj is not None for link in page.links(request, obj)]
+        for page in self.pages:
+            context |= page(self).change_form_context(request, obj)
+        context["page_links"] = [] if obj is None else self.links(request, obj)
         return super().render_change_form(request, context, add, change, form_url, obj)
 
-    def get_changelist_instance(self, request: Any) -> Any:
-        """Return the list, without counts in the filters of a long one; a filter value with a NUL is refused.
+    def links(self, request: Any, obj: Any) -> list[tuple[str, Any]]:
+        """Return the links, (address, text), that the form of ``obj`` has: those to ``pages``."""
+        return [link for page in self.pages for link in page(self).links(request, obj)]
 
-        PostgreSQL raises an error for a NUL.
+    def get_changelist_instance(self, request: Any) -> Any:
+        """Return the list, its subjects with names, without counts in the filters of a long one.
+
+        A filter value with a NUL is refused, because PostgreSQL raises an error for it.
         """
         if any("\x00" in value for name, values in request.GET.lists() for value in values if name != SEARCH_VAR):
             raise IncorrectLookupParameters
         changelist = super().get_changelist_instance(request)
         if (changelist.full_result_count or 0) > _MOST_COUNTED:
             changelist.add_facets = False
+        if settings.subject_names and hasattr(self.model, "subject"):
+            set_display_names(changelist.result_list)
         return changelist
 
     def changeform_view(self, request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -183,8 +190,9 @@ class AutocompleteAdmin(admin.options.BaseModelAdmin):  # type: ignore[type-arg]
 
     @property
     def media(self) -> forms.Media:
-        """Add the files of the autocompletes among the filters of a list."""
-        return super().media + SafeAutocomplete(None, self.admin_site).media
+        """Add the files of the autocompletes among the filters of a list, and of fields for subjects."""
+        own = forms.Media(js=["django_ratequota/subjects.js"])
+        return super().media + SafeAutocomplete(None, self.admin_site).media + own
 
     def get_autocomplete_fields(self, request: Any) -> list[str]:
         """Return the foreign keys to models that the operator may view, with an admin that has a search."""
@@ -193,6 +201,13 @@ class AutocompleteAdmin(admin.options.BaseModelAdmin):  # type: ignore[type-arg]
             for field in self.model._meta.fields
             if field.many_to_one and self.may_search(field.related_model, request)
         ]
+
+    def formfield_for_dbfield(self, db_field: Any, request: Any, **kwargs: Any) -> Any:
+        """Return the field; one for a subject completes those that are known."""
+        field = super().formfield_for_dbfield(db_field, request, **kwargs)
+        if isinstance(db_field, SubjectField) and field is not None:
+            complete_subjects(field, model_url(self.admin_site, RatePolicy, "subjects"))
+        return field
 
     def formfield_for_foreignkey(self, db_field: Any, request: Any, **kwargs: Any) -> Any:
         """Return the field; a text field for the user's id without autocomplete, as a select would list all users."""

@@ -112,7 +112,7 @@ class Plot:
     def values(self) -> tuple[Tick, ...]:
         """The marks of the y axis: round numbers, 0 first."""
         top = self._ticks[-1]
-        return tuple(Tick(at=_number(self._y(tick, top)), text=number_text(tick)) for tick in self._ticks)
+        return tuple(Tick(at=_number(self._y(tick, top)), text=_tick_text(tick)) for tick in self._ticks)
 
     @cached_property
     def times(self) -> tuple[Tick, ...]:
@@ -232,6 +232,14 @@ def round_ticks(highest: float) -> tuple[float, ...]:
 
 def _roundness(labels: Sequence[str]) -> float:
     return sum(len(label) - len(label.rstrip("0:")) for label in labels) / len(labels)
+
+
+def _tick_text(value: float) -> str:
+    """Return a round number in as few characters as narrow pages have room for."""
+    for size, unit in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if value >= 10 * size:
+            return f"{number_text(value / size)} {unit}"
+    return number_text(value)
 
 
 def _number(value: float) -> str:

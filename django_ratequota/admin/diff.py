@@ -12,10 +12,10 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext, ngettext
 
 from ..models import PolicyChange
-from ..operations.differences import Difference, differences, label
+from ..operations.differences import Difference, differences, label, related_names
 from ..recording.validators import visible
 from .formatting import isolated, moment
-from .names import deleted, object_names
+from .names import deleted
 
 #: Fields that a cell of the list shows, and characters of each value; the change's own page shows all.
 _FIELDS = 2
@@ -58,11 +58,7 @@ class RelatedNames:
     """Today's names of the related objects in differences, looked up in one query per model."""
 
     def __init__(self, rows: Iterable[Difference]) -> None:
-        wanted: dict[Any, set[Any]] = {}
-        for _name, field, *values in rows:
-            if field is not None and field.is_relation:
-                wanted.setdefault(field.related_model, set()).update(v for v in values if v not in (None, ""))
-        self._found = {model: object_names(model, values) for model, values in wanted.items()}
+        self._found = related_names(rows)
 
     @classmethod
     def of_summaries(cls, changes: Iterable[PolicyChange]) -> RelatedNames:

@@ -150,6 +150,11 @@ def number_text(value: float | None) -> str:
     return number_format(int(number) if number == int(number) else number, use_l10n=True, force_grouping=True)
 
 
+def bar_percent(used: int, limit: int) -> int:
+    """Return how much of a counter's bar is filled: whole percent, and at least 1 once anything is used."""
+    return max(1 if used > 0 else 0, min(100, 100 * used // limit))
+
+
 def percent(part: int, whole: int) -> str:
     """``12.3 %``; "" where ``whole`` is 0."""
     if not whole:

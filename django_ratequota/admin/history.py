@@ -15,6 +15,7 @@ from django.utils.translation import gettext_lazy as _
 from ..models import Plan, PolicyChange
 from ..operations.cascades import KINDS
 from ..operations.differences import differences
+from ..recording.validators import visible
 from .base import AutocompleteAdmin, RecordedAdmin, user_search_fields
 from .diff import RelatedNames, as_table
 from .filters import RelatedFilter
@@ -33,7 +34,7 @@ _LISTED, _SMALL = 3, 100
 
 _AT = time_column("at", _("at"), seconds=True)
 #: Fields on the page of a change.
-_FIELDS = [_AT, "actor", "action", "kind", "object_id", "object_text", "user_touched", "reason_text", "difference"]
+_FIELDS = [_AT, "actor", "action", "kind", "object_id", "object_text", "touched", "reason_text", "difference"]
 
 
 class KindFilter(admin.SimpleListFilter):
@@ -236,13 +237,20 @@ class PolicyChangeAdmin(SearchesRelated, AutocompleteAdmin, RecordedAdmin):
         """Return the reason."""
         return shown(change.reason) or str(self.get_empty_value_display())
 
-    @admin.display(description=_("affected user"))
-    def user_touched(self, change: PolicyChange) -> str:
-        """Return the name of the only user affected, linked to all changes that affect them."""
-        if not change.touched_user:
+    @admin.display(description=_("affected user or subject"))
+    def touched(self, change: PolicyChange) -> str:
+        """Return the only user or subject affected, linked to all changes that affect them."""
+        subjects = {state.get("subject") for state in (change.before, change.after) if state} - {None, ""}
+        if change.touched_user:
+            query, name = {"touched_user": change.touched_user}, object_name(get_user_model(), change.touched_user)
+        elif len(subjects) == 1:
+            name = visible(subjects.pop())
+            # In quotes, because the search splits at spaces.
+            escaped = name.replace("\\", r"\\").replace('"', r"\"")
+            query = {"q": f'"{escaped}"'}
+        else:
             return self.get_empty_value_display()
-        url = self.page_url("changelist", query={"touched_user": change.touched_user})
-        return format_html('<a href="{}">{}</a>', url, shown(object_name(get_user_model(), change.touched_user)))
+        return format_html('<a href="{}">{}</a>', self.page_url("changelist", query=query), shown(name))
 
     @admin.display(description=_("difference"))
     def difference(self, change: PolicyChange) -> str:

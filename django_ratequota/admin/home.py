@@ -12,10 +12,11 @@ from django.utils.translation import ngettext
 
 from ..models import Endpoint, PolicyChange, RatePolicy
 from ..monitoring import health, timeline
+from ..operations.differences import object_names
 from ..runtime import default_limiter
 from .diff import RelatedNames
 from .formatting import moment, number_text, percent, shown
-from .names import caller_text, deleted, object_names, usernames
+from .names import caller_text, deleted, usernames
 from .pages import may_view, mode_text, model_url, reply
 from .usage import workers
 from .usage.counts import most_refused, sum_counts
@@ -32,6 +33,7 @@ def home(site: Any, request: Any) -> dict[str, Any]:
     context: dict[str, Any] = {}
     if may_view(site, RatePolicy, request):
         context["explain"] = model_url(site, RatePolicy, "explain")
+        context["subjects"] = model_url(site, RatePolicy, "subjects")
         context["status"] = status = _status()
         if status["redis"]:
             context["refusals"] = _refusals(site)

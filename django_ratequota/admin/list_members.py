@@ -20,20 +20,10 @@ from ..policyfile.document import decode
 from .base import REASON_FIELD, ReasonField
 from .formatting import shown
 from .pages import AdminPage, may_view, model_url
+from .permissions import may_edit_members
 
-_APP = "django_ratequota"
 #: Most bad lines that the page lists; more are counted.
 _SHOWN_PROBLEMS = 500
-
-
-def may_edit_members(user: Any, verb: str) -> bool:
-    """Return whether the user may add, change or delete members of lists."""
-    return bool(user.has_perm(f"{_APP}.{verb}_listmember"))
-
-
-def may_see_members(user: Any) -> bool:
-    """Return whether the user has any permission for members of lists."""
-    return any(may_edit_members(user, verb) for verb in ("view", "add", "change", "delete"))
 
 
 class LinesForm(forms.Form):

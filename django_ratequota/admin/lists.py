@@ -14,11 +14,12 @@ from django.utils.translation import gettext_lazy as _
 
 from ..models import ListMember, SubjectList
 from ..recording.validators import canonical_subject
-from .base import AutocompleteAdmin, RecordedAdmin, user_search_fields
-from .filters import ActiveFilter, RelatedFilter, is_active
+from .filters import ActiveFilter, RelatedFilter
 from .formatting import about, shown, when
-from .list_members import AddMembersPage, RemoveMembersPage, may_see_members
+from .list_members import AddMembersPage, RemoveMembersPage
+from .permissions import may_see_members
 from .policy_table import PolicyInline, PolicyTableAdmin
+from .user_or_subject import UserOrSubjectAdmin, UserOrSubjectFilter
 
 
 class ListPolicyInline(PolicyInline):
@@ -63,42 +64,22 @@ class SubjectListAdmin(PolicyTableAdmin):
 
 
 @admin.register(ListMember)
-class ListMemberAdmin(AutocompleteAdmin, RecordedAdmin):
+class ListMemberAdmin(UserOrSubjectAdmin):
     """The members of all lists."""
 
     list_display = ["who", "subject_list", when, "active", "reason_text"]
-    list_filter = [ActiveFilter, ("subject_list", RelatedFilter)]
+    list_filter = [ActiveFilter, UserOrSubjectFilter, ("subject_list", RelatedFilter)]
     list_select_related = ["user", "subject_list"]
-    list_per_page = 50
     show_full_result_count = False
     fields = ["subject_list", "user", "subject", "starts_at", "ends_at", "reason"]
-
-    def get_search_fields(self, request: Any) -> list[str]:
-        """Return the lookups that find a member, or a reason."""
-        return [*user_search_fields(), "subject", "reason"]
 
     def get_search_results(
         self, request: Any, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Return what Django's search finds, and for an address or a network also the networks that contain it."""
+        """Return what the search finds, and for an address or a network also the networks that contain it."""
         found, duplicates = super().get_search_results(request, queryset, search_term)
         around = _around(search_term)
         return (found | queryset.filter(subject__in=around) if around else found), duplicates
-
-    @admin.display(description=_("member"), ordering="subject")
-    def who(self, member: ListMember) -> str:
-        """Return the user or the subject."""
-        return shown(member.who)
-
-    @admin.display(description=_("active"), boolean=True)
-    def active(self, member: ListMember) -> bool:
-        """Whether it is in the list now."""
-        return is_active(member)
-
-    @admin.display(description=_("reason"), ordering="reason")
-    def reason_text(self, member: ListMember) -> str:
-        """Return the reason."""
-        return shown(member.reason)
 
 
 def _around(text: str) -> list[str]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from django import forms
-from django.core.paginator import Page, Paginator
+from django.core.paginator import Paginator
 from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils import timezone
 from django.utils.http import urlencode
@@ -18,7 +17,7 @@ from ..models import Endpoint, Plan, RatePolicy
 from .filters import not_ended
 from .formatting import shown
 from .matrix_cells import Cells, count_overrides
-from .pages import AdminPage
+from .pages import AdminPage, page_numbers
 from .permissions import FOR_CHOSEN, may
 
 #: Most plans on a page. Endpoints are as many as make about ``_CELLS`` cells with them, within the two bounds: some
@@ -97,8 +96,8 @@ class MatrixPage(AdminPage):
             "plan_count": plans.paginator.count,
             "endpoint_count": endpoints.paginator.count,
             "pages": [
-                (gettext("Plans"), _pages(plans, lambda number: search.query(pp=number, p=endpoints.number))),
-                (gettext("Endpoints"), _pages(endpoints, lambda number: search.query(pp=plans.number, p=number))),
+                (gettext("Plans"), page_numbers(plans, lambda page: search.query(pp=page, p=endpoints.number))),
+                (gettext("Endpoints"), page_numbers(endpoints, lambda page: search.query(pp=plans.number, p=page))),
             ],
             # Translated once for hundreds of cells.
             "add_here": gettext("Add"),
@@ -134,12 +133,3 @@ class MatrixPage(AdminPage):
 def _own_policies() -> QuerySet[RatePolicy]:
     """Return the policies for plans and for everyone that have not ended."""
     return RatePolicy.objects.filter(~FOR_CHOSEN & not_ended(timezone.now())).order_by()
-
-
-def _pages(page: Page[Any], url: Callable[[int], str]) -> list[dict[str, Any]]:
-    """Return the numbers of the pages, each with its address; none where there is one page only."""
-    numbers = page.paginator.get_elided_page_range(page.number) if page.has_other_pages() else ()
-    return [
-        {"text": number, "current": number == page.number, "url": url(number) if isinstance(number, int) else ""}
-        for number in numbers
-    ]

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from django.contrib.auth import get_user_model
-from django.core.exceptions import ValidationError
 from django.db import models
 from django.utils.translation import gettext
 
+from ..models import RatePolicy
+from ..operations.differences import object_names, primary_key
+from ..operations.subjects import named, subject_names
 from .formatting import shown, shown_subject
-
-
-def object_names(model: type[models.Model], ids: Iterable[Any], name: Callable[[Any], str] = str) -> dict[str, str]:
-    """Return id as text -> name of the model's objects, in one query; ``name`` makes the name from the object.
-
-    Deleted objects, and ids that the model cannot have (a project may have changed its user model), are left out.
-    """
-    keys = {key for key in (_primary_key(model, pk) for pk in ids) if key is not None}
-    return {str(row.pk): name(row) for row in model._base_manager.filter(pk__in=keys)} if keys else {}
 
 
 def object_name(model: type[models.Model], pk: Any) -> str:
     """The object's name and id; the id alone where the model cannot have it."""
-    if _primary_key(model, pk) is None:
+    if primary_key(model, pk) is None:
         return str(pk)
     name = object_names(model, [pk]).get(str(pk))
     return deleted(pk) if name is None else gettext("%(object)s (id %(pk)s)") % {"object": name, "pk": pk}
@@ -36,34 +29,50 @@ def deleted(pk: Any) -> str:
 
 
 def usernames(callers: Iterable[str]) -> dict[str, str]:
-    """Return caller -> user name of the callers that are users, in one query."""
+    """Return caller -> user name or display name: of users in one query, of others from one call of SUBJECT_NAMES."""
+    callers = set(callers)
     ids = {caller: caller.removeprefix("user:") for caller in callers if caller.startswith("user:")}
     names = object_names(get_user_model(), ids.values(), lambda user: user.get_username())
-    return {caller: shown(names[pk]) for caller, pk in ids.items() if pk in names}
+    users = {caller: shown(names[pk]) for caller, pk in ids.items() if pk in names}
+    return users | subject_names(callers - ids.keys())
 
 
 def described_callers(callers: Iterable[str]) -> dict[str, str]:
-    """Return caller -> ``user:42 (alice)`` for users, the subject itself for others; one query."""
+    """Return caller -> ``described``."""
     callers = list(callers)
     names = usernames(callers)
-    return {
-        caller: f"{shown(caller)} ({names[caller]})" if caller in names else shown_subject(caller)
-        for caller in callers
-    }
+    return {caller: described(caller, names) for caller in callers}
+
+
+def described(caller: str, names: Mapping[str, str]) -> str:
+    """``user:42 (alice)`` for users in ``names`` (see ``usernames``); others as ``caller_text``."""
+    if caller in names and caller.startswith("user:"):
+        return f"{shown(caller)} ({names[caller]})"
+    return caller_text(caller, names)
 
 
 def caller_text(caller: str, names: Mapping[str, str]) -> str:
-    """``user alice`` for callers in ``names`` (see ``usernames``), the subject itself for others."""
+    """``user alice`` or ``Acme GmbH (tenant:acme)`` for callers in ``names``; the subject itself for others."""
     if caller in names:
-        return gettext("user %s") % names[caller]
+        if caller.startswith("user:"):
+            return gettext("user %s") % names[caller]
+        return named(shown_subject(caller), names[caller])
     return shown_subject(caller) if caller else gettext("unknown")
 
 
-def _primary_key(model: type[models.Model], value: Any) -> Any:
-    """The value as a primary key of the model; None where it cannot be one."""
-    try:
-        key = model._meta.pk.to_python(value)
-        model._meta.pk.run_validators(key)
-    except ValidationError:
-        return None
-    return key
+def audience_text(policy: RatePolicy, names: Mapping[str, str]) -> str:
+    """Return the policy's audience; a subject with its display name."""
+    return caller_text(policy.subject, names) if policy.subject else shown(policy.audience)
+
+
+def set_display_names(rows: Iterable[Any]) -> None:
+    """Set ``display_name`` of rows with a subject, for ``with_display_name``."""
+    rows = list(rows)
+    names = subject_names(row.subject for row in rows if row.subject)
+    for row in rows:
+        row.display_name = names.get(row.subject, "")
+
+
+def with_display_name(row: Any, text: Any) -> str:
+    """Return ``text``, which shows the row's user or subject, with the display name of the subject."""
+    return named(shown(text), getattr(row, "display_name", ""))

@@ -9,6 +9,7 @@ from django import forms
 from django.contrib import messages
 from django.contrib.admin.utils import quote, unquote
 from django.core.exceptions import PermissionDenied
+from django.core.paginator import Page
 from django.db.models import Model
 from django.http import Http404
 from django.template.response import TemplateResponse
@@ -137,6 +138,15 @@ def model_url(site: Any, model: Any, page: str, *args: Any, query: Mapping[str, 
     except NoReverseMatch:
         return ""
     return f"{url}?{urlencode(query)}" if query else url
+
+
+def page_numbers(page: Page[Any], url: Callable[[int], str]) -> list[dict[str, Any]]:
+    """Return the numbers of a list's pages, each with its address, "" for an ellipsis; none if there is one page."""
+    numbers = page.paginator.get_elided_page_range(page.number) if page.has_other_pages() else ()
+    return [
+        {"text": number, "current": number == page.number, "url": url(number) if isinstance(number, int) else ""}
+        for number in numbers
+    ]
 
 
 def may_view(site: Any, model: Any, request: Any, obj: Any = None) -> bool:

@@ -36,6 +36,16 @@ def may_block(user: Any) -> bool:
     return bool(user.has_perm(f"{_APP}.block_callers"))
 
 
+def may_edit_members(user: Any, verb: str) -> bool:
+    """Return whether the user may add, change or delete members of lists."""
+    return bool(user.has_perm(f"{_APP}.{verb}_listmember"))
+
+
+def may_see_members(user: Any) -> bool:
+    """Return whether the user has any permission for members of lists."""
+    return any(may_edit_members(user, verb) for verb in ("view", "add", "change", "delete"))
+
+
 def check_audience(user: Any, verb: str, *, override: bool) -> None:
     """Raise ``ValidationError`` with the missing permission where ``may`` is False."""
     if may(user, verb, override=override):

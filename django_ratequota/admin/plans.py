@@ -82,9 +82,24 @@ class PlanAdmin(PolicyTableAdmin):
         sees = may_view(self.admin_site, PlanAssignment, request)
         for plan in changelist.result_list:
             plan.assigned = counts.get(plan.pk, 0)
-            query = {"plan__id__exact": plan.pk, "time": "active"}
-            plan.assigned_url = model_url(self.admin_site, PlanAssignment, "changelist", query=query) if sees else ""
+            plan.assigned_url = self._assigned_url(plan) if sees else ""
         return changelist
+
+    def _assigned_url(self, plan: Plan) -> str:
+        """Return the address of the list of the plan's active assignments."""
+        query = {"plan__id__exact": plan.pk, "time": "active"}
+        return model_url(self.admin_site, PlanAssignment, "changelist", query=query)
+
+    def links(self, request: Any, obj: Any) -> list[tuple[str, Any]]:
+        """Return the links of the pages, and those to the plan's assignments where these decide who is on it."""
+        found, site = super().links(request, obj), self.admin_site
+        if settings.plan_resolver or not site.is_registered(PlanAssignment):
+            return found
+        if may_view(site, PlanAssignment, request):
+            found.append((self._assigned_url(obj), _("Subscribers")))
+        if site.get_model_admin(PlanAssignment).has_add_permission(request):
+            found.append((model_url(site, PlanAssignment, "add", query={"plan": obj.pk}), _("Assign this plan")))
+        return found
 
     def get_changelist_form(self, request: Any, **kwargs: Any) -> Any:
         """Return the form of a row of the list."""

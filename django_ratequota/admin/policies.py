@@ -17,15 +17,18 @@ from .explain.boost_all import BoostAllPage
 from .explain.page import ExplainPage
 from .explain.refusals import offer_explain
 from .filters import ActiveFilter, AudienceFilter, RelatedFilter, is_active
-from .formatting import shown, when
+from .formatting import when
+from .names import with_display_name
 from .permissions import PolicyPermissions
 from .policy_forms import PolicyForm, RowForm, StoredRows
 from .policy_table import WITHOUT
 from .preview import ImpactPage, PreviewPage, SuggestPage
+from .quota_history import QuotaHistoryExport, QuotaHistoryPage
 from .quotas import QuotasExport, QuotasPage
 from .reset import ResetPage, reset_usage
 from .rollout import RolloutPage, link_text
 from .search import SearchesRelated
+from .subjects import SubjectsPage
 from .usage.export import UsageExport
 from .usage.page import UsagePage
 from .warnings import WarnsOnSave
@@ -51,6 +54,9 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, SearchesRelated, War
         UsageExport,
         QuotasPage,
         QuotasExport,
+        SubjectsPage,
+        QuotaHistoryPage,
+        QuotaHistoryExport,
     )
     form = PolicyForm
     actions = [reset_usage]
@@ -123,7 +129,7 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, SearchesRelated, War
     @admin.display(description=_("audience"), ordering="plan__name")
     def audience(self, policy: RatePolicy) -> str:
         """Return the policy's audience."""
-        return shown(policy.audience)
+        return with_display_name(policy, policy.audience)
 
     @admin.display(description=_("endpoint"), ordering="endpoint__name")
     def endpoint_name(self, policy: RatePolicy) -> str:

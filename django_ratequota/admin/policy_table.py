@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy as _
 from ..models import Endpoint, RatePolicy
 from .base import AutocompleteAdmin
 from .formatting import when
-from .pages import may_view, model_url
+from .pages import may_view, model_url, page_numbers
 from .policy_forms import RowForm, StoredRows
 from .warnings import WarnsOnSave
 from .widgets import RowAutocomplete
@@ -74,15 +74,10 @@ class PolicyFormSet(StoredRows, forms.BaseInlineFormSet):  # type: ignore[type-a
         """The filters of the list that the operator came from."""
         return self.chosen.get(_LIST_VAR, "")
 
-    @cached_property
-    def pages(self) -> list[tuple[Any, str]]:
-        """The numbers of the pages and their addresses; (ellipsis, "") where some are left out."""
-        paginator, number = self.page.paginator, self.page.number
-        chosen: dict[str, Any] = dict(self.chosen)
-        return [
-            (page, f"?{urlencode(chosen | {_PAGE_VAR: page})}" if isinstance(page, int) else "")
-            for page in paginator.get_elided_page_range(number)
-        ]
+    @property
+    def pages(self) -> list[dict[str, Any]]:
+        """The numbers of the pages and their addresses."""
+        return page_numbers(self.page, lambda number: f"?{urlencode(self.chosen | {_PAGE_VAR: str(number)})}")
 
     def _submitted(self) -> list[int]:
         stored = range(min(self.initial_form_count(), self.total_form_count()))

@@ -156,7 +156,8 @@ class SuggestPage(_PolicyFormPage):
             except NotEstimable as reason:
                 context["sentences"] = [str(reason)]
             except StoreError as error:
-                context["store_error"] = error.reason
+                then = _("No rates can be suggested. Try again later.")
+                context["store_error"] = unanswered(error.reason, then)
         if request.method == "POST":
             return TemplateResponse(request, f"{_FOLDER}/suggest.html", context)
         about = "" if policy is None else shown(policy)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import chain
@@ -17,16 +17,16 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from ..conf import settings
 from ..exceptions import StoreError
-from ..models import Endpoint
-from ..monitoring.near import LEVELS, Candidate, Window
-from ..monitoring.near import windows as near_windows
+from ..models import Endpoint, Plan, RatePolicy
+from ..monitoring.near import LEVELS
 from ..operations.counters import shared_reason
-from ..operations.near import Row, all_near, near_rows
-from ..runtime import default_limiter
-from .formatting import clock_and_wait, number_text, shown
+from ..operations.ledger import Chosen, Ledger, time_us
+from ..operations.near import Listed, Row, all_near, lists, near_rows
+from .formatting import clock, clock_and_wait, number_text, shown
 from .names import caller_text, usernames
-from .pages import AdminPage, reply
+from .pages import AdminPage, reply, unanswered
 from .permissions import may
 from .usage.export import Table, csv_response
 from .usage.labels import explain_url
@@ -35,6 +35,7 @@ _PAGE = 50
 #: Users found by name, most: their subjects are searched for.
 _MOST_USERS = 1_000
 _ID = re.compile("[0-9]{1,18}")
+_START = re.compile("[0-9]{1,18}(-[0-9]{1,18})?")
 #: Chosen at first: near the limit, with or without room left.
 _LEVEL = 80
 
@@ -43,20 +44,22 @@ _LEVEL = 80
 class Selection:
     """What the operator selected."""
 
-    window: Window | None = None
+    listed: Listed | None = None
     level: int = _LEVEL
+    plan_id: int | None = None
     endpoint_id: int | None = None
     policy_id: int | None = None
     search: str = ""
-    #: Rows on earlier pages.
-    start: int = 0
+    #: Where the page begins (see ``Rows.following``).
+    start: str = ""
 
     def query(self, **changes: Any) -> str:
         """Return the query string of a link to this selection with ``changes``."""
-        other = replace(self, **{"start": 0, **changes})
-        params = {
-            "window": other.window and other.window.name,
+        other = replace(self, **{"start": "", **changes})
+        params: dict[str, Any] = {
+            "window": other.listed and other.listed.name,
             "level": other.level,
+            "plan": other.plan_id,
             "endpoint": other.endpoint_id,
             "policy": other.policy_id,
             "q": other.search or None,
@@ -67,64 +70,71 @@ class Selection:
     @property
     def filtered(self) -> bool:
         """Whether only some of the window's subjects are selected."""
-        return self.endpoint_id is not None or self.policy_id is not None or bool(self.search)
+        chosen = (self.plan_id, self.endpoint_id, self.policy_id)
+        return bool(self.search) or any(pk is not None for pk in chosen)
 
 
-class _NearPage(AdminPage):
+class _ListPage(AdminPage):
     """A page about what the query string selects."""
 
-    def selection(self, request: Any) -> tuple[Selection, list[Window], dict[int, Endpoint]]:
-        """Return the selection, and the windows and endpoints to choose from; raises ``StoreError``.
+    def selection(self, request: Any) -> tuple[Selection, dict[str, Any], str]:
+        """Return the selection, what there is to choose from, and why Redis named no windows ("" = it did).
 
         Warns of parameters that are ignored.
         """
-        windows, endpoints = near_windows(), {one.pk: one for one in Endpoint.objects.order_by("name")}
-        params = {name: request.GET.get(name, "") for name in ("window", "level", "endpoint", "policy", "start")}
-        window = next((one for one in windows if one.name == params["window"]), None)
+        found, error = lists()
+        windows = {one.name: one for one in found}
+        plans = {pk: shown(name) for pk, name in Plan.objects.values_list("pk", "name")}
+        endpoints = dict(Endpoint.objects.order_by("name").values_list("pk", "name"))
+        params = {
+            name: request.GET.get(name, "") for name in ("window", "level", "plan", "endpoint", "policy", "start")
+        }
         numbers = {name: int(text) for name, text in params.items() if _ID.fullmatch(text)}
         known = {
-            "window": window is not None,
-            "level": numbers.get("level") in LEVELS,
+            "window": params["window"] in windows,
+            "level": numbers.get("level") in (0, *LEVELS),
+            "plan": numbers.get("plan") in plans,
             "endpoint": numbers.get("endpoint") in endpoints,
             "policy": "policy" in numbers,
-            "start": "start" in numbers,
+            "start": _START.fullmatch(params["start"]),
         }
         for name, value in params.items():
-            if value and not known[name]:
+            if value and not known[name] and not (error and name == "window"):
                 numbers.pop(name, None)
                 text = _("%(name)s=%(value)s was ignored: unknown value.")
                 self.admin.message_user(request, text % {"name": name, "value": shown(value)[:60]}, messages.WARNING)
         selection = Selection(
-            window=window or next(iter(windows), None),
+            listed=windows.get(params["window"]) or next(iter(found), None),
             level=numbers.get("level", _LEVEL),
+            plan_id=numbers.get("plan"),
             endpoint_id=numbers.get("endpoint"),
             policy_id=numbers.get("policy"),
             search=request.GET.get("q", "").replace("\x00", "").strip()[:200],
-            start=numbers.get("start", 0),
+            start=params["start"] if known["start"] else "",
         )
-        return selection, windows, endpoints
+        return selection, {"windows": found, "plans": plans, "endpoints": endpoints}, error
 
-    def matches(self, request: Any, selection: Selection) -> Callable[[Candidate], bool]:
-        """Return whether a candidate is selected, and of a policy that the operator may see: two queries at most."""
-        endpoint_id, policy_id, text = selection.endpoint_id, selection.policy_id, selection.search.casefold()
-        users = _users_named(selection.search) if text else frozenset()
+    def chosen(self, request: Any, selection: Selection) -> Chosen:
+        """Return which counters are selected, and of policies that the operator may see: one query at most."""
         sees_all = self.admin.sees_all_policies(request)
-        visible = (
-            frozenset() if sees_all else frozenset(self.admin.get_queryset(request).values_list("pk", flat=True))
+        policies: Any = RatePolicy.objects.all() if sees_all else self.admin.get_queryset(request)
+        if selection.plan_id is not None:
+            policies = policies.filter(plan_id=selection.plan_id)
+        if selection.policy_id is not None:
+            policies = policies.filter(pk=selection.policy_id)
+        text = selection.search
+        kinds = ("ip", *settings.identifiers)
+        return Chosen(
+            level=selection.level,
+            endpoint_id=selection.endpoint_id,
+            policies=None if sees_all and (selection.plan_id, selection.policy_id) == (None, None) else policies,
+            subjects=frozenset((text, *_users_named(text))) if text else None,
+            # user:4 is one user, not those whose key begins with a 4, too.
+            beginnings=() if text.startswith("user:") else (text, *(f"{kind}:{text}" for kind in kinds)),
         )
 
-        def matches(one: Candidate) -> bool:
-            return (
-                (sees_all or one.policy_id in visible)
-                and (policy_id is None or one.policy_id == policy_id)
-                and (endpoint_id is None or one.endpoint_id == endpoint_id)
-                and (not text or one.subject in users or text in one.subject.casefold())
-            )
 
-        return matches
-
-
-class QuotasPage(_NearPage):
+class QuotasPage(_ListPage):
     """Who is near a limit now, the fullest first."""
 
     path, name = "quotas/", "quotas"
@@ -135,35 +145,46 @@ class QuotasPage(_NearPage):
         return [(self.url(query={"policy": str(obj.pk), "level": str(LEVELS[0])}), _("Quotas"))]
 
     def view(self, request: Any) -> Any:
-        """Return the page; without Redis it says so."""
-        absent = reply(lambda: default_limiter().store.absent)[0] or ""
-        found, error = (None, "") if absent else reply(lambda: self._found(request))
-        context = {"title": gettext("Quotas"), "absent": absent, "error": error, **(found or {})}
+        """Return the page; without Redis it shows what was written to the database last, and says so."""
+        selection, choices, error = self.selection(request)
+        context: dict[str, Any] = {"title": gettext("Quotas"), "selection": selection}
+        if selection.listed is not None:
+            try:
+                rows, failure = self._rows(request, selection)
+                context |= self._choices(selection, choices) | rows
+                error = failure or error
+            except StoreError as failed:
+                error = failed.reason
+        kept = isinstance(selection.listed, Ledger)
+        then = _("Shown is what was last written to the database.") if kept else _("Try again later.")
+        context["error"] = error and unanswered(error, then)
         return self.render(request, "quotas.html", context)
 
-    def _found(self, request: Any) -> dict[str, Any]:
-        """Return the choices and the rows; raises ``StoreError``."""
-        selection, windows, endpoints = self.selection(request)
-        choices: dict[str, Any] = {
-            "selection": selection,
-            "windows": [(one.name, one.title, one == selection.window) for one in windows],
-            "levels": [(level, _level_text(level), level == selection.level) for level in LEVELS],
-            "endpoint_choices": [(pk, shown(one), pk == selection.endpoint_id) for pk, one in endpoints.items()],
+    def _choices(self, selection: Selection, choices: dict[str, Any]) -> dict[str, Any]:
+        levels = LEVELS if not isinstance(selection.listed, Ledger) else (0, *LEVELS)
+        return {
+            "title": gettext("Quotas: %s") % _title(selection.listed),
+            "windows": [(one.name, _title(one), one == selection.listed) for one in choices["windows"]],
+            "levels": [(level, _level_text(level), level == selection.level) for level in levels],
+            "plan_choices": [(pk, name, pk == selection.plan_id) for pk, name in choices["plans"].items()],
+            "endpoint_choices": [
+                (pk, shown(name), pk == selection.endpoint_id) for pk, name in choices["endpoints"].items()
+            ],
         }
-        if selection.window is None:
-            return choices
-        matches = self.matches(request, selection)
-        page = near_rows(selection.window, selection.level, matches, selection.start, _PAGE)
+
+    def _rows(self, request: Any, selection: Selection) -> tuple[dict[str, Any], str]:
+        """Return the rows, and why their counters could not be read; raises ``StoreError``."""
+        listed: Any = selection.listed
+        page = near_rows(listed, self.chosen(request, selection), selection.start, _PAGE)
         users = usernames(row.status.bucket.subject for row in page.rows)
         policies = {row.policy.pk: shown(row.policy) for row in page.rows}
         if selection.policy_id is not None:
             policies.setdefault(selection.policy_id, gettext("policy %s") % selection.policy_id)
-        now_us, boosts = default_limiter().now_us, may(request.user, "add", override=True)
+        now_us, boosts = time_us(), may(request.user, "add", override=True)
+        past = isinstance(listed, Ledger)
         counted = not selection.filtered and self.admin.sees_all_policies(request)
         return {
-            **choices,
-            "title": gettext("Quotas: %s") % selection.window.title,
-            "rows": [self._row(row, users, now_us, boosts) for row in page.rows],
+            "rows": [self._row(row, users, now_us, boosts, listed.name if past else "") for row in page.rows],
             "policy_choices": [(pk, text, pk == selection.policy_id) for pk, text in policies.items()],
             "counts": [
                 (_level_text(level), number_text(page.counts[level]), selection.query(level=level))
@@ -172,64 +193,72 @@ class QuotasPage(_NearPage):
             ],
             "lower": selection.query(level=LEVELS[0]) if selection.level > LEVELS[0] else "",
             "first": selection.query() if selection.start else "",
-            "next": selection.query(start=selection.start + len(page.rows)) if page.more else "",
+            "next": selection.query(start=page.following) if page.following else "",
             "csv": self.admin.page_url("quotas_csv") + selection.query(),
-        }
+            "durable": past,
+        }, page.error
 
-    def _row(self, row: Row, users: Mapping[str, str], now_us: int, boosts: bool) -> dict[str, Any]:
+    def _row(self, row: Row, users: Mapping[str, str], now_us: int, boosts: bool, period: str) -> dict[str, Any]:
         bucket, policy = row.status.bucket, row.policy
         own = not shared_reason(bucket.counted_per, bucket.subject)
         explain = explain_url(self.site, bucket.subject, bucket.scope) if own else ""
         boost = explain.replace(self.admin.page_url("explain"), self.admin.page_url("boost"), 1)
         end_us = _reset_at(row, now_us) * 10**6
+        past = {"subject": bucket.subject, "period": period}
         return {
             "name": caller_text(bucket.subject, users),
-            "subject": shown(bucket.subject) if bucket.subject in users else "",
+            "subject": shown(bucket.subject)
+            if bucket.subject in users and bucket.subject.startswith("user:")
+            else "",
             "policy": shown(f"{policy.audience} × {policy.endpoint or gettext('all endpoints')}"),
             "policy_url": self.admin.page_url("change", policy.pk),
             "rate": str(bucket.rate),
             "logs": bucket.mode == "log",
-            "used": number_text(row.status.used),
+            "used": number_text(row.used),
             "limit": number_text(row.status.limit),
+            "as_of": "" if row.at_us is None else clock(row.at_us / 10**6),
             "percent": row.percent,
             "over": row.percent >= 100,
-            "share": _share(row.percent),
+            "share": share(row.percent),
             "resets": clock_and_wait(now_us, end_us - now_us),
             "explain": explain,
             "boost": f"{boost}&policy={policy.pk}" if boost and boosts and bucket.mode == "enforce" else "",
+            "past": self.admin.page_url("quota_history", query=past) if period else "",
         }
 
 
-class QuotasExport(_NearPage):
+class QuotasExport(_ListPage):
     """The selected list as CSV, with all its rows."""
 
     path, name = "quotas/csv/", "quotas_csv"
 
     def view(self, request: Any) -> Any:
         """Return the file; redirect to the page with an error if Redis does not answer."""
-        try:
-            selection, _windows, _endpoints = self.selection(request)
-            matches = self.matches(request, selection)
-            batches = iter(()) if selection.window is None else all_near(selection.window, selection.level, matches)
-            first = next(batches, [])
-        except StoreError as error:
-            text = _("Redis did not answer (%(reason)s). Nothing was exported. Try again later.")
-            self.admin.message_user(request, text % {"reason": error.reason}, messages.ERROR)
+        selection, _choices, error = self.selection(request)
+        batches: Iterator[list[Row]] = iter(())
+        first: list[Row] = []
+        if selection.listed is not None:
+            batches = all_near(selection.listed, self.chosen(request, selection))
+            found, error = reply(lambda: next(batches, []))
+            first = found or []
+        if error:
+            text = unanswered(error, _("Nothing was exported. Try again later."))
+            self.admin.message_user(request, text, messages.ERROR)
             return HttpResponseRedirect(self.admin.page_url("quotas"))
-        window = selection.window.name.replace(":", "-") if selection.window else "none"
+        window = selection.listed.name.replace(":", "-") if selection.listed else "none"
         return csv_response(f"ratequota-quotas-{window}-{selection.level}", _table(chain([first], batches)))
 
 
 def _table(batches: Iterator[list[Row]]) -> Table:
     heads = [_("caller"), _("name"), "id", _("policy"), _("endpoint"), _("rate"), _("used"), _("limit")]
-    return [*heads, _("percent"), _("resets at")], _lines(batches)
+    return [*heads, _("percent"), _("resets at"), _("as of")], _lines(batches)
 
 
 def _lines(batches: Iterator[list[Row]]) -> Iterator[list[Any]]:
     """Yield the lines; when Redis stops answering, the last one says so."""
     try:
         for rows in batches:
-            users, now_us = usernames(row.status.bucket.subject for row in rows), default_limiter().now_us
+            users, now_us = usernames(row.status.bucket.subject for row in rows), time_us()
             for row in rows:
                 bucket = row.status.bucket
                 yield [
@@ -239,13 +268,18 @@ def _lines(batches: Iterator[list[Row]]) -> Iterator[list[Any]]:
                     row.policy,
                     bucket.scope,
                     bucket.rate,
-                    row.status.used,
+                    row.used,
                     row.status.limit,
                     row.percent,
-                    datetime.fromtimestamp(_reset_at(row, now_us), UTC).isoformat(),
+                    _iso(_reset_at(row, now_us)),
+                    _iso((row.at_us or now_us) // 10**6),
                 ]
     except StoreError as error:
         yield [gettext("Redis did not answer (%(reason)s). Rows are missing here.") % {"reason": error.reason}]
+
+
+def _iso(at: int) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat()
 
 
 def _reset_at(row: Row, now_us: int) -> int:
@@ -253,16 +287,26 @@ def _reset_at(row: Row, now_us: int) -> int:
     return round((now_us + row.status.reset_after_us) / 10**6)
 
 
-def _users_named(text: str) -> frozenset[str]:
+def _users_named(text: str) -> list[str]:
     """Return the subjects of the users whose name contains the text."""
     model: Any = get_user_model()
     found = model._default_manager.filter(**{f"{model.USERNAME_FIELD}__icontains": text})
-    return frozenset(f"user:{pk}" for pk in found.values_list("pk", flat=True)[:_MOST_USERS])
+    return [f"user:{pk}" for pk in found.values_list("pk", flat=True)[:_MOST_USERS]]
 
 
-def _share(percent: int) -> str:
+def _title(listed: Any) -> str:
+    title = str(listed.window.title)
+    if isinstance(listed, Ledger) or not listed.window.rate.calendar:
+        return title
+    return gettext("%(window)s, not durable") % {"window": title}
+
+
+def share(percent: int) -> str:
+    """Return the percentage in words."""
     return gettext("%(share)s %%") % {"share": percent}
 
 
 def _level_text(level: int) -> str:
+    if not level:
+        return gettext("any")
     return gettext("used up") if level == 100 else gettext("%(share)s %% used or more") % {"share": level}

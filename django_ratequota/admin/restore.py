@@ -32,11 +32,17 @@ from .reset import ReasonForm
 _SHOWN_ALONG = 50
 
 
-class RestoreForm(ReasonForm):
-    """The reason, whether to restore what was deleted along, and a hash of the state that the operator compared."""
+class ComparedForm(ReasonForm):
+    """The reason, whether to change what stays otherwise, and a hash of the state that the operator compared."""
 
-    along = forms.BooleanField(required=False, label=_("Restore these as well"), label_suffix="")
+    also = forms.BooleanField(required=False, label_suffix="")
     seen = forms.CharField(widget=forms.HiddenInput)
+
+    @classmethod
+    def asking(cls, seen: str, sent: ComparedForm | None) -> ComparedForm:
+        """Return the form that asks about the state with the hash ``seen``, with what was entered in ``sent``."""
+        entered = {name: sent.data.get(name) for name in ("reason", "also")} if sent else {}
+        return cls(initial={**entered, "seen": seen})
 
 
 class RestorePage(AdminPage):
@@ -61,7 +67,7 @@ class RestorePage(AdminPage):
         if version not in versions(change):
             raise Http404
         confirmed = request.method == "POST"
-        form = RestoreForm(request.POST) if confirmed else None
+        form = ComparedForm(request.POST) if confirmed else None
         errors: list[str] = []
         # The lock makes a concurrent edit wait: nothing is overwritten that the operator has not seen.
         with transaction.atomic(using=policy_alias(KINDS[change.model])):
@@ -84,13 +90,12 @@ class RestorePage(AdminPage):
                         errors += error.messages
         # These problems would fail another try, too.
         remaining = problems(restoration) if restoration.differing else []
-        data = {"reason": form.data.get("reason", ""), "along": form.data.get("along")} if form else {}
-        new_form = None if remaining else RestoreForm(initial={**data, "seen": restoration.seen})
+        new_form = None if remaining else ComparedForm.asking(restoration.seen, form)
         errors += [problem for problem in remaining if problem not in errors]
         return self._page(request, change, version, restoration, new_form, errors)
 
     def _restore(self, request: Any, restoration: Restoration, data: dict[str, Any]) -> HttpResponseRedirect:
-        along = data["along"] and self._may_along(request, restoration)
+        along = data["also"] and self._may_along(request, restoration)
         before, after = gettext("restored version before %(date)s"), gettext("restored version of %(date)s")
         message = (before if restoration.version == "before" else after) % {"date": moment(restoration.change.at)}
         target = restoration.target
@@ -111,7 +116,7 @@ class RestorePage(AdminPage):
         change: PolicyChange,
         version: Any,
         restoration: Restoration | None,
-        form: RestoreForm | None,
+        form: ComparedForm | None,
         errors: list[str],
     ) -> Any:
         along = restoration.along if restoration else ()

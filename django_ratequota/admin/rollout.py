@@ -21,7 +21,7 @@ from ..runtime import default_limiter
 from .base import ChangeReasonForm
 from .formatting import moment, number_text, percent, shown
 from .names import caller_text, usernames
-from .pages import AdminPage, reply
+from .pages import AdminPage, reply, unanswered
 from .usage.counts import (
     SPANS,
     Selection,
@@ -110,7 +110,8 @@ class RolloutPage(AdminPage):
 
         found, store_error = reply(read)
         if found is None:
-            return {"store_error": store_error}
+            then = gettext("What the policy would have refused cannot be shown. Try again later.")
+            return {"store_error": unanswered(store_error, then)}
         timeline, tops, newest = found
         counts = sum_counts(timeline.total)
         callers = tops["would_refuse" if logs else "refused"]

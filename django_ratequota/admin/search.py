@@ -8,7 +8,7 @@ from django.contrib import admin
 from django.db.models import Q, QuerySet
 from django.utils.text import smart_split, unescape_string_literal
 
-#: Most related objects that are named one by one in the query.
+#: Most related objects, and most rows found, that are named one by one in a query.
 _MOST_NAMED = 500
 
 
@@ -27,6 +27,7 @@ class SearchesRelated(admin.ModelAdmin):  # type: ignore[type-arg]
                 own.append(relation)
         # The counts of each filter search again.
         known = request.__dict__.setdefault("_ratequota_searched", {})
+        rows = queryset
         for bit in smart_split(search_term.replace("\x00", "")):
             word = unescape_string_literal(bit) if bit.startswith(('"', "'")) and bit[0] == bit[-1] else bit
             found = self.contains(own, word, queryset)
@@ -34,8 +35,12 @@ class SearchesRelated(admin.ModelAdmin):  # type: ignore[type-arg]
                 if (relation, word) not in known:
                     known[relation, word] = self._related(relation, fields, word)
                 found |= Q(**{f"{relation}__in": known[relation, word]})
-            queryset = queryset.filter(found)
-        return queryset, False
+            rows = rows.filter(found)
+        if rows is queryset or any(isinstance(keys, QuerySet) for keys in known.values()):
+            return rows, False
+        # By key where they are few, because counting the rows and sorting them would each search all rows again.
+        keys = list(rows.order_by().values_list("pk", flat=True)[: _MOST_NAMED + 1])
+        return (rows if len(keys) > _MOST_NAMED else queryset.filter(pk__in=keys)), False
 
     def contains(self, fields: list[str], word: str, queryset: QuerySet[Any]) -> Q:
         """Return the condition of rows with the word in one of their fields; ``queryset`` has the filtered rows."""

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-from django import forms
 from django.apps import apps
 from django.contrib import messages
 from django.contrib.admin.models import ADDITION, CHANGE, DELETION, LogEntry
@@ -30,19 +29,11 @@ from ..recording.validators import visible
 from .diff import RelatedNames, as_table
 from .formatting import moment, shown
 from .pages import AdminPage
-from .reset import ReasonForm
-from .restore import missing_permission
+from .restore import ComparedForm, missing_permission
 
 #: Most objects of a save that the page compares; larger saves are undone by the command. Most that it lists.
 MOST, _LISTED = 2_000, 50
 _FLAGS = {"create": ADDITION, "change": CHANGE, "delete": DELETION}
-
-
-class UndoForm(ReasonForm):
-    """The reason, whether to overwrite later edits, and a hash of the state that the operator compared."""
-
-    overwrite = forms.BooleanField(required=False, label=_("Undo these as well"), label_suffix="")
-    seen = forms.CharField(widget=forms.HiddenInput)
 
 
 class SavePage(AdminPage):
@@ -59,7 +50,7 @@ class SavePage(AdminPage):
             raise Http404
         if rows.count() > MOST:
             return self._page(request, first, None, None, [])
-        form = UndoForm(request.POST) if request.method == "POST" else None
+        form = ComparedForm(request.POST) if request.method == "POST" else None
         errors: list[str] = []
         using = policy_alias(RatePolicy)
 
@@ -70,7 +61,7 @@ class SavePage(AdminPage):
         with transaction.atomic(using=using):
             plan = plan_undo(change_id, lock=form is not None, forbidden=forbidden)
             if form is not None and form.is_valid():
-                overwrite = form.cleaned_data["overwrite"]
+                overwrite = form.cleaned_data["also"]
                 if form.cleaned_data["seen"] != plan.seen:
                     errors.append(gettext("An object was edited in the meantime. Compare again, then undo."))
                 elif any(step.applies(overwrite) for step in plan.steps):
@@ -79,8 +70,7 @@ class SavePage(AdminPage):
                             return self._undo(request, first, plan, form.cleaned_data)
                     except ValidationError as error:
                         errors += error.messages
-        data = {"reason": form.data.get("reason", ""), "overwrite": form.data.get("overwrite")} if form else {}
-        return self._page(request, first, plan, UndoForm(initial={**data, "seen": plan.seen}), errors)
+        return self._page(request, first, plan, ComparedForm.asking(plan.seen, form), errors)
 
     def _undo(self, request: Any, first: PolicyChange, plan: Undo, data: dict[str, Any]) -> HttpResponseRedirect:
         message = gettext("undid the save of %(date)s") % {"date": moment(first.at)}
@@ -91,7 +81,7 @@ class SavePage(AdminPage):
             done += len(rows)
             LogEntry.objects.log_actions(request.user.pk, rows, _FLAGS[verb], message)
 
-        reason, overwrite = data["reason"] or message, data["overwrite"]
+        reason, overwrite = data["reason"] or message, data["also"]
         undo(plan, actor=request.user, reason=reason, overwrite=overwrite, written=log)
         text = ngettext("%(count)d object was restored.", "%(count)d objects were restored.", done) % {"count": done}
         left = sum(not step.done and not step.applies(overwrite) for step in plan.steps)
@@ -103,7 +93,7 @@ class SavePage(AdminPage):
         return HttpResponseRedirect(self.admin.page_url("save", own))
 
     def _page(
-        self, request: Any, first: PolicyChange, plan: Undo | None, form: UndoForm | None, errors: list[str]
+        self, request: Any, first: PolicyChange, plan: Undo | None, form: ComparedForm | None, errors: list[str]
     ) -> Any:
         steps = [step for step in plan.steps if not step.done] if plan else []
         # Those that need a decision come first.

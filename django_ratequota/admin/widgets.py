@@ -97,3 +97,13 @@ class UserField(forms.ModelChoiceField):  # type: ignore[type-arg]
         except ValidationError as error:
             message = self.error_messages["invalid_choice"]
             raise ValidationError(message, code="invalid_choice", params={"value": value}) from error
+
+
+def complete_subjects(field: forms.Field, url: str, kind: str = "") -> None:
+    """Let a text field offer known subjects, with ``subjects.js`` from ``url``; with ``kind``, the values of these.
+
+    Nothing is offered where ``url`` is "".
+    """
+    field.widget.attrs |= {"dir": "ltr", "spellcheck": "false", "autocomplete": "off"}
+    if url:
+        field.widget.attrs |= {"data-ratequota-subjects": url, "data-ratequota-kind": kind}

@@ -14,7 +14,7 @@ from django.db import connections
 
 from .. import conf
 from ..recording.databases import policy_alias
-from ..recording.validators import unsupported_constraints
+from ..recording.validators import unsupported_constraints, visible
 from .settings import MIDDLEWARE
 
 Messages = list[checks.CheckMessage]
@@ -98,6 +98,23 @@ def check_plans(**_: Any) -> Messages:
     text = f"PLAN_RESOLVER decides the plan, and no plan is the default for {' and '.join(sorted(missing))} callers."
     hint = "Make a plan the default for them: it applies where PLAN_RESOLVER returns None or raises."
     return [checks.Warning(text, hint=hint, id="django_ratequota.W014")] if missing else []
+
+
+@of_policies
+def check_assigned_kinds(**_: Any) -> Messages:
+    """W025: plan assignments of subjects whose kind IDENTIFIERS does not name."""
+    from ..models import PlanAssignment
+
+    rows = PlanAssignment.objects.filter(subject__isnull=False).order_by()
+    for kind in conf.settings.identifiers:
+        rows = rows.exclude(subject__startswith=f"{kind}:")
+    subject = rows.values_list("subject", flat=True).first()
+    if subject is None:
+        return []
+    kind = visible(subject.partition(":")[0])
+    text = f"Plans of subjects of the kind {kind!r} have no effect: RATEQUOTA['IDENTIFIERS'] has no {kind!r}."
+    hint = "Name the identifier as before, or end these plan assignments."
+    return [checks.Warning(text, hint=hint, id="django_ratequota.W025")]
 
 
 @of_policies

@@ -25,6 +25,7 @@ from ..monitoring import alerts, collector  # noqa: F401 - set process.observe a
 from ..monitoring.health import keep_reporting, note_degraded
 from ..monitoring.records import RequestCost
 from ..policies import cache  # noqa: F401 - sets process.policies
+from ..policies.assigned import resolve_assigned
 from ..policies.exemptions import Exemption, exempt, exemption_of, exemption_of_instance, narrow
 from ..policies.facts import NOBODY, EndpointFacts, PolicyFacts, UserEntry
 from ..policies.matching import NO_METHOD, match_endpoints, match_policies
@@ -199,7 +200,12 @@ def evaluate(
         entry = NOBODY if user_id is None else policies.user(user_id, pending) or (yield from _load_user(user_id))
         try:
             context = EvaluationContext(caller, entry, endpoints, scope, snapshot, now_us(limiter))
-            resolution = (yield partial(resolve, context)) if known is None and _may_block() else resolve(context)
+            if user_known and (pending is None or policies.assigned_kinds != ()):
+                resolution = yield partial(resolve_assigned, context, pending)
+            elif known is None and (settings.identifiers or settings.plan_resolver):  # they may read the database
+                resolution = yield partial(resolve, context)
+            else:
+                resolution = resolve(context)
         except DatabaseError as error:  # raised by one of the project's own functions
             return _without_database(error)
         if only is not None:
@@ -289,12 +295,6 @@ def _load_snapshot(limiter: Limiter | StoreError, snapshot: Snapshot | None) -> 
 def _load_user(user_id: str) -> Generator[Step, Any, UserEntry]:
     """Return the user's plan and overrides; none while the database is down, so that shared policies still apply."""
     try:
-        entry: UserEntry = yield partial(process.policies.load_user, user_id)
+        return (yield partial(process.policies.load_user, user_id))  # type: ignore[no-any-return]
     except DatabaseError:
         return NOBODY
-    return entry
-
-
-def _may_block() -> bool:
-    """Return whether resolving calls the project's own functions, which may read the database."""
-    return bool(settings.identifiers or settings.plan_resolver)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from calendar import monthrange
 from datetime import date, datetime, time, timedelta, tzinfo
 from functools import lru_cache
 from typing import Literal
@@ -31,36 +32,47 @@ def check_zone(zone: object) -> tzinfo:
     raise InvalidBucket(f"time_zone cannot be {show(zone)}; write zoneinfo.ZoneInfo({known!r})")
 
 
-def calendar_window(unit: Literal["day", "week", "month"], now_us: int, zone: tzinfo) -> tuple[int, int]:
+def calendar_window(
+    unit: Literal["day", "week", "month"], now_us: int, zone: tzinfo, anchor: int = 1
+) -> tuple[int, int]:
     """Return the window ``[start_us, end_us)`` around ``now_us``; weeks begin on Monday (ISO 8601).
 
+    Months begin on day ``anchor`` (1 to 31), or on their last day where they are shorter; raises ``InvalidBucket``.
     A day lasts 23 to 25 hours where clocks change: each bound is the local midnight as an instant.
     """
-    start, finish, after = _bounds(unit, datetime.fromtimestamp(now_us // _SECOND, zone).date(), zone)
+    start, finish, after = _bounds(unit, datetime.fromtimestamp(now_us // _SECOND, zone).date(), zone, anchor)
     if now_us >= finish:
         # Clocks went back over midnight: the second pass of the old date's last hour belongs to the new date.
-        start, finish, _ = _bounds(unit, after, zone)
+        start, finish, _ = _bounds(unit, after, zone, anchor)
     return start, finish
 
 
-def window_end_us(rate: Rate, now_us: int, zone: tzinfo) -> int:
+def window_end_us(rate: Rate, now_us: int, zone: tzinfo, anchor: int = 1) -> int:
     """Return when the rate's window around ``now_us`` ends: by the calendar, or at a multiple of the period."""
     if rate.calendar:
-        return calendar_window(rate.calendar, now_us, zone)[1]
+        return calendar_window(rate.calendar, now_us, zone, anchor)[1]
     return now_us - now_us % rate.period_us + rate.period_us
 
 
 @lru_cache(maxsize=256)
-def _bounds(unit: str, day: date, zone: tzinfo) -> tuple[int, int, date]:
+def _bounds(unit: str, day: date, zone: tzinfo, anchor: int) -> tuple[int, int, date]:
     if unit == "day":
         first, after = day, day + timedelta(days=1)
     elif unit == "week":
         first = day - timedelta(days=day.weekday())
         after = first + timedelta(days=7)
     else:
-        first = day.replace(day=1)
-        after = (first + timedelta(days=32)).replace(day=1)
+        if not isinstance(anchor, int) or not 1 <= anchor <= 31:
+            raise InvalidBucket(f"anchor is a day of the month, 1 to 31, not {show(anchor)}")
+        month = day.replace(day=1)
+        if _begin(month, anchor) > day:
+            month = (month - timedelta(days=1)).replace(day=1)
+        first, after = _begin(month, anchor), _begin((month + timedelta(days=32)).replace(day=1), anchor)
     return _midnight_us(first, zone), _midnight_us(after, zone), after
+
+
+def _begin(month: date, anchor: int) -> date:
+    return month.replace(day=min(anchor, monthrange(month.year, month.month)[1]))
 
 
 def _midnight_us(day: date, zone: tzinfo) -> int:

@@ -40,6 +40,8 @@ class Counter:
     log: deque[tuple[int, int]] | None = None
     #: The usage that a charge under a slower rate cut off: it keeps counting for faster rates (``Memory``).
     uncut: Counter | None = None
+    #: Day of the month on which its calendar months begin, by the bucket that was asked last (``Memory``).
+    anchor: int = 1
 
 
 class Counters:
@@ -152,6 +154,7 @@ class Counters:
         counter = next((counters.pop(name) for counters in homes if name in counters), None)
         if counter is None:
             counter = Counter(0, 0, now)
+        counter.anchor = bucket.anchor
         at = self._time_of(counter, now)
         self._advance(counter, bucket.rate, at)
         return name, counter, at

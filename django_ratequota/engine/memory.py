@@ -97,10 +97,10 @@ class Memory(Counters):
     def _meter(self, rate: Rate) -> Any:
         return Fraction(rate.limit, rate.period_us), rate.capacity
 
-    def _window(self, rate: Rate, now: Any) -> tuple[Any, Any]:
+    def _window(self, counter: Counter, rate: Rate, now: Any) -> tuple[Any, Any]:
         """Return the bounds of the window around ``now``: by the calendar, or at multiples of the period."""
         if rate.calendar:
-            return calendar_window(rate.calendar, now, self._zone)
+            return calendar_window(rate.calendar, now, self._zone, counter.anchor)
         start = now - now % rate.period_us
         return start, start + rate.period_us
 
@@ -113,7 +113,7 @@ class Memory(Counters):
             while counter.log and counter.log[0][0] + rate.period_us <= now:
                 counter.units -= counter.log.popleft()[1]
         elif rate.algorithm in (_FIXED, _COUNTER):
-            start = self._window(rate, now)[0]
+            start = self._window(counter, rate, now)[0]
             if start > counter.since or not (counter.units or counter.previous):
                 follows = rate.algorithm == _COUNTER and start - counter.since == rate.period_us
                 counter.previous = counter.units if follows else 0
@@ -213,7 +213,7 @@ class Memory(Counters):
         if over <= 0:
             return 0
         if rate.algorithm == _FIXED:
-            return self._window(rate, now)[1] - now
+            return self._window(counter, rate, now)[1] - now
         for at_us, units in counter.log or ():
             over -= units
             if over <= 0:
@@ -223,7 +223,7 @@ class Memory(Counters):
     def _state(self, counter: Counter, rate: Rate, now: Any) -> tuple[Any, Any, Any, Any]:
         if rate.algorithm not in (_FIXED, _LOG):
             return super()._state(counter, rate, now)
-        start, end = self._window(rate, now)
+        start, end = self._window(counter, rate, now)
         if counter.log:
             end = counter.log[-1][0] + rate.period_us
         window = end - start if rate.algorithm == _FIXED else rate.period_us

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import tzinfo
 from functools import lru_cache
 
@@ -70,7 +71,7 @@ class CheckCommand:
         for bucket, unit in zip(self._buckets, self._calendars, strict=True):
             rate, start, finish = bucket.rate, 0, 0
             if unit:
-                start, finish = calendar_window(unit, now_us, self._zone)
+                start, finish = calendar_window(unit, now_us, self._zone, bucket.anchor)
                 since_us, until_us = max(since_us, start), min(until_us, finish)
             windows_us.append(finish - start or rate.period_us)
             enforced = 1 if bucket.mode == "enforce" else 0
@@ -117,13 +118,18 @@ def statuses_of(
         make_status(
             bucket,
             numbers[at] == 1,
-            left if (left := numbers[at + 1]) > 0 else 0,
+            numbers[at + 1],
             None if numbers[at + 2] < 0 else numbers[at + 2],
             numbers[at + 3],
             window_us,
             numbers[at + 4] or None,
-            -left if left < 0 else 0,
+            0,
         )
         for at, bucket, window_us in zip(range(4, len(numbers), _EACH), buckets, windows_us, strict=True)
     ]
+    if min(numbers[5::_EACH], default=0) < 0:  # rare: only hand-made charges exceed a limit
+        statuses = [
+            replace(status, remaining=0, debt=-status.remaining) if status.remaining < 0 else status
+            for status in statuses
+        ]
     return tuple(statuses)

@@ -80,7 +80,12 @@ if first == 1 and values[1] ~= ARGV[3] then
   birth = KEYS[1]:sub(1, -9) .. '{' .. KEYS[1] .. '}:born'
   if stored > revision then
     local born = tonumber(call('MGET', birth)[1] or '') or 0
-    return packed({2, 0, now, stored, born % 1 == 0 and born > 0 and born <= latest and born or 0})
+    if born % 1 ~= 0 or born <= 0 or born > latest then
+      -- It was evicted or overwritten, and so may counts be.
+      born = now
+      call('SET', birth, born)
+    end
+    return packed({2, 0, now, stored, born})
   end
 end
 

@@ -4,9 +4,11 @@
 --         window 24 bytes, its finish as well.
 -- Admits  when count + cost <= limit.
 -- Windows begin at multiples of the period since the Unix epoch, or are the caller's calendar window
--- [b.start, b.finish). A stored window that is newer than now (the clock went back) stays the current one.
+-- [b.start, b.finish). A stored window that is newer stays the current one: the clock went back, or months begin on
+-- another day now; then the caller's finish ends it.
 -- Lost    counts are given as b.seed, the units known to be used in the caller's calendar window.
--- Refund  takes nothing of a charge in an earlier window: that was counted until b.since + b.level.
+-- Refund  takes nothing of a charge in an earlier window. While the clock is back before this one, a charge of this one
+--         is known by when it was counted until, b.since + b.level.
 -- Never   depends on the limit it was written under: an edited limit keeps the units counted.
 
 local function check(b, value, now, cost)
@@ -19,7 +21,7 @@ local function check(b, value, now, cost)
     local stored, counted = struct.unpack('>dd', value)
     local stored_finish = calendar and struct.unpack('>d', value, 17) or stored + b.period
     if stored > start then
-      start, finish = stored, stored_finish
+      start, finish = stored, finish > stored and finish or stored_finish
     end
     if stored == start then
       count = counted
@@ -40,10 +42,10 @@ local function check(b, value, now, cost)
   return false, finish
 end
 
-local function settle(b, units)
+local function settle(b, units, now)
   local count, finish, value = b.count or 0, b.finish, nil
   if units then
-    if not b.level or b.since + b.level > b.start then
+    if not b.level or b.since >= b.start or now < b.start and b.since + b.level > b.start then
       count = count + units
     end
     if count < 0 then

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from django.contrib.auth import get_user_model
@@ -16,11 +17,13 @@ from ..models import Plan
 from ..monitoring import near, refusals
 from ..monitoring.refusals import Refusal
 from ..operations.counters import reset_caller
-from ..operations.explain import Explanation
+from ..operations.explain import Explanation, anchor_of
 from ..operations.explain_query import ExplainQuery
-from ..operations.near import all_near
+from ..operations.ledger import Chosen
+from ..operations.near import all_near, lists
+from ..operations.subjects import named, subject_names
 from ..policies.explain import others_in_words
-from ..policies.requests.caller import failed_kind
+from ..policies.requests.caller import UNKNOWN, failed_kind
 
 
 def add_verbs(verbs: Any) -> None:
@@ -48,7 +51,7 @@ def add_verbs(verbs: Any) -> None:
     listing.add_argument(
         "--level", default="80", choices=[str(level) for level in near.LEVELS], help="Least percent (default 80)."
     )
-    text = "Such as fixed_window:month or token_bucket:86400 (default: calendar windows first, then the longest)."
+    text = "Such as month, day or token_bucket:86400 (default: calendar windows first, then the longest)."
     listing.add_argument("--window", default="", help=text)
     listing.add_argument(
         "--format", choices=("text", "json"), default="text", help="text (default), or a JSON object per line."
@@ -74,39 +77,47 @@ def explain(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
 
 def list_near(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     """Yield the subjects of one window, a line each; as JSON, each line is an object."""
-    windows = {window.name: window for window in near.windows()}
+    found, error = lists()
+    windows = {listed.name: listed for listed in found}
+    if error and options["window"] not in windows and (options["window"] or not windows):
+        raise CommandError(f"Redis did not answer ({error})")
     if options["window"] and options["window"] not in windows:
         known = ", ".join(windows) or "none, as nobody has used half of a limit"
         raise CommandError(f"There is no window {options['window']!r} with subjects; there are: {known}")
     name = options["window"] or next(iter(windows), None)
-    for batch in () if name is None else all_near(windows[name], int(options["level"]), lambda _candidate: True):
+    for batch in () if name is None else all_near(windows[name], Chosen(level=int(options["level"]))):
+        names = subject_names(row.status.bucket.subject for row in batch) if options["format"] == "text" else {}
         for row in batch:
             bucket, status = row.status.bucket, row.status
-            found = {
+            as_of = row.at_us and datetime.fromtimestamp(row.at_us / 10**6, UTC).isoformat(timespec="seconds")
+            values = {
                 "subject": bucket.subject,
                 "policy": row.policy.pk,
                 "endpoint": bucket.scope,
                 "rate": str(bucket.rate),
-                "used": status.used,
+                "used": row.used,
                 "limit": status.limit,
                 "percent": row.percent,
                 "reset_after": status.reset_after,
+                "as_of": as_of,
             }
             if options["format"] == "json":
-                yield json.dumps(found)
+                yield json.dumps(values)
                 continue
-            subject = _subject_name(bucket.subject)
+            subject = _subject_name(bucket.subject, names)
             who = subject if subject.isprintable() else repr(subject)
             place = f"{bucket.rate} at {bucket.scope or 'all endpoints'} (policy {row.policy.pk})"
-            yield f"{row.percent:>3} %  {status.used} of {status.limit}  {who}: {place}"
+            note = f", as of {as_of}: Redis did not answer" if as_of else ""
+            yield f"{row.percent:>3} %  {row.used} of {status.limit}  {who}: {place}{note}"
 
 
 def reset(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     """Reset the caller's own counters and yield how they stood before."""
     query = _query(options)
     before = reset_caller(query.caller(), reason=options["reason"], **query.request_arguments())
+    names = subject_names(status.bucket.subject for status in before)
     for status in before:
-        counter = f"{status.bucket.title} of {_subject_name(status.bucket.subject)}"
+        counter = f"{status.bucket.title} of {_subject_name(status.bucket.subject, names)}"
         yield f"reset {counter}: {status.remaining} of {status.limit} were left"
     yield f"{len(before)} counters reset" if before else "Nothing to reset: the caller has no counters there"
 
@@ -147,8 +158,9 @@ def _query(options: dict[str, Any]) -> ExplainQuery:
 
 def _refusal_lines(refusal: Refusal) -> Iterator[str]:
     """Yield what was decided at that time."""
+    names = subject_names([refusal.caller, *(bucket.subject for bucket in refusal.buckets)])
     yield f"refused      {refusal.at:%Y-%m-%d %H:%M:%S %Z}, {refusal.count} times in that minute"
-    yield f"caller       {_subject_name(refusal.caller)}{f' from {refusal.ip}' if refusal.ip else ''}"
+    yield f"caller       {_subject_name(refusal.caller, names)}{f' from {refusal.ip}' if refusal.ip else ''}"
     request = " ".join(part for part in (refusal.method, refusal.route, refusal.scope) if part)
     yield f"request      {request}, cost {refusal.cost}"
     unanswered = f" (Redis did not answer: {refusal.error})" if refusal.error else ""
@@ -156,14 +168,14 @@ def _refusal_lines(refusal: Refusal) -> Iterator[str]:
     for bucket in refusal.buckets:
         verdict = "refused" if bucket.refused else "had room"
         state = f"{bucket.remaining} of {bucket.limit} left, {verdict}"
-        yield f"         {bucket.title} of {_subject_name(bucket.subject)}: {state}"
+        yield f"         {bucket.title} of {_subject_name(bucket.subject, names)}: {state}"
     yield "now"
 
 
-def _subject_name(subject: str) -> str:
-    """Return the subject, or words for callers whose identifier function failed."""
+def _subject_name(subject: str, names: Mapping[str, str]) -> str:
+    """Return the subject with its display name, or words for callers whose identifier function failed."""
     kind = failed_kind(subject)
-    return f"{kind} unknown (its function failed)" if kind else subject
+    return f"{kind} unknown (its function failed)" if kind else named(subject, names.get(subject, ""))
 
 
 def _explanation_lines(explanation: Explanation) -> Iterator[str]:
@@ -176,11 +188,16 @@ def _explanation_lines(explanation: Explanation) -> Iterator[str]:
         return
     yield "policies"
     statuses = {(s.bucket.policy_id, s.bucket.rate): s for s in explanation.decision.statuses}
+    names = subject_names([explanation.customer, *(bucket.subject for bucket in explanation.resolution.buckets)])
 
     def counter(bucket: Bucket) -> str:
         status = statuses.get((bucket.policy_id, bucket.rate))
         state = _counter_state(status) if status else "no live counter"
-        return f"{bucket.title} of {_subject_name(bucket.subject)}: {state}"
+        if bucket.subject == UNKNOWN != explanation.customer:
+            state = "each of its callers has one"
+            return f"{bucket.title} of {_subject_name(explanation.customer, names)}: {state}"
+        months = f" (months begin on day {anchor_of(bucket)})" if anchor_of(bucket) else ""
+        return f"{bucket.title} of {_subject_name(bucket.subject, names)}: {state}{months}"
 
     for candidate in explanation.candidates:
         policy = candidate.policy

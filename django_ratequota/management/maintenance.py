@@ -1,7 +1,9 @@
-"""The verbs ``publish``, ``rollup`` and ``status`` of ``manage.py ratequota``."""
+"""The verbs ``publish``, ``rollup``, ``checkpoint`` and ``status`` of ``manage.py ratequota``."""
 
 from __future__ import annotations
 
+import time
+from argparse import ArgumentTypeError
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +12,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from ..conf import settings
 from ..models import PolicyChange
-from ..monitoring.health import Health, reports, state_of
+from ..monitoring.health import Health, has_late_checkpoint, reports, request_checkpoint, state_of
 from ..monitoring.rollup import KEEP_DAYS, KEEP_HOURS, roll_up
 from ..policies.unreadable import find_unreadable
 from ..recording.recorder import record_publication
@@ -29,6 +31,11 @@ def add_verbs(verbs: Any) -> None:
     for name, unit, days in (("hourly", "hours", KEEP_HOURS), ("daily", "days", KEEP_DAYS)):
         text = f"Delete {name} rows that are older than this many days (default {days}). Also --keep-{unit}."
         verb.add_argument(f"--keep-{unit}", f"--keep-{name}", type=int, default=days, metavar="DAYS", help=text)
+    text = "Make every process write its durable counts to the database, before Redis is replaced; waits for them."
+    verb = verbs.add_parser("checkpoint", help=text)
+    verb.set_defaults(run=checkpoint)
+    text = "Fail if a process has not written its counts after this many seconds (default 60)."
+    verb.add_argument("--timeout", type=_seconds, default=60, metavar="SECONDS", help=text)
     verbs.add_parser("status", help="Show Redis, the revision, and every process.").set_defaults(run=status)
 
 
@@ -51,6 +58,44 @@ def rollup(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     """Write usage counts to the database and delete old ones."""
     done = roll_up(options["keep_hours"], options["keep_days"])
     yield f"{done.hours} hourly and {done.days} daily rows written, {done.deleted} old rows deleted"
+
+
+def checkpoint(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
+    """Ask every reporting process for a checkpoint, and wait until all have written theirs."""
+    limiter, seconds = default_limiter(), options["timeout"]
+    if limiter.store.absent:
+        raise CommandError(f"Nothing is counted in Redis: {limiter.store.absent}")
+    if not settings.checkpoint_seconds:
+        raise CommandError("CHECKPOINT_SECONDS is 0, so no counts are kept in the database")
+    if not settings.report_seconds:
+        raise CommandError(
+            "REPORT_SECONDS is 0, so processes cannot be asked. Stop them: each writes its counts when it ends."
+        )
+    number = request_checkpoint(seconds)
+    deadline = time.monotonic() + seconds
+    while True:
+        workers = reports()
+        waiting = [worker for worker in workers if worker.checkpoint < number]
+        if not waiting or time.monotonic() >= deadline:
+            break
+        time.sleep(0.1)
+    if waiting:
+        last = "; ".join(f"{worker.process} reported {time.time() - worker.at:.0f} s ago" for worker in waiting)
+        raise CommandError(
+            f"{len(waiting)} of {len(workers)} processes have not written their counts within {seconds} s: {last}. "
+            "Their logs say why; one that was killed is no longer waited for a minute after its last report."
+        )
+    if not workers:
+        yield "No process has reported in the last minute: none has counts to write"
+        return
+    yield f"All counts are in the database; processes that wrote theirs: {len(workers)}"
+
+
+def _seconds(text: str) -> int:
+    """Return the number of seconds; raises ``ArgumentTypeError``."""
+    if not text.isdecimal() or not 1 <= int(text) <= 3600:
+        raise ArgumentTypeError("write whole seconds from 1 to 3600")
+    return int(text)
 
 
 def status(_command: BaseCommand, _options: dict[str, Any]) -> Iterator[str]:
@@ -106,11 +151,18 @@ def _workers(workers: list[Health], revision: int) -> Iterator[str]:
     errors = f"; errors in {failing}" if failing else ""
     yield f"processes    {len(workers)}; {states}; breaker closed in {closed}{errors}"
     yield f"latency      {_latency(latency)} in the last minute"
+    ages = [worker.checkpoint_age for worker in workers if worker.checkpoint_age is not None]
+    if ages:
+        late = sum(map(has_late_checkpoint, workers))
+        yield f"checkpoints  the oldest {max(ages):.0f} s ago{f'; late in {late}: see their logs' if late else ''}"
     for worker in workers:
         yield f"  {worker.process}"
         yield f"             revision {worker.revision or 'none yet'}, {_latency(worker.latency)}"
         down = ", ".join(f"open to {server} ({reason})" for server, reason in worker.down.items())
         yield f"             breaker {down or 'closed'}"
+        if worker.checkpoint_age is not None:
+            late_text = ", late" if has_late_checkpoint(worker) else ""
+            yield f"             checkpoint {worker.checkpoint_age:.0f} s ago{late_text}"
         for reason, message in sorted(worker.errors.items()):
             known = "" if message.startswith(reason) else f"{reason}: "
             yield f"             error in the last minute: {known}{message}"

@@ -6,7 +6,9 @@ import csv
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
+from datetime import date
 from io import StringIO
+from itertools import islice
 from typing import Any
 
 from django.core.management.base import BaseCommand
@@ -14,8 +16,11 @@ from django.utils import timezone
 
 from ..conf import settings
 from ..operations.quotas import Used, previous_month, used_in_month
+from ..operations.subjects import named, subject_names
 
-_HEADS = ("subject", "endpoint", "rate", "windows", "used", "limit")
+#: Subjects whose names are looked up at once.
+_NAMED = 1000
+_HEADS = ("subject", "endpoint", "rate", "windows", "used", "limit", "begins", "ends")
 
 
 def add_verbs(verbs: Any) -> None:
@@ -29,15 +34,19 @@ def add_verbs(verbs: Any) -> None:
 
 def usage(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     """Yield a line for each subject and rate."""
-    month = options["month"] or previous_month(timezone.now().astimezone(settings.time_zone).date())
+    today = timezone.now().astimezone(settings.time_zone).date()
+    month = options["month"] or previous_month(today)
     rows = used_in_month(month, options["subject"])
     if options["format"] == "csv":
         yield _csv_line(_HEADS)
         yield from (_csv_line(list(asdict(row).values())) for row in rows)
     elif options["format"] == "json":
-        yield from (json.dumps(asdict(row)) for row in rows)
+        yield from (json.dumps(asdict(row), default=str) for row in rows)
     else:
-        yield from map(_text, rows)
+        left = iter(rows)
+        while batch := list(islice(left, _NAMED)):
+            names = subject_names(row.subject for row in batch)
+            yield from (_text(row, today, names.get(row.subject, "")) for row in batch)
 
 
 def _csv_line(values: Any) -> str:
@@ -46,6 +55,8 @@ def _csv_line(values: Any) -> str:
     return line.getvalue()
 
 
-def _text(row: Used) -> str:
+def _text(row: Used, today: date, name: str) -> str:
     windows = "" if row.windows == 1 else f" in {row.windows} windows"
-    return f"{row.subject}  {row.endpoint or 'all endpoints'}  {row.rate}: {row.used} of {row.limit}{windows}"
+    open_until = "" if row.ends <= today else f", so far: until {row.ends}"
+    used = f"{row.used} of {row.limit}{windows}{open_until}"
+    return f"{named(row.subject, name)}  {row.endpoint or 'all endpoints'}  {row.rate}: {used}"

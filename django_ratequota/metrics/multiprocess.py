@@ -17,7 +17,12 @@ from ..monitoring.collector import listeners
 from . import BUCKETS, HELP, METRICS, PREFIX, latency
 
 #: How prometheus-client combines the gauges of all processes; revisions stay apart, by pid, to be compared.
-_MODES: Mapping[str, Any] = {"store_up": "livemin", "policies_age_seconds": "livemax", "policies_revision": "liveall"}
+_MODES: Mapping[str, Any] = {
+    "store_up": "livemin",
+    "policies_age_seconds": "livemax",
+    "policies_revision": "liveall",
+    "checkpoint_age_seconds": "livemax",
+}
 #: Bins of ``histogram.Histogram`` in a bucket.
 _BINS = 4
 

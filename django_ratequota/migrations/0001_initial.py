@@ -157,7 +157,7 @@ class Migration(migrations.Migration):
                 'verbose_name_plural': 'quota windows',
                 'ordering': ['-starts_at', 'counter'],
                 'constraints': [models.UniqueConstraint(fields=('counter', 'starts_at'), name='ratequota_quota_one_row')],
-                'indexes': [models.Index(fields=['period', 'ends_at', 'percent'], name='ratequota_quota_fullest')],
+                'indexes': [models.Index(fields=['period', 'ends_at', 'percent', 'policy_id', 'endpoint_id'], name='ratequota_quota_fullest')],
             },
         ),
         migrations.CreateModel(

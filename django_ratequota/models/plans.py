@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from django.conf import settings as django_settings
+from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 from django.db.models import Q
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from ..recording.validators import check_dates, visible
+from ..recording.validators import assignable_subject, check_dates, visible
 from .base import RecordedModel
 from .fields import SubjectField
 
@@ -155,5 +156,10 @@ class PlanAssignment(RecordedModel):
         return visible(self.user if self.user_id is not None else self.subject or "")
 
     def clean(self) -> None:
-        """Raise ``ValidationError`` if the end is not after the start."""
+        """Bring the subject into canonical form; raise ``ValidationError`` with what to write instead."""
+        if self.subject:
+            try:
+                self.subject = assignable_subject(self.subject)
+            except ValidationError as error:
+                raise ValidationError({"subject": error}) from error
         check_dates(self.starts_at, self.ends_at)

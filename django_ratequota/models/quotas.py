@@ -19,10 +19,10 @@ class QuotaWindow(models.Model):
     counter = models.CharField(_("counter"), max_length=128, help_text=_("Its Redis key, without the prefix."))
     starts_at = models.DateTimeField(_("starts at"), help_text=_("When the window began."))
     ends_at = models.DateTimeField(_("ends at"), help_text=_("When the window ends."))
-    period = models.CharField(
-        _("period"), max_length=5, choices=Period.choices, help_text=_("Length of the window.")
+    period = models.CharField(_("period"), max_length=5, choices=Period.choices, help_text=_("Length of the window."))
+    subject = models.CharField(
+        _("subject"), max_length=200, db_index=True, help_text=_("Whom the counter belongs to.")
     )
-    subject = models.CharField(_("subject"), max_length=200, db_index=True, help_text=_("Whom the counter belongs to."))
     # Numbers, not foreign keys, because the row outlives the policy, and no deletion may search these rows.
     policy_id = models.BigIntegerField(_("policy"), null=True, help_text=_("The policy that limited it last."))
     endpoint_id = models.BigIntegerField(_("endpoint"), null=True, help_text=_("Empty = all endpoints."))
@@ -41,8 +41,12 @@ class QuotaWindow(models.Model):
         verbose_name_plural = _("quota windows")
         ordering = ["-starts_at", "counter"]
         constraints = [models.UniqueConstraint(fields=["counter", "starts_at"], name="ratequota_quota_one_row")]
-        # The fullest of the windows that run now.
-        indexes = [models.Index(fields=["period", "ends_at", "percent"], name="ratequota_quota_fullest")]
+        # The fullest of the windows that run now, also those of some policies or of an endpoint, without their rows.
+        indexes = [
+            models.Index(
+                fields=["period", "ends_at", "percent", "policy_id", "endpoint_id"], name="ratequota_quota_fullest"
+            )
+        ]
 
     def __str__(self) -> str:
         return f"{self.counter} {self.starts_at:%Y-%m-%d}: {self.used} / {self.limit}"

@@ -9,12 +9,17 @@ import logging
 import os
 import time
 from collections import Counter, OrderedDict, deque
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from django.conf import settings as django_settings
+from django.core.signals import setting_changed
 from django.dispatch import Signal
+from django.utils.module_loading import import_string
 
+from ..conf import settings
 from ..engine.decision import Decision
 from ..engine.keys import bucket_key, statistics_key
 from ..engine.types import BucketStatus
@@ -72,6 +77,26 @@ def observe(decision: Decision) -> None:
 
 
 process.observe = observe
+
+
+def connect_receivers(*, setting: str = "RATEQUOTA", **_: object) -> None:
+    """Connect what ``NOTIFY`` names, or nothing: without receivers no decision is looked at."""
+    if setting != "RATEQUOTA":
+        return
+    raw = getattr(django_settings, "RATEQUOTA", None)  # our settings would import modules of the project at start
+    wanted = isinstance(raw, Mapping) and raw.get("NOTIFY")
+    (quota_threshold.connect if wanted else quota_threshold.disconnect)(_notify)
+
+
+def _notify(**event: Any) -> None:
+    for path in settings.notify:
+        try:
+            import_string(path)(**event)
+        except Exception:
+            logger.exception("%s, a receiver in RATEQUOTA['NOTIFY'], failed", path)
+
+
+setting_changed.connect(connect_receivers, dispatch_uid="django_ratequota.alerts")
 
 
 def levels_reached(status: BucketStatus) -> tuple[int, ...]:

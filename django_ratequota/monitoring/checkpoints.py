@@ -12,27 +12,25 @@ import logging
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import tzinfo
-from typing import Any
 
-from django.apps import apps
 from django.core import mail
-from django.db import transaction
 
 from ..conf import settings
 from ..engine.calendar_windows import calendar_window
 from ..engine.decision import Decision
-from ..engine.keys import bucket_key, short
+from ..engine.keys import bucket_key
 from ..engine.limiter import Limiter
-from ..engine.types import Bucket, BucketStatus
-from ..policies.facts import to_datetime, to_us
-from ..recording.databases import policy_alias
+from ..engine.types import Bucket
+from ..policies.facts import to_datetime
 from ..runtime import default_limiter
 from ..utils.locks import ForkSafeLock
 from ..utils.problems import note_problem
 from .background import Background
+from .checkpoint_rows import Figure, Window, write
+from .months import batches
 
 logger = logging.getLogger("django_ratequota")
 
@@ -43,26 +41,6 @@ _MINUTE_US = 60 * 10**6
 _MOST = 100_000
 #: Rows of a statement.
 _BATCH = 500
-#: A counter's name in the database, and the start of its window (µs).
-Window = tuple[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """What a counter has used."""
-
-    status: BucketStatus
-    #: Redis' time then (µs).
-    at_us: int
-    #: Units given back since the last checkpoint; ``ALL`` after a reset.
-    lowered: float
-
-    @property
-    def used(self) -> int:
-        """Units used, debts included."""
-        return self.status.used + self.status.debt
-
-
 #: A bucket and the end of its window (minutes since the Unix epoch; 0 = nothing is used), and what it has used.
 Noted = tuple[tuple[Bucket, int], Figure]
 #: The newest figures.
@@ -71,6 +49,8 @@ _dirty: OrderedDict[tuple[Bucket, int], Figure] = OrderedDict()
 _suspects: dict[Window, float] = {}
 _lock = ForkSafeLock()
 _write_lock = ForkSafeLock()
+#: What was noted before this time (monotonic seconds) is in the database; None before the first checkpoint.
+_written_at: float | None = None
 
 
 def note(decision: Decision, *, lowered: float = 0) -> None:
@@ -105,14 +85,39 @@ def _keep(key: tuple[Bucket, int], figure: Figure) -> None:
 
 def flush() -> int:
     """Write the noted figures; returns how many rows changed. What cannot be written now is kept."""
+    return _checkpoint()[0]
+
+
+def flush_all() -> bool:
+    """Write the noted figures, those that another thread is writing included; returns whether all are written."""
+    with _write_lock:
+        pass
+    return _checkpoint()[1]
+
+
+def age() -> float | None:
+    """Return the seconds since the last checkpoint, 0 while no figure waits for the next; None before the first."""
+    if _written_at is None:
+        return None
+    return time.monotonic() - _written_at if _dirty else 0.0
+
+
+def _checkpoint() -> tuple[int, bool]:
+    global _written_at
     if not _dirty:
-        return 0  # no limiter is made where nothing is counted, as in most commands
+        return 0, True  # no limiter is made where nothing is counted, as in most commands
+    began_at = time.monotonic()
+    if _written_at is None:
+        _written_at = began_at
     limiter = default_limiter()
     with _write_lock:
         with _lock:
             noted = dict(_dirty)
             _dirty.clear()
-        return _flush(limiter, noted)
+        written, complete = _flush(limiter, noted)
+    if complete:
+        _written_at = began_at
+    return written, complete
 
 
 def write_now(buckets: Iterable[Bucket]) -> None:
@@ -129,108 +134,37 @@ def write_now(buckets: Iterable[Bucket]) -> None:
         limiter.publish(lost=True)
 
 
-def _flush(limiter: Limiter, noted: Mapping[tuple[Bucket, int], Figure]) -> int:
+def _flush(limiter: Limiter, noted: Mapping[tuple[Bucket, int], Figure]) -> tuple[int, bool]:
+    """Write the figures; returns how many rows changed, and whether all figures could be written."""
     latest: dict[Window, Noted] = {}
     # By time, so that of several policies that share a counter the last one stays.
     for (bucket, end), figure in sorted(noted.items(), key=lambda item: item[1].at_us):
         inside_us = end * _MINUTE_US - figure.status.window_us // 2 if end else figure.at_us
         window = window_of(bucket, inside_us, limiter.time_zone)
-        lowered = figure.lowered + (latest[window][1].lowered if window in latest else 0)
-        latest[window] = (bucket, end), replace(figure, lowered=lowered)
-    written, below = 0, dict[Window, int]()
-    windows = sorted(latest)  # in one order, so that processes wait for each other's rows instead of deadlocking
-    for at in range(0, len(windows), _BATCH):
-        batch = {window: latest[window][1] for window in windows[at : at + _BATCH]}
-        lower: dict[Window, int] = {}
+        if window in latest and latest[window][1].lowered:
+            figure = replace(figure, lowered=figure.lowered + latest[window][1].lowered)
+        latest[window] = (bucket, end), figure
+    waited = set(_suspects)
+
+    def is_loss(window: Window, at_us: int) -> bool:
+        # At first, another process's refund may not be written yet: its figure would undo what is lowered here.
+        return window in waited or not limiter.born_us or at_us <= limiter.born_us
+
+    written, complete, below = 0, True, dict[Window, int]()
+    for windows in batches(latest, _BATCH):
+        batch = {window: latest[window][1] for window in windows}
         try:
-            with transaction.atomic(using=policy_alias(_model())):
-                written += _write(batch, lower)
+            written += write(batch, below, is_loss)
         except Exception as error:
+            complete = False
             for window in batch:
                 _keep(*latest[window])
             note_problem("checkpoints", f"checkpoints cannot be written, they are tried again: {error}")
-        else:
-            below |= lower
+    for window, at_us in below.items():
+        if is_loss(window, at_us):
+            latest[window] = latest[window][0], replace(latest[window][1], lowered=0)
     _look_for_losses(limiter, below, latest)
-    return written
-
-
-def _write(figures: Mapping[Window, Figure], below: dict[Window, int]) -> int:
-    """Write a batch of figures; add to ``below`` those that are lower than their row's, with the row's time."""
-    written, missing = 0, figures
-    for _ in range(2):  # another process may insert the same rows
-        found = {}
-        changed = []
-        for row in _rows(missing).order_by("pk").select_for_update():
-            window = row.counter, to_us(row.starts_at)
-            figure = found[window] = missing.get(window)
-            if figure is None or figure.at_us <= row.at_us:
-                continue
-            if figure.used < row.used - figure.lowered:
-                below[window] = row.at_us
-                if figure.lowered:  # of a counter that Redis may have lost, only that is known
-                    row.used -= int(figure.lowered)
-                    row.percent = row.used * 100 // row.limit
-                    changed.append(row)
-                continue
-            for name, value in _values(figure).items():
-                setattr(row, name, value)
-            changed.append(row)
-        _model().objects.bulk_update(changed, ["used", "limit", "percent", "at_us", "policy_id", "rate"])
-        missing = {window: figure for window, figure in missing.items() if window not in found}
-        written += len(changed)
-        if not missing:
-            break
-        _model().objects.bulk_create([_row(*item) for item in missing.items()], ignore_conflicts=True)
-        written += len(missing)
-    return written
-
-
-def _model() -> Any:
-    # Not imported above, because check_request can be imported before Django is set up.
-    return apps.get_model("django_ratequota", "QuotaWindow")
-
-
-def _rows(windows: Iterable[Window]) -> Any:
-    starts = {to_datetime(start_us) for _, start_us in windows}
-    return _model().objects.filter(counter__in=[counter for counter, _ in windows], starts_at__in=starts)
-
-
-def used_in(windows: Sequence[Window]) -> dict[Window, int]:
-    """Return what the windows have used by their checkpoints; those without one are left out."""
-    rows = _rows(windows).values_list("counter", "starts_at", "used")
-    return {(counter, to_us(starts_at)): used for counter, starts_at, used in rows}
-
-
-def _row(window: Window, figure: Figure) -> Any:
-    status = figure.status
-    bucket = status.bucket
-    return _model()(
-        counter=window[0],
-        starts_at=to_datetime(window[1]),
-        ends_at=to_datetime(window[1] + status.window_us),
-        period=bucket.rate.calendar,
-        subject=short(_storable(bucket.subject)),
-        endpoint_id=bucket.endpoint_id,
-        **_values(figure),
-    )
-
-
-def _storable(text: str) -> str:
-    """Return the text without what databases refuse: lone surrogates and NUL."""
-    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
-
-
-def _values(figure: Figure) -> dict[str, Any]:
-    bucket = figure.status.bucket
-    return {
-        "used": figure.used,
-        "limit": figure.status.limit,
-        "percent": figure.used * 100 // figure.status.limit,
-        "at_us": figure.at_us,
-        "policy_id": bucket.policy_id,
-        "rate": str(bucket.rate),
-    }
+    return written, complete
 
 
 def counter_name(bucket: Bucket) -> str:
@@ -240,7 +174,12 @@ def counter_name(bucket: Bucket) -> str:
 
 def window_of(bucket: Bucket, at_us: int, zone: tzinfo) -> Window:
     """Return the bucket's calendar window around ``at_us``."""
-    return counter_name(bucket), calendar_window(bucket.rate.calendar or "day", at_us, zone)[0]
+    return counter_name(bucket), window_start(bucket, at_us, zone)
+
+
+def window_start(bucket: Bucket, at_us: int, zone: tzinfo) -> int:
+    """Return when the bucket's calendar window around ``at_us`` began (µs)."""
+    return calendar_window(bucket.rate.calendar or "day", at_us, zone, bucket.anchor)[0]
 
 
 def _look_for_losses(limiter: Limiter, below: Mapping[Window, int], noted: Mapping[Window, Noted]) -> None:
@@ -253,8 +192,7 @@ def _look_for_losses(limiter: Limiter, below: Mapping[Window, int], noted: Mappi
         del _suspects[window]
     for window, at_us in below.items():
         if now - _suspects.setdefault(window, now) < settings.checkpoint_seconds:
-            key, figure = noted[window]
-            _keep(key, replace(figure, lowered=0))
+            _keep(*noted[window])
             continue
         del _suspects[window]
         if limiter.born_us < at_us:
@@ -266,18 +204,22 @@ def _look_for_losses(limiter: Limiter, below: Mapping[Window, int], noted: Mappi
         limiter.publish(lost=True)
 
 
-def _flush_at_exit() -> None:
+def flush_at_exit() -> bool:
+    """Write the last checkpoint; returns whether all of it is in the database."""
     try:
-        flush()
+        return flush_all()
     except Exception:
         logger.exception("the last checkpoint failed")
+        return False
 
 
 def _forget() -> None:
+    global _written_at
+    _written_at = None
     _dirty.clear()
     _suspects.clear()
 
 
 _background = Background("ratequota-checkpoints", lambda: settings.checkpoint_seconds, flush)
-atexit.register(_flush_at_exit)
+atexit.register(flush_at_exit)
 os.register_at_fork(after_in_child=_forget)

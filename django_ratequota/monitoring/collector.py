@@ -104,7 +104,10 @@ class Collector:
         # Nobody could look up a refusal in memory. Not ``in_memory``, which is slower to read.
         if settings.redis_url == "memory://":
             return ""
-        refusal_id = self._refusals.add(DecisionRecord._make(record), context.scope or "", route, method, decision)
+        described = DecisionRecord._make(record)
+        refusal_id = self._refusals.add(
+            described, context.scope or "", route, method, decision, resolution.assigned_to
+        )
         return "" if allowed else refusal_id
 
     def flush(self) -> None:

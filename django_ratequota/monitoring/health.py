@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import os
@@ -26,12 +27,15 @@ from ..utils.locks import ForkSafeLock
 from ..utils.problems import forget as forget_problems
 from ..utils.problems import recent, remember
 from ..utils.sansio import drive
+from . import checkpoints
 from .background import Background
 
 logger = logging.getLogger("django_ratequota")
 
 #: Seconds that Redis keeps a report; those of ended processes disappear after it.
 REPORT_TTL = 60
+#: Stands for a process's name in the key of the last request for a checkpoint; a process's own has a colon.
+_REQUEST = "checkpoint"
 #: 2020, as Unix time: a smaller revision is a counter and no time.
 _PLAUSIBLE = 1_577_836_800
 _DAY = 86_400
@@ -60,6 +64,10 @@ class Health:
     latency: list[int] = field(repr=False)
     #: Seconds since its last decision by Redis; None before the first.
     idle: float | None = None
+    #: Seconds since its last checkpoint of durable counts, 0 while nothing waits for the next; None = it has none.
+    checkpoint_age: float | None = None
+    #: The last request for a checkpoint that it has carried out; 0 = none.
+    checkpoint: int = 0
 
     @property
     def decisions(self) -> int:
@@ -75,6 +83,9 @@ _degraded: Counter[str] = Counter()
 #: Reasons that open no breaker: the server replied, or no command was sent.
 NO_BREAKER = ANSWERS | {"configuration", "clock", "database", "uncovered", "rates"}
 _lock = ForkSafeLock()
+#: The last request for a checkpoint that this process has carried out, and whether it has reported at all.
+_carried_out = 0
+_has_reported = False
 
 
 def note_degraded(reason: str, error: Exception) -> None:
@@ -106,15 +117,45 @@ def health() -> Health:
         errors=recent(),
         latency=limiter.latency.last_minute() if limiter else merged(()),
         idle=limiter.latency.idle() if limiter else None,
+        checkpoint_age=checkpoints.age(),
+        checkpoint=_carried_out,
     )
 
 
 def report() -> int:
-    """Write this process's health to Redis; returns how many processes have done so lately. Raises ``StoreError``."""
-    limiter, mine = default_limiter(), health()
-    keys = [workers_key(limiter.prefix), workers_key(limiter.prefix, mine.process)]
+    """Write this process's health to Redis; returns how many processes have done so lately. Raises ``StoreError``.
+
+    Where ``request_checkpoint`` has asked for it, write a checkpoint as well and report that.
+    """
+    global _carried_out
+    processes, requested = _send(health())
+    if requested > _carried_out and checkpoints.flush_all():
+        _carried_out = requested
+        _send(health())
+    return processes
+
+
+def _send(mine: Health) -> tuple[int, int]:
+    """Store the report; returns how many processes have reported, and the last request for a checkpoint."""
+    global _has_reported
+    limiter = default_limiter()
+    keys = [workers_key(limiter.prefix, name) for name in ("", mine.process, _REQUEST)]
     steps = run_script(REPORT, keys, (mine.process, json.dumps(asdict(mine)), REPORT_TTL))
-    return int(drive(steps, limiter.store.call().do))
+    processes, requested = drive(steps, limiter.store.call().do)
+    _has_reported = True
+    return int(processes), int(requested)
+
+
+def request_checkpoint(seconds: int) -> int:
+    """Ask every process that reports within these seconds for a checkpoint.
+
+    Returns the number of the request: ``Health.checkpoint`` of those that have carried it out. Raises ``StoreError``.
+    """
+    limiter = default_limiter()
+    limiter.stored_revision()  # learns the store's clock
+    number = max(limiter.now_us, *(worker.checkpoint + 1 for worker in reports()), 1)
+    limiter.store.execute(("SET", workers_key(limiter.prefix, _REQUEST), number, "EX", seconds))
+    return number
 
 
 @reading()
@@ -148,6 +189,11 @@ def state_of(worker: Health, revision: int) -> str:
     if worker.revision >= revision:
         return "live"
     return "behind" if _decided_since(worker, published_at(revision)) else "idle"
+
+
+def has_late_checkpoint(worker: Health) -> bool:
+    """Whether several checkpoints in a row have failed, or take too long."""
+    return worker.checkpoint_age is not None and worker.checkpoint_age > 10 + 3 * settings.checkpoint_seconds
 
 
 def _decided_since(worker: Health, published: datetime | None) -> bool:
@@ -184,9 +230,23 @@ keep_reporting = _reporting.keep
 
 
 def _clear() -> None:
-    # The counts are the parent's.
+    # The counts and the report are the parent's.
+    global _carried_out, _has_reported
+    _carried_out, _has_reported = 0, False
     _degraded.clear()
     forget_problems()
 
 
+def _leave() -> None:
+    """Take the report back at a clean exit, so that ``ratequota checkpoint`` waits only for processes that run."""
+    if not _has_reported or not checkpoints.flush_at_exit():
+        return
+    try:
+        limiter = default_limiter()
+        limiter.store.execute(("DEL", workers_key(limiter.prefix, _process())))
+    except StoreError as error:
+        logger.debug("the report could not be taken back: %s", error)
+
+
+atexit.register(_leave)
 os.register_at_fork(after_in_child=_clear)

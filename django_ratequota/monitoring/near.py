@@ -1,8 +1,9 @@
 """Subjects that have used half of a rate or more in the window that runs now, kept in Redis for the Quotas page.
 
-Only rates with windows of an hour or more: shorter windows end before an operator has read the page. What is kept are
-candidates with the percentage at one of their last requests; readers peek their counters. Everything is bounded: a
-process holds at most ``MAX_NOTED`` statuses that are not sent yet, and ``lua/near.lua`` bounds what Redis keeps.
+Only rates without checkpoints, which say the same (``QuotaWindow``), and windows of an hour or more: shorter ones end
+before an operator has read the page. What is kept are candidates with the percentage at one of their last requests;
+readers peek their counters. Everything is bounded: a process holds at most ``MAX_NOTED`` statuses that are not sent
+yet, and ``lua/near.lua`` bounds what Redis keeps.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 from itertools import chain
 from typing import Literal, NamedTuple
 
+from ..conf import settings
 from ..engine.calendar_windows import window_end_us
 from ..engine.keys import statistics_key
 from ..engine.limiter import Limiter
@@ -22,6 +24,7 @@ from ..runtime import default_limiter
 from ..store.base import reading, run_script
 from ..utils.bounded_cache import BoundedCache
 from ..utils.sansio import drive
+from . import checkpoints
 from .packing import HOUR, read
 
 #: Percentages of a limit that operators choose from. Below the first, nothing is kept.
@@ -86,11 +89,13 @@ class Candidate(NamedTuple):
     counted_per: str
     counts: str
     subject: str
+    anchor: int
 
     @classmethod
     def of(cls, bucket: Bucket) -> Candidate:
         """Return the candidate of a policy's bucket."""
-        return cls(bucket.policy_id or 0, bucket.endpoint_id, bucket.counted_per, bucket.rate.counts, bucket.subject)
+        place = (bucket.policy_id or 0, bucket.endpoint_id, bucket.counted_per)
+        return cls(*place, bucket.rate.counts, bucket.subject, bucket.anchor)
 
     @property
     def member(self) -> bytes:
@@ -118,6 +123,8 @@ class Noted:
     def note(self, status: BucketStatus, at_us: int) -> None:
         """Note the status of a bucket that is half used or more; ``at_us`` 0 = the store was not reached."""
         bucket = status.bucket
+        if bucket.durable and settings.checkpoint_seconds and not checkpoints.in_test_run():
+            return
         if at_us and bucket.policy_id is not None and len(self._statuses) < MAX_NOTED:
             self._statuses[id(bucket)] = at_us, status
 
@@ -190,7 +197,8 @@ def _ends(status: BucketStatus, at_us: int, limiter: Limiter) -> tuple[int, ...]
     """Return the ends of the windows in which the bucket is half used or more, if it is not used any further."""
     rate = status.bucket.rate
     end_us = window_end_us(rate, at_us, limiter.time_zone)
-    # Other algorithms have no common window. Their subjects are kept until the next multiple of the period, and in
-    # the list that follows as well where their bucket does not refill before.
-    more = rate.algorithm != "fixed_window" and at_us + status.reset_after_us > end_us
-    return (end_us // 10**6, (end_us + rate.period_us) // 10**6) if more else (end_us // 10**6,)
+    if at_us + status.reset_after_us <= end_us:
+        return (end_us // 10**6,)
+    # Other algorithms, and months that begin on a customer's day, have no common window. Their subjects are kept
+    # until the next multiple of the period or end of a month, and in the list that follows if they refill later.
+    return end_us // 10**6, window_end_us(rate, end_us, limiter.time_zone) // 10**6

@@ -45,8 +45,13 @@ class PendingRefusals:
     def __bool__(self) -> bool:
         return bool(self._refusals)
 
-    def add(self, record: DecisionRecord, scope: str, route: str, method: str, decision: Decision) -> str:
-        """Add a refusal, or a would-be refusal; returns its id, "" if there are too many."""
+    def add(
+        self, record: DecisionRecord, scope: str, route: str, method: str, decision: Decision, assigned_to: str = ""
+    ) -> str:
+        """Add a refusal, or a would-be refusal; returns its id, "" if there are too many.
+
+        ``assigned_to`` is that of the ``Resolution``.
+        """
         minute, would_be = record.second // MINUTE, decision.allowed
         by = record.against if would_be else decision.violated
         refusal_id = digest(repr((record.caller, record.ip, scope, record.endpoint_ids, by, minute)))
@@ -63,7 +68,7 @@ class PendingRefusals:
                 full = len(self._refusals) - self._would_be >= MAX_REFUSALS or earlier >= MAX_OF_NETWORK
             if full:
                 return ""
-            text = describe(record, scope, route, method, decision)
+            text = describe(record, scope, route, method, decision, assigned_to)
             kind = 2 if would_be else int(earlier >= _FIRST_OF_NETWORK)
             self._refusals[refusal_id] = _Refusal(record.second, minute, text, share, kind)
             self._shares[share] += 1

@@ -15,6 +15,7 @@ from ipaddress import ip_address
 from itertools import islice
 from typing import Any
 
+from ..conf import settings
 from ..engine.decision import Decision
 from ..engine.types import BucketStatus
 from ..store.base import reading
@@ -76,11 +77,19 @@ class Refusal:
     error: str = ""
     #: Ids of the policies that refused it or, in log mode, would have.
     against: tuple[int | None, ...] = ()
+    #: The subject whose assignment gave the plan, such as ``tenant:acme``; "" = no assignment did.
+    assigned_to: str = ""
+
+    @property
+    def subjects(self) -> list[str]:
+        """Whom it counts for besides the caller: refusing buckets first, then the others, then ``assigned_to``."""
+        buckets = sorted(self.buckets, key=lambda bucket: not bucket.refused)
+        return [*(bucket.subject for bucket in buckets), self.assigned_to]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallerRefusals:
-    """The refusals of one caller in the last day, among the ``SEARCHED`` newest of all callers."""
+    """The refusals of one caller (or subject) in the last day, among the ``SEARCHED`` newest of all callers."""
 
     #: Newest first.
     refusals: tuple[Refusal, ...] = ()
@@ -104,13 +113,21 @@ def refusals(most: int = 50) -> tuple[Refusal, ...]:
 
 @reading()
 def caller_refusals(caller: str) -> CallerRefusals:
-    """Return the refusals of a caller, such as ``user:42``, in the last day."""
+    """Return the refusals of a caller, such as ``user:42``, in the last day.
+
+    Of an identifier's subject, such as ``tenant:acme``, also those of other callers that were counted for it.
+    """
     day = ("+inf", time.time() - DAY, "BYSCORE", "REV", "LIMIT", 0, SEARCHED, "WITHSCORES")
     flat = iter(read("ZRANGE", "refused_at", *day))
     found = [(refusal_id.decode(), float(at)) for refusal_id, at in zip(flat, flat, strict=True)]
     name = stored_name(caller)
+    shared = caller.partition(":")[0] in settings.identifiers
     return CallerRefusals(
-        refusals=tuple(one for one in _read_refusals([pk for pk, _at in found]) if one.caller == name),
+        refusals=tuple(
+            one
+            for one in _read_refusals([pk for pk, _at in found])
+            if one.caller == name or (shared and name in one.subjects)
+        ),
         since=datetime.fromtimestamp(found[-1][1], UTC) if len(found) == SEARCHED else None,
     )
 
@@ -126,7 +143,9 @@ def would_be_refusals(policy_id: int, most: int = 20) -> tuple[Refusal, ...]:
     return tuple(islice(found, most))
 
 
-def describe(record: DecisionRecord, scope: str, route: str, method: str, decision: Decision) -> str:
+def describe(
+    record: DecisionRecord, scope: str, route: str, method: str, decision: Decision, assigned_to: str = ""
+) -> str:
     """Return the JSON of a refusal that ``_refusal`` reads."""
     return json.dumps(
         {
@@ -142,6 +161,7 @@ def describe(record: DecisionRecord, scope: str, route: str, method: str, decisi
             "error": decision.error,
             "revision": decision.revision,
             "against": record.against,
+            "assigned_to": stored_name(assigned_to),
             "buckets": [asdict(_bucket(status)) for status in decision.statuses],
         }
     )

@@ -5,6 +5,7 @@ While the windows began after the store's data did (``Limiter.born_us``), nothin
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any
@@ -12,7 +13,6 @@ from typing import Any
 from django.db import Error as DatabaseError
 
 from ..conf import settings
-from ..engine.calendar_windows import calendar_window
 from ..engine.charges import charges_of
 from ..engine.decision import Decision
 from ..engine.limiter import Limiter
@@ -22,13 +22,15 @@ from ..store.base import Call
 from ..utils.bounded_cache import BoundedCache
 from ..utils.problems import note_problem
 from ..utils.sansio import drive
-from .checkpoints import Window, in_test_run, used_in, window_of
+from .checkpoint_rows import Window, used_in
+from .checkpoints import counter_name, in_test_run, window_of, window_start
 
 #: Counters whose seed this process knows, each some 300 bytes.
 _SIZE = 50_000
 #: A seed that needs not be sent any more, or that there is none.
 _NONE = -1
-_UNITS = ("day", "week", "month")
+#: No calendar window is longer (µs).
+_LONGEST_US = 32 * 86_400 * 10**6
 
 
 class Seeds:
@@ -37,25 +39,26 @@ class Seeds:
     def __init__(self) -> None:
         self._born_us = 0
         self._known: BoundedCache[int] = BoundedCache(_SIZE)
-        #: All windows in which this time lies began after the store's data did: (since, until), in µs.
-        self._whole = (0, 0)
+        #: From then on (µs) all windows began after the store's data did, on whatever day a month begins.
+        self._whole_us = sys.maxsize
 
     def of(self, limiter: Limiter, buckets: tuple[Bucket, ...]) -> Generator[Callable[[], Any], Any, tuple[int, ...]]:
         """Yield the function that reads the database, if any; return a seed for each bucket, or nothing."""
         now_us, born_us = limiter.now_us, limiter.born_us
         if born_us != self._born_us:
             self.forget(born_us)
-        since_us, until_us = self._whole
-        if since_us <= now_us < until_us:
+        if now_us >= self._whole_us:
             return ()
         if limiter.store.absent or not settings.checkpoint_seconds or in_test_run():
             return ()
-        bounds = [calendar_window(unit, now_us, limiter.time_zone) for unit in _UNITS]  # type: ignore[arg-type]
-        if born_us and all(start_us >= born_us for start_us, _ in bounds):
-            self._whole = max(start_us for start_us, _ in bounds), min(end_us for _, end_us in bounds)
+        starts = [window_start(bucket, now_us, limiter.time_zone) if bucket.durable else now_us for bucket in buckets]
+        if born_us and min(starts) >= born_us:
             return ()
-        windows = [window_of(bucket, now_us, limiter.time_zone) if bucket.durable else None for bucket in buckets]
-        lossy = [window for window in windows if window and not (born_us and window[1] >= born_us)]
+        windows = [
+            (counter_name(bucket), start_us) if bucket.durable and not 0 < born_us <= start_us else None
+            for bucket, start_us in zip(buckets, starts, strict=True)
+        ]
+        lossy = [window for window in windows if window]
         unread = [window for window in lossy if self._known.get(window) is None]
         if unread:
             try:
@@ -65,8 +68,7 @@ class Seeds:
                 return ()
             for window in unread:
                 self._known.put(window, found.get(window) or _NONE)
-        wanted = {window: self._known.get(window) or _NONE for window in lossy}
-        seeds = tuple([max(0, wanted.get(window, _NONE)) if window else 0 for window in windows])
+        seeds = tuple([max(0, self._known.get(window) or _NONE) if window else 0 for window in windows])
         return seeds if any(seeds) else ()
 
     def peek(
@@ -87,7 +89,8 @@ class Seeds:
 
     def forget(self, born_us: int = 0) -> None:
         """Read everything again."""
-        self._born_us, self._whole, self._known = born_us, (0, 0), BoundedCache(_SIZE)
+        self._born_us, self._known = born_us, BoundedCache(_SIZE)
+        self._whole_us = born_us + _LONGEST_US if born_us else sys.maxsize
 
 
 def _read(windows: list[Window]) -> dict[Window, int]:

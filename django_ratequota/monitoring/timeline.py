@@ -18,6 +18,7 @@ from ..models import UsageCount
 from ..store.base import reading
 from .collector import MAX_FIELDS
 from .packing import HOUR, MINUTE, MINUTES, OUTCOMES, QUARTER, QUARTERS, kept_hours, read_pairs
+from .records import MAX_NAME
 
 Span = Literal["hour", "day", "week"]
 
@@ -116,6 +117,22 @@ def top_callers(
         outcome: tuple(sorted((top for top in tops if getattr(top.counts, outcome)), key=order, reverse=True)[:most])
         for outcome, order in ((outcome, attrgetter(f"counts.{outcome}")) for outcome in OUTCOMES)
     }
+
+
+@reading()
+def seen_callers(prefix: str, most: int) -> list[str]:
+    """Return callers of the last 48 hours whose names begin with ``prefix``, until there are ``most``: latest first.
+
+    Of each hour the busiest callers are known. Names that statistics keep in another form are left out.
+    """
+    found: dict[str, None] = {}
+    for hour in reversed(kept_hours(49)):
+        if len(found) >= most:
+            break
+        for members in read_pairs("zset", f"admitted:{hour}", f"refused:{hour}", prefix=f"t|{prefix}"):
+            names = (member.removeprefix("t|") for member, _score in members)
+            found |= dict.fromkeys(name for name in names if len(name) <= MAX_NAME and "\\" not in name)
+    return list(found)
 
 
 @reading()

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from django.db.models import Q
+from django.db.models import Exists, OuterRef, Q
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
@@ -42,7 +42,7 @@ class Surroundings:
     others: Sequence[PolicyFacts] = ()
     #: Values of ``counted_per`` for which some user has an override for all endpoints.
     overridden: Collection[str] = ()
-    #: Plans without users: id -> name.
+    #: Plans without assignments: id -> name.
     empty_plans: dict[int, str] = field(default_factory=dict)
     #: The policy's endpoint; None = all endpoints.
     endpoint: EndpointFacts | None = None
@@ -95,23 +95,15 @@ def about_saved(policies: Iterable[RatePolicy], seen: Any) -> list[list[str]]:
     # Columns instead of objects: networks at all endpoints may be 10,000.
     others = [policy_facts(row) for row in rows.values_list(*POLICY_COLUMNS, named=True)]
     overrides = seen.filter(endpoint=None, user__isnull=False).exclude(mode=RatePolicy.Mode.OFF)
-    used = set(
-        PlanAssignment.objects.filter(Q(ends_at=None) | Q(ends_at__gt=now), plan__in=plans)
-        .order_by()
-        .values_list("plan_id", flat=True)
-        .distinct()
-    )
+    assignments = PlanAssignment.objects.filter(Q(ends_at=None) | Q(ends_at__gt=now), plan=OuterRef("pk"))
+    empty = Plan.objects.filter(~Exists(assignments.order_by()), pk__in=plans, default_for="")
     endpoints = {row.pk: endpoint_facts(row) for row in Endpoint.objects.filter(pk__in=pks)}
     around = Surroundings(
         now_us=time.time_ns() // 1000,
         others=others,
         overridden=set(overrides.order_by().values_list("counted_per", flat=True).distinct()),
         # Unknown with PLAN_RESOLVER, which needs a request.
-        empty_plans={}
-        if settings.plan_resolver
-        else {
-            plan.pk: plan.name for plan in Plan.objects.filter(pk__in=plans, default_for="") if plan.pk not in used
-        },
+        empty_plans={} if settings.plan_resolver else dict(empty.values_list("pk", "name")),
     )
     return [
         about_policy(policy, replace(around, endpoint=endpoints.get(policy.endpoint_id or 0))) for policy in facts
@@ -190,7 +182,10 @@ def _nobody_on_plan(policy: PolicyFacts, around: Surroundings) -> str:
     name = around.empty_plans.get(policy.plan_id or 0)
     if name is None:
         return ""
-    text = _("Nobody is on the plan “%(plan)s”: no user is assigned to it, and it is nobody's default. Assign users.")
+    text = _(
+        "Nobody is on the plan “%(plan)s”: no user and no subject is assigned to it, and it is nobody's default. "
+        "Assign users or subjects."
+    )
     return text % {"plan": visible(name)[:_SHOWN_CHARACTERS]}
 
 

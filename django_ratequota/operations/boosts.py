@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from ..monitoring.refusals import Refusal
 from ..policies.explain import other_audience
 from ..policies.facts import PolicyFacts, policy_facts, to_datetime
 from ..policies.precedence import never_outranked, specificity
+from ..policies.requests.caller import UNKNOWN
 from ..policies.resolver import EvaluationContext, resolve
 from ..policies.snapshot import Group
 from ..recording.databases import policy_alias
@@ -127,9 +128,10 @@ def unnameable_reason(subject: str) -> str:
 
 
 def subject_of(explanation: Explanation, policy: PolicyFacts) -> str | None:
-    """Return the subject of a winner's counter."""
+    """Return the subject of a winner's counter; an organisation itself where its callers are counted apart."""
     plan = explanation.plan
-    return explanation.context.caller.subject(policy.counted_per, plan.id if plan else None)
+    subject = explanation.context.caller.subject(policy.counted_per, plan.id if plan else None)
+    return explanation.customer if subject == UNKNOWN else subject
 
 
 def propose_boost(explanation: Explanation, winner: RatePolicy) -> RatePolicy:
@@ -165,21 +167,47 @@ def propose_boosts(refusals: Iterable[Refusal]) -> tuple[list[Proposal], dict[st
     """
     found: dict[tuple[int, str | None], tuple[Explanation, PolicyFacts]] = {}
     without: dict[str, str] = {}
+    for title, why_not, explained in _causes(refusals):
+        if explained is None:
+            without[title] = why_not
+        else:
+            explanation, facts = explained
+            found.setdefault((facts.id, subject_of(explanation, facts)), explained)
+    rows = RatePolicy.objects.select_related("endpoint").in_bulk({policy_id for policy_id, _subject in found})
+    proposals = [
+        Proposal(explanation=explanation, winner=row, boost=propose_boost(explanation, row))
+        for explanation, facts in found.values()
+        if (row := rows.get(facts.id)) is not None
+    ]
+    return list({proposal.key: proposal for proposal in proposals}.values()), without
+
+
+def any_boostable(refusals: Iterable[Refusal]) -> bool:
+    """Return whether ``propose_boosts`` would propose any; explains requests until one can be boosted."""
+    return any(explained is not None for _title, _why_not, explained in _causes(refusals))
+
+
+def _causes(
+    refusals: Iterable[Refusal],
+) -> Iterator[tuple[str, str, tuple[Explanation, PolicyFacts] | None]]:
+    """Yield each limit that refused: its name, why it cannot be boosted, or else the request and the policy."""
     seen: set[Any] = set()
     for refusal in refusals:
         refusing = {(bucket.title, bucket.policy_id) for bucket in refusal.buckets if bucket.refused}
-        request = (refusal.scope, refusal.route, refusal.method, refusal.violated, frozenset(refusing), refusal.error)
+        # With the subjects, because an organisation's people may each have a counter of their own.
+        counters = frozenset((bucket.title, bucket.subject) for bucket in refusal.buckets if bucket.refused)
+        request = (refusal.scope, refusal.route, refusal.method, refusal.violated, counters, refusal.error)
         if request in seen or len(seen) >= _MAX_REQUESTS:
             continue
         seen.add(request)
         if refusal.error:
             text = _("Redis gave no decision (%(reason)s), so “on error” decided: higher rates change nothing.")
-            without |= dict.fromkeys(refusal.violated, text % {"reason": refusal.error})
+            yield from ((name, text % {"reason": refusal.error}, None) for name in refusal.violated)
             continue
         try:
             explanation = ExplainQuery.from_refusal(refusal).explain()
         except ValidationError as error:
-            without |= dict.fromkeys(refusal.violated, " ".join(error.messages))
+            yield from ((name, " ".join(error.messages), None) for name in refusal.violated)
             continue
         won = {candidate.policy.id: candidate.policy for candidate in explanation.candidates if candidate.won}
         if any(name.endswith(f"/{BLOCKED}") for name in refusal.violated):  # which has no bucket
@@ -189,18 +217,12 @@ def propose_boosts(refusals: Iterable[Refusal]) -> tuple[list[Proposal], dict[st
             facts = None if policy_id is None else won.get(policy_id)
             if facts is None:
                 built_in = _("It is built in, and no policy can raise it.")
-                without[title] = built_in if policy_id is None else _("That policy is not in force there any more.")
+                gone = _("That policy is not in force there any more.")
+                yield title, built_in if policy_id is None else gone, None
             elif why_not := no_boost_reason(explanation, facts):
-                without[title] = why_not
+                yield title, why_not, None
             else:
-                found.setdefault((facts.id, subject_of(explanation, facts)), (explanation, facts))
-    rows = RatePolicy.objects.select_related("endpoint").in_bulk({policy_id for policy_id, _subject in found})
-    proposals = [
-        Proposal(explanation=explanation, winner=row, boost=propose_boost(explanation, row))
-        for explanation, facts in found.values()
-        if (row := rows.get(facts.id)) is not None
-    ]
-    return list({proposal.key: proposal for proposal in proposals}.values()), without
+                yield title, "", (explanation, facts)
 
 
 def _outranks(winner: PolicyFacts, subject: str) -> bool:
@@ -226,7 +248,7 @@ def window_end(bucket: Bucket, now_us: int) -> Any:
     """Return when the bucket's window ends, as a model field's value; None for algorithms without windows."""
     if bucket.rate.algorithm != "fixed_window":
         return None
-    return to_datetime(window_end_us(bucket.rate, now_us, settings.time_zone))
+    return to_datetime(window_end_us(bucket.rate, now_us, settings.time_zone, bucket.anchor))
 
 
 def outlook(context: EvaluationContext, boost: RatePolicy) -> Outlook:

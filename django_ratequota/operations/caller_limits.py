@@ -13,6 +13,7 @@ from ..engine.types import Bucket, BucketStatus
 from ..exceptions import NewerRevision, StoreError
 from ..monitoring.seeds import seeds
 from ..policies import cache  # noqa: F401 - sets process.policies
+from ..policies.assigned import resolve_assigned
 from ..policies.facts import NOBODY, EndpointFacts, UserEntry
 from ..policies.requests.caller import Caller
 from ..policies.resolver import EvaluationContext, Resolution, resolve_uncached
@@ -97,7 +98,7 @@ def _resolve(caller: Caller, snapshot: Snapshot, scope: str | None, at_us: int) 
     entry = NOBODY if user_id is None else process.policies.user(user_id) or _load(user_id)
     endpoints = _endpoints(snapshot, entry, scope)
     context = EvaluationContext(caller, entry, endpoints[:MAX_LIMITS], scope, snapshot.overview.snapshot, at_us)
-    return resolve_uncached(context), len(endpoints) > MAX_LIMITS
+    return resolve_assigned(context, how=resolve_uncached), len(endpoints) > MAX_LIMITS
 
 
 def _load(user_id: str) -> UserEntry:

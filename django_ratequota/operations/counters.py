@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from django.db import transaction
 from django.utils.translation import gettext as _
 
 from ..conf import settings
+from ..engine.decision import Decision
 from ..engine.protocol import MAX_BUCKETS
 from ..engine.types import Bucket, BucketStatus
 from ..models import PolicyChange, RatePolicy
 from ..monitoring import checkpoints
 from ..monitoring.seeds import seeds
+from ..policies.assigned import entries_of
 from ..policies.facts import UNREADABLE, PolicyFacts, endpoint_facts, policy_facts
 from ..policies.requests.caller import UNKNOWN, Caller, DescribedCaller, client_text, failed_kind
-from ..policies.resolver import make_buckets
+from ..policies.resolver import EvaluationContext, assignment_of, make_buckets
 from ..recording.databases import policy_alias
 from ..recording.recorder import record_reset
 from ..runtime import default_limiter
-from .explain import explain_caller
+from .explain import explain_caller, newest_policies
 
 
 def peek(buckets: Iterable[Bucket]) -> dict[Bucket, BucketStatus]:
     """Return the status of each bucket, except those of a Cluster node that is down; raises ``StoreError``."""
+    return {status.bucket: status for decision in peeked(buckets) for status in decision.statuses}
+
+
+def peeked(buckets: Iterable[Bucket]) -> Iterator[Decision]:
+    """Yield the status of each bucket as ``peek`` returns them, with the time of each call."""
     limiter, all_buckets = default_limiter(), tuple(buckets)
     if any(bucket.durable for bucket in all_buckets):
         limiter.stored_revision()  # whether the store has lost its data, which nobody may have noticed yet
-    batches = (all_buckets[at : at + MAX_BUCKETS] for at in range(0, len(all_buckets), MAX_BUCKETS))
-    return {s.bucket: s for batch in batches for s in seeds.peek(limiter, limiter.store.call(), batch).statuses}
+    for at in range(0, len(all_buckets), MAX_BUCKETS):
+        yield seeds.peek(limiter, limiter.store.call(), all_buckets[at : at + MAX_BUCKETS])
 
 
 def reset(buckets: Iterable[Bucket], reason: str = "") -> tuple[BucketStatus, ...]:
@@ -106,10 +113,12 @@ def own_counters(policies: Iterable[RatePolicy]) -> tuple[dict[Bucket, RatePolic
     rows.sort(key=lambda row: (not row[1].active(now_us), not row[1].dated))
     counters: dict[tuple[object, ...], tuple[Bucket, RatePolicy]] = {}
     without: dict[RatePolicy, str] = {}
+    callers = {policy: caller for policy, facts in rows if (caller := _own_caller(facts)) is not None}
+    anchors = _anchors({policy: callers[policy] for policy, facts in rows if policy in callers and _monthly(facts)})
     for policy, facts in rows:
-        subject = _own_subject(facts)
+        subject = callers[policy].subject(facts.counted_per, None) if policy in callers else None
         endpoint = endpoint_facts(policy.endpoint) if policy.endpoint else None
-        buckets = make_buckets(facts, endpoint, subject) if subject else ()
+        buckets = make_buckets(facts, endpoint, subject, anchors.get(policy, 1)) if subject else ()
         if not buckets:
             without[policy] = _why_none(facts, subject)
         for bucket in buckets:
@@ -117,8 +126,24 @@ def own_counters(policies: Iterable[RatePolicy]) -> tuple[dict[Bucket, RatePolic
     return dict(counters.values()), without
 
 
-def _own_subject(policy: PolicyFacts) -> str | None:
-    """Return the subject of the policy's counter if its audience is that subject alone; else None."""
+def _anchors(callers: Mapping[RatePolicy, DescribedCaller]) -> dict[RatePolicy, int]:
+    """Return the day on which each caller's months begin; raises ``django.db.Error``."""
+    if not callers:
+        return {}
+    snapshot, now_us = newest_policies(), time.time_ns() // 1000
+    anchors = {}
+    for (policy, caller), (entry, assigned) in zip(callers.items(), entries_of(list(callers.values())), strict=True):
+        found = assignment_of(EvaluationContext(caller, entry, (), None, snapshot, now_us, assigned))
+        anchors[policy] = found[1].anchor if found else 1
+    return anchors
+
+
+def _monthly(policy: PolicyFacts) -> bool:
+    return not isinstance(policy.rates, str) and any(rate.calendar == "month" for rate in policy.rates)
+
+
+def _own_caller(policy: PolicyFacts) -> DescribedCaller | None:
+    """Return the caller of the policy's counter if its audience is that subject alone; else None."""
     if policy.user:
         own, caller = f"user:{policy.user}", DescribedCaller(user_id=policy.user, address=None)
     elif policy.network is not None:
@@ -132,7 +157,7 @@ def _own_subject(policy: PolicyFacts) -> str | None:
         own, caller = policy.subject, DescribedCaller(user_id=None, address=None, identifiers={kind: value})
     else:
         return None
-    return own if caller.subject(policy.counted_per, None) == own else None
+    return caller if caller.subject(policy.counted_per, None) == own else None
 
 
 def _unreadable(policy: PolicyFacts) -> bool:

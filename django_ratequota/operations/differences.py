@@ -1,10 +1,13 @@
-"""The fields in which the two states of a recorded change differ."""
+"""The fields in which the two states of a recorded change differ, and today's names of what they refer to."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from django.apps import apps
+from django.core.exceptions import ValidationError
+from django.db import models
 
 from ..models import PolicyChange
 
@@ -40,3 +43,31 @@ def differences(change: PolicyChange) -> list[Difference]:
 def label(name: str, field: Any) -> Any:
     """Return the field's verbose name."""
     return field.verbose_name if field else name
+
+
+def related_names(rows: Iterable[Difference]) -> dict[Any, dict[str, str]]:
+    """Return model -> id as text -> name of the related objects in the differences; one query per model."""
+    wanted: dict[Any, set[Any]] = {}
+    for _name, field, *values in rows:
+        if field is not None and field.is_relation:
+            wanted.setdefault(field.related_model, set()).update(value for value in values if value not in (None, ""))
+    return {model: object_names(model, values) for model, values in wanted.items()}
+
+
+def object_names(model: type[models.Model], ids: Iterable[Any], name: Callable[[Any], str] = str) -> dict[str, str]:
+    """Return id as text -> name of the model's objects, in one query; ``name`` makes the name from the object.
+
+    Deleted objects, and ids that the model cannot have (a project may have changed its user model), are left out.
+    """
+    keys = {key for key in (primary_key(model, pk) for pk in ids) if key is not None}
+    return {str(row.pk): name(row) for row in model._base_manager.filter(pk__in=keys)} if keys else {}
+
+
+def primary_key(model: type[models.Model], value: Any) -> Any:
+    """Return the value as a primary key of the model; None where it cannot be one."""
+    try:
+        key = model._meta.pk.to_python(value)
+        model._meta.pk.run_validators(key)
+    except ValidationError:
+        return None
+    return key

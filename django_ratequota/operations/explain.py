@@ -9,17 +9,19 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
+from ..conf import settings
 from ..enforcement.decide import decide
 from ..enforcement.steps import Step, StepRunner, limiter_or_error, now_us
 from ..engine.decision import Decision
 from ..engine.types import Bucket, check_cost
 from ..exceptions import StoreError
 from ..policies import cache  # noqa: F401 - sets process.policies
+from ..policies.assigned import assigned_to, unnamed_kinds
 from ..policies.exemptions import exempt, exempt_candidate, exemption_of, narrow
 from ..policies.explain import Candidate, explain, lost, plan_source
-from ..policies.facts import NOBODY, PlanFacts, UserEntry
+from ..policies.facts import NOBODY, PlanFacts
 from ..policies.matching import NO_METHOD, match_endpoints
-from ..policies.requests.caller import Caller
+from ..policies.requests.caller import UNKNOWN, Caller
 from ..policies.requests.methods import handling_of_view
 from ..policies.resolver import EvaluationContext, Resolution, plan_of, resolve
 from ..policies.snapshot import Snapshot
@@ -50,6 +52,13 @@ class Explanation:
         """Buckets that no policy made."""
         return [bucket for bucket in self.resolution.buckets if bucket.policy_id is None]
 
+    @property
+    def customer(self) -> str:
+        """The caller as counters name it; where neither user nor address is known, its first identifier."""
+        caller = self.context.caller
+        values = {kind: caller.value(kind) for kind in settings.identifiers} if caller.name == UNKNOWN else {}
+        return next((f"{kind}:{value}" for kind, value in values.items() if value), caller.name)
+
 
 def explain_caller(
     caller: Caller,
@@ -70,10 +79,13 @@ def explain_caller(
         view = None
 
     def steps() -> Generator[Step, Any, Explanation]:
-        snapshot, entry = newest_policies(caller)
+        snapshot = newest_policies()
+        user_id = caller.user_id
+        entry = NOBODY if user_id is None else process.policies.user(user_id) or process.policies.load_user(user_id)
         handling = handling_of_view(view, method)
         endpoints = match_endpoints(snapshot, scope=scope, route=route, name=name, method=method, handling=handling)
-        context = EvaluationContext(caller, entry, endpoints, scope, snapshot, now_us(limiter))
+        assigned = assigned_to(caller, entry)
+        context = EvaluationContext(caller, entry, endpoints, scope, snapshot, now_us(limiter), assigned)
         others: Counter[str] = Counter()
         resolution, candidates = resolve(context), explain(context, others)
         exemption = exemption_of(view)
@@ -93,7 +105,7 @@ def explain_caller(
             candidates=candidates,
             resolution=resolution,
             decision=decision,
-            plan_source=plan_source(context),
+            plan_source=_plan_source(context, resolution),
             context=context,
             exempt=why_exempt,
             others=others,
@@ -103,11 +115,22 @@ def explain_caller(
     return drive(steps(), StepRunner(limiter).do)
 
 
-def newest_policies(caller: Caller) -> tuple[Snapshot, UserEntry]:
-    """Return the policies that the caller's next request is checked by, and the caller's own entry.
+def _plan_source(context: EvaluationContext, resolution: Resolution) -> str:
+    """Return where the plan comes from, and which kinds of subjects were not named but may have another one."""
+    source, unnamed = plan_source(context), unnamed_kinds(context.caller, resolution.assigned_to)
+    if not unnamed:
+        return source
+    text = _("%(source)s; a request with %(kinds)s may be on another plan")
+    return text % {"source": source, "kinds": ", ".join(unnamed)}
 
-    Raises ``django.db.Error``.
-    """
+
+def anchor_of(bucket: Bucket) -> int:
+    """Return the day on which the bucket's months begin; 0 where they begin on the first, or it has no months."""
+    return bucket.anchor if bucket.rate.calendar == "month" and bucket.anchor != 1 else 0
+
+
+def newest_policies() -> Snapshot:
+    """Return the policies that the next request is checked by; raises ``django.db.Error``."""
     policies, revision = process.policies, 0
     try:
         limiter = default_limiter()
@@ -116,6 +139,4 @@ def newest_policies(caller: Caller) -> tuple[Snapshot, UserEntry]:
             policies.poll()
     except StoreError:
         pass
-    snapshot = policies.reload(revision)
-    user_id = caller.user_id
-    return snapshot, NOBODY if user_id is None else (policies.user(user_id) or policies.load_user(user_id))
+    return policies.reload(revision)

@@ -72,9 +72,8 @@ class ExplainQuery:
             method=refusal.method,
             cost=refusal.cost,
         )
-        # Buckets name identifiers that the caller's name lacks. Refusing buckets first, because forms show the first.
-        buckets = sorted(refusal.buckets, key=lambda bucket: not bucket.refused)
-        counted = {kind: value for kind, _colon, value in (bucket.subject.partition(":") for bucket in buckets)}
+        # Its counters and its plan name identifiers that the caller's name lacks.
+        counted = {kind: value for kind, _colon, value in (subject.partition(":") for subject in refusal.subjects)}
         identifiers = {kind: value for kind, value in counted.items() if kind in settings.identifiers}
         return replace(query, identifiers={**identifiers, **query.identifiers})
 

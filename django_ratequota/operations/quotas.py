@@ -1,4 +1,4 @@
-"""What callers have used of their quotas, by calendar month: for invoices."""
+"""What callers have used of their quotas: by calendar month, for invoices, and window by window."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from datetime import date, datetime, timedelta
 from typing import Any
 
 from django.core.exceptions import ValidationError
-from django.db.models import Count, Max, Sum
+from django.db.models import Count, Exists, Max, Min, OuterRef, QuerySet, Subquery, Sum
 from django.utils.translation import gettext as _
 
 from ..conf import settings
 from ..engine.calendar_windows import calendar_window
-from ..models import Endpoint, QuotaWindow
+from ..models import Endpoint, QuotaWindow, RatePolicy
+from ..monitoring.checkpoint_rows import stored_subject
 from ..policies.facts import to_datetime
+from ..policies.requests.caller import Caller
+from .ledger import local_date
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +34,9 @@ class Used:
     used: int
     #: The limit of the last window.
     limit: int
+    #: The days in TIME_ZONE on which the first window began and the last one ends: 15 October and 15 November.
+    begins: date
+    ends: date
 
 
 def month_of(text: str) -> tuple[Any, Any]:
@@ -59,7 +65,14 @@ def used_in_month(month: str, subject: str = "") -> Iterator[Used]:
         rows = rows.filter(subject=subject)
     names = dict(Endpoint.objects.values_list("pk", "name"))
     sums = rows.order_by("subject", "counter").values("subject", "counter", "endpoint_id")
-    sums = sums.annotate(windows=Count("pk"), sum=Sum("used"), limit=Max("limit"), last_rate=Max("rate"))
+    sums = sums.annotate(
+        windows=Count("pk"),
+        sum=Sum("used"),
+        limit=Max("limit"),
+        last_rate=Max("rate"),
+        begins=Min("starts_at"),
+        ends=Max("ends_at"),
+    )
     for row in sums.iterator(chunk_size=2000):
         pk = row["endpoint_id"]
         yield Used(
@@ -69,4 +82,73 @@ def used_in_month(month: str, subject: str = "") -> Iterator[Used]:
             windows=row["windows"],
             used=row["sum"],
             limit=row["limit"],
+            begins=local_date(row["begins"]),
+            ends=local_date(row["ends"]),
         )
+
+
+def windows_of(caller: Caller) -> QuerySet[QuotaWindow]:
+    """Return the windows of what the caller counts as, without those of policies in log mode; each has its ``scope``.
+
+    Not those of its address, which may have been somebody else's.
+    """
+    values = {kind: caller.value(kind) for kind in ("user", *settings.identifiers)}
+    subjects = [stored_subject(f"{kind}:{value}") for kind, value in values.items() if value]
+    logged = RatePolicy.objects.filter(pk=OuterRef("policy_id"), mode=RatePolicy.Mode.LOG)
+    scope = Endpoint.objects.filter(pk=OuterRef("endpoint_id")).values("name")
+    windows: QuerySet[QuotaWindow] = QuotaWindow.objects.filter(~Exists(logged), subject__in=subjects)
+    return windows.annotate(scope=Subquery(scope))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """The windows of one counter."""
+
+    policy_id: int | None
+    endpoint_id: int | None
+    #: As in the last window.
+    rate: str
+    #: (first day, used, limit) of each window, the oldest first; without a limit where nothing was used.
+    windows: list[tuple[date, int, int]]
+
+
+def past_of(windows: QuerySet[QuotaWindow], most: int, today: date) -> list[Past]:
+    """Return the last ``most`` windows of each counter until today; the counters used last, and most, first.
+
+    ``windows`` have one subject and one period.
+    """
+    counters: dict[str, list[QuotaWindow]] = {}
+    for window in windows.order_by("starts_at"):
+        counters.setdefault(window.counter, []).append(window)
+    order = sorted(counters.values(), key=lambda own: (own[-1].starts_at, own[-1].used), reverse=True)
+    return [
+        Past(
+            policy_id=own[-1].policy_id,
+            endpoint_id=own[-1].endpoint_id,
+            rate=own[-1].rate,
+            windows=list(_without_gaps(own, today))[-most:],
+        )
+        for own in order
+    ]
+
+
+def _without_gaps(windows: list[QuotaWindow], today: date) -> Iterator[tuple[date, int, int]]:
+    """Yield each window, and those between in which nothing was used, as (first day, used, limit)."""
+    following = [*(local_date(one.starts_at) for one in windows[1:]), today + timedelta(days=1)]
+    for window, until in zip(windows, following, strict=True):
+        begins, ends = local_date(window.starts_at), local_date(window.ends_at)
+        yield begins, window.used, window.limit
+        # Months begin on one day, except where they are shorter. Of two in a row, one has 31 days.
+        anchor = max(begins.day, ends.day)
+        while ends < until:
+            yield ends, 0, 0
+            ends = _next(ends, window.period, anchor)
+
+
+def _next(first: date, period: str, anchor: int) -> date:
+    """Return the first day of the window that follows."""
+    if period != QuotaWindow.Period.MONTH:
+        return first + timedelta(days=7 if period == QuotaWindow.Period.WEEK else 1)
+    month = (first.replace(day=1) + timedelta(days=32)).replace(day=1)
+    last = (month + timedelta(days=31)).replace(day=1) - timedelta(days=1)
+    return month.replace(day=min(anchor, last.day))

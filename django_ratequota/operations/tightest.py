@@ -9,9 +9,7 @@ from ..conf import settings
 from ..enforcement.steps import now_us
 from ..engine.protocol import MAX_BUCKETS
 from ..engine.types import Bucket, BucketStatus
-from ..policies import cache  # noqa: F401 - sets process.policies
-from ..policies.facts import NOBODY
-from ..policies.loading import load_users
+from ..policies.assigned import entries_of, is_plan_open
 from ..policies.requests.caller import DescribedCaller
 from ..policies.resolver import EvaluationContext, resolve_uncached
 from ..runtime import default_limiter, process
@@ -23,8 +21,8 @@ def tightest(callers: Iterable[str], scope: str | None = None) -> dict[str, Buck
 
     ``callers`` are subjects such as ``user:42``. Their limits at the endpoint ``scope`` and at all endpoints together
     are compared; without a scope also those at each endpoint, as far as one call to Redis takes them. Where
-    PLAN_RESOLVER chooses plans there are none: only a request shows what plan its caller is on. Raises
-    ``StoreError`` and ``django.db.Error``.
+    PLAN_RESOLVER chooses plans there are none: only a request shows what plan its caller is on. So it is for a user
+    without a plan of her own where tenants have plans. Raises ``StoreError`` and ``django.db.Error``.
     """
     limiter = default_limiter()
     if settings.plan_resolver or getattr(limiter, "unlimited", False):
@@ -35,12 +33,10 @@ def tightest(callers: Iterable[str], scope: str | None = None) -> dict[str, Buck
     else:
         endpoints = tuple(endpoint for endpoint in (overview.by_name.get(scope),) if endpoint)
     described = {name: caller for name in callers if (caller := _described(name)) is not None}
-    users = load_users({caller.user_id for caller in described.values() if caller.user_id is not None})
+    entries = entries_of(list(described.values()))
     contexts = {
-        name: EvaluationContext(
-            caller, users.get(caller.user_id or "", NOBODY), endpoints, None, overview.snapshot, now_us(limiter)
-        )
-        for name, caller in described.items()
+        name: EvaluationContext(caller, entry, endpoints, None, overview.snapshot, now_us(limiter), assigned)
+        for (name, caller), (entry, assigned) in zip(described.items(), entries, strict=True)
     }
     buckets: dict[str, list[Bucket]] = {}
     if len(endpoints) * len(described) <= MAX_BUCKETS:
@@ -66,10 +62,13 @@ def _described(caller: str) -> DescribedCaller | None:
 
 
 def _own_buckets(context: EvaluationContext) -> list[Bucket]:
-    """Return the enforced buckets that count nobody but the caller."""
+    """Return the enforced buckets that count nobody but the caller; none if the caller's plan is unknown."""
+    resolution = resolve_uncached(context)
+    if is_plan_open(context.caller, resolution.assigned_to):
+        return []
     return [
         bucket
-        for bucket in resolve_uncached(context).buckets
+        for bucket in resolution.buckets
         if bucket.mode == "enforce" and not shared_reason(bucket.counted_per, bucket.subject)
     ]
 

@@ -31,6 +31,7 @@ _KEYS = {
     "plan": {"name", "slug", "default_for"},
     "endpoint": {"name"},
     "subjectlist": {"name"},
+    "listmember": {"subject_list", "user", "subject"},
     "ratepolicy": {"endpoint", "user", "subject", "subject_list", "plan", "counted_per", "starts_at", "ends_at"},
 }
 
@@ -91,7 +92,7 @@ def _change(kind: str, steps: list[Step], using: str) -> Iterator[list[models.Mo
         by_fields: dict[tuple[str, ...], list[models.Model]] = {}
         for key, state in zip(keys, states, strict=True):
             for name, value in parked.get(key, {}).items():
-                setattr(old[key], name, value)
+                setattr(old[key], model._meta.get_field(name).attname, value)
             target = target_of(model, key, state, old[key], exists)[0]
             by_fields.setdefault((*sorted({*state, *parked.get(key, {})}),), []).append(target)
         for names, targets in by_fields.items():
@@ -120,14 +121,19 @@ def _park(kind: str, steps: list[Step], using: str) -> dict[Any, dict[str, Any]]
     """
     model = KINDS[kind]
     random = [column.name for column in model._meta.concrete_fields if column.unique and not column.primary_key]
-    values: dict[str, dict[str, Any]] = {"plan": {"default_for": ""}, "ratepolicy": {"starts_at": timezone.now()}}
+    random += ["subject"] if kind == "listmember" else []
+    values: dict[str, dict[str, Any]] = {
+        "plan": {"default_for": ""},
+        "ratepolicy": {"starts_at": timezone.now()},
+        "listmember": {"user": None},
+    }
     freed = values.get(kind, {})
     parked: dict[Any, dict[str, Any]] = {}
     for batch in in_batches([read_value(model._meta.pk, step.object_id) for step in steps] if len(steps) > 1 else []):
         rows: Any = models.QuerySet(model, using=using).filter(pk__in=batch)
         parked |= {row.pop("pk"): row for row in rows.values("pk", *random, *freed)}
-        if freed:
+        if freed and not random:
             rows.update(**freed)
         for pk in batch if random else ():
-            rows.filter(pk=pk).update(**{name: token_hex(16) for name in random})
+            rows.filter(pk=pk).update(**freed, **{name: token_hex(16) for name in random})
     return parked

@@ -1,8 +1,8 @@
 """This process's cache of all policies, and the protocol that keeps it current.
 
-Plans, endpoints, lists and shared policies are one immutable ``Snapshot``. Each user's own policies and assignments
-are a ``UserEntry``, loaded on demand and kept in a bounded LRU. A reload reads the PolicyChange rows that this
-process has not read yet, and the rows that they name.
+Plans, endpoints, lists and shared policies are one immutable ``Snapshot``. Each user's own policies and assignments,
+and the assignments of each subject such as ``tenant:acme``, are a ``UserEntry``, loaded on demand and kept in a
+bounded LRU. A reload reads the PolicyChange rows that this process has not read yet, and the rows that they name.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
+from django.core.signals import setting_changed
 from django.db import Error as DatabaseError
 
 from ..conf import settings
@@ -21,8 +23,17 @@ from ..recording.publication import publication_pending
 from ..runtime import process
 from ..utils.locks import ForkSafeLock
 from .change_feed import FEW, ChangeCursor
-from .facts import UserEntry
-from .loading import held_policies, load_snapshot, load_user, not_ended, update_snapshot, without_ended
+from .facts import SubjectKey, UserEntry
+from .loading import (
+    held_policies,
+    load_assigned_kinds,
+    load_snapshot,
+    load_subjects,
+    load_user,
+    not_ended,
+    update_snapshot,
+    without_ended,
+)
 from .snapshot import Snapshot
 
 logger = logging.getLogger("django_ratequota")
@@ -38,24 +49,29 @@ listeners: list[Callable[[], None]] = []
 
 
 class PolicyCache:
-    """The current snapshot, and the entries of recent users.
+    """The current snapshot, and the entries of recent users and subjects.
 
-    A request takes ``current()``, then ``user(...)``; both are at least as new as the snapshot's revision. When Redis
-    reports a newer revision, ``reload`` reads what has changed.
+    A request takes ``current()``, then ``user(...)`` and ``subjects(...)``; all are at least as new as the snapshot's
+    revision. When Redis reports a newer revision, ``reload`` reads what has changed.
     """
 
     def __init__(self) -> None:
         self.forget()
+        setting_changed.connect(self._forget_kinds)
 
     def forget(self) -> None:
         """Reset to the state of a new process, for tests."""
         self._lock = ForkSafeLock()
-        self._users_lock = ForkSafeLock()
+        self._entries_lock = ForkSafeLock()
         self._snapshot: Snapshot | None = None
-        self._users: OrderedDict[str, UserEntry] = OrderedDict()
+        #: User's primary key, or (kind, value) of a subject -> entry.
+        self._entries: OrderedDict[str | SubjectKey, UserEntry] = OrderedDict()
         #: Endpoint id (None = all endpoints) -> the counted_per of the users' own policies there; None = not loaded.
         self.user_endpoints: Mapping[int | None, frozenset[str]] | None = None
-        # Incremented when users are dropped. An entry whose read began before that is not kept.
+        #: Kinds of subjects on plans and ``user``, in the order in which plans are looked for; () = no subject is on
+        #: a plan, None = not loaded. May hold kinds whose assignments are gone, which only costs a lookup.
+        self.assigned_kinds: tuple[str, ...] | None = None
+        # Incremented when entries are dropped. An entry whose read began before that is not kept.
         self._drops = 0
         self._cursor = ChangeCursor()
         self._polled = self._tidied = 0.0
@@ -70,11 +86,16 @@ class PolicyCache:
 
     def expire(self) -> None:
         """Make the next request read everything, after changes that were not recorded."""
-        with self._lock, self._users_lock:
+        with self._lock, self._entries_lock:
             self._snapshot = None
-            self._users.clear()
-            self.user_endpoints = None
+            self._entries.clear()
+            self.user_endpoints = self.assigned_kinds = None
             self._drops += 1
+
+    def _forget_kinds(self, *, setting: str, **_: object) -> None:
+        """Because ``assigned_kinds`` depends on IDENTIFIERS, CALLER and PLAN_RESOLVER, which tests override."""
+        if setting == "RATEQUOTA":
+            self.assigned_kinds = None
 
     def current(self) -> Snapshot | None:
         """Return the current snapshot; None before the first ``reload``.
@@ -124,23 +145,63 @@ class PolicyCache:
         """
         if publication_pending() if pending is None else pending:
             return None
-        with self._users_lock:
-            entry = self._users.get(user_id)
+        with self._entries_lock:
+            entry = self._entries.get(user_id)
             if entry is not None:
-                self._users.move_to_end(user_id)
+                self._entries.move_to_end(user_id)
             return entry
 
     def load_user(self, user_id: str) -> UserEntry:
         """Read the user's entry from the database (two queries); raises ``django.db.Error``."""
+        return self._load(lambda: {user_id: load_user(user_id)})[user_id]
+
+    def subjects(self, keys: Collection[SubjectKey], pending: bool | None = None) -> dict[SubjectKey, UserEntry]:
+        """Return the subjects' entries, those that are not in memory in one query; raises ``django.db.Error``.
+
+        ``pending`` is as in ``user``.
+        """
+        found: dict[SubjectKey, UserEntry] = {}
+        if not (publication_pending() if pending is None else pending):
+            with self._entries_lock:
+                for key in keys:
+                    entry = self._entries.get(key)
+                    if entry is not None:
+                        self._entries.move_to_end(key)
+                        found[key] = entry
+        if len(found) == len(keys):
+            return found
+        missing = [key for key in keys if key not in found]
+        return found | self._load(lambda: load_subjects(missing))
+
+    def plan_kinds(self, pending: bool | None = None) -> tuple[str, ...]:
+        """Return ``assigned_kinds``, loaded if necessary (one query each); raises ``django.db.Error``.
+
+        ``pending`` is as in ``user``.
+        """
+        known = None if (publication_pending() if pending is None else pending) else self.assigned_kinds
+        if known is not None:
+            return known
+        drops = self._drops
+        kinds: tuple[str, ...] = ()
+        if settings.identifiers and not settings.plan_resolver:
+            with self._reading():
+                kinds = in_plan_order(load_assigned_kinds())
+        with self._entries_lock:
+            if drops == self._drops and not publication_pending():
+                self.assigned_kinds = kinds
+        return kinds
+
+    def _load(self, read: Callable[[], dict[Any, UserEntry]]) -> dict[Any, UserEntry]:
+        """Return the entries that ``read`` returns, and keep them."""
         drops = self._drops
         with self._reading():
-            entry = load_user(user_id)
-        with self._users_lock:
+            entries = read()
+        with self._entries_lock:
             if drops == self._drops and not publication_pending():
-                self._users[user_id] = entry
-                while len(self._users) > settings.user_cache_size:
-                    self._users.popitem(last=False)
-        return entry
+                self._entries.update(entries)
+                while len(self._entries) > settings.user_cache_size:
+                    self._entries.popitem(last=False)
+        return entries
 
     def load_user_endpoints(self) -> Mapping[int | None, frozenset[str]]:
         """Read ``user_endpoints`` from the database; raises ``django.db.Error``."""
@@ -152,7 +213,7 @@ class PolicyCache:
             found: dict[int | None, frozenset[str]] = {}
             for endpoint_id, counted_per in own.order_by().values_list("endpoint_id", "counted_per").distinct():
                 found[endpoint_id] = found.get(endpoint_id, frozenset()) | {counted_per}
-        with self._users_lock:
+        with self._entries_lock:
             if drops == self._drops and not publication_pending():
                 self.user_endpoints = found
         return found
@@ -179,16 +240,20 @@ class PolicyCache:
             snapshot = without_ended(snapshot)
         if snapshot.revision != revision:
             snapshot = snapshot.at(revision)
-        with self._users_lock:
-            users = {user for change in changes for user in change.users}
+        with self._entries_lock:
+            users: set[Any] = {user for change in changes for user in change.users}
+            subjects = {subject for change in changes for subject in change.subjects}
             everything = any(change.everything for change in changes)
-            if users or everything:
+            if users or subjects or everything:
                 self._drops += 1
+            if users or everything:
                 self.user_endpoints = None
             if everything:
-                self._users.clear()
-            for user in users:
-                self._users.pop(user, None)
+                self._entries.clear()
+            if everything or not {kind for kind, _value in subjects}.issubset(self.assigned_kinds or ()):
+                self.assigned_kinds = None
+            for key in users | subjects:
+                self._entries.pop(key, None)
         self._snapshot, self._cursor = snapshot, cursor
         if snapshot is not before:
             for listen in listeners:
@@ -210,6 +275,12 @@ class PolicyCache:
         if not self._readable:
             self._readable = True
             logger.warning("the policies can be read again")
+
+
+def in_plan_order(kinds: Collection[str]) -> tuple[str, ...]:
+    """Return ``assigned_kinds`` for the kinds of subjects on plans: CALLER's, the user, all other IDENTIFIERS."""
+    order = dict.fromkeys((*settings.caller, "user", *settings.identifiers))
+    return tuple(kind for kind in order if kind == "user" or kind in kinds) if kinds else ()
 
 
 #: The policies of this process.

@@ -1,4 +1,4 @@
-"""Which PolicyChange rows a process has read, and which users and rows the unread ones touch.
+"""Which PolicyChange rows a process has read, and which users, subjects and rows the unread ones touch.
 
 Rows are identified by id. Because ids are assigned before the commit, a row may appear below others that were read
 long before.
@@ -17,6 +17,7 @@ from django.db.models import Q
 from django.utils import timezone
 
 from ..recording.recorder import affects_requests
+from .facts import SubjectKey, subject_key
 
 #: Seconds during which a missing id below the newest may still appear.
 _LATE_COMMIT_SECONDS = 3600
@@ -33,7 +34,7 @@ _ASSIGNMENT = "planassignment"
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The users and the row that one PolicyChange touches."""
+    """The users, the subjects and the row that one PolicyChange touches."""
 
     #: Users whose entries are out of date.
     users: frozenset[str] = frozenset()
@@ -41,6 +42,8 @@ class Change:
     row: tuple[str, int] | None = None
     #: Whether anything may be out of date.
     everything: bool = False
+    #: Subjects whose plan assignments are out of date.
+    subjects: frozenset[SubjectKey] = frozenset()
 
     @classmethod
     def read(cls, model: str, object_id: str, touched_user: str, before: Any, after: Any) -> Change:
@@ -49,8 +52,10 @@ class Change:
         if touched_user and model != MEMBER:  # the snapshot holds all members, users too
             return cls(frozenset([touched_user]))
         users = frozenset(str(state["user"]) for state in (before, after) if state and state.get("user") is not None)
-        if model == _ASSIGNMENT and users:
-            return cls(users)
+        if model == _ASSIGNMENT:
+            named = (state.get("subject") for state in (before, after) if state)
+            subjects = frozenset(subject_key(subject) for subject in named if subject)
+            return cls(users, subjects=subjects) if users or subjects else EVERYTHING
         if model == MEMBER:
             users = frozenset()
         if model in (PLAN, ENDPOINT, POLICY, LIST, MEMBER) and object_id.isdecimal():

@@ -16,7 +16,7 @@ from .facts import UNREADABLE, EndpointFacts, MemberFacts, PlanFacts, PolicyFact
 from .matching import match_policies
 from .precedence import precedence, why_beaten, why_first
 from .requests.caller import Caller
-from .resolver import EvaluationContext, make_buckets, plan_of, resolve
+from .resolver import EvaluationContext, assignment_of, make_buckets, plan_of, resolve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +36,11 @@ def plan_source(context: EvaluationContext) -> str:
     if slug is not None and context.snapshot.plan_by_slug(slug) is not None:
         return _("from PLAN_RESOLVER")
     resolver = slug is not None or settings.plan_resolver
-    if not resolver and context.entry.plan_id(context.now_us) is not None:
-        return _("assigned")
+    found = assignment_of(context)
+    if found is not None and found[0] == "user":
+        return _("assigned to the user")
+    if found is not None:
+        return _("assigned to %(subject)s") % {"subject": visible(context.caller.subject(found[0], None))}
     if plan_of(context) is None:
         if resolver:
             return _("PLAN_RESOLVER returned no plan, and there is no default plan")
@@ -54,7 +57,8 @@ def explain(context: EvaluationContext, others: Counter[str] | None = None) -> t
 
     Policies for other callers are counted in ``others``, by ``other_audience``: there may be 100,000 of them.
     """
-    plan = plan_of(context)
+    plan, assignment = plan_of(context), assignment_of(context)
+    anchor = assignment[1].anchor if assignment else 1
     counts = Counter() if others is None else others
     won = {policy.id: policy for policy in resolve(context).winners}
     matched = match_policies(context.snapshot, context.endpoints, context.scope, context.entry)
@@ -75,7 +79,7 @@ def explain(context: EvaluationContext, others: Counter[str] | None = None) -> t
         for policy in rivals:
             if policy is winner and subject is not None:
                 reason = _("wins: %(why)s") % {"why": _why_won(policy, endpoint, context, entries)}
-                buckets = make_buckets(policy, endpoint, subject)
+                buckets = make_buckets(policy, endpoint, subject, anchor)
                 candidates.append(Candidate(policy=policy, won=True, reason=reason, buckets=buckets))
             elif matched.exempt:
                 candidates.append(lost(policy, _("the endpoint %(name)s is exempt") % {"name": matched.exempt}))

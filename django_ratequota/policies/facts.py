@@ -123,7 +123,7 @@ class MemberFacts(_Dated):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """A user's plan from ``starts_us`` until ``ends_us``, in µs since the Unix epoch; None = open."""
+    """A user's or a subject's plan from ``starts_us`` until ``ends_us``, in µs since the Unix epoch; None = open."""
 
     plan_id: int
     starts_us: int
@@ -135,19 +135,28 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class UserEntry:
-    """One user's own policies and plan assignments."""
+    """One user's own policies and plan assignments, or the assignments of one subject such as ``tenant:acme``."""
 
     policies: tuple[PolicyFacts, ...] = ()
     assignments: tuple[Assignment, ...] = ()
 
-    def plan_id(self, now_us: int) -> int | None:
-        """Return the plan assigned at ``now_us``: dated before open, then the latest start, then the highest id."""
+    def assignment(self, now_us: int) -> Assignment | None:
+        """Return the one that counts at ``now_us``: dated before open, then the latest start, then the highest id."""
         active = [a for a in self.assignments if a.starts_us <= now_us and (a.ends_us is None or now_us < a.ends_us)]
-        best = max(active, key=lambda a: (a.ends_us is not None, a.starts_us, a.id), default=None)
-        return None if best is None else best.plan_id
+        return max(active, key=lambda a: (a.ends_us is not None, a.starts_us, a.id), default=None)
 
 
 NOBODY = UserEntry()
+#: (kind, value) of a subject on a plan, such as ("tenant", "acme"). No user's primary key is a tuple.
+SubjectKey = tuple[str, str]
+#: (kind, entry) of a caller's user and subjects, in the order in which plans are looked for.
+Assigned = tuple[tuple[str, UserEntry], ...]
+
+
+def subject_key(subject: str) -> SubjectKey:
+    """Return the kind and the value of a subject such as ``tenant:acme``."""
+    kind, _colon, value = subject.partition(":")
+    return kind, value
 
 
 def endpoint_facts(endpoint: Any) -> EndpointFacts:

@@ -1,8 +1,8 @@
-"""Reads policies from the database: all shared ones as a ``Snapshot``, the rows that changed, and one user's own."""
+"""Reads policies from the database: all shared ones as a ``Snapshot``, rows that changed, one user's or subject's."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -10,6 +10,7 @@ from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError
 from django.utils import timezone
 
+from ..conf import settings
 from ..recording.recorder import in_batches
 from .change_feed import ENDPOINT, LIST, MEMBER, PLAN, POLICY
 from .facts import (
@@ -20,10 +21,12 @@ from .facts import (
     MemberFacts,
     PlanFacts,
     PolicyFacts,
+    SubjectKey,
     UserEntry,
     endpoint_facts,
     member_facts,
     policy_facts,
+    subject_key,
     to_us,
 )
 from .members import Members
@@ -129,7 +132,7 @@ def load_user(user_id: str) -> UserEntry:
 
 def load_users(user_ids: Iterable[str]) -> dict[str, UserEntry]:
     """Read the entries of users (two queries); ids that the user model cannot have are left out."""
-    from ..models import PlanAssignment, RatePolicy
+    from ..models import RatePolicy
 
     known = [user_id for user_id in user_ids if _may_exist(user_id)]
     if not known:
@@ -137,18 +140,56 @@ def load_users(user_ids: Iterable[str]) -> dict[str, UserEntry]:
     policies: dict[str, list[PolicyFacts]] = {user_id: [] for user_id in known}
     for policy in _active_facts(RatePolicy.objects.filter(user_id__in=known)):
         policies[policy.user].append(policy)
-    assignments: dict[str, list[Assignment]] = {user_id: [] for user_id in known}
-    rows = PlanAssignment.objects.filter(user_id__in=known).order_by()
-    for user_id, pk, plan_id, starts_at, ends_at in rows.values_list(
-        "user_id", "pk", "plan_id", "starts_at", "ends_at"
-    ):
-        assignments[str(user_id)].append(
-            Assignment(id=pk, plan_id=plan_id, starts_us=to_us(starts_at), ends_us=ends_at and to_us(ends_at))
-        )
+    assignments = _assignments("user_id", known)
     return {
-        user_id: UserEntry(policies=tuple(policies[user_id]), assignments=tuple(assignments[user_id]))
+        user_id: UserEntry(policies=tuple(policies[user_id]), assignments=tuple(assignments.get(user_id, ())))
         for user_id in known
     }
+
+
+def load_subjects(keys: Collection[SubjectKey]) -> dict[SubjectKey, UserEntry]:
+    """Read the plan assignments of subjects (one query per 500); ``NOBODY`` for those without any."""
+    texts = [text for text in map(":".join, keys) if _is_storable(text)]
+    found = {
+        subject_key(text): UserEntry(assignments=tuple(own))
+        for batch in in_batches(texts)
+        for text, own in _assignments("subject", batch).items()
+    }
+    # Looked up by key, because a database may find other spellings of a subject as well.
+    return {key: found.get(key, NOBODY) for key in keys}
+
+
+def load_assigned_kinds() -> set[str]:
+    """Return the names of IDENTIFIERS with a subject on a plan, now or at another time (one query each)."""
+    from ..models import PlanAssignment
+
+    rows = PlanAssignment.objects.order_by()
+    return {kind for kind in settings.identifiers if rows.filter(subject__startswith=f"{kind}:").exists()}
+
+
+def _assignments(column: str, values: Sequence[str]) -> dict[str, list[Assignment]]:
+    """Return the assignments whose column has one of the values, by the column's text."""
+    from ..models import PlanAssignment
+
+    found: dict[str, list[Assignment]] = {}
+    rows = PlanAssignment.objects.filter(**{f"{column}__in": values}).order_by()
+    for owner, pk, plan_id, starts_at, ends_at, anchor in rows.values_list(
+        column, "pk", "plan_id", "starts_at", "ends_at", "anchor"
+    ):
+        ends_us = ends_at and to_us(ends_at)
+        found.setdefault(str(owner), []).append(
+            Assignment(id=pk, plan_id=plan_id, starts_us=to_us(starts_at), ends_us=ends_us, anchor=anchor or 1)
+        )
+    return found
+
+
+def _is_storable(subject: str) -> bool:
+    """Return whether a row may have the subject; a database's driver raises on other texts that clients send."""
+    try:
+        subject.encode()
+    except UnicodeEncodeError:  # a lone surrogate
+        return False
+    return "\x00" not in subject
 
 
 def _may_exist(user_id: str) -> bool:

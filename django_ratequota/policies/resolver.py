@@ -10,7 +10,7 @@ compete there, and recent resolutions. A resolution is kept until a policy or an
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,7 +18,7 @@ from ..conf import settings
 from ..engine.rates import BLOCKED
 from ..engine.types import Bucket
 from ..utils.problems import note_problem
-from .facts import UNREADABLE, EndpointFacts, PlanFacts, PolicyFacts, UserEntry
+from .facts import UNREADABLE, Assigned, Assignment, EndpointFacts, PlanFacts, PolicyFacts, UserEntry
 from .matching import MatchedPolicies, contenders, match_policies
 from .precedence import strongest
 from .requests.caller import Caller
@@ -26,6 +26,8 @@ from .snapshot import Snapshot
 
 #: Resolutions of callers with longer names are not kept.
 _LONGEST = 200
+#: Kinds of subjects that callers share who may be on different plans.
+_SHARED = ("everyone", "plan", "ip")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,8 @@ class Resolution:
     exempt: str = ""
     #: Whether a bucket is durable.
     durable: bool = False
+    #: The subject whose assignment gave the plan: ``user:42``, ``tenant:acme``; "" = no assignment did.
+    assigned_to: str = ""
 
 
 # Not frozen, because each request makes one, and a frozen dataclass takes twice as long to make.
@@ -70,12 +74,31 @@ class EvaluationContext:
     snapshot: Snapshot
     #: Redis' time in µs since the Unix epoch, as this process last saw it.
     now_us: int
+    #: The entries of the caller's subjects on plans, and of the user among them; () = no subject is on a plan.
+    assigned: Assigned = ()
 
 
 def plan_of(context: EvaluationContext) -> PlanFacts | None:
     """Return the caller's plan: PLAN_RESOLVER's where it is set, else the one assigned now; else the default plan."""
+    return _plan(context, assignment_of(context))
+
+
+def assignment_of(context: EvaluationContext) -> tuple[str, Assignment] | None:
+    """Return the assignment that gives the caller's plan now, with the kind of its subject; None if none does.
+
+    It is that of the first who has one, along CALLER, then the user, then the other IDENTIFIERS.
+    """
+    if context.caller.plan_slug is None and not settings.plan_resolver:
+        for kind, entry in context.assigned or (("user", context.entry),):
+            found = entry.assignment(context.now_us)
+            if found is not None:
+                return kind, found
+    return None
+
+
+def _plan(context: EvaluationContext, found: tuple[str, Assignment] | None) -> PlanFacts | None:
     snapshot, caller = context.snapshot, context.caller
-    plan_id = None
+    plan_id = found[1].plan_id if found else None
     if caller.plan_slug is not None:
         plan = snapshot.plan_by_slug(caller.plan_slug)
         if plan is not None:
@@ -83,8 +106,6 @@ def plan_of(context: EvaluationContext) -> PlanFacts | None:
         source = "PLAN_RESOLVER answered" if settings.plan_resolver else "check_caller was called with plan="
         text = f"{source} {caller.plan_slug[:100]!r}, but no plan has that slug; the default plan counts"
         note_problem("PLAN_RESOLVER", text)
-    elif not settings.plan_resolver:
-        plan_id = context.entry.plan_id(context.now_us)
     if plan_id is None:
         plan_id = snapshot.defaults.get("authenticated" if caller.user_id is not None else "anonymous")
     return None if plan_id is None else snapshot.plans.get(plan_id)
@@ -95,7 +116,7 @@ def resolve(context: EvaluationContext) -> Resolution:
     matched, caller = _matched(context), context.caller
     names = [caller.user_id, caller.subject("caller", None), caller.plan_slug, *map(caller.value, matched.kinds)]
     # Everything that the resolution depends on, except the time.
-    key = (matched, context.entry, caller.address if matched.by_address else None, *names)
+    key = (matched, context.entry, context.assigned, caller.address if matched.by_address else None, *names)
     resolutions = context.snapshot.memo.resolutions
     known: Resolution | None = resolutions.get(key)
     if known is None or not known.since_us <= context.now_us < known.until_us:
@@ -108,14 +129,15 @@ def resolve(context: EvaluationContext) -> Resolution:
 
 def resolve_uncached(context: EvaluationContext) -> Resolution:
     """Return what ``resolve`` does, without the memo."""
-    matched, plan = _matched(context), plan_of(context)
-    plan_id = plan.id if plan else None
+    matched, found = _matched(context), assignment_of(context)
+    plan = _plan(context, found)
+    plan_id, anchor = plan.id if plan else None, found[1].anchor if found else 1
     buckets: list[Bucket] = []
     blocked: list[str] = []
     blocking: dict[str, list[int]] = {"enforce": [], "log": []}
     winners: list[PolicyFacts] = []
     unreadable: list[tuple[str, PolicyFacts]] = []
-    boundaries = [boundary for a in context.entry.assignments for boundary in (a.starts_us, a.ends_us)]
+    boundaries = [boundary for a in _assignments(context) for boundary in (a.starts_us, a.ends_us)]
     # The caller's entries in lists that a policy here is for.
     entries = context.snapshot.members.entries_of(context.caller, matched.list_kinds) if matched.list_kinds else ()
     boundaries += [boundary for entry in entries if entry.dated for boundary in (entry.starts_us, entry.ends_us)]
@@ -131,7 +153,7 @@ def resolve_uncached(context: EvaluationContext) -> Resolution:
             continue
         winners.append(winner)
         if isinstance(winner.rates, tuple):
-            buckets += make_buckets(winner, endpoint, subject)
+            buckets += make_buckets(winner, endpoint, subject, anchor)
         elif winner.rates == BLOCKED:
             blocking[winner.mode].append(winner.id)
             if winner.mode == "enforce":
@@ -154,13 +176,21 @@ def resolve_uncached(context: EvaluationContext) -> Resolution:
         unreadable=tuple(unreadable),
         exempt=matched.exempt,
         durable=any(bucket.durable for bucket in buckets),
+        assigned_to=f"{found[0]}:{context.caller.value(found[0])}" if found else "",
     )
 
 
-def make_buckets(policy: PolicyFacts, endpoint: EndpointFacts | None, subject: str) -> tuple[Bucket, ...]:
-    """Return one bucket per rate of the policy; none for ``unlimited`` and ``blocked``."""
+def make_buckets(
+    policy: PolicyFacts, endpoint: EndpointFacts | None, subject: str, anchor: int = 1
+) -> tuple[Bucket, ...]:
+    """Return one bucket per rate of the policy; none for ``unlimited`` and ``blocked``.
+
+    ``anchor`` is that of the assignment that gives the caller's plan.
+    """
     if isinstance(policy.rates, str):
         return ()
+    if anchor != 1 and subject.partition(":")[0] in _SHARED:
+        anchor = 1
     mode: Literal["enforce", "log"] = "log" if policy.mode == "log" else "enforce"
     # A list first, because tuple() of a generator takes twice as long.
     buckets = [
@@ -174,10 +204,15 @@ def make_buckets(policy: PolicyFacts, endpoint: EndpointFacts | None, subject: s
             on_error=policy.on_error,
             policy_id=policy.id,
             durable=policy.durable and rate.calendar != "",
+            anchor=anchor if rate.calendar == "month" else 1,
         )
         for rate in policy.rates
     ]
     return tuple(buckets)
+
+
+def _assignments(context: EvaluationContext) -> Iterator[Assignment]:
+    return (one for _kind, entry in context.assigned or (("user", context.entry),) for one in entry.assignments)
 
 
 def _matched(context: EvaluationContext) -> MatchedPolicies:

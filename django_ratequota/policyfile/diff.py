@@ -11,7 +11,7 @@ from typing import Any
 from .document import one_line
 from .export import load
 from .parser import check_sections, parse
-from .schema import MEMBERS, POLICIES, REFERRED, SECTIONS, Entry, Item, Section, Stored
+from .schema import MEMBERS, OF_ONE, POLICIES, REFERRED, SECTIONS, Entry, Item, Section, Stored
 from .validator import Groups, ValidEntries, add_to_group, by_identity
 from .writer import isoformat_utc
 
@@ -170,13 +170,12 @@ def _title(section: Section, entry: Entry) -> str:
         audience = entry["plan"] or listed or entry["subject"] or user or "everyone"
         text = f"policy {audience} × {entry['endpoint'] or 'all endpoints'}"
         text += "" if entry["counted_per"] == "caller" else f" per {entry['counted_per']}"
-    elif section is MEMBERS:
+    elif section in OF_ONE:
         who = entry["subject"] or f"user {entry['user']}"
-        text = f"member {who} of list {entry['subject_list']}"
-    elif section in REFERRED:
-        text = f"{section.singular} {entry[section.identity[0]]}"
+        where = f"of list {entry['subject_list']}" if section is MEMBERS else f"× {entry['plan']}"
+        text = f"{section.singular} {who} {where}"
     else:
-        text = f"{section.singular} {entry['user']} × {entry['plan']}"
+        text = f"{section.singular} {entry[section.identity[0]]}"
     for word, name in (("from", "starts_at"), ("until", "ends_at")):
         if name in section.identity and entry[name] is not None:
             text += f" {word} {isoformat_utc(entry[name])}"

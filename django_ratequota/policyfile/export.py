@@ -99,7 +99,10 @@ def _ordered(section: Section, rows: list[Stored]) -> list[Stored]:
 
 
 #: What stands for an empty field in the order; "" for the others.
-_MISSING = {**dict.fromkeys(("starts_at", "ends_at"), datetime.min.replace(tzinfo=UTC)), "position": 0}
+_MISSING = {
+    **dict.fromkeys(("starts_at", "ends_at"), datetime.min.replace(tzinfo=UTC)),
+    **dict.fromkeys(("position", "anchor"), 0),
+}
 #: What the file is ordered by: fields, whether a policy has dates, whether an assignment is open.
 _ORDERS = {
     "plans": ("position", "slug"),
@@ -107,5 +110,5 @@ _ORDERS = {
     "subject_lists": ("name",),
     "members": ("subject_list", "user", "subject"),
     "policies": ("endpoint", "user", "subject", "subject_list", "plan", "counted_per", "starts_at", "dated"),
-    "assignments": ("user", "plan", "starts_at", "open", "ends_at", "reason"),
+    "assignments": ("user", "subject", "plan", "starts_at", "open", "ends_at", "anchor", "reason"),
 }

@@ -206,7 +206,7 @@ def _shown(node: Node) -> str:
 
 _READERS: dict[str, Callable[[Node], Any]] = {
     **dict.fromkeys(LISTS, _words),
-    **dict.fromkeys(("cost", "position"), _whole_number),
+    **dict.fromkeys(("cost", "position", "anchor"), _whole_number),
     "exempt": _boolean,
     "starts_at": _time,
     "ends_at": _time,

@@ -108,13 +108,15 @@ ASSIGNMENTS = Section(
     name="assignments",
     singular="assignment",
     model=PlanAssignment,
-    fields=("user", "plan", "starts_at", "ends_at", "reason"),
-    required=("user", "plan", "starts_at"),
+    fields=("user", "subject", "plan", "starts_at", "ends_at", "anchor", "reason"),
+    required=("plan", "starts_at"),
     # Ending an assignment is a change to it.
-    identity=("user", "plan", "starts_at"),
+    identity=("user", "subject", "plan", "starts_at"),
 )
 #: In the order of the file, which is one in which objects can be created.
 SECTIONS = (PLANS, ENDPOINTS, SUBJECT_LISTS, MEMBERS, POLICIES, ASSIGNMENTS)
+#: Sections whose entries each have a user or a subject.
+OF_ONE = (MEMBERS, ASSIGNMENTS)
 #: Those that others refer to, by fields named like their ``singular``.
 REFERRED = (PLANS, ENDPOINTS, SUBJECT_LISTS)
 

@@ -11,12 +11,11 @@ from django.core.exceptions import MultipleObjectsReturned, ObjectDoesNotExist, 
 
 from ..engine.rates import show
 from ..exceptions import FileProblem, InvalidFile
-from ..models import ListMember, RatePolicy
 from ..recording.recorder import in_batches
 from .parser import Entries
 from .schema import (
     ASSIGNMENTS,
-    MEMBERS,
+    OF_ONE,
     PLANS,
     POLICIES,
     REFERENCES,
@@ -178,11 +177,15 @@ def _model_problems(item: Item, instance: Any, bad: Collection[str] = ()) -> Ite
         yield from (item.problem(text, name) for text in texts)
     audience = [name for name in _AUDIENCE if item.section is POLICIES and name not in bad and item.entry[name]]
     if len(audience) > 1:
-        rule = next(rule for rule in RatePolicy._meta.constraints if rule.name == "ratequota_policy_one_audience")
-        yield item.problem(rule.violation_error_message)
-    if item.section is MEMBERS and not bad and bool(item.entry["user"]) is bool(item.entry["subject"]):
-        rule = next(rule for rule in ListMember._meta.constraints if rule.name == "ratequota_member_one_subject")
-        yield item.problem(rule.violation_error_message)
+        yield _violated(item, "_one_audience")
+    if item.section in OF_ONE and not bad and bool(item.entry["user"]) is bool(item.entry["subject"]):
+        yield _violated(item, "_one_subject")
+
+
+def _violated(item: Item, name: str) -> FileProblem:
+    """Return the message of the model's constraint whose name ends so."""
+    rule = next(rule for rule in item.section.model._meta.constraints if rule.name.endswith(name))
+    return item.problem(rule.violation_error_message)
 
 
 def _message(section: Section, instance: Any, name: str, error: ValidationError) -> str:
@@ -197,7 +200,7 @@ def _message(section: Section, instance: Any, name: str, error: ValidationError)
 
 def _named_users(entries: Entries) -> set[str]:
     found = set()
-    for section in (MEMBERS, POLICIES, ASSIGNMENTS):
+    for section in (POLICIES, *OF_ONE):
         user = section.getter("user")
         found |= {user(item.values) for item in entries.items[section.name]}
         found |= {user(item.values) for item, _bad in entries.bad if item.section is section}

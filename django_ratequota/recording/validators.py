@@ -61,6 +61,27 @@ def canonical_subject(text: str) -> str:
     return f"ip:{network if '/' in value else network.network_address}"
 
 
+def assignable_subject(text: str) -> str:
+    """Return the canonical subject of a plan assignment. Raises ``ValidationError`` with what to write instead."""
+    text, known = text.strip(), ", ".join(settings.identifiers)
+    kind, _colon, value = text.partition(":")
+    if kind == "user" and value:
+        raise ValidationError(_("Choose the user instead of %(subject)s."), params={"subject": visible(text)})
+    if not known:
+        raise ValidationError(_("RATEQUOTA['IDENTIFIERS'] is empty, so only users can be on a plan: choose a user."))
+    if kind == "ip" or _is_network(text):
+        raise ValidationError(
+            _("An address cannot be on a plan. Write kind:value, where kind is one of %(known)s."),
+            params={"known": known},
+        )
+    if kind not in settings.identifiers or not value:
+        raise ValidationError(
+            _("Write kind:value, where kind is one of %(known)s, such as %(example)s."),
+            params={"known": known, "example": f"{next(iter(settings.identifiers))}:acme"},
+        )
+    return canonical_subject(text)
+
+
 def _is_network(text: str) -> bool:
     try:
         # Also with host bits set: the caller's error message then names the problem.

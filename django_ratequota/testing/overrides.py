@@ -51,6 +51,7 @@ def override_policies(
     endpoints: Iterable[Endpoint] = (),
     plans: Mapping[Any, str] | None = None,
     default_plans: Mapping[str, str] | None = None,
+    lists: Mapping[str, Iterable[Any]] | None = None,
     clock: Clock | None = None,
     all_threads: bool = False,
 ) -> SceneContext:
@@ -63,12 +64,15 @@ def override_policies(
     ``policies`` maps an endpoint's name (None = all endpoints together) to rates, a ``Policy``, or a list of both.
     Neither the database is read, nor ENABLED. ``endpoints`` are unsaved ``Endpoint``s where routes, methods or a cost
     matter.
-    ``plans`` maps users (or primary keys) to plan slugs, ``default_plans`` maps kinds of callers, as in
-    ``{"authenticated": "free", "anonymous": "guest"}``. The default ``clock`` stands still. ``all_threads`` puts the
-    policies in force for the whole process: for live servers, and threads that a test starts.
+    ``plans`` maps users (or primary keys) and subjects such as ``"tenant:acme"`` to plan slugs, ``default_plans``
+    kinds of callers, as in ``{"authenticated": "free", "anonymous": "guest"}``, and ``lists`` the names of subject
+    lists to their members, users and subjects. The default ``clock`` stands still. ``all_threads`` puts the policies
+    in force for the whole process: for live servers, and threads that a test starts.
     Entering raises ``ValueError`` or ``TypeError``, naming the wrong entry.
     """
-    return SceneContext(lambda: fixed_policies(policies, tuple(endpoints), plans, default_plans), clock, all_threads)
+    return SceneContext(
+        lambda: fixed_policies(policies, tuple(endpoints), plans, default_plans, lists), clock, all_threads
+    )
 
 
 def unlimited(*, all_threads: bool = False) -> SceneContext:

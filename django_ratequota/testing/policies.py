@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from django.core.exceptions import ValidationError
 
+from ..conf import settings
 from ..models import Endpoint, RatePolicy
+from ..policies.cache import in_plan_order
 from ..policies.facts import (
     NOBODY,
     Assignment,
     EndpointFacts,
+    MemberFacts,
     PlanFacts,
     PolicyFacts,
+    SubjectKey,
     UserEntry,
     endpoint_facts,
+    member_facts,
     policy_facts,
+    subject_key,
 )
+from ..policies.members import Members
 from ..policies.snapshot import Snapshot, group_policies
+from ..recording.validators import assignable_subject, canonical_subject
 
 _REVISION = 1
 
@@ -29,7 +37,7 @@ _REVISION = 1
 class Policy:
     """A rate policy as a test writes it, with the fields of the model ``RatePolicy``.
 
-    Set one of ``user``, ``subject`` and ``plan`` at most; none = the policy is for everyone.
+    Set one of ``user``, ``subject``, ``subject_list`` and ``plan`` at most; none = the policy is for everyone.
     """
 
     rates: str
@@ -45,6 +53,8 @@ class Policy:
     on_error: str = ""
     starts_at: datetime | None = None
     ends_at: datetime | None = None
+    #: The name of a list in ``lists``.
+    subject_list: str = ""
 
 
 #: Endpoint's name (None = all endpoints together) -> rates, a ``Policy``, or several of these.
@@ -54,9 +64,9 @@ Policies = Mapping[str | None, str | Policy | Iterable[str | Policy]]
 class FixedPolicies:
     """Takes the place of ``PolicyCache`` for policies that are not in a database, and never change."""
 
-    def __init__(self, snapshot: Snapshot, users: Mapping[str, UserEntry]) -> None:
+    def __init__(self, snapshot: Snapshot, entries: Mapping[str | SubjectKey, UserEntry]) -> None:
         self._snapshot = snapshot
-        self._users = users
+        self._entries = entries
 
     def current(self, revision: int = 0, instead_of: int | None = None) -> Snapshot:
         return self._snapshot
@@ -69,7 +79,7 @@ class FixedPolicies:
     @property
     def user_endpoints(self) -> Mapping[int | None, frozenset[str]]:
         found: dict[int | None, frozenset[str]] = {}
-        for policy in (policy for entry in self._users.values() for policy in entry.policies):
+        for policy in (policy for entry in self._entries.values() for policy in entry.policies):
             found[policy.endpoint_id] = found.get(policy.endpoint_id, frozenset()) | {policy.counted_per}
         return found
 
@@ -77,9 +87,19 @@ class FixedPolicies:
         return self.user_endpoints
 
     def user(self, user_id: str, pending: bool | None = None) -> UserEntry:
-        return self._users.get(user_id, NOBODY)
+        return self._entries.get(user_id, NOBODY)
 
     load_user = user
+
+    def subjects(self, keys: Collection[SubjectKey], pending: bool | None = None) -> dict[SubjectKey, UserEntry]:
+        return {key: self._entries.get(key, NOBODY) for key in keys}
+
+    def plan_kinds(self, pending: bool | None = None) -> tuple[str, ...]:
+        return in_plan_order({key[0] for key in self._entries if isinstance(key, tuple)})
+
+    @property
+    def assigned_kinds(self) -> tuple[str, ...]:
+        return self.plan_kinds()
 
 
 def fixed_policies(
@@ -87,6 +107,7 @@ def fixed_policies(
     endpoints: Iterable[Endpoint] = (),
     plans: Mapping[Any, str] | None = None,
     default_plans: Mapping[str, str] | None = None,
+    lists: Mapping[str, Iterable[Any]] | None = None,
 ) -> FixedPolicies:
     """Make the arguments of ``override_policies`` into policies; raises ``ValueError`` naming the wrong entry."""
     if not isinstance(policies, Mapping):
@@ -94,17 +115,20 @@ def fixed_policies(
     rows = [(name, policy) for name, entry in policies.items() for policy in _as_list(name, entry)]
     by_name = _endpoints([name for name, _ in rows if name is not None], endpoints)
     by_slug = _plans([policy.plan for _, policy in rows], plans or {}, default_plans or {})
-    facts = [_policy_facts(number, *row, by_name, by_slug) for number, row in enumerate(rows, start=1)]
+    list_ids = {name: number for number, name in enumerate(lists or {}, start=1)}
+    facts = [_policy_facts(number, *row, by_name, by_slug, list_ids) for number, row in enumerate(rows, start=1)]
     snapshot = Snapshot(
         revision=_REVISION,
         plans={plan.id: plan for plan in by_slug.values()},
         defaults={audience: by_slug[slug].id for audience, slug in (default_plans or {}).items()},
         endpoints={endpoint.id: endpoint for endpoint in by_name.values()},
         groups=group_policies(policy for policy in facts if not policy.user),
+        lists={number: name for name, number in list_ids.items()},
+        members=Members().changed(_members(lists or {}, list_ids)),
     )
-    assigned = {_user_id(user): by_slug[slug].id for user, slug in (plans or {}).items()}
-    users = {*assigned, *(policy.user for policy in facts if policy.user)}
-    return FixedPolicies(snapshot, {user: _entry(user, facts, assigned) for user in users})
+    assigned = {_owner("plans", who, assignable_subject): by_slug[slug].id for who, slug in (plans or {}).items()}
+    owners = {*assigned, *(policy.user for policy in facts if policy.user)}
+    return FixedPolicies(snapshot, {owner: _entry(owner, facts, assigned) for owner in owners})
 
 
 def _as_list(name: object, entry: object) -> list[Policy]:
@@ -148,10 +172,13 @@ def _policy_facts(
     policy: Policy,
     endpoints: Mapping[str, EndpointFacts],
     plans: Mapping[str, PlanFacts],
+    lists: Mapping[str, int],
 ) -> PolicyFacts:
     where = f"policies[{name!r}]"
-    if (policy.user is not None) + bool(policy.subject) + bool(policy.plan) > 1:
-        raise ValueError(f"{where}: a policy is for a user, a subject or a plan, one of them at most")
+    if (policy.user is not None) + bool(policy.subject) + bool(policy.subject_list) + bool(policy.plan) > 1:
+        raise ValueError(f"{where}: a policy is for a user, a subject, a list or a plan, one of them at most")
+    if policy.subject_list and policy.subject_list not in lists:
+        raise ValueError(f"{where}: write lists={{{policy.subject_list!r}: [...]}} with the members of that list")
     row = RatePolicy(
         rates=policy.rates,
         subject=policy.subject,
@@ -169,7 +196,31 @@ def _policy_facts(
         endpoint_id=None if name is None else endpoints[name].id,
         user="" if policy.user is None else _user_id(policy.user),
         plan_id=plans[policy.plan].id if policy.plan else None,
+        list_id=lists.get(policy.subject_list),
     )
+
+
+def _members(lists: Mapping[str, Iterable[Any]], ids: Mapping[str, int]) -> dict[int, MemberFacts]:
+    """Return the lists' members by number."""
+    rows: list[tuple[int, str | None, str | None]] = []
+    for name, members in lists.items():
+        if isinstance(members, str):
+            raise TypeError(f"lists[{name!r}]: write a list of users and subjects, not {members!r:.80}")
+        for member in members:
+            owner = _owner(f"lists[{name!r}]", member, canonical_subject)
+            rows.append((ids[name], owner, None) if isinstance(owner, str) else (ids[name], None, ":".join(owner)))
+    return {pk: member_facts(pk, *row, None, None) for pk, row in enumerate(rows, start=1)}
+
+
+def _owner(where: str, who: Any, canonical: Callable[[str], str]) -> str | SubjectKey:
+    """Return a user's primary key, or the kind and value of a subject such as ``tenant:acme``."""
+    if isinstance(who, str):
+        try:
+            return subject_key(canonical(who))
+        except ValidationError as error:
+            if who.partition(":")[0] in ("user", "ip", *settings.identifiers):
+                raise ValueError(f"{where}: {' '.join(error.messages)}") from error
+    return _user_id(who)
 
 
 def _validate(where: str, row: Any) -> None:
@@ -189,6 +240,8 @@ def _user_id(user: Any) -> str:
     return str(key)
 
 
-def _entry(user_id: str, policies: Iterable[PolicyFacts], assigned: Mapping[str, int]) -> UserEntry:
-    assignments = (Assignment(plan_id=assigned[user_id], starts_us=0, ends_us=None),) if user_id in assigned else ()
-    return UserEntry(policies=tuple(p for p in policies if p.user == user_id), assignments=assignments)
+def _entry(
+    owner: str | SubjectKey, policies: Iterable[PolicyFacts], assigned: Mapping[str | SubjectKey, int]
+) -> UserEntry:
+    assignments = (Assignment(plan_id=assigned[owner], starts_us=0, ends_us=None),) if owner in assigned else ()
+    return UserEntry(policies=tuple(p for p in policies if p.user == owner), assignments=assignments)

@@ -170,7 +170,7 @@ def test_the_page_shows_winners_losers_and_live_counters(operator: Client, alice
     assert cards[2].startswith("search/month per everyone everyone 3 of 10000 used, 9997 left.")
     assert 'width="30" height="8"' in text
     assert "The next request, of 1 unit, would be admitted." in text
-    assert re.search(r'<a href="/admin/django_ratequota/plan/\d+/change/">Free</a> \(assigned\)', text)
+    assert re.search(r'<a href="/admin/django_ratequota/plan/\d+/change/">Free</a> \(assigned to the user\)', text)
 
 
 def test_explaining_consumes_nothing(operator: Client, alice: User, redis_client: redis.Redis) -> None:
@@ -215,7 +215,11 @@ def test_log_only_and_unlimited_policies_are_marked(operator: Client, alice: Use
 
 @pytest.mark.parametrize(
     ("caller", "source"),
-    [("assigned", "Free</a> (assigned)"), ("user", "(the default for logged-in users"), ("ip", "none: no plan is")],
+    [
+        ("assigned", "Free</a> (assigned to the user)"),
+        ("user", "(the default for logged-in users"),
+        ("ip", "none: no plan is"),
+    ],
 )
 def test_the_source_of_the_plan_is_shown(operator: Client, alice: User, caller: str, source: str) -> None:
     Plan.objects.create(name="Basic", slug="basic", default_for="authenticated")
@@ -274,7 +278,7 @@ def test_an_anonymous_caller_is_explained_by_address(operator: Client, address: 
 def test_a_caller_is_explained_by_an_identifier(operator: Client, settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
     RatePolicy.objects.create(rates="5/min", counted_per="tenant")
-    assert counters(explain(operator, kind="tenant", value="acme"))[0].startswith(
+    assert counters(explain(operator, identifier_tenant="acme"))[0].startswith(
         "all/min per tenant tenant:acme 0 of 5"
     )
 
@@ -302,7 +306,6 @@ def test_a_refusal_by_an_identifier_fills_in_its_value(
         ("ip:203.0.113.7", "ip:203.0.113.7"),
         ("ip:2001:db8::/64", "ip:2001:db8::/64"),
         ("ip:unknown", "ip:unknown"),
-        ("tenant:a:b", "ip:unknown"),
     ],
 )
 def test_links_name_callers_as_counters_do(operator: Client, settings: Any, caller: str, subject: str) -> None:
@@ -310,11 +313,20 @@ def test_links_name_callers_as_counters_do(operator: Client, settings: Any, call
     bob = User.objects.create(username="bob")
     search = Endpoint.objects.create(name="search")
     RatePolicy.objects.create(rates="5/min", endpoint=search)
-    RatePolicy.objects.create(rates="6/min", endpoint=search, counted_per="tenant")
-    cards = counters(explain(operator, caller=caller.format(user=bob.pk), endpoint="search"))
-    assert cards[0].startswith(f"search/min {subject.format(user=bob.pk)} 0 of 5 used")
-    assert [card for card in cards[1:] if "tenant:a:b" in card] == cards[1:]
-    assert len(cards) == 1 + caller.startswith("tenant")
+    [card] = counters(explain(operator, caller=caller.format(user=bob.pk), endpoint="search"))
+    assert card.startswith(f"search/min {subject.format(user=bob.pk)} 0 of 5 used")
+
+
+def test_the_callers_of_an_organisation_are_counted_apart(operator: Client, settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
+    RatePolicy.objects.create(rates="5/min")
+    RatePolicy.objects.create(rates="6/min", counted_per="tenant")
+    each, own = counters(explain(operator, caller="tenant:a:b"))
+    assert each.startswith("all/min tenant:a:b Each of its callers has a counter here.")
+    assert own.startswith("all/min per tenant tenant:a:b 0 of 6 used")
+    each, own = counters(explain(operator, identifier_tenant="a:b", ip="203.0.113.7"))
+    assert each.startswith("all/min ip:203.0.113.7 0 of 5 used")
+    assert own.startswith("all/min per tenant tenant:a:b 0 of 6 used")
 
 
 @pytest.mark.parametrize(
@@ -334,12 +346,13 @@ def test_links_name_callers_as_counters_do(operator: Client, settings: Any, call
         ({"ip": "::1", "method": "BREW"}, "BREW is not one of the available choices."),
         ({"ip": "::1", "cost": "-1"}, "Ensure this value is greater than or equal to 0."),
         ({"ip": "::1", "cost": "1e9"}, "Enter a whole number."),
-        ({"kind": "tenant"}, "Enter both the identifier and its value."),
-        ({"value": "acme"}, "Enter both the identifier and its value."),
-        ({"kind": "planet", "value": "acme"}, "planet is not one of the choices."),
-        ({"caller": "planet:mars"}, "planet is not one of the choices."),
+        ({"identifier_tenant": ""}, "Enter a caller: a user, an IP address or another identifier."),
+        ({"identifier_tenant": "a\x00b"}, "Null characters are not allowed."),
+        ({"identifier_planet": "mars"}, "planet is not in RATEQUOTA['IDENTIFIERS'], which has: tenant."),
+        ({"caller": "planet:mars"}, "planet is not in RATEQUOTA['IDENTIFIERS'], which has: tenant."),
         ({"caller": "user:x"}, "There is no such user"),
-        ({"caller": HOSTILE}, "is not one of the choices."),
+        ({"caller": HOSTILE}, "Enter a caller: a user, an IP address or another identifier."),
+        ({"caller": f"{HOSTILE}:x"}, "is not in RATEQUOTA['IDENTIFIERS'], which has: tenant."),
         ({"ip": HOSTILE}, "write an address such as"),
         ({"ip": "::1", "path": HOSTILE}, "No route matches"),
         ({"ip": "::1", "endpoint": HOSTILE}, "is not one of the choices."),
@@ -469,7 +482,7 @@ def test_hostile_names_are_harmless(operator: Client, settings: Any) -> None:
     plan = Plan.objects.create(name=HOSTILE[:90], slug="free", default_for="anonymous")
     RatePolicy.objects.create(plan=plan, rates="5/min", counted_per="tenant")
     RatePolicy.objects.create(subject=f"tenant:{HOSTILE[:150]}", rates="6/min", counted_per="tenant")
-    page = operator.get(f"{PAGE}?{urlencode({'kind': 'tenant', 'value': HOSTILE})}")
+    page = operator.get(f"{PAGE}?{urlencode({'identifier_tenant': HOSTILE})}")
     text = page.content.decode()
     assert page.status_code == 200
     assert "<script>alert" not in text
@@ -591,7 +604,8 @@ def test_a_refusal_is_shown_after_its_caller_plan_and_policy_are_deleted(
 
 def test_an_unknown_refusal_id_is_reported(operator: Client, recorded: RecordedRefusals) -> None:
     for wanted in ("ABCDE12345", "nonsense!", "nobody@example.com", "a\x00b"):
-        assert f"There is no refusal with the id {wanted}, and no user of that name." in explain(operator, id=wanted)
+        text = explain(operator, id=wanted)
+        assert f"There is no refusal with the id {wanted}, and no user or other subject of that name." in text
     assert set(recorded.searched_ids) == {"ABCDE12345"}
     page = operator.get(f"{PAGE}?{urlencode({'id': HOSTILE})}").content.decode()
     assert "<script>alert" not in page
@@ -741,7 +755,7 @@ def test_the_command_shows_the_same(alice: User, recorded: RecordedRefusals) -> 
     assert f"caller       user:{alice.pk} from ip:203.0.113.7" in text
     assert "request      GET /search/ search, cost 1" in text
     assert f"search/min of user:{alice.pk}: 0 of 10 left, refused" in text
-    assert "plan         Free (assigned)" in text
+    assert "plan         Free (assigned to the user)" in text
     assert f"search/min of user:{alice.pk}: 10 of 10 left" in text
     with pytest.raises(CommandError, match="No refusal 'ZZZZZ99999' is recorded; refusals are kept for 48 hours"):
         run("explain", "--id", "ZZZZZ99999")

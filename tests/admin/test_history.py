@@ -234,7 +234,7 @@ def test_later_edits_are_shown_and_stay_unless_chosen(
     assert "1 object was edited again since then." in page
     assert page.count("It was edited again since then, and stays as it is") == 1
     assert re.search(r"<tr><th scope=\"row\">mode</th><td>off</td><td>enforce</td></tr>", page)
-    done = confirm(operator, url(edited), **({"overwrite": "on"} if overwrite else {}))
+    done = confirm(operator, url(edited), **({"also": "on"} if overwrite else {}))
     assert RatePolicy.objects.get(rates="1/s").mode == ("enforce" if overwrite else "off")
     assert RatePolicy.objects.get(rates="2/s").mode == "enforce"
     assert ("1 stays as it is." in text_of(operator.get(done.headers["Location"]))) is not overwrite

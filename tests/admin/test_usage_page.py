@@ -357,7 +357,7 @@ def test_callers_have_names_and_link_to_explain(operator: Client, scene: Scene) 
     assert [row[0] for row in rows(refused)] == ["user alice", "tenant:a&b"]
     assert [row[0] for row in rows(would)] == ["ip:2001:db8::/64"]
     links = re.findall(r'explain/\?([^"]*)"', most)
-    assert links[:3] == [f"user={alice.pk}", "ip=2001%3Adb8%3A%3A%2F64", "kind=tenant&amp;value=a%26b"]
+    assert links[:3] == [f"user={alice.pk}", "ip=2001%3Adb8%3A%3A%2F64", "caller=tenant%3Aa%26b"]
 
 
 def test_refusals_name_caller_request_and_policy(operator: Client, scene: Scene, search: Endpoint) -> None:
@@ -527,19 +527,30 @@ def test_an_open_breaker_and_decisions_without_redis_are_shown(
     latency[-1] = 10
     found = [
         worker("a:1", published, down={"cache:6379": "timeout"}, degraded={"timeout": 7}, latency=latency),
-        worker("b:2", published, degraded={"timeout": 3, "oom": 1}, latency=latency),
+        worker("b:2", published, degraded={"timeout": 3, "oom": 1}, latency=latency, checkpoint_age=4.2),
     ]
     monkeypatch.setattr(health, "reports", lambda: found)
     page = operator.get(PAGE)
-    assert [row[-2:] for row in rows(section(page, "proof"))] == [
-        ["1,000", "open: cache:6379 (timeout)"],
-        ["1,000", "closed"],
+    assert [row[-3:] for row in rows(section(page, "proof"))] == [
+        ["1,000", "open: cache:6379 (timeout)", "–"],
+        ["1,000", "closed", "4 s ago"],
     ]
     numbers = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", section(page, "store")))
     assert numbers["Decisions in the last minute"] == "2,000"
     assert numbers["Median duration"] == f"{BOUNDS[10] * 1000:.2f} ms"
     assert numbers["99th percentile of the duration"] == f"{BOUNDS[10] * 1000:.2f} ms"
     assert numbers["Decided without Redis since the workers started"] == "timeout 10, oom 1"
+
+
+def test_late_checkpoints_are_a_warning(operator: Client, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    published = default_limiter().publish()
+    ages = {"a:1": 41.0, "b:2": 39.0, "c:3": 300.0}  # by default one is due every 10 s
+    found = [worker(name, published, checkpoint_age=age) for name, age in ages.items()]
+    monkeypatch.setattr(health, "reports", lambda: found)
+    text = section(operator.get(PAGE), "proof")
+    assert "2 workers have not saved their counts of quotas to the database for up to 5 min: if Redis loses" in text
+    monkeypatch.setattr(health, "reports", lambda: found[1:2])
+    assert "counts of quotas" not in section(operator.get(PAGE), "proof")
 
 
 def test_errors_that_open_no_breaker_are_shown(
@@ -554,7 +565,7 @@ def test_errors_that_open_no_breaker_are_shown(
     ]
     monkeypatch.setattr(health, "reports", lambda: found)
     page = operator.get(PAGE)
-    assert [row[-1] for row in rows(section(page, "proof"))] == [
+    assert [row[-2] for row in rows(section(page, "proof"))] == [
         "closed; errors: wrongtype, response",
         "open: cache:6379 (oom); errors: wrongtype",
         "closed",

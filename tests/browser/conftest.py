@@ -70,7 +70,9 @@ def traffic() -> bool:
 
 
 @pytest.fixture
-def scene(live_server: Any, fresh_policies: None, monkeypatch: pytest.MonkeyPatch, traffic: bool) -> Iterator[Scene]:
+def scene(
+    live_server: Any, fresh_policies: None, checkpointing: None, monkeypatch: pytest.MonkeyPatch, traffic: bool
+) -> Iterator[Scene]:
     """The rows that the pages show, and what callers did so far; nothing else in Redis.
 
     What is counted is flushed when a test says so, not in the background once a second.

@@ -52,6 +52,7 @@ PAGES = {
         lambda s: f"{_POLICIES}/usage/?policy={s.hostile_override.pk}&endpoint={quote(MARKUP)}"
     ),
     "quotas": Page(lambda s: f"{_POLICIES}/quotas/?level=50"),
+    "past quotas": Page(lambda s: f"{_POLICIES}/quotas/history/?subject=user:{s.mallory.pk}"),
     "matrix": Page(lambda s: f"{_APP}/plan/matrix/"),
     "copy": Page(lambda s: f"{_APP}/plan/{s.free.pk}/copy/", viewer=403),
     "hostile copy": Page(lambda s: f"{_APP}/plan/{s.hostile_plan.pk}/copy/", viewer=403),
@@ -62,6 +63,8 @@ PAGES = {
     "endpoint": Page(lambda s: f"{_APP}/endpoint/{s.search.pk}/change/"),
     "hostile endpoint": Page(lambda s: f"{_APP}/endpoint/{s.hostile_endpoint.pk}/change/"),
     "assignments": Page(lambda s: f"{_APP}/planassignment/"),
+    "add assignment": Page(lambda s: f"{_APP}/planassignment/add/", viewer=403),
+    "hostile assignment": Page(lambda s: f"{_APP}/planassignment/{s.hostile_assignment.pk}/change/"),
     "lists": Page(lambda s: f"{_APP}/subjectlist/"),
     "hostile list": Page(lambda s: f"{_APP}/subjectlist/{s.hostile_list.pk}/change/"),
     "add members": Page(lambda s: f"{_APP}/subjectlist/{s.hostile_list.pk}/add-members/", viewer=403),

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.contrib.auth.models import Permission, User
 from django.db import transaction
 
 from django_ratequota import check_request
-from django_ratequota.models import Endpoint, ListMember, Plan, PlanAssignment, PolicyChange, RatePolicy, SubjectList
+from django_ratequota.models import (
+    Endpoint,
+    ListMember,
+    Plan,
+    PlanAssignment,
+    PolicyChange,
+    QuotaWindow,
+    RatePolicy,
+    SubjectList,
+)
 from django_ratequota.monitoring.collector import collector
 from tests.project.views import request_from
 
@@ -91,8 +100,38 @@ class Scene:
         self.member = ListMember.objects.create(
             subject_list=self.hostile_list, subject=f"tenant:{MARKUP}{TURNED}{LONG}"[:200]
         )
+        self.hostile_assignment = PlanAssignment.objects.create(
+            subject=f"tenant:{MARKUP}{TURNED}{LONG}"[:200],
+            plan=self.hostile_plan,
+            anchor=31,
+            reason=f"{MARKUP}{TURNED}",
+        )
         self.hostile_subject = _policy(subject=f"tenant:{MARKUP}{TURNED}{LONG}", rates="9/min", **place)
-        _policy(plan=self.hostile_plan, rates="10/s, 1000/hour burst 50, 100000/month", **place)
+        monthly = _policy(plan=self.hostile_plan, rates="10/s, 1000/hour burst 50, 100000/month", **place)
+        self._months(self.mallory, monthly, (20_000, 130_000, 0, 90_000))
+
+    def _months(self, user: User, policy: RatePolicy, used: tuple[int, ...]) -> None:
+        """What the user has used of the policy's month, in the last months and in this one; 0 = no row."""
+        first = datetime.now(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+        ends = (first + timedelta(days=32)).replace(day=1)
+        for units in reversed(used):
+            starts = (ends - timedelta(days=1)).replace(day=1)
+            if units:
+                QuotaWindow.objects.create(
+                    counter=f"{{user:{user.pk}}}:{policy.endpoint_id}:fwmonth",
+                    starts_at=starts,
+                    ends_at=ends,
+                    period="month",
+                    subject=f"user:{user.pk}",
+                    policy_id=policy.pk,
+                    endpoint_id=policy.endpoint_id,
+                    rate="100000/month",
+                    used=units,
+                    limit=100_000,
+                    percent=units // 1000,
+                    at_us=int(starts.timestamp() * 10**6) + 1,
+                )
+            ends = starts
 
     def _edited(self, row: Any, **values: Any) -> PolicyChange:
         """The row with these values for a moment, and then as before; the change that brought them."""

@@ -12,8 +12,8 @@ from django.core.management.base import SystemCheckError
 from django.db import IntegrityError, connection
 from django.db.migrations.recorder import MigrationRecorder
 
-from django_ratequota.checks.database import check_constraints, check_migrated
-from django_ratequota.models import RatePolicy
+from django_ratequota.checks.database import check_assigned_kinds, check_constraints, check_migrated
+from django_ratequota.models import Plan, PlanAssignment, RatePolicy
 from django_ratequota.recording.validators import unsupported_constraints
 from tests.checks import ids
 
@@ -60,3 +60,18 @@ def test_unapplied_migrations_are_a_warning(monkeypatch: pytest.MonkeyPatch, dja
         assert check_migrated() == check_migrated(databases=["replica"]) == []
         monkeypatch.setattr(sys, "argv", ["manage.py", "migrate"])
         assert check_migrated(databases=DATABASES) == []
+
+
+@pytest.mark.django_db(transaction=True)
+def test_plans_of_subjects_that_no_identifier_names_are_reported(settings: Any) -> None:
+    plan = Plan.objects.create(name="Pro", slug="pro")
+    names = {"tenant": "tests.project.views.tenant", "api_key": "tests.project.views.api_key"}
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": names}
+    for subject in ("tenant:acme", "api_key:k1"):
+        PlanAssignment.objects.create(subject=subject, plan=plan)
+    assert check_assigned_kinds(databases=DATABASES) == []
+    del names["api_key"]
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": names}
+    (message,) = check_assigned_kinds(databases=DATABASES)
+    assert ids([message]) == ["W025"]
+    assert "RATEQUOTA['IDENTIFIERS'] has no 'api_key'" in message.msg

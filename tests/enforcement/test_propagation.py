@@ -217,6 +217,43 @@ def test_what_goes_with_a_plan_binds_the_next_request(processes: tuple[Process, 
     assert server.check()["limits"] == []
 
 
+IDENTIFIERS = {"tenant": "tests.project.views.tenant", "api_key": "tests.project.views.api_key"}
+#: Lets a process look up subjects: limits("acme") of a tenant.
+WITH_SUBJECTS = f"""
+from django.conf import settings
+from django.test import override_settings
+from django_ratequota import check_caller
+from django_ratequota.policies.cache import policies
+override_settings(RATEQUOTA={{**settings.RATEQUOTA, "IDENTIFIERS": {IDENTIFIERS!r}}}).enable()
+limits = lambda name, kind="tenant": [s.limit for s in check_caller(identifiers={{kind: name}}).statuses]
+"""
+
+
+def test_an_edit_of_a_subjects_plan_binds_the_next_request_and_drops_nothing_else(
+    processes: tuple[Process, Process],
+) -> None:
+    server, editor = processes
+    for process in processes:
+        process.run(WITH_SUBJECTS)
+    editor.run("pro, free = (Plan.objects.create(name=n, slug=n) for n in ('pro', 'free'))")
+    editor.run("[RatePolicy.objects.create(plan=p, rates=r) for p, r in ((free, '5/hour'), (pro, '9/hour'))]")
+    assert server.run("answer = limits('acme')") == []
+    editor.run("a = PlanAssignment.objects.create(subject='tenant:acme', plan=free)")
+    editor.run("PlanAssignment.objects.create(subject='tenant:globex', plan=free)")
+    assert server.run("answer = limits('acme'), limits('globex')") == [[5], [5]]
+    server.run("before, reloads = dict(policies._entries), policies.reloads")
+    editor.run("a.plan = pro; a.save()")
+    assert server.run("answer = limits('acme')") == [9]
+    assert server.run("answer = [k for k in before if policies._entries.get(k) is not before[k]]") == [
+        ["tenant", "acme"]
+    ]
+    assert server.run("answer = policies.reloads - reloads") == 0
+    editor.run("PlanAssignment.objects.filter(pk=a.pk).update(subject='api_key:k1')")
+    assert server.run("answer = limits('acme'), limits('k1', 'api_key')") == [[], [9]]
+    editor.run("pro.delete()")
+    assert server.run("answer = limits('k1', 'api_key'), limits('globex')") == [[], [5]]
+
+
 def test_an_edit_that_is_rolled_back_binds_nobody(processes: tuple[Process, Process]) -> None:
     server, editor = processes
     editor.run("RatePolicy.objects.create(rates='5/hour')")

@@ -22,7 +22,7 @@ from django_ratequota.engine.keys import bucket_key
 from django_ratequota.engine.rates import BURST_ALGORITHMS
 from tests.conftest import NOON_US, Clock
 from tests.support.properties import examples
-from tests.support.reference_models import MODELS, Charged, Model, Outcome, judge, units_of
+from tests.support.reference_models import MODELS, Charged, FixedWindow, Model, Outcome, judge, units_of
 
 SECOND, DAY = 10**6, 86_400 * 10**6
 
@@ -60,9 +60,17 @@ class Walk(RuleBasedStateMachine):
         periods=st.lists(PERIODS, min_size=3, max_size=3),
         calendar=st.sampled_from([86_400, 604_800, "month"]),
         counts=st.lists(st.sampled_from(["units", "units", "requests"]), min_size=3, max_size=3),
+        anchor=st.integers(1, 31),
     )
     def begin(
-        self, now: int, kinds: list[str], limits: list[int], periods: list[Any], calendar: Any, counts: list[Any]
+        self,
+        now: int,
+        kinds: list[str],
+        limits: list[int],
+        periods: list[Any],
+        calendar: Any,
+        counts: list[Any],
+        anchor: int,
     ) -> None:
         self.clock.now_us = now
         subject = f"user:{next(_subjects)}"
@@ -75,6 +83,7 @@ class Walk(RuleBasedStateMachine):
             rate = Rate(limit=limit, counts=what, period=period, algorithm=algorithm)
             self.buckets.append(Bucket(subject, rate, scope=kind))
             self.models.append(MODELS[algorithm]())
+        self.anchor_months(anchor)
         #: Instants worth standing at, of the latest answers.
         self.targets: list[int] = []
         self.room = 1
@@ -135,6 +144,8 @@ class Walk(RuleBasedStateMachine):
             assert refunded is decision
             return
         expected = []
+        anchor = self.buckets[0].anchor
+        self.anchor_months(decision.statuses[0].bucket.anchor)  # as they were at the check
         claims = iter(refunded.statuses)
         for model, status in found:
             if status.allowed:
@@ -148,6 +159,7 @@ class Walk(RuleBasedStateMachine):
         assert [Outcome.of(status) for status in refunded.statuses] == expected
         charged = [(status.bucket, model) for (model, status), ok in zip(found, refundable, strict=True) if ok]
         self.outlive([bucket for bucket, _ in charged], [model for _, model in charged], [True] * len(charged))
+        self.anchor_months(anchor)
 
     @precondition(lambda self: "leaky_bucket" in self.kinds)
     @rule(cost=COSTS, patience_us=st.sampled_from([0, 1, 10**5, SECOND, 100 * SECOND]), pause=PAUSES)
@@ -162,6 +174,18 @@ class Walk(RuleBasedStateMachine):
         rate = replace(bucket.rate, limit=limit, burst=burst)
         self.buckets[pick] = replace(bucket, rate=rate)
         self.ask("check", [pick], cost)
+
+    @precondition(lambda self: "calendar" in self.kinds and not self.rewinds)
+    @rule(anchor=st.integers(1, 31), cost=COSTS, pause=PAUSES)
+    def move_months(self, anchor: int, cost: Cost, pause: Pause) -> None:
+        self.anchor_months(anchor)
+        self.ask("check", [self.kinds.index("calendar")], cost, pause)
+
+    def anchor_months(self, anchor: int) -> None:
+        self.buckets = [replace(bucket, anchor=anchor) for bucket in self.buckets]
+        for model in self.models:
+            if isinstance(model, FixedWindow):
+                model.anchor = anchor
 
     @rule(pick=COUNTERS)
     def reset(self, pick: int) -> None:

@@ -22,6 +22,7 @@ from django_ratequota.exceptions import InvalidBucket, StoreError
 from django_ratequota.utils.sansio import drive
 from tests.conftest import Clock
 from tests.support.properties import examples
+from tests.support.reference_models import begins_month
 
 HOUR = 3600 * 10**6
 UNITS = ("day", "week", "month")
@@ -77,6 +78,37 @@ ZONES = (
 ).split()
 
 
+@pytest.mark.parametrize(
+    ("zone", "anchor", "now", "begins", "ends"),
+    [
+        ("UTC", 15, "2025-11-21T05:20Z", "2025-11-15T00:00Z", "2025-12-15T00:00Z"),
+        ("UTC", 15, "2025-11-14T23:59Z", "2025-10-15T00:00Z", "2025-11-15T00:00Z"),
+        ("UTC", 15, "2026-01-03T00:00Z", "2025-12-15T00:00Z", "2026-01-15T00:00Z"),
+        # cut at short months
+        ("UTC", 31, "2025-04-29T00:00Z", "2025-03-31T00:00Z", "2025-04-30T00:00Z"),
+        ("UTC", 31, "2025-04-30T00:00Z", "2025-04-30T00:00Z", "2025-05-31T00:00Z"),
+        ("UTC", 31, "2025-02-27T23:59Z", "2025-01-31T00:00Z", "2025-02-28T00:00Z"),
+        ("UTC", 31, "2025-02-28T00:00Z", "2025-02-28T00:00Z", "2025-03-31T00:00Z"),
+        ("UTC", 30, "2024-02-28T23:59Z", "2024-01-30T00:00Z", "2024-02-29T00:00Z"),
+        ("UTC", 29, "2024-02-29T00:00Z", "2024-02-29T00:00Z", "2024-03-29T00:00Z"),
+        ("UTC", 29, "2025-03-01T00:00Z", "2025-02-28T00:00Z", "2025-03-29T00:00Z"),
+        ("Europe/Berlin", 30, "2025-03-30T12:00Z", "2025-03-30T00:00+01", "2025-04-30T00:00+02"),
+        # midnight does not exist, occurs twice; Saturday's last hour occurs twice; a day that was skipped
+        ("America/Sao_Paulo", 4, "2018-11-04T03:00Z", "2018-11-04T01:00-02", "2018-12-04T00:00-02"),
+        ("America/Sao_Paulo", 4, "2018-11-04T02:59Z", "2018-10-04T00:00-03", "2018-11-04T01:00-02"),
+        ("America/Havana", 2, "2025-11-02T04:00Z", "2025-11-02T00:00-04", "2025-12-02T00:00-05"),
+        ("America/Sao_Paulo", 18, "2018-02-18T02:59Z", "2018-01-18T00:00-02", "2018-02-18T00:00-03"),
+        ("America/St_Johns", 7, "2010-11-07T02:40Z", "2010-11-07T00:00-02:30", "2010-12-07T00:00-03:30"),
+        ("Pacific/Apia", 30, "2011-12-30T09:59Z", "2011-11-30T00:00-10", "2011-12-31T00:00+14"),
+        ("Pacific/Apia", 30, "2011-12-30T10:00Z", "2011-12-31T00:00+14", "2012-01-30T00:00+14"),
+    ],
+)
+def test_bounds_of_months_that_begin_on_the_customer_s_day(
+    zone: str, anchor: int, now: str, begins: str, ends: str
+) -> None:
+    assert calendar_window("month", us(now), ZoneInfo(zone), anchor) == (us(begins), us(ends))
+
+
 @pytest.mark.parametrize("unit", UNITS)
 @given(zone=st.sampled_from(ZONES), second=st.integers(0, 2_300_000_000))
 @examples(300)
@@ -84,6 +116,32 @@ def test_every_instant_since_1970_lies_in_its_window(unit: Any, zone: str, secon
     now = second * 10**6 + 999_999
     start, finish = calendar_window(unit, now, ZoneInfo(zone))
     assert start <= now < finish
+
+
+@given(zone=st.sampled_from(ZONES), anchor=st.integers(1, 31), second=st.integers(0, 2_300_000_000))
+@examples(300)
+def test_months_follow_one_another_and_begin_on_their_day(zone: str, anchor: int, second: int) -> None:
+    now, where = second * 10**6 + 999_999, ZoneInfo(zone)
+    start, finish = calendar_window("month", now, where, anchor)
+    assert start <= now < finish
+    assert calendar_window("month", finish, where, anchor)[0] == finish
+    assert calendar_window("month", start - 1, where, anchor)[1] == start
+    first, after = (datetime.fromtimestamp(at // 10**6, where).date() for at in (start, finish))
+    days = [first + timedelta(days=day) for day in range((after - first).days + 1)]
+    assert [day for day in days if begins(day, anchor, where)] == [first, after]
+
+
+def begins(day: date, anchor: int, zone: ZoneInfo) -> bool:
+    """Whether months begin on the day, or should have begun on the day before, which the zone skipped."""
+    before = day - timedelta(days=1)
+    late = skipped(before, zone) and begins_month(before, anchor)
+    return late or (begins_month(day, anchor) and not skipped(day, zone))
+
+
+def skipped(day: date, zone: ZoneInfo) -> bool:
+    """Whether the zone had no such day."""
+    noon = datetime(day.year, day.month, day.day, 12, tzinfo=zone)
+    return noon.astimezone(UTC).astimezone(zone).date() != day
 
 
 @pytest.mark.parametrize("zone", ZONES)
@@ -144,6 +202,57 @@ def test_windows_follow_the_calendar(limiter: Limiter, clock: Clock, unit: str) 
     assert not limiter.check(asked).allowed
     clock.now_us += 1
     assert limiter.check(asked, 10).allowed
+
+
+def anchored(anchor: int) -> list[Bucket]:
+    return [Bucket("user:1", Rate.parse("10/month"), anchor=anchor)]
+
+
+def test_a_month_begins_on_the_customer_s_day(limiter: Limiter, clock: Clock) -> None:
+    clock.now_us = us("2025-12-14 23:59")
+    first = limiter.check(anchored(15), 10)
+    assert (first.allowed, first.statuses[0].reset_after_us) == (True, 60 * 10**6)
+    assert first.statuses[0].window_us == 30 * 24 * HOUR
+    clock.now_us += 60 * 10**6
+    following = limiter.check(anchored(15), 10)
+    assert (following.allowed, following.statuses[0].window_us) == (True, 31 * 24 * HOUR)
+
+
+def test_a_month_with_a_later_beginning_starts_a_new_count_at_once(limiter: Limiter, clock: Clock) -> None:
+    clock.now_us = us("2025-12-20")
+    limiter.check(anchored(1), 7)
+    clock.now_us += HOUR
+    status = limiter.check(anchored(15), 4).statuses[0]
+    assert (status.remaining, clock.now_us + status.reset_after_us) == (6, us("2026-01-15"))
+
+
+def test_a_month_with_an_earlier_beginning_ends_the_one_that_is_counted_on_its_day(
+    limiter: Limiter, clock: Clock
+) -> None:
+    clock.now_us = us("2025-12-20")
+    charged = limiter.check(anchored(1), 7)
+    refused = limiter.check(anchored(25), 4).statuses[0]
+    assert (refused.allowed, refused.remaining) == (False, 3)
+    assert refused.retry_after_us == refused.reset_after_us == us("2025-12-25") - clock.now_us
+    clock.now_us = us("2025-12-25") - 1
+    assert not limiter.check(anchored(25), 4).allowed
+    clock.now_us += 1
+    status = limiter.check(anchored(25), 4).statuses[0]
+    assert (status.remaining, clock.now_us + status.reset_after_us) == (6, us("2026-01-25"))
+    assert charged.refund(7).statuses[0].remaining == 6, "that month has ended"
+
+
+def test_callers_that_know_another_beginning_share_the_newest_count(limiter: Limiter, clock: Clock) -> None:
+    clock.now_us = us("2025-12-20")
+    for anchor in (1, 15, 1, 15):
+        last = limiter.check(anchored(anchor), 3)
+    assert last.statuses[0].remaining == 1
+
+
+@pytest.mark.parametrize("anchor", [0, 32, -1, 1.5, "15", None])
+def test_a_day_that_no_month_has_is_refused(limiter: Limiter, anchor: Any) -> None:
+    with pytest.raises(InvalidBucket, match="anchor is a day of the month, 1 to 31, not"):
+        limiter.check(anchored(anchor))
 
 
 def test_on_the_first_of_the_month_its_counters_stay_apart(limiter: Limiter, clock: Clock) -> None:

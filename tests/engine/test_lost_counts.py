@@ -70,15 +70,19 @@ def test_it_is_now_when_a_caller_has_seen_that_counts_are_lost(limiter: Limiter)
     assert born(limiter, first) == second > first
 
 
-@pytest.mark.parametrize("value", [None, "x", "-1", "1.5", "nan", "9" * 18])
-def test_a_time_that_nobody_can_have_written_is_unknown(
-    redis_client: redis.Redis, limiter: Limiter, value: str | None
+@pytest.mark.parametrize("value", [None, "x", "-1", "1.5", "nan", "9" * 18, "list"])
+def test_a_time_that_nobody_can_have_written_becomes_now(
+    redis_client: redis.Redis, limiter: Limiter, clock: Clock, value: str | None
 ) -> None:
     first = limiter.publish()
     redis_client.delete(BIRTH)
-    if value is not None:
+    if value == "list":
+        redis_client.rpush(BIRTH, 1)
+    elif value is not None:
         redis_client.set(BIRTH, value)
-    assert born(limiter, first - 1) == 0
+    assert born(limiter, first - 1) == clock.now_us == int(redis_client.get(BIRTH) or 0)
+    clock.advance(5)
+    assert born(limiter, first - 1) == clock.now_us - 5 * 10**6, "once"
 
 
 def test_a_publication_writes_a_missing_one(redis_client: redis.Redis, limiter: Limiter) -> None:

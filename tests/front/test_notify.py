@@ -1,4 +1,4 @@
-"""Telling operators of a save: the text, the mail and the webhook, on a thread that delays no save."""
+"""Notifications of saves and of limits that are nearly used up: text, mail and webhook, on a thread of their own."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import ModuleType
 from typing import Any
 
 import django
@@ -16,11 +20,15 @@ from django.contrib.auth.models import User
 from django.core import mail
 from django.db import transaction
 
-from django_ratequota import notify
+from django_ratequota import Bucket, BucketStatus, Rate, check_request, conf, notify
 from django_ratequota.models import Plan, PolicyChange, RatePolicy
-from django_ratequota.notify import change_text, mail_operators, post_to
+from django_ratequota.notify import change_text, mail_operators, post_to, threshold_text
 from django_ratequota.recording.recorder import record_publication, recorded_as
-from django_ratequota.signals import policies_changed
+from django_ratequota.signals import policies_changed, quota_threshold
+from django_ratequota.testing import isolated
+from tests.enforcement.test_propagation import Process, environment, migrated  # noqa: F401 - fixtures
+from tests.project.views import request_from
+from tests.support.snippets import ROOT, snippet, snippets
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -85,15 +93,22 @@ def test_hostile_names_break_no_header() -> None:
     assert change_text(PolicyChange.objects.all(), None, "")[0] == "Rate limits: published and 1 more"
 
 
+#: Headers and body of each request to the webhook.
+received: list[tuple[Message, bytes]] = []
+
+
 @pytest.fixture
 def webhook() -> Iterator[tuple[str, list[Any], threading.Event]]:
     """The address of a server, what was posted to it, and the event that it waits for before it answers."""
     posted: list[Any] = []
+    received.clear()
     go = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            posted.append(json.loads(body))
+            received.append((self.headers, body))
             go.wait()
             self.send_response(500 if self.path.endswith("secret-broken") else 200)
             self.end_headers()
@@ -141,7 +156,7 @@ def test_a_failure_is_logged_without_the_address(
         policies_changed.disconnect(receiver)
     join()
     assert [record.getMessage() for record in caplog.records if record.name == "django_ratequota"] == [
-        "a notification of a policy change was not sent: HTTPError"
+        "a notification was not sent: HTTPError"
     ]
     assert "secret" not in caplog.text
 
@@ -178,10 +193,209 @@ from django.conf import settings
 settings.configure(INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django_ratequota"])
 django.setup()
 from django_ratequota import notify
-from urllib.request import Request
-notify._send_later(lambda: notify._post(Request({url!r}, b'"hello"')))
+notify._send_later(lambda: notify._post({url!r}, b'"hello"'))
 """
     with subprocess.Popen([sys.executable, "-c", code]) as process:
         go.set()
         assert process.wait() == 0
     assert posted == ["hello"]
+
+
+# --- Limits that are nearly used up. ---
+
+PAGE = ROOT / "docs/howto/notifications.md"
+AT = datetime(2026, 11, 21, 5, 20, tzinfo=UTC)
+SECRET = "whsec_MjQgYnl0ZXMsIGJlc3QgYXQgcmFuZG9t"
+
+
+def status_of(rate: str, used: int, reset_after_us: int = 4 * 10**6, **bucket: Any) -> BucketStatus:
+    parsed = Rate.parse(rate)
+    return BucketStatus(
+        bucket=Bucket(**{"subject": "tenant:acme", "rate": parsed, **bucket}),
+        allowed=True,
+        remaining=parsed.limit - used,
+        retry_after_us=0,
+        reset_after_us=reset_after_us,
+        window_us=60 * 10**6,
+    )
+
+
+def test_the_text_of_a_threshold(settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "TIME_ZONE": "Europe/Berlin"}
+    month = status_of("1000000/month", 800_000, 826_800 * 10**6, policy_id=17, counted_per="tenant")
+    assert threshold_text(80, month, AT) == (
+        "Rate limits: tenant:acme has used 80 % of 1000000/month at all endpoints",
+        "Used: 800000 of 1000000\nThe window ends: 2026-11-30 20:00 CET\nPolicy: 17, counted per tenant",
+    )
+    log = status_of("10/min", 10, scope="search", mode="log", subject="api_key:a\nBcc: b@example.com\u202e")
+    assert threshold_text(100, log, AT, 3) == (
+        "Rate limits: api_key:a Bcc: b@example.com\\u202e has used 100 % of 10/min at search",
+        "Used: 10 of 10\nFull again: 2026-11-21 06:20 CET\nLog only: no request is refused\n"
+        "3 more crossings of this limit were not sent",
+    )
+
+
+def test_notify_mails_once_a_limit_is_nearly_used_up(settings: Any, alice: User) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "NOTIFY": "django_ratequota.notify.mail_operators"}
+    RatePolicy.objects.create(rates="5/month")
+    with isolated():
+        for _ in range(4):
+            check_request(request_from(alice))
+    join()
+    [sent] = mail.outbox
+    assert sent.subject.endswith(f"Rate limits: user:{alice.pk} has used 80 % of 5/month at all endpoints")
+
+
+def test_without_notify_no_decision_is_looked_at(settings: Any) -> None:
+    before = list(quota_threshold.receivers)
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "NOTIFY": ["django_ratequota.notify.mail_operators"]}
+    assert len(quota_threshold.receivers) == len(before) + 1
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "NOTIFY": []}
+    assert len(quota_threshold.receivers) == len(before)
+
+
+def fails(**_: Any) -> None:
+    raise RuntimeError("mine")
+
+
+def test_a_receiver_that_fails_keeps_no_other_from_its_signal(settings: Any, caplog: Any) -> None:
+    paths = ["tests.front.test_notify.fails", "django_ratequota.notify.mail_operators"]
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "NOTIFY": paths}
+    quota_threshold.send_robust(None, level=80, status=status_of("5/month", 4), at=AT, suppressed=0)
+    join()
+    assert len(mail.outbox) == 1
+    assert "tests.front.test_notify.fails, a receiver in RATEQUOTA['NOTIFY'], failed" in caplog.text
+
+
+def post_threshold(receiver: Any, used: int = 8, **more: Any) -> None:
+    receiver(level=80, status=status_of("10/month", used, **more), at=AT, suppressed=0, signal=quota_threshold)
+
+
+def test_a_chat_gets_the_text(webhook: tuple[str, list[Any], threading.Event]) -> None:
+    url, posted, go = webhook
+    go.set()
+    post_threshold(post_to(url))
+    join()
+    [message] = posted
+    assert list(message) == ["text"]
+    assert message["text"].startswith("Rate limits: tenant:acme has used 80 % of 10/month at all endpoints\nUsed: 8")
+
+
+def test_a_signed_webhook_is_verified_as_the_page_shows(
+    webhook: tuple[str, list[Any], threading.Event], monkeypatch: pytest.MonkeyPatch, rf: Any
+) -> None:
+    hooks, views = ModuleType("billing.hooks"), ModuleType("billing.views")
+    monkeypatch.setitem(sys.modules, "billing.hooks", hooks)
+    exec(snippet(PAGE, "billing/hooks.py"), vars(hooks))
+    exec(snippet(PAGE, "billing/views.py"), vars(views))
+    url, posted, go = webhook
+    go.set()
+    post_threshold(post_to(url, vars(hooks)["SECRET"]))
+    join()
+    [(headers, body)] = received
+    [shown] = [json.loads(one.text) for one in snippets(PAGE) if one.language == "json"]
+    assert {**shown, "data": list(shown["data"])} == {**posted[0], "data": list(posted[0]["data"])}
+    assert (posted[0]["data"]["used"], posted[0]["data"]["subject"]) == (8, "tenant:acme")
+
+    def answer(body: bytes, **changed: str) -> int:
+        sent = {f"HTTP_{name.upper().replace('-', '_')}": value for name, value in headers.items()}
+        names = {f"HTTP_WEBHOOK_{name.upper()}": value for name, value in changed.items()}
+        request = rf.post("/", body, content_type="application/json", **{**sent, **names})
+        return int(vars(views)["quota_hook"](request).status_code)
+
+    assert answer(body) == 200
+    old = str(int(time.time()) - 301)
+    forged: list[tuple[bytes, dict[str, str]]] = [
+        (body.replace(b"80", b"90"), {}),
+        (body, {"id": "another"}),
+        (body, {"signature": "v1,"}),
+        (body, {"timestamp": old}),
+        (body, {"timestamp": "x"}),
+    ]
+    assert [answer(changed, **more) for changed, more in forged] == [403] * len(forged)
+
+
+def test_the_id_of_an_event_is_the_same_from_every_process(
+    webhook: tuple[str, list[Any], threading.Event],
+) -> None:
+    url, _, go = webhook
+    go.set()
+    receiver = post_to(url, SECRET)
+    post_threshold(receiver, used=8)
+    post_threshold(receiver, used=9, reset_after_us=5 * 10**6)  # noticed earlier by another clock
+    post_threshold(receiver, subject="tenant:other")
+    post_threshold(receiver, reset_after_us=10**12)  # the next window
+    join()
+    first, second, *others = [headers["webhook-id"] for headers, _ in received]
+    assert first == second
+    assert len({first, *others}) == 3
+
+
+def test_a_save_may_be_posted_signed(webhook: tuple[str, list[Any], threading.Event]) -> None:
+    url, posted, go = webhook
+    go.set()
+    receiver = post_to(url, SECRET)
+    policies_changed.connect(receiver)
+    try:
+        Plan.objects.create(name="Free", slug="free")
+    finally:
+        policies_changed.disconnect(receiver)
+    join()
+    [(headers, _)] = received
+    assert posted[0]["type"] == "policies_changed"
+    assert posted[0]["data"]["text"].startswith("Rate limits: plan created: Free")
+    assert str(PolicyChange.objects.get().change_id) == headers["webhook-id"]
+
+
+@pytest.mark.parametrize("secret", ["short", "whsec_", "whsec_c2hvcnQ=", "whsec_no base64 at all but long"])
+def test_a_secret_that_protects_nothing_is_refused(secret: str) -> None:
+    with pytest.raises(ValueError, match="write a secret of 16 characters or more") as caught:
+        post_to("https://example.com/hidden", secret)
+    assert "hidden" not in str(caught.value)
+    assert secret not in str(caught.value).replace("whsec_ and base64", "")
+
+
+@pytest.mark.parametrize(
+    ("value", "hint"),
+    [
+        ("nowhere.receiver", "No module named 'nowhere'"),
+        (["django_ratequota.notify.post_to"], "returns a receiver: call it in a module of yours"),
+        ([7], "Write a list of strings"),
+        (7, "Write a list of strings"),
+    ],
+)
+def test_what_cannot_be_notified_is_a_problem_of_the_settings(value: Any, hint: str) -> None:
+    found, [problem] = conf.read({"NOTIFY": value})
+    assert (found.notify, problem.key) == ((), "NOTIFY")
+    assert hint in problem.hint
+
+
+def test_two_processes_send_one_message(
+    environment: dict[str, str],  # noqa: F811
+    webhook: tuple[str, list[Any], threading.Event],
+) -> None:
+    url, posted, go = webhook
+    go.set()
+    pair = [Process({**environment, "RATEQUOTA_TEST_HOOK": url}) for _ in range(2)]
+    try:
+        pair[0].run("User.objects.create(username='alice'); RatePolicy.objects.create(rates='10/month')")
+        for process in pair:
+            process.run(
+                "from django.conf import settings; from django.test import override_settings; "
+                "override_settings(RATEQUOTA={**settings.RATEQUOTA, 'NOTIFY': 'tests.support.hooks.post'}).enable(); "
+                "from django_ratequota.monitoring import alerts; alerts._background.keep = lambda: None"
+            )
+            for _ in range(4):
+                process.check()
+        for process in pair:
+            process.check()  # both have seen that 80 % are used
+        for process in pair:
+            process.run(
+                "import threading; alerts.send(); "
+                "[one.join() for one in threading.enumerate() if one.name == 'ratequota-notify']"
+            )
+    finally:
+        for process in pair:
+            process.close()
+    assert [one["data"]["level"] for one in posted] == [80, 100]
+    assert {one["data"]["used"] for one in posted} <= {8, 9, 10}

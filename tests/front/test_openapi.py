@@ -150,12 +150,25 @@ def test_the_usage_endpoint_is_typed(generate: Any) -> None:
     assert set(limit["required"]) == set(limit["properties"])
 
 
+def test_past_usage_is_typed(generate: Any) -> None:
+    found, _ = generate(patterns=[path("quota/", include("django_ratequota.urls"))])
+    operation = found["paths"]["/quota/usage/history/"]["get"]
+    assert {one["name"] for one in operation["parameters"]} == {"cursor", "page_size", "period", "user"}
+    assert operation["responses"]["200"]["content"]["application/json"]["schema"] == {
+        "$ref": "#/components/schemas/PaginatedQuotaWindowList"
+    }
+    window = found["components"]["schemas"]["QuotaWindow"]["properties"]
+    assert (window["starts_at"]["format"], window["scope"]["nullable"]) == ("date-time", True)
+    assert "429" in operation["responses"]
+
+
 def test_the_usage_endpoint_is_typed_by_drf_spectacular_alone(generate: Any) -> None:
     from drf_spectacular.openapi import AutoSchema as Plain
 
     found, complaints = generate(schema=Plain, patterns=[path("quota/", include("django_ratequota.urls"))])
     assert complaints == set()
-    assert set(found["components"]["schemas"]) == {"QuotaLimit", "QuotaUsage"}
+    names = {"QuotaLimit", "QuotaUsage", "QuotaWindow", "PaginatedQuotaWindowList"}
+    assert set(found["components"]["schemas"]) == names
 
 
 def resolved(found: Any, schema: Any) -> Any:

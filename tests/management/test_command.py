@@ -13,6 +13,7 @@ from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
 from django.db import connection
 
+from django_ratequota.management import maintenance
 from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
 from django_ratequota.monitoring import health
 from django_ratequota.runtime import default_limiter
@@ -180,8 +181,8 @@ def test_status_shows_the_report_of_each_process(alice: User) -> None:
         idle=1.0,
     )
     # A revision newer than that in Redis was published before Redis lost its data.
-    report_as("web-4:9", revision=revision + 1)
-    report_as("web-5:9", revision=revision - 1, idle=300.0)
+    report_as("web-4:9", revision=revision + 1, checkpoint_age=4.4)
+    report_as("web-5:9", revision=revision - 1, idle=300.0, checkpoint_age=41.0)
     report_as(
         "web-3:9",
         revision=0,
@@ -196,6 +197,7 @@ def test_status_shows_the_report_of_each_process(alice: User) -> None:
     assert f"processes    5; {states}; breaker closed in 4; errors in 1\n" in text
     ms = [f"{BOUNDS[place] * 1000:.2f} ms" for place in (fast, slow)]
     assert f"latency      110 decisions, p50 {ms[0]}, p99 {ms[1]} in the last minute\n" in text
+    assert "checkpoints  the oldest 41 s ago; late in 1: see their logs\n" in text
     assert text.endswith(
         f"""\
   web-1:7
@@ -216,10 +218,12 @@ def test_status_shows_the_report_of_each_process(alice: User) -> None:
   web-4:9
              revision {revision + 1}, no decisions
              breaker closed
+             checkpoint 4 s ago
              decided without Redis: none
   web-5:9
              revision {revision - 1}, no decisions
              breaker closed
+             checkpoint 41 s ago, late
              decided without Redis: none
 """
     )
@@ -235,6 +239,42 @@ def test_status_shows_a_process_that_decides(alice: User) -> None:
     assert decisions > before
     assert "processes    1; 1 at this revision; breaker closed in 1\n" in text
     assert f"  {health.health().process}\n             revision {revision}, " in text
+
+
+def test_checkpoint_without_any_report(settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "REPORT_SECONDS": 5}
+    assert run("checkpoint") == "No process has reported in the last minute: none has counts to write\n"
+
+
+def test_checkpoint_names_the_processes_that_have_not_written(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "REPORT_SECONDS": 5}
+    report_as("web-1:7", checkpoint=7)
+    report_as("web-2:8", checkpoint=6)
+    monkeypatch.setattr(maintenance, "request_checkpoint", lambda seconds: 7)
+    text = "1 of 2 processes have not written their counts within 1 s: web-2:8 reported [01] s ago. Their logs"
+    with pytest.raises(CommandError, match=text):
+        run("checkpoint", "--timeout", "1")
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"REPORT_SECONDS": 0}, "REPORT_SECONDS is 0, so processes cannot be asked. Stop them"),
+        ({"CHECKPOINT_SECONDS": 0}, "CHECKPOINT_SECONDS is 0, so no counts are kept"),
+        ({"ENABLED": False}, "Nothing is counted in Redis: .*ENABLED"),
+        ({"REDIS_URL": "memory://"}, "Nothing is counted in Redis: .*memory://"),
+    ],
+)
+def test_checkpoint_says_why_there_can_be_none(settings: Any, changed: dict[str, Any], text: str) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "REPORT_SECONDS": 5, **changed}
+    with pytest.raises(CommandError, match=text):
+        run("checkpoint")
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "x", "1.5", "3601"])
+def test_checkpoint_waits_for_whole_seconds(value: str) -> None:
+    with pytest.raises(CommandError, match="write whole seconds from 1 to 3600"):
+        run("checkpoint", "--timeout", value)
 
 
 def test_status_of_a_server_that_hides_its_settings(settings: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import redis
+import time_machine
 from django.contrib.auth.models import User
 from django.core.management import CommandError
 from django.db import DatabaseError, connection, transaction
@@ -23,7 +25,7 @@ from django_ratequota.enforcement import decide
 from django_ratequota.engine.keys import birth_key, bucket_key
 from django_ratequota.exceptions import StoreError
 from django_ratequota.models import Endpoint, QuotaWindow, RatePolicy
-from django_ratequota.monitoring import checkpoints
+from django_ratequota.monitoring import checkpoint_rows, checkpoints
 from django_ratequota.monitoring import seeds as seeds_module
 from django_ratequota.monitoring.checkpoints import flush
 from django_ratequota.monitoring.rollup import forget_windows
@@ -34,6 +36,7 @@ from django_ratequota.operations.counters import peek, reset
 from django_ratequota.operations.explain import explain_caller
 from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.runtime import default_limiter
+from django_ratequota.utils.locks import ForkSafeLock
 from tests.project.views import request_from
 from tests.support.commands import run
 
@@ -197,11 +200,96 @@ def test_while_the_database_is_down_figures_wait(
         raise DatabaseError("gone")
 
     with monkeypatch.context() as context:
-        context.setattr(checkpoints, "_write", fail)
+        context.setattr(checkpoints, "write", fail)
         assert flush() == 0
     ask()
     flush()
     assert used() == [2]
+
+
+def test_a_refund_is_written_once_although_the_rest_of_its_batch_fails(
+    ask: Callable[..., Decision], alice: User, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Figures without a row are inserted after the others are written; only these are tried again."""
+    RatePolicy.objects.create(rates="10/month")
+    ask(6)
+    late = ask()
+    flush()
+    lose(redis_client)
+    late.refund(1)
+    check_request(request_from(User.objects.create(username="bob")))
+
+    def fail(*_: Any) -> None:
+        raise DatabaseError("gone")
+
+    with monkeypatch.context() as context:
+        context.setattr(checkpoint_rows, "_row", fail)
+        flush()
+    assert used() == [6]
+    flush()
+    assert sorted(used()) == [1, 6]
+
+
+def test_the_age_of_the_checkpoint_grows_while_figures_cannot_be_written(
+    ask: Callable[..., Decision], monkeypatch: pytest.MonkeyPatch, later: Callable[[float], None]
+) -> None:
+    RatePolicy.objects.create(rates="10/month")
+    assert checkpoints.age() is None
+    ask()
+    assert checkpoints.age() is None, "nothing was written yet, and nothing should have been"
+    flush()
+    assert checkpoints.age() == 0
+    later(7)
+    assert checkpoints.age() == 0, "nothing waits"
+    ask()
+    assert checkpoints.age() == 7
+
+    def fail(*_: Any) -> int:
+        raise DatabaseError("gone")
+
+    with monkeypatch.context() as context:
+        context.setattr(checkpoints, "write", fail)
+        later(60)
+        assert not checkpoints.flush_all()
+    assert checkpoints.age() == 67
+    assert checkpoints.flush_all()
+    assert checkpoints.age() == 0
+
+
+def test_the_last_checkpoint_waits_for_the_one_that_is_being_written(
+    ask: Callable[..., Decision], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that ended meanwhile lost it: its threads end in the middle of the transaction."""
+    RatePolicy.objects.create(rates="10/month")
+    ask()
+    write, begun, go_on = checkpoints.write, threading.Event(), threading.Event()
+
+    class Lock(ForkSafeLock):
+        def __enter__(self) -> None:
+            if begun.is_set():
+                go_on.set()  # somebody waits
+            super().__enter__()
+
+    def slowly(*args: Any) -> int:
+        begun.set()
+        assert go_on.wait(60)
+        return write(*args)
+
+    def in_a_thread() -> None:
+        flush()
+        connection.close()
+
+    monkeypatch.setattr(checkpoints, "write", slowly)
+    monkeypatch.setattr(checkpoints, "_write_lock", Lock())
+    thread = threading.Thread(target=in_a_thread)
+    thread.start()
+    assert begun.wait(60)
+    try:
+        assert checkpoints.flush_at_exit()
+        assert used() == [1]
+    finally:
+        go_on.set()
+        thread.join()
 
 
 def test_many_counters_take_few_statements(django_assert_max_num_queries: Any) -> None:
@@ -209,7 +297,7 @@ def test_many_counters_take_few_statements(django_assert_max_num_queries: Any) -
     users = User.objects.bulk_create(User(username=f"u{n}") for n in range(40))
     for user in users:
         check_request(request_from(user))
-    with django_assert_max_num_queries(8):
+    with django_assert_max_num_queries(14):
         assert flush() == 40
     for user in users:
         check_request(request_from(user))
@@ -364,6 +452,20 @@ def test_the_setting_has_a_default() -> None:
     assert own_settings.checkpoint_seconds == 10.0
 
 
+def test_a_birth_that_was_evicted_is_written_again_by_the_first_process_that_looks(
+    ask: Callable[..., Decision], redis_client: redis.Redis, alice: User, django_assert_num_queries: Any
+) -> None:
+    """Without it each process read each counter once, also in windows that began long after."""
+    RatePolicy.objects.create(rates="10/day fixed_window")
+    ask()
+    flush()
+    redis_client.delete(birth_key("rqtest"))
+    limiter = default_limiter()
+    limiter.born_us = 0
+    limiter.stored_revision()
+    assert 0 < limiter.born_us == int(redis_client.get(birth_key("rqtest")) or 0)
+
+
 # --- What operators do. ---
 
 
@@ -443,6 +545,8 @@ def test_a_refund_after_a_loss_lowers_the_checkpoint_by_no_more_than_it_gave_bac
     lose(redis_client)
     late.refund(1)
     flush()
+    assert used() == [7], "another process's refund may not be written yet"
+    flush()
     assert used() == [6]
     seeds.forget()
     assert ask().remaining == 3
@@ -510,14 +614,17 @@ def test_usage_of_a_month_is_the_sum_of_its_windows() -> None:
     for day in (1, 2, 31):
         window("user:2", 10, day, day=day, rate="100/day fixed_window")
     window("user:2", 11, 9)
-    assert run("usage", "--month", "2026-10").splitlines() == [
-        "user:1  all endpoints  100/month: 70 of 100",
-        "user:2  all endpoints  100/day fixed_window: 34 of 100 in 3 windows",
-        "user:2  all endpoints  100/month: 30 of 100",
-    ]
+    with time_machine.travel(datetime(2026, 11, 1, tzinfo=UTC)):
+        assert run("usage").splitlines() == [
+            "user:1  all endpoints  100/month: 70 of 100",
+            "user:2  all endpoints  100/day fixed_window: 34 of 100 in 3 windows",
+            "user:2  all endpoints  100/month: 30 of 100",
+        ]
+        [line] = run("usage", "--month", "2026-11").splitlines()
+        assert line == "user:2  all endpoints  100/month: 9 of 100, so far: until 2026-12-01"
     assert run("usage", "--month", "2026-10", "--subject", "user:1", "--format", "csv").splitlines() == [
-        "subject,endpoint,rate,windows,used,limit",
-        "user:1,,100/month,1,70,100",
+        "subject,endpoint,rate,windows,used,limit,begins,ends",
+        "user:1,,100/month,1,70,100,2026-10-01,2026-10-31",
     ]
     [line] = run("usage", "--month", "2026-09", "--format", "json").splitlines()
     assert json.loads(line) == {
@@ -527,6 +634,8 @@ def test_usage_of_a_month_is_the_sum_of_its_windows() -> None:
         "windows": 1,
         "used": 5,
         "limit": 100,
+        "begins": "2026-09-01",
+        "ends": "2026-10-01",
     }
 
 

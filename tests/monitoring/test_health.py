@@ -23,7 +23,7 @@ from django_ratequota.engine.keys import workers_key
 from django_ratequota.exceptions import ConfigurationError, StoreError
 from django_ratequota.metrics import METRICS
 from django_ratequota.models import RatePolicy
-from django_ratequota.monitoring import background, health
+from django_ratequota.monitoring import background, checkpoints, health
 from django_ratequota.monitoring.health import (
     REPORT_TTL,
     Health,
@@ -31,6 +31,7 @@ from django_ratequota.monitoring.health import (
     note_degraded,
     report,
     reports,
+    request_checkpoint,
 )
 from django_ratequota.runtime import default_limiter
 from django_ratequota.utils import problems
@@ -313,6 +314,63 @@ def test_reports_expire(redis_client: redis.Redis, monkeypatch: Any) -> None:
 def test_a_report_is_not_counted_as_a_decision(redis_client: redis.Redis) -> None:
     report()
     assert health.health().decisions == 0
+
+
+# --- Checkpoints that are asked for. ---
+
+
+def test_a_process_that_is_asked_writes_a_checkpoint_and_reports_that(
+    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[bool] = []
+
+    def flush_all() -> bool:
+        written.append(True)
+        return len(written) > 1  # the first time the database is down
+
+    monkeypatch.setattr(checkpoints, "flush_all", flush_all)
+    health._clear()
+    report()
+    assert reports()[0].checkpoint == len(written) == 0
+    number = request_checkpoint(60)
+    report()
+    assert reports()[0].checkpoint == 0, "it is not written, and tried again"
+    report()
+    assert reports()[0].checkpoint == number
+    report()
+    assert len(written) == 2, "once"
+    assert request_checkpoint(60) > number
+    report()
+    assert len(written) == 3
+    health._clear()
+
+
+def test_a_request_is_newer_than_any_that_was_carried_out(
+    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock of a Redis that took over may be behind."""
+    ahead = int(time.time() * 10**6) + 3600 * 10**6
+    monkeypatch.setattr(health, "_carried_out", ahead)
+    report()
+    assert request_checkpoint(60) == ahead + 1
+
+
+def test_a_process_that_ends_takes_its_report_back(
+    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report()
+    monkeypatch.setattr(checkpoints, "flush_at_exit", lambda: False)
+    health._leave()
+    assert len(reports()) == 1, "its counts are not written: ratequota checkpoint names it"
+    monkeypatch.setattr(checkpoints, "flush_at_exit", lambda: True)
+    health._leave()
+    assert reports() == []
+
+
+def test_a_process_without_reports_asks_redis_nothing_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    health._clear()
+    monkeypatch.setattr(health, "default_limiter", lambda: pytest.fail("a limiter was made"))
+    health._leave()
 
 
 # --- The thread. ---

@@ -424,4 +424,4 @@ class TestRows:
             )
             for number in range(9)
         ]
-        assert count(rows[0]) == count(*rows) == 5
+        assert count(rows[0]) == count(*rows) == 4

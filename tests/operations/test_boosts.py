@@ -265,10 +265,10 @@ def test_a_boost_starts_no_earlier_than_the_override_it_replaces(alice: User) ->
         ({}, {"ip": "2001:db8::7"}, "ip:2001:db8::/64"),
         # The policy names less than one client: a boost for the client would lose to it.
         ({"subject": "ip:2001:db8::7"}, {"ip": "2001:db8::7"}, "ip:2001:db8::7"),
-        ({"counted_per": "tenant"}, {"kind": "tenant", "value": "acme"}, "tenant:acme"),
-        ({"counted_per": "tenant"}, {"ip": "::1", "kind": "tenant", "value": "a:b=c&d"}, "tenant:a:b=c&d"),
+        ({"counted_per": "tenant"}, {"identifier_tenant": "acme"}, "tenant:acme"),
+        ({"counted_per": "tenant"}, {"ip": "::1", "identifier_tenant": "a:b=c&d"}, "tenant:a:b=c&d"),
         # Identifiers come before addresses.
-        ({"subject": "ip:::1", "counted_per": "tenant"}, {"ip": "::1", "kind": "tenant", "value": "x"}, "tenant:x"),
+        ({"subject": "ip:::1", "counted_per": "tenant"}, {"ip": "::1", "identifier_tenant": "x"}, "tenant:x"),
     ],
 )
 def test_a_boost_is_for_the_subject_that_is_counted(
@@ -306,11 +306,11 @@ def test_an_override_counted_per_ip_is_boosted_for_its_user(operator: Client, al
         ({"rates": "blocked", "subject": "ip:::/16"}, {"ip": "::1"}, "It blocks a user, a subject or a list, and"),
         (
             {"subject": "tenant:acme"},
-            {"ip": "203.0.113.7", "kind": "tenant", "value": "acme"},
+            {"ip": "203.0.113.7", "identifier_tenant": "acme"},
             "It is for tenant:acme, which comes before any policy for ip:203.0.113.7: edit it instead.",
         ),
-        ({"counted_per": "tenant"}, {"kind": "tenant", "value": "x" * 198}, "No policy can name this subject"),
-        ({"counted_per": "tenant"}, {"kind": "tenant", "value": "acme "}, "No policy can name this subject"),
+        ({"counted_per": "tenant"}, {"identifier_tenant": "x" * 198}, "No policy can name this subject"),
+        ({"counted_per": "tenant"}, {"identifier_tenant": "acme "}, "No policy can name this subject"),
     ],
 )
 def test_the_reason_why_no_boost_is_offered_is_shown(
@@ -635,7 +635,7 @@ def test_hostile_names_are_harmless(operator: Client, settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
     name = "<script>alert(1)</script>\u202e" + "x" * 100
     policy = RatePolicy.objects.create(rates="5/hour", counted_per="tenant")
-    caller = {"kind": "tenant", "value": name}
+    caller = {"identifier_tenant": name}
     boost = f"{BOOST}?{urlencode({**caller, 'policy': policy.pk})}"
     pages = [
         operator.get(boost),

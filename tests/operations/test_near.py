@@ -26,7 +26,8 @@ from django_ratequota.monitoring import near
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.monitoring.near import Noted, Window
 from django_ratequota.operations.counters import reset_caller
-from django_ratequota.operations.near import all_near, near_counts, near_rows
+from django_ratequota.operations.ledger import Chosen
+from django_ratequota.operations.near import RedisList, Rows, all_near, lists, near_rows
 from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.runtime import default_limiter, process
 from tests.conftest import Clock
@@ -47,10 +48,22 @@ def spend(user: Any, times: int, **more: Any) -> None:
     collector.flush()
 
 
-def listed(window: Window = MONTH, level: int = 50, start: int = 0, most: int = 50) -> list[tuple[str, int, int]]:
+def part(window: Window = MONTH, level: int = 50, start: str = "", most: int = 50) -> Rows:
+    return near_rows(RedisList(window), Chosen(level=level), start, most)
+
+
+def listed(window: Window = MONTH, level: int = 50, start: str = "", most: int = 50) -> list[tuple[str, int, int]]:
     """(subject, used, limit) of each row."""
-    found = near_rows(window, level, lambda candidate: True, start, most)
+    found = part(window, level, start, most)
     return [(row.status.bucket.subject, row.status.used, row.status.limit) for row in found.rows]
+
+
+def near_counts() -> list[tuple[Window, dict[int, int]]]:
+    """Each window, with how many of its subjects have used 50, 80 and 100 %."""
+    found, error = lists()
+    if error:
+        near.windows()  # raises it
+    return [(one.window, near_rows(one, Chosen(level=50), "", 1).counts) for one in found]
 
 
 def kept(client: redis.Redis) -> int:
@@ -103,10 +116,10 @@ def test_the_fullest_come_first_and_pages_follow(alice: User) -> None:
         spend(user, 6 + number)
     rows = listed()
     assert [used for _subject, used, _limit in rows] == [10, 9, 8, 7, 6]
-    assert [listed(most=2, start=start) for start in (0, 2, 4)] == [rows[:2], rows[2:4], rows[4:]]
-    found = near_rows(MONTH, 80, lambda one: True, 0, 2)
-    assert (found.more, found.counts) == (True, {50: 5, 80: 3, 100: 1})
-    assert not near_rows(MONTH, 80, lambda one: True, 2, 2).more
+    assert [listed(most=2, start=start) for start in ("", "2", "4")] == [rows[:2], rows[2:4], rows[4:]]
+    found = part(level=80, most=2)
+    assert (found.following, found.counts) == ("2", {50: 5, 80: 3, 100: 1})
+    assert part(level=80, start="2", most=2).following == ""
 
 
 def test_a_reset_or_refunded_counter_is_listed_no_more(alice: User, redis_client: redis.Redis) -> None:
@@ -142,7 +155,7 @@ def test_an_edited_limit_a_boost_and_another_plan_count_at_once(alice: User, fre
     assert listed() == [(subject, 8, 12)]
     boost = RatePolicy.objects.create(user=alice, rates="16/month", ends_at=timezone.now() + timedelta(hours=1))
     assert listed() == [(subject, 8, 16)]
-    [row] = near_rows(MONTH, 50, lambda one: True, 0, 50).rows
+    [row] = part().rows
     assert row.policy == boost
     assert listed() == [(subject, 8, 16)], "one counter is one row, under the policy that applies now"
     boost.delete()
@@ -236,9 +249,9 @@ def test_raised_limits_make_room_for_those_who_are_near(redis_client: redis.Redi
     collector.flush()
     assert kept(redis_client) == 66
     RatePolicy.objects.filter(pk=raised.pk).update(rates="1000/month")
-    found = near_rows(MONTH, 50, lambda one: True, 0, 5)
+    found = part(most=5)
     assert [row.policy for row in found.rows] == [other] * 5
-    assert (found.more, kept(redis_client)) == (True, 6)
+    assert (found.following, kept(redis_client)) == ("5", 6)
 
 
 def test_a_flood_of_subjects_stays_bounded_and_leaves_room_for_others(redis_client: redis.Redis) -> None:
@@ -332,7 +345,7 @@ def test_the_queries_do_not_grow_with_the_rows(alice: User) -> None:
             spend(user, 3)
         process.policies.expire()
         listed()
-        process.policies._users.clear()
+        process.policies._entries.clear()
         with CaptureQueriesContext(connection) as captured:
             assert len(listed()) >= users
         return len(captured)
@@ -346,7 +359,8 @@ def test_all_rows_are_read_in_batches(alice: User, monkeypatch: Any) -> None:
     RatePolicy.objects.create(rates="10/month")
     for number in range(5):
         spend(User.objects.create(username=f"user{number}"), 6)
-    batches = list(all_near(MONTH, 50, lambda one: one.subject != f"user:{alice.pk}"))
+    users = {f"user:{pk}" for pk in User.objects.exclude(pk=alice.pk).values_list("pk", flat=True)}
+    batches = list(all_near(RedisList(MONTH), Chosen(level=50, subjects=frozenset(users))))
     assert [len(batch) for batch in batches] == [2, 2, 1]
 
 
@@ -387,7 +401,9 @@ def workers(tmp_path: Any) -> Iterator[tuple[Process, Process]]:
         pair[0].run(
             "from django.core.management import call_command; call_command('migrate', run_syncdb=True, verbosity=0)"
         )
-        pair[0].run("User.objects.create(username='alice'); RatePolicy.objects.create(rates='10/month')")
+        pair[0].run(
+            "User.objects.create(username='alice'); RatePolicy.objects.create(rates='10/month', durable=False)"
+        )
         for one in pair:
             one.run(RECORD)
         yield pair
@@ -405,9 +421,10 @@ collector._background.keep = lambda: None
 """
 READ = """
 from django_ratequota.monitoring.near import Window
-from django_ratequota.operations.near import near_rows
+from django_ratequota.operations.ledger import Chosen
+from django_ratequota.operations.near import RedisList, near_rows
 collector.collector.flush()
-rows = near_rows(Window("fixed_window", "month"), 50, lambda one: True, 0, 50).rows
+rows = near_rows(RedisList(Window("fixed_window", "month")), Chosen(level=50), "", 50).rows
 answer = [[row.status.used, row.percent] for row in rows]
 """
 

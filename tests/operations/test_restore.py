@@ -113,7 +113,8 @@ def edited_everything(free: Plan) -> list[tuple[Any, dict[str, Any]]]:
         (free, {"name": "F", "slug": "f", "description": "", "default_for": "", "position": 7}),
         (
             assignment,
-            {"user": bob, "plan": free, "starts_at": now, "ends_at": None, "reason": "", "created_by": None},
+            {"user": None, "subject": "tenant:acme", "plan": free, "starts_at": now, "ends_at": None, "anchor": 31}
+            | {"reason": "", "created_by": None},
         ),
         (
             reports,
@@ -139,8 +140,9 @@ def edited_everything(free: Plan) -> list[tuple[Any, dict[str, Any]]]:
 @pytest.mark.parametrize("position", range(4), ids=["plan", "assignment", "endpoint", "policy"])
 @pytest.mark.parametrize("deleted", [False, True], ids=["edited", "deleted"])
 def test_every_field_is_restored_under_the_old_primary_key(
-    operator: Client, free: Plan, published: list[Any], position: int, deleted: bool
+    operator: Client, free: Plan, published: list[Any], settings: Any, position: int, deleted: bool
 ) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.project.views.tenant"}}
     row, edits = edited_everything(free)[position]
     model = type(row)
     row = model.objects.get(pk=row.pk)
@@ -281,7 +283,7 @@ def test_cascaded_deletions_are_restored_on_request(
 ) -> None:
     published.clear()
     newest = last().pk
-    assert confirm(operator, last("delete", model="plan"), "before", along="on").status_code == 302
+    assert confirm(operator, last("delete", model="plan"), "before", also="on").status_code == 302
     assert {policy.rates for policy in RatePolicy.objects.filter(plan=deleted_plan.pk)} == {"1/s", "2/s"}
     for policy in RatePolicy.objects.filter(plan=deleted_plan.pk):
         assert (
@@ -310,7 +312,7 @@ def test_cascaded_policies_are_restored_unless_they_exist_again(operator: Client
     RatePolicy.objects.create(pk=pks["2/s"], rates="2/s")
     (along,) = plan_restoration(deletion, "before").along
     assert along.object_id == str(pks["3/s"])
-    assert confirm(operator, deletion, "before", along="on").status_code == 302
+    assert confirm(operator, deletion, "before", also="on").status_code == 302
     assert set(Endpoint.objects.get().policies.values_list("pk", "rates")) == {(pks["3/s"], "3/s")}
 
 
@@ -318,7 +320,7 @@ def test_one_invalid_cascaded_deletion_stops_the_restore(operator: Client, delet
     Endpoint.objects.all().delete()
     change = last("delete", model="plan")
     newest = last().pk
-    page = text_of(confirm(operator, change, "before", along="on"))
+    page = text_of(confirm(operator, change, "before", also="on"))
     assert "Nothing was restored." in page
     assert re.search(r"search: 2/s cannot be restored with it: The endpoint with the id \d+ is deleted", page)
     assert not Plan.objects.exists()
@@ -580,7 +582,7 @@ def test_restoring_cascaded_deletions_needs_permission_to_add_them(deleted_plan:
     assert "You do not have permission to restore these" in text_of(client.get(url(change, "before"))), (
         "there is an assignment"
     )
-    done = confirm(client, change, "before", along="on")
+    done = confirm(client, change, "before", also="on")
     # They may not view the page of the plan.
     assert (done.status_code, done.headers["Location"]) == (302, f"{HISTORY}/{change.pk}/change/")
     assert Plan.objects.exists()
@@ -596,7 +598,7 @@ def test_restoring_cascaded_overrides_needs_permission_to_grant_them(grants: boo
     client = client_of("view_policychange", "add_endpoint", "add_ratepolicy", *(["grant_override"] if grants else []))
     change = last("delete", model="endpoint")
     assert ("You do not have permission to restore these" in text_of(client.get(url(change, "before")))) is not grants
-    assert confirm(client, change, "before", along="on").status_code == 302
+    assert confirm(client, change, "before", also="on").status_code == 302
     assert Endpoint.objects.exists()
     assert RatePolicy.objects.count() == (2 if grants else 0)
 
@@ -705,7 +707,7 @@ def test_hostile_text_is_shown_harmlessly(operator: Client) -> None:
         assert "<script>alert" not in page
         content = re.sub(r'value="[^"]*"', "", page.partition('id="content-main"')[2])  # filters kept in a form
         assert "\u202e" not in content
-    assert confirm(operator, changed, "before", along="on").status_code == 302
+    assert confirm(operator, changed, "before", also="on").status_code == 302
     assert Plan.objects.get(pk=pk).description == HOSTILE
 
 

@@ -45,9 +45,14 @@ def plan(name: str, **fields: Any) -> Plan:
     return Plan.objects.create(name=name, slug=name.lower(), **fields)
 
 
+@pytest.fixture(autouse=True)
+def identifiers(settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.project.views.tenant"}}
+
+
 @pytest.fixture
 def scene() -> dict[str, Any]:
-    """Return two plans, an endpoint, policies and an assignment, by name."""
+    """Return two plans, an endpoint, policies, assignments and lists, by name."""
     free, pro = plan("Free", default_for="anonymous"), plan("Pro")
     search = Endpoint.objects.create(name="search")
     return {
@@ -58,7 +63,9 @@ def scene() -> dict[str, Any]:
         "free_search": RatePolicy.objects.create(plan=free, endpoint=search, rates="2/s", reason="A trial"),
         "pro_all": RatePolicy.objects.create(plan=pro, rates="3/s"),
         "assignment": PlanAssignment.objects.create(user=User.objects.create(username="alice"), plan=pro),
+        "acme": PlanAssignment.objects.create(subject="tenant:acme", plan=pro, anchor=31),
         "bots": (bots := subject_list("Bots", "ip:203.0.113.0/24", "ip:192.0.2.7")),
+        "member": ListMember.objects.create(subject_list=bots, user=User.objects.get(username="alice")),
         "beta": (beta := subject_list("Beta", "ip:198.51.100.7")),
         "bots_all": RatePolicy.objects.create(subject_list=bots, rates="blocked"),
         "beta_all": RatePolicy.objects.create(subject_list=beta, rates="9/s"),
@@ -121,10 +128,21 @@ def replace(scene: dict[str, Any]) -> None:
     PlanAssignment.objects.filter(plan=old).update(plan=new)
 
 
+def swap_members(scene: dict[str, Any]) -> None:
+    """Move each of the three members of a list into the place of another."""
+    members = list(scene["bots"].members.order_by("pk"))
+    rows: Any = [ListMember.objects.filter(pk=member.pk) for member in members]
+    for number, row in enumerate(rows):
+        row.update(user=None, subject=f"tenant:{number}")
+    for row, member in zip(rows, members[1:] + members[:1], strict=True):
+        row.update(user=member.user, subject=member.subject)
+
+
 EDITS = {
     "mixed": mixed,
     "swap": swap,
     "lists swapped": swap_lists,
+    "members swapped": swap_members,
     "a list deleted": lambda scene: scene["bots"].delete(),
     "members changed": lambda scene: (
         ListMember.objects.filter(subject="ip:192.0.2.7").delete(),
@@ -135,6 +153,9 @@ EDITS = {
     "deleted": lambda scene: scene["free"].delete(),
     "several deleted": lambda scene: Plan.objects.all().delete(),
     "an endpoint deleted": lambda scene: scene["search"].delete(),
+    "a subject moved to another plan": lambda scene: PlanAssignment.objects.filter(subject="tenant:acme").update(
+        plan=scene["free"], anchor=None, subject="tenant:beta"
+    ),
     "updated": lambda scene: RatePolicy.objects.update(mode="off", reason="Ticket 4711"),
     "dated": lambda scene: RatePolicy.objects.update(ends_at=timezone.now().replace(microsecond=5000)),
     "created and deleted": lambda scene: plan("Team").delete(),
@@ -179,7 +200,7 @@ def test_a_replaced_plan_whose_name_is_needed_again_is_refused(scene: dict[str, 
     change_id = PolicyChange.objects.filter(object_text="Old")[0].change_id
     undone(change_id, overwrite=True)
     assert set(Plan.objects.values_list("name", flat=True)) == {"Free", "Pro"}
-    assert PlanAssignment.objects.get().plan == scene["pro"]
+    assert {row.plan for row in PlanAssignment.objects.all()} == {scene["pro"]}
 
 
 def test_later_edits_of_other_fields_stay(scene: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.m
 
 #: Public modules of the top level, and the names that projects use of each.
 PUBLIC = {
-    "api": "UsageView",
+    "api": "UsageHistoryView UsageView",
     "compat": "",
     "decorators": "exempt ratequota",
     "errors": "exception_handler problem_details",
@@ -35,7 +35,7 @@ PUBLIC = {
     "middleware": "RateQuotaMiddleware",
     "models": "Endpoint ListMember Plan PlanAssignment PolicyChange RatePolicy SubjectList UsageCount",
     "ninja": "QuotaThrottle problem_details",
-    "notify": "change_text mail_operators post_to",
+    "notify": "change_text mail_operators post_to threshold_text",
     "openapi": "AutoSchema QuotaSchema",
     "replay": "replay",
     "responses": "arefusal_response refusal_response refusal_text",
@@ -67,9 +67,9 @@ PRIVATE = "engine enforcement monitoring operations policies policyfile recordin
 #: The keys of RATEQUOTA.
 SETTINGS = """
 BREAKER_FAILURES CACHE CALLER CHECKPOINT_SECONDS CLUSTER COUNT_UNCHECKED DENY_CACHE_SECONDS ENABLED ENFORCE_ALL
-HEADERS IDENTIFIERS IPV6_PREFIX KEEP_QUOTA_MONTHS LOCAL_SHARE MAX_CONNECTIONS ON_ERROR PLAN_RESOLVER POLL_SECONDS
-PREFIX REDIS_URL REPORT_SECONDS
-REVISION_MAX_AGE STATISTICS_SECONDS TIMEOUT TIME_ZONE TRUSTED_PROXIES USER_CACHE_SIZE
+HEADERS IDENTIFIERS IPV6_PREFIX KEEP_QUOTA_MONTHS LOCAL_SHARE MAX_CONNECTIONS NOTIFY ON_ERROR PLAN_RESOLVER
+POLL_SECONDS PREFIX REDIS_URL REPORT_SECONDS
+REVISION_MAX_AGE STATISTICS_SECONDS SUBJECT_NAMES TIMEOUT TIME_ZONE TRUSTED_PROXIES USER_CACHE_SIZE
 """.split()
 
 _IMPORT = re.compile(r"from (django_ratequota[\w.]*) import (?:\(([^)]*)\)|([\w, ]+))")

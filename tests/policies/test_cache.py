@@ -375,7 +375,8 @@ def test_plans_of_a_user_by_time(alice: User, policies: PolicyCache) -> None:
 
     def plan(day: float) -> str | None:
         moment = round((now + timedelta(days=day)).timestamp() * 10**6)
-        return next((name for name, row in plans.items() if row.pk == entry.plan_id(moment)), None)
+        found = entry.assignment(moment)
+        return next((name for name, row in plans.items() if found and row.pk == found.plan_id), None)
 
     assert [plan(day) for day in (-101, -60, -40, -25, 0, 15, 25)] == [
         None,

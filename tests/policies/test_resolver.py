@@ -777,7 +777,11 @@ def entries(rows: list[PolicyFacts]) -> st.SearchStrategy[UserEntry]:
     """What belongs to user 42: its policies, and assignments that begin and end."""
     moments = st.sampled_from([10, 20, 30])
     assignment = st.builds(
-        Assignment, plan_id=st.sampled_from([1, 2]), starts_us=moments, ends_us=st.none() | moments
+        Assignment,
+        plan_id=st.sampled_from([1, 2]),
+        starts_us=moments,
+        ends_us=st.none() | moments,
+        anchor=st.sampled_from([1, 15]),
     )
     own = tuple(row for row in rows if row.user)
     return st.builds(
@@ -791,6 +795,8 @@ def questions(draw: st.DrawFn) -> list[EvaluationContext]:
     rows = draw(facts())
     snapshot = picture(ENDPOINTS, rows, plans=PLANS, defaults=draw(st.sampled_from([{}, {"authenticated": 2}])))
     known = draw(st.lists(entries(rows), min_size=1, max_size=2))
+    tenants = {name: draw(st.none() | entries([])) for name in ("acme", "globex")}
+    user_first = draw(st.booleans())
     context = []
     for _ in range(draw(st.integers(2, 12))):
         # Made for each call, as a request's is.
@@ -801,10 +807,14 @@ def questions(draw: st.DrawFn) -> list[EvaluationContext]:
             plan_slug=draw(st.sampled_from([None, None, "plan-1", "plan-2", "unknown"])),
         )
         scope = draw(st.sampled_from([None, "e1", "e2", "unknown"]))
+        entry = draw(st.sampled_from(known)) if caller.user_id == "42" else NOBODY
+        own = tenants.get(caller.value("tenant") or "")
+        pairs = (("user", entry), ("tenant", own)) if own else ()
         context.append(
             EvaluationContext(
                 caller=caller,
-                entry=draw(st.sampled_from(known)) if caller.user_id == "42" else NOBODY,
+                entry=entry,
+                assigned=pairs if user_first else pairs[::-1],
                 endpoints=match_endpoints(snapshot, scope=scope, route=None, name=None, method="GET"),
                 scope=scope,
                 snapshot=snapshot,

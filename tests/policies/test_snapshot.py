@@ -27,16 +27,17 @@ from django_ratequota.models import (
     SubjectList,
 )
 from django_ratequota.policies import cache as module
+from django_ratequota.policies.assigned import assigned_to
 from django_ratequota.policies.cache import PolicyCache
 from django_ratequota.policies.change_feed import Change
-from django_ratequota.policies.facts import UserEntry
+from django_ratequota.policies.facts import Assigned, UserEntry
 from django_ratequota.policies.loading import load_snapshot
 from django_ratequota.policies.matching import match_endpoints
 from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.policies.resolver import EvaluationContext, resolve, resolve_uncached
 from django_ratequota.policies.snapshot import Group, Snapshot
 from django_ratequota.recording.recorder import record_publication
-from django_ratequota.runtime import default_limiter
+from django_ratequota.runtime import default_limiter, process
 from tests.faults import poll
 from tests.policies.test_cache import newest, queries, rows_read
 
@@ -85,7 +86,9 @@ def shape(group: Group) -> Any:
 
 
 def answers(
-    snapshot: Snapshot, entry: Callable[[str], UserEntry], how: Callable[[EvaluationContext], Any]
+    snapshot: Snapshot,
+    own: Callable[[DescribedCaller], tuple[UserEntry, Assigned]],
+    how: Callable[[EvaluationContext], Any],
 ) -> list[Any]:
     """What applies to some callers at every endpoint, by day."""
     found = []
@@ -97,22 +100,37 @@ def answers(
         DescribedCaller(user_id=None, address="198.51.100.1", identifiers={"tenant": "globex", "key": "k1"}),
     ]
     for caller in callers:
-        own = UserEntry() if caller.user_id is None else entry(caller.user_id)
+        entry, assigned = own(caller)
         for scope, route in ((None, "/a/"), ("search", "/b/"), ("export", None), ("found", "/a/x")):
             endpoints = match_endpoints(snapshot, scope=scope, route=route, name=None, method="GET")
             for day in (-3, 0, 3):
                 context = EvaluationContext(
                     caller=caller,
-                    entry=own,
+                    entry=entry,
                     endpoints=endpoints,
                     scope=scope,
                     snapshot=snapshot,
                     now_us=now_us + day * 86_400 * 10**6,
+                    assigned=assigned,
                 )
                 one = how(context)
                 buckets = sorted((b.subject, str(b.rate), b.scope, b.policy_id, b.mode) for b in one.buckets)
-                found.append((buckets, sorted(one.blocked_by), one.plan, sorted(one.policy_ids), one.cost))
+                plan = one.plan, one.assigned_to
+                found.append((buckets, sorted(one.blocked_by), plan, sorted(one.policy_ids), one.cost))
     return found
+
+
+def own_of(policies: PolicyCache) -> Callable[[DescribedCaller], tuple[UserEntry, Assigned]]:
+    """What belongs to a caller, by this cache."""
+
+    def find(caller: DescribedCaller) -> tuple[UserEntry, Assigned]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(process, "policies", policies)
+            user_id = caller.user_id
+            entry = UserEntry() if user_id is None else policies.user(user_id) or policies.load_user(user_id)
+            return entry, assigned_to(caller, entry)
+
+    return find
 
 
 class Editing:
@@ -217,12 +235,15 @@ class Editing:
             Plan.objects.filter(pk=plan.pk).update(default_for=self.random.choice(["", "authenticated", "anonymous"]))
 
     def assign(self) -> None:
-        assignment, plan, user = self.one(PlanAssignment), self.one(Plan), self.random.choice(self.users)
+        assignment, plan = self.one(PlanAssignment), self.one(Plan)
+        who: dict[str, Any] = {"user": None, "subject": self.random.choice(SUBJECTS[:3])}
+        if self.random.random() < 0.5:
+            who = {"user": self.random.choice(self.users), "subject": None}
         if assignment is not None and self.random.random() < 0.6:
-            assignment.user, assignment.reason = user, "moved"
+            assignment.user, assignment.subject, assignment.reason = who["user"], who["subject"], "moved"
             assignment.save()
         elif plan is not None:
-            PlanAssignment.objects.create(user=user, plan=plan, starts_at=timezone.now() - timedelta(days=1))
+            PlanAssignment.objects.create(**who, plan=plan, starts_at=timezone.now() - timedelta(days=1))
 
     def list(self) -> None:
         subject_list = self.one(SubjectList)
@@ -285,8 +306,9 @@ def test_changed_rows_make_the_snapshot_that_loading_makes(policies: PolicyCache
         snapshot = policies.reload(default_limiter().publish())
         loaded = load_snapshot(snapshot.revision)
         assert picture(snapshot) == picture(loaded)
-        mine = answers(snapshot, lambda user: policies.user(user) or policies.load_user(user), resolve)
-        assert mine == answers(loaded, module.load_user, resolve_uncached)
+        assert answers(snapshot, own_of(policies), resolve) == answers(
+            loaded, own_of(PolicyCache()), resolve_uncached
+        )
 
 
 def subjects(number: int) -> None:
@@ -507,6 +529,10 @@ def test_a_user_key_too_long_for_its_column_goes_stale_nowhere(
         (("ratepolicy", "5", "", {"reason": "a"}, {"reason": "b"}), Change()),
         (("plan", "3", "", {"name": "a"}, None), Change(row=("plan", 3))),
         (("planassignment", "9", "", {"user": 1}, {"user": 2}), Change(frozenset(["1", "2"]))),
+        (
+            ("planassignment", "9", "", {"user": 1, "subject": None}, {"user": None, "subject": "tenant:a:b"}),
+            Change(frozenset(["1"]), subjects=frozenset([("tenant", "a:b")])),
+        ),
         (("planassignment", "9", "", None, None), Change(everything=True)),
         (("project's own", "9", "", None, {"user": 1}), Change(everything=True)),
         (("endpoint", "", "", None, None), Change(everything=True)),
@@ -518,6 +544,7 @@ def test_a_user_key_too_long_for_its_column_goes_stale_nowhere(
         "a reason",
         "a plan",
         "an assignment",
+        "an assignment that a user loses to a subject",
         "an assignment without states",
         "another model",
         "no id",
@@ -527,17 +554,22 @@ def test_what_a_row_of_the_history_touches(row: tuple[Any, ...], change: Change)
     assert Change.read(*row) == change
 
 
+def plan_id(entry: UserEntry, now_us: int) -> int | None:
+    found = entry.assignment(now_us)
+    return found and found.plan_id
+
+
 def test_of_assignments_that_start_together_the_newest_counts(policies: PolicyCache) -> None:
     """Which one, was up to the database: an edit of the reason moved a user between plans."""
     alice, start = User.objects.create(username="alice"), timezone.now()
     plans = [Plan.objects.create(name=name, slug=name) for name in PLANS]
     made = [PlanAssignment.objects.create(user=alice, plan=plan, starts_at=start) for plan in plans]
     now_us = round(start.timestamp() * 10**6) + 1
-    assert policies.load_user(str(alice.pk)).plan_id(now_us) == plans[-1].pk
+    assert plan_id(policies.load_user(str(alice.pk)), now_us) == plans[-1].pk
     for one in made:
         one.reason = "told why"
         one.save()
-        assert module.load_user(str(alice.pk)).plan_id(now_us) == plans[-1].pk
+        assert plan_id(module.load_user(str(alice.pk)), now_us) == plans[-1].pk
     entry = module.load_user(str(alice.pk))
     turned = UserEntry(assignments=tuple(reversed(entry.assignments)))
-    assert turned.plan_id(now_us) == entry.plan_id(now_us) == plans[-1].pk
+    assert plan_id(turned, now_us) == plan_id(entry, now_us) == plans[-1].pk

@@ -67,7 +67,7 @@ def test_cascading_deletions_are_shown(sample: None) -> None:
         "- endpoint reports: routes reports:* /api/reports/*, methods GET POST",
         "- policy ip:203.0.113.0/24 × reports: rates blocked",
         "- policy pro × search: rates 50/min, algorithm gcra, on_error deny",
-        "- assignment alice × pro from 2026-01-01T00:00:00Z: reason contract",
+        "- assignment user alice × pro from 2026-01-01T00:00:00Z: reason contract",
     ]
     assert PolicyChange.objects.count() - history == len(diff.deleted) == 5
     assert (RatePolicy.objects.count(), PlanAssignment.objects.count()) == (3, 0)
@@ -110,7 +110,7 @@ def test_dated_policies_of_one_identity_are_matched_in_order() -> None:
 def test_ending_an_assignment_is_a_change(sample: None, alice: User) -> None:
     ended = ASSIGNED.replace("    reason", "    ends_at: 2026-03-01T00:00:00+01:00\n    reason")
     assert list(apply_file(f"version: 1\n{ended}", prune=True).lines()) == [
-        "~ assignment alice × pro from 2026-01-01T00:00:00Z: ends_at none -> 2026-02-28T23:00:00Z"
+        "~ assignment user alice × pro from 2026-01-01T00:00:00Z: ends_at none -> 2026-02-28T23:00:00Z"
     ]
     assert not apply_file(f"version: 1\n{ended}", prune=True).changes
 

@@ -18,6 +18,12 @@ from tests.support.properties import examples
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
+
+@pytest.fixture(autouse=True)
+def identifiers(settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.project.views.tenant"}}
+
+
 names = texts.filter(lambda text: 0 < len(text) <= 100)
 moments = st.one_of(
     st.none(),
@@ -61,11 +67,16 @@ def contents(draw: Any) -> dict[type[models.Model], list[dict[str, Any]]]:
     def assignment() -> dict[str, Any]:
         starts = draw(moments) or JANUARY
         ends = draw(moments)
+        of_user = draw(st.booleans())
         return {
-            "user": draw(st.sampled_from(range(len(users)))),
+            "user": draw(st.sampled_from(range(len(users)))) if of_user else None,
+            "subject": None
+            if of_user
+            else draw(st.sampled_from(["tenant:acme", "tenant:y: #", "tenant:\U0001f642"])),
             "plan": draw(st.sampled_from(range(len(plans)))),
             "starts_at": starts,
             "ends_at": ends if ends and ends > starts else None,
+            "anchor": draw(st.sampled_from([None, 1, 31])),
             "reason": draw(texts)[:200],
         }
 
@@ -145,7 +156,7 @@ def fields() -> dict[str, list[tuple[Any, ...]]]:
         ),
         "assignments": sorted(
             models.QuerySet(PlanAssignment).values_list(
-                "user__username", "plan__slug", "starts_at", "ends_at", "reason"
+                "user__username", "subject", "plan__slug", "starts_at", "ends_at", "anchor", "reason"
             ),
             key=str,
         ),

@@ -120,7 +120,7 @@ BAD = {
         "4: policies[0].starts_at: '0001-01-01T00:00:00+14:00' is not a time; write one such as 2026-01-31T12:00:00Z",
         "5: policies[0].ends_at: this must be a time, not '7'; write one such as 2026-01-31T12:00:00Z",
     ],
-    "version: 1\nassignments:\n- user: alice": [
+    "version: 1\nassignments:\n- subject: tenant:acme": [
         "3: assignments[0].plan: is missing",
         "3: assignments[0].starts_at: is missing",
     ],

@@ -23,7 +23,7 @@ from django.urls import path
 from django_ratequota import check_request
 from django_ratequota.models import RatePolicy
 from django_ratequota.policies.cache import policies
-from tests.enforcement.test_propagation import Process, migrated  # noqa: F401 - a fixture
+from tests.enforcement.test_propagation import WITH_SUBJECTS, Process, migrated  # noqa: F401 - a fixture
 
 Start = Callable[..., tuple[Process, ...]]
 
@@ -93,6 +93,18 @@ def test_overrides_apply_while_one_of_two_replicas_lags(start: Start, tmp_path: 
         replicate(tmp_path, "replica2")
     assert at_once == [[pk] for pk in range(1, 41)]
     assert worker.run("answer = [limits(pk) for pk in range(1, 41)]") == [[pk] for pk in range(1, 41)]
+
+
+def test_plans_of_subjects_are_read_from_the_primary(start: Start) -> None:
+    (worker,) = start("default", "replica1", "replica2", router="Replicas")
+    worker.run(WITH_SUBJECTS)
+    worker.run("plan = Plan.objects.create(name='Pro', slug='pro')")
+    worker.run("RatePolicy.objects.create(plan=plan, rates='9/hour')")
+    assert worker.run("answer = limits('acme')") == []
+    worker.run("a = PlanAssignment.objects.create(subject='tenant:acme', plan=plan)")
+    assert worker.run("answer = limits('acme')") == [9]
+    worker.run("a.subject = 'tenant:globex'; a.save()")
+    assert worker.run("answer = limits('acme'), limits('globex')") == [[], [9]]
 
 
 def test_the_history_is_recorded_and_read_from_the_primary(start: Start, tmp_path: Path) -> None:
@@ -239,7 +251,7 @@ def test_a_failed_read_does_not_abort_the_transaction_of_the_view(
     RatePolicy.objects.create(rates="1000/hour")
     assert client.get("/counting/").content == b" 1"
     if when == "for a user":
-        policies._users.clear()
+        policies._entries.clear()
     else:
         RatePolicy.objects.update(rates="2000/hour")
     missing_column("policychange" if when == "on a newer revision" else "ratepolicy")

@@ -31,11 +31,10 @@ from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange
 from django_ratequota.monitoring.attempts import recorded_attempts
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.monitoring.health import report
-from django_ratequota.monitoring.near import Window, keep
+from django_ratequota.monitoring.near import Window, keep, windows
 from django_ratequota.monitoring.records import DecisionRecord
 from django_ratequota.monitoring.refusals import refusals
 from django_ratequota.monitoring.timeline import timeline, top_callers
-from django_ratequota.operations.near import near_counts
 from django_ratequota.runtime import default_limiter
 from django_ratequota.store.factory import store_from_url
 from tests.conftest import Clock
@@ -110,7 +109,7 @@ def use_every_verb(server: Node) -> None:
     collector._pending.append(note)
     collector._refusals.add(note, "", "", "GET", Decision(allowed=False))
     collector.flush()
-    near_counts()
+    windows()
     keep(Window("fixed_window", "month"), int(time.time()) + 60, {b"[1]": 90}, default_limiter())
     for read in (lambda: timeline("hour"), lambda: top_callers("day"), recorded_attempts, lambda: refusals(1)):
         read()

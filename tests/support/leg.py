@@ -55,7 +55,8 @@ PARTS = {
     "database": """models/test_models models/test_migrations policies/test_cache policies/test_snapshot
         policies/test_unreadable recording/test_recorder operations/test_restore admin/test_copy_plan
         monitoring/test_rollup recording/test_publication recording/test_fixtures
-        recording/test_saves operations/test_undo monitoring/test_checkpoints policies/test_lists""",
+        recording/test_saves operations/test_undo monitoring/test_checkpoints policies/test_lists
+        admin/test_assignments policyfile/test_assignments""",
     "users": """enforcement/test_check front/test_throttling front/test_decorators front/test_middleware
         policies/requests/test_caller operations/test_boosts admin/test_permissions admin/test_explain
         admin/test_usage_page operations/test_counters admin/test_preview operations/test_impact admin/test_matrix
@@ -64,7 +65,8 @@ PARTS = {
         enforcement/test_on_error operations/test_advice policyfile/test_export policyfile/test_document
         policyfile/test_validator policyfile/test_diff policyfile/test_apply policyfile/test_round_trips
         compat/test_drf compat/test_ratelimit management/test_drf_settings operations/test_near
-        admin/test_quotas_page monitoring/test_checkpoints admin/test_lists operations/test_undo""",
+        admin/test_quotas_page monitoring/test_checkpoints admin/test_lists operations/test_undo
+        admin/test_assignments policyfile/test_assignments""",
 }
 
 #: Tests that need integer primary keys of users, or the default user model; two of them take half a minute each.

@@ -6,6 +6,7 @@ the first at which more units are free. Where a formula is silent, the rules are
 
 * a clock that went back: token_bucket, leaky_bucket, gcra and sliding_window_log go on at the last time they stored,
   fixed_window and sliding_window_counter in the window they stored;
+* months that begin on another day now: the month stored goes on until one begins that is newer;
 * an edited rate: units used are kept. token_bucket, leaky_bucket and gcra hold the larger of both capacities at most,
   and drain by the faster limit until the next charge; a charge under the slower limit leaves its capacity at most,
   a slot booked under it begins at the time that its caller got. Units cut off by that still count for faster limits;
@@ -18,7 +19,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from fractions import Fraction
 from math import ceil, floor
 from typing import NamedTuple
@@ -116,12 +117,19 @@ class Model(ABC):
         return first_instant(lambda t: self.admits(rate, t, cost), now, hint) - now
 
 
+def begins_month(day: date, anchor: int) -> bool:
+    """Whether months that begin on day ``anchor``, or on the last day of shorter ones, begin on this day."""
+    return day.day == anchor or (day.day < anchor and (day + timedelta(days=1)).day == 1)
+
+
 @dataclass
 class FixedWindow(Model):
     """count + c <= L."""
 
     start: int = 0
     count: int = 0
+    #: Day on which calendar months begin; the last day of shorter months.
+    anchor: int = 1
 
     def window(self, rate: Rate, now: int) -> int:
         """Where the window of ``now`` begins."""
@@ -129,19 +137,24 @@ class FixedWindow(Model):
         if not unit:
             return now // rate.period_us * rate.period_us
         day = datetime.fromtimestamp(now // 10**6, UTC).replace(hour=0, minute=0, second=0)
-        back = {"day": 0, "week": day.weekday(), "month": day.day - 1}[unit]
-        return round((day - timedelta(days=back)).timestamp()) * 10**6
+        while unit != "day" and not (day.weekday() == 0 if unit == "week" else begins_month(day, self.anchor)):
+            day -= timedelta(days=1)
+        return round(day.timestamp()) * 10**6
 
     def used(self, rate: Rate, now: int) -> Fraction:
         return Fraction(self.count if self.window(rate, now) <= self.start else 0)
 
     def add(self, rate: Rate, now: int, units: int) -> None:
-        self.count = max(0, int(self.used(rate, now)) + units)
-        self.start = max(self.start, self.window(rate, now))
+        used = int(self.used(rate, now))
+        self.count = max(0, used + units)
+        self.start = max(self.start if used else 0, self.window(rate, now))
 
     def give_back(self, rate: Rate, now: int, units: int, charged: Charged) -> None:
-        if self.window(rate, charged.at) == max(self.start, self.window(rate, now)):
+        if charged.at >= max(self.start, self.window(rate, now)):
             self.add(rate, now, -units)
+
+    def clear(self) -> None:
+        self.count = 0
 
 
 class SlidingWindowLog(Model):

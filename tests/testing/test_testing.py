@@ -111,7 +111,7 @@ class TestPolicies:
             ({None: Policy("3/min", counted_per="nobody")}, r"policies\[None\]: counted_per: Nothing is counted per"),
             ({None: Policy("3/min", subject="acme")}, r"policies\[None\]: subject: "),
             ({None: Policy("3/min", mode="loud")}, r"policies\[None\]: mode: Value 'loud' is not a valid choice"),
-            ({None: Policy("3/min", plan="a", user=1)}, "a user, a subject or a plan"),
+            ({None: Policy("3/min", plan="a", user=1)}, "a user, a subject, a list or a plan"),
             ({None: Policy("3/min", user=User(username="x"))}, "save the user first"),
             ({"no name": "3/min"}, "endpoint 'no name': name: "),
         ],

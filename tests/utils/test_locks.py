@@ -60,6 +60,6 @@ def test_objects_that_serve_after_a_fork_have_a_fork_safe_lock() -> None:
         OncePerSettings(object)._lock,
         LocalLimiter(1)._lock,
         policies._lock,
-        policies._users_lock,
+        policies._entries_lock,
     ):
         assert isinstance(lock, ForkSafeLock)

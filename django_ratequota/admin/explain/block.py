@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from django import forms
@@ -20,7 +20,7 @@ from ...policies.requests.caller import Caller
 from ...recording.databases import policy_alias
 from ..base import ChangeReasonForm
 from ..formatting import moment, number_text, shown
-from ..names import described_callers, usernames
+from ..names import audience_text, described, usernames
 from ..pages import AdminPage, reply
 from ..permissions import may_block
 from .dated import dated_form
@@ -43,7 +43,9 @@ class BlockPage(AdminPage):
     def view(self, request: Any) -> Any:
         """GET shows the form; POST blocks, or ends the block whose id is in ``end``."""
         caller, ip = request.GET.get("caller", ""), request.GET.get("ip", "")
-        names = _existing(blocks.targets(caller, ip))
+        names = blocks.targets(caller, ip)
+        users = usernames(names)
+        names = [name for name in names if not name.startswith("user:") or name in users]  # without deleted users
         endpoint = Endpoint.objects.filter(name=request.GET.get("endpoint", "").replace("\x00", "")).first()
         back = self._back(request, caller, endpoint)
         if not names:
@@ -52,15 +54,15 @@ class BlockPage(AdminPage):
             return HttpResponseRedirect(back)
         in_force = blocks.blocks_in_force(names)
         if "end" in request.POST:
-            self._end(request, in_force.values())
+            self._end(request, in_force.values(), users)
             return HttpResponseRedirect(back)
         attempts, _error = reply(blocks.recorded_hour)
         proposed = {name: blocks.propose_block(name) for name in names}
-        form = self._form(request, proposed, attempts, endpoint)(
+        form = self._form(request, proposed, users, attempts, endpoint)(
             request.POST or None, instance=next(iter(proposed.values()))
         )
         if form.is_bound and form.is_valid():
-            self._block(request, form, endpoint)
+            self._block(request, form, users, endpoint)
             return HttpResponseRedirect(back)
         operator = Caller(request)
         context = {
@@ -68,7 +70,8 @@ class BlockPage(AdminPage):
             "form": form,
             "cautions": [text for block in proposed.values() for text in blocks.cautions(block, operator)],
             "in_force": [
-                (block, _until(block), ChangeReasonForm(auto_id=f"id_{block.pk}_%s")) for block in in_force.values()
+                (block, audience_text(block, users), _until(block), ChangeReasonForm(auto_id=f"id_{block.pk}_%s"))
+                for block in in_force.values()
             ],
             "back": back,
         }
@@ -80,12 +83,14 @@ class BlockPage(AdminPage):
         params = form_data(ExplainQuery.for_caller(caller, endpoint=endpoint.name if endpoint else ""))
         return str(self.admin.page_url("explain", query=params))
 
-    def _form(self, request: Any, proposed: dict[str, RatePolicy], recorded: Any, endpoint: Any) -> Any:
+    def _form(
+        self, request: Any, proposed: dict[str, RatePolicy], users: Mapping[str, str], recorded: Any, endpoint: Any
+    ) -> Any:
         targets = []
         for name, block in proposed.items():
             hits = recorded and blocks.hits(block, recorded[0], sampled=recorded[1])
             recent = _hits(hits) if hits else gettext("recent requests unknown")
-            targets.append((name, f"{_audience(block)}: {recent}"))
+            targets.append((name, f"{described(name, users)}: {recent}"))
         radio = forms.RadioSelect(attrs={"autofocus": True})
         fields: dict[str, Any] = {
             "target": forms.ChoiceField(label=_("Who"), choices=targets, initial=targets[0][0], widget=radio)
@@ -97,26 +102,27 @@ class BlockPage(AdminPage):
             )
         return dated_form(self.admin, request, fields, _LENGTHS, open_ended=True)
 
-    def _block(self, request: Any, form: Any, endpoint: Any) -> None:
+    def _block(self, request: Any, form: Any, users: Mapping[str, str], endpoint: Any) -> None:
         data = form.cleaned_data
         block = blocks.propose_block(data["target"], endpoint if data.get("place") else None)
         block.ends_at, block.reason = data["ends_at"], data["reason"]
         with transaction.atomic(using=policy_alias(RatePolicy)):
             block.save()
-            text = gettext("%(audience)s: %(until)s.") % {"audience": shown(block.audience), "until": _until(block)}
+            words = {"audience": audience_text(block, users), "until": _until(block)}
+            text = gettext("%(audience)s: %(until)s.") % words
             self.admin.log_addition(request, block, text)
         link = self.admin.page_url("change", block.pk)
         message = format_html('{} <a href="{}">{}</a>', text, link, gettext("See the override."))
         self.admin.message_user(request, message, messages.SUCCESS)
 
-    def _end(self, request: Any, in_force: Iterable[RatePolicy]) -> None:
+    def _end(self, request: Any, in_force: Iterable[RatePolicy], users: Mapping[str, str]) -> None:
         block = next((block for block in in_force if str(block.pk) == request.POST["end"]), None)
         if block is None:
             self.admin.message_user(request, gettext("That block has ended already."), messages.WARNING)
             return
         with transaction.atomic(using=policy_alias(RatePolicy)):
             blocks.end_block(block)
-            text = gettext("%(audience)s is not blocked any more.") % {"audience": shown(block.audience)}
+            text = gettext("%(audience)s is not blocked any more.") % {"audience": audience_text(block, users)}
             self.admin.log_change(request, block, text)
         self.admin.message_user(request, text, messages.SUCCESS)
 
@@ -140,17 +146,6 @@ class BlockLinks:
         url = self._admin.page_url("block", query={name: text for name, text in query.items() if text})
         block = next((self._in_force[name] for name in names if name in self._in_force), None)
         return {"url": url, "text": _("Block…") if block is None else _("%s: End it…") % _until(block)}
-
-
-def _existing(names: list[str]) -> list[str]:
-    """Leave out deleted users."""
-    users = usernames(names)
-    return [name for name in names if not name.startswith("user:") or name in users]
-
-
-def _audience(block: RatePolicy) -> str:
-    name = f"user:{block.user_id}" if block.user_id is not None else block.subject
-    return described_callers([name])[name]
 
 
 def _until(block: RatePolicy) -> str:

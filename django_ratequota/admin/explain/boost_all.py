@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from django.contrib import messages
@@ -18,7 +19,7 @@ from ...operations import boosts
 from ...operations.boosts import Proposal
 from ...recording.databases import policy_alias
 from ..formatting import moment, shown
-from ..names import described_callers
+from ..names import audience_text, described_callers, usernames
 from ..pages import reply, unanswered
 from .boost import BOOST_LENGTHS, BoostPage, warnings_about
 from .dated import LENGTHS, dated_form
@@ -37,7 +38,7 @@ class BoostAllPage(BoostPage):
         back = self.admin.page_url("explain", query=params)
         page = None
         if explanation is not None:
-            caller = explanation.context.caller.subject("caller", None) or ""
+            caller = explanation.customer
             found, error = reply(lambda: refusals.caller_refusals(caller))
             proposals, without = boosts.propose_boosts(found.refusals if found else ())
             if proposals:
@@ -70,11 +71,12 @@ class BoostAllPage(BoostPage):
             return self._grant_all(request, form, [(row, one) for row, one in rows if row.is_bound])
         default = LENGTHS.get(initial["until"], LENGTHS["hour"])[0]
         end = form.cleaned_data.get("ends_at") if data is not None else None
+        names = usernames(proposal.boost.subject for proposal in proposals)
         context |= {
             "title": _("Boost all that refused"),
             "form": form,
             "invalid": data is not None,
-            "rows": [self._row(row, proposal, end or timezone.now() + default) for row, proposal in rows],
+            "rows": [self._row(row, proposal, end or timezone.now() + default, names) for row, proposal in rows],
             "without": [(shown(name), why) for name, why in without.items()],
         }
         return self.render(request, "boost_all.html", context, form)
@@ -111,7 +113,7 @@ class BoostAllPage(BoostPage):
         rows_valid = [row.is_valid() for row, _proposal in rows if row.is_bound]
         return bool(form.is_valid() and all(rows_valid))
 
-    def _row(self, row: Any, proposal: Proposal, end: Any) -> dict[str, Any]:
+    def _row(self, row: Any, proposal: Proposal, end: Any, names: Mapping[str, str]) -> dict[str, Any]:
         """Return a row of the table: what is in force, for whom and where, and what the boost would replace."""
         winner, boost = proposal.winner, proposal.boost
         # What is shown is what was proposed: an invalid form may have changed the boost.
@@ -120,7 +122,7 @@ class BoostAllPage(BoostPage):
         outlook = boosts.outlook(proposal.explanation.context, proposed)
         return {
             "policy": winner.pk,
-            "who": shown(boost.audience),
+            "who": audience_text(boost, names),
             "endpoint": shown(winner.endpoint.name) if winner.endpoint else _("all endpoints"),
             "rates_now": shown(winner.rates),
             "rates": row["rates"],

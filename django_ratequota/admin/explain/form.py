@@ -9,6 +9,7 @@ from django import forms
 from django.contrib.admin.widgets import AdminIntegerFieldWidget, AdminTextInputWidget
 from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError
+from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
 from ...conf import settings
@@ -17,10 +18,14 @@ from ...models import METHODS, Endpoint, Plan, RatePolicy
 from ...operations.explain import Explanation
 from ...operations.explain_query import ExplainQuery
 from ...policies.matching import NO_METHOD
-from ...policies.requests.caller import FAILED
+from ..formatting import shown
+from ..subjects import SubjectsPage
+from ..widgets import complete_subjects
 
 #: Chosen where PLAN_RESOLVER returns None; no slug has brackets.
 _NO_PLAN = "(none)"
+#: Begins the name of an identifier's field, because an identifier may be called as another field is.
+_IDENTIFIER = "identifier_"
 
 
 class ExplainForm(forms.Form):
@@ -31,17 +36,6 @@ class ExplainForm(forms.Form):
 
     ip = forms.CharField(
         label=_("IP address"), required=False, widget=AdminTextInputWidget, help_text=_("For example 203.0.113.7.")
-    )
-    kind = forms.ChoiceField(
-        label=_("Identifier"), required=False, help_text=_("A name from RATEQUOTA['IDENTIFIERS'].")
-    )
-    # Blanks belong to the value: it is compared as it is.
-    value = forms.CharField(
-        label=_("Identifier value"),
-        required=False,
-        strip=False,
-        widget=AdminTextInputWidget,
-        help_text=_("The identifier's value for this caller, for example acme."),
     )
     plan = forms.ChoiceField(
         label=_("Plan"),
@@ -69,18 +63,15 @@ class ExplainForm(forms.Form):
         help_text=_("Units; empty = the cost that the view declares, or the endpoint's."),
     )
 
-    def __init__(self, data: Any, *, user: forms.ModelChoiceField[Any]) -> None:
-        """Take ``user``, the field that finds users: which depends on the operator's permissions."""
+    def __init__(self, data: Any, *, user: forms.ModelChoiceField[Any], subjects: str) -> None:
+        """Take ``user``, the field that finds users, and the address of ``SubjectsPage``."""
         super().__init__(data)
         user.required, user.label, user.help_text = False, _("User"), _("Empty = an anonymous caller.")
         user.error_messages["invalid_choice"] = _("There is no such user. Choose one, or enter a user's id.")
-        self.fields = {"user": user, **self.fields}
+        identifiers = {f"{_IDENTIFIER}{name}": _identifier_field(name, subjects) for name in settings.identifiers}
+        self.fields = {"user": user, "ip": self.fields["ip"], **identifiers, **self.fields}
         names = Endpoint.objects.values_list("name", flat=True)
         self._choose("endpoint", names, _("none"))
-        if settings.identifiers:
-            self._choose("kind", settings.identifiers, "—")
-        else:
-            del self.fields["kind"], self.fields["value"]
         if settings.plan_resolver:
             slugs = Plan.objects.values_list("slug", flat=True)
             self._choose("plan", [_NO_PLAN, *slugs], _("choose"))
@@ -95,10 +86,14 @@ class ExplainForm(forms.Form):
     def clean(self) -> dict[str, Any]:
         """Build ``query``; what of it cannot be read becomes an error of the form."""
         data = self.cleaned_data
-        kind, value = data.get("kind"), data.get("value")
-        if bool(kind) != bool(value) and not {"kind", "value"} & self.errors.keys():
-            self.add_error("value" if kind else "kind", _("Enter both the identifier and its value."))
-        if not self.errors and not (data["user"] or data["ip"] or value):
+        for name in self.data:
+            if name.startswith(_IDENTIFIER) and name not in self.fields:
+                text = _("%(name)s is not in RATEQUOTA['IDENTIFIERS'], which has: %(known)s.")
+                known = ", ".join(settings.identifiers) or "—"
+                self.add_error(None, text % {"name": shown(name.removeprefix(_IDENTIFIER)), "known": known})
+        values = {kind: data.get(f"{_IDENTIFIER}{kind}") for kind in settings.identifiers}
+        identifiers = {kind: value for kind, value in values.items() if value}
+        if not self.errors and not (data["user"] or data["ip"] or identifiers):
             raise ValidationError(_("Enter a caller: a user, an IP address or another identifier."))
         if "plan" in self.fields and not data.get("plan") and "plan" not in self.errors:
             self.add_error("plan", _("Choose the plan that PLAN_RESOLVER would return for this caller."))
@@ -106,7 +101,7 @@ class ExplainForm(forms.Form):
         self.query = ExplainQuery(
             user_id=None if user is None else str(user.pk),
             ip=data.get("ip", ""),
-            identifiers={kind: value} if kind and value else {},
+            identifiers=identifiers,
             plan_slug=None if slug in (None, "", _NO_PLAN) else slug,
             endpoint=data.get("endpoint", ""),
             path=data.get("path", ""),
@@ -134,7 +129,30 @@ class ExplainForm(forms.Form):
 def explain_form(model_admin: Any, request: Any, data: Any) -> ExplainForm:
     """Return the form for ``data``, unbound where that is empty; it finds the users that the operator may see."""
     user = model_admin.formfield_for_foreignkey(RatePolicy._meta.get_field("user"), request)
-    return ExplainForm(data or None, user=user)
+    return ExplainForm(data or None, user=user, subjects=model_admin.page_url("subjects"))
+
+
+def _identifier_field(name: str, subjects: str) -> forms.CharField:
+    """Return the field for the caller's value of an identifier."""
+    field = forms.CharField(
+        label=capfirst(name.replace("_", " ")),
+        required=False,
+        strip=False,  # blanks belong to the value: it is compared as it is
+        widget=AdminTextInputWidget,
+        help_text=_("The value of %(name)s in RATEQUOTA['IDENTIFIERS'], for example acme.") % {"name": name},
+    )
+    complete_subjects(field, subjects, name)
+    return field
+
+
+def data_of(params: Any) -> Any:
+    """Return the form's data in a query string: its own fields, or those of ``caller`` in links; None without any."""
+    if "caller" in params:
+        # The plan stays empty where PLAN_RESOLVER sets it: only the operator may know it.
+        data = {k: text for k, text in form_data(ExplainQuery.for_caller(params["caller"])).items() if k != "plan"}
+        return {**data, **{name: text for name, text in params.items() if text}}
+    own = (name == "user" or name in ExplainForm.base_fields or name.startswith(_IDENTIFIER) for name in params)
+    return params if any(own) else None
 
 
 def find_user(name: str) -> Any:
@@ -151,8 +169,11 @@ def find_user(name: str) -> Any:
     return user
 
 
-def find_caller(text: str) -> dict[str, str]:
-    """Return the query string about a caller: an address, ``kind:value``, or a user's name; {} = nobody."""
+def find_caller(model_admin: Any, request: Any, text: str) -> dict[str, str]:
+    """Return the query string about a caller: an address, ``kind:value``, or a user's name; {} = nobody.
+
+    ``acme`` is also the only known subject with that value, such as ``tenant:acme``.
+    """
     kind, colon, value = text.partition(":")
     if colon and value and kind in ("user", "ip", *settings.identifiers):
         return {"caller": text}
@@ -160,12 +181,16 @@ def find_caller(text: str) -> dict[str, str]:
         return {"ip": str(ip_address(text))}
     except ValueError:
         user = find_user(text)
-    return {} if user is None else {"user": str(user.pk)}
+    if user is not None:
+        return {"user": str(user.pk)}
+    known = SubjectsPage(model_admin).beginning(request, text)
+    found = [subject for subject in known if subject.partition(":")[2] == text]
+    return {"caller": found[0]} if len(found) == 1 else {}
 
 
 def read_query(model_admin: Any, request: Any) -> tuple[dict[str, str], Explanation | None]:
     """Return the query string of Explain (for a link back there), and its answer; None where it has errors."""
-    form = explain_form(model_admin, request, request.GET)
+    form = explain_form(model_admin, request, data_of(request.GET))
     explanation = form.explain()
     refusal_id = request.GET.get("id")
     return {**form.params(), **({"id": refusal_id} if refusal_id else {})}, explanation
@@ -173,14 +198,10 @@ def read_query(model_admin: Any, request: Any) -> tuple[dict[str, str], Explanat
 
 def form_data(query: ExplainQuery) -> dict[str, str]:
     """Return the fields that make the form ask ``query``."""
-    kind, value = next(iter(query.identifiers.items()), ("", ""))
-    if value == FAILED and kind in settings.identifiers:
-        kind = ""  # the form wants a value: what is known of them is their address
     fields = {
         "user": query.user_id or "",
         "ip": query.ip,
-        "kind": kind,
-        "value": value,
+        **{f"{_IDENTIFIER}{kind}": value for kind, value in query.identifiers.items()},
         "plan": (query.plan_slug or _NO_PLAN) if settings.plan_resolver else "",
         "endpoint": query.endpoint,
         "path": query.path,

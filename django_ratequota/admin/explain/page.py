@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from django import forms
@@ -10,22 +11,22 @@ from django.http import HttpResponseRedirect
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from ...engine.types import Bucket, BucketStatus
 from ...models import Plan, RatePolicy
+from ...monitoring import refusals
 from ...monitoring.refusals import Refusal
-from ...operations.boosts import no_boost_reason
-from ...operations.counters import peek, shared_reason
+from ...operations.boosts import any_boostable
 from ...operations.explain import Explanation
 from ...operations.explain_query import ExplainQuery
 from ...policies.explain import Candidate, others_in_words
 from ..formatting import clock_and_wait, shown
-from ..names import described_callers
+from ..names import audience_text, described, usernames
 from ..pages import AdminPage, reply, unanswered
 from ..permissions import is_override, may
 from .block import BlockLinks
 from .boost import BOOST_LENGTHS
+from .counters import counter_rows
 from .dated import LENGTHS
-from .form import ExplainForm, explain_form, find_caller, form_data
+from .form import ExplainForm, data_of, explain_form, find_caller, form_data
 from .refusals import find_refusal, latest_refusals, refusal_details, refused_places
 
 #: All winners are listed, and other candidates up to this many rows: a caller may have as many dated ones.
@@ -52,64 +53,75 @@ class ExplainPage(AdminPage):
         """Show the form, what applies now, and refusals; redirect from a caller's name to the caller."""
         wanted = request.GET.get("id", "").strip()
         refusal, store_error = find_refusal(wanted)
-        if refusal is None and wanted and (found := find_caller(wanted)):
+        if refusal is None and wanted and (found := find_caller(self.admin, request, wanted)):
             return HttpResponseRedirect(self.url(query=found))
-        form = explain_form(self.admin, request, _form_data(request.GET, refusal))
+        data = data_of(request.GET) or (refusal and form_data(ExplainQuery.from_refusal(refusal)))
+        form = explain_form(self.admin, request, data)
         explanation = form.explain()
         params = form.params()
         if refusal is not None:
             params["id"] = refusal.id
+        users = usernames(_subjects(refusal, explanation))
         context = {
             "title": _("Explain"),
             "form": form,
             "wanted": shown(wanted),
             "here": self.url(),
+            "subjects": self.admin.page_url("subjects"),
             "lost": bool(wanted) and refusal is None and not store_error,
-            "refusal": refusal and refusal_details(self.admin, request, refusal),
+            "refusal": refusal and refusal_details(self.admin, request, refusal, users),
             "refusals": [] if form.is_bound else latest_refusals(self.admin),
             "given": params,
             "store_error": store_error
             and unanswered(store_error, _("The refusal cannot be looked up. Try again later.")),
         }
         if explanation is not None:
-            context |= self._answer(request, explanation, form, params)
+            context |= self._answer(request, explanation, form, params, users)
             context |= self._refused(request, explanation, refusal, params)
+            context["caller"] = described(explanation.customer, users)
         return self.render(request, "explain.html", context, form)
 
     def _refused(
         self, request: Any, explanation: Explanation, refusal: Refusal | None, params: dict[str, str]
     ) -> dict[str, Any]:
         """Return what refused the caller in the last day, and the links to boosts and blocks."""
-        who = explanation.context.caller
-        caller, ip = who.subject("caller", None) or "", who.subject("ip", None) or ""
+        caller, ip = explanation.customer, explanation.context.caller.subject("ip", None) or ""
         pairs = [(caller, ip), *([(refusal.caller, refusal.ip)] if refusal else ())]
         blocks = BlockLinks(self.admin, request, pairs)
-        found = refused_places(self.admin, caller)
+        found, error = reply(lambda: refusals.caller_refusals(caller))
+        boosts = found and may(request.user, "add", override=True) and any_boostable(found.refusals)
         lengths = [(name, LENGTHS[name][1]) for name in BOOST_LENGTHS]
         own = {name: text for name, text in params.items() if name not in ("id", "path", "method", "cost")}
         return {
-            **found,
-            "caller": described_callers([caller])[caller],
+            **refused_places(self.admin, caller, found, error),
+            "past": self.admin.page_url("quota_history", query={"subject": caller}) if caller else "",
             "boost_all": [
                 (self.admin.page_url("boost_all", query={**own, "until": name}), text)
                 for name, text in (*lengths, ("date", _("until a date")))
-                if found["places"] and may(request.user, "add", override=True)
+                if boosts
             ],
             "block_caller": blocks.link(caller, ip, params.get("endpoint", "")),
             "block_refused": refusal and blocks.link(refusal.caller, refusal.ip, params.get("endpoint", "")),
         }
 
     def _answer(
-        self, request: Any, explanation: Explanation, form: ExplainForm, params: dict[str, str]
+        self,
+        request: Any,
+        explanation: Explanation,
+        form: ExplainForm,
+        params: dict[str, str],
+        users: Mapping[str, str],
     ) -> dict[str, Any]:
-        """Return the caller's plan, counters and candidates."""
+        """Return the caller's plan, counters and candidates; ``users`` names their subjects (see ``usernames``)."""
         decision, plan = explanation.decision, explanation.plan
         left_out = len(explanation.candidates) - _MAX_CANDIDATES
         listed = _listed(explanation.candidates)
-        rows = self._candidates(request, listed)
+        rows = self._candidates(request, listed, users)
         boosts = may(request.user, "add", override=True)
         resets = self.admin.has_reset_permission(request)
-        counters = self._counters(explanation, {row["id"]: row["endpoint"] for row in rows}, params, boosts)
+        endpoints = {row["id"]: row["endpoint"] for row in rows}
+        boost_url = partial(self._boost_url, params) if boosts else None
+        counters = counter_rows(explanation, endpoints, users, boost_url)
         return {
             "answered": True,
             "plan": plan and {"name": shown(plan.name), "link": self.object_url(request, Plan, plan.id)},
@@ -135,47 +147,29 @@ class ExplainPage(AdminPage):
             "reset_url": self.admin.page_url("reset_counters"),
         }
 
-    def _counters(
-        self, explanation: Explanation, endpoints: dict[int, str], params: dict[str, str], boosts: bool
-    ) -> list[dict[str, Any]]:
-        """Return the counters of the policies that won, and one row for each that is blocked or unlimited.
+    def _boost_url(self, params: dict[str, str], policy_id: int) -> str:
+        return str(self.admin.page_url("boost", query={**params, "policy": policy_id}))
 
-        ``endpoints`` names the endpoint by the policy's id. With ``boosts``, rows lead to a boost or say why not.
-        """
-        statuses, at_us = _live(explanation), explanation.decision.at_us
-        names = described_callers([bucket.subject for bucket in explanation.resolution.buckets])
-        counters: list[dict[str, Any]] = []
-        for candidate in explanation.candidates:
-            policy = candidate.policy
-            why_not = no_boost_reason(explanation, policy) if candidate.won and boosts else ""
-            link = (
-                self.admin.page_url("boost", query={**params, "policy": policy.id}) if boosts and not why_not else ""
-            )
-            common = {"policy": policy.id, "boost": link, "no_boost_reason": why_not}
-            counters += [{**_counter(b, statuses.get(b), at_us, names), **common} for b in candidate.buckets]
-            if candidate.won and not candidate.buckets:
-                title = endpoints.get(policy.id, "")
-                counters.append({"title": title, "word": policy.text, "logs": policy.mode == "log", **common})
-        return counters + [_counter(b, statuses.get(b), at_us, names) for b in explanation.built_in]
-
-    def _candidates(self, request: Any, listed: list[Candidate]) -> list[dict[str, Any]]:
+    def _candidates(self, request: Any, listed: list[Candidate], users: Mapping[str, str]) -> list[dict[str, Any]]:
         """Return the rows of the candidates; those that the operator may not see only where they won."""
         ids = [candidate.policy.id for candidate in listed]
         policies = RatePolicy.objects.select_related("user", "subject_list", "plan", "endpoint").in_bulk(ids)
         seen = {pk for pk, policy in policies.items() if self.admin.has_view_permission(request, policy)}
         return [
-            self._candidate(candidate, policies.get(candidate.policy.id), candidate.policy.id in seen)
+            self._candidate(candidate, policies.get(candidate.policy.id), candidate.policy.id in seen, users)
             for candidate in listed
             if candidate.won or candidate.policy.id in seen
         ]
 
-    def _candidate(self, candidate: Candidate, row: RatePolicy | None, seen: bool) -> dict[str, Any]:
+    def _candidate(
+        self, candidate: Candidate, row: RatePolicy | None, seen: bool, users: Mapping[str, str]
+    ) -> dict[str, Any]:
         policy = candidate.policy
         return {
             "id": policy.id,
             "link": self.admin.page_url("change", policy.id) if seen else "",
             # None = deleted since the snapshot was taken.
-            "audience": shown(row.audience) if row else "—",
+            "audience": audience_text(row, users) if row else "—",
             "endpoint": shown(row.endpoint.name) if row and row.endpoint else _("all endpoints"),
             "counted_per": shown(policy.counted_per),
             "rates": shown(policy.text),
@@ -183,28 +177,6 @@ class ExplainPage(AdminPage):
             "won": candidate.won,
             "reason": shown(candidate.reason),
         }
-
-
-def _form_data(params: Any, refusal: Refusal | None) -> Any:
-    """Return the form's data: its own fields, those of ``caller`` in links from other pages, or the refusal's."""
-    if "caller" in params:
-        # The plan stays empty where PLAN_RESOLVER sets it: only the operator may know it.
-        data = {k: text for k, text in form_data(ExplainQuery.for_caller(params["caller"])).items() if k != "plan"}
-        return {**data, **{name: text for name, text in params.items() if text}}
-    if "user" in params or ExplainForm.base_fields.keys() & params.keys():
-        return params
-    return refusal and form_data(ExplainQuery.from_refusal(refusal))
-
-
-def _live(explanation: Explanation) -> dict[Bucket, BucketStatus]:
-    """Return how the counters stand; nothing where Redis gives no answer."""
-    decision = explanation.decision
-    if decision.degraded:
-        return {}
-    if decision.blocked_by:
-        # The check of a blocked caller reads no counters.
-        return reply(lambda: peek(explanation.resolution.buckets))[0] or {}
-    return {status.bucket: status for status in decision.statuses}
 
 
 def _listed(candidates: tuple[Candidate, ...]) -> list[Candidate]:
@@ -218,24 +190,13 @@ def _listed(candidates: tuple[Candidate, ...]) -> list[Candidate]:
     return listed
 
 
-def _counter(bucket: Bucket, status: BucketStatus | None, at_us: int, names: Mapping[str, str]) -> dict[str, Any]:
-    """Return one counter for the template; ``status`` None = unknown. ``names`` comes from ``described_callers``."""
-    row: dict[str, Any] = {
-        "id": bucket.title,
-        "title": shown(bucket.title),
-        "subject": names[bucket.subject],
-        "rate": str(bucket.rate),
-        "logs": bucket.mode == "log",
-        "shared_reason": shared_reason(bucket.counted_per, bucket.subject),
-        "status": status,
-    }
-    if status is not None:
-        row["over"] = not status.allowed
-        row["percent"] = max(1 if status.used else 0, 100 * status.used // status.limit)
-        row["full"] = clock_and_wait(at_us, status.reset_after_us) if status.reset_after_us else None
-        row["room"] = clock_and_wait(at_us, status.retry_after_us) if status.retry_after_us else None
-        row["never"] = status.retry_after_us is None
-    return row
+def _subjects(refusal: Refusal | None, explanation: Explanation | None) -> set[str]:
+    """Return the subjects that the page names."""
+    subjects = {refusal.caller, *(bucket.subject for bucket in refusal.buckets)} if refusal else set()
+    if explanation is not None:
+        subjects |= {explanation.customer, *(bucket.subject for bucket in explanation.resolution.buckets)}
+        subjects |= {candidate.policy.subject for candidate in explanation.candidates[:_MAX_CANDIDATES]}
+    return subjects
 
 
 def _verdict(explanation: Explanation, *, everywhere: bool) -> str:

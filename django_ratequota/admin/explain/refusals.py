@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,15 +15,18 @@ from django.utils.translation import gettext_lazy as _
 from ...models import Plan, RatePolicy
 from ...monitoring import refusals
 from ...monitoring.collector import collector
-from ...monitoring.refusals import Refusal
-from ..formatting import clock, revision_text, shown
-from ..names import described_callers
+from ...monitoring.refusals import CallerRefusals, Refusal
+from ..formatting import bar_percent, clock, revision_text, shown
+from ..names import caller_text, described, described_callers, usernames
 from ..pages import reply, unanswered
+from ..usage.labels import explain_url
 from .form import find_user
 
 #: The id of a refusal: ten letters and digits.
 _ID = re.compile(r"[0-9A-Za-z]{10}", re.ASCII)
 _MAX_REFUSALS = 10
+#: Most callers that are named for each place where an organisation was refused.
+_MAX_PEOPLE = 3
 
 
 def find_refusal(refusal_id: str) -> tuple[Refusal | None, str]:
@@ -58,10 +63,9 @@ def offer_explain(model_admin: Any, request: Any) -> None:
     model_admin.message_user(request, format_html(str(text), id=shown(query), link=link), messages.INFO)
 
 
-def refusal_details(model_admin: Any, request: Any, refusal: Refusal) -> dict[str, Any]:
-    """Return all that was recorded of a refusal, for the template."""
+def refusal_details(model_admin: Any, request: Any, refusal: Refusal, users: Mapping[str, str]) -> dict[str, Any]:
+    """Return all that was recorded of a refusal, for the template; ``users`` names its subjects."""
     plan = Plan.objects.filter(pk=refusal.plan_id).first() if refusal.plan_id is not None else None
-    names = described_callers([refusal.caller, *(bucket.subject for bucket in refusal.buckets)])
     policies = RatePolicy.objects.in_bulk([b.policy_id for b in refusal.buckets if b.policy_id is not None])
     links = {
         pk: model_admin.page_url("change", pk)
@@ -73,7 +77,7 @@ def refusal_details(model_admin: Any, request: Any, refusal: Refusal) -> dict[st
         "id": refusal.id,
         "at": clock(at),
         "count": refusal.count,
-        "caller": names[refusal.caller],
+        "caller": described(refusal.caller, users),
         "ip": shown(refusal.ip),
         "plan": shown(plan.name) if plan else "",
         "scope": shown(refusal.scope),
@@ -86,13 +90,13 @@ def refusal_details(model_admin: Any, request: Any, refusal: Refusal) -> dict[st
         "buckets": [
             {
                 "title": shown(bucket.title),
-                "subject": names[bucket.subject],
+                "subject": described(bucket.subject, users),
                 "rate": shown(bucket.rate),
                 "refused": bucket.refused,
                 "limit": bucket.limit,
                 "used": bucket.limit - bucket.remaining,
                 "remaining": bucket.remaining,
-                "percent": max(0, min(100, 100 * (bucket.limit - bucket.remaining) // max(1, bucket.limit))),
+                "percent": bar_percent(bucket.limit - bucket.remaining, max(1, bucket.limit)),
                 "room": None if bucket.retry_after is None else clock(at + bucket.retry_after),
                 "policy": bucket.policy_id,
                 "link": links.get(bucket.policy_id, ""),
@@ -115,11 +119,18 @@ class RefusedPlace:
     ip: str
     count: int = 0
     violated: list[str] = field(default_factory=list)
+    #: Caller -> how often that one was refused there.
+    callers: Counter[str] = field(default_factory=Counter)
+    #: The callers refused most often, as (text, link), and how many others there are; none for one's own refusals.
+    people: list[tuple[str, str]] = field(default_factory=list)
+    more: int = 0
 
 
-def refused_places(model_admin: Any, caller: str) -> dict[str, Any]:
-    """Return what refused a caller in the last day, by endpoint, and how far back that was searched."""
-    found, error = reply(lambda: refusals.caller_refusals(caller))
+def refused_places(model_admin: Any, caller: str, found: CallerRefusals | None, error: str) -> dict[str, Any]:
+    """Return what refused a caller in the last day, by endpoint, and how far back that was searched.
+
+    ``found`` and ``error`` are the reply of ``caller_refusals``.
+    """
     places: dict[tuple[str, str], RefusedPlace] = {}
     for refusal in found.refusals if found else ():
         key = (refusal.method, refusal.scope or refusal.route)
@@ -133,10 +144,21 @@ def refused_places(model_admin: Any, caller: str) -> dict[str, Any]:
             )
         place = places[key]
         place.count += refusal.count
+        place.callers[refusal.caller] += refusal.count
         place.violated += [name for name in map(shown, refusal.violated) if name not in place.violated]
     since = found.since if found else None
+    most = {
+        key: place.callers.most_common(_MAX_PEOPLE) for key, place in places.items() if {*place.callers} != {caller}
+    }
+    users = usernames(name for people in most.values() for name, _count in people)
+    for key, people in most.items():
+        places[key].people = [
+            (caller_text(name, users), explain_url(model_admin.admin_site, name)) for name, _count in people
+        ]
+        places[key].more = len(places[key].callers) - len(people)
     return {
         "places": list(places.values()),
+        "by_people": bool(most),
         "places_error": error and unanswered(error, _("Refusals cannot be looked up. Try again later.")),
         "searched": refusals.SEARCHED,
         "searched_since": since and clock(since.timestamp()),

@@ -121,5 +121,5 @@ def explain_url(site: Any, caller: str, endpoint: str = "") -> str:
     kind, _colon, value = caller.partition(":")
     if not value:
         return ""
-    query = {kind: value} if kind in ("user", "ip") else {"kind": kind, "value": value}
+    query = {kind: value} if kind in ("user", "ip") else {"caller": caller}
     return model_url(site, RatePolicy, "explain", query={**query, "endpoint": endpoint} if endpoint else query)

@@ -22,7 +22,7 @@ from ...operations.tightest import tightest
 from ...policies.unreadable import find_unreadable
 from ...runtime import default_limiter
 from ..explain.block import BlockLinks
-from ..formatting import moment, number_text, shown
+from ..formatting import bar_percent, moment, number_text, shown
 from ..names import caller_text, usernames
 from ..pages import reply
 from . import workers
@@ -188,7 +188,7 @@ def _standing(status: BucketStatus | None) -> dict[str, Any] | None:
     return {
         "status": status,
         "over": not status.allowed,
-        "percent": max(1 if status.used else 0, 100 * status.used // status.limit),
+        "percent": bar_percent(status.used, status.limit),
         "text": gettext("%(used)s of %(limit)s used") % words,
         "title": shown(status.bucket.title),
     }

@@ -14,10 +14,10 @@ from django.utils.translation import gettext, ngettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
 from ...conf import settings
-from ...monitoring.health import NO_BREAKER, Health, published_at, state_of
+from ...monitoring.health import NO_BREAKER, Health, has_late_checkpoint, published_at, state_of
 from ...store.server import server_version
 from ...utils.histogram import merged, quantile
-from ..formatting import milliseconds, moment, number_text, revision_text, shown, uptime
+from ..formatting import duration, milliseconds, moment, number_text, revision_text, shown, uptime
 
 _STATES = {
     "live": _("up to date"),
@@ -52,6 +52,13 @@ _WARNINGS: dict[str, Any] = {
         "count",
     ),
 }
+_LATE: Any = ngettext_lazy(
+    "%(count)d worker has not saved its counts of quotas to the database for %(age)s: if Redis loses its data, they "
+    "are lost. Check its log.",
+    "%(count)d workers have not saved their counts of quotas to the database for up to %(age)s: if Redis loses its "
+    "data, they are lost. Check their logs.",
+    "count",
+)
 #: Workers listed; the others are counted.
 _MOST_LISTED = 50
 
@@ -62,13 +69,15 @@ def propagation(revision: int | None, workers: Sequence[Health]) -> dict[str, An
     counts = Counter(states)
     order = sorted(range(len(workers)), key=lambda at: (states[at] in _UP_TO_DATE, workers[at].process))
     rows = [_row(workers[at], states[at]) for at in order[:_MOST_LISTED]]
+    complaints = [text % {"count": counts[state]} for state, text in _WARNINGS.items() if counts[state] and revision]
+    late = [worker.checkpoint_age or 0 for worker in workers if has_late_checkpoint(worker)]
+    if late:
+        complaints.append(_LATE % {"count": len(late), "age": duration(max(late))})
     return {
         "proof": _proof(revision, workers, states),
         "revision_number": str(revision) if revision and workers and published_at(revision) else "",
         "idle": _IDLE % {"count": counts["idle"]} if revision and counts["idle"] else "",
-        "complaints": [text % {"count": counts[state]} for state, text in _WARNINGS.items() if counts[state]]
-        if revision
-        else [],
+        "complaints": complaints,
         "complete": "live" in states and _UP_TO_DATE.issuperset(states),
         "workers": rows,
         "workers_more": len(workers) - len(rows),
@@ -112,8 +121,15 @@ def _row(worker: Health, state: str) -> dict[str, Any]:
     revision = "–" if not worker.revision else revision_text(worker.revision)
     if published_at(worker.revision):
         revision = format_html("{} <code>{}</code>", revision, worker.revision)
-    cells = [text, revision, age, number_text(worker.decisions), _breaker(worker)]
+    cells = [text, revision, age, number_text(worker.decisions), _breaker(worker), _checkpoint(worker)]
     return {"name": shown(worker.process), "cells": cells}
+
+
+def _checkpoint(worker: Health) -> str:
+    """Return how old the worker's last checkpoint was at its report; a dash where it has counted nothing durable."""
+    if worker.checkpoint_age is None:
+        return "–"
+    return gettext("%(seconds)s s ago") % {"seconds": number_text(round(worker.checkpoint_age))}
 
 
 def _breaker(worker: Health) -> str:

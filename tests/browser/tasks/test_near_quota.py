@@ -7,8 +7,9 @@ from pathlib import Path
 
 from playwright.sync_api import expect
 
+from django_ratequota.admin.formatting import shown
 from django_ratequota.models import Endpoint, RatePolicy
-from django_ratequota.monitoring.collector import collector
+from django_ratequota.monitoring.checkpoints import flush
 from tests.browser.desk import Desk
 from tests.browser.scene import Scene
 from tests.support.requests import check_from
@@ -23,7 +24,7 @@ def a_month(scene: Scene) -> None:
     for user, times in ((scene.carol, 9), (scene.mallory, 12), (scene.dave, 5)):
         for _ in range(times):
             check_from(user, scope="exports", cost=1)
-    collector.flush()
+    flush()
 
 
 def test_who_is_near_the_monthly_quota(desk: Desks, scene: Scene, tmp_path: Path) -> None:
@@ -34,7 +35,7 @@ def test_who_is_near_the_monthly_quota(desk: Desks, scene: Scene, tmp_path: Path
         page.get_by_role("link", name="Quotas").first.click()
         expect(page.get_by_role("heading", name="Quotas: month")).to_be_visible()
         rows = page.get_by_role("region", name="Table of quotas").locator("tbody tr")
-        expect(rows).to_have_count(2)
+        expect(rows).to_have_count(3)
         expect(rows.nth(1)).to_contain_text("user carol")
         expect(rows.nth(1)).to_contain_text("9 of 10")
     own.look()
@@ -45,7 +46,7 @@ def test_who_is_near_the_monthly_quota(desk: Desks, scene: Scene, tmp_path: Path
     expect(rows.first).to_contain_text("user dave")
     with page.expect_download() as download:
         page.get_by_role("link", name="All rows as CSV").click()
-    assert download.value.suggested_filename == "ratequota-quotas-fixed_window-month-50.csv"
+    assert download.value.suggested_filename == "ratequota-quotas-month-50.csv"
     download.value.save_as(tmp_path / "quotas.csv")
     assert f'"user:{scene.dave.pk}","user dave"' in (tmp_path / "quotas.csv").read_text("utf-8-sig")
 
@@ -61,4 +62,33 @@ def test_a_row_leads_to_a_boost_after_which_it_is_gone(desk: Desks, scene: Scene
     expect(page.get_by_text("Boost granted")).to_be_visible()
     page = own.open("/admin/django_ratequota/ratepolicy/quotas/")
     expect(page.get_by_text("user carol")).to_have_count(0)
-    expect(page.get_by_role("region", name="Table of quotas").locator("tbody tr")).to_have_count(1)
+    expect(page.get_by_role("region", name="Table of quotas").locator("tbody tr")).to_have_count(2)
+
+
+def test_a_row_leads_to_past_windows_and_on_to_explain(desk: Desks, scene: Scene, tmp_path: Path) -> None:
+    own = desk()
+    page = own.open("/admin/django_ratequota/ratepolicy/quotas/?level=0")
+    page.get_by_role("link", name="Past windows of").first.click()
+    expect(page.get_by_role("heading", name="Past quotas")).to_be_visible()
+    expect(page.locator(".ratequota-plot-bar")).to_have_count(4)
+    own.look()
+    page.get_by_text("Show as a table").click()
+    expect(page.locator(".ratequota-plot-data tbody tr").nth(1)).to_contain_text("130,000")
+    with page.expect_download() as download:
+        page.get_by_role("link", name="All windows as CSV").click()
+    download.value.save_as(tmp_path / "past.csv")
+    assert len((tmp_path / "past.csv").read_text("utf-8-sig").splitlines()) == 4
+    page.get_by_role("link", name="Explain", exact=True).click()
+    page.get_by_role("link", name="Past windows").click()
+    expect(page.locator(".ratequota-plot-bar")).to_have_count(4)
+
+
+def test_quotas_of_a_plan(desk: Desks, scene: Scene) -> None:
+    a_month(scene)
+    page = desk().open("/admin/django_ratequota/ratepolicy/quotas/")
+    page.get_by_label("Plan").select_option(label=shown(scene.hostile_plan.name))
+    page.get_by_label("Used", exact=True).select_option("0")
+    page.get_by_role("button", name="Show").click()
+    rows = page.get_by_role("region", name="Table of quotas").locator("tbody tr")
+    expect(rows).to_have_count(1)
+    expect(rows.first).to_contain_text("90,000 of 100,000")

@@ -1,0 +1,51 @@
+"""Rows of months that overlap, because a customer's months begin on another day than before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..engine.rates import MONTH
+from ..policies.facts import to_datetime, to_us
+
+if TYPE_CHECKING:
+    from .checkpoint_rows import Figure, Window
+
+
+def batches(windows: Iterable[Window], size: int) -> Iterator[list[Window]]:
+    """Yield the windows in batches: those of one counter in different ones, as a month may go on in another's row.
+
+    In one order, so that processes wait for each other's rows instead of deadlocking.
+    """
+    turns: dict[str, int] = {}
+    rounds: dict[int, list[Window]] = {}
+    for window in windows:
+        turn = turns[window[0]] = turns.get(window[0], 0) + 1
+        rounds.setdefault(turn, []).append(window)
+    for together in rounds.values():
+        together.sort()
+        yield from (together[at : at + size] for at in range(0, len(together), size))
+
+
+def end_months(rows: Any, figures: Mapping[Window, Figure]) -> dict[Window, Window]:
+    """End the months during which another one begins; call it before rows of new windows are inserted.
+
+    Return window -> the window of the row to write instead: the store counts on in a month that began later than the
+    caller's (see ``lua/fixed_window.lua``). So each unit is in one row.
+    """
+    months = {window[0]: window for window, f in figures.items() if f.status.bucket.rate.calendar == MONTH}
+    instead: dict[Window, Window] = {}
+    if not months:
+        return instead
+    since = to_datetime(min(figures[window].at_us for window in months.values()))
+    overlapping = rows.filter(counter__in=list(months), ends_at__gt=since)
+    for pk, counter, starts_at, ends_at in overlapping.values_list("pk", "counter", "starts_at", "ends_at"):
+        window, start_us, end_us = months[counter], to_us(starts_at), to_us(ends_at)
+        at_us, until_us = figures[window].at_us, window[1] + figures[window].status.window_us
+        if end_us <= at_us or start_us == window[1] or start_us >= until_us:
+            continue
+        if start_us > window[1]:
+            instead[window] = counter, start_us
+        if (ends_us := until_us if start_us > window[1] else at_us) < end_us:
+            rows.filter(pk=pk).update(ends_at=to_datetime(ends_us))
+    return instead

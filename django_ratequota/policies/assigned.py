@@ -1,0 +1,89 @@
+"""What belongs to callers alone: the user's entry, and the plan assignments of subjects such as ``tenant:acme``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+
+from django.db import Error as DatabaseError
+
+from ..conf import settings
+from ..recording.databases import reading_policies
+from ..runtime import process
+from . import cache  # noqa: F401 - sets process.policies
+from .facts import NOBODY, Assigned, SubjectKey, UserEntry
+from .loading import load_users
+from .requests.caller import Caller
+from .resolver import EvaluationContext, Resolution, resolve
+
+
+def assigned_to(caller: Caller, entry: UserEntry, pending: bool | None = None) -> Assigned:
+    """Return the caller's subjects on plans, and the user whose ``entry`` it is; () = no subject is on a plan.
+
+    ``pending`` is as in ``PolicyCache.user``. Calls the project's functions. Raises ``django.db.Error``.
+    """
+    kinds = process.policies.plan_kinds(pending)
+    keys = _keys(caller, kinds)
+    return _in_order(keys, entry, kinds, process.policies.subjects(keys, pending)) if keys else ()
+
+
+def resolve_assigned(
+    context: EvaluationContext,
+    pending: bool | None = None,
+    how: Callable[[EvaluationContext], Resolution] = resolve,
+) -> Resolution:
+    """Resolve with the plans of the caller's subjects; without these while the database is down."""
+    try:
+        context.assigned = assigned_to(context.caller, context.entry, pending)
+    except DatabaseError:
+        pass
+    return how(context)
+
+
+def entries_of(callers: Sequence[Caller]) -> list[tuple[UserEntry, Assigned]]:
+    """Return each caller's own entry and ``assigned_to``, those not in memory in three queries for all callers.
+
+    Raises ``django.db.Error``.
+    """
+    policies = process.policies
+    users = {pk: policies.user(pk) for pk in {caller.user_id for caller in callers} if pk is not None}
+    with reading_policies():
+        read = load_users([pk for pk, entry in users.items() if entry is None])
+    entries = [users.get(pk) or read.get(pk, NOBODY) if (pk := caller.user_id) else NOBODY for caller in callers]
+    kinds = policies.plan_kinds()
+    keys = [_keys(caller, kinds) for caller in callers]
+    subjects = policies.subjects({key for own in keys for key in own})
+    return [(entry, _in_order(own, entry, kinds, subjects)) for own, entry in zip(keys, entries, strict=True)]
+
+
+def unnamed_kinds(caller: Caller, assigned_to: str) -> list[str]:
+    """Return the kinds of subjects that a described caller lacks, and whose plans would take precedence.
+
+    ``assigned_to`` is that of the caller's ``Resolution``. Raises ``django.db.Error``.
+    """
+    kinds, found = process.policies.plan_kinds(), assigned_to.partition(":")[0]
+    before = kinds[: kinds.index(found)] if found in kinds else kinds
+    return [kind for kind in before if kind != "user" and caller.value(kind) is None]
+
+
+def is_plan_open(caller: Caller, assigned_to: str) -> bool:
+    """Return whether the callers that are counted under this caller's name may be on different plans."""
+    own = caller.name.partition(":")[0]
+    # Callers with one of these are counted under its name.
+    earlier = takewhile(lambda kind: kind != own, settings.caller)
+    return not set(unnamed_kinds(caller, assigned_to)).issubset(earlier)
+
+
+def _keys(caller: Caller, kinds: Sequence[str]) -> list[SubjectKey]:
+    # Not "": the identifier failed, and such a caller is on no plan of a subject.
+    return [(kind, value) for kind in kinds if kind != "user" and (value := caller.value(kind))]
+
+
+def _in_order(
+    keys: Sequence[SubjectKey], entry: UserEntry, kinds: Sequence[str], subjects: dict[SubjectKey, UserEntry]
+) -> Assigned:
+    own = {key[0]: subjects[key] for key in keys if subjects[key].assignments}
+    if not own:
+        return ()
+    own["user"] = entry
+    return tuple((kind, own[kind]) for kind in kinds if kind in own)

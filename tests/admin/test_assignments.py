@@ -1,0 +1,243 @@
+"""Plan assignments of users and of subjects in the admin: forms, list, plan's page, history and permissions."""
+
+from __future__ import annotations
+
+import html
+import re
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.db import connection
+from django.db.models import QuerySet
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
+from tests.admin.test_history import cells, confirm
+from tests.support.operators import client_of, text_of
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+
+BASE = "/admin/django_ratequota"
+LIST = f"{BASE}/planassignment/"
+
+
+@pytest.fixture(autouse=True)
+def identifiers(settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.project.views.tenant"}}
+
+
+@pytest.fixture
+def pro() -> Plan:
+    return Plan.objects.create(name="Pro", slug="pro")
+
+
+def form(plan: Plan, **fields: Any) -> dict[str, Any]:
+    return {"plan": plan.pk, "starts_at_0": "2026-01-01", "starts_at_1": "00:00", **fields}
+
+
+def assign(plan: Plan, *owners: Any, **fields: Any) -> None:
+    """Put users and subjects on the plan."""
+    for owner in owners:
+        who = {"subject": owner} if isinstance(owner, str) else {"user": owner}
+        PlanAssignment.objects.create(plan=plan, **who, **fields)
+
+
+def test_a_subject_is_put_on_a_plan_with_the_day_on_which_its_months_begin(operator: Client, pro: Plan) -> None:
+    reply = operator.post(f"{LIST}add/", form(pro, subject="tenant:acme", anchor="15", reason="Contract 7"))
+    assert reply.status_code == 302, reply.content.decode()
+    row = PlanAssignment.objects.get()
+    assert (row.user, row.subject, row.anchor, row.created_by) == (None, "tenant:acme", 15, User.objects.get())
+    page = operator.get(LIST)
+    assert cells(page, "who") == ["tenant:acme"]
+    assert cells(page, "anchor") == ["15"]
+    change = PolicyChange.objects.get(model="planassignment")
+    assert (change.object_text, change.reason, change.touched_user) == ("tenant:acme: Pro", "Contract 7", "")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "Choose a user, or write a subject: exactly one of them."),
+        ({"user": "alice", "subject": "tenant:acme"}, "Choose a user, or write a subject: exactly one of them."),
+        ({"subject": "user:7"}, "Choose the user instead of user:7."),
+        ({"subject": "acme"}, "Write kind:value, where kind is one of tenant, such as tenant:acme."),
+        ({"subject": "tenant:acme", "anchor": "0"}, "greater than or equal to 1"),
+        ({"subject": "tenant:acme", "anchor": "32"}, "less than or equal to 31"),
+    ],
+)
+def test_a_bad_form_says_what_to_write(
+    operator: Client, pro: Plan, alice: User, fields: dict[str, str], message: str
+) -> None:
+    sent = form(pro, **{name: str(alice.pk) if value == "alice" else value for name, value in fields.items()})
+    assert message in text_of(operator.post(f"{LIST}add/", sent))
+    assert not PlanAssignment.objects.exists()
+
+
+def test_the_creation_is_shown_once_there_is_one(operator: Client, pro: Plan) -> None:
+    assert "field-created" not in text_of(operator.get(f"{LIST}add/"))
+    assign(pro, "tenant:acme")
+    page = text_of(operator.get(f"{LIST}{PlanAssignment.objects.get().pk}/change/"))
+    assert "field-created_by" in page
+    assert "field-created_at" in page
+
+
+def test_an_assignment_moves_from_a_user_to_a_subject(operator: Client, pro: Plan, alice: User) -> None:
+    assign(pro, alice)
+    path = f"{LIST}{PlanAssignment.objects.get().pk}/change/"
+    assert operator.post(path, form(pro, user="", subject="tenant:acme")).status_code == 302
+    row = PlanAssignment.objects.get()
+    assert (row.user, row.subject, row.anchor) == (None, "tenant:acme", None)
+
+
+def test_the_list_is_searched_filtered_and_sorted_by_subject(operator: Client, pro: Plan, alice: User) -> None:
+    assign(pro, alice, "tenant:beta", "tenant:acme")
+
+    def listed(query: str) -> list[str]:
+        return cells(operator.get(f"{LIST}?{query}"), "who")
+
+    assert listed("q=tenant:acme") == ["tenant:acme"]
+    assert listed("q=ali") == ["alice"]
+    assert listed("who=user") == ["alice"]
+    assert sorted(listed("who=subject")) == ["tenant:acme", "tenant:beta"]
+    in_order = [who for who in listed("o=1") if who != "alice"]
+    assert in_order == ["tenant:acme", "tenant:beta"]
+    assert [who for who in listed("o=-1") if who != "alice"] == in_order[::-1]
+
+
+def test_hostile_subjects_are_shown_harmlessly(operator: Client, pro: Plan) -> None:
+    assign(pro, "tenant:<script>alert(1)</script>\u202e", reason="<script>alert(2)</script>\u202e")
+    row = PlanAssignment.objects.get()
+    for path in ("", f"{row.pk}/change/", f"{row.pk}/delete/"):
+        text = text_of(operator.get(f"{LIST}{path}"))
+        assert "<script>alert" not in text
+        assert "\u202e" not in re.sub(r'value="[^"]*"', "", text)
+
+
+@pytest.mark.parametrize(
+    ("permissions", "status"),
+    [(("add_planassignment",), 302), (("view_planassignment", "change_planassignment"), 403)],
+)
+def test_only_operators_who_may_add_assignments_put_subjects_on_plans(
+    pro: Plan, permissions: tuple[str, ...], status: int
+) -> None:
+    client = client_of("view_plan", *permissions, name="support")
+    assert client.post(f"{LIST}add/", form(pro, subject="tenant:acme")).status_code == status
+    assert PlanAssignment.objects.exists() is (status == 302)
+
+
+def test_queries_do_not_grow_with_the_assignments_of_subjects(operator: Client, pro: Plan) -> None:
+    def count() -> int:
+        with CaptureQueriesContext(connection) as captured:
+            assert operator.get(LIST).status_code == 200
+        return len(captured)
+
+    assign(pro, "tenant:0")
+    count()
+    few = count()
+    QuerySet(PlanAssignment).bulk_create(
+        PlanAssignment(plan=pro, subject=f"tenant:{number}", starts_at=timezone.now()) for number in range(1, 40)
+    )
+    assert count() == few
+
+
+# --- The plan's page, and its deletion. ---
+
+
+def test_a_plans_page_leads_to_its_subscribers_and_to_a_new_one(operator: Client, pro: Plan, alice: User) -> None:
+    now = timezone.now()
+    assign(pro, alice, "tenant:acme", "tenant:beta")
+    assign(pro, "tenant:gone", starts_at=now - timedelta(days=2), ends_at=now - timedelta(days=1))
+    page = text_of(operator.get(f"{BASE}/plan/{pro.pk}/change/"))
+    subscribers, new = (
+        html.unescape(re.findall(f'<a href="([^"]*)">{text}</a>', page)[0])
+        for text in ("Subscribers", "Assign this plan")
+    )
+    assert operator.get(subscribers).context["cl"].result_count == 3
+    assert f'<option value="{pro.pk}" selected>Pro</option>' in text_of(operator.get(new))
+    assert re.search(r">3</a>", text_of(operator.get(f"{BASE}/plan/")))
+
+
+@pytest.mark.parametrize(
+    ("permissions", "links"),
+    [
+        ((), set()),
+        (("view_planassignment",), {"Subscribers"}),
+        (("add_planassignment",), {"Assign this plan"}),
+        (("change_planassignment", "add_planassignment"), {"Subscribers", "Assign this plan"}),
+    ],
+)
+def test_links_need_the_permissions_of_the_pages(pro: Plan, permissions: tuple[str, ...], links: set[str]) -> None:
+    page = text_of(client_of("view_plan", *permissions, name="support").get(f"{BASE}/plan/{pro.pk}/change/"))
+    assert {text for text in ("Subscribers", "Assign this plan") if f">{text}</a>" in page} == links
+
+
+def test_a_plans_page_offers_no_assignments_where_code_decides_the_plan(
+    operator: Client, pro: Plan, settings: Any
+) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "PLAN_RESOLVER": "builtins.repr"}
+    page = text_of(operator.get(f"{BASE}/plan/{pro.pk}/change/"))
+    assert ">Subscribers</a>" not in page
+    assert ">Assign this plan</a>" not in page
+
+
+def test_a_plans_deletion_names_its_subjects_and_undoing_it_brings_them_back(
+    operator: Client, pro: Plan, alice: User
+) -> None:
+    assign(pro, alice, "tenant:acme", anchor=31)
+    before = list(PlanAssignment.objects.order_by("pk").values())
+    page = text_of(operator.get(f"{BASE}/plan/{pro.pk}/delete/"))
+    assert "tenant:acme: Pro" in page
+    operator.post(f"{BASE}/plan/{pro.pk}/delete/", {"post": "yes"})
+    assert not PlanAssignment.objects.exists()
+    save = PolicyChange.objects.all()[0].change_id
+    done = confirm(operator, f"{BASE}/policychange/save/{save}/", reason="Too early")
+    assert done.status_code == 302
+    after = list(PlanAssignment.objects.order_by("pk").values())
+    for row in (*before, *after):
+        row["created_at"] = row["created_at"].replace(microsecond=0)
+        row["starts_at"] = row["starts_at"].replace(microsecond=0)
+    assert after == before
+
+
+# --- The history. ---
+
+
+def test_the_history_of_a_subject_is_one_search_away(operator: Client, pro: Plan, free: Plan) -> None:
+    search = Endpoint.objects.create(name="search")
+    for subject in ("tenant:acme", 'tenant:a "b" \\c'):
+        assign(free, subject)
+        PlanAssignment.objects.filter(subject=subject).update(plan=pro, anchor=15)
+        RatePolicy.objects.create(subject=subject, endpoint=search, rates="10/s")
+        PlanAssignment.objects.filter(subject=subject).delete()
+        changes = PolicyChange.objects.filter(model="planassignment").order_by("-pk")
+        page = text_of(operator.get(f"{BASE}/policychange/{changes[0].pk}/change/"))
+        link = re.search(r'field-touched.*?<a href="([^"]*)">([^<]*)</a>', page, re.S)
+        assert link is not None
+        assert html.unescape(link[2]) == subject
+        found = operator.get(f"{BASE}/policychange/{html.unescape(link[1])}" if link[1][0] == "?" else link[1])
+        assert [text.split()[:2] for text in cells(found, "saved")] == [
+            ["plan", "assignment"],
+            ["rate", "policy"],
+            ["plan", "assignment"],
+            ["plan", "assignment"],
+        ]
+    summary = " ".join(cells(operator.get(f"{BASE}/policychange/?q=tenant:acme"), "what_changed"))
+    assert "plan: Free → Pro" in summary
+    assert "months begin on day: empty → 15" in summary
+
+
+def test_undoing_an_edit_of_a_subjects_assignment_restores_its_plan_and_anchor(
+    operator: Client, pro: Plan, free: Plan
+) -> None:
+    assign(pro, "tenant:acme", anchor=15)
+    row = PlanAssignment.objects.get()
+    sent = form(free, subject="tenant:beta", change_reason="By mistake")
+    assert operator.post(f"{LIST}{row.pk}/change/", sent).status_code == 302
+    save = PolicyChange.objects.all()[0].change_id
+    assert confirm(operator, f"{BASE}/policychange/save/{save}/").status_code == 302
+    row.refresh_from_db()
+    assert (row.plan, row.subject, row.anchor) == (pro, "tenant:acme", 15)

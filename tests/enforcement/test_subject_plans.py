@@ -1,0 +1,185 @@
+"""Organisations and API keys on plans, from the request to the decision, under each framework."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.contrib.auth.models import User
+from django.db import connections
+from django.http import HttpRequest, JsonResponse
+from django.test import AsyncClient, Client
+from django.urls import path
+from ninja import NinjaAPI
+
+from django_ratequota import acheck_request, check_request
+from django_ratequota.decorators import ratequota
+from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
+from django_ratequota.ninja import QuotaThrottle
+from django_ratequota.testing import Policy, override_policies
+from tests.project.urls import urlpatterns as project_urls
+from tests.project.views import request_from
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("fresh_policies"),
+    pytest.mark.urls("tests.enforcement.test_subject_plans"),
+]
+KEY = {"X-Api-Key": "k_7"}
+
+api = NinjaAPI(urls_namespace="subject_plans", docs_url=None)
+
+
+@api.get("/search", throttle=[QuotaThrottle("search")])
+def search(request: Any) -> Any:
+    return {"ran": True}
+
+
+@api.get("/asearch", throttle=[QuotaThrottle("search")])
+async def asearch(request: Any) -> Any:
+    return {"ran": True}
+
+
+@ratequota(scope="search")
+def counting(request: HttpRequest) -> JsonResponse:
+    return JsonResponse({"users": User.objects.count()})
+
+
+urlpatterns = [*project_urls, path("ninja/", api.urls), path("counting/", counting)]
+
+
+@pytest.fixture(autouse=True)
+def identifiers(settings: Any) -> None:
+    names = {"tenant": "tests.enforcement.test_subject_plans.tenant", "api_key": "tests.project.views.api_key"}
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": names}
+
+
+def tenant(request: Any) -> str | None:
+    """The tenant of a user, by a query, as projects have it."""
+    user = request.user
+    return user.last_name or None if user.is_authenticated else None
+
+
+@pytest.fixture
+def pro() -> Plan:
+    return Plan.objects.create(name="Pro", slug="pro")
+
+
+def staff(*names: str, tenant: str = "acme") -> list[User]:
+    return [User.objects.create(username=name, last_name=tenant) for name in names]
+
+
+@pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])
+def test_a_tenants_people_share_its_quota_and_each_has_the_rate_of_the_plan(pro: Plan, awaited: bool) -> None:
+    RatePolicy.objects.create(plan=pro, counted_per="tenant", rates="6/month")
+    RatePolicy.objects.create(plan=pro, counted_per="caller", rates="3/min")
+    PlanAssignment.objects.create(subject="tenant:acme", plan=pro, anchor=15)
+    alice, bob, carol = staff("alice", "bob", "carol")
+    (dave,) = staff("dave", tenant="globex")
+    ask = async_to_sync(acheck_request) if awaited else check_request
+
+    def left(user: User) -> dict[str, int]:
+        decision = ask(request_from(user))
+        assert not decision.degraded
+        return {status.bucket.subject: status.remaining for status in decision.statuses}
+
+    seen = [left(user) for user in (alice, alice, alice, bob)]
+    assert seen[-2:] == [
+        {"tenant:acme": 3, f"user:{alice.pk}": 0},
+        {"tenant:acme": 2, f"user:{bob.pk}": 2},
+    ]
+    refused = ask(request_from(alice))
+    assert [status.bucket.counted_per for status in refused.refusing] == ["caller"]
+    left(bob)
+    left(bob)
+    refused = ask(request_from(carol))
+    assert [status.bucket.subject for status in refused.refusing] == ["tenant:acme"]
+    assert left(dave) == {}, "another tenant is on no plan"
+
+
+@pytest.mark.parametrize(
+    "route", ["/counting/", "/search/", "/api-search/", "/ninja/search", "/adecorated/", "/ninja/asearch"]
+)
+@pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])
+def test_each_framework_enforces_the_plan_of_an_api_key(pro: Plan, route: str, awaited: bool) -> None:
+    RatePolicy.objects.create(plan=pro, counted_per="api_key", rates="2/hour")
+    PlanAssignment.objects.create(subject="api_key:k_7", plan=pro)
+    client = AsyncClient() if awaited else Client()
+    get: Any = async_to_sync(client.get) if awaited else client.get
+    assert [get(route, headers=KEY).status_code for _ in range(3)] == [200, 200, 429]
+    assert get(route, headers={"X-Api-Key": "other"}).status_code == 200
+
+
+def test_a_plan_that_cannot_be_read_does_not_abort_the_transaction_of_the_view(
+    pro: Plan, monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    """ATOMIC_REQUESTS: on PostgreSQL a failed query aborts the transaction that is open."""
+    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
+    RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="search"), rates="5/hour")
+    PlanAssignment.objects.create(subject="api_key:k_7", plan=pro)
+    assert Client().get("/counting/", headers=KEY).status_code == 200
+    with connections["default"].cursor() as cursor:
+        cursor.execute("ALTER TABLE django_ratequota_planassignment RENAME COLUMN anchor TO other")
+    try:
+        response = Client().get("/counting/", headers={"X-Api-Key": "unread"})
+        assert (response.status_code, response["X-RateLimit-Remaining"]) == (200, "3")
+    finally:
+        with connections["default"].cursor() as cursor:
+            cursor.execute("ALTER TABLE django_ratequota_planassignment RENAME COLUMN other TO anchor")
+
+
+def test_before_the_view_authenticates_no_plan_of_a_subject_counts(pro: Plan, settings: Any) -> None:
+    """COUNT_UNCHECKED: where a plan has a higher limit per ip, nobody is refused before the plan is known."""
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "COUNT_UNCHECKED": True}
+    RatePolicy.objects.create(counted_per="ip", rates="1/hour")
+    RatePolicy.objects.create(plan=pro, counted_per="ip", rates="3/hour")
+    PlanAssignment.objects.create(subject="api_key:k_7", plan=pro)
+    assert [Client().get("/search/", headers=KEY).status_code for _ in range(4)] == [200, 200, 200, 429]
+    assert Client().get("/search/").status_code == 429
+
+
+class TestOverriddenPolicies:
+    def test_plans_may_name_subjects(self) -> None:
+        plans = {"tenant:acme": "pro", "api_key:k_7": "max", User(pk=7): "own"}
+        policies = {None: [Policy(f"{n}/hour", plan=slug) for n, slug in ((1, "own"), (2, "pro"), (3, "max"))]}
+        with override_policies(policies, plans=plans):
+            found = [
+                check_request(request_from(user, headers=headers)).statuses[0].limit
+                for user, headers in (
+                    (User(pk=7, last_name="acme"), KEY),
+                    (User(pk=8, last_name="acme"), KEY),
+                    (User(pk=8), KEY),
+                )
+            ]
+            assert check_request(request_from(User(pk=8, last_name="globex"))).statuses == ()
+        assert found == [1, 2, 3]
+
+    def test_lists_have_users_subjects_and_networks(self) -> None:
+        lists = {"bad": ["ip:203.0.113.0/24", "198.51.100.7", "tenant:acme"], "good": [User(pk=7), 8]}
+        policies = {None: [Policy("blocked", subject_list="bad"), Policy("5/hour", subject_list="good")]}
+        with override_policies(policies, lists=lists):
+            asked = [(None, "203.0.113.9"), (None, "198.51.100.7"), (User(pk=9, last_name="acme"), "192.0.2.1")]
+            assert [check_request(request_from(*who)).allowed for who in asked] == [False] * 3
+            good = [check_request(request_from(User(pk=pk), "192.0.2.1")) for pk in (7, 8, 9)]
+        assert [[status.limit for status in decision.statuses] for decision in good] == [[5], [5], []]
+
+    @pytest.mark.parametrize(
+        ("options", "text"),
+        [
+            ({"plans": {"ip:203.0.113.7": "pro"}}, "plans: An address cannot be on a plan"),
+            ({"plans": {"user:42": "pro"}}, "plans: Choose the user instead of user:42"),
+            ({"lists": {"bad": ["ip:203.0.113.300"]}}, r"lists\['bad'\]: .*; write an address such as"),
+            ({"lists": {"bad": ["user:42"]}}, r"lists\['bad'\]: Write kind:value, where kind is one of ip, tenant"),
+            ({}, r"policies\[None\]: write lists={'bad': \[...\]} with the members of that list"),
+        ],
+    )
+    def test_entering_names_the_wrong_entry(self, options: Any, text: str) -> None:
+        policies = {None: "5/hour" if options else Policy("blocked", subject_list="bad")}
+        with pytest.raises(ValueError, match=text), override_policies(policies, **options):
+            pass
+
+    def test_a_text_in_place_of_members_is_an_error(self) -> None:
+        text = r"lists\['bad'\]: write a list of users and subjects, not 'ip:203.0.113.7'"
+        with pytest.raises(TypeError, match=text), override_policies({}, lists={"bad": "ip:203.0.113.7"}):
+            pass

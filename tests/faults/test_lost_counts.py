@@ -1,0 +1,218 @@
+"""Redis loses its data under load: what is admitted above the limit is what was admitted since the last checkpoint.
+
+Four processes count one quota, with eight threads or tasks each, and write their checkpoints meanwhile.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+import redis
+
+from django_ratequota.engine.keys import revision_key
+from django_ratequota.testing.server import VARIABLE
+from tests.enforcement.test_propagation import Process, environment, migrated  # noqa: F401 - fixtures
+
+from . import poll
+from .cluster import Cluster
+from .servers import Node
+from .test_http_servers import GUNICORN, SECONDS, serving
+
+LIMIT = 2000
+#: Requests of a process at once.
+AT_ONCE = 8
+SETTINGS = {"PREFIX": "rqtest", "TIMEOUT": 5, "STATISTICS_SECONDS": 0, "DENY_CACHE_SECONDS": 0, "ON_ERROR": "deny"}
+USED = "answer = sum(QuotaWindow.objects.values_list('used', flat=True))"
+
+
+class Crowd:
+    """The processes, and what they were admitted."""
+
+    def __init__(self, environment: dict[str, str], awaited: bool, **settings: Any) -> None:  # noqa: F811
+        self.processes = [Process(environment) for _ in range(4)]
+        self._awaited = awaited
+        for process in self.processes:
+            process.run(
+                "from django.test import override_settings; from tests.support import spending; "
+                f"override_settings(RATEQUOTA={ {**SETTINGS, **settings}!r}).enable()"
+            )
+        self.one.run("User.objects.create(username='alice')")
+        self.one.run(f"RatePolicy.objects.create(rates='{LIMIT}/month')")
+        self.found: list[Any] = []
+
+    @property
+    def one(self) -> Process:
+        """One of the processes."""
+        return self.processes[0]
+
+    @property
+    def used(self) -> int:
+        """The units that are in the database."""
+        return int(self.one.run(USED))
+
+    @property
+    def admitted(self) -> int:
+        """Requests that Redis admitted; those of ``on_error`` are refused."""
+        return sum(allowed for allowed, *_ in self.found)
+
+    def start(self) -> None:
+        for process in self.processes:
+            process.run(f"spending.start('alice', {AT_ONCE}, awaited={self._awaited})")
+
+    def go_on(self, times: int = 20) -> None:
+        """Wait until each process has made more decisions."""
+        for process in self.processes:
+            process.run(f"spending.go_on({times})")
+
+    def warm_up(self) -> int:
+        """Wait until all processes count, and some of it is in the database; returns how much."""
+        self.go_on(5)
+        poll(lambda: self.used > 0, 60, "a checkpoint is written")
+        return self.used
+
+    def stop(self) -> None:
+        """Wait until the limit refuses, and collect the decisions."""
+        for process in self.processes:
+            process.run("spending.wait_until_refused()")
+        self.found = [tuple(entry) for process in self.processes for entry in process.run("answer = spending.stop()")]
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.close()
+
+
+Crowds = Callable[..., Crowd]
+
+
+@pytest.fixture(params=[False, True], ids=["threads", "awaited"])
+def crowds(environment: dict[str, str], request: pytest.FixtureRequest) -> Iterator[Crowds]:  # noqa: F811
+    """Makes the processes, with these settings."""
+    made: list[Crowd] = []
+
+    def make(url: str = "", **settings: Any) -> Crowd:
+        there = {**environment, VARIABLE: url} if url else environment
+        made.append(Crowd(there, request.param, CHECKPOINT_SECONDS=0.5, REPORT_SECONDS=0, **settings))
+        return made[-1]
+
+    yield make
+    for crowd in made:
+        crowd.close()
+
+
+def test_a_flushed_redis(crowds: Crowds, redis_client: redis.Redis) -> None:
+    crowd = crowds()
+    crowd.start()
+    kept = crowd.warm_up()
+    [key] = redis_client.keys("rqtest:{user:*")
+    value, _ = redis_client.pipeline(transaction=True).get(key).flushall().execute()
+    crowd.stop()
+    _, counted, _ = struct.unpack(">ddd", value)
+    print(f"\n{int(counted)} counted, {kept} of them kept; {crowd.admitted} admitted of {LIMIT}")
+    assert counted >= kept > 0
+    assert LIMIT <= crowd.admitted <= LIMIT + counted - kept
+    assert {error for _, error, *_ in crowd.found} == {""}
+
+
+def test_a_server_that_is_replaced_by_an_empty_one(crowds: Crowds, node: Node) -> None:
+    crowd = crowds(node.url)
+    crowd.start()
+    kept = crowd.warm_up()
+    node.kill()
+    dead_us = time.time_ns() // 1000
+    node.start()
+    crowd.stop()
+    before = sum(allowed for allowed, _, at_us, _ in crowd.found if at_us <= dead_us)
+    print(f"\n{before} admitted by the first, {kept} of them kept; {crowd.admitted} admitted of {LIMIT}")
+    assert before >= kept > 0
+    # A row may hold requests whose replies were lost when the server died.
+    assert LIMIT - 4 * AT_ONCE <= crowd.admitted <= LIMIT + before - kept
+
+
+def test_a_flushed_cluster(crowds: Crowds, cluster: Cluster) -> None:
+    """A process asks for the revision once a second: until then it counts from zero."""
+    crowd = crowds(REDIS_URL=cluster.url, CLUSTER=True)
+    crowd.start()
+    kept = crowd.warm_up()
+    revision = int(cluster.owner(revision_key("rqtest")).command("GET", revision_key("rqtest")))
+    for one in cluster.primaries():
+        one.command("FLUSHALL")
+    crowd.stop()
+    old = sum(allowed for allowed, _, _, judged_by in crowd.found if judged_by <= revision)
+    print(f"\n{old} admitted until it was noticed, {kept} of them kept; {crowd.admitted} admitted of {LIMIT}")
+    assert LIMIT <= crowd.admitted <= LIMIT + old - kept
+
+
+def test_writers_of_the_same_rows_wait_in_no_circle(environment: dict[str, str]) -> None:  # noqa: F811
+    """Four processes insert and raise the same rows; a deadlock would be an error."""
+    crowd = Crowd(environment, awaited=False, CHECKPOINT_SECONDS=3600, REPORT_SECONDS=0)
+    now_us = time.time_ns() // 1000
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            codes = (f"answer = spending.write(40, {number}, {now_us})" for number in range(4))
+            answers = list(threads.map(Process.run, crowd.processes, codes))
+        # SQLite has one writer at a time, and others may wait longer than its timeout.
+        assert "deadlock" not in str([problems for problems, _ in answers])
+        for process in crowd.processes:
+            assert process.run("answer = spending.flush_all()")
+        highest: dict[str, int] = {}
+        for _, drawn in answers:
+            highest |= {subject: max(units, highest.get(subject, 0)) for subject, units in drawn.items()}
+        assert crowd.one.run("answer = dict(QuotaWindow.objects.values_list('subject', 'used'))") == highest
+    finally:
+        crowd.close()
+
+
+def test_nothing_is_lost_after_the_command_checkpoint(
+    environment: dict[str, str],  # noqa: F811
+    redis_client: redis.Redis,
+) -> None:
+    """Before a planned move: four processes that would write once an hour."""
+    crowd = Crowd(environment, awaited=False, CHECKPOINT_SECONDS=3600, REPORT_SECONDS=0.2)
+    try:
+        crowd.start()
+        crowd.go_on(5)
+        for process in crowd.processes:
+            process.run("spending._enough.set(); [thread.join() for thread in spending._threads]")
+        [key] = redis_client.keys("rqtest:{user:*")
+        _, counted, _ = struct.unpack(">ddd", redis_client.get(key) or b"")
+        command = "import io; from django.core.management import call_command; out = io.StringIO(); "
+        text = crowd.one.run(command + "call_command('ratequota', 'checkpoint', stdout=out); answer = out.getvalue()")
+        assert text == "All counts are in the database; processes that wrote theirs: 4\n"
+        assert crowd.used == counted > 4 * 5
+    finally:
+        crowd.close()
+
+
+def hourly() -> Any:
+    """A WSGI application whose second checkpoint is an hour after its first."""
+    from django.core.wsgi import get_wsgi_application
+    from django.test import override_settings
+
+    application = get_wsgi_application()
+    override_settings(RATEQUOTA={**SETTINGS, "CHECKPOINT_SECONDS": 3600, "REPORT_SECONDS": 0}).enable()
+    return application
+
+
+def test_a_worker_that_ends_after_its_last_request_writes_its_counts(
+    environment: dict[str, str],  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    process = Process(environment)
+    try:
+        process.run("RatePolicy.objects.create(rates='1000/month', counted_per='everyone')")
+        command = GUNICORN.replace("--workers 2 --threads 8", "--workers 1 --max-requests 10")
+        there = {**environment, "DJANGO_SETTINGS_MODULE": "tests.project.settings"}
+        with serving(f"{command} tests.faults.test_lost_counts:hourly()", there, tmp_path / "log") as port:
+            for _ in range(10):
+                with urlopen(f"http://127.0.0.1:{port}/search/", timeout=SECONDS) as response:
+                    assert response.status == 200
+            poll(lambda: process.run(USED) == 10, SECONDS, "the ended worker's counts are in the database")
+    finally:
+        process.close()

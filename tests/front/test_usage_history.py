@@ -1,0 +1,215 @@
+"""The history of a caller's quotas: its own windows, and nobody else's."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Permission, User
+from django.db import OperationalError, connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+
+from django_ratequota.api import QuotaWindowSerializer, UsageHistoryView
+from django_ratequota.models import Endpoint, QuotaWindow, RatePolicy
+from tests.support.requests import check_from
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+
+URL = "/quota/usage/history/"
+
+
+def window(subject: str, month: int = 10, **fields: Any) -> QuotaWindow:
+    starts_at = datetime(2026, month, 1, tzinfo=UTC)
+    values: dict[str, Any] = {
+        "subject": subject,
+        "starts_at": starts_at,
+        "ends_at": (starts_at + timedelta(days=32)).replace(day=1),
+        "period": "month",
+        "rate": "100/month",
+        "used": 40,
+        "limit": 100,
+        "percent": 40,
+        "at_us": 1,
+        **fields,
+    }
+    return QuotaWindow.objects.create(counter=f"{subject}:{values['rate']}", **values)
+
+
+def history(client: Client, **query: Any) -> Any:
+    response = client.get(URL, query)
+    assert response.status_code == 200, response.content
+    return response.json()["results"]
+
+
+def tenant(request: Any) -> str | None:
+    return request.META.get("HTTP_X_TENANT")
+
+
+def broken(request: Any) -> str:
+    raise ValueError
+
+
+@pytest.fixture
+def _tenants(settings: Any) -> None:
+    settings.RATEQUOTA = {
+        **settings.RATEQUOTA,
+        "IDENTIFIERS": {
+            "tenant": "tests.front.test_usage_history.tenant",
+            "broken": "tests.front.test_usage_history.broken",
+        },
+    }
+
+
+def test_a_window_says_what_was_used_of_which_limit(client: Client, alice: User) -> None:
+    search = Endpoint.objects.create(name="search")
+    window(f"user:{alice.pk}", endpoint_id=search.pk)
+    window(f"user:{alice.pk}", 9, endpoint_id=4711, rate="100 requests/month")
+    client.force_login(alice)
+    response = client.get(URL)
+    assert response["Cache-Control"] == "no-store"
+    assert response.json() == {
+        "next": None,
+        "previous": None,
+        "results": [
+            {
+                "period": "month",
+                "scope": "search",
+                "rate": "100/month",
+                "counts": "units",
+                "counted_per": "user",
+                "starts_at": "2026-10-01T00:00:00Z",
+                "ends_at": "2026-11-01T00:00:00Z",
+                "used": 40,
+                "limit": 100,
+            },
+            response.json()["results"][1]
+            | {"scope": "#4711", "counts": "requests", "starts_at": "2026-09-01T00:00:00Z"},
+        ],
+    }
+    assert set(response.json()["results"][0]) == set(QuotaWindowSerializer().fields)
+
+
+def test_what_requests_have_used_is_there(client: Client, alice: User, checkpointing: None) -> None:
+    from django_ratequota.monitoring.checkpoints import flush
+
+    RatePolicy.objects.create(rates="10/month, 10/min")
+    check_from(alice, cost=3)
+    flush()
+    client.force_login(alice)
+    [row] = history(client)
+    assert (row["rate"], row["used"], row["limit"], row["scope"]) == ("10/month", 3, 10, None)
+
+
+@pytest.mark.usefixtures("_tenants")
+def test_a_caller_sees_the_windows_of_its_user_and_its_identifiers_alone(client: Client, alice: User) -> None:
+    bob = User.objects.create(username="bob")
+    others = ("tenant:other", "broken:", "tenant:", "everyone", "plan:1", "ip:127.0.0.1", f"user:{bob.pk}")
+    for subject in (f"user:{alice.pk}", "tenant:acme", *others):
+        window(subject)
+    assert history(client) == []
+    client.force_login(alice)
+    assert [row["counted_per"] for row in history(client)] == ["user"]
+    response = client.get(URL, headers={"X-Tenant": "acme"})
+    assert sorted(row["counted_per"] for row in response.json()["results"]) == ["tenant", "user"]
+    client.logout()
+    response = client.get(URL, headers={"X-Tenant": "acme"})
+    assert [row["counted_per"] for row in response.json()["results"]] == ["tenant"]
+
+
+@pytest.mark.usefixtures("_tenants")
+def test_long_identifiers_are_found(client: Client, checkpointing: None) -> None:
+    from django_ratequota.monitoring.checkpoints import flush
+
+    RatePolicy.objects.create(rates="10/month", counted_per="tenant")
+    for value in ("x" * 300, "y" * 198, "z\x00"):
+        request_of(value)
+        flush()
+        response = client.get(URL, headers={"X-Tenant": value})
+        assert [row["used"] for row in response.json()["results"]] == [1]
+
+
+def request_of(value: str) -> None:
+    from django_ratequota import check_request
+    from tests.project.views import request_from
+
+    check_request(request_from(headers={"X-Tenant": value}))
+
+
+def test_an_address_is_nobody(client: Client) -> None:
+    """Others may have had it in earlier months."""
+    window("ip:127.0.0.1")
+    assert history(client) == []
+
+
+def test_policies_in_log_mode_stay_secret(client: Client, alice: User) -> None:
+    logged = RatePolicy.objects.create(rates="5/month", mode="log")
+    window(f"user:{alice.pk}", policy_id=logged.pk, rate="5/month")
+    window(f"user:{alice.pk}", policy_id=4711)
+    client.force_login(alice)
+    assert [row["rate"] for row in history(client)] == ["100/month"]
+
+
+def test_the_newest_come_first_page_by_page(client: Client, alice: User) -> None:
+    for month in range(1, 10):
+        window(f"user:{alice.pk}", month)
+        window(f"user:{alice.pk}", month, rate="9/day fixed_window", period="day")
+    client.force_login(alice)
+    rows, url, pages = [], f"{URL}?page_size=5", 0
+    while url:
+        found = client.get(url).json()
+        rows += found["results"]
+        url, pages = found["next"], pages + 1
+    assert pages == 4
+    assert [row["starts_at"][5:7] for row in rows] == [f"{month:02}" for month in range(9, 0, -1) for _ in range(2)]
+    assert {row["period"] for row in history(client, period="day")} == {"day"}
+    response = client.get(URL, {"period": "year"})
+    assert (response.status_code, response.json()) == (400, {"period": ["Write day, week or month."]})
+
+
+def test_staff_may_ask_about_a_user_and_nobody_else_may(client: Client, alice: User) -> None:
+    window(f"user:{alice.pk}")
+    operator = User.objects.create(username="operator", is_staff=True)
+    client.force_login(operator)
+    assert client.get(URL, {"user": "alice"}).status_code == 403
+    operator.user_permissions.set(Permission.objects.filter(codename="view_ratepolicy"))
+    assert len(history(client, user="alice")) == len(history(client, user=alice.pk)) == 1
+    assert history(client) == []
+    assert client.get(URL, {"user": "nobody"}).status_code == 400
+    client.logout()
+    assert client.get(URL, {"user": "alice"}).status_code == 403
+
+
+def test_a_client_without_quota_left_may_look(client: Client, settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": True}
+    RatePolicy.objects.create(rates="1/hour")
+    assert [client.get("/plain/").status_code for _ in range(2)] == [200, 429]
+    assert client.get(URL).status_code == 200
+
+
+def test_it_shares_the_limit_of_the_usage_endpoint(client: Client) -> None:
+    usage = Endpoint.objects.create(name="usage")
+    RatePolicy.objects.create(endpoint=usage, rates="2/hour")
+    paths = (reverse("ratequota:usage"), reverse("ratequota:usage-history"))
+    assert [client.get(path).status_code for path in (*paths, *paths)] == [200, 200, 429, 429]
+
+
+def test_without_the_database_the_answer_is_503(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_self: Any) -> Any:
+        raise OperationalError("gone")
+
+    monkeypatch.setattr(UsageHistoryView, "get_queryset", fail)
+    assert client.get(URL).status_code == 503
+
+
+def test_one_query_reads_a_page(client: Client, alice: User) -> None:
+    client.force_login(alice)
+    for month in range(1, 10):
+        window(f"user:{alice.pk}", month, endpoint_id=Endpoint.objects.create(name=f"e{month}").pk)
+    history(client)
+    with CaptureQueriesContext(connection) as captured:
+        assert len(history(client)) == 9
+    assert sum("quotawindow" in query["sql"] for query in captured) == 1
+    assert len(captured) <= 3

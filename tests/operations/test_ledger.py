@@ -1,0 +1,311 @@
+"""The list of who has used how much, read from the ledger: which rows, in which order, with which figures."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.auth.models import User
+from django.core.management import CommandError
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from django_ratequota.models import Endpoint, Plan, PlanAssignment, QuotaWindow, RatePolicy
+from django_ratequota.monitoring.checkpoints import flush
+from django_ratequota.monitoring.collector import collector
+from django_ratequota.operations import near
+from django_ratequota.operations.counters import reset_caller
+from django_ratequota.operations.ledger import Chosen, Ledger
+from django_ratequota.operations.near import RedisList, Rows, all_near, lists, near_rows
+from django_ratequota.policies.requests.caller import DescribedCaller
+from django_ratequota.runtime import process
+from tests.support.commands import run
+from tests.support.requests import check_from
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("fresh_policies", "recording", "checkpointing"),
+]
+
+MONTH = Ledger("month")
+
+
+def spend(user: Any, times: int, **more: Any) -> None:
+    """Make that many requests of one unit, and write what was noted."""
+    for _ in range(times):
+        check_from(user, **more)
+    collector.flush()
+    flush()
+
+
+def part(start: str = "", most: int = 50, **chosen: Any) -> Rows:
+    return near_rows(MONTH, Chosen(**chosen), start, most)
+
+
+def listed(**chosen: Any) -> list[tuple[str, int, int]]:
+    """(subject, used, limit) of each row."""
+    return [(row.status.bucket.subject, row.used, row.status.limit) for row in part(**chosen).rows]
+
+
+def without_redis(settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": "redis://127.0.0.1:1/0"}
+
+
+@pytest.fixture
+def users() -> list[User]:
+    return [User.objects.create(username=f"user{number}") for number in range(5)]
+
+
+def test_windows_with_checkpoints_are_listed_from_the_ledger_and_others_from_redis(alice: User) -> None:
+    RatePolicy.objects.create(rates="10/month, 10/day fixed_window, 10/day, 10/week fixed_window")
+    RatePolicy.objects.create(rates="10/month", durable=False, counted_per="everyone")
+    spend(alice, 5)
+    names = ["month", "week", "day", "fixed_window:month", "token_bucket:86400"]
+    assert ([one.name for one in lists()[0]], lists()[1]) == (names, "")
+    assert [one.window.title for one in lists()[0]][:3] == ["month", "week fixed_window", "day fixed_window"]
+    [row] = near_rows(RedisList(MONTH.window), Chosen(), "", 50).rows
+    assert row.status.bucket.subject == "everyone"
+
+
+def test_without_checkpoints_redis_lists_calendar_windows(alice: User, settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "CHECKPOINT_SECONDS": 0}
+    RatePolicy.objects.create(rates="10/month")
+    spend(alice, 5)
+    assert [one.name for one in lists()[0]] == ["fixed_window:month"]
+
+
+def test_all_subjects_are_listed_the_fullest_first_and_parts_follow(users: list[User]) -> None:
+    RatePolicy.objects.create(rates="10/month")
+    for number, user in enumerate(users):
+        spend(user, 2 + 2 * number)
+    rows = listed()
+    assert [used for _subject, used, _limit in rows] == [10, 8, 6, 4, 2]
+    first = part(most=2)
+    second = part(first.following, most=2)
+    last = part(second.following, most=2)
+    assert [row.used for found in (first, second, last) for row in found.rows] == [10, 8, 6, 4, 2]
+    assert (bool(second.following), last.following) == (True, "")
+    assert first.counts == {50: 3, 80: 2, 100: 1}
+    assert [len(listed(level=level)) for level in (0, 50, 80, 100)] == [5, 3, 2, 1]
+
+
+def test_of_equally_full_rows_none_is_listed_twice_or_left_out(users: list[User]) -> None:
+    RatePolicy.objects.create(rates="10/month")
+    for user in users:
+        spend(user, 8)
+    subjects, start = [], ""
+    for _ in range(3):
+        found = part(start, most=2)
+        subjects += [row.status.bucket.subject for row in found.rows]
+        start = found.following
+    assert (sorted(subjects), start) == (sorted(f"user:{user.pk}" for user in users), "")
+
+
+def test_figures_are_those_of_this_moment(alice: User) -> None:
+    RatePolicy.objects.create(rates="10/month")
+    spend(alice, 8)
+    check_from(alice)
+    [row] = part().rows
+    assert (row.used, row.percent, row.at_us) == (9, 90, None)
+
+
+def test_without_redis_the_last_figures_are_listed_with_their_time(alice: User, settings: Any) -> None:
+    RatePolicy.objects.create(rates="10/month")
+    spend(alice, 8)
+    window = QuotaWindow.objects.get()
+    without_redis(settings)
+    assert lists() == ([MONTH], "connection")
+    found = part()
+    [row] = found.rows
+    assert (found.error, row.used, row.percent, row.at_us) == ("connection", 8, 80, window.at_us)
+    left = (window.ends_at - timezone.now()).total_seconds()
+    assert abs(row.status.reset_after - left) < 60
+
+
+@pytest.mark.parametrize("changes", [{"REDIS_URL": "memory://"}, {"ENABLED": False}])
+def test_where_redis_is_not_used_the_last_figures_are_listed(
+    alice: User, settings: Any, changes: dict[str, Any]
+) -> None:
+    RatePolicy.objects.create(rates="10/month")
+    spend(alice, 8)
+    settings.RATEQUOTA = {**settings.RATEQUOTA, **changes}
+    assert lists()[0] == [MONTH]
+    [row] = part().rows
+    assert (row.used, row.at_us is not None) == (8, True)
+
+
+def test_a_reset_counter_is_listed_with_nothing_used(alice: User) -> None:
+    RatePolicy.objects.create(rates="10/month")
+    spend(alice, 8)
+    reset_caller(DescribedCaller(user_id=str(alice.pk), address=None), scope=None)
+    assert listed(level=50) == []
+    assert listed() == [(f"user:{alice.pk}", 0, 10)]
+
+
+def test_an_edited_limit_a_boost_and_another_plan_count_at_once(alice: User, free: Plan) -> None:
+    policy = RatePolicy.objects.create(plan=free, rates="10/month")
+    PlanAssignment.objects.create(user=alice, plan=free)
+    subject = f"user:{alice.pk}"
+    spend(alice, 8)
+    policy.rates = "12/month"
+    policy.save()
+    assert listed() == [(subject, 8, 12)]
+    boost = RatePolicy.objects.create(user=alice, rates="16/month", ends_at=timezone.now() + timedelta(hours=1))
+    assert [(row.policy, row.percent) for row in part().rows] == [(boost, 50)]
+    boost.delete()
+    pro = Plan.objects.create(name="Pro", slug="pro")
+    RatePolicy.objects.create(plan=pro, rates="10/s")
+    PlanAssignment.objects.create(user=alice, plan=pro)
+    assert listed() == []
+
+
+def test_rows_whose_limit_was_raised_are_written_again(users: list[User]) -> None:
+    """Else they would stay at the top of the list until their customers' next requests."""
+    policy = RatePolicy.objects.create(rates="10/month")
+    for user in users:
+        spend(user, 8)
+    assert [row.percent for row in QuotaWindow.objects.all()] == [80] * 5
+    policy.rates = "100/month"
+    policy.save()
+    assert listed(level=50) == []
+    flush()
+    assert {(row.percent, row.limit, row.rate, row.used) for row in QuotaWindow.objects.all()} == {
+        (8, 100, "100/month", 8)
+    }
+
+
+def test_raised_limits_make_room_for_those_who_are_near(search: Endpoint) -> None:
+    raised = RatePolicy.objects.create(endpoint=search, rates="10/month")
+    other = RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="reports"), rates="10/month")
+    for scope, subjects, times in (("search", 20, 9), ("reports", 4, 6)):
+        for number in range(subjects):
+            for _ in range(times):
+                check_from(None, address=f"10.0.0.{number}", scope=scope)
+    flush()
+    RatePolicy.objects.filter(pk=raised.pk).update(rates="1000/month")
+    found = part(most=3, level=50)
+    assert [row.policy for row in found.rows] == [other] * 3
+    assert [row.policy for row in part(found.following, most=3, level=50).rows] == [other]
+
+
+def test_a_customer_on_a_plan_by_another_identifier_is_listed_under_it(
+    alice: User, free: Plan, settings: Any
+) -> None:
+    """Her subject alone does not tell that; the policy that limited her last does."""
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.operations.test_ledger.acme"}}
+    pro = Plan.objects.create(name="Pro", slug="pro")
+    PlanAssignment.objects.create(subject="tenant:acme", plan=pro)
+    Plan.objects.filter(pk=free.pk).update(default_for="authenticated")
+    RatePolicy.objects.create(plan=free, rates="10/month")
+    RatePolicy.objects.create(plan=pro, rates="20/month")
+    spend(alice, 3)
+    assert listed() == [(f"user:{alice.pk}", 3, 20)]
+
+
+def acme(_request: Any) -> str:
+    return "acme"
+
+
+def test_months_of_customers_end_on_days_of_their_own(users: list[User], free: Plan) -> None:
+    RatePolicy.objects.create(plan=free, rates="10/month")
+    today = timezone.now().day
+    for user, anchor in zip(users, (1, today % 28 + 1, 31), strict=False):
+        PlanAssignment.objects.create(user=user, plan=free, anchor=anchor)
+        spend(user, 5)
+    windows = {window.subject: window.ends_at for window in QuotaWindow.objects.all()}
+    assert len(windows) == len(set(windows.values())) == 3
+    for row in part().rows:
+        left = (windows[row.status.bucket.subject] - timezone.now()).total_seconds()
+        assert abs(row.status.reset_after - left) < 60
+
+
+def test_debts_are_used_units(alice: User) -> None:
+    RatePolicy.objects.create(rates="10/month")
+    check_from(alice, cost=4).charge(8)
+    flush()
+    assert [(row.used, row.percent) for row in part().rows] == [(12, 120)]
+
+
+@pytest.fixture
+def three(alice: User, search: Endpoint, free: Plan) -> dict[str, RatePolicy]:
+    """A policy of a plan, one of an endpoint, one of a tenant, each with a counter."""
+    PlanAssignment.objects.create(user=alice, plan=free)
+    found = {
+        "plan": RatePolicy.objects.create(plan=free, rates="10/month"),
+        "endpoint": RatePolicy.objects.create(endpoint=search, rates="20/month", counted_per="everyone"),
+    }
+    spend(alice, 5, scope="search")
+    return found
+
+
+def test_the_list_is_filtered(three: dict[str, RatePolicy], alice: User, search: Endpoint) -> None:
+    of_plan, of_endpoint = (f"user:{alice.pk}", 5, 10), ("everyone", 5, 20)
+
+    def subjects(*exact: str, beginnings: tuple[str, ...] = ()) -> list[tuple[str, int, int]]:
+        return listed(subjects=frozenset(exact), beginnings=beginnings)
+
+    assert set(listed()) == {of_plan, of_endpoint}
+    assert listed(endpoint_id=search.pk) == [of_endpoint]
+    assert listed(policies=RatePolicy.objects.filter(plan__isnull=False)) == [of_plan]
+    assert subjects(f"user:{alice.pk}") == [of_plan]
+    assert subjects(beginnings=("every",)) == [of_endpoint]
+    assert subjects(beginnings=("Every", "very", "e%")) == []
+    assert set(subjects("everyone", beginnings=("user:",))) == {of_plan, of_endpoint}
+
+
+def test_ended_windows_are_not_listed(alice: User) -> None:
+    RatePolicy.objects.create(rates="10/month")
+    spend(alice, 5)
+    QuotaWindow.objects.update(ends_at=timezone.now() - timedelta(seconds=1))
+    assert (lists()[0], listed()) == ([], [])
+
+
+def test_a_list_is_read_in_batches(users: list[User], monkeypatch: Any) -> None:
+    monkeypatch.setattr(near, "_BATCH", 2)
+    RatePolicy.objects.create(rates="10/month")
+    for user in users:
+        spend(user, 6)
+    assert [len(batch) for batch in all_near(MONTH, Chosen(level=50))] == [2, 2, 1]
+
+
+def test_the_queries_do_not_grow_with_the_rows(alice: User) -> None:
+    RatePolicy.objects.create(rates="10/month")
+
+    def queries(number: int) -> int:
+        for at in range(number):
+            user = User.objects.create(username=f"user{number}-{at}")
+            RatePolicy.objects.create(user=user, rates="4/month")
+            spend(user, 3)
+        process.policies.expire()
+        listed()
+        process.policies._entries.clear()
+        with CaptureQueriesContext(connection) as captured:
+            assert len(listed()) >= number
+        return len(captured)
+
+    assert queries(2) == queries(12)
+
+
+def test_the_command_lists_the_ledger(alice: User, search: Endpoint, settings: Any) -> None:
+    policy = RatePolicy.objects.create(endpoint=search, rates="10/month, 10/day")
+    spend(alice, 8, scope="search")
+    text = f" 80 %  8 of 10  user:{alice.pk}: 10/month at search (policy {policy.pk})"
+    assert run("near") == f"{text}\n"
+    assert run("near", "--window", "token_bucket:86400").count("10/day") == 1
+    assert run("near", "--level", "100", "--window", "month") == ""
+    without_redis(settings)
+    assert run("near").startswith(f"{text}, as of 20")
+    assert json.loads(run("near", "--format", "json"))["as_of"].endswith("+00:00")
+    with pytest.raises(CommandError, match="Redis did not answer"):
+        run("near", "--window", "token_bucket:86400")
+
+
+def test_a_lost_counter_is_listed_with_what_will_be_restored(alice: User, redis_client: redis.Redis) -> None:
+    RatePolicy.objects.create(rates="10/month")
+    spend(alice, 8)
+    redis_client.flushall()
+    assert listed() == [(f"user:{alice.pk}", 8, 10)]

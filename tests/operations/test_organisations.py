@@ -1,0 +1,299 @@
+"""Boost, boost all, block, give back and reset for an organisation; its people's refusals in Explain."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+
+from django_ratequota import check_request
+from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
+from django_ratequota.monitoring import refusals
+from django_ratequota.monitoring.collector import collector
+from django_ratequota.operations.boosts import any_boostable, propose_boosts
+from django_ratequota.operations.counters import own_counters, reset
+from tests.admin.test_explain import LIST, PAGE, explain, staff
+from tests.operations.test_boost_all import fields
+from tests.project.views import request_from
+from tests.support.commands import run
+from tests.support.operators import client_of
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "recording")]
+
+IDENTIFIERS = {"tenant": "tests.project.views.api_key"}
+ACME = {"identifier_tenant": "acme"}
+
+
+@pytest.fixture
+def operator() -> Client:
+    return staff(None)
+
+
+@pytest.fixture
+def people(settings: Any) -> list[User]:
+    """Return two people of acme; everyone has 2 an hour, and each tenant 3 at search."""
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
+    search = Endpoint.objects.create(name="search")
+    RatePolicy.objects.create(rates="2/hour")
+    RatePolicy.objects.create(endpoint=search, counted_per="tenant", rates="3/hour")
+    return [User.objects.create(username=name) for name in ("alice", "bob")]
+
+
+def ask(user: User | None, key: str = "acme") -> bool:
+    return check_request(request_from(user, headers={"X-Api-Key": key}), scope="search").allowed
+
+
+def refuse(people: list[User]) -> None:
+    """Refuse alice by her own limit, and bob by that of acme."""
+    alice, bob = people
+    assert [ask(alice), ask(alice), ask(alice), ask(bob), ask(bob)] == [True, True, False, True, False]
+    collector.flush()
+
+
+def rows_of(text: str) -> list[list[str]]:
+    """Return the table of places that refused, cell by cell."""
+    [table] = re.findall(r"Refused in the last 24 hours.*?<tbody>(.*?)</tbody>", text)
+    cells = [re.findall(r"<t[hd].*?>(.*?)</t[hd]>", row) for row in re.findall(r"<tr.*?</tr>", table)]
+    return [[re.sub(r"<[^>]+>", "", cell).strip() for cell in row] for row in cells]
+
+
+def test_explain_begins_with_the_refusals_of_an_organisations_people(operator: Client, people: list[User]) -> None:
+    refuse(people)
+    text = explain(operator, **ACME)
+    assert "Refused in the last 24 hours: tenant:acme" in text
+    [[place, times, by, callers, _last]] = rows_of(text)
+    assert (place, times) == ("GET search", "2")
+    assert {*by.split(", ")} == {"all/hour", "search/hour per tenant"}
+    assert {*callers.split(", ")} == {"user alice", "user bob"}
+    assert f"?user={people[0].pk}" in text
+    assert "Callers" not in explain(operator, user=people[0].pk).partition("What applies now")[0]
+    assert "No refusal of this caller" in explain(operator, identifier_tenant="other")
+
+
+def test_many_people_are_counted(operator: Client, people: list[User]) -> None:
+    others = [User.objects.create(username=f"u{number}") for number in range(5)]
+    assert [ask(user) for user in (people[0], people[0], people[1])] == [True, True, True]
+    assert not any(ask(user) for user in others)
+    collector.flush()
+    [[_place, _times, _by, callers, _last]] = rows_of(explain(operator, **ACME))
+    assert callers.endswith("and 2 more")
+
+
+def test_all_that_refused_an_organisation_is_boosted(operator: Client, people: list[User]) -> None:
+    """Of its people's own limits, one boost for each of them."""
+    refuse(people)
+    url = f"{LIST}boost-all/?identifier_tenant=acme&until=hours"
+    rows = fields(unescape(operator.get(url).content.decode()))
+    assert sorted(rows.values()) == ["4/hour", "6/hour"]
+    assert operator.post(url, {**rows, "until": "hours", "reason": "R", "post": "yes"}).status_code == 302
+    boosted = RatePolicy.objects.filter(ends_at__isnull=False)
+    assert {(one.user and one.user.username, one.subject, one.rates) for one in boosted} == {
+        ("alice", "", "4/hour"),
+        (None, "tenant:acme", "6/hour"),
+    }
+    assert all(ask(user) for user in people)
+
+
+def test_people_refused_by_their_own_limits_are_each_boosted(people: list[User]) -> None:
+    RatePolicy.objects.filter(counted_per="tenant").update(rates="100/hour")
+    for user in people:
+        assert [ask(user) for _ in range(3)] == [True, True, False]
+    collector.flush()
+    proposals, without = propose_boosts(refusals.caller_refusals("tenant:acme").refusals)
+    assert {proposal.boost.user_id and str(proposal.boost.user_id) for proposal in proposals} == {
+        str(user.pk) for user in people
+    }
+    assert without == {}
+
+
+def test_boosting_all_is_offered_only_where_something_can_be_boosted(operator: Client, people: list[User]) -> None:
+    """Regression: the links led to a page that said that nothing could be boosted."""
+    RatePolicy.objects.all().delete()
+    RatePolicy.objects.create(counted_per="everyone", rates="1/hour")
+    assert [ask(people[0]), ask(people[0])] == [True, False]
+    collector.flush()
+    found = refusals.caller_refusals(f"user:{people[0].pk}").refusals
+    assert len(found) == 1
+    assert not any_boostable(found)
+    assert "Boost all that refused" not in explain(operator, user=people[0].pk)
+    RatePolicy.objects.create(rates="1/hour")
+    assert not ask(people[0])
+    RatePolicy.objects.filter(counted_per="everyone").delete()
+    assert [ask(people[0]), ask(people[0])] == [True, False]
+    collector.flush()
+    assert "Boost all that refused" in explain(operator, user=people[0].pk)
+    assert "Boost all that refused" not in explain(client_of("view_ratepolicy"), user=people[0].pk)
+
+
+def boost_links(text: str) -> dict[str, str]:
+    """Return the link to a boost of each counter."""
+    cards = re.findall(r'<li class="ratequota-counter">(.*?)</li>', text)
+    found = {}
+    for card in cards:
+        [title] = re.findall(r"<b>(all/hour|search/hour per tenant)</b>", card)
+        found[title] = unescape(re.search(r'href="([^"]*/boost/[^"]*)"', card)[1])  # type: ignore[index]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("title", "rates", "counted_per"),
+    [("search/hour per tenant", "6/hour", "tenant"), ("all/hour", "4/hour", "caller")],
+)
+def test_a_boost_is_for_the_organisation(
+    operator: Client, people: list[User], title: str, rates: str, counted_per: str
+) -> None:
+    link = boost_links(explain(operator, **ACME, endpoint="search"))[title]
+    form = {"rates": rates, "until": "hours", "reason": "Ticket 4711", "post": "yes"}
+    assert "A temporary override for tenant:acme" in operator.get(link).content.decode()
+    assert operator.post(link, form).status_code == 302
+    boost = RatePolicy.objects.get(reason="Ticket 4711")
+    assert (boost.subject, boost.user, boost.counted_per, boost.rates) == ("tenant:acme", None, counted_per, rates)
+
+
+def test_a_boost_of_a_limit_for_each_caller_holds_for_each_of_them(operator: Client, people: list[User]) -> None:
+    RatePolicy.objects.filter(counted_per="tenant").delete()
+    link = boost_links(explain(operator, **ACME))["all/hour"]
+    operator.post(link, {"rates": "4/hour", "until": "hours", "reason": "R", "post": "yes"})
+    for user in people:
+        assert [ask(user) for _ in range(5)] == [True] * 4 + [False]
+    assert [ask(people[0], "other"), ask(User.objects.create(username="carol"), "other")] == [False, True]
+
+
+@pytest.mark.parametrize(("path", "form"), [("grant/", {"units": "2"}), ("reset-counters/", {})])
+def test_units_of_an_organisation_are_given_back_and_reset(
+    operator: Client, people: list[User], path: str, form: dict[str, str]
+) -> None:
+    refuse(people)
+    url = f"{LIST}{path}?identifier_tenant=acme&endpoint=search&bucket=search/hour+per+tenant&bucket=all/hour"
+    text = unescape(operator.get(url).content.decode())
+    assert text.count("tenant:acme") >= 1
+    assert "all/hour</th>" not in text  # of each caller
+    assert operator.post(url, {**form, "reason": "R", "post": "yes"}).status_code == 302
+    assert ask(people[1])
+
+
+@pytest.mark.parametrize(
+    ("permissions", "allowed"),
+    [
+        (("view_ratepolicy",), set[str]()),
+        (("grant_override",), {"boost/", "boost-all/"}),
+        (("reset_usage",), {"grant/", "reset-counters/"}),
+        (("block_callers",), {"block/"}),
+    ],
+)
+def test_levers_for_an_organisation_need_the_same_permissions(
+    people: list[User], permissions: tuple[str, ...], allowed: set[str]
+) -> None:
+    refuse(people)
+    client = staff(permissions)
+    policy = RatePolicy.objects.get(counted_per="tenant")
+    bucket = "search/hour per tenant"
+    query = {**ACME, "caller": "tenant:acme", "endpoint": "search", "policy": policy.pk, "bucket": bucket}
+    paths = ("boost/", "boost-all/", "grant/", "reset-counters/", "block/")
+    assert {path for path in paths if client.get(LIST + path, query).status_code == 200} == allowed
+    assert {path for path in paths if client.post(LIST + path, query).status_code == 403} <= {*paths} - allowed
+
+
+def test_an_organisation_is_blocked_and_unblocked(operator: Client, people: list[User]) -> None:
+    text = explain(operator, **ACME)
+    link = unescape(re.search(r'href="([^"]*/block/[^"]*)"', text)[1])  # type: ignore[index]
+    form = {"target": "tenant:acme", "until": "day", "reason": "R", "post": "yes"}
+    assert operator.post(link, form).status_code == 302
+    assert [ask(people[0]), ask(people[1]), ask(people[0], "other")] == [False, False, True]
+    assert "Blocked until" in explain(operator, **ACME)
+    operator.post(link, {"end": RatePolicy.objects.get(rates="blocked").pk})
+    assert ask(people[1])
+
+
+def test_the_form_of_a_refusal_has_all_its_identifiers(operator: Client, people: list[User]) -> None:
+    refuse(people)
+    [refusal, *_] = refusals.caller_refusals(f"user:{people[1].pk}").refusals
+    page = operator.get(PAGE, {"id": refusal.id}).content.decode()
+    assert re.search(r'name="identifier_tenant" value="acme"', page)
+    assert Plan.objects.count() == 0
+
+
+@pytest.fixture
+def pro(people: list[User]) -> Plan:
+    """Put acme on the plan Pro, from the 15th to the 15th; its people are on no plan of their own."""
+    pro = Plan.objects.create(name="Pro", slug="pro")
+    RatePolicy.objects.all().delete()
+    RatePolicy.objects.create(plan=pro, counted_per="tenant", rates="3/month")
+    RatePolicy.objects.create(plan=pro, rates="2/hour")
+    PlanAssignment.objects.create(subject="tenant:acme", plan=pro, anchor=15)
+    return pro
+
+
+def test_explain_says_whose_plan_it_is_and_when_its_months_begin(operator: Client, pro: Plan) -> None:
+    text = explain(operator, **ACME)
+    assert "Pro</a> (assigned to tenant:acme)" in text
+    assert "3/month</bdi> · months begin on day 15" in text
+    assert "2/hour</bdi> · policy" in text
+    shown = run("explain", "--identifier", "tenant=acme")
+    assert "plan         Pro (assigned to tenant:acme)" in shown
+    assert "all/month per tenant of tenant:acme: 3 of 3 left" in shown
+    assert "(months begin on day 15)" in shown
+    assert "all/hour of tenant:acme: each of its callers has one" in shown
+    assert "tenant:acme" not in run("explain", "--identifier", "tenant=other")
+
+
+def test_the_people_of_an_organisation_are_explained_by_its_plan(
+    operator: Client, people: list[User], pro: Plan
+) -> None:
+    text = explain(operator, **ACME, user=people[0].pk)
+    assert "Pro</a> (assigned to tenant:acme)" in text
+    assert "Each of its callers" not in text
+    assert "a request with tenant may be on another plan" in explain(operator, user=people[0].pk)
+
+
+@pytest.mark.parametrize("verb", ["reset", "grant"])
+def test_a_months_units_are_given_back_to_an_organisation(
+    operator: Client, people: list[User], pro: Plan, verb: str
+) -> None:
+    RatePolicy.objects.filter(counted_per="caller").delete()
+    assert [ask(people[0]) for _ in range(4)] == [True] * 3 + [False]
+    path, form = {"reset": ("reset-counters/", {}), "grant": ("grant/", {"units": "1"})}[verb]
+    url = f"{LIST}{path}?identifier_tenant=acme&bucket=all/month+per+tenant"
+    assert operator.post(url, {**form, "reason": "R", "post": "yes"}).status_code == 302
+    given = {"reset": 3, "grant": 1}[verb]
+    assert [ask(people[1]) for _ in range(given + 1)] == [True] * given + [False]
+
+
+def test_an_override_of_an_organisation_is_reset_in_its_own_month(people: list[User], pro: Plan) -> None:
+    """Regression: its counter was read as of the first of the month."""
+    override = RatePolicy.objects.create(subject="tenant:acme", counted_per="tenant", rates="9/month")
+    other = RatePolicy.objects.create(subject="tenant:other", counted_per="tenant", rates="9/month")
+    owners, without = own_counters([override, other])
+    assert {bucket.subject: bucket.anchor for bucket in owners} == {"tenant:acme": 15, "tenant:other": 1}
+    assert without == {}
+    assert ask(people[0])
+    [before] = reset([bucket for bucket, policy in owners.items() if policy == override])
+    assert before.used == 1
+
+
+def test_limits_of_an_organisations_plan_are_boosted(operator: Client, people: list[User], pro: Plan) -> None:
+    assert [ask(people[0]) for _ in range(3)] == [True, True, False]
+    collector.flush()
+    url = f"{LIST}boost-all/?identifier_tenant=acme&until=hours"
+    rows = fields(unescape(operator.get(url).content.decode()))
+    assert list(rows.values()) == ["4/hour"]
+    assert operator.post(url, {**rows, "until": "hours", "reason": "R", "post": "yes"}).status_code == 302
+    assert RatePolicy.objects.get(reason="R").user == people[0]
+    assert ask(people[0])
+
+
+def test_a_refusal_is_explained_by_the_organisations_plan(operator: Client, people: list[User], pro: Plan) -> None:
+    """Regression: without a counter per tenant, a refusal did not name the tenant that its plan came from."""
+    RatePolicy.objects.filter(counted_per="tenant").delete()
+    assert [ask(people[0]) for _ in range(3)] == [True, True, False]
+    collector.flush()
+    [refusal] = refusals.caller_refusals("tenant:acme").refusals
+    assert (refusal.caller, refusal.assigned_to) == (f"user:{people[0].pk}", "tenant:acme")
+    text = explain(operator, id=refusal.id)
+    assert "Pro</a> (assigned to tenant:acme)" in text
+    assert "would be refused by all/hour" in text
+    assert "Boost all that refused" in explain(operator, user=people[0].pk)

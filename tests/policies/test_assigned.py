@@ -1,0 +1,390 @@
+"""Plans of subjects such as tenants and API keys: whose plan counts, what is read for that, and what is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.contrib.auth.models import User
+from django.core.exceptions import ValidationError
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from django_ratequota import Decision, acheck_caller, check_caller, check_request
+from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
+from django_ratequota.operations.caller_limits import caller_limits
+from django_ratequota.operations.explain import explain_caller
+from django_ratequota.operations.explain_query import ExplainQuery
+from django_ratequota.operations.tightest import tightest
+from django_ratequota.policies.cache import policies
+from django_ratequota.policies.requests.caller import DescribedCaller
+from django_ratequota.policies.resolver import Resolution
+from django_ratequota.recording.recorder import record_publication
+from django_ratequota.testing import isolated
+from tests.enforcement.test_check import database_down
+from tests.project.views import request_from
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+
+IDENTIFIERS = {"tenant": "tests.project.views.tenant", "api_key": "tests.project.views.api_key"}
+ACME, KEY = {"tenant": "acme"}, {"api_key": "k1"}
+BOTH = {**ACME, **KEY}
+NO_ADDRESS = "An address cannot be on a plan. Write kind:value, where kind is one of tenant, api_key."
+WRITE = "Write kind:value, where kind is one of tenant, api_key, such as tenant:acme."
+
+
+@pytest.fixture(autouse=True)
+def identifiers(settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
+
+
+@pytest.fixture
+def alice() -> User:
+    return User.objects.create(username="alice")
+
+
+@pytest.fixture(params=["sync", "async"])
+def ask(request: Any) -> Callable[..., Decision]:
+    """``check_caller``, or its async twin under an event loop."""
+    return check_caller if request.param == "sync" else async_to_sync(acheck_caller)
+
+
+def plan_of(limit: int, **default: str) -> Plan:
+    """Return a new plan whose callers have this many requests an hour."""
+    plan = Plan.objects.create(name=f"p{limit}", slug=f"p{limit}", **default)
+    RatePolicy.objects.create(plan=plan, rates=f"{limit}/hour")
+    return plan
+
+
+def assign(subject: str, limit: int, **fields: Any) -> PlanAssignment:
+    """Put a subject on a new plan with this limit."""
+    return PlanAssignment.objects.create(subject=subject, plan=plan_of(limit), **fields)
+
+
+def limits(decision: Decision) -> list[int]:
+    assert not decision.degraded
+    return [status.limit for status in decision.statuses]
+
+
+def queries(call: Callable[[], Any]) -> int:
+    with CaptureQueriesContext(connection) as captured:
+        call()
+    return len(captured)
+
+
+class TestWhosePlanCounts:
+    @pytest.mark.parametrize(
+        ("caller", "expected"),
+        [
+            (["user", "ip"], [1, 2, 3]),
+            (["ip", "user"], [1, 2, 3]),
+            (["user", "api_key", "ip"], [1, 3, 2]),
+            (["api_key", "user", "ip"], [3, 1, 2]),
+            (["tenant", "ip"], [2, 1, 3]),
+            (["api_key", "tenant"], [3, 2, 1]),
+        ],
+        ids=str,
+    )
+    def test_the_first_along_caller_then_the_user_then_the_other_identifiers(
+        self, alice: User, settings: Any, caller: list[str], expected: list[int], ask: Callable[..., Decision]
+    ) -> None:
+        settings.RATEQUOTA = {**settings.RATEQUOTA, "CALLER": caller}
+        plan_of(9, default_for="authenticated")
+        PlanAssignment.objects.create(user=alice, plan=plan_of(1))
+        made = {2: assign("tenant:acme", 2), 3: assign("api_key:k1", 3)}
+        found = []
+        for _ in expected:
+            found += limits(ask(user=alice, identifiers=BOTH))
+            (made.get(found[-1]) or PlanAssignment.objects.get(user=alice)).delete()
+        assert found == expected
+        assert limits(ask(user=alice, identifiers=BOTH)) == [9]
+
+    def test_another_subject_of_the_kind_has_the_default_plan(self, ask: Callable[..., Decision]) -> None:
+        plan_of(9, default_for="anonymous")
+        assign("tenant:acme", 2)
+        for other in ("ACME", "acme ", "acmé", "a", "", "acme\x00", "\ud800", "x" * 300, "%", "acme'"):
+            assert limits(ask(identifiers={"tenant": other})) == [9], other
+        assert limits(ask(identifiers={"api_key": "acme"})) == [9]
+        assert limits(ask(identifiers=ACME)) == [2]
+
+    def test_dated_beats_open_then_the_latest_start(self) -> None:
+        now = timezone.now()
+        for limit, start, end in ((1, -3, None), (2, -9, 9), (3, -5, 8), (4, -1, None), (5, -9, -2), (6, 1, 2)):
+            ends_at = None if end is None else now + timedelta(days=end)
+            assign("tenant:acme", limit, starts_at=now + timedelta(days=start), ends_at=ends_at)
+        assert limits(check_caller(identifiers=ACME)) == [3]
+
+    def test_a_plan_begins_and_ends_while_it_is_in_memory(self) -> None:
+        plan_of(9, default_for="anonymous")
+        with isolated() as scene:
+            now = datetime.fromtimestamp(scene.clock() / 10**6, UTC)
+            assign("tenant:acme", 2, starts_at=now + timedelta(hours=1), ends_at=now + timedelta(hours=2))
+            assert limits(check_caller(identifiers=ACME)) == [9]
+            found = []
+            for seconds in (3599.999, 0.001, 3599.999, 0.001):
+                scene.clock.advance(seconds)
+                assert queries(lambda: found.extend(limits(check_caller(identifiers=ACME)))) == 0
+        assert found == [9, 2, 2, 9]
+
+    def test_plan_resolver_and_plan_replace_all_assignments(self, settings: Any) -> None:
+        plan_of(9)
+        assign("tenant:acme", 2)
+        assert limits(check_caller(identifiers=ACME, plan="p9")) == [9]
+        settings.RATEQUOTA = {**settings.RATEQUOTA, "PLAN_RESOLVER": "tests.project.views.api_key"}
+        assert limits(check_caller(identifiers=ACME)) == []
+        assert policies.assigned_kinds == ()
+        assert limits(check_caller(identifiers=ACME, plan="p9")) == [9]
+
+    def test_a_failed_identifier_has_no_plan(self) -> None:
+        plan_of(9, default_for="anonymous")
+        assign("tenant:acme", 2)
+        PlanAssignment.objects.bulk_create([PlanAssignment(subject="tenant:", plan=plan_of(3))])
+        assert limits(check_request(request_from(tenant=ValueError("no such tenant")))) == [9]
+        assert limits(check_request(request_from(tenant="acme"))) == [2]
+
+    def test_the_user_is_not_read_where_no_plan_matters(self, settings: Any) -> None:
+        """Reading her adds ``Vary: Cookie``; so may an identifier."""
+        settings.RATEQUOTA = {**settings.RATEQUOTA, "CALLER": ["ip"]}
+        RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="open"), rates="5/hour")
+        PlanAssignment.objects.create(subject="tenant:acme", plan=Plan.objects.create(name="Pro", slug="pro"))
+        assert limits(check_request(request_from(), "open")) == [5], "the request has no attribute tenant"
+        RatePolicy.objects.create(plan=Plan.objects.get(), rates="7/hour")
+        assert limits(check_request(request_from(tenant="acme"), "open")) == [7, 5]
+
+
+class TestWhatIsRead:
+    def test_nothing_where_no_subject_is_on_a_plan(self, alice: User) -> None:
+        PlanAssignment.objects.create(user=alice, plan=plan_of(1))
+        RatePolicy.objects.create(rates="5/hour")
+        assert limits(check_request(request_from())) == [5], "the identifier tenant was not called"
+        assert policies.assigned_kinds == ()
+        assert queries(lambda: check_caller(identifiers=BOTH)) == 0
+
+    def test_one_query_for_all_subjects_that_are_not_in_memory(self) -> None:
+        assign("tenant:acme", 2)
+        assign("api_key:k1", 3)
+        check_caller()
+        counts = [queries(lambda: check_caller(identifiers=BOTH)) for _ in range(2)]
+        counts += [queries(lambda: check_caller(identifiers={**ACME, "api_key": "k2"})) for _ in range(2)]
+        counts += [queries(lambda: check_caller(identifiers={"tenant": "none"})) for _ in range(2)]
+        assert counts == [1, 0] * 3
+
+    def test_kinds_without_an_assignment_are_not_looked_for(self) -> None:
+        assign("tenant:acme", 2)
+        check_caller()
+        assert policies.assigned_kinds == ("user", "tenant")
+        assert queries(lambda: check_caller(identifiers=KEY)) == 0
+
+    def test_subjects_in_memory_are_bounded_and_the_least_used_go(self, settings: Any) -> None:
+        settings.RATEQUOTA = {**settings.RATEQUOTA, "USER_CACHE_SIZE": 100}
+        plan = plan_of(1)
+        PlanAssignment.objects.bulk_create(
+            [PlanAssignment(subject=f"tenant:t{number}", plan=plan) for number in range(10_000)]
+        )
+        keys = [("tenant", f"t{number}") for number in range(10_000)]
+        assert all(entry.assignments for entry in policies.subjects(keys).values())
+        assert len(policies._entries) == 100
+        policies.subjects([keys[-100]])
+        policies.subjects([("tenant", "new")])
+        assert keys[-100] in policies._entries
+        assert keys[-99] not in policies._entries
+
+    def test_while_the_database_is_down_only_the_default_plan_counts(self) -> None:
+        plan_of(9, default_for="anonymous")
+        assign("tenant:acme", 2)
+        assign("tenant:globex", 3)
+        assert limits(check_caller(identifiers=ACME)) == [2]
+        with database_down():
+            assert limits(check_caller(identifiers={"tenant": "globex"})) == [9]
+            assert limits(check_caller(identifiers=ACME)) == [2], "in memory"
+            policies.assigned_kinds = None
+            assert limits(check_caller(identifiers=ACME)) == [9]
+        assert limits(check_caller(identifiers={"tenant": "globex"})) == [3]
+
+
+class TestEdits:
+    def test_an_edit_drops_only_its_subjects_entry(self, alice: User) -> None:
+        acme, globex = assign("tenant:acme", 2), assign("tenant:globex", 3)
+        for who in ({"identifiers": ACME}, {"identifiers": {"tenant": "globex"}}, {"user": alice}):
+            check_caller(**who)
+        before, reloads = dict(policies._entries), policies.reloads
+        globex.plan = acme.plan
+        globex.save()
+        assert queries(lambda: check_caller(identifiers={"tenant": "globex"})) == 2, "the change, and the subject"
+        assert {key for key, entry in before.items() if policies._entries[key] is not entry} == {("tenant", "globex")}
+        assert policies.reloads == reloads, "the snapshot is as before"
+        assert limits(check_caller(identifiers={"tenant": "globex"})) == [2]
+
+    def test_the_first_assignment_of_a_kind_binds_the_next_request(self) -> None:
+        assert limits(check_caller(identifiers=BOTH)) == []
+        made = assign("api_key:k1", 3)
+        assert limits(check_caller(identifiers=BOTH)) == [3]
+        assign("tenant:acme", 2)
+        assert limits(check_caller(identifiers=BOTH)) == [2]
+        assert policies.assigned_kinds == ("user", "tenant", "api_key")
+        PlanAssignment.objects.exclude(pk=made.pk).delete()
+        assert limits(check_caller(identifiers=BOTH)) == [3]
+
+    def test_an_assignment_moves_between_a_user_and_a_subject(self, alice: User) -> None:
+        assign("tenant:acme", 2)
+        seen = []
+        for user, subject in ((alice, None), (None, "tenant:globex"), (None, "api_key:k1"), (alice, None)):
+            PlanAssignment.objects.update(user=user, subject=subject)
+            found = [check_caller(identifiers={"tenant": name}) for name in ("acme", "globex")]
+            found += [check_caller(identifiers=KEY), check_caller(user=alice)]
+            seen.append([bool(decision.statuses) for decision in found])
+        assert seen == [
+            [False, False, False, True],
+            [False, True, False, False],
+            [False, False, True, False],
+            [False, False, False, True],
+        ]
+
+    def test_a_published_edit_by_raw_sql_is_found(self) -> None:
+        made = assign("tenant:acme", 2)
+        assert limits(check_caller(identifiers=BOTH)) == [2]
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "UPDATE django_ratequota_planassignment SET subject = 'api_key:k1' WHERE id = %s", [made.pk]
+            )
+        record_publication("raw SQL")
+        assert limits(check_caller(identifiers=ACME)) == []
+        assert limits(check_caller(identifiers=KEY)) == [2]
+
+    def test_a_transaction_sees_its_own_assignments_and_nobody_else_does(self) -> None:
+        check_caller(identifiers=ACME)
+        with transaction.atomic():
+            assign("tenant:acme", 2)
+            assert limits(check_caller(identifiers=ACME)) == [2]
+            transaction.set_rollback(True)
+        assert limits(check_caller(identifiers=ACME)) == []
+        assert policies.assigned_kinds == ()
+        assert all(not entry.assignments for entry in policies._entries.values())
+
+
+class TestAnchors:
+    def test_only_months_that_are_the_customers_own_begin_on_her_day(self, alice: User) -> None:
+        plan = Plan.objects.create(name="Pro", slug="pro")
+        rates = "5/month, 7/week fixed_window, 9/hour"
+        for counted_per in ("caller", "tenant", "api_key", "ip", "plan", "everyone"):
+            RatePolicy.objects.create(plan=plan, counted_per=counted_per, rates=rates)
+        PlanAssignment.objects.create(subject="tenant:acme", plan=plan, anchor=15)
+
+        def anchors(**who: Any) -> dict[str, list[int]]:
+            caller = DescribedCaller(**{"user_id": None, "address": "203.0.113.7", "identifiers": BOTH, **who})
+            explanation = explain_caller(caller, scope=None)
+            found: dict[str, list[int]] = {}
+            for bucket in explanation.resolution.buckets:
+                found.setdefault(bucket.counted_per, []).append(bucket.anchor)
+            assert [b for c in explanation.candidates for b in c.buckets] == list(explanation.resolution.buckets)
+            return found
+
+        own, shared = [15, 1, 1], [1, 1, 1]
+        expected = {"tenant": own, "api_key": own, "ip": shared, "plan": shared, "everyone": shared}
+        assert anchors(user_id=str(alice.pk)) == {"caller": own, **expected}
+        assert anchors() == {"caller": shared, **expected}, "several customers share the address"
+        PlanAssignment.objects.create(user=alice, plan=plan, anchor=None)
+        assert {tuple(own) for own in anchors(user_id=str(alice.pk)).values()} == {(1, 1, 1)}
+
+
+class TestWhatIsShown:
+    def explanation(self, **who: Any) -> tuple[str | None, str, Resolution]:
+        found = explain_caller(DescribedCaller(**{"user_id": None, "address": None, **who}), scope=None)
+        return found.plan and found.plan.name, found.plan_source, found.resolution
+
+    def test_explain_says_whose_plan_it_is(self, alice: User) -> None:
+        assign("tenant:acme", 2)
+        pk = str(alice.pk)
+        assert self.explanation(identifiers=ACME)[:2] == ("p2", "assigned to tenant:acme")
+        assert self.explanation(user_id=pk, identifiers=ACME)[2].assigned_to == "tenant:acme"
+        PlanAssignment.objects.create(user=alice, plan=plan_of(5))
+        plan, source, resolution = self.explanation(user_id=pk, identifiers=ACME)
+        assert (plan, source, resolution.assigned_to) == ("p5", "assigned to the user", f"user:{pk}")
+
+    def test_explain_says_when_a_subject_that_is_not_named_may_have_another_plan(
+        self, alice: User, settings: Any
+    ) -> None:
+        pk = str(alice.pk)
+        assert self.explanation(user_id=pk)[1] == "no plan is assigned, and there is no default plan"
+        assign("tenant:acme", 2)
+        other = "; a request with tenant may be on another plan"
+        assert self.explanation(user_id=pk)[1] == "no plan is assigned, and there is no default plan" + other
+        assert self.explanation(user_id=pk, identifiers={"tenant": "globex"})[1].endswith("no default plan")
+        PlanAssignment.objects.create(user=alice, plan=plan_of(5))
+        assert self.explanation(user_id=pk)[1] == "assigned to the user"
+        settings.RATEQUOTA = {**settings.RATEQUOTA, "CALLER": ["tenant", "user"]}
+        assert self.explanation(user_id=pk)[1] == "assigned to the user" + other
+
+    def test_the_usage_api_shows_the_limits_of_that_plan(self) -> None:
+        assign("tenant:acme", 2)
+        (limit,) = caller_limits(DescribedCaller(user_id=None, address=None, identifiers=ACME)).limits
+        assert str(limit[0].rate) == "2/hour"
+        with database_down():
+            policies.assigned_kinds = None
+            assert caller_limits(DescribedCaller(user_id=None, address=None, identifiers=ACME)).limits == ()
+
+    def test_the_tightest_limit_is_left_out_where_only_a_request_shows_the_plan(
+        self, alice: User, settings: Any
+    ) -> None:
+        settings.RATEQUOTA = {**settings.RATEQUOTA, "CALLER": ["api_key", "user", "ip"]}
+        plan_of(9, default_for="authenticated")
+        user, key = f"user:{alice.pk}", "api_key:k1"
+        assert {name: status.limit for name, status in tightest([user, key]).items()} == {user: 9}
+        assign(key, 3)
+        found = {name: status.limit for name, status in tightest([user, key]).items()}
+        assert found == {user: 9, key: 3}, "with a key she is counted as that key"
+        assign("tenant:acme", 2)
+        found = {name: status.limit for name, status in tightest([user, key]).items()}
+        assert found == {key: 3}, "her tenant is not known"
+        PlanAssignment.objects.create(user=alice, plan=plan_of(5))
+        found = {name: status.limit for name, status in tightest([user, key]).items()}
+        assert found == {user: 5, key: 3}
+
+    def test_a_caller_as_counters_name_it_is_explained_with_its_plan(self) -> None:
+        assign("api_key:k1", 3)
+        assert ExplainQuery.for_caller("api_key:k1").explain().plan_source == "assigned to api_key:k1"
+
+
+class TestValidation:
+    @pytest.mark.parametrize(
+        ("subject", "message"),
+        [
+            ("user:42", "Choose the user instead of user:42."),
+            (
+                "ip:203.0.113.7",
+                NO_ADDRESS,
+            ),
+            (
+                "203.0.113.0/24",
+                NO_ADDRESS,
+            ),
+            (
+                "2001:db8::1",
+                NO_ADDRESS,
+            ),
+            ("acme", WRITE),
+            ("tenant:", WRITE),
+            ("org:acme", WRITE),
+            ("tenant:a\x00b", "A subject cannot contain NUL characters."),
+        ],
+    )
+    def test_other_subjects_are_refused(self, subject: str, message: str) -> None:
+        with pytest.raises(ValidationError) as refused:
+            PlanAssignment(subject=subject, plan=plan_of(1)).clean()
+        assert refused.value.message_dict == {"subject": [message]}
+
+    def test_without_identifiers_only_users_can_be_on_a_plan(self, settings: Any) -> None:
+        settings.RATEQUOTA = {}
+        with pytest.raises(ValidationError, match="IDENTIFIERS'\\] is empty, so only users can be on a plan"):
+            PlanAssignment(subject="tenant:acme", plan=plan_of(1)).clean()
+
+    def test_subjects_are_made_canonical(self) -> None:
+        row = PlanAssignment(subject=" tenant:Acme: Ltd ", plan=plan_of(1))
+        row.full_clean()
+        row.save()
+        assert row.subject == "tenant:Acme: Ltd"
+        assert limits(check_caller(identifiers={"tenant": "Acme: Ltd"})) == [1]

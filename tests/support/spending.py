@@ -1,0 +1,102 @@
+"""Asks for one user without pause, on threads or in an event loop; runs in worker processes, see ``worker``."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from typing import Any
+
+from django.contrib.auth.models import User
+from django.db import connection
+from django.test import RequestFactory
+
+from django_ratequota import Bucket, BucketStatus, Decision, Rate, acheck_request, check_request
+from django_ratequota.monitoring.checkpoints import flush_all, note
+from django_ratequota.utils.problems import recent
+from tests.faults import poll
+
+#: (admitted, error, Redis' time, revision) of each decision.
+_found: list[tuple[bool, str, int, int]] = []
+_enough = threading.Event()
+_threads: list[threading.Thread] = []
+
+
+def start(name: str, at_once: int, *, awaited: bool) -> None:
+    """Begin to ask for this user."""
+    user = User.objects.get(username=name)
+    if awaited:
+        _threads.append(threading.Thread(target=_in_a_loop, args=[user, at_once]))
+    else:
+        _threads.extend(threading.Thread(target=_on_a_thread, args=[user]) for _ in range(at_once))
+    for thread in _threads:
+        thread.start()
+
+
+def go_on(times: int = 20) -> bool:
+    """Wait until this many more decisions are made."""
+    target = len(_found) + times
+    poll(lambda: len(_found) >= target, 60, f"{times} more decisions")
+    return True
+
+
+def wait_until_refused() -> None:
+    """Wait until Redis refuses."""
+    poll(lambda: _found[-1][:2] == (False, ""), 120, "the limit refuses")
+
+
+def stop() -> list[tuple[bool, str, int, int]]:
+    """Return all decisions."""
+    _enough.set()
+    for thread in _threads:
+        thread.join()
+    return _found
+
+
+def write(rounds: int, seed: int, now_us: int) -> tuple[list[str], dict[str, int]]:
+    """Write checkpoints of half of a hundred counters, others in each round.
+
+    Returns the problems, and what each counter has used in the end.
+    """
+    chosen, rate, drawn = random.Random(seed), Rate.parse("1000/month"), {}
+    for number in range(rounds):
+        for subject in chosen.sample(range(number * 50, number * 50 + 100), 50):
+            status = BucketStatus(
+                bucket=Bucket(f"user:{subject}", rate, durable=True),
+                allowed=True,
+                remaining=999 - number,
+                retry_after_us=0,
+                reset_after_us=3600 * 10**6,
+                window_us=30 * 86_400 * 10**6,
+            )
+            note(Decision(allowed=True, statuses=(status,), at_us=now_us + number))
+            drawn[f"user:{subject}"] = status.used
+        flush_all()
+    return list(recent().values()), drawn
+
+
+def _request(user: User) -> Any:
+    request = RequestFactory().get("/")
+    request.user = user
+    return request
+
+
+def _note(decision: Decision) -> None:
+    _found.append((decision.allowed, decision.error, decision.at_us, decision.revision))
+
+
+def _on_a_thread(user: User) -> None:
+    while not _enough.is_set():
+        _note(check_request(_request(user)))
+    connection.close()
+
+
+def _in_a_loop(user: User, at_once: int) -> None:
+    async def ask() -> None:
+        while not _enough.is_set():
+            _note(await acheck_request(_request(user)))
+
+    async def ask_all() -> None:
+        await asyncio.gather(*(ask() for _ in range(at_once)))
+
+    asyncio.run(ask_all())
