@@ -10,29 +10,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import tzinfo
 from difflib import get_close_matches
-from inspect import iscoroutinefunction
 from ipaddress import ip_network
 from typing import Any
 
 from django.conf import settings as django_settings
 from django.core.signals import setting_changed
-from django.utils.module_loading import import_string
 
 from .engine.keys import check_prefix
 from .exceptions import ConfigurationError, InvalidBucket
 from .utils.addresses import Network, unmap_network
+from .utils.dotted_paths import function
 
-#: Functions that return what a setting names, and are none themselves.
-_FACTORIES = {
-    **dict.fromkeys(
-        (
-            f"django_ratequota.identifiers.{name}"
-            for name in ("header_key", "jwt_claim", "login_field", "with_address")
-        ),
-        "an identifier",
-    ),
-    "django_ratequota.notify.post_to": "a receiver",
-}
 #: What a policy may count per, besides the names in IDENTIFIERS.
 COUNTED_PER = ("caller", "ip", "plan", "everyone")
 ON_ERROR = ("allow", "deny", "local")
@@ -94,26 +82,6 @@ def _parse_networks(names: tuple[str, ...]) -> tuple[Network, ...]:
     return tuple(unmap_network(ip_network(name.strip())) for name in names if name != UNIX)
 
 
-def _function(signature: str) -> _Validator:
-    def validate(value: object) -> str:
-        if not isinstance(value, str):
-            raise ConfigurationError(f"Write the dotted path of {signature}.")
-        try:
-            function = import_string(value)
-        except Exception as error:  # a module may raise anything while it is imported
-            raise ConfigurationError(f"{error}; write the dotted path of {signature}.") from error
-        if not callable(function):
-            raise ConfigurationError(f"{value} is not callable; write the dotted path of {signature}.")
-        if iscoroutinefunction(function):  # each call returns another coroutine object
-            raise ConfigurationError(f"{value} is async; write the dotted path of {signature} that is not.")
-        if value in _FACTORIES:
-            hint = "call it in a module of yours, and write the dotted path of the function that it returns"
-            raise ConfigurationError(f"{value} returns {_FACTORIES[value]}: {hint}.")
-        return value
-
-    return validate
-
-
 def _identifiers(value: object) -> dict[str, str]:
     if not isinstance(value, Mapping):
         raise ConfigurationError("Write {name: dotted path of (request) -> str | None}.")
@@ -122,13 +90,13 @@ def _identifiers(value: object) -> dict[str, str]:
         if not isinstance(name, str) or not name.isidentifier() or not name.isascii() or name in reserved:
             hint = f"use letters, digits and _, and none of {', '.join(reserved)}"
             raise ConfigurationError(f"{name!r} cannot name an identifier: {hint}.")
-        _function("(request) -> str | None")(path)
+        function("(request) -> str | None")(path)
     return dict(value)
 
 
 def _receivers(value: object) -> tuple[str, ...]:
     paths: tuple[str, ...] = _strings()([value] if isinstance(value, str) else value)
-    return tuple(map(_function("(level, status, at, **kwargs) -> None"), paths))
+    return tuple(map(function("(level, status, at, **kwargs) -> None"), paths))
 
 
 def _time_zone(value: object) -> str:
@@ -206,10 +174,10 @@ class Settings:
     caller: tuple[str, ...] = _key(("user", "ip"), _strings())
     #: Function that returns the slug of the caller's plan, instead of plan assignments. Where it returns None or
     #: raises, the default plan applies.
-    plan_resolver: str = _key("", lambda value: (value and _function("(request) -> slug | None")(value)) or "")
+    plan_resolver: str = _key("", lambda value: (value and function("(request) -> slug | None")(value)) or "")
     #: Function that returns display names for subjects of `IDENTIFIERS`, such as `{"tenant:4711": "Acme GmbH"}`, for
     #: the admin and the commands. It is called with a list of subjects, once for a page, and may leave some out.
-    subject_names: str = _key("", lambda value: (value and _function("(subjects) -> {subject: name}")(value)) or "")
+    subject_names: str = _key("", lambda value: (value and function("(subjects) -> {subject: name}")(value)) or "")
     #: The middleware enforces policies on every view.
     enforce_all: bool = _key(False, _boolean)
     #: The middleware counts requests that a view with a throttle refuses before its throttle is asked (because of a
