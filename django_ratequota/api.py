@@ -13,7 +13,7 @@ from django.core.exceptions import ValidationError as InvalidValue
 from django.db import Error as DatabaseError
 from django.utils.translation import gettext as _
 from rest_framework import serializers
-from rest_framework.exceptions import PermissionDenied, ValidationError
+from rest_framework.exceptions import NotFound, PermissionDenied, ValidationError
 from rest_framework.generics import ListAPIView
 from rest_framework.pagination import CursorPagination
 from rest_framework.request import Request
@@ -144,6 +144,13 @@ class QuotaWindowPagination(CursorPagination):
 
     ordering = ("-starts_at", "-id")
     page_size, page_size_query_param, max_page_size = 100, "page_size", 1000
+
+    def paginate_queryset(self, queryset: Any, request: Request, view: Any = None) -> Any:
+        """Return a page; raises ``NotFound`` for a cursor that is no date, which REST framework passes on."""
+        try:
+            return super().paginate_queryset(queryset, request, view)
+        except (InvalidValue, OverflowError, ValueError) as error:
+            raise NotFound(self.invalid_cursor_message) from error
 
 
 class UsageHistoryView(ListAPIView[QuotaWindow]):

@@ -176,7 +176,7 @@ class Settings:
     #: raises, the default plan applies.
     plan_resolver: str = _key("", lambda value: (value and function("(request) -> slug | None")(value)) or "")
     #: Function that returns display names for subjects of `IDENTIFIERS`, such as `{"tenant:4711": "Acme GmbH"}`, for
-    #: the admin and the commands. It is called with a list of subjects, once for a page, and may leave some out.
+    #: the admin and the commands. It is called with a list of many subjects at once, and may leave some out.
     subject_names: str = _key("", lambda value: (value and function("(subjects) -> {subject: name}")(value)) or "")
     #: The middleware enforces policies on every view.
     enforce_all: bool = _key(False, _boolean)

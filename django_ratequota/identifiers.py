@@ -20,15 +20,22 @@ from .utils.addresses import network_of
 Identifier = Callable[[Any], str | None]
 
 
+def _without_history(identifier: Identifier) -> Identifier:
+    """Mark an identifier whose values anybody can claim, or share: ``usage/history/`` does not show their windows."""
+    identifier.ratequota_history = False  # type: ignore[attr-defined]
+    return identifier
+
+
 def login_field(*fields: str) -> Identifier:
     """Return a function like ``login_name`` that reads only these fields of the body."""
 
     def identify(request: Any) -> str | None:
         return find_login_name(request, fields)
 
-    return identify
+    return _without_history(identify)
 
 
+@_without_history
 def login_name(request: Any) -> str | None:
     """Return the account that the request tries to log in to, in one spelling; None where it names none.
 
@@ -55,13 +62,14 @@ def with_address(identifier: Identifier) -> Identifier:
         value = identifier(request)
         return value and f"{Caller(request).value('ip') or 'unknown'} {value}"
 
-    return identify
+    return _without_history(identify)
 
 
 #: One account from one address: failed logins there do not lock out the account elsewhere.
 login_pair = with_address(login_name)
 
 
+@_without_history
 def network(request: Any) -> str:
     """Return the client's network, /24 of IPv4 and /48 of IPv6, such as ``203.0.113.0/24``.
 

@@ -16,7 +16,7 @@ from ..operations.differences import object_names
 from ..runtime import default_limiter
 from .diff import RelatedNames
 from .formatting import moment, number_text, percent, shown
-from .names import caller_text, deleted, usernames
+from .names import caller_names, caller_text, deleted
 from .pages import may_view, mode_text, model_url, reply
 from .usage import workers
 from .usage.counts import most_refused, sum_counts
@@ -78,7 +78,7 @@ def _refusals(site: Any) -> dict[str, Any]:
     total = sum_counts(hour.total)
     refused = [(pk, counts) for pk, counts in most_refused(hour.endpoints)[:_LISTED] if counts.refused]
     names = object_names(Endpoint, [pk for pk, _counts in refused if pk], lambda endpoint: endpoint.name)
-    users = usernames([top.caller for top in tops])
+    users = caller_names([top.caller for top in tops])
     return {
         "number": number_text(total.refused),
         "share": percent(total.refused, total.admitted + total.refused),

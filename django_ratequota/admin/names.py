@@ -28,7 +28,7 @@ def deleted(pk: Any) -> str:
     return gettext("deleted (id %(pk)s)") % {"pk": pk}
 
 
-def usernames(callers: Iterable[str]) -> dict[str, str]:
+def caller_names(callers: Iterable[str]) -> dict[str, str]:
     """Return caller -> user name or display name: of users in one query, of others from one call of SUBJECT_NAMES."""
     callers = set(callers)
     ids = {caller: caller.removeprefix("user:") for caller in callers if caller.startswith("user:")}
@@ -40,12 +40,12 @@ def usernames(callers: Iterable[str]) -> dict[str, str]:
 def described_callers(callers: Iterable[str]) -> dict[str, str]:
     """Return caller -> ``described``."""
     callers = list(callers)
-    names = usernames(callers)
+    names = caller_names(callers)
     return {caller: described(caller, names) for caller in callers}
 
 
 def described(caller: str, names: Mapping[str, str]) -> str:
-    """``user:42 (alice)`` for users in ``names`` (see ``usernames``); others as ``caller_text``."""
+    """``user:42 (alice)`` for users in ``names`` (see ``caller_names``); others as ``caller_text``."""
     if caller in names and caller.startswith("user:"):
         return f"{shown(caller)} ({names[caller]})"
     return caller_text(caller, names)

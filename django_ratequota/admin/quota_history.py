@@ -17,7 +17,7 @@ from ..operations.quotas import Past, past_of
 from ..policies.facts import to_datetime
 from .charts import Series, plot
 from .formatting import isolated, shown
-from .names import caller_text, deleted, usernames
+from .names import caller_names, caller_text, deleted
 from .pages import AdminPage
 from .usage.export import Table, csv_response
 from .usage.labels import explain_url
@@ -61,12 +61,13 @@ class QuotaHistoryPage(_SubjectPage):
         first = int(start) if start.isascii() and start.isdecimal() and len(start) < 10 else 0
         past = _past(windows.filter(period=period), period) if period else []
         rows = past[first : first + _PAGE]
-        users = usernames([subject])
+        users = caller_names([subject])
         query = {"subject": subject, "period": period}
         further = first + _PAGE < len(past)
         context = {
             "title": gettext("Past quotas: %s") % caller_text(subject, users) if subject else gettext("Past quotas"),
             "subject": subject,
+            "subjects": self.admin.page_url("subjects"),
             "known": bool(periods),
             "periods": [(one, QuotaWindow.Period(one).label, one == period) for one in periods],
             "plots": self._plots(request, rows),
@@ -99,7 +100,7 @@ class QuotaHistoryExport(_SubjectPage):
     def view(self, request: Any) -> Any:
         """Return the file."""
         subject, windows = self.windows(request)
-        name = caller_text(subject, usernames([subject]))
+        name = caller_text(subject, caller_names([subject]))
         endpoints = dict(Endpoint.objects.values_list("pk", "name"))
         return csv_response("ratequota-past-quotas", _table(windows, name, endpoints))
 

@@ -25,7 +25,7 @@ from ..operations.counters import shared_reason
 from ..operations.ledger import Chosen, Ledger, time_us
 from ..operations.near import Listed, Row, all_near, lists, near_rows
 from .formatting import clock, clock_and_wait, number_text, shown
-from .names import caller_text, usernames
+from .names import caller_names, caller_text
 from .pages import AdminPage, reply, unanswered
 from .permissions import may
 from .usage.export import Table, csv_response
@@ -35,7 +35,6 @@ _PAGE = 50
 #: Users found by name, most: their subjects are searched for.
 _MOST_USERS = 1_000
 _ID = re.compile("[0-9]{1,18}")
-_START = re.compile("[0-9]{1,18}(-[0-9]{1,18})?")
 _LEVEL = 80  # chosen at first: near the limit, with or without room left
 
 
@@ -82,19 +81,22 @@ class _ListPage(AdminPage):
         """
         found, error = lists()
         windows = {one.name: one for one in found}
-        plans = {pk: shown(name) for pk, name in Plan.objects.values_list("pk", "name")}
+        # Others see overrides only, which are of no plan.
+        rows = Plan.objects.values_list("pk", "name") if self.admin.sees_all_policies(request) else ()
+        plans = {pk: shown(name) for pk, name in rows}
         endpoints = {pk: shown(name) for pk, name in Endpoint.objects.order_by("name").values_list("pk", "name")}
         params = {
             name: request.GET.get(name, "") for name in ("window", "level", "plan", "endpoint", "policy", "start")
         }
         numbers = {name: int(text) for name, text in params.items() if _ID.fullmatch(text)}
+        listed = windows.get(params["window"]) or next(iter(found), None)
         known = {
             "window": params["window"] in windows,
             "level": numbers.get("level") in (0, *LEVELS),
             "plan": numbers.get("plan") in plans,
             "endpoint": numbers.get("endpoint") in endpoints,
             "policy": "policy" in numbers,
-            "start": _START.fullmatch(params["start"]),
+            "start": listed is not None and re.fullmatch(listed.START, params["start"]),
         }
         for name, value in params.items():
             if value and not known[name] and not (error and name == "window"):
@@ -102,7 +104,7 @@ class _ListPage(AdminPage):
                 text = _("%(name)s=%(value)s was ignored: unknown value.")
                 self.admin.message_user(request, text % {"name": name, "value": shown(value)[:60]}, messages.WARNING)
         selection = Selection(
-            listed=windows.get(params["window"]) or next(iter(found), None),
+            listed=listed,
             level=numbers.get("level", _LEVEL),
             plan_id=numbers.get("plan"),
             endpoint_id=numbers.get("endpoint"),
@@ -175,7 +177,7 @@ class QuotasPage(_ListPage):
         """Return the rows, and why their counters could not be read; raises ``StoreError``."""
         listed: Any = selection.listed
         page = near_rows(listed, self.chosen(request, selection), selection.start, _PAGE)
-        users = usernames(row.status.bucket.subject for row in page.rows)
+        users = caller_names(row.status.bucket.subject for row in page.rows)
         policies = {row.policy.pk: shown(row.policy) for row in page.rows}
         if selection.policy_id is not None:
             policies.setdefault(selection.policy_id, gettext("policy %s") % selection.policy_id)
@@ -255,7 +257,7 @@ def _lines(batches: Iterator[list[Row]]) -> Iterator[list[Any]]:
     """Yield the lines; when Redis stops answering, the last one says so."""
     try:
         for rows in batches:
-            users, now_us = usernames(row.status.bucket.subject for row in rows), time_us()
+            users, now_us = caller_names(row.status.bucket.subject for row in rows), time_us()
             for row in rows:
                 bucket = row.status.bucket
                 yield [

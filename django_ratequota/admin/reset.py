@@ -21,7 +21,7 @@ from ..operations import counters
 from ..recording.databases import policy_alias
 from .base import ReasonField
 from .formatting import shown
-from .names import audience_text, usernames
+from .names import audience_text, caller_names
 from .pages import AdminPage, reply, unanswered
 from .permissions import is_override
 
@@ -121,7 +121,7 @@ class ResetPage(CountersPage):
             words = {"count": len(owners), "most": _MAX_COUNTERS}
             self.admin.message_user(request, text % words, messages.ERROR)
             return None
-        names = usernames(policy.subject for policy in owners.values())
+        names = caller_names(policy.subject for policy in owners.values())
         rows = {
             bucket: (audience_text(policy, names), shown(bucket.scope) if bucket.scope else gettext("all endpoints"))
             for bucket, policy in owners.items()

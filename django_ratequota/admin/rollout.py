@@ -20,7 +20,7 @@ from ..recording.databases import policy_alias
 from ..runtime import default_limiter
 from .base import ChangeReasonForm
 from .formatting import moment, number_text, percent, shown
-from .names import caller_text, usernames
+from .names import caller_names, caller_text
 from .pages import AdminPage, reply, unanswered
 from .usage.counts import (
     SPANS,
@@ -115,7 +115,7 @@ class RolloutPage(AdminPage):
         timeline, tops, newest = found
         counts = sum_counts(timeline.total)
         callers = tops["would_refuse" if logs else "refused"]
-        names = usernames([*(top.caller for top in callers), *(refusal.caller for refusal in newest)])
+        names = caller_names([*(top.caller for top in callers), *(refusal.caller for refusal in newest)])
         return {
             "logs": logs,
             "sentence": _sentence(counts, len(callers), selection, logs),

@@ -11,6 +11,7 @@ from django.conf import settings as django_settings
 from django.core import checks
 from django.db import Error as DatabaseError
 from django.db import connections
+from django.utils import timezone
 
 from .. import conf
 from ..recording.databases import policy_alias
@@ -105,7 +106,7 @@ def check_assigned_kinds(**_: Any) -> Messages:
     """W025: plan assignments of subjects whose kind IDENTIFIERS does not name."""
     from ..models import PlanAssignment
 
-    rows = PlanAssignment.objects.filter(subject__isnull=False).order_by()
+    rows = PlanAssignment.objects.filter(subject__isnull=False).exclude(ends_at__lte=timezone.now()).order_by()
     for kind in conf.settings.identifiers:
         rows = rows.exclude(subject__startswith=f"{kind}:")
     subject = rows.values_list("subject", flat=True).first()

@@ -82,7 +82,7 @@ def list_near(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     if error and options["window"] not in windows and (options["window"] or not windows):
         raise CommandError(f"Redis did not answer ({error})")
     if options["window"] and options["window"] not in windows:
-        known = ", ".join(windows) or "none, as nobody has used half of a limit"
+        known = ", ".join(windows) or "none, as nobody has used any of a listed limit"
         raise CommandError(f"There is no window {options['window']!r} with subjects; there are: {known}")
     name = options["window"] or next(iter(windows), None)
     for batch in () if name is None else all_near(windows[name], Chosen(level=int(options["level"]))):

@@ -1,9 +1,9 @@
 """Subjects that have used half of a rate or more in the window that runs now, kept in Redis for the Quotas page.
 
-Only rates without checkpoints, which say the same (``QuotaWindow``), and windows of an hour or more: shorter ones end
-before an operator has read the page. What is kept are candidates with the percentage at one of their last requests;
-readers peek their counters. Everything is bounded: a process holds at most ``MAX_NOTED`` statuses that are not sent
-yet, and ``lua/near.lua`` bounds what Redis keeps.
+Only rates without checkpoints, whose rows are listed instead (``QuotaWindow``), and windows of an hour or more:
+shorter ones end before an operator has read the page. What is kept are candidates with the percentage at one of
+their last requests; readers peek their counters. Everything is bounded: a process holds at most ``MAX_NOTED``
+statuses that are not sent yet, and ``lua/near.lua`` bounds what Redis keeps.
 """
 
 from __future__ import annotations

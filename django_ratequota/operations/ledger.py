@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from django.db import connections
 from django.db.models import Count, Q, QuerySet
@@ -76,7 +76,7 @@ class Chosen:
 
 def _begins_with(text: str) -> Q:
     found = Q(subject__startswith=text)
-    if connections[QuotaWindow.objects.db].vendor == "sqlite":  # whose LIKE uses no index
+    if connections[QuotaWindow.objects.db].vendor != "postgresql":  # LIKE uses no index
         found &= Q(subject__gte=text, subject__lt=text + _LAST)
     return found
 
@@ -99,8 +99,7 @@ class Recorded(NamedTuple):
     @property
     def anchor(self) -> int:
         """Return the day of the month on which its calendar months begin."""
-        # Of two months in a row, one has 31 days.
-        return max(local_date(self.starts_at).day, local_date(self.ends_at).day)
+        return anchor_of(local_date(self.starts_at), local_date(self.ends_at))
 
     def status(self, bucket: Bucket, now_us: int) -> BucketStatus:
         """Return the status of its counter as it was written last, under the bucket's limit."""
@@ -122,6 +121,8 @@ class Ledger:
 
     #: One of ``QuotaWindow.Period``.
     name: str
+    #: What ``after`` returns.
+    START: ClassVar[str] = "[0-9]{1,18}-[0-9]{1,18}"
 
     @property
     def window(self) -> Window:
@@ -187,6 +188,11 @@ def current_ledgers() -> list[Ledger]:
 def time_us() -> int:
     """Return Redis' time as this process last saw it (µs since 1970), also where settings name no Redis."""
     return now_us(limiter_or_error())
+
+
+def anchor_of(begins: date, ends: date) -> int:
+    """Return the day on which months begin, from one of them: of two in a row, one has 31 days."""
+    return max(begins.day, ends.day)
 
 
 def local_date(at: datetime) -> date:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count, islice, takewhile
-from typing import Any
+from typing import Any, ClassVar
 
 from ..conf import settings
 from ..engine.types import Bucket, BucketStatus
@@ -72,6 +72,8 @@ class RedisList:
     """The list that Redis keeps of one window."""
 
     window: Window
+    #: What ``after`` returns.
+    START: ClassVar[str] = "[0-9]{1,18}"
 
     @property
     def name(self) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.db.models import Count, Exists, Max, Min, OuterRef, QuerySet, Subquery, Sum
+from django.utils.module_loading import import_string
 from django.utils.translation import gettext as _
 
 from ..conf import settings
@@ -17,7 +18,7 @@ from ..models import Endpoint, QuotaWindow, RatePolicy
 from ..monitoring.checkpoint_rows import stored_subject
 from ..policies.facts import to_datetime
 from ..policies.requests.caller import Caller
-from .ledger import local_date
+from .ledger import anchor_of, local_date
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,14 +63,15 @@ def used_in_month(month: str, subject: str = "") -> Iterator[Used]:
     start, end = month_of(month)
     rows = QuotaWindow.objects.filter(starts_at__gte=start, starts_at__lt=end)
     if subject:
-        rows = rows.filter(subject=subject)
+        rows = rows.filter(subject=stored_subject(subject))
     names = dict(Endpoint.objects.values_list("pk", "name"))
+    last = rows.filter(counter=OuterRef("counter")).order_by("-starts_at")
     sums = rows.order_by("subject", "counter").values("subject", "counter", "endpoint_id")
     sums = sums.annotate(
         windows=Count("pk"),
         sum=Sum("used"),
-        limit=Max("limit"),
-        last_rate=Max("rate"),
+        limit=Subquery(last.values("limit")[:1]),
+        last_rate=Subquery(last.values("rate")[:1]),
         begins=Min("starts_at"),
         ends=Max("ends_at"),
     )
@@ -92,7 +94,10 @@ def windows_of(caller: Caller) -> QuerySet[QuotaWindow]:
 
     Not those of its address, which may have been somebody else's.
     """
-    values = {kind: caller.value(kind) for kind in ("user", *settings.identifiers)}
+    shown = (
+        kind for kind, path in settings.identifiers.items() if getattr(import_string(path), "ratequota_history", True)
+    )
+    values = {kind: caller.value(kind) for kind in ("user", *shown)}
     subjects = [stored_subject(f"{kind}:{value}") for kind, value in values.items() if value]
     logged = RatePolicy.objects.filter(pk=OuterRef("policy_id"), mode=RatePolicy.Mode.LOG)
     scope = Endpoint.objects.filter(pk=OuterRef("endpoint_id")).values("name")
@@ -138,8 +143,7 @@ def _without_gaps(windows: list[QuotaWindow], today: date) -> Iterator[tuple[dat
     for window, until in zip(windows, following, strict=True):
         begins, ends = local_date(window.starts_at), local_date(window.ends_at)
         yield begins, window.used, window.limit
-        # Months begin on one day, except where they are shorter. Of two in a row, one has 31 days.
-        anchor = max(begins.day, ends.day)
+        anchor = anchor_of(begins, ends)
         while ends < until:
             yield ends, 0, 0
             ends = _next(ends, window.period, anchor)

@@ -20,7 +20,7 @@ from ...policies.requests.caller import Caller
 from ...recording.databases import policy_alias
 from ..base import ChangeReasonForm
 from ..formatting import moment, number_text, shown
-from ..names import audience_text, described, usernames
+from ..names import audience_text, caller_names, described
 from ..pages import AdminPage, reply
 from ..permissions import may_block
 from .dated import dated_form
@@ -44,7 +44,7 @@ class BlockPage(AdminPage):
         """GET shows the form; POST blocks, or ends the block whose id is in ``end``."""
         caller, ip = request.GET.get("caller", ""), request.GET.get("ip", "")
         names = blocks.targets(caller, ip)
-        users = usernames(names)
+        users = caller_names(names)
         names = [name for name in names if not name.startswith("user:") or name in users]  # without deleted users
         endpoint = Endpoint.objects.filter(name=request.GET.get("endpoint", "").replace("\x00", "")).first()
         back = self._back(request, caller, endpoint)

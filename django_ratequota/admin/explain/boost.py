@@ -20,7 +20,7 @@ from ...operations.explain import Explanation
 from ...policies.facts import PolicyFacts, to_datetime
 from ...recording.databases import policy_alias
 from ..formatting import clock, moment, shown
-from ..names import audience_text, usernames
+from ..names import audience_text, caller_names
 from ..pages import AdminPage
 from ..permissions import may
 from .dated import dated_form
@@ -72,7 +72,7 @@ class BoostPage(AdminPage):
         context = {
             "title": _("Boost"),
             "form": form,
-            "who": audience_text(boost, usernames([boost.subject])),
+            "who": audience_text(boost, caller_names([boost.subject])),
             "endpoint": shown(row.endpoint.name) if row.endpoint else _("all endpoints"),
             "counted_per": shown(row.counted_per),
             "rates_now": shown(row.rates),

@@ -19,7 +19,7 @@ from ...operations import boosts
 from ...operations.boosts import Proposal
 from ...recording.databases import policy_alias
 from ..formatting import moment, shown
-from ..names import audience_text, described_callers, usernames
+from ..names import audience_text, caller_names, described_callers
 from ..pages import reply, unanswered
 from .boost import BOOST_LENGTHS, BoostPage, warnings_about
 from .dated import LENGTHS, dated_form
@@ -71,7 +71,7 @@ class BoostAllPage(BoostPage):
             return self._grant_all(request, form, [(row, one) for row, one in rows if row.is_bound])
         default = LENGTHS.get(initial["until"], LENGTHS["hour"])[0]
         end = form.cleaned_data.get("ends_at") if data is not None else None
-        names = usernames(proposal.boost.subject for proposal in proposals)
+        names = caller_names(proposal.boost.subject for proposal in proposals)
         context |= {
             "title": _("Boost all that refused"),
             "form": form,

@@ -23,7 +23,7 @@ def counter_rows(
 ) -> list[dict[str, Any]]:
     """Return the counters of the policies that won, and one row for each that is blocked or unlimited.
 
-    ``endpoints`` names the endpoint by the policy's id, ``users`` the subjects (see ``usernames``). With
+    ``endpoints`` names the endpoint by the policy's id, ``users`` the subjects (see ``caller_names``). With
     ``boost_url``, rows lead to a boost of the policy, or say why not.
     """
     statuses, at_us = _live(explanation), explanation.decision.at_us

@@ -19,7 +19,7 @@ from ...operations.explain import Explanation
 from ...operations.explain_query import ExplainQuery
 from ...policies.explain import Candidate, others_in_words
 from ..formatting import clock_and_wait, shown
-from ..names import audience_text, described, usernames
+from ..names import audience_text, caller_names, described
 from ..pages import AdminPage, reply, unanswered
 from ..permissions import is_override, may
 from .block import BlockLinks
@@ -61,7 +61,7 @@ class ExplainPage(AdminPage):
         params = form.params()
         if refusal is not None:
             params["id"] = refusal.id
-        users = usernames(_subjects(refusal, explanation))
+        users = caller_names(_subjects(refusal, explanation))
         context = {
             "title": _("Explain"),
             "form": form,
@@ -112,7 +112,7 @@ class ExplainPage(AdminPage):
         params: dict[str, str],
         users: Mapping[str, str],
     ) -> dict[str, Any]:
-        """Return the caller's plan, counters and candidates; ``users`` names their subjects (see ``usernames``)."""
+        """Return the caller's plan, counters and candidates; ``users`` has their names (see ``caller_names``)."""
         decision, plan = explanation.decision, explanation.plan
         left_out = len(explanation.candidates) - _MAX_CANDIDATES
         listed = _listed(explanation.candidates)

@@ -17,7 +17,7 @@ from ...monitoring import refusals
 from ...monitoring.collector import collector
 from ...monitoring.refusals import CallerRefusals, Refusal
 from ..formatting import bar_percent, clock, revision_text, shown
-from ..names import caller_text, described, described_callers, usernames
+from ..names import caller_names, caller_text, described, described_callers
 from ..pages import reply, unanswered
 from ..usage.labels import explain_url
 from .form import find_user
@@ -150,7 +150,7 @@ def refused_places(model_admin: Any, caller: str, found: CallerRefusals | None, 
     most = {
         key: place.callers.most_common(_MAX_PEOPLE) for key, place in places.items() if {*place.callers} != {caller}
     }
-    users = usernames(name for people in most.values() for name, _count in people)
+    users = caller_names(name for people in most.values() for name, _count in people)
     for key, people in most.items():
         places[key].people = [
             (caller_text(name, users), explain_url(model_admin.admin_site, name)) for name, _count in people

@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy as _
 from ...exceptions import StoreError
 from ...monitoring.timeline import Counts
 from ..formatting import shown
-from ..names import caller_text, usernames
+from ..names import caller_names, caller_text
 from .counts import Selection, most_refused, newest_refusals, read_timeline, top_callers
 from .labels import VisibleNames
 from .selection_page import SelectionPage
@@ -86,7 +86,7 @@ def _policies(selection: Selection, names: VisibleNames) -> Table:
 
 def _callers(selection: Selection, names: VisibleNames) -> Table:
     found = {top.caller: top for rows in top_callers(selection, _MOST_CALLERS).values() for top in rows}
-    users = usernames(found)
+    users = caller_names(found)
     order = sorted(found.values(), key=lambda top: (-top.counts.refused, -top.counts.admitted, top.caller))
     # What a policy admitted is not counted by caller.
     heads, left_out = (_COUNTS, 0) if selection.policy_id is None else (_POLICY_COUNTS, 1)
@@ -96,7 +96,7 @@ def _callers(selection: Selection, names: VisibleNames) -> Table:
 
 def _refused(selection: Selection, names: VisibleNames) -> Table:
     found = newest_refusals(selection, names.endpoints, _MOST_REFUSALS)
-    users = usernames(refusal.caller for refusal in found)
+    users = caller_names(refusal.caller for refusal in found)
     heads = ["id", _("at"), _("refusals"), _("caller"), _("name"), _("address"), _("method"), _("scope"), _("route")]
     rows = [
         [

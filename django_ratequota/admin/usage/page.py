@@ -23,7 +23,7 @@ from ...policies.unreadable import find_unreadable
 from ...runtime import default_limiter
 from ..explain.block import BlockLinks
 from ..formatting import bar_percent, moment, number_text, shown
-from ..names import caller_text, usernames
+from ..names import caller_names, caller_text
 from ..pages import reply
 from . import workers
 from .counts import (
@@ -77,7 +77,7 @@ class UsagePage(SelectionPage):
         standings = (
             reply(lambda: tightest(dict.fromkeys(callers), place.name if place else None))[0] if callers else None
         )
-        users = usernames([*callers, *(refusal.caller for refusal in refusals or ())])
+        users = caller_names([*callers, *(refusal.caller for refusal in refusals or ())])
         pairs = [(caller, "") for caller in callers] + [(one.caller, one.ip) for one in refusals or ()]
         blocks = BlockLinks(self.admin, request, pairs, "usage")
         context = {
