@@ -100,9 +100,12 @@ def _event(event: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         return str(event["change_id"]), {"type": "policies_changed", "timestamp": at.isoformat(), "data": data}
     level, status, at = event["level"], event["status"], event["at"]
     bucket = status.bucket
-    end_us = int(at.timestamp() * 10**6) + status.reset_after_us
+    end_us = round(at.timestamp() * 10**6) + status.reset_after_us
     # Of a window its end, to the minute; other rates reach a level once a period at most.
-    window = round(end_us / 60e6) if bucket.rate.algorithm == "fixed_window" else end_us // status.window_us
+    if bucket.rate.algorithm == "fixed_window":
+        window = round(end_us / 60e6)
+    else:
+        window = (end_us - status.reset_after_us) // status.window_us
     name = f"{bucket_key(settings.prefix, bucket)}:{level}:{window}"
     data = {
         "text": text,

@@ -263,7 +263,7 @@ def _without_database(error: DatabaseError) -> tuple[Decision, None]:
 def _needs_user(
     snapshot: Snapshot, endpoints: tuple[EndpointFacts, ...], scope: str | None, pending: bool | None
 ) -> Generator[Step, Any, bool]:
-    """Return whether a policy at the endpoints is for users, plans or a list of users, or an override is there."""
+    """Return whether what applies at the endpoints depends on the user: plans, lists, overrides, days of months."""
     matched = match_policies(snapshot, endpoints, scope, NOBODY)
     if matched.exempt:
         return False
@@ -278,6 +278,8 @@ def _needs_user(
             own = yield process.policies.load_user_endpoints
         except DatabaseError:
             return True
+    if process.policies.anchored and matched.monthly:
+        return True
     return not own.keys().isdisjoint([None, *[endpoint.id for endpoint in endpoints]])
 
 

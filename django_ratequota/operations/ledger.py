@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from typing import Any, ClassVar, NamedTuple
 
 from django.db import connections
@@ -191,8 +191,11 @@ def time_us() -> int:
 
 
 def anchor_of(begins: date, ends: date) -> int:
-    """Return the day on which months begin, from one of them: of two in a row, one has 31 days."""
-    return max(begins.day, ends.day)
+    """Return the day on which months begin, from the bounds of one."""
+    shorter = min(begins, ends, key=lambda day: day.day)
+    # A month's last day may stand for a later one. Other days differ where the day was changed: the end's counts.
+    is_last = (shorter + timedelta(days=1)).day == 1
+    return max(begins.day, ends.day) if is_last else ends.day
 
 
 def local_date(at: datetime) -> date:

@@ -71,6 +71,8 @@ class PolicyCache:
         #: Kinds of subjects on plans and ``user``, in the order in which plans are looked for; () = no subject is on
         #: a plan, None = not loaded. May hold kinds whose assignments are gone, which only costs a lookup.
         self.assigned_kinds: tuple[str, ...] | None = None
+        #: Whether an assignment names the day on which months begin; loaded with ``user_endpoints``.
+        self.anchored = False
         # Incremented when entries are dropped. An entry whose read began before that is not kept.
         self._drops = 0
         self._cursor = ChangeCursor()
@@ -205,7 +207,7 @@ class PolicyCache:
 
     def load_user_endpoints(self) -> Mapping[int | None, frozenset[str]]:
         """Read ``user_endpoints`` from the database; raises ``django.db.Error``."""
-        from ..models import RatePolicy
+        from ..models import PlanAssignment, RatePolicy
 
         drops = self._drops
         with self._reading():
@@ -213,6 +215,7 @@ class PolicyCache:
             found: dict[int | None, frozenset[str]] = {}
             for endpoint_id, counted_per in own.order_by().values_list("endpoint_id", "counted_per").distinct():
                 found[endpoint_id] = found.get(endpoint_id, frozenset()) | {counted_per}
+            self.anchored = PlanAssignment.objects.filter(anchor__gt=1).exists()
         with self._entries_lock:
             if drops == self._drops and not publication_pending():
                 self.user_endpoints = found
@@ -246,7 +249,7 @@ class PolicyCache:
             everything = any(change.everything for change in changes)
             if users or subjects or everything:
                 self._drops += 1
-            if users or everything:
+            if users or subjects or everything:
                 self.user_endpoints = None
             if everything:
                 self._entries.clear()

@@ -41,6 +41,8 @@ class MatchedPolicies:
     list_kinds: tuple[str, ...]
     endpoint_ids: tuple[int, ...]
     cost: int
+    #: Whether limits count months that a caller's assignment may begin on another day.
+    monthly: bool = False
     #: Name of an exempt endpoint among these: then no policy applies. "" = none is exempt.
     exempt: str = ""
 
@@ -164,6 +166,7 @@ def _find_policies(
         list_kinds=tuple(list_kinds),
         endpoint_ids=tuple(endpoint.id for endpoint in endpoints),
         cost=(endpoints[0].cost if named else 0) or max((e.cost for e in endpoints), default=1),
+        monthly=any(one.group and one.group.monthly and one.counted_per not in ("everyone", "ip") for one in found),
         exempt=next((endpoint.name for endpoint in endpoints if endpoint.exempt), ""),
     )
 

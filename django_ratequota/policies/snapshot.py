@@ -39,7 +39,7 @@ class Group:
     Immutable: ``changed`` returns a new group.
     """
 
-    __slots__ = ("by_id", "by_list", "by_network", "by_plan", "by_subject", "everyone", "kinds")
+    __slots__ = ("by_id", "by_list", "by_network", "by_plan", "by_subject", "everyone", "kinds", "monthly")
 
     def __init__(self, policies: Iterable[PolicyFacts]) -> None:
         #: All policies of the group, including those that are off.
@@ -53,6 +53,8 @@ class Group:
         self.by_plan: ChunkedMapping[int | None, list[PolicyFacts]] = ChunkedMapping({})
         #: Kind of subject -> number of its subjects in ``by_subject``.
         self.kinds: Counter[str] = Counter()
+        #: Whether a policy has calendar months; may stay True after its removal, which only costs a lookup.
+        self.monthly = False
         self._fill(frozenset(), {policy.id: policy for policy in policies})
 
     @property
@@ -85,6 +87,9 @@ class Group:
                 indexed.setdefault(index, {}).setdefault(key, []).append(policy)
         for index, rivals in indexed.items():
             self._replace(index, rivals, removed)
+        self.monthly = self.monthly or any(
+            rate.calendar == "month" for p in added.values() if isinstance(p.rates, tuple) for rate in p.rates
+        )
         self.by_id = self.by_id.changed(removed, added)
         self.everyone = self.by_plan.get(None, [])
 

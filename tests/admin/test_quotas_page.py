@@ -97,7 +97,17 @@ def test_subjects_are_found_by_what_they_begin_with(operator: Client, settings: 
 
 @pytest.mark.parametrize(
     "query",
-    ["window=x", "level=81", "endpoint=999", "plan=9", "policy=-1", "start=x", "start=1-", "level=" + "9" * 99],
+    [
+        "window=x",
+        "level=81",
+        "endpoint=999",
+        "plan=9",
+        "policy=-1",
+        "start=x",
+        "start=1-",
+        "start=4",
+        "level=" + "9" * 99,
+    ],
 )
 def test_unknown_values_are_ignored_with_a_warning(operator: Client, alice: User, query: str) -> None:
     month()

@@ -390,4 +390,5 @@ def test_pages_stay_small_and_take_few_queries_on_a_larger_installation(db: None
     chosen = {name: page for name, page in pages().items() if not name.startswith(_OTHERS)}
     for name, opened in open_pages(chosen, times=1).items():
         assert opened.bytes <= MOST_BYTES, name
-        assert opened.queries <= 25, name
+        # Quotas looks for rows in rounds, a bounded number of them, while those it finds are out of date.
+        assert opened.queries <= (45 if name.startswith("quotas") else 25), name

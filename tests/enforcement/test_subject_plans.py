@@ -70,6 +70,24 @@ def staff(*names: str, tenant: str = "acme") -> list[User]:
     return [User.objects.create(username=name, last_name=tenant) for name in names]
 
 
+def test_months_begin_on_the_tenants_day_where_no_policy_is_for_plans(pro: Plan, settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "CALLER": ["tenant", "ip"]}
+    RatePolicy.objects.create(rates="100/month")
+    search = Endpoint.objects.create(name="search")
+    RatePolicy.objects.create(endpoint=search, plan=pro, rates="50/min")
+    assignment = PlanAssignment.objects.create(subject="tenant:acme", plan=pro, anchor=15)
+    (alice,) = staff("alice")
+
+    def days() -> list[int]:
+        decisions = (check_request(request_from(alice), scope) for scope in ("search", None))
+        return [status.bucket.anchor for one in decisions for status in one.statuses if status.bucket.rate.calendar]
+
+    assert days() == [15, 15]
+    assignment.anchor = 20
+    assignment.save()
+    assert days() == [20, 20]
+
+
 @pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])
 def test_a_tenants_people_share_its_quota_and_each_has_the_rate_of_the_plan(pro: Plan, awaited: bool) -> None:
     RatePolicy.objects.create(plan=pro, counted_per="tenant", rates="6/month")

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import ModuleType
@@ -329,6 +329,17 @@ def test_the_id_of_an_event_is_the_same_from_every_process(
     first, second, *others = [headers["webhook-id"] for headers, _ in received]
     assert first == second
     assert len({first, *others}) == 3
+
+
+def test_crossings_a_period_apart_are_two_events(webhook: tuple[str, list[Any], threading.Event]) -> None:
+    """A rate that refills reaches a level again, with the same time left or another."""
+    url, _, go = webhook
+    go.set()
+    receiver, minute = post_to(url, SECRET), timedelta(minutes=1)
+    for at, left in ((AT + minute * 0.1, 60 * 10**6), (AT + minute * 1.1, 48 * 10**6)):
+        receiver(level=80, status=status_of("10/min", 8, left), at=at, suppressed=0, signal=quota_threshold)
+    join()
+    assert len({headers["webhook-id"] for headers, _ in received}) == 2
 
 
 def test_a_save_may_be_posted_signed(webhook: tuple[str, list[Any], threading.Event]) -> None:

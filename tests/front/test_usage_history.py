@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from django.contrib.auth.models import Permission, User
@@ -61,6 +63,23 @@ def _tenants(settings: Any) -> None:
             "broken": "tests.front.test_usage_history.broken",
         },
     }
+
+
+def test_what_anybody_may_write_or_share_names_no_caller(client: Client, settings: Any) -> None:
+    names = {name: f"django_ratequota.identifiers.{name}" for name in ("login_name", "login_pair", "network")}
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": names}
+    for subject in ("login_name:victim", "login_pair:127.0.0.1 victim", "network:127.0.0.0/24"):
+        window(subject)
+    body = '{"username": "victim"}'
+    response = client.generic("GET", URL, body, content_type="application/json")
+    assert response.json()["results"] == []
+
+
+@pytest.mark.parametrize("position", ["garbage", "0001-01-01T00:00:00+14:00"])
+def test_an_edited_cursor_is_not_found(client: Client, alice: User, position: str) -> None:
+    client.force_login(alice)
+    cursor = b64encode(urlencode({"p": position}).encode()).decode()
+    assert client.get(URL, {"cursor": cursor}).status_code == 404
 
 
 def test_a_window_says_what_was_used_of_which_limit(client: Client, alice: User) -> None:

@@ -395,7 +395,7 @@ def test_a_plan_with_many_rows_is_restored_on_its_page(operator: Client) -> None
     seen = re.search(r'name="seen" value="(\w+)"', text)
     assert seen is not None
     with statements() as sent:
-        assert operator.post(url, {"seen": seen[1], "along": "on"}).status_code == 302
+        assert operator.post(url, {"seen": seen[1], "also": "on"}).status_code == 302
     assert sent.count < 200
     assert PlanAssignment.objects.count() == 2 * BATCH
     assert LogEntry.objects.count() == 2 * BATCH + 3

@@ -413,7 +413,7 @@ def test_without_the_database_requests_go_on(
     flush()
     lose(redis_client)
 
-    def fail(_windows: Any) -> Any:
+    def fail(*_: Any) -> Any:
         raise DatabaseError("gone")
 
     with monkeypatch.context() as context:
@@ -550,6 +550,23 @@ def test_a_refund_after_a_loss_lowers_the_checkpoint_by_no_more_than_it_gave_bac
     assert used() == [6]
     seeds.forget()
     assert ask().remaining == 3
+
+
+def test_a_refund_after_a_loss_is_not_undone_by_the_seed_of_another_process(
+    ask: Callable[..., Decision], redis_client: redis.Redis
+) -> None:
+    RatePolicy.objects.create(rates="1000/month")
+    ask(cost=10)
+    flush()
+    redis_client.flushall()
+    decision = ask(cost=30)
+    assert decision.statuses[0].used == 40, "restored"
+    flush()
+    decision.refund(20)
+    seeds.forget()
+    assert ask().statuses[0].used == 21
+    flush()
+    assert used() == [21]
 
 
 def test_units_can_be_given_back_after_a_loss_that_nobody_has_noticed(

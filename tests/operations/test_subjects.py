@@ -160,7 +160,7 @@ def everywhere() -> None:
             used=1,
             limit=5,
             percent=20,
-            at_us=1,
+            at_us=round(ends_at.timestamp() * 10**6),
         )
 
 

@@ -125,7 +125,7 @@ def test_the_snippets_together_make_a_working_project(redis_client: redis.Redis,
     assert "ratequota_" not in seen["registered"], "in multiprocess mode they are in the files"
     assert '"ratequota.decisions"' in result.stdout
 
-    usage, problem = (json.loads(block) for block in blocks("api.md", "json"))
+    usage, _history, problem = (json.loads(block) for block in blocks("api.md", "json"))
     assert usage.keys() == seen["usage"].keys()
     assert usage["limits"][0].keys() == seen["usage"]["limits"][0].keys()
     for sent in seen["problems"]:

@@ -123,6 +123,8 @@ BAD = {
     "version: 1\nassignments:\n- subject: tenant:acme": [
         "3: assignments[0].plan: is missing",
         "3: assignments[0].starts_at: is missing",
+        "3: assignments[0].subject: RATEQUOTA['IDENTIFIERS'] is empty, so only users can be on a plan: choose a "
+        "user.",
     ],
     "version: 1\nplans: []\nplans: []": ["3: plans: is already set at line 2"],
     "version: 1\npolicies:\n- rates: 1/s\n  rates: 2/s\n  cost: 1": [

@@ -13,7 +13,7 @@ from django.test import Client
 
 from django_ratequota.engine.keys import statistics_key
 from django_ratequota.models import Endpoint, RatePolicy
-from django_ratequota.monitoring import alerts
+from django_ratequota.monitoring import alerts, pending_refusals
 from django_ratequota.monitoring import collector as collecting
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.monitoring.refusals import find_refusal
@@ -46,7 +46,7 @@ def noted(settings: Any, monkeypatch: Any) -> Iterator[None]:
     """Refusals get ids, and are sent when the test calls ``flush``; the minute does not end meanwhile."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1.0}
     monkeypatch.setattr(collecting._background, "keep", lambda: None)
-    monkeypatch.setattr(collecting, "MINUTE", int(time.time()))
+    monkeypatch.setattr(pending_refusals, "MINUTE", int(time.time()))
     collector.clear()
     yield
     collector.clear()
@@ -138,7 +138,7 @@ def networks(number: int) -> list[str]:
 def test_one_network_takes_its_share_of_refusal_ids(search: Endpoint, attackers: list[str]) -> None:
     RatePolicy.objects.create(endpoint=search, rates="blocked")
     given = [name for name in map(refusal_id, attackers) if name]
-    assert len(given) == collecting.MAX_OF_NETWORK < collecting.MAX_REFUSALS / 2
+    assert len(given) == pending_refusals.MAX_OF_NETWORK < pending_refusals.MAX_REFUSALS / 2
     others = [refusal_id(address) for address in ("203.0.113.7", "2001:db8:2::1", "198.51.101.1")]
     assert all(others)
     collector.flush()
