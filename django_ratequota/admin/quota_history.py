@@ -32,7 +32,8 @@ class _SubjectPage(AdminPage):
     """A page about the windows of one subject."""
 
     media = forms.Media(
-        css={"all": ["django_ratequota/plots.css", "django_ratequota/usage.css", "django_ratequota/quotas.css"]}
+        css={"all": ["django_ratequota/plots.css", "django_ratequota/usage.css", "django_ratequota/quotas.css"]},
+        js=["django_ratequota/subjects.js"],
     )
 
     def windows(self, request: Any) -> tuple[str, Any]:
