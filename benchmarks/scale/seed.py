@@ -131,13 +131,15 @@ def _add_windows(number: int, users: range, now: datetime) -> None:
         months.insert(0, (months[0] - timedelta(days=1)).replace(day=1))
     months.append((months[-1] + timedelta(days=32)).replace(day=1))
     times = [connection.ops.adapt_datetimefield_value(month) for month in months]
-    place = f"MOD(u.id / 2 + k.k, {len(places)})"
+    place = f"MOD((u.id - {users[0]}) / 2 + k.k, {len(places)})"
     policy, endpoint, limit = (
         f"CASE {place} {' '.join(f'WHEN {at} THEN {one[column]}' for at, one in enumerate(places))} END"
         for column in range(3)
     )
     starts = f"CASE r.m {' '.join(f'WHEN {at} THEN %s' for at in range(25))} END"
     quote = connection.ops.quote_name
+    # Before this Redis has its data, so that it has lost these counts, and pages see what will be restored.
+    written_us = int((now - timedelta(hours=1)).timestamp() * 10**6)
     with connection.cursor() as cursor:
         cursor.execute(
             f"""
@@ -152,10 +154,11 @@ def _add_windows(number: int, users: range, now: datetime) -> None:
                 SELECT u.id AS id, m.m AS m, {policy} AS policy, {endpoint} AS endpoint, {limit} AS most,
                     CAST(MOD(MOD(u.id, 1003) * 7919 + k.k * 31, 1003) AS INTEGER) AS share
                 FROM auth_user u, k, m
-                WHERE u.id >= %s AND MOD(u.id, 2) = 0 AND u.id < %s AND (m.m = 24 OR MOD(u.id, 200) = 0)
+                WHERE u.id >= %s AND MOD(u.id - {users[0]}, 2) = 0 AND u.id < %s
+                    AND (m.m = 24 OR MOD(u.id - {users[0]}, 200) = 0)
             ) r
             """,
-            [*times[:25], *times[1:], int(now.timestamp() * 10**6), users[0], users[0] + number],
+            [*times[:25], *times[1:], written_us, users[0], users[0] + number],
         )
 
 
