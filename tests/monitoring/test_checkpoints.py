@@ -39,6 +39,7 @@ from django_ratequota.runtime import default_limiter
 from django_ratequota.utils.locks import ForkSafeLock
 from tests.project.views import request_from
 from tests.support.commands import run
+from tests.support.connections import close_connection
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "redis_client")]
 
@@ -277,7 +278,7 @@ def test_the_last_checkpoint_waits_for_the_one_that_is_being_written(
 
     def in_a_thread() -> None:
         flush()
-        connection.close()
+        close_connection()
 
     monkeypatch.setattr(checkpoints, "write", slowly)
     monkeypatch.setattr(checkpoints, "_write_lock", Lock())

@@ -29,6 +29,7 @@ from django_ratequota.policies.resolver import EvaluationContext, Resolution, re
 from django_ratequota.recording.publication import publication_pending
 from django_ratequota.recording.recorder import record_publication
 from django_ratequota.runtime import default_limiter
+from tests.support.connections import close_connection
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -277,11 +278,7 @@ def test_one_thread_reads_and_the_others_wait_for_it(policies: PolicyCache, monk
         try:
             found.append(policies.reload(revision))
         finally:
-            # Django keeps an SQLite database in memory open; this thread's connection to it must not linger.
-            raw = connection.connection
-            connection.close()
-            if raw is not None and connection.vendor == "sqlite":
-                raw.close()
+            close_connection()
 
     monkeypatch.setattr(module, "load_snapshot", count)
     found: list[Any] = []
