@@ -11,6 +11,7 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext
 
 from ..models import RatePolicy
+from ..models.fields import cascade
 from ..recording.databases import policy_alias
 from .pages import model_url
 from .permissions import OVERRIDES
@@ -30,7 +31,7 @@ class _FirstRows(NestedObjects):
     def related_objects(self, related_model: Any, related_fields: Any, objs: Any) -> Any:
         """Return the rows that refer to the objects."""
         rows = super().related_objects(related_model, related_fields, objs)
-        cascades = all(field.remote_field.on_delete is models.CASCADE for field in related_fields)
+        cascades = all(field.remote_field.on_delete in (models.CASCADE, cascade) for field in related_fields)
         if not cascades or related_model._meta.related_objects:
             return rows
         # Each line names the row's related objects.

@@ -81,7 +81,7 @@ class Migration(migrations.Migration):
                 ('starts_at', models.DateTimeField(blank=True, help_text='In the list from this moment on; empty = at once.', null=True, verbose_name='starts at')),
                 ('ends_at', models.DateTimeField(blank=True, help_text='In the list until this moment; empty = open-ended.', null=True, verbose_name='ends at')),
                 ('reason', models.CharField(blank=True, help_text='The reason, such as a ticket or a contract.', max_length=200, verbose_name='reason')),
-                ('user', models.ForeignKey(blank=True, help_text='The user who is in the list; or write a subject instead.', null=True, on_delete=django.db.models.deletion.CASCADE, related_name='ratequota_list_entries', to=settings.AUTH_USER_MODEL, verbose_name='user')),
+                ('user', models.ForeignKey(blank=True, help_text='The user who is in the list; or write a subject instead.', null=True, on_delete=django_ratequota.models.fields.cascade, related_name='ratequota_list_entries', to=settings.AUTH_USER_MODEL, verbose_name='user')),
                 ('subject_list', models.ForeignKey(help_text='The list. Its policies apply to all of its members.', on_delete=django.db.models.deletion.CASCADE, related_name='members', to='django_ratequota.subjectlist', verbose_name='subject list')),
             ],
             options={
@@ -103,7 +103,7 @@ class Migration(migrations.Migration):
                 ('created_at', models.DateTimeField(auto_now_add=True, help_text='When the assignment was made.', verbose_name='created at')),
                 ('created_by', models.ForeignKey(blank=True, editable=False, help_text='The operator who made the assignment.', null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.AUTH_USER_MODEL, verbose_name='created by')),
                 ('plan', models.ForeignKey(db_index=False, help_text='An assignment with an end outranks an open-ended one; among equals, the latest start counts.', on_delete=django.db.models.deletion.CASCADE, related_name='assignments', to='django_ratequota.plan', verbose_name='plan')),
-                ('user', models.ForeignKey(blank=True, help_text='The user who is put on the plan; or write a subject instead.', null=True, on_delete=django.db.models.deletion.CASCADE, related_name='ratequota_assignments', to=settings.AUTH_USER_MODEL, verbose_name='user')),
+                ('user', models.ForeignKey(blank=True, help_text='The user who is put on the plan; or write a subject instead.', null=True, on_delete=django_ratequota.models.fields.cascade, related_name='ratequota_assignments', to=settings.AUTH_USER_MODEL, verbose_name='user')),
                 ('subject', models.CharField(blank=True, db_index=True, help_text='kind:value, such as tenant:acme or api_key:k_7: all of its callers are put on the plan.', max_length=200, null=True, verbose_name='subject')),
                 ('anchor', models.PositiveSmallIntegerField(blank=True, help_text="Day of the month, 1 to 31, on which this customer's monthly quotas begin, or the last day of shorter months; empty = the first. A month with a new beginning starts a new count.", null=True, validators=[django.core.validators.MinValueValidator(1), django.core.validators.MaxValueValidator(31)], verbose_name='months begin on day')),
             ],

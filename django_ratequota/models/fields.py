@@ -1,4 +1,4 @@
-"""Model fields that store rates and subjects in canonical form."""
+"""Model fields that store rates and subjects in canonical form, and how rows are deleted with their user."""
 
 from __future__ import annotations
 
@@ -89,3 +89,13 @@ def _canonical_or_unchanged(value: Any) -> Any:
         return canonical_subject(value)
     except ValidationError:
         return value
+
+
+def cascade(collector: Any, field: Any, sub_objs: Any, using: str) -> None:
+    """Delete rows with the object that they refer to, as ``models.CASCADE`` does, without a NULL in between.
+
+    On MySQL and MariaDB, which defer no constraints, Django first sets a nullable column to NULL. A row that belongs
+    to a user or to a subject cannot have neither.
+    """
+    source = field.remote_field.model
+    collector.collect(sub_objs, source=source, source_attr=field.name, nullable=False, fail_on_restricted=False)

@@ -10,7 +10,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..recording.validators import canonical_subject, check_dates, visible
 from .base import RecordedModel
-from .fields import SubjectField
+from .fields import SubjectField, cascade
 
 
 class SubjectList(RecordedModel):
@@ -42,7 +42,7 @@ class ListMember(RecordedModel):
     )
     user = models.ForeignKey(
         django_settings.AUTH_USER_MODEL,
-        on_delete=models.CASCADE,
+        on_delete=cascade,
         null=True,
         blank=True,
         related_name="ratequota_list_entries",

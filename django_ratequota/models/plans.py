@@ -12,7 +12,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..recording.validators import assignable_subject, check_dates, visible
 from .base import RecordedModel
-from .fields import SubjectField
+from .fields import SubjectField, cascade
 
 
 class Plan(RecordedModel):
@@ -67,7 +67,7 @@ class PlanAssignment(RecordedModel):
 
     user = models.ForeignKey(
         django_settings.AUTH_USER_MODEL,
-        on_delete=models.CASCADE,
+        on_delete=cascade,
         null=True,
         blank=True,
         related_name="ratequota_assignments",

@@ -25,7 +25,7 @@ from django.test import Client
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
+from django_ratequota.models import Endpoint, ListMember, Plan, PlanAssignment, PolicyChange, RatePolicy, SubjectList
 from django_ratequota.operations.cascades import deleted_along
 from django_ratequota.operations.restore import plan_restoration, restore
 from django_ratequota.policyfile import apply_file
@@ -263,15 +263,17 @@ def test_deletions_within_a_deletion_are_recorded_once() -> None:
     assert len(set(deleted.values_list("model", "object_id"))) == 6
 
 
-def test_deleting_a_user_records_overrides_and_assignments() -> None:
+def test_deleting_a_user_records_overrides_assignments_and_list_entries() -> None:
     plan_with_assignments(2)
     user = User.objects.first()
     assert user is not None
     RatePolicy.objects.create(user=user, rates="3/s")
+    ListMember.objects.create(subject_list=SubjectList.objects.create(name="Partners"), user=user)
     last, key = newest(), str(user.pk)
     user.delete()
     deleted = PolicyChange.objects.filter(pk__gt=last).order_by("model")
     assert [(change.model, change.touched_user) for change in deleted] == [
+        ("listmember", key),
         ("planassignment", key),
         ("ratepolicy", key),
     ]
