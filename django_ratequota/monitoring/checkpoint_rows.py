@@ -117,20 +117,17 @@ def _rows(windows: Iterable[Window]) -> Any:
     return _model().objects.filter(counter__in=[counter for counter, _ in windows], starts_at__in=starts)
 
 
-def used_in(windows: Sequence[Window], born_us: int = 0) -> dict[Window, int]:
+def used_in(windows: Sequence[Window]) -> dict[Window, int]:
     """Return what the windows have used by their checkpoints; those without one are left out.
 
-    Of a month that began on another day than it would now, its row is the newest one that began in the window. Rows
-    written after ``born_us``, since when the store has its data, are left out: it has all that they say, and what was
-    given back since.
+    Of a month that began on another day than it would now, its row is the newest one that began in the window.
     """
     counters = [counter for counter, _ in windows]
     since = to_datetime(min(start_us for _, start_us in windows))
     rows = _model().objects.filter(counter__in=counters, starts_at__gte=since).order_by("starts_at")
-    newest = {counter: row for counter, *row in rows.values_list("counter", "starts_at", "used", "at_us")}
+    newest = {counter: row for counter, *row in rows.values_list("counter", "starts_at", "used")}
     found = ((window, newest.get(window[0])) for window in windows)
-    lost = ((window, row) for window, row in found if row and not 0 < born_us < row[2])
-    return {window: row[1] for window, row in lost if to_us(row[0]) >= window[1]}
+    return {window: row[1] for window, row in found if row and to_us(row[0]) >= window[1]}
 
 
 def _row(window: Window, figure: Figure) -> Any:

@@ -62,7 +62,7 @@ class Seeds:
         unread = [window for window in lossy if self._known.get(window) is None]
         if unread:
             try:
-                found = yield partial(_read, unread, born_us)
+                found = yield partial(_read, unread)
             except DatabaseError as error:
                 note_problem("seeds", f"what Redis has lost cannot be restored from the checkpoints: {error}")
                 return ()
@@ -93,9 +93,9 @@ class Seeds:
         self._whole_us = born_us + _LONGEST_US if born_us else sys.maxsize
 
 
-def _read(windows: list[Window], born_us: int) -> dict[Window, int]:
+def _read(windows: list[Window]) -> dict[Window, int]:
     with reading_policies():
-        return used_in(windows, born_us)
+        return used_in(windows)
 
 
 #: The seeds of this process.

@@ -553,23 +553,6 @@ def test_a_refund_after_a_loss_lowers_the_checkpoint_by_no_more_than_it_gave_bac
     assert ask().remaining == 3
 
 
-def test_a_refund_after_a_loss_is_not_undone_by_the_seed_of_another_process(
-    ask: Callable[..., Decision], redis_client: redis.Redis
-) -> None:
-    RatePolicy.objects.create(rates="1000/month")
-    ask(cost=10)
-    flush()
-    redis_client.flushall()
-    decision = ask(cost=30)
-    assert decision.statuses[0].used == 40, "restored"
-    flush()
-    decision.refund(20)
-    seeds.forget()
-    assert ask().statuses[0].used == 21
-    flush()
-    assert used() == [21]
-
-
 def test_units_can_be_given_back_after_a_loss_that_nobody_has_noticed(
     ask: Callable[..., Decision], redis_client: redis.Redis
 ) -> None:
