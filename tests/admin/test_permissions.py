@@ -372,10 +372,12 @@ def test_without_permissions_no_links_are_offered() -> None:
 @pytest.mark.parametrize("codename", ["add_planassignment", "add_listmember", "grant_override"])
 def test_the_field_for_a_users_id_links_to_users_only_with_permission_to_view_them(codename: str) -> None:
     model = {"add_planassignment": "planassignment", "add_listmember": "listmember"}.get(codename, "ratepolicy")
-    found, user = [], get_user_model()._meta
+    if get_user_model() is not User:
+        pytest.skip("looks for the links of django.contrib.auth's admin")
+    found = []
     for name, more in (("blind", ()), ("seeing", ("view_user",))):
         client = operators.client_of(codename, *more, name=name)
         page = operators.text_of(client.get(f"/admin/django_ratequota/{model}/add/"))
         assert 'name="user"' in page
-        found.append(f"/admin/{user.app_label}/{user.model_name}/" in page or 'data-field-name="user"' in page)
-    assert found == [False, admin.site.is_registered(get_user_model())]
+        found.append("/admin/auth/user/" in page or 'data-field-name="user"' in page)
+    assert found == [False, True]
