@@ -372,7 +372,7 @@ def test_without_permissions_no_links_are_offered() -> None:
 @pytest.mark.parametrize("codename", ["add_planassignment", "add_listmember", "grant_override"])
 def test_the_field_for_a_users_id_links_to_users_only_with_permission_to_view_them(codename: str) -> None:
     model = {"add_planassignment": "planassignment", "add_listmember": "listmember"}.get(codename, "ratepolicy")
-    if get_user_model() is not User:
+    if get_user_model()._meta.app_label != "auth":
         pytest.skip("looks for the links of django.contrib.auth's admin")
     found = []
     for name, more in (("blind", ()), ("seeing", ("view_user",))):
