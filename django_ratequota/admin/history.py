@@ -152,10 +152,6 @@ class PolicyChangeAdmin(SearchesRelated, AutocompleteAdmin, RecordedAdmin):
     list_filter = ["action", KindFilter, PlanFilter, "at", ("actor", RelatedFilter), AffectedUserFilter]
     list_select_related = ["actor"]
     list_per_page = 50
-    search_help_text = _(
-        "Objects and reasons are searched in the newest 100,000 changes, or in the newest of the chosen filters; "
-        "actors and ids in all."
-    )
     show_full_result_count = False
     # They would count rows, and the list shows saves.
     show_facets = admin.ShowFacets.NEVER
