@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from django.contrib.auth.models import User
 from playwright.sync_api import expect
 
-from django_ratequota.models import PlanAssignment
+from django_ratequota.models import Plan, PlanAssignment
 from django_ratequota.monitoring import health
 
 from .desk import Desk
@@ -31,8 +32,9 @@ def test_what_was_decided_is_seen_and_leads_to_its_reason(desk: Desks, scene: Sc
 
 
 def test_a_bar_shows_how_full_the_tightest_limit_of_a_busy_caller_is(desk: Desks, scene: Scene) -> None:
-    # Else only a request would tell whose plan dave is on.
-    PlanAssignment.objects.filter(user=None).delete()
+    # Where organisations have plans, only a request tells whose plan counts, unless the user has an own one.
+    own_plan = Plan.objects.filter(default_for="authenticated").first() or Plan.objects.create(name="Own", slug="own")
+    PlanAssignment.objects.create(user=User.objects.get(username="dave"), plan=own_plan)
     health.report()
     own = desk()
     page = own.open(PAGES["live usage"].path(scene) + f"&endpoint={scene.search.pk}")
