@@ -53,11 +53,11 @@ def add_subjects(number: int) -> None:
         cursor.execute(
             "WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < %s)"
             " INSERT INTO django_ratequota_ratepolicy"
-            " (subject, counted_per, rates, algorithm, mode, on_error, reason)"
+            " (subject, counted_per, rates, algorithm, mode, on_error, durable, reason)"
             " SELECT CASE MOD(i, 2) WHEN 0 THEN 'tenant:s' || CAST(i AS VARCHAR(10)) ELSE 'ip:10.'"
             " || CAST(i / 65536 AS VARCHAR(3)) || '.' || CAST(MOD(i / 256, 256) AS VARCHAR(3))"
             " || '.' || CAST(MOD(i, 256) AS VARCHAR(3)) END,"
-            " 'caller', '50/min', 'token_bucket', 'enforce', '', '' FROM n",
+            " 'caller', '50/min', 'token_bucket', 'enforce', '', TRUE, '' FROM n",
             [number - 1],
         )
         cursor.execute("ANALYZE")

@@ -225,6 +225,12 @@ def operator() -> Any:
 
 
 @pytest.fixture
+def tenants(settings: Any) -> None:
+    """Requests tell their tenant."""
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.project.views.tenant"}}
+
+
+@pytest.fixture
 def alice() -> Any:
     from django.contrib.auth.models import User
 

@@ -6,6 +6,8 @@ from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.db import models
+from django.db.models import Q
+from django.utils.translation import gettext_lazy as _
 
 from ..engine.rates import DEFAULT_ALGORITHM, MAX_TEXT, normalize_rates
 from ..exceptions import InvalidRate
@@ -68,7 +70,7 @@ class SubjectField(models.CharField):  # type: ignore[type-arg]
 
     def deconstruct(self) -> Any:
         """Deconstruct as a CharField, because the column is the same."""
-        name, _, args, kwargs = super().deconstruct()
+        name, _path, args, kwargs = super().deconstruct()
         return name, "django.db.models.CharField", args, kwargs
 
     def pre_save(self, model_instance: models.Model, add: bool) -> Any:
@@ -80,6 +82,16 @@ class SubjectField(models.CharField):  # type: ignore[type-arg]
     def get_db_prep_save(self, value: Any, connection: Any) -> Any:
         """Return the text to store, for saves, ``update`` and bulk writes alike."""
         return super().get_db_prep_save(_canonical_or_unchanged(value), connection)
+
+
+def user_or_subject(name: str) -> models.CheckConstraint:
+    """Return the constraint that a row has a user or a subject, and not both."""
+    return models.CheckConstraint(
+        condition=(Q(user__isnull=True, subject__isnull=False) & ~Q(subject=""))
+        | Q(user__isnull=False, subject__isnull=True),
+        name=name,
+        violation_error_message=_("Choose a user, or write a subject: exactly one of them."),
+    )
 
 
 def _canonical_or_unchanged(value: Any) -> Any:

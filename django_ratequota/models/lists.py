@@ -5,12 +5,11 @@ from __future__ import annotations
 from django.conf import settings as django_settings
 from django.core.exceptions import ValidationError
 from django.db import models
-from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from ..recording.validators import canonical_subject, check_dates, visible
 from .base import RecordedModel
-from .fields import SubjectField, cascade
+from .fields import SubjectField, cascade, user_or_subject
 
 
 class SubjectList(RecordedModel):
@@ -72,12 +71,7 @@ class ListMember(RecordedModel):
         verbose_name_plural = _("list members")
         ordering = ["subject_list__name", "pk"]
         constraints = [
-            models.CheckConstraint(
-                condition=(Q(user__isnull=True, subject__isnull=False) & ~Q(subject=""))
-                | Q(user__isnull=False, subject__isnull=True),
-                name="ratequota_member_one_subject",
-                violation_error_message=_("Choose a user, or write a subject: exactly one of them."),
-            ),
+            user_or_subject("ratequota_member_one_subject"),
             models.UniqueConstraint(
                 fields=["subject_list", "user"],
                 name="ratequota_member_unique_user",

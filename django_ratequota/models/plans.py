@@ -12,7 +12,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..recording.validators import assignable_subject, check_dates, visible
 from .base import RecordedModel
-from .fields import SubjectField, cascade
+from .fields import SubjectField, cascade, user_or_subject
 
 
 class Plan(RecordedModel):
@@ -129,12 +129,7 @@ class PlanAssignment(RecordedModel):
         verbose_name_plural = _("plan assignments")
         ordering = ["-starts_at"]
         constraints = [
-            models.CheckConstraint(
-                condition=(Q(user__isnull=True, subject__isnull=False) & ~Q(subject=""))
-                | Q(user__isnull=False, subject__isnull=True),
-                name="ratequota_assignment_one_subject",
-                violation_error_message=_("Choose a user, or write a subject: exactly one of them."),
-            ),
+            user_or_subject("ratequota_assignment_one_subject"),
             models.CheckConstraint(
                 condition=Q(anchor__isnull=True) | Q(anchor__gte=1, anchor__lte=31),
                 name="ratequota_assignment_anchor",

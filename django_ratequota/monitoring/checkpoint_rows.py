@@ -117,17 +117,22 @@ def _rows(windows: Iterable[Window]) -> Any:
     return _model().objects.filter(counter__in=[counter for counter, _ in windows], starts_at__in=starts)
 
 
-def used_in(windows: Sequence[Window]) -> dict[Window, int]:
-    """Return what the windows have used by their checkpoints; those without one are left out.
+def used_in(windows: Sequence[Window], until_us: int | None) -> dict[Window, int]:
+    """Return what the windows have used by their checkpoints, but for those written after ``until_us`` (Redis' µs).
 
     Of a month that began on another day than it would now, its row is the newest one that began in the window.
     """
     counters = [counter for counter, _ in windows]
     since = to_datetime(min(start_us for _, start_us in windows))
     rows = _model().objects.filter(counter__in=counters, starts_at__gte=since).order_by("starts_at")
-    newest = {counter: row for counter, *row in rows.values_list("counter", "starts_at", "used")}
-    found = ((window, newest.get(window[0])) for window in windows)
-    return {window: row[1] for window, row in found if row and to_us(row[0]) >= window[1]}
+    newest = {counter: row for counter, *row in rows.values_list("counter", "starts_at", "used", "at_us")}
+    used = dict[Window, int]()
+    for counter, start_us in windows:
+        if counter in newest:
+            starts_at, units, at_us = newest[counter]
+            if to_us(starts_at) >= start_us and (until_us is None or at_us <= until_us):
+                used[counter, start_us] = units
+    return used
 
 
 def _row(window: Window, figure: Figure) -> Any:

@@ -5,8 +5,7 @@ While the windows began after the store's data did (``Limiter.born_us``), nothin
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from functools import partial
 from typing import Any
 
@@ -31,23 +30,25 @@ _SIZE = 50_000
 _NONE = -1
 #: No calendar window is longer (µs).
 _LONGEST_US = 32 * 86_400 * 10**6
+#: The clocks of a lost Redis and the next may differ by as much (µs).
+_SKEW_US = 60 * 10**6
 
 
 class Seeds:
     """The seeds of one process for the present data of one store."""
 
     def __init__(self) -> None:
-        self._born_us = 0
-        self._known: BoundedCache[int] = BoundedCache(_SIZE)
-        #: From then on (µs) all windows began after the store's data did, on whatever day a month begins.
-        self._whole_us = sys.maxsize
+        #: When the data began, and what is known of it: replaced together, so that a thread that still works with
+        #: what it learned of older data cannot spoil the newer.
+        self._known = 0, BoundedCache[int](_SIZE)
 
     def of(self, limiter: Limiter, buckets: tuple[Bucket, ...]) -> Generator[Callable[[], Any], Any, tuple[int, ...]]:
         """Yield the function that reads the database, if any; return a seed for each bucket, or nothing."""
         now_us, born_us = limiter.now_us, limiter.born_us
-        if born_us != self._born_us:
-            self.forget(born_us)
-        if now_us >= self._whole_us:
+        known_since, known = self._known
+        if born_us != known_since:
+            known = self.forget(born_us)
+        if born_us and now_us >= born_us + _LONGEST_US:
             return ()
         if limiter.store.absent or not settings.checkpoint_seconds or in_test_run():
             return ()
@@ -59,16 +60,16 @@ class Seeds:
             for bucket, start_us in zip(buckets, starts, strict=True)
         ]
         lossy = [window for window in windows if window]
-        unread = [window for window in lossy if self._known.get(window) is None]
+        unread = [window for window in lossy if known.get(window) is None]
         if unread:
             try:
-                found = yield partial(_read, unread)
+                found = yield partial(_read, unread, born_us + _SKEW_US if born_us else None)
             except DatabaseError as error:
                 note_problem("seeds", f"what Redis has lost cannot be restored from the checkpoints: {error}")
                 return ()
             for window in unread:
-                self._known.put(window, found.get(window) or _NONE)
-        seeds = tuple([max(0, self._known.get(window) or _NONE) if window else 0 for window in windows])
+                known.put(window, found.get(window) or _NONE)
+        seeds = tuple([max(0, known.get(window) or _NONE) if window else 0 for window in windows])
         return seeds if any(seeds) else ()
 
     def peek(
@@ -80,22 +81,25 @@ class Seeds:
             lost = drive(self.of(limiter, buckets), lambda read: read())
         return drive(limiter.steps("peek", buckets, 1, revision=revision, seeds=lost), call.do)
 
-    def sent(self, limiter: Limiter, decision: Decision) -> None:
-        """Forget the seeds of the buckets that the decision has charged: now the store has them."""
-        if decision.allowed and not decision.degraded:
+    def sent(self, limiter: Limiter, decision: Decision, lost: Mapping[Bucket, int]) -> None:
+        """Forget the seeds of the buckets that the decision has charged with them: now the store has them."""
+        born_us, known = self._known
+        if decision.allowed and not decision.degraded and decision.at_us > born_us:
             for charge in charges_of(decision):
-                if charge.bucket.durable:
-                    self._known.put(window_of(charge.bucket, charge.at_us, limiter.time_zone), _NONE)
+                window = window_of(charge.bucket, charge.at_us, limiter.time_zone)
+                if 0 < (known.get(window) or _NONE) <= lost[charge.bucket]:
+                    known.put(window, _NONE)
 
-    def forget(self, born_us: int = 0) -> None:
-        """Read everything again."""
-        self._born_us, self._known = born_us, BoundedCache(_SIZE)
-        self._whole_us = born_us + _LONGEST_US if born_us else sys.maxsize
+    def forget(self, born_us: int = 0) -> BoundedCache[int]:
+        """Read everything again, for data that began at ``born_us``."""
+        known = BoundedCache[int](_SIZE)
+        self._known = born_us, known
+        return known
 
 
-def _read(windows: list[Window]) -> dict[Window, int]:
+def _read(windows: list[Window], until_us: int | None) -> dict[Window, int]:
     with reading_policies():
-        return used_in(windows)
+        return used_in(windows, until_us)
 
 
 #: The seeds of this process.

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 from typing import Any, ClassVar, NamedTuple
 
-from django.db import connections
 from django.db.models import Count, Q, QuerySet
 
 from ..conf import settings
@@ -19,12 +18,12 @@ from ..models import QuotaWindow, RatePolicy
 from ..monitoring import checkpoints
 from ..monitoring.near import LEVELS, Candidate, Window
 from ..policies.facts import to_datetime, to_us
+from ..recording.databases import subject_begins
 from ..runtime import default_limiter
 from .counters import peeked
 
 #: Rows read at once while a whole list is sent.
 _CHUNK = 2_000
-_LAST = "\U0010ffff"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +62,7 @@ class Chosen:
         if self.subjects is not None:
             named = Q(subject__in=self.subjects)
             for text in self.beginnings:
-                named |= _begins_with(text)
+                named |= subject_begins(text, QuotaWindow.objects.db)
             # Found first: SQLite without statistics would look at every current row instead.
             found &= Q(pk__in=QuotaWindow.objects.filter(named).order_by().values("pk"))
         return found
@@ -72,13 +71,6 @@ class Chosen:
         """Return which of these policies are chosen."""
         ids = set(policy_ids)
         return ids if self.policies is None else set(self.policies.filter(pk__in=ids).values_list("pk", flat=True))
-
-
-def _begins_with(text: str) -> Q:
-    found = Q(subject__startswith=text)
-    if connections[QuotaWindow.objects.db].vendor != "postgresql":  # LIKE uses no index
-        found &= Q(subject__gte=text, subject__lt=text + _LAST)
-    return found
 
 
 class Recorded(NamedTuple):

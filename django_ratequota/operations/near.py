@@ -133,26 +133,29 @@ def near_rows(listed: Listed, chosen: Chosen, start: str, most: int) -> Rows:
     rows: list[Row] = []
     seen: dict[Any, Row | None] = {}
     cursor, size, more, error = start, most, True, ""
+    ahead: Any = []
     for _ in range(_ROUNDS):
-        entries: Any = listed.entries(chosen, cursor, size + 1)
-        live, error = _live(listed, entries[:size])
+        if more and len(ahead) <= size:  # few rows take as long to find as some more
+            ahead = listed.entries(chosen, cursor, 3 * size + 1)
+            more = len(ahead) > 3 * size
+        live, error = _live(listed, ahead[:size])
         seen |= live
         passed = 0
-        for row in _fitting(chosen, entries[:size], live):
+        for row in _fitting(chosen, ahead[:size], live):
             passed += 1
             if row is not None:
                 rows.append(row)
             if len(rows) == most:
                 break
-        cursor, more = listed.after(cursor, entries[:passed]), passed < len(entries)
-        if not more or len(rows) == most:
+        cursor, ahead = listed.after(cursor, ahead[:passed]), ahead[passed:]
+        if not ahead or len(rows) == most:
             break
         size = 2 * size
     counts = listed.correct(seen)
     if isinstance(listed, RedisList):  # because what was corrected is not in the list any more
         cursor = str(int(start or 0) + len(rows))
     rows.sort(key=lambda row: (-row.used / row.status.limit, row.status.bucket.subject))
-    return Rows(rows=tuple(rows), following=cursor if more else "", counts=counts, error=error)
+    return Rows(rows=tuple(rows), following=cursor if ahead else "", counts=counts, error=error)
 
 
 def all_near(listed: Listed, chosen: Chosen) -> Iterator[list[Row]]:

@@ -19,6 +19,7 @@ from ..exceptions import StoreError
 from ..models import QuotaWindow
 from ..monitoring.timeline import seen_callers
 from ..policies.facts import to_us
+from ..recording.databases import subject_begins
 from ..recording.validators import visible
 from ..utils.problems import note_problem
 
@@ -104,10 +105,6 @@ def _prefixes(text: str) -> list[str]:
 
 
 def _beginning(rows: QuerySet[Any], prefix: str) -> list[str]:
-    """Return the first subjects with the prefix that the database finds, by an index where there is one."""
-    if connections[rows.db].vendor == "postgresql":  # orders text by its language, and indexes LIKE
-        matching = rows.filter(subject__startswith=prefix)
-    else:
-        matching = rows.filter(subject__gte=prefix, subject__lt=f"{prefix}\U0010ffff")
-    subjects = matching.values_list("subject", flat=True)[:_MAX_ROWS]
+    """Return the first subjects with the prefix that the database finds."""
+    subjects = rows.filter(subject_begins(prefix, rows.db)).values_list("subject", flat=True)[:_MAX_ROWS]
     return [subject for subject in subjects if subject.startswith(prefix)]

@@ -11,6 +11,7 @@ from django.core.exceptions import ValidationError
 from django.utils import timezone
 
 from ..conf import settings
+from ..recording.databases import subject_begins
 from ..recording.recorder import in_batches
 from .change_feed import ENDPOINT, LIST, MEMBER, PLAN, POLICY
 from .facts import (
@@ -164,7 +165,8 @@ def load_assigned_kinds() -> set[str]:
     from ..models import PlanAssignment
 
     rows = PlanAssignment.objects.order_by()
-    return {kind for kind in settings.identifiers if rows.filter(subject__startswith=f"{kind}:").exists()}
+    begins = {kind: subject_begins(f"{kind}:", rows.db) for kind in settings.identifiers}
+    return {kind for kind, condition in begins.items() if rows.filter(condition).exists()}
 
 
 def _assignments(column: str, values: Sequence[str]) -> dict[str, list[Assignment]]:

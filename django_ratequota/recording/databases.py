@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from django.apps import apps
-from django.db import models, router, transaction
+from django.db import connections, models, router, transaction
 
 
 def policy_alias(model: type[models.Model] | None = None, **hints: Any) -> str:
@@ -36,6 +36,14 @@ def reading_policies() -> Iterator[None]:
     """
     with transaction.atomic(using=policy_alias()) if in_transaction() else nullcontext():
         yield
+
+
+def subject_begins(text: str, alias: str) -> models.Q:
+    """Return the condition that a row's subject begins with the text, which is looked up in an index."""
+    found = models.Q(subject__startswith=text)
+    if connections[alias].vendor != "postgresql":  # LIKE uses no index
+        found &= models.Q(subject__gte=text, subject__lt=f"{text}\U0010ffff")
+    return found
 
 
 class PrimaryQuerySet(models.QuerySet[Any]):

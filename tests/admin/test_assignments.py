@@ -19,15 +19,10 @@ from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange
 from tests.admin.test_history import cells, confirm
 from tests.support.operators import client_of, text_of
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "tenants")]
 
 BASE = "/admin/django_ratequota"
 LIST = f"{BASE}/planassignment/"
-
-
-@pytest.fixture(autouse=True)
-def identifiers(settings: Any) -> None:
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.project.views.tenant"}}
 
 
 @pytest.fixture

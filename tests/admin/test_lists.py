@@ -17,15 +17,10 @@ from django_ratequota import check_request
 from django_ratequota.models import ListMember, PolicyChange, RatePolicy, SubjectList
 from tests.support.operators import client_of, text_of
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "tenants")]
 
 BASE = "/admin/django_ratequota"
 MEMBERS = f"{BASE}/listmember/"
-
-
-@pytest.fixture(autouse=True)
-def identifiers(settings: Any) -> None:
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.project.views.tenant"}}
 
 
 @pytest.fixture

@@ -50,12 +50,6 @@ def refusal(instance: Any, field: str) -> str:
     return found[field][0]
 
 
-@pytest.fixture
-def tenants(settings: Any) -> None:
-    """An identifier named tenant."""
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.project.views.tenant"}}
-
-
 @pytest.mark.parametrize("field", FIELDS, ids=str)
 def test_every_field_has_a_translatable_name_and_help_text(field: Any) -> None:
     for words in (field.verbose_name, field.help_text):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -16,10 +16,11 @@ import time_machine
 from django.contrib.auth.models import User
 from django.core.management import CommandError
 from django.db import DatabaseError, connection, transaction
+from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_ratequota import Decision, check_request
+from django_ratequota import Bucket, Decision, check_request
 from django_ratequota.conf import settings as own_settings
 from django_ratequota.enforcement import decide
 from django_ratequota.engine.keys import birth_key, bucket_key
@@ -37,6 +38,7 @@ from django_ratequota.operations.explain import explain_caller
 from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.runtime import default_limiter
 from django_ratequota.utils.locks import ForkSafeLock
+from django_ratequota.utils.sansio import drive
 from tests.project.views import request_from
 from tests.support.commands import run
 from tests.support.connections import close_connection
@@ -562,6 +564,64 @@ def test_units_can_be_given_back_after_a_loss_that_nobody_has_noticed(
     lose(redis_client)
     grant([bucket], 3, "A mistake of ours")
     assert (used(), ask().remaining) == ([4], 5)
+
+
+def test_a_refund_after_a_loss_is_not_undone_by_another_process(
+    ask: Callable[..., Decision], redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint that it reads may be older than the refund, but what it says is in Redis."""
+    RatePolicy.objects.create(rates="100/month")
+    ask(10)
+    flush()
+    lose(redis_client)
+    decision = ask(30)
+    flush()
+    QuotaWindow.objects.update(at_us=F("at_us") + 120 * 10**6)  # as if it were not just after the loss
+    decision.refund(20)
+    in_another_process(monkeypatch, Seeds())
+    assert ask().remaining == 79
+
+
+def of(own: Seeds, bucket: Bucket) -> Generator[Callable[[], Any], Any, tuple[int, ...]]:
+    return own.of(default_limiter(), (bucket,))
+
+
+def test_a_thread_that_read_for_older_data_spoils_nothing_for_the_newer(
+    ask: Callable[..., Decision], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    RatePolicy.objects.create(rates="100/month")
+    bucket = ask(40).statuses[0].bucket
+    flush()
+    limiter, own = default_limiter(), Seeds()
+    slow = of(own, bucket)
+    next(slow)
+    limiter.born_us = limiter.now_us
+    quick = of(own, bucket)
+    read = next(quick)
+    with pytest.raises(StopIteration):
+        slow.send({})
+    with pytest.raises(StopIteration) as ended:
+        quick.send(read())
+    assert ended.value.value == (40,)
+    assert drive(of(own, bucket), lambda read: read()) == (40,)
+
+
+@pytest.mark.parametrize(("of_older_data", "sent"), [(True, 40), (False, 39)])
+def test_only_a_decision_that_carried_the_seed_ends_it(
+    ask: Callable[..., Decision], of_older_data: bool, sent: int
+) -> None:
+    RatePolicy.objects.create(rates="100/month")
+    decision = ask(40)
+    bucket = decision.statuses[0].bucket
+    flush()
+    limiter, own = default_limiter(), Seeds()
+    limiter.born_us = limiter.now_us if of_older_data else decision.at_us - 1
+    for _ in range(2):
+        assert drive(of(own, bucket), lambda read: read()) == (40,)
+        own.sent(limiter, decision, {bucket: sent})
+    if not of_older_data:
+        own.sent(limiter, decision, {bucket: 40})
+        assert drive(of(own, bucket), lambda read: read()) == ()
 
 
 def test_a_subject_that_no_database_takes_spoils_no_other_figure(ask: Callable[..., Decision]) -> None:

@@ -10,8 +10,6 @@ import pytest
 import redis
 from django.contrib.auth.models import User
 from django.core.management import CommandError
-from django.db import connection
-from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, QuotaWindow, RatePolicy
@@ -22,7 +20,7 @@ from django_ratequota.operations.counters import reset_caller
 from django_ratequota.operations.ledger import Chosen, Ledger
 from django_ratequota.operations.near import RedisList, Rows, all_near, lists, near_rows
 from django_ratequota.policies.requests.caller import DescribedCaller
-from django_ratequota.runtime import process
+from tests.operations.test_near import queries_of
 from tests.support.commands import run
 from tests.support.requests import check_from
 
@@ -274,20 +272,7 @@ def test_a_list_is_read_in_batches(users: list[User], monkeypatch: Any) -> None:
 
 def test_the_queries_do_not_grow_with_the_rows(alice: User) -> None:
     RatePolicy.objects.create(rates="10/month")
-
-    def queries(number: int) -> int:
-        for at in range(number):
-            user = User.objects.create(username=f"user{number}-{at}")
-            RatePolicy.objects.create(user=user, rates="4/month")
-            spend(user, 3)
-        process.policies.expire()
-        listed()
-        process.policies._entries.clear()
-        with CaptureQueriesContext(connection) as captured:
-            assert len(listed()) >= number
-        return len(captured)
-
-    assert queries(2) == queries(12)
+    assert queries_of(listed, spend, 2) == queries_of(listed, spend, 12)
 
 
 def test_the_command_lists_the_ledger(alice: User, search: Endpoint, settings: Any) -> None:

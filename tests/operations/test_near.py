@@ -335,22 +335,23 @@ def test_what_another_client_wrote_is_an_error_of_the_store(redis_client: redis.
         listed()
 
 
+def queries_of(listed: Callable[[], Any], spend: Callable[[User, int], None], users: int) -> int:
+    """Return how many queries a list takes with so many more users, each by a policy of their own."""
+    for number in range(users):
+        user = User.objects.create(username=f"user{users}-{number}")
+        RatePolicy.objects.create(user=user, rates="4/month")
+        spend(user, 3)
+    process.policies.expire()
+    listed()
+    process.policies._entries.clear()
+    with CaptureQueriesContext(connection) as captured:
+        assert len(listed()) >= users
+    return len(captured)
+
+
 def test_the_queries_do_not_grow_with_the_rows(alice: User) -> None:
     RatePolicy.objects.create(rates="10/month")
-
-    def queries(users: int) -> int:
-        for number in range(users):
-            user = User.objects.create(username=f"user{users}-{number}")
-            RatePolicy.objects.create(user=user, rates="4/month")
-            spend(user, 3)
-        process.policies.expire()
-        listed()
-        process.policies._entries.clear()
-        with CaptureQueriesContext(connection) as captured:
-            assert len(listed()) >= users
-        return len(captured)
-
-    assert queries(2) == queries(12)
+    assert queries_of(listed, spend, 2) == queries_of(listed, spend, 12)
 
 
 def test_all_rows_are_read_in_batches(alice: User, monkeypatch: Any) -> None:

@@ -137,12 +137,12 @@ def edited_everything(free: Plan) -> list[tuple[Any, dict[str, Any]]]:
     ]
 
 
+@pytest.mark.usefixtures("tenants")
 @pytest.mark.parametrize("position", range(4), ids=["plan", "assignment", "endpoint", "policy"])
 @pytest.mark.parametrize("deleted", [False, True], ids=["edited", "deleted"])
 def test_every_field_is_restored_under_the_old_primary_key(
-    operator: Client, free: Plan, published: list[Any], settings: Any, position: int, deleted: bool
+    operator: Client, free: Plan, published: list[Any], position: int, deleted: bool
 ) -> None:
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.project.views.tenant"}}
     row, edits = edited_everything(free)[position]
     model = type(row)
     row = model.objects.get(pk=row.pk)

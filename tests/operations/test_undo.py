@@ -14,7 +14,7 @@ from django_ratequota.models import Endpoint, ListMember, Plan, PlanAssignment, 
 from django_ratequota.operations.undo import Undo, plan_undo, undo
 from django_ratequota.recording.recorder import field_values, record_reset, recorded_as
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "tenants")]
 
 MODELS = (Plan, Endpoint, RatePolicy, PlanAssignment, SubjectList, ListMember)
 
@@ -43,11 +43,6 @@ def left(plan: Undo) -> list[tuple[str, bool, str]]:
 
 def plan(name: str, **fields: Any) -> Plan:
     return Plan.objects.create(name=name, slug=name.lower(), **fields)
-
-
-@pytest.fixture(autouse=True)
-def identifiers(settings: Any) -> None:
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.project.views.tenant"}}
 
 
 @pytest.fixture

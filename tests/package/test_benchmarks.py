@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import population
 from benchmarks.measure import Table, ainterleave, interleave, interleave_by, markdown
 from benchmarks.targets import TARGETS, compare
+from django_ratequota.models import PlanAssignment, RatePolicy
 
 ROOT = Path(__file__).parents[2]
 
@@ -85,3 +87,13 @@ def test_a_quick_run_measures_and_names_missing_packages() -> None:
     assert {"sliding log, bytes an entry", "`check_request`, 3 policies, warm"} <= measured
     for package in ("django-ratelimit", "limits", "throttled-py", "pyrate-limiter"):
         assert package in measured or any(name.startswith(f"{package}: ") for name in measured)
+
+
+@pytest.mark.django_db
+def test_the_population_of_the_resolver_s_part_fits_the_tables() -> None:
+    population.add_endpoints()
+    population.add_policies(20)
+    population.add_subjects(6)
+    population.add_users(200)
+    overrides = RatePolicy.objects.filter(user__isnull=False)
+    assert (RatePolicy.objects.count(), overrides.count(), PlanAssignment.objects.count()) == (20 + 6 + 2, 2, 20)

@@ -24,6 +24,7 @@ from django_ratequota.policies.cache import policies
 from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.policies.resolver import Resolution
 from django_ratequota.recording.recorder import record_publication
+from django_ratequota.runtime import default_limiter
 from django_ratequota.testing import isolated
 from tests.enforcement.test_check import database_down
 from tests.project.views import request_from
@@ -228,6 +229,10 @@ class TestEdits:
         assert policies.assigned_kinds == ("user", "tenant", "api_key")
         PlanAssignment.objects.exclude(pk=made.pk).delete()
         assert limits(check_caller(identifiers=BOTH)) == [3]
+        policies._tidied = float("-inf")  # an hour later
+        default_limiter().publish()
+        assert limits(check_caller(identifiers=BOTH)) == [3]
+        assert policies.assigned_kinds == ("user", "api_key")
 
     def test_an_assignment_moves_between_a_user_and_a_subject(self, alice: User) -> None:
         assign("tenant:acme", 2)

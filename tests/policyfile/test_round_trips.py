@@ -16,12 +16,7 @@ from django_ratequota.policyfile import apply_file
 from tests.policyfile.examples import JANUARY, delete_all_rows, export, slugs, texts
 from tests.support.properties import examples
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
-
-
-@pytest.fixture(autouse=True)
-def identifiers(settings: Any) -> None:
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.project.views.tenant"}}
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "tenants")]
 
 
 names = texts.filter(lambda text: 0 < len(text) <= 100)
