@@ -200,10 +200,9 @@ class QuotasPage(_ListPage):
 
     def _row(self, row: Row, users: Mapping[str, str], now_us: int, boosts: bool, period: str) -> dict[str, Any]:
         bucket, policy = row.status.bucket, row.policy
-        own = not shared_reason(bucket.counted_per, bucket.subject)
-        explain = explain_url(self.site, bucket.subject, bucket.scope) if own else ""
+        shared = shared_reason(bucket.counted_per, bucket.subject)
+        explain = "" if shared else explain_url(self.site, bucket.subject, bucket.scope)
         boost = explain.replace(self.admin.page_url("explain"), self.admin.page_url("boost"), 1)
-        end_us = _reset_at(row, now_us) * 10**6
         past = {"subject": bucket.subject, "period": period}
         is_user = bucket.subject in users and bucket.subject.startswith("user:")
         return {
@@ -219,7 +218,7 @@ class QuotasPage(_ListPage):
             "percent": row.percent,
             "over": row.percent >= 100,
             "share": gettext("%(share)s %%") % {"share": row.percent},
-            "resets": clock_and_wait(now_us, end_us - now_us),
+            "resets": clock_and_wait(now_us, _reset_at(row, now_us) * 10**6 - now_us),
             "explain": explain,
             "boost": f"{boost}&policy={policy.pk}" if boost and boosts and bucket.mode == "enforce" else "",
             "past": self.admin.page_url("quota_history", query=past) if period else "",

@@ -69,7 +69,7 @@ class PolicyCache:
         #: Endpoint id (None = all endpoints) -> the counted_per of the users' own policies there; None = not loaded.
         self.user_endpoints: Mapping[int | None, frozenset[str]] | None = None
         #: Kinds of subjects on plans and ``user``, in the order in which plans are looked for; () = no subject is on
-        #: a plan, None = not loaded. May hold kinds whose assignments are gone, for an hour, which only costs a lookup.
+        #: a plan, None = not loaded. For an hour it may hold kinds whose assignments are gone; that costs a lookup.
         self.assigned_kinds: tuple[str, ...] | None = None
         #: Whether an assignment names the day on which months begin; loaded with ``user_endpoints``.
         self.anchored = False
