@@ -64,6 +64,9 @@ Policies = Mapping[str | None, str | Policy | Iterable[str | Policy]]
 class FixedPolicies:
     """Takes the place of ``PolicyCache`` for policies that are not in a database, and never change."""
 
+    #: No assignment names the day on which months begin.
+    anchored = False
+
     def __init__(self, snapshot: Snapshot, entries: Mapping[str | SubjectKey, UserEntry]) -> None:
         self._snapshot = snapshot
         self._entries = entries

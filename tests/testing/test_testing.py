@@ -58,6 +58,13 @@ class TestPolicies:
             assert response["RateLimit-Policy"] == '"all/min";q=100;w=60, "search/min";q=2;w=60'
             assert statuses() == [200, 429, 429]
 
+    @pytest.mark.parametrize("caller", [["user", "ip"], ["ip"]], ids=str)
+    def test_callers_may_be_addresses_alone(self, settings: Any, caller: list[str]) -> None:
+        """Then the user is read only where policies depend on it, by what the database says of these."""
+        settings.RATEQUOTA = {**settings.RATEQUOTA, "CALLER": caller}
+        with override_policies({None: "2/month"}):
+            assert statuses() == [200, 200, 429]
+
     @pytest.mark.django_db
     @pytest.mark.usefixtures("fresh_policies")
     def test_policies_in_the_database_apply_only_outside_of_the_override(self) -> None:
