@@ -8,7 +8,7 @@ from typing import Any
 from django.contrib.auth.models import Permission, User
 from django.db import transaction
 
-from django_ratequota import check_request
+from django_ratequota import Bucket, Rate, check_request
 from django_ratequota.models import (
     Endpoint,
     ListMember,
@@ -19,6 +19,7 @@ from django_ratequota.models import (
     RatePolicy,
     SubjectList,
 )
+from django_ratequota.monitoring.checkpoints import counter_name
 from django_ratequota.monitoring.collector import collector
 from tests.project.views import request_from
 
@@ -108,27 +109,29 @@ class Scene:
         )
         self.hostile_subject = _policy(subject=f"tenant:{MARKUP}{TURNED}{LONG}", rates="9/min", **place)
         monthly = _policy(plan=self.hostile_plan, rates="10/s, 1000/hour burst 50, 100000/month", **place)
-        self._months(self.mallory, monthly, (20_000, 130_000, 0, 90_000))
+        self.months(f"user:{self.mallory.pk}", monthly, 100_000, (20_000, 130_000, 0, 90_000))
 
-    def _months(self, user: User, policy: RatePolicy, used: tuple[int, ...]) -> None:
-        """What the user has used of the policy's month, in the last months and in this one; 0 = no row."""
+    def months(self, subject: str, policy: RatePolicy, limit: int, used: tuple[int, ...]) -> None:
+        """What the subject has used of the policy's month, in the last months and in this one; 0 = no row."""
+        rate = Rate.parse(f"{limit}/month")
+        bucket = Bucket(subject, rate, endpoint_id=policy.endpoint_id, counted_per=policy.counted_per)
         first = datetime.now(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
         ends = (first + timedelta(days=32)).replace(day=1)
         for units in reversed(used):
             starts = (ends - timedelta(days=1)).replace(day=1)
             if units:
                 QuotaWindow.objects.create(
-                    counter=f"{{user:{user.pk}}}:{policy.endpoint_id}:fwmonth",
+                    counter=counter_name(bucket),
                     starts_at=starts,
                     ends_at=ends,
                     period="month",
-                    subject=f"user:{user.pk}",
+                    subject=subject,
                     policy_id=policy.pk,
                     endpoint_id=policy.endpoint_id,
-                    rate="100000/month",
+                    rate=str(rate),
                     used=units,
-                    limit=100_000,
-                    percent=units // 1000,
+                    limit=limit,
+                    percent=100 * units // limit,
                     at_us=int(starts.timestamp() * 10**6) + 1,
                 )
             ends = starts
