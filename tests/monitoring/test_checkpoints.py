@@ -582,6 +582,21 @@ def test_a_refund_after_a_loss_is_not_undone_by_another_process(
     assert ask().remaining == 79
 
 
+def test_units_charged_by_hand_after_a_loss_are_added_to_what_is_restored(
+    ask: Callable[..., Decision], redis_client: redis.Redis
+) -> None:
+    """A process that settles a request from before the loss wrote a count that lacked the checkpoint's units."""
+    RatePolicy.objects.create(rates="100/month")
+    decision = ask(40)
+    flush()
+    lose(redis_client)
+    check_request(request_from(User.objects.create(username="bob")))  # who notices it
+    decision.charge(30)
+    assert ask().remaining == 29
+    flush()
+    assert sorted(used()) == [1, 71]
+
+
 def of(own: Seeds, bucket: Bucket) -> Generator[Callable[[], Any], Any, tuple[int, ...]]:
     return own.of(default_limiter(), (bucket,))
 
