@@ -21,6 +21,7 @@ from ..engine.types import Bucket
 from ..exceptions import StoreError
 from ..monitoring import checkpoints
 from ..monitoring.health import note_degraded
+from ..monitoring.seeds import seeds
 from ..policies.snapshot import Snapshot
 from ..utils.sansio import adrive, drive
 from ..utils.shielding import shielded
@@ -52,12 +53,17 @@ class StoreSettler:
         self, mode: str, buckets: tuple[Bucket, ...], cost: int, charged: tuple[int, ...] = (0,)
     ) -> Generator[Step, Any, Decision]:
         """Yield the steps of either verb, for ``check`` to run among its own."""
+        limiter, lost = self._limiter, tuple[int, ...]()
+        if mode == "charge" and any(bucket.durable for bucket in buckets):
+            lost = yield from seeds.of(limiter, buckets)
         try:
-            decision = yield from self._limiter.steps(mode, buckets, cost, times=charged, settler=self)
+            decision = yield from limiter.steps(mode, buckets, cost, times=charged, settler=self, seeds=lost)
         except StoreError as error:
             note_degraded(error.reason, error)
             return Decision(allowed=True, error=error.reason)
-        if not self._limiter.store.absent:
+        if lost:
+            seeds.sent(limiter, decision, dict(zip(buckets, lost, strict=True)))
+        if not limiter.store.absent:
             checkpoints.note(decision, lowered=cost if mode == "refund" else 0)
         return decision
 

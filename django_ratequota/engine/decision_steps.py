@@ -211,7 +211,7 @@ class LimiterSteps:
         known = NO_REVISION if revision is None else min(revision, _MAX_US)
         for _ in range(3):
             clock_us = self._clock() if self._clock else 0
-            header = (mode, clock_us, known, cost, *times)
+            header, sent_us = (mode, clock_us, known, cost, *times), now_us
             command, windows_us = prepared.command(header, now_us)
             reply = yield command if share == 1.0 else command.within(share)
             numbers = read_reply(reply, len(buckets))
@@ -232,7 +232,9 @@ class LimiterSteps:
             if outcome == NEWER:
                 self.born_us = numbers[4]
                 raise NewerRevision(stored, instead_of=revision if stored < known else None)
-            times = times[: 1 + len(buckets)]  # seeds are of the window that has ended
+            if len(times) > 1 + len(buckets):
+                seeds = times[1 + len(buckets) :]
+                times = (*times[: 1 + len(buckets)], *prepared.seeds(seeds, sent_us, now_us))
         raise StoreError("clock", "the store's clock left three calendar windows in a row")
 
     def _acquire_steps(self, bucket: Bucket, timeout: float, cost: int) -> Steps:

@@ -30,6 +30,8 @@ _CACHE_SIZE = 2048
 _FOREVER = 2**63
 #: Arguments before those of the buckets.
 _HEADER = 5
+#: Arguments of a bucket, the last two of them its calendar window.
+_STRIDE = 7
 #: Numbers of a reply per bucket.
 _EACH = 5
 
@@ -63,6 +65,15 @@ class CheckCommand:
             command = ScriptCall(DECIDE, keys, (*header[:_HEADER], *args, *header[_HEADER:]))
             self._last = (header, since_us, until_us, command, windows_us)
         return command, windows_us
+
+    def seeds(self, seeds: Sequence[int], then_us: int, now_us: int) -> tuple[int, ...]:
+        """Return the seeds of ``then_us`` for ``now_us``: 0 of windows that are no longer the current ones."""
+        then, now = self._arguments(then_us)[2], self._arguments(now_us)[2]
+        starts = slice(_STRIDE - 2, None, _STRIDE)
+        return tuple(
+            seed if before == after else 0
+            for seed, before, after in zip(seeds, then[starts], now[starts], strict=True)
+        )
 
     def _arguments(self, now_us: int) -> tuple[int, int, list[object], list[int]]:
         since_us, until_us = 0, _FOREVER

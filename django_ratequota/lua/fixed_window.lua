@@ -6,7 +6,8 @@
 -- Windows begin at multiples of the period since the Unix epoch, or are the caller's calendar window
 -- [b.start, b.finish). A stored window that is newer stays the current one: the clock went back, or months begin on
 -- another day now; then the caller's finish ends it.
--- Lost    counts are given as b.seed, the units known to be used in the caller's calendar window.
+-- Lost    counts are given as b.seed, the units known to be used in the caller's calendar window, or in the newer one
+--         that goes on until its finish.
 -- Refund  takes nothing of a charge in an earlier window. While the clock is back before this one, a charge of this one
 --         is known by when it was counted until, b.since + b.level.
 -- Never   depends on the limit it was written under: an edited limit keeps the units counted.
@@ -30,7 +31,7 @@ local function check(b, value, now, cost)
       end
     end
   end
-  if b.seed and b.seed > (count or 0) and start == b.start then
+  if b.seed and b.seed > (count or 0) and start < b.finish then
     count, b.moved = b.seed, true
   end
   b.start, b.finish, b.count, b.calendar = start, finish, count, calendar

@@ -119,7 +119,10 @@ def reset(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     for status in before:
         counter = f"{status.bucket.title} of {_subject_name(status.bucket.subject, names)}"
         yield f"reset {counter}: {status.remaining} of {status.limit} were left"
-    yield f"{len(before)} counters reset" if before else "Nothing to reset: the caller has no counters there"
+    if before:
+        yield f"{len(before)} counter{'s' if len(before) > 1 else ''} reset"
+    else:
+        yield "Nothing to reset: the caller has no counters there"
 
 
 def _query(options: dict[str, Any]) -> ExplainQuery:

@@ -28,7 +28,7 @@ class Figure:
     status: BucketStatus
     #: Redis' time then (µs).
     at_us: int
-    #: Units given back since the last checkpoint; ``ALL`` after a reset.
+    #: By how much refunds since the last checkpoint can have lowered the count below a row; ``ALL`` after a reset.
     lowered: float
 
     @property

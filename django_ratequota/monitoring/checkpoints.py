@@ -77,10 +77,21 @@ def _keep(key: tuple[Bucket, int], figure: Figure) -> None:
         if known is not None and known.at_us > figure.at_us:
             figure = replace(known, lowered=known.lowered + figure.lowered)
         elif known is not None and known.lowered:
-            figure = replace(figure, lowered=known.lowered + figure.lowered)
+            figure = replace(figure, lowered=_lowered(known, figure))
         _dirty[key] = figure
         if len(_dirty) > _MOST:
             _dirty.popitem(last=False)
+
+
+def _lowered(known: Figure, newer: Figure) -> float:
+    """Return by how much both refunds together can have lowered the count below a row.
+
+    Less than what they gave back, where units were charged in between: they made up for the first refund.
+    """
+    if ALL in (known.lowered, newer.lowered):
+        return ALL
+    charged = max(0, newer.used + newer.lowered - known.used)
+    return max(0, known.lowered - charged) + newer.lowered
 
 
 def flush() -> int:

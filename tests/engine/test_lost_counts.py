@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -21,6 +23,10 @@ MINUTE = Bucket("user:1", Rate.parse("10/min"))
 
 def ask(limiter: Limiter, *buckets: Bucket, verb: str = "check", cost: int = 1, **how: Any) -> Decision:
     return drive(limiter.steps(verb, buckets, cost, **how), limiter.store.execute)
+
+
+def moment(us: int) -> datetime:
+    return datetime.fromtimestamp(us / 10**6, UTC)
 
 
 def remaining(decision: Decision) -> list[int]:
@@ -163,3 +169,27 @@ def test_the_seed_counts_in_its_own_window_only(limiter: Limiter, clock: Clock) 
     assert remaining(ask(limiter, DAY, seeds=(9,))) == [0]
     clock.now_us = NOON_US + 24 * 3600 * 10**6
     assert remaining(ask(limiter, DAY)) == [9]
+
+
+def test_the_end_of_one_window_drops_the_seeds_of_no_other(
+    limiter: Limiter, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that first asked after midnight, by the store's clock, lost the month with the day."""
+    times = iter([NOON_US, *[NOON_US + 24 * 3600 * 10**6] * 5])
+    monkeypatch.setattr(limiter, "_clock", lambda: next(times))
+    assert remaining(ask(limiter, DAY, MONTH, seeds=(3, 40))) == [9, 59]
+
+
+def test_a_seed_counts_in_a_month_that_goes_on_until_another_day(limiter: Limiter, clock: Clock) -> None:
+    """The store holds an older copy of it, by which it began later than the caller's month."""
+    clock.now_us = NOON_US
+    first, later = (replace(MONTH, anchor=anchor) for anchor in (1, moment(NOON_US).day + 1))
+    ask(limiter, first, cost=20)
+    assert remaining(ask(limiter, later, seeds=(40,))) == [59]
+
+
+def test_a_seed_does_not_count_in_a_window_that_begins_when_the_caller_s_ends(limiter: Limiter, clock: Clock) -> None:
+    clock.now_us = NOON_US + 24 * 3600 * 10**6
+    ask(limiter, DAY)
+    clock.now_us = NOON_US  # the clock went back
+    assert remaining(ask(limiter, DAY, seeds=(7,))) == [8]

@@ -451,6 +451,42 @@ def test_a_redis_that_went_back_in_time_is_noticed(
     assert ask().remaining == 2
 
 
+def test_a_loss_is_not_taken_for_the_refunds_of_settled_reservations(
+    ask: Callable[..., Decision], redis_client: redis.Redis, later: Callable[[float], None]
+) -> None:
+    """Together they are more than what was lost, but each of them gave back what was charged after the loss."""
+    RatePolicy.objects.create(rates="10000/month")
+    bucket = ask(500).statuses[0].bucket
+    key = bucket_key("rqtest", bucket)
+    earlier = redis_client.get(key)
+    ask(1500)
+    flush()
+    redis_client.set(key, earlier, keepttl=True)
+    for _ in range(4):
+        ask(400).refund(390)
+    ask(400)
+    flush()
+    assert used() == [2000]
+    later(10)
+    flush()
+    assert ask(10).remaining == 7990
+
+
+def test_refunds_of_many_requests_are_no_loss(ask: Callable[..., Decision], later: Callable[[float], None]) -> None:
+    """Another process may have written the row when all of them were charged."""
+    RatePolicy.objects.create(rates="10000/month")
+    decisions = [ask(400) for _ in range(4)]
+    flush()
+    for decision in decisions:
+        decision.refund(390)
+        ask(10)
+    before = default_limiter().stored_revision()
+    flush()
+    later(10)
+    flush()
+    assert (used(), default_limiter().stored_revision()) == ([80], before)
+
+
 def test_the_setting_has_a_default() -> None:
     assert own_settings.checkpoint_seconds == 10.0
 
@@ -580,6 +616,21 @@ def test_a_refund_after_a_loss_is_not_undone_by_another_process(
     decision.refund(20)
     in_another_process(monkeypatch, Seeds())
     assert ask().remaining == 79
+
+
+def test_units_charged_by_hand_after_a_loss_are_added_to_what_is_restored(
+    ask: Callable[..., Decision], redis_client: redis.Redis
+) -> None:
+    """A process that settles a request from before the loss wrote a count that lacked the checkpoint's units."""
+    RatePolicy.objects.create(rates="100/month")
+    decision = ask(40)
+    flush()
+    lose(redis_client)
+    check_request(request_from(User.objects.create(username="bob")))  # who notices it
+    decision.charge(30)
+    assert ask().remaining == 29
+    flush()
+    assert sorted(used()) == [1, 71]
 
 
 def of(own: Seeds, bucket: Bucket) -> Generator[Callable[[], Any], Any, tuple[int, ...]]:

@@ -12,6 +12,7 @@ import redis
 from django.contrib.auth.models import User
 
 from django_ratequota import Decision, check_request
+from django_ratequota.engine.keys import bucket_key
 from django_ratequota.models import Plan, PlanAssignment, QuotaWindow, RatePolicy
 from django_ratequota.monitoring import checkpoints, near
 from django_ratequota.monitoring.checkpoints import flush
@@ -104,6 +105,20 @@ def test_a_month_with_an_earlier_beginning_goes_on_in_its_row(ask: Ask, redis_cl
     flush()
     assert rows() == [("11-01", "11-25", 40), ("11-25", "12-25", 8)]
     assert (invoiced("2025-10"), invoiced("2025-11")) == (0, 48)
+
+
+def test_a_month_that_goes_on_is_restored_where_redis_went_back_in_time(ask: Ask, redis_client: redis.Redis) -> None:
+    """Its stored beginning is later than that of the month that the customer's day now means."""
+    bucket = ask("2025-11-18", 1, 10).statuses[0].bucket
+    key = bucket_key("rqtest", bucket)
+    earlier = redis_client.get(key)
+    ask("2025-11-19", 1, 50)
+    flush()
+    redis_client.set(key, earlier)
+    default_limiter().publish(lost=True)
+    assert ask("2025-11-20", 25, 3).remaining == 37
+    flush()
+    assert rows() == [("11-01", "11-25", 63)]
 
 
 def test_a_beginning_that_is_taken_back_continues_the_newest_month(ask: Ask) -> None:

@@ -489,7 +489,7 @@ def test_guessing_one_name_from_many_addresses_ends(login: None) -> None:
         "POST",
         stdout=out,
     )
-    assert "1 counters reset" in out.getvalue()
+    assert "1 counter reset" in out.getvalue()
     assert guess("alice", "198.51.100.1")
 
 
