@@ -46,7 +46,7 @@ def decide(
             raise limiter
         settler = StoreSettler(limiter)
         durable = resolution.durable and not limiter.store.absent
-        lost = (yield from seeds.of(limiter, checked)) if durable and checked else ()
+        lost = (yield from seeds.of(limiter, checked, revision)) if durable and checked else ()
         decision = yield from limiter.steps(
             mode, checked, cost, revision=revision, times=times, settler=settler, seeds=lost
         )

@@ -134,7 +134,7 @@ def _checkpoint() -> tuple[int, bool]:
 def write_now(buckets: Iterable[Bucket]) -> None:
     """Write the figures at once, after operators lowered those of ``buckets``.
 
-    Where processes may hold seeds of them, make all read these again. Raises ``StoreError``.
+    Where processes may hold seeds of them, publish a revision: all read these again. Raises ``StoreError``.
     """
     if not settings.checkpoint_seconds or in_test_run():
         return
@@ -142,7 +142,7 @@ def write_now(buckets: Iterable[Bucket]) -> None:
     limiter = default_limiter()
     starts = (window_of(bucket, limiter.now_us, limiter.time_zone)[1] for bucket in buckets)
     if not limiter.born_us or any(start_us < limiter.born_us for start_us in starts):
-        limiter.publish(lost=True)
+        limiter.publish()
 
 
 def _flush(limiter: Limiter, noted: Mapping[tuple[Bucket, int], Figure]) -> tuple[int, bool]:

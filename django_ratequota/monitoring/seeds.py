@@ -26,8 +26,10 @@ from .checkpoints import counter_name, in_test_run, window_of, window_start
 
 #: Counters whose seed this process knows, each some 300 bytes.
 _SIZE = 50_000
+#: A seed, and the revision of the policies when it was read (-1 = unknown).
+_Seed = tuple[int, int]
 #: A seed that needs not be sent any more, or that there is none.
-_NONE = -1
+_NONE: _Seed = -1, -1
 #: No calendar window is longer (µs).
 _LONGEST_US = 32 * 86_400 * 10**6
 #: The clocks of a lost Redis and the next may differ by as much (µs).
@@ -40,10 +42,15 @@ class Seeds:
     def __init__(self) -> None:
         #: When the data began, and what is known of it: replaced together, so that a thread that still works with
         #: what it learned of older data cannot spoil the newer.
-        self._known = 0, BoundedCache[int](_SIZE)
+        self._known = 0, BoundedCache[_Seed](_SIZE)
 
-    def of(self, limiter: Limiter, buckets: tuple[Bucket, ...]) -> Generator[Callable[[], Any], Any, tuple[int, ...]]:
-        """Yield the function that reads the database, if any; return a seed for each bucket, or nothing."""
+    def of(
+        self, limiter: Limiter, buckets: tuple[Bucket, ...], revision: int | None = None
+    ) -> Generator[Callable[[], Any], Any, tuple[int, ...]]:
+        """Yield the function that reads the database, if any; return a seed for each bucket, or nothing.
+
+        What was read before another ``revision`` is read again, because operators may have lowered it since.
+        """
         now_us, born_us = limiter.now_us, limiter.born_us
         known_since, known = self._known
         if born_us != known_since:
@@ -60,7 +67,7 @@ class Seeds:
             for bucket, start_us in zip(buckets, starts, strict=True)
         ]
         lossy = [window for window in windows if window]
-        unread = [window for window in lossy if known.get(window) is None]
+        unread = [window for window in lossy if not _is_current(known.get(window), revision)]
         if unread:
             try:
                 found = yield partial(_read, unread, born_us + _SKEW_US if born_us else None)
@@ -68,8 +75,8 @@ class Seeds:
                 note_problem("seeds", f"what Redis has lost cannot be restored from the checkpoints: {error}")
                 return ()
             for window in unread:
-                known.put(window, found.get(window) or _NONE)
-        seeds = tuple([max(0, known.get(window) or _NONE) if window else 0 for window in windows])
+                known.put(window, (found[window], -1 if revision is None else revision) if found.get(window) else _NONE)
+        seeds = tuple([max(0, (known.get(window) or _NONE)[0]) if window else 0 for window in windows])
         return seeds if any(seeds) else ()
 
     def peek(
@@ -78,7 +85,7 @@ class Seeds:
         """Return the state of the buckets, with what is to be restored; raises as ``Limiter.peek`` does."""
         lost: tuple[int, ...] = ()
         if any(bucket.durable for bucket in buckets):
-            lost = drive(self.of(limiter, buckets), lambda read: read())
+            lost = drive(self.of(limiter, buckets, revision), lambda read: read())
         return drive(limiter.steps("peek", buckets, 1, revision=revision, seeds=lost), call.do)
 
     def sent(self, limiter: Limiter, decision: Decision, lost: Mapping[Bucket, int]) -> None:
@@ -87,14 +94,18 @@ class Seeds:
         if decision.allowed and not decision.degraded and decision.at_us > born_us:
             for charge in charges_of(decision):
                 window = window_of(charge.bucket, charge.at_us, limiter.time_zone)
-                if 0 < (known.get(window) or _NONE) <= lost[charge.bucket]:
+                if 0 < (known.get(window) or _NONE)[0] <= lost[charge.bucket]:
                     known.put(window, _NONE)
 
-    def forget(self, born_us: int = 0) -> BoundedCache[int]:
+    def forget(self, born_us: int = 0) -> BoundedCache[_Seed]:
         """Read everything again, for data that began at ``born_us``."""
-        known = BoundedCache[int](_SIZE)
+        known = BoundedCache[_Seed](_SIZE)
         self._known = born_us, known
         return known
+
+
+def _is_current(seed: _Seed | None, revision: int | None) -> bool:
+    return seed is not None and (seed == _NONE or seed[1] == revision)
 
 
 def _read(windows: list[Window], until_us: int | None) -> dict[Window, int]:

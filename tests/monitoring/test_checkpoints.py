@@ -633,6 +633,27 @@ def test_units_charged_by_hand_after_a_loss_are_added_to_what_is_restored(
     assert sorted(used()) == [1, 71]
 
 
+def test_a_reset_of_another_counter_undoes_no_refund_of_another_process(ask: Callable[..., Decision]) -> None:
+    RatePolicy.objects.create(rates="100/month")
+    decision = ask(40)
+    flush()
+    decision.refund(30)
+    checkpoints._forget()  # another process has it, and has not written it yet
+    bob = check_request(request_from(User.objects.create(username="bob"))).statuses[0].bucket
+    reset([bob], "A mistake of ours")
+    assert ask().remaining == 89
+
+
+def test_units_given_back_stay_although_another_process_refunds(ask: Callable[..., Decision]) -> None:
+    RatePolicy.objects.create(rates="100/month")
+    decision = ask(40)
+    flush()
+    decision.refund(30)
+    checkpoints._forget()
+    grant([decision.statuses[0].bucket], 5, "A mistake of ours")
+    assert ask().remaining == 94
+
+
 def of(own: Seeds, bucket: Bucket) -> Generator[Callable[[], Any], Any, tuple[int, ...]]:
     return own.of(default_limiter(), (bucket,))
 
