@@ -175,7 +175,7 @@ class Replies:
         self._reason = ""
 
     def __call__(self, read: Callable[[], Reply]) -> tuple[Reply | None, str]:
-        """Return the same as ``reply``; after a second of waiting in vain, the last reason, and ``read`` is not called."""
+        """Return the same as ``reply``; after a second of waiting in vain, the last reason, without ``read``."""
         if self._waited >= _PATIENCE_SECONDS:
             return None, self._reason
         begun = self._clock()
