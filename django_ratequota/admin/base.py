@@ -25,6 +25,7 @@ from ..recording.recorder import recorded_as
 from .deletion import deleted_objects
 from .names import set_display_names
 from .pages import AdminPage, may_view, model_url, show_mode
+from .related_text import unlink_related
 from .widgets import SafeAutocomplete, UserField, UserIdInput, complete_subjects
 
 logger = logging.getLogger("django_ratequota")
@@ -92,12 +93,14 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def render_change_form(
         self, request: Any, context: Any, add: bool = False, change: bool = False, form_url: str = "", obj: Any = None
     ) -> Any:
-        """Add the field for the reason, and the context and the links of ``pages``."""
+        """Add the field for the reason, and the context and the links of ``pages``; drop links that would refuse."""
         form = context["adminform"].form
         context["change_reason_form"] = [form[REASON_FIELD]] if REASON_FIELD in form.fields else []
         for page in self.pages:
             context |= page(self).change_form_context(request, obj)
         context["page_links"] = [] if obj is None else self.links(request, obj)
+        if obj is not None:
+            unlink_related(self.admin_site, request, context)
         return super().render_change_form(request, context, add, change, form_url, obj)
 
     def links(self, request: Any, obj: Any) -> list[tuple[str, Any]]:

@@ -13,6 +13,7 @@ from ..conf import settings
 from ..engine.decision import Decision
 from ..engine.protocol import MAX_BUCKETS
 from ..engine.types import Bucket, BucketStatus
+from ..exceptions import StoreError
 from ..models import PolicyChange, RatePolicy
 from ..monitoring import checkpoints
 from ..monitoring.seeds import seeds
@@ -32,8 +33,13 @@ def peek(buckets: Iterable[Bucket]) -> dict[Bucket, BucketStatus]:
 
 
 def peeked(buckets: Iterable[Bucket]) -> Iterator[Decision]:
-    """Yield the status of each bucket as ``peek`` returns them, with the time of each call."""
+    """Yield the status of each bucket as ``peek`` returns them, with the time of each call.
+
+    With ``ENABLED = False`` every bucket would have the status of an unused one, so that is a ``StoreError`` too.
+    """
     limiter, all_buckets = default_limiter(), tuple(buckets)
+    if getattr(limiter, "unlimited", False):
+        raise StoreError("disabled", limiter.store.absent)
     if any(bucket.durable for bucket in all_buckets):
         limiter.stored_revision()  # whether the store has lost its data, which nobody may have noticed yet
     for at in range(0, len(all_buckets), MAX_BUCKETS):

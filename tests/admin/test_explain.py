@@ -522,7 +522,8 @@ def test_nothing_is_inline(operator: Client, alice: User) -> None:
 
 
 @pytest.mark.parametrize(
-    ("on_error", "verdict"), [("allow", "would be admitted."), ("deny", "would be refused by search/min.")]
+    ("on_error", "verdict"),
+    [("allow", "would be admitted, because “on error” decides"), ("deny", "would be refused by search/min.")],
 )
 def test_winners_are_shown_while_redis_is_down(
     operator: Client, alice: User, recorded: RecordedRefusals, settings: Any, on_error: str, verdict: str
@@ -699,6 +700,18 @@ def test_without_an_endpoint_nothing_is_said_to_be_admitted(operator: Client, al
     assert "would be admitted" in explain(operator, user=alice.pk, path="/search/")
     RatePolicy.objects.filter(user=alice).update(rates="blocked")
     assert "would be refused by all/blocked" in explain(operator, user=alice.pk)
+
+
+def test_without_an_endpoint_no_room_is_claimed_while_redis_is_down(
+    operator: Client, alice: User, settings: Any
+) -> None:
+    """Regression: the page said that policies had room, below counters whose usage was unknown."""
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": DOWN}
+    text = explain(operator, user=alice.pk)
+    assert "have room" not in text
+    assert "would admit the request, because “on error” decides while Redis does not answer. Choose an" in text
+    text = explain(operator, user=alice.pk, path="/search/")
+    assert "would be admitted, because “on error” decides while Redis does not answer." in text
 
 
 @pytest.mark.parametrize(

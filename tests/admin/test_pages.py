@@ -11,7 +11,8 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import resolve
 
-from django_ratequota.admin.pages import AdminPage
+from django_ratequota.admin.pages import AdminPage, Replies
+from django_ratequota.exceptions import StoreError
 from django_ratequota.models import Plan, PolicyChange, RatePolicy
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("fresh_policies")]
@@ -53,3 +54,20 @@ def test_operators_need_a_permission_and_the_object_must_exist(
     assert root.get(address).status_code in (200, 302)
     if "<path:object_id>" in page.path:
         assert root.get(url_of(model, page, 4711)).status_code == 404
+
+
+def test_a_page_waits_only_a_second_longer_for_redis_that_hangs() -> None:
+    """Regression: with TIMEOUT = 1, Live usage waited five seconds, one for each of its parts."""
+    now, asked = [0.0], []
+
+    def hang(seconds: float, reason: str) -> None:
+        asked.append(reason)
+        now[0] += seconds
+        raise StoreError(reason, "")
+
+    ask = Replies(clock=lambda: now[0])
+    assert ask(lambda: hang(0.01, "connection")) == (None, "connection")
+    assert ask(lambda: 7) == (7, ""), "one part may fail alone"
+    assert ask(lambda: hang(1.0, "timeout")) == (None, "timeout")
+    assert ask(lambda: hang(1.0, "connection")) == (None, "timeout")
+    assert asked == ["connection", "timeout"]

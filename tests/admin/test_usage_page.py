@@ -862,6 +862,28 @@ def test_each_section_reports_that_redis_is_down(operator: Client, settings: Any
     assert "Last change" in text
     assert re.search(r'<option value="\d+">search</option>', text)
     assert len(rows(text)) == 1, "this worker, as it knows itself"
+    assert "These are the decisions of the worker that made this page." in text
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"REDIS_URL": "memory://"}, "This needs Redis, and each worker counts in memory (memory://)."),
+        ({"ENABLED": False}, "This needs Redis, which is not used while nothing is enforced."),
+    ],
+)
+def test_without_a_redis_the_page_says_why_and_makes_no_claims(
+    operator: Client, settings: Any, change: dict[str, Any], why: str
+) -> None:
+    """Regression: a worker that counts in memory had "no policies loaded yet", and nothing said why counts lack."""
+    RatePolicy.objects.create(rates="5/min")
+    settings.RATEQUOTA = {**settings.RATEQUOTA, **change}
+    text = text_of(operator.get(PAGE))
+    assert f"<p>{why}</p>" in text
+    assert "Last change" in text
+    assert rows(text) == []
+    for claim in ("no policies loaded yet", "closed", "Decided without Redis", "did not answer"):
+        assert claim not in text
 
 
 @pytest.mark.parametrize("what", ["timeline", "endpoints", "policies", "callers", "refusals"])

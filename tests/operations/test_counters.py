@@ -403,3 +403,20 @@ def test_counters_reset_before_a_failure_are_recorded(
     assert [entry.object_text for entry in PolicyChange.objects.filter(action="reset")] == ["user alice"]
     assert [entry.object_id for entry in LogEntry.objects.all()] == [str(first.pk)]
     assert remaining(check_from(alice)) == [4]
+
+
+def test_nothing_is_reset_while_nothing_is_enforced(operator: Client, alice: User, settings: Any) -> None:
+    """Regression: with ENABLED = False the page showed 0 used and recorded a reset, and Redis kept the counts."""
+    override = RatePolicy.objects.create(user=alice, rates="5/hour")
+    check_from(alice)
+    before = settings.RATEQUOTA
+    settings.RATEQUOTA = {**before, "ENABLED": False}
+    page = operator.get(f"{LIST}{override.pk}/reset/")
+    assert rows(page) == [["user alice", "all endpoints", "?", "?", "5/hour"]]
+    why = "This needs Redis, which is not used while nothing is enforced."
+    assert why in page.content.decode()
+    page = operator.post(f"{LIST}{override.pk}/reset/", {"post": "yes"}, follow=True)
+    assert why in [str(message) for message in page.context["messages"]]
+    assert not PolicyChange.objects.filter(action="reset").exists()
+    settings.RATEQUOTA = before
+    assert remaining(check_from(alice)) == [3]

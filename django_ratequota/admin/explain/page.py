@@ -209,6 +209,14 @@ def _verdict(explanation: Explanation, *, everywhere: bool) -> str:
     words = {"request": units % {"count": cost}, "by": shown(", ".join(decision.violated))}
     if explanation.exempt:
         return gettext("Nothing limits this request: %(why)s.") % {"why": shown(explanation.exempt)}
+    if decision.allowed and decision.degraded:
+        text = gettext("%(request)s would be admitted, because “on error” decides while Redis does not answer.")
+        if everywhere:
+            text = gettext(
+                "The policies for all endpoints would admit the request, because “on error” decides while Redis does "
+                "not answer. Choose an endpoint to check its own too."
+            )
+        return text % words
     if decision.allowed and everywhere:
         text = ngettext(
             "The policies for all endpoints have room for %(count)d unit. Choose an endpoint to check its own too.",

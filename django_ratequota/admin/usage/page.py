@@ -13,6 +13,7 @@ from django.utils.html import format_html
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from ...conf import settings
 from ...engine.types import BucketStatus
 from ...models import Endpoint, PolicyChange
 from ...monitoring import health
@@ -24,7 +25,7 @@ from ...runtime import default_limiter
 from ..explain.block import BlockLinks
 from ..formatting import bar_percent, moment, number_text, shown
 from ..names import caller_names, caller_text
-from ..pages import reply
+from ..pages import Replies, reply, unanswered
 from . import workers
 from .counts import (
     SPANS,
@@ -67,15 +68,16 @@ class UsagePage(SelectionPage):
     def view(self, request: Any) -> Any:
         """Return the page. Each part that Redis does not answer says so; the others are shown."""
         selection, names = self.selection(request)
-        propagation = _workers()  # first, because reading the callers' limits loads the newest policies
-        timeline, timeline_error = reply(lambda: read_timeline(selection))
-        tops, tops_error = reply(lambda: top_callers(selection, _MOST_CALLERS))
-        refusals, refusals_error = reply(lambda: newest_refusals(selection, names.endpoints, _MOST_REFUSALS))
+        ask = Replies()
+        propagation = _workers(ask)  # first, because reading the callers' limits loads the newest policies
+        timeline, timeline_error = ask(lambda: read_timeline(selection))
+        tops, tops_error = ask(lambda: top_callers(selection, _MOST_CALLERS))
+        refusals, refusals_error = ask(lambda: newest_refusals(selection, names.endpoints, _MOST_REFUSALS))
         names.read(selection, timeline, refusals or ())
         callers = [top.caller for rows in (tops or {}).values() for top in rows]
         place = names.place(selection)
         standings = (
-            reply(lambda: tightest(dict.fromkeys(callers), place.name if place else None))[0] if callers else None
+            ask(lambda: tightest(dict.fromkeys(callers), place.name if place else None))[0] if callers else None
         )
         users = caller_names([*callers, *(refusal.caller for refusal in refusals or ())])
         pairs = [(caller, "") for caller in callers] + [(one.caller, one.ip) for one in refusals or ()]
@@ -104,7 +106,7 @@ class UsagePage(SelectionPage):
             "refusals": [self._refusal(refusal, users, names, blocks) for refusal in refusals or ()],
             "refusals_error": refusals_error,
             "absent": _absent(),
-            **_servers(),
+            **_servers(ask),
             **propagation,
             "unreadable": _unreadable(names),
         }
@@ -221,21 +223,23 @@ def _unreadable(names: VisibleNames) -> list[str]:
     ]
 
 
-def _servers() -> dict[str, Any]:
+def _servers(ask: Replies) -> dict[str, Any]:
     """Return the table of Redis servers."""
-    infos, error = reply(lambda: {} if (store := default_limiter().store).absent else store.info())
+    infos, error = ask(lambda: {} if (store := default_limiter().store).absent else store.info())
     return {"servers": workers.servers(infos or {}), "store_error": error}
 
 
 def _absent() -> str:
-    """Return why there is no server, so that nothing is recorded; "" = there should be one."""
-    return reply(lambda: default_limiter().store.absent)[0] or ""
+    """Return why there is no server, so that nothing is recorded, as a sentence; "" = there should be one."""
+    if not reply(lambda: default_limiter().store.absent)[0]:
+        return ""
+    return unanswered("memory" if settings.enabled else "disabled")
 
 
-def _workers() -> dict[str, Any]:
+def _workers(ask: Replies) -> dict[str, Any]:
     """Return what the workers reported; without an answer of Redis, the state of this worker alone."""
     mine = health.health()
-    found, error = reply(lambda: (default_limiter().stored_revision(), [mine] if _absent() else health.reports()))
+    found, error = ask(lambda: (default_limiter().stored_revision(), [mine] if _absent() else health.reports()))
     revision, reports = found or (None, [mine])
     # This worker's state is known as of now, whereas its last report may be older than its last request.
     reports = [mine if worker.process == mine.process else worker for worker in reports]

@@ -1,0 +1,67 @@
+"""Read-only fields for related objects: a link only where the operator may open the object, else its text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.contrib import admin
+from django.db.models import ForeignKey, Model
+
+from .formatting import shown
+from .pages import may_view
+
+
+def unlink_related(site: Any, request: Any, context: dict[str, Any]) -> None:
+    """Replace the read-only fields of a change form, whose objects the operator may not view, by texts.
+
+    Django links each related object that has an admin, whoever looks: the page then answers 403.
+    """
+    form = context["adminform"]
+    editable = set(form.form.fields) - set(form.readonly_fields)
+    _replace(form, _texts(site, request, type(form.form.instance), form.form.instance, editable))
+    for table in context["inline_admin_formsets"]:
+        if not table.has_change_permission and not table.has_add_permission:
+            empty = table.opts.get_empty_value_display()
+            _replace(table, _texts(site, request, table.formset.model, None, set(), empty))
+
+
+def _texts(
+    site: Any, request: Any, model: type[Model], obj: Model | None, editable: set[str], empty: Any = ""
+) -> dict[str, Callable[[Any], str]]:
+    """Return by field the texts of the objects that may not be viewed; without ``obj``, of any row of the model.
+
+    Such a row has ``empty`` where it has no object.
+    """
+    return {
+        field.name: _text(field, empty)
+        for field in model._meta.concrete_fields
+        if isinstance(field, ForeignKey)
+        and field.name not in editable
+        and (obj is None or getattr(obj, field.attname) is not None)
+        and not may_view(site, field.remote_field.model, request, getattr(obj, field.name) if obj else None)
+    }
+
+
+def _replace(shown_form: Any, texts: dict[str, Callable[[Any], str]]) -> None:
+    shown_form.fieldsets = [
+        (title, {**options, "fields": _replaced(options["fields"], texts)}) for title, options in shown_form.fieldsets
+    ]
+    shown_form.readonly_fields = _replaced(shown_form.readonly_fields, texts)
+
+
+def _replaced(fields: Any, texts: dict[str, Callable[[Any], str]]) -> list[Any]:
+    """Return the fields with the texts in place of names; a line of several fields is a list or tuple in it."""
+    return [_replaced(one, texts) if isinstance(one, list | tuple) else texts.get(one, one) for one in fields]
+
+
+def _text(field: Any, empty: Any) -> Callable[[Any], str]:
+    """Return a read-only field with the name, label and help text of ``field``, and ``empty`` for None."""
+
+    @admin.display(description=field.verbose_name)
+    def text(obj: Any) -> Any:
+        value = getattr(obj, field.name)
+        return empty if value is None else shown(value)
+
+    text.__name__ = field.name
+    return text
