@@ -88,7 +88,8 @@ def visible_columns(page: Page) -> list[str]:
     return page.locator("#result_list tbody tr:first-child :is(th, td)").evaluate_all(
         """(cells) => cells.filter((cell) => {
           const box = cell.getBoundingClientRect();
-          return box.width && box.left >= 0 && box.right <= innerWidth;
+          const place = cell.closest(".results, .overflow-x-auto, body").getBoundingClientRect();
+          return box.width && box.left >= place.left - 1 && box.right <= place.right + 1;
         }).map((cell) => (cell.className.match(/field-([\\w]+)/) || [])[1])"""
     )
 
