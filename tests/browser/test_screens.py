@@ -45,6 +45,15 @@ _REVERSED = r"""
       }
     }
   }
+  // Sentences without a translation, and numbers before them: their full stop or number stays where it was written.
+  for (const part of document.querySelectorAll("#content :is(.description, td div)")) {
+    if (!part.querySelector("div") && getComputedStyle(part).unicodeBidi !== "plaintext") {
+      found.push(part.outerHTML.slice(0, 80));
+    }
+  }
+  for (const button of document.querySelectorAll("#content input[type=submit]")) {
+    if (getComputedStyle(button).textAlign === "right") found.push(`button ${button.value}`);
+  }
   for (const field of document.querySelectorAll("#content :is(input[type=text], textarea)")) {
     const style = getComputedStyle(field);
     if (style.direction !== "ltr" && style.unicodeBidi !== "plaintext") found.push(`field ${field.name}`);
