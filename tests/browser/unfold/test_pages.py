@@ -46,6 +46,17 @@ def test_links_of_a_list_are_a_list(desk: Desks, scene: Scene, name: str) -> Non
     page = own.open(PAGES[name].path(scene))
     expect(page.locator(".ratequota-tools > li")).to_have_count(4)
     own.look_at(".ratequota-tools")
+    page.set_viewport_size({"width": 390, "height": 800})
+    tools = page.locator(".ratequota-tools").bounding_box()
+    assert tools is not None
+    assert tools["height"] < 48, "more than two lines"
+
+
+def test_fields_begin_at_the_same_place(desk: Desks, scene: Scene) -> None:
+    page = desk().open(PAGES["endpoint"].path(scene))
+    fields = page.locator("#endpoint_form .field-line :is(input[type=text], input[type=number], textarea)")
+    assert fields.count() > 4
+    assert len(set(fields.evaluate_all("(fields) => fields.map((one) => one.getBoundingClientRect().left)"))) == 1
 
 
 @pytest.mark.parametrize("name", ["plans", "policies", "lists"])
