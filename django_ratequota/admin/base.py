@@ -64,6 +64,8 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     #: The pages beside Django's own; each adds its URL, and what it shows on the change form.
     pages: tuple[type[AdminPage], ...] = ()
+    #: django-unfold asks its own model admins whether their lists and forms link to the page that adds a row.
+    show_add_link = True
 
     class Media:
         css = {"all": ["django_ratequota/admin.css"]}

@@ -45,6 +45,15 @@ _REVERSED = r"""
       }
     }
   }
+  // Sentences without a translation, and numbers before them: their full stop or number stays where it was written.
+  for (const part of document.querySelectorAll("#content :is(.description, td div)")) {
+    if (!part.querySelector("div") && getComputedStyle(part).unicodeBidi !== "plaintext") {
+      found.push(part.outerHTML.slice(0, 80));
+    }
+  }
+  for (const button of document.querySelectorAll("#content input[type=submit]")) {
+    if (getComputedStyle(button).textAlign === "right") found.push(`button ${button.value}`);
+  }
   for (const field of document.querySelectorAll("#content :is(input[type=text], textarea)")) {
     const style = getComputedStyle(field);
     if (style.direction !== "ltr" && style.unicodeBidi !== "plaintext") found.push(`field ${field.name}`);
@@ -88,7 +97,8 @@ def visible_columns(page: Page) -> list[str]:
     return page.locator("#result_list tbody tr:first-child :is(th, td)").evaluate_all(
         """(cells) => cells.filter((cell) => {
           const box = cell.getBoundingClientRect();
-          return box.width && box.left >= 0 && box.right <= innerWidth;
+          const place = cell.closest(".results, .overflow-x-auto, body").getBoundingClientRect();
+          return box.width && box.left >= place.left - 1 && box.right <= place.right + 1;
         }).map((cell) => (cell.className.match(/field-([\\w]+)/) || [])[1])"""
     )
 

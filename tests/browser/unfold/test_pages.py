@@ -12,6 +12,7 @@ from django_ratequota.models import Endpoint, Plan, RatePolicy
 from tests.browser.desk import Desk
 from tests.browser.pages import PAGES
 from tests.browser.scene import Scene
+from tests.browser.test_screens import visible_columns
 
 Desks = Callable[..., Desk]
 
@@ -28,6 +29,85 @@ def test_every_page_is_there(desk: Desks, scene: Scene, name: str) -> None:
     expect(page.locator("#content-main, #changelist, .ratequota-home").first).to_be_visible()
     if page.locator(OWN).count():
         own.look_at(OWN)
+    own.fit()
+
+
+@pytest.mark.parametrize("name", ["explain", "live usage", "quotas", "past quotas", "matrix", "copy", "boost"])
+def test_own_pages_have_their_title(desk: Desks, scene: Scene, name: str) -> None:
+    page = desk().open(PAGES[name].path(scene))
+    title = page.locator(".ratequota-title")
+    expect(title).to_be_visible()
+    assert page.title().startswith(title.inner_text())
+
+
+@pytest.mark.parametrize("name", ["plans", "policies"])
+def test_links_of_a_list_are_a_list(desk: Desks, scene: Scene, name: str) -> None:
+    own = desk()
+    page = own.open(PAGES[name].path(scene))
+    expect(page.locator(".ratequota-tools > li")).to_have_count(4)
+    own.look_at(".ratequota-tools")
+    page.set_viewport_size({"width": 390, "height": 800})
+    tools = page.locator(".ratequota-tools").bounding_box()
+    assert tools is not None
+    assert tools["height"] < 48, "more than two lines"
+
+
+def test_fields_begin_at_the_same_place(desk: Desks, scene: Scene) -> None:
+    page = desk().open(PAGES["endpoint"].path(scene))
+    fields = page.locator("#endpoint_form .field-line :is(input[type=text], input[type=number], textarea)")
+    assert fields.count() > 4
+    assert len(set(fields.evaluate_all("(fields) => fields.map((one) => one.getBoundingClientRect().left)"))) == 1
+
+
+@pytest.mark.parametrize("name", ["plans", "policies", "lists"])
+def test_a_list_leads_to_the_page_that_adds(desk: Desks, scene: Scene, name: str) -> None:
+    page = desk().open(PAGES[name].path(scene))
+    page.locator("a.addlink").filter(visible=True).click()
+    expect(page).to_have_url(re.compile("/add/$"))
+
+
+@pytest.mark.parametrize(
+    ("name", "columns"),
+    [("policies", {"audience", "endpoint_name", "rates", "mode"}), ("lists", {"list_name", "member_count"})],
+)
+def test_the_main_columns_are_in_sight_on_a_telephone(
+    desk: Desks, scene: Scene, name: str, columns: set[str]
+) -> None:
+    page = desk().open(PAGES[name].path(scene))
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert columns <= set(visible_columns(page))
+
+
+def test_a_save_in_the_history_is_whole_on_a_telephone(desk: Desks, scene: Scene) -> None:
+    page = desk().open(PAGES["history"].path(scene))
+    page.set_viewport_size({"width": 390, "height": 800})
+    cut_off = page.locator("#result_list tbody :is(th, td)").evaluate_all(
+        "(cells) => cells.filter((cell) => cell.scrollHeight > cell.clientHeight + 1).map((cell) => cell.innerText)"
+    )
+    assert cut_off == []
+
+
+def test_icons_of_a_date_and_of_a_time_are_beside_their_fields(desk: Desks, scene: Scene) -> None:
+    page = desk().open(PAGES["policy"].path(scene))
+    for field, icon in (("#id_starts_at_0", "#calendarlink0"), ("#id_starts_at_1", "#clocklink0")):
+        inner, outer = page.locator(field).bounding_box(), page.locator(icon).bounding_box()
+        assert inner is not None
+        assert outer is not None
+        assert abs(outer["x"] - inner["x"] - inner["width"]) < 40, icon
+        assert abs(outer["y"] + outer["height"] / 2 - inner["y"] - inner["height"] / 2) < 12, icon
+        page.locator(icon).click(trial=True)
+
+
+def test_buttons_and_errors_look_like_it(desk: Desks, scene: Scene) -> None:
+    own = desk()
+    page = own.open(PAGES["policy"].path(scene))
+    for text in ("Estimate impact", "Suggest rates"):
+        expect(page.get_by_role("button", name=text)).not_to_have_css("background-color", "rgba(0, 0, 0, 0)")
+    own.look_at(".ratequota-preview-ask")
+    page = own.open(PAGES["hostile explained"].path(scene))
+    expect(page.locator(".ratequota-field .errorlist")).to_have_css("color", "rgb(185, 28, 28)")
+    page = own.open(PAGES["boost"].path(scene))
+    expect(page.locator("a.closelink")).not_to_have_css("background-color", "rgba(0, 0, 0, 0)")
 
 
 def test_a_plan_is_moved_by_keys(desk: Desks, scene: Scene) -> None:
