@@ -33,7 +33,7 @@ _NONE: _Seed = -1, -1
 #: No calendar window is longer (µs).
 _LONGEST_US = 32 * 86_400 * 10**6
 #: The clocks of a lost Redis and the next may differ by as much (µs).
-_SKEW_US = 60 * 10**6
+_SKEW_US = 10**6
 
 
 class Seeds:
@@ -74,8 +74,9 @@ class Seeds:
             except DatabaseError as error:
                 note_problem("seeds", f"what Redis has lost cannot be restored from the checkpoints: {error}")
                 return ()
+            read_at = -1 if revision is None else revision
             for window in unread:
-                known.put(window, (found[window], -1 if revision is None else revision) if found.get(window) else _NONE)
+                known.put(window, (found[window], read_at) if found.get(window) else _NONE)
         seeds = tuple([max(0, (known.get(window) or _NONE)[0]) if window else 0 for window in windows])
         return seeds if any(seeds) else ()
 

@@ -612,7 +612,7 @@ def test_a_refund_after_a_loss_is_not_undone_by_another_process(
     lose(redis_client)
     decision = ask(30)
     flush()
-    QuotaWindow.objects.update(at_us=F("at_us") + 120 * 10**6)  # as if it were not just after the loss
+    QuotaWindow.objects.update(at_us=F("at_us") + 2 * 10**6)  # as if it were not just after the loss
     decision.refund(20)
     in_another_process(monkeypatch, Seeds())
     assert ask().remaining == 79
