@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.conf import settings as project
 from django.contrib import admin
 from django.contrib.admin.templatetags.admin_urls import admin_urlname
-from django.contrib.auth import get_permission_codename, get_user_model
+from django.contrib.auth import get_permission_codename
 from django.contrib.auth.models import Permission, User
 from django.test import Client, RequestFactory
 from django.urls import reverse
@@ -21,6 +22,9 @@ from django_ratequota.recording.recorder import recorded_as
 from tests.support import operators
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+of_auth_users = pytest.mark.skipif(
+    project.AUTH_USER_MODEL != "auth.User", reason="looks for the links of django.contrib.auth's admin"
+)
 
 LIST = "/admin/django_ratequota/ratepolicy/"
 HISTORY = "/admin/django_ratequota/policychange/"
@@ -370,11 +374,10 @@ def test_without_permissions_no_links_are_offered() -> None:
     assert client_of("nobody").get("/admin/django_ratequota/").status_code == 404
 
 
+@of_auth_users
 @pytest.mark.parametrize("codename", ["add_planassignment", "add_listmember", "grant_override"])
 def test_the_field_for_a_users_id_links_to_users_only_with_permission_to_view_them(codename: str) -> None:
     model = {"add_planassignment": "planassignment", "add_listmember": "listmember"}.get(codename, "ratepolicy")
-    if get_user_model()._meta.app_label != "auth":
-        pytest.skip("looks for the links of django.contrib.auth's admin")
     found = []
     for name, more in (("blind", ()), ("seeing", ("view_user",))):
         client = operators.client_of(codename, *more, name=name)
@@ -384,6 +387,7 @@ def test_the_field_for_a_users_id_links_to_users_only_with_permission_to_view_th
     assert found == [False, True]
 
 
+@of_auth_users
 @pytest.mark.parametrize(
     ("permissions", "model"),
     [

@@ -81,6 +81,10 @@ def test_a_burst_is_drawn_and_a_refusal_explained(own: Desk) -> None:
     expect(page.locator(".ratequota-verdict").first).to_contain_text("Refused by exports/hour")
     page.goto("/admin/django_ratequota/ratepolicy/usage/?span=day")
     expect(page.get_by_text("is live on 1 of 1 worker since")).to_be_visible()
+    own.shoot("live-usage")
+    page.goto("/admin/django_ratequota/")
+    expect(page.locator(".ratequota-home")).to_contain_text("is live on 1 of 1 worker")
+    own.shoot("home")
 
 
 def sign_in_to_the_admin(page: Page) -> None:

@@ -28,7 +28,6 @@ def test_the_home_leads_to_a_refused_caller_and_to_the_newest_change(desk: Desks
     expect(home).to_contain_text("of 1 worker")
     expect(home).to_contain_text("10/min → 12/min")
     own.look()
-    own.shoot("home")
     with own.task(clicks=1, pages=1):
         home.get_by_role("link", name="user dave").click()
         expect(page.get_by_role("heading", name="Explain", exact=True)).to_be_visible()

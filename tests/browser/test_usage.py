@@ -23,7 +23,6 @@ def test_what_was_decided_is_seen_and_leads_to_its_reason(desk: Desks, scene: Sc
     page = own.open(PAGES["live usage"].path(scene))
     expect(page.locator(".ratequota-plot svg").first).to_be_visible()
     expect(page.locator(".ratequota-usage-totals").first).to_contain_text("55")
-    own.shoot("live-usage")
     page.get_by_role("combobox", name="Endpoint").select_option("search")
     page.get_by_role("button", name="Show").click()
     expect(page.locator(".ratequota-usage-totals").first).to_contain_text("45")
