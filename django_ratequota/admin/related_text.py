@@ -15,7 +15,7 @@ from .pages import may_view
 def unlink_related(site: Any, request: Any, context: dict[str, Any]) -> None:
     """Replace the read-only fields of a change form, whose objects the operator may not view, by texts.
 
-    Django links each related object that has an admin, whoever looks: the page then answers 403.
+    Django links each related object that has an admin, for operators who may not view it as well: those get a 403.
     """
     form = context["adminform"]
     editable = set(form.form.fields) - set(form.readonly_fields)

@@ -53,7 +53,7 @@ def decide(
         if durable and mode != "peek":
             checkpoints.note(decision)
             if lost:
-                seeds.sent(limiter, decision, dict(zip(checked, lost, strict=True)))
+                seeds.sent(limiter, decision, checked, lost)
     except StoreError as error:
         if mode != "peek":
             note_degraded(error.reason, error)

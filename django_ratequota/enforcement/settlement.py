@@ -62,7 +62,7 @@ class StoreSettler:
             note_degraded(error.reason, error)
             return Decision(allowed=True, error=error.reason)
         if lost:
-            seeds.sent(limiter, decision, dict(zip(buckets, lost, strict=True)))
+            seeds.sent(limiter, decision, buckets, lost)
         if not limiter.store.absent:
             checkpoints.note(decision, lowered=cost if mode == "refund" else 0)
         return decision

@@ -5,7 +5,7 @@ While the windows began after the store's data did (``Limiter.born_us``), nothin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any
 
@@ -89,8 +89,9 @@ class Seeds:
             lost = drive(self.of(limiter, buckets, revision), lambda read: read())
         return drive(limiter.steps("peek", buckets, 1, revision=revision, seeds=lost), call.do)
 
-    def sent(self, limiter: Limiter, decision: Decision, lost: Mapping[Bucket, int]) -> None:
+    def sent(self, limiter: Limiter, decision: Decision, buckets: tuple[Bucket, ...], seeds: tuple[int, ...]) -> None:
         """Forget the seeds of the buckets that the decision has charged with them: now the store has them."""
+        lost = dict(zip(buckets, seeds, strict=True))
         born_us, known = self._known
         if decision.allowed and not decision.degraded and decision.at_us > born_us:
             for charge in charges_of(decision):

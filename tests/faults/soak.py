@@ -119,7 +119,7 @@ def _patiently(ask: Callable[[], Decision]) -> Decision:
         except StoreError:
             if time.monotonic() > end:
                 raise
-            time.sleep(0.01)
+            time.sleep(0.01)  # the breaker answers at once for a second: this loop would take the core meanwhile
 
 
 class Soak:

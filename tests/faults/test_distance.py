@@ -75,7 +75,7 @@ def test_decisions_are_made_from_the_second_second_on(
                 running[name, ask.__name__] = threads.submit(ask, limiter)
         made = {name: future.result() for name, future in running.items()}
     print(f"\n{round_trip * 1000:.0f} ms: of {COUNTED} {made}")
-    assert min(made.values()) >= 0.9 * COUNTED, made  # a busy machine may miss one
+    assert min(made.values()) >= 0.9 * COUNTED, made  # a busy machine may miss a few
 
 
 @pytest.mark.parametrize("ask", [plainly, awaiting])

@@ -425,17 +425,20 @@ def test_without_the_database_requests_go_on(
     assert ask().remaining == 3, "once it is back, the rest is restored"
 
 
+def go_back_in_time(ask: Callable[..., Decision], client: redis.Redis, kept: int, lost: int) -> None:
+    """As after a restart from a snapshot: neither the revision nor the counter is missing."""
+    key = bucket_key("rqtest", ask(kept).statuses[0].bucket)
+    earlier = client.get(key)
+    ask(lost)
+    flush()
+    client.set(key, earlier or b"", keepttl=True)
+
+
 def test_a_redis_that_went_back_in_time_is_noticed(
     ask: Callable[..., Decision], redis_client: redis.Redis, later: Callable[[float], None]
 ) -> None:
-    """As after a restart from a snapshot: neither the revision nor the counter is missing."""
     RatePolicy.objects.create(rates="10/month")
-    bucket = ask(2).statuses[0].bucket
-    key = bucket_key("rqtest", bucket)
-    earlier = redis_client.get(key)
-    ask(5)
-    flush()
-    redis_client.set(key, earlier, keepttl=True)
+    go_back_in_time(ask, redis_client, 2, 5)
     assert ask().remaining == 7
     before = default_limiter().stored_revision()
     flush()
@@ -456,12 +459,7 @@ def test_a_loss_is_not_taken_for_the_refunds_of_settled_reservations(
 ) -> None:
     """Together they are more than what was lost, but each of them gave back what was charged after the loss."""
     RatePolicy.objects.create(rates="10000/month")
-    bucket = ask(500).statuses[0].bucket
-    key = bucket_key("rqtest", bucket)
-    earlier = redis_client.get(key)
-    ask(1500)
-    flush()
-    redis_client.set(key, earlier, keepttl=True)
+    go_back_in_time(ask, redis_client, 500, 1500)
     for _ in range(4):
         ask(400).refund(390)
     ask(400)
@@ -690,9 +688,9 @@ def test_only_a_decision_that_carried_the_seed_ends_it(
     limiter.born_us = limiter.now_us if of_older_data else decision.at_us - 1
     for _ in range(2):
         assert drive(of(own, bucket), lambda read: read()) == (40,)
-        own.sent(limiter, decision, {bucket: sent})
+        own.sent(limiter, decision, (bucket,), (sent,))
     if not of_older_data:
-        own.sent(limiter, decision, {bucket: 40})
+        own.sent(limiter, decision, (bucket,), (40,))
         assert drive(of(own, bucket), lambda read: read()) == ()
 
 

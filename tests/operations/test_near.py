@@ -336,7 +336,7 @@ def test_what_another_client_wrote_is_an_error_of_the_store(redis_client: redis.
 
 
 def queries_of(listed: Callable[[], Any], spend: Callable[[User, int], None], users: int) -> int:
-    """Return how many queries a list takes with so many more users, each by a policy of their own."""
+    """Return how many queries a list takes with this many more users, each by a policy of their own."""
     for number in range(users):
         user = User.objects.create(username=f"user{users}-{number}")
         RatePolicy.objects.create(user=user, rates="4/month")
