@@ -1,4 +1,4 @@
-"""Model fields that store rates and subjects in canonical form, and how rows are deleted with their user."""
+"""Model fields that store rates and subjects in canonical form, and what rows of a user or a subject share."""
 
 from __future__ import annotations
 
