@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.apps import apps
-from django.db import connections, transaction
+from django.db import connections
 
 from ..engine.keys import short
 from ..engine.types import BucketStatus
 from ..policies.facts import to_datetime, to_us
-from ..recording.databases import policy_alias
+from ..recording.databases import reading_and_writing
 from .months import end_months
 
 #: A counter's name in the database, and the start of its window (µs).
@@ -64,11 +64,7 @@ def _write_rows(figures: dict[Window, Figure], below: dict[Window, int], is_loss
     """Write the figures that have a row, and take them out of ``figures``; returns how many rows changed."""
     model, found, lower = _model(), list[Window](), dict[Window, int]()
     higher, lowered = [], 0
-    alias = policy_alias(model)
-    with transaction.atomic(using=alias):
-        if not connections[alias].features.has_select_for_update:
-            # SQLite: a write waits for other writers, unless its transaction has read before.
-            model.objects.filter(pk=0).update(used=0)
+    with reading_and_writing(model) as alias:
         rows = _rows(figures).order_by("pk").select_for_update()
         for pk, counter, starts_at, ends_at, used, limit, at_us in rows.values_list(
             "pk", "counter", "starts_at", "ends_at", "used", "limit", "at_us"

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import connections
 from django.db.models import Sum
 from django.utils import timezone
 
 from ..conf import settings
 from ..models import QuotaWindow, UsageCount
-from ..recording.databases import policy_alias
+from ..recording.databases import reading_and_writing
 from ..runtime import default_limiter
 from .packing import HOUR, KEPT_SECONDS, OUTCOMES, QUARTERS
 from .timeline import slot_counts
@@ -48,7 +48,7 @@ def roll_up(keep_hours: int = KEEP_HOURS, keep_days: int = KEEP_DAYS) -> RolledU
         if second // HOUR * HOUR >= now - KEPT_SECONDS and second // HOUR < now // HOUR:
             starts_at = datetime.fromtimestamp(second // HOUR * HOUR, UTC)
             hours.setdefault((starts_at, series), [0, 0, 0])[outcome] += times
-    with transaction.atomic(using=policy_alias(UsageCount)):
+    with reading_and_writing(UsageCount):
         written = _write(UsageCount.Length.HOUR, hours)
         days = _write(UsageCount.Length.DAY, _days({starts_at for starts_at, _ in hours}))
         deleted = 0

@@ -38,6 +38,21 @@ def reading_policies() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def reading_and_writing(model: type[models.Model]) -> Iterator[str]:
+    """Open a transaction that reads rows and then writes some, and yield the alias that the model is written to.
+
+    On SQLite, a write waits for those of other processes unless its transaction has read before, which fails at once:
+    "database is locked". So the transaction begins with a write, of no row.
+    """
+    alias = policy_alias(model)
+    with transaction.atomic(using=alias):
+        if not connections[alias].features.has_select_for_update:
+            rows: Any = model._base_manager.filter(pk=0)
+            rows._raw_delete(alias)
+        yield alias
+
+
 def subject_begins(text: str, alias: str) -> models.Q:
     """Return the condition that a row's subject begins with the text, which is looked up in an index."""
     found = models.Q(subject__startswith=text)

@@ -20,6 +20,8 @@ class Wire(Address):
         self.target = target
         self.pipes: set[_Pipe] = set()
         self._held = False
+        #: Requests that came in on forgotten connections.
+        self.unheard = 0
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()
@@ -109,7 +111,9 @@ class _Pipe(asyncio.Protocol):
         self.asked = self._greeted
         if not self.forgotten:
             self._wire.loop.call_later(self._wire.round_trip / 2, self._to_server, data)
-        elif self.resets:
+            return
+        self._wire.unheard += 1
+        if self.resets:
             client_socket = self._client.get_extra_info("socket")
             client_socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.abort()

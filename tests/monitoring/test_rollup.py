@@ -6,12 +6,14 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 import time_machine
 from django.core.management import CommandError
+from django.db import connection
 
 from django_ratequota.models import UsageCount
 from django_ratequota.monitoring.collector import collector
@@ -19,6 +21,8 @@ from django_ratequota.monitoring.packing import DAY, HOUR
 from django_ratequota.monitoring.records import DecisionRecord
 from django_ratequota.monitoring.rollup import RolledUp, roll_up
 from django_ratequota.monitoring.timeline import timeline
+from tests.enforcement.test_propagation import migrated  # noqa: F401 - a fixture
+from tests.recording.test_databases import Start, start  # noqa: F401 - a fixture
 from tests.support.commands import run
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("redis_client")]
@@ -119,6 +123,35 @@ def test_a_partly_expired_hour_is_not_rolled_up(count: Callable[..., None], at: 
     assert rows("hour") == [(5, 0, 0)]
 
 
+def test_another_process_that_writes_to_sqlite_waits_for_a_rollup(
+    start: Start,  # noqa: F811
+    count: Callable[..., None],
+    tmp_path: Path,
+) -> None:
+    """A transaction that reads before it writes fails at once where another process has written between."""
+    count(24, 5)
+    (worker,) = start("default")
+    worker.run(
+        "import sqlite3; from contextlib import closing; from django.db import connection\n"
+        "from django_ratequota.models import UsageCount; from django_ratequota.monitoring.rollup import roll_up\n"
+        "def write_after(execute, sql, *more):\n"
+        "    reply = execute(sql, *more)\n"
+        "    if sql.startswith('SELECT'):\n"
+        f"        with closing(sqlite3.connect({str(tmp_path / 'default.sqlite3')!r}, timeout=0)) as other:\n"
+        "            try:\n"
+        "                other.execute('PRAGMA user_version = 1')\n"
+        "            except sqlite3.OperationalError as error:\n"
+        "                waits.append(str(error))\n"
+        "    return reply\n"
+        "connection.cursor().execute('PRAGMA journal_mode = WAL')\n"
+        "waits = []\n"
+        "with connection.execute_wrapper(write_after): roll_up()\n"
+    )
+    rows = "UsageCount.objects.filter(place='t')"
+    assert worker.run(f"answer = list({rows}.values_list('admitted', flat=True))") == [5, 5]
+    assert set(worker.run("answer = waits")) == {"database is locked"}
+
+
 def test_old_rows_are_deleted(count: Callable[..., None], at: Callable[..., RolledUp], now: int) -> None:
     then = datetime.fromtimestamp(now, UTC)
     for length, days in (("hour", 34), ("hour", 36), ("day", 399), ("day", 401)):
@@ -148,11 +181,12 @@ def test_query_count_does_not_grow_with_policies(
         for number in numbers:
             count(3, 1, policy_ids=(number,))
 
+    queries = 10 if connection.features.has_select_for_update else 11
     spread(range(3))
-    with django_assert_num_queries(10):
+    with django_assert_num_queries(queries):
         at()
     spread(range(3, 30))
-    with django_assert_num_queries(10):
+    with django_assert_num_queries(queries):
         at()
 
 

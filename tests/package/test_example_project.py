@@ -48,7 +48,7 @@ class Place:
         self.home, self.temporary, self.log = folder / "home", folder / "temporary", folder / "log"
         self.home.mkdir()
         self.temporary.mkdir()
-        self.groups: list[int] = []
+        self.processes: list[subprocess.Popen[str]] = []
         self._repository = self._files()
 
     def start(self, *command: str, **environment: str) -> subprocess.Popen[str]:
@@ -64,7 +64,7 @@ class Place:
                 text=True,
                 start_new_session=True,
             )
-        self.groups.append(process.pid)
+        self.processes.append(process)
         return process
 
     def run(self, *command: str, **environment: str) -> tuple[int, str]:
@@ -81,11 +81,13 @@ class Place:
     def left_behind(self) -> list[object]:
         """Return what was left behind: files, and process groups with a process."""
         found: list[object] = [*self.home.iterdir(), *self.temporary.iterdir(), *(self._files() ^ self._repository)]
-        return found + [group for group in self.groups if alive(group)]
+        return found + [process.pid for process in self.processes if alive(process.pid)]
 
     def end(self) -> None:
-        for group in filter(alive, self.groups):
-            os.killpg(group, signal.SIGKILL)
+        for process in self.processes:
+            if alive(process.pid):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()  # also of a test that has failed, or a later one reports what this one left open
 
     def _files(self) -> set[tuple[str, int]]:
         databases = {(path.name, path.stat().st_mtime_ns) for path in ROOT.glob("*.sqlite3*")}
