@@ -80,8 +80,8 @@ def propose_block(name: str, endpoint: Endpoint | None = None) -> RatePolicy:
     )
 
 
-def blocks_in_force(names: Iterable[str]) -> dict[str, RatePolicy]:
-    """Return the block of each of these names that has one, in one query; of several, the one that ends last."""
+def blocks_in_force(names: Iterable[str]) -> dict[str, list[RatePolicy]]:
+    """Return the blocks of each of these names that has some, in one query; the one that ends last comes first."""
     subjects = {name for name in names if not name.startswith("user:")}
     user_ids = {key for name in names if name.startswith("user:") and (key := _user_key(name)) is not None}
     if not subjects and not user_ids:
@@ -94,9 +94,12 @@ def blocks_in_force(names: Iterable[str]) -> dict[str, RatePolicy]:
         rates=BLOCKED,
         mode=RatePolicy.Mode.ENFORCE,
     ).select_related("endpoint")
-    found: dict[str, RatePolicy] = {}
-    for block in sorted(blocks.order_by(), key=lambda one: (one.ends_at is None, one.ends_at or now, one.pk)):
-        found[block.subject or f"user:{block.user_id}"] = block
+    found: dict[str, list[RatePolicy]] = {}
+    by_end = sorted(
+        blocks.order_by(), key=lambda one: (one.ends_at is None, one.ends_at or now, one.pk), reverse=True
+    )
+    for block in by_end:
+        found.setdefault(block.subject or f"user:{block.user_id}", []).append(block)
     return found
 
 

@@ -186,7 +186,27 @@ def test_the_block_that_lasts_longest_is_shown() -> None:
     RatePolicy.objects.create(subject="ip:203.0.113.10", rates="1/s")
     names = [f"ip:203.0.113.{last}" for last in (7, 8, 9, 10)]
     found = blocks.blocks_in_force([*names, "user:x", f"user:{'9' * 40}"])
-    assert {name: block.ends_at for name, block in found.items()} == {"ip:203.0.113.7": None}
+    ends = {name: [block.ends_at for block in own] for name, own in found.items()}
+    assert ends == {"ip:203.0.113.7": [None, now + timedelta(hours=2), now + timedelta(hours=1)]}
+
+
+def test_a_block_that_was_sent_twice_is_ended_at_once(operator: Client, alice: User) -> None:
+    url, user = f"{URL}?caller=user:{alice.pk}&endpoint=search", f"user:{alice.pk}"
+    for until in ("hour", "day"):
+        operator.post(url, {**FORM, "until": until, "target": user})
+    operator.post(url, {**FORM, "target": user, "place": "search"})
+    everywhere, at_search = (
+        RatePolicy.objects.filter(rates="blocked", endpoint__name=name) for name in (None, "search")
+    )
+    ends = re.findall(r'name="end" value="(\d+)"', text_of(operator.get(url)))
+    assert set(ends) == {str(everywhere.latest("ends_at").pk), str(at_search.get().pk)}
+    done = operator.post(url, {"end": str(everywhere.latest("ends_at").pk)}, follow=True)
+    assert "has ended. Another one is in force: search." in text_of(done)
+    assert check_from(alice).allowed
+    assert not check_from(alice, scope="search").allowed
+    done = operator.post(url, {"end": str(at_search.get().pk)}, follow=True)
+    assert "is not blocked any more." in text_of(done)
+    assert check_from(alice, scope="search").allowed
 
 
 # --- Links and permissions. ---

@@ -52,9 +52,9 @@ class BlockPage(AdminPage):
             text = gettext("%(caller)s cannot be blocked: it names no user, subject or address.")
             self.admin.message_user(request, text % {"caller": shown(caller) or "—"}, messages.ERROR)
             return HttpResponseRedirect(back)
-        in_force = blocks.blocks_in_force(names)
+        in_force = list(blocks.blocks_in_force(names).values())
         if "end" in request.POST:
-            self._end(request, in_force.values(), users)
+            self._end(request, in_force, users)
             return HttpResponseRedirect(back)
         attempts, _error = reply(blocks.recorded_hour)
         proposed = {name: blocks.propose_block(name) for name in names}
@@ -71,7 +71,7 @@ class BlockPage(AdminPage):
             "cautions": [text for block in proposed.values() for text in blocks.cautions(block, operator)],
             "in_force": [
                 (block, audience_text(block, users), _until(block), ChangeReasonForm(auto_id=f"id_{block.pk}_%s"))
-                for block in in_force.values()
+                for block in _longest(in_force)
             ],
             "back": back,
         }
@@ -115,16 +115,30 @@ class BlockPage(AdminPage):
         message = format_html('{} <a href="{}">{}</a>', text, link, gettext("See the override."))
         self.admin.message_user(request, message, messages.SUCCESS)
 
-    def _end(self, request: Any, in_force: Iterable[RatePolicy], users: Mapping[str, str]) -> None:
-        block = next((block for block in in_force if str(block.pk) == request.POST["end"]), None)
-        if block is None:
+    def _end(self, request: Any, in_force: Iterable[list[RatePolicy]], users: Mapping[str, str]) -> None:
+        """End the block, and all others of the same audience at the same place, such as one that was sent twice."""
+        chosen = request.POST["end"]
+        own = next((found for found in in_force if any(str(block.pk) == chosen for block in found)), None)
+        if own is None:
             self.admin.message_user(request, gettext("That block has ended already."), messages.WARNING)
             return
+        places = {block.endpoint_id for block in own if str(block.pk) == chosen}
+        words = {"audience": audience_text(own[0], users)}
+        left = [
+            shown(b.endpoint.name) if b.endpoint else gettext("all endpoints")
+            for b in _longest([own])
+            if b.endpoint_id not in places
+        ]
+        text = gettext("%(audience)s is not blocked any more.") % words
+        if left:
+            words["endpoints"] = ", ".join(left)
+            text = gettext("That block of %(audience)s has ended. Another one is in force: %(endpoints)s.") % words
         with transaction.atomic(using=policy_alias(RatePolicy)):
-            blocks.end_block(block)
-            text = gettext("%(audience)s is not blocked any more.") % {"audience": audience_text(block, users)}
-            self.admin.log_change(request, block, text)
-        self.admin.message_user(request, text, messages.SUCCESS)
+            for block in own:
+                if block.endpoint_id in places:
+                    blocks.end_block(block)
+                    self.admin.log_change(request, block, text)
+        self.admin.message_user(request, text, messages.WARNING if left else messages.SUCCESS)
 
 
 class BlockLinks:
@@ -144,8 +158,17 @@ class BlockLinks:
             return None
         query = {"caller": caller, "ip": ip, "endpoint": endpoint, "from": self._origin}
         url = self._admin.page_url("block", query={name: text for name, text in query.items() if text})
-        block = next((self._in_force[name] for name in names if name in self._in_force), None)
+        block = next((self._in_force[name][0] for name in names if name in self._in_force), None)
         return {"url": url, "text": _("Block…") if block is None else _("%s: End it…") % _until(block)}
+
+
+def _longest(in_force: Iterable[list[RatePolicy]]) -> list[RatePolicy]:
+    """Return of each audience at each place the block that ends last."""
+    found: dict[tuple[int, Any], RatePolicy] = {}
+    for number, own in enumerate(in_force):
+        for block in own:
+            found.setdefault((number, block.endpoint_id), block)
+    return list(found.values())
 
 
 def _until(block: RatePolicy) -> str:
