@@ -206,7 +206,7 @@ class RatePolicy(RecordedModel):
             try:
                 check()
             except ValidationError as error:
-                errors[name] = error.error_dict[name] if hasattr(error, "error_dict") else error
+                errors |= error.error_dict if hasattr(error, "error_dict") else {name: error}
         if errors:
             raise ValidationError(errors)
 

@@ -25,13 +25,16 @@ from ..conf import settings
 from ..models import ListMember, SubjectList
 from ..recording.databases import policy_alias
 from ..recording.recorder import in_batches
-from ..recording.validators import canonical_subject, visible
+from ..recording.validators import canonical_subject, check_year, visible
 from .scenarios import number
 
 #: Most lines at once; a longer file is refused, because a worker that takes long is ended by its server: each line is
 #: recorded in the history, in 0.2 ms.
 MAX_LINES = 25_000
 _REASON, _UNTIL = re.compile(r"(?:^|(?<=\s))#"), re.compile(r"(?<=\s)until(?=\s)")
+#: Names of the first column of a file in CSV.
+_HEADS = ("member", "subject", "who")
+_HEAD = re.compile(rf'\s*"?(?:{"|".join(_HEADS)})"?[ ]*([,;\t])', re.IGNORECASE)
 _MOST_REASON = ListMember._meta.get_field("reason").max_length or 0
 _MOST_SUBJECT = ListMember._meta.get_field("subject").max_length or 0
 _SHOWN = 80
@@ -135,15 +138,29 @@ def _plain_lines(text: str) -> Iterator[Line]:
 
 
 def _csv_lines(text: str) -> Iterator[Line]:
+    # Strict: a quote that is never closed would silently make the rest of the file one cell.
+    rows = csv.reader(text.splitlines(keepends=True), delimiter=_delimiter(text), strict=True)
+    begun = 1
     try:
-        dialect: Any = csv.Sniffer().sniff(text[:4096], delimiters=",;\t")
-    except csv.Error:  # one column only
-        dialect = csv.excel
-    rows = csv.reader(text.splitlines(), dialect)
-    for row in rows:
-        who, until, reason = (*(cell.strip() for cell in row[:3]), "", "", "")[:3]
-        if rows.line_num > 1 or who.lower() not in ("member", "subject", "who"):
-            yield Line(rows.line_num, who, until, reason)
+        for row in rows:
+            who, until, reason = (*(" ".join(cell.splitlines()).strip() for cell in row[:3]), "", "", "")[:3]
+            if begun > 1 or who.lower() not in _HEADS:
+                yield Line(begun, who, until, reason)
+            begun = rows.line_num + 1
+    except csv.Error as error:
+        words = {"number": begun, "problem": error}
+        raise ValidationError(_("Line %(number)d is not CSV: %(problem)s.") % words) from error
+
+
+def _delimiter(text: str) -> str:
+    """Return what stands after the name of the first column, or else what looks most like it separates columns."""
+    if head := _HEAD.match(text):
+        return head[1]
+    try:
+        return csv.Sniffer().sniff(text[:4096], delimiters=",;\t").delimiter
+    except csv.Error:  # one column, or rows of different lengths
+        found = re.search("[,;\t]", text)
+        return found[0] if found else ","
 
 
 def _read(lines: Iterable[Line]) -> tuple[list[_Entry], int]:
@@ -190,9 +207,10 @@ def _end(line: Line) -> datetime | None:
     try:
         day = parse_date(line.until)
         end = parse_datetime(line.until)
+        check_year(day or end)
         if day is not None:
             end = datetime(day.year, day.month, day.day) + timedelta(days=1)
-    except (ValueError, OverflowError):
+    except ValueError:
         end = None
     if end is None:
         text = _("Write the end as a day, such as until 2026-12-31, or a time: until 2026-12-31 18:00.")

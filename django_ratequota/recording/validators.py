@@ -110,8 +110,19 @@ def refuse_unreadable(before: Any, after: Any) -> None:
     check_rates(*written)
 
 
+def check_year(value: Any) -> None:
+    """Raise ``ValidationError`` for a time that other zones may not have, such as 9999-12-31 23:59."""
+    if value is not None and not 1 < value.year < 9999:
+        raise ValidationError(_("The year must lie between 2 and 9998. For a time that never comes, write none."))
+
+
 def check_dates(starts_at: Any, ends_at: Any) -> None:
-    """Raise ``ValidationError`` for ``ends_at`` if both are set and the end is not after the start."""
+    """Raise ``ValidationError`` if one is out of range, or if both are set and the end is not after the start."""
+    for name, value in (("starts_at", starts_at), ("ends_at", ends_at)):
+        try:
+            check_year(value)
+        except ValidationError as error:
+            raise ValidationError({name: error}) from error
     if starts_at is not None and ends_at is not None and ends_at <= starts_at:
         raise ValidationError({"ends_at": _("The end must lie after the start.")})
 

@@ -93,12 +93,37 @@ def test_all_bad_lines_are_listed_and_nothing_is_lost(operator: Client, bots: Su
         ("bots.CSV", b"member;end;reason\n203.0.113.7;;OPS-7\n198.51.100.0/24;;\n"),
         ("bots.csv", b'"203.0.113.7","","OPS-7"\n"198.51.100.0/24"\n'),
         ("bots.csv", "203.0.113.7\t\tOPS-7\r\n198.51.100.0/24\t\t".encode("utf-16")),
+        ("bots.csv", b'Member;End;Reason\n203.0.113.7;;"OPS-7"\n198.51.100.0/24;\n'),
+        ("bots.csv", b"203.0.113.7;;OPS-7\n198.51.100.0/24\n"),
     ],
 )
 def test_files_are_read(operator: Client, bots: SubjectList, name: str, content: bytes) -> None:
     reply = operator.post(page(bots), {"file": SimpleUploadedFile(name, content)}, follow=True)
     assert "2 members were added." in text_of(reply)
     assert held() == [(None, "ip:203.0.113.7", "OPS-7"), (None, "ip:198.51.100.0/24", "")]
+
+
+def test_a_reason_in_a_file_may_have_quotes_delimiters_and_lines(operator: Client, bots: SubjectList) -> None:
+    content = b'member;end;reason\n203.0.113.7;;"M\xc3\xbcller, ""Hans"";\r\nOPS-7"\n198.51.100.0/24;;a, b, c\n'
+    reply = operator.post(page(bots), {"file": SimpleUploadedFile("bots.csv", content)}, follow=True)
+    assert "2 members were added." in text_of(reply)
+    assert held() == [(None, "ip:203.0.113.7", 'Müller, "Hans"; OPS-7'), (None, "ip:198.51.100.0/24", "a, b, c")]
+
+
+@pytest.mark.parametrize("size", [10, 200_000])
+def test_a_quote_that_is_never_closed_swallows_no_members(operator: Client, bots: SubjectList, size: int) -> None:
+    content = b'member,end,reason\n203.0.113.7,,\n203.0.113.8,,"OPS-7\n' + b"198.51.100.0/24,,\n" * size
+    reply = operator.post(page(bots), {"file": SimpleUploadedFile("bots.csv", content)})
+    assert "Line 3 is not CSV: " in text_of(reply)
+    assert held() == []
+
+
+@pytest.mark.parametrize("end", ["9999-12-31", "9999-12-31 23:59:59"])
+def test_an_end_that_means_never_is_refused_in_every_time_zone(operator: Client, bots: SubjectList, end: str) -> None:
+    for zone in ("America/New_York", "Asia/Tokyo"):
+        with timezone.override(zone):
+            reply = operator.post(page(bots), {"text": f"203.0.113.7 until {end}"})
+            assert "For a time that never comes, write none." in text_of(reply)
 
 
 @pytest.mark.parametrize(

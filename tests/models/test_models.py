@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from itertools import combinations
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from django.apps import apps
@@ -15,7 +16,7 @@ from django.test import RequestFactory
 from django.utils.functional import Promise
 
 from django_ratequota.engine.rates import MAX_UNITS
-from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy, SubjectList
+from django_ratequota.models import Endpoint, ListMember, Plan, PlanAssignment, PolicyChange, RatePolicy, SubjectList
 from django_ratequota.policies.loading import load_snapshot
 from django_ratequota.policies.requests.caller import Caller
 from django_ratequota.policies.requests.routes import known_routes
@@ -412,6 +413,27 @@ def test_the_end_must_be_after_the_start(model: Any, length: timedelta, alice: U
     dates = {"starts_at": JANUARY, "ends_at": JANUARY + length}
     assert refusal(model(user=alice, **fields, **dates), "ends_at") == "The end must lie after the start."
     model(user=alice, **fields, **(dates | {"ends_at": JANUARY + timedelta(microseconds=1)})).full_clean()
+
+
+@pytest.mark.parametrize("model", [PlanAssignment, RatePolicy, ListMember])
+@pytest.mark.parametrize(
+    ("name", "time"),
+    [
+        ("ends_at", datetime(9999, 12, 31, 23, 59, 59, tzinfo=ZoneInfo("America/New_York"))),
+        ("ends_at", datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)),
+        ("starts_at", datetime(1, 1, 1, tzinfo=ZoneInfo("Asia/Tokyo"))),
+    ],
+)
+def test_a_time_that_other_zones_do_not_have_is_refused(
+    model: Any, name: str, time: datetime, alice: User, free: Plan
+) -> None:
+    fields: dict[str, Any] = {
+        PlanAssignment: lambda: {"plan": free},
+        RatePolicy: lambda: {"rates": "1/s"},
+        ListMember: lambda: {"subject_list": SubjectList.objects.create(name="Bots")},
+    }[model]()
+    text = "The year must lie between 2 and 9998. For a time that never comes, write none."
+    assert refusal(model(user=alice, **fields, **{name: time}), name) == text
 
 
 def test_all_errors_are_reported_at_once(search: Endpoint) -> None:
