@@ -21,7 +21,7 @@ from ..operations.explain import Explanation, anchor_of
 from ..operations.explain_query import ExplainQuery
 from ..operations.ledger import Chosen
 from ..operations.near import all_near, lists
-from ..operations.subjects import named, subject_names
+from ..operations.subjects import named, printable, subject_names
 from ..policies.explain import others_in_words
 from ..policies.requests.caller import UNKNOWN, failed_kind
 
@@ -104,8 +104,7 @@ def list_near(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
             if options["format"] == "json":
                 yield json.dumps(values)
                 continue
-            subject = _subject_name(bucket.subject, names)
-            who = subject if subject.isprintable() else repr(subject)
+            who = _subject_name(bucket.subject, names)
             place = f"{bucket.rate} at {bucket.scope or 'all endpoints'} (policy {row.policy.pk})"
             note = f", as of {as_of}: Redis did not answer" if as_of else ""
             yield f"{row.percent:>3} %  {row.used} of {status.limit}  {who}: {place}{note}"
@@ -178,7 +177,7 @@ def _refusal_lines(refusal: Refusal) -> Iterator[str]:
 def _subject_name(subject: str, names: Mapping[str, str]) -> str:
     """Return the subject with its display name, or words for callers whose identifier function failed."""
     kind = failed_kind(subject)
-    return f"{kind} unknown (its function failed)" if kind else named(subject, names.get(subject, ""))
+    return f"{kind} unknown (its function failed)" if kind else printable(named(subject, names.get(subject, "")))
 
 
 def _explanation_lines(explanation: Explanation) -> Iterator[str]:

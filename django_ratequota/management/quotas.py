@@ -16,11 +16,11 @@ from django.utils import timezone
 
 from ..conf import settings
 from ..operations.quotas import Used, previous_month, used_in_month
-from ..operations.subjects import named, subject_names
+from ..operations.subjects import named, printable, subject_names
 
 #: Subjects whose names are looked up at once.
 _NAMED = 1000
-_HEADS = ("subject", "endpoint", "rate", "windows", "used", "limit", "begins", "ends")
+_HEADS = ("subject", "endpoint", "rate", "windows", "used", "limit", "begins", "ends", "policy")
 
 
 def add_verbs(verbs: Any) -> None:
@@ -51,12 +51,13 @@ def usage(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
 
 def _csv_line(values: Any) -> str:
     line = StringIO()
-    csv.writer(line, lineterminator="").writerow(values)
-    return line.getvalue()
+    csv.writer(line).writerow(values)  # with its own line ends, so that those within a subject are quoted
+    return line.getvalue().removesuffix("\r\n")
 
 
 def _text(row: Used, today: date, name: str) -> str:
     windows = "" if row.windows == 1 else f" in {row.windows} windows"
     open_until = "" if row.ends <= today else f", so far: until {row.ends}"
     used = f"{row.used} of {row.limit}{windows}{open_until}"
-    return f"{named(row.subject, name)}  {row.endpoint or 'all endpoints'}  {row.rate}: {used}"
+    who = printable(named(row.subject, name))
+    return f"{who}  {row.endpoint or 'all endpoints'}  {row.rate}: {used}"

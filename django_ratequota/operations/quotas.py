@@ -8,7 +8,7 @@ from datetime import date, datetime, timedelta
 from typing import Any
 
 from django.core.exceptions import ValidationError
-from django.db.models import Count, Exists, Max, Min, OuterRef, QuerySet, Subquery, Sum
+from django.db.models import Case, Count, Exists, F, Max, Min, OuterRef, QuerySet, Subquery, Sum, When
 from django.utils.module_loading import import_string
 from django.utils.translation import gettext as _
 
@@ -23,7 +23,7 @@ from .ledger import anchor_of, local_date
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Used:
-    """What one subject has used under one rate, in all windows that began in a month."""
+    """What one subject has used of one counter: in one month, or in all days or weeks that began in a month."""
 
     subject: str
     #: None = all endpoints; of a deleted one, its number.
@@ -38,16 +38,18 @@ class Used:
     #: The days in TIME_ZONE on which the first window began and the last one ends: 15 October and 15 November.
     begins: date
     ends: date
+    #: Number of the policy that limited it last; it may be deleted by now.
+    policy: int | None
 
 
 def month_of(text: str) -> tuple[Any, Any]:
     """Return when the month ``2026-10`` begins and ends in TIME_ZONE; raises ``ValidationError``."""
     try:
         first = datetime.strptime(text, "%Y-%m").replace(day=15, tzinfo=settings.time_zone)
-    except ValueError as error:
+        start_us, end_us = calendar_window("month", int(first.timestamp()) * 10**6, settings.time_zone)
+        return to_datetime(start_us), to_datetime(end_us)
+    except (OverflowError, ValueError) as error:  # years 1 and 9999 as well, whose months have no bounds in UTC
         raise ValidationError(_("Write the month as in 2026-10, not %(text)r."), params={"text": text}) from error
-    start_us, end_us = calendar_window("month", int(first.timestamp()) * 10**6, settings.time_zone)
-    return to_datetime(start_us), to_datetime(end_us)
 
 
 def previous_month(today: date) -> str:
@@ -58,7 +60,8 @@ def previous_month(today: date) -> str:
 def used_in_month(month: str, subject: str = "") -> Iterator[Used]:
     """Yield what each subject has used, or one only, by subject; raises ``ValidationError``.
 
-    A window belongs to the month in which it began. Windows of another length have rows of their own.
+    A window belongs to the month in which it began. Windows of another length have rows of their own, and so has each
+    month of a customer whose months began on another day meanwhile, as each has its own limit.
     """
     start, end = month_of(month)
     rows = QuotaWindow.objects.filter(starts_at__gte=start, starts_at__lt=end)
@@ -66,26 +69,29 @@ def used_in_month(month: str, subject: str = "") -> Iterator[Used]:
         rows = rows.filter(subject=stored_subject(subject))
     names = dict(Endpoint.objects.values_list("pk", "name"))
     last = rows.filter(counter=OuterRef("counter")).order_by("-starts_at")
-    sums = rows.order_by("subject", "counter").values("subject", "counter", "endpoint_id")
+    sums = rows.annotate(month=Case(When(period=QuotaWindow.Period.MONTH, then=F("starts_at"))))
+    sums = sums.order_by("subject", "counter", "month").values("subject", "counter", "endpoint_id", "month")
     sums = sums.annotate(
         windows=Count("pk"),
         sum=Sum("used"),
-        limit=Subquery(last.values("limit")[:1]),
-        last_rate=Subquery(last.values("rate")[:1]),
         begins=Min("starts_at"),
         ends=Max("ends_at"),
+        # Of a month, its only row's.
+        **{f"month_{name}": Max(name) for name in ("rate", "limit", "policy_id")},
+        **{f"last_{name}": Subquery(last.values(name)[:1]) for name in ("rate", "limit", "policy_id")},
     )
     for row in sums.iterator(chunk_size=2000):
-        pk = row["endpoint_id"]
+        pk, limited = row["endpoint_id"], "month" if row["month"] else "last"
         yield Used(
             subject=row["subject"],
             endpoint=None if pk is None else names.get(pk, f"#{pk}"),
-            rate=row["last_rate"],
+            rate=row[f"{limited}_rate"],
             windows=row["windows"],
             used=row["sum"],
-            limit=row["limit"],
+            limit=row[f"{limited}_limit"],
             begins=local_date(row["begins"]),
             ends=local_date(row["ends"]),
+            policy=row[f"{limited}_policy_id"],
         )
 
 

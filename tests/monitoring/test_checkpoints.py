@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import threading
 from collections.abc import Callable, Generator, Iterator
@@ -730,6 +732,7 @@ def window(subject: str, month: int, used: int, *, day: int = 1, rate: str = "10
         ends_at=starts_at + timedelta(days=1 if "day" in rate else 30),
         period="day" if "day" in rate else "month",
         subject=subject,
+        policy_id=7,
         rate=rate,
         used=used,
         limit=100,
@@ -754,8 +757,8 @@ def test_usage_of_a_month_is_the_sum_of_its_windows() -> None:
         [line] = run("usage", "--month", "2026-11").splitlines()
         assert line == "user:2  all endpoints  100/month: 9 of 100, so far: until 2026-12-01"
     assert run("usage", "--month", "2026-10", "--subject", "user:1", "--format", "csv").splitlines() == [
-        "subject,endpoint,rate,windows,used,limit,begins,ends",
-        "user:1,,100/month,1,70,100,2026-10-01,2026-10-31",
+        "subject,endpoint,rate,windows,used,limit,begins,ends,policy",
+        "user:1,,100/month,1,70,100,2026-10-01,2026-10-31,7",
     ]
     [line] = run("usage", "--month", "2026-09", "--format", "json").splitlines()
     assert json.loads(line) == {
@@ -767,12 +770,34 @@ def test_usage_of_a_month_is_the_sum_of_its_windows() -> None:
         "limit": 100,
         "begins": "2026-09-01",
         "ends": "2026-10-01",
+        "policy": 7,
     }
 
 
-def test_a_month_of_another_form_is_refused() -> None:
-    with pytest.raises(CommandError, match="Write the month as in 2026-10, not 'October'"):
-        run("usage", "--month", "October")
+def test_usage_has_a_line_for_each_month_that_a_new_first_day_made() -> None:
+    """Added up they were 130 of 50, an overage that nobody had."""
+    window("tenant:acme", 10, 120)
+    second = window("tenant:acme", 10, 10, day=20)
+    QuotaWindow.objects.filter(pk=second.pk).update(rate="50/month", limit=50, policy_id=8)
+    found = [json.loads(line) for line in run("usage", "--month", "2026-10", "--format", "json").splitlines()]
+    assert [(row["rate"], row["windows"], row["used"], row["limit"], row["policy"]) for row in found] == [
+        ("100/month", 1, 120, 100, 7),
+        ("50/month", 1, 10, 50, 8),
+    ]
+
+
+def test_a_subject_forges_no_line_of_usage() -> None:
+    subject = "tenant:x\ntenant:acme,,100/month,1,9,100"
+    window(subject, 10, 5)
+    assert len(run("usage", "--month", "2026-10").splitlines()) == 1
+    text = run("usage", "--month", "2026-10", "--format", "csv")
+    assert [row["subject"] for row in csv.DictReader(io.StringIO(text))] == [subject]
+
+
+@pytest.mark.parametrize("month", ["October", "9999-12"])
+def test_a_month_of_another_form_is_refused(month: str) -> None:
+    with pytest.raises(CommandError, match=f"Write the month as in 2026-10, not '{month}'"):
+        run("usage", "--month", month)
 
 
 def test_old_windows_are_forgotten_by_rollup(settings: Any) -> None:

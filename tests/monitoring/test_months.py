@@ -139,6 +139,27 @@ def test_a_beginning_that_is_taken_back_continues_the_newest_month(ask: Ask) -> 
     assert rows()[2:] == [("12-01", "01-01", 1)]
 
 
+def test_a_month_whose_end_was_moved_and_taken_back_is_counted_to_its_end(ask: Ask) -> None:
+    """Its row ended on the 20th for good: what was used until 15 December was on no invoice."""
+    ask("2025-11-16", 15, 5)
+    flush()
+    ask("2025-11-18", 20, 1)
+    flush()
+    assert rows() == [("11-15", "11-20", 6)]
+    ask("2025-11-19", 15, 2)
+    revision = default_limiter().stored_revision()
+    flush()
+    ask("2025-11-28", 15, 30)
+    flush()
+    ask("2025-12-14", 15, 4)
+    flush()
+    assert rows() == [("11-15", "12-15", 42)]
+    assert default_limiter().stored_revision() == revision, "nothing was lost"
+    ask("2025-12-15", 15, 1)
+    flush()
+    assert rows()[1:] == [("12-15", "01-15", 1)]
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_invoices_count_each_unit_once_however_often_the_day_changes(
     ask: Ask, redis_client: redis.Redis, seed: int
