@@ -210,6 +210,24 @@ def test_while_the_database_is_down_figures_wait(
     assert used() == [2]
 
 
+def test_while_the_database_does_not_answer_few_statements_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of 200 batches waited for a timeout, and so did the end of the process."""
+    RatePolicy.objects.create(rates="10/month")
+    for user in User.objects.bulk_create(User(username=f"u{n}") for n in range(10)):
+        check_request(request_from(user))
+    monkeypatch.setattr(checkpoints, "_BATCH", 1)
+    tried = []
+
+    def fail(*arguments: Any) -> int:
+        tried.append(arguments)
+        raise DatabaseError("timeout expired")
+
+    with monkeypatch.context() as context:
+        context.setattr(checkpoints, "write", fail)
+        assert (flush(), len(tried)) == (0, 3)
+    assert flush() == 10
+
+
 def test_a_refund_is_written_once_although_the_rest_of_its_batch_fails(
     ask: Callable[..., Decision], alice: User, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
