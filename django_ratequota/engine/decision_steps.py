@@ -266,7 +266,8 @@ class LimiterSteps:
         self._asked_us = monotonic_us()
         unread, self._revision_unread = self._revision_unread, False
         try:
-            yield from self._ask("peek", (), 0, revision=revision, share=REVISION_SHARE)
+            # Not a peek, which would publish nothing where there is no revision.
+            yield from self._ask("check", (), 0, revision=revision, share=REVISION_SHARE)
         except StoreError as error:
             self._revision_unread = True
             if not unread:

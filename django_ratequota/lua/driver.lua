@@ -69,7 +69,8 @@ if first == 1 and values[1] ~= ARGV[3] then
   -- Publications store whole numbers up to the server's time only; the day allows for a clock that was set back.
   local time = call('TIME')
   local latest = time[1] * 1000000 + time[2] + DAY_US
-  stored = tonumber(values[1] or revision == 0 and '0' or '') or -1
+  -- Only a peek leaves a store without a revision as it is: later losses are known by the revision's absence.
+  stored = tonumber(values[1] or revision == 0 and mode == 'peek' and '0' or '') or -1
   if stored % 1 ~= 0 or stored > latest then
     stored = -1
   end

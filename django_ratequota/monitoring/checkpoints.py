@@ -41,6 +41,8 @@ _MINUTE_US = 60 * 10**6
 _MOST = 100_000
 #: Rows of a statement.
 _BATCH = 500
+#: Batches that fail one after the other until the rest waits for the next checkpoint: each may take a timeout.
+_FAILURES = 3
 #: A bucket and the end of its window (minutes since the Unix epoch; 0 = nothing is used), and what it has used.
 Noted = tuple[tuple[Bucket, int], Figure]
 #: The newest figures.
@@ -114,7 +116,7 @@ def age() -> float | None:
 
 
 def _checkpoint() -> tuple[int, bool]:
-    global _written_at
+    global _dirty, _written_at
     if not _dirty:
         return 0, True  # no limiter is made where nothing is counted, as in most commands
     began_at = time.monotonic()
@@ -122,9 +124,8 @@ def _checkpoint() -> tuple[int, bool]:
         _written_at = began_at
     limiter = default_limiter()
     with _write_lock:
-        with _lock:
-            noted = dict(_dirty)
-            _dirty.clear()
+        with _lock:  # no copy, as requests wait for the lock
+            noted, _dirty = _dirty, OrderedDict()
         written, complete = _flush(limiter, noted)
     if complete:
         _written_at = began_at
@@ -148,29 +149,35 @@ def write_now(buckets: Iterable[Bucket]) -> None:
 def _flush(limiter: Limiter, noted: Mapping[tuple[Bucket, int], Figure]) -> tuple[int, bool]:
     """Write the figures; returns how many rows changed, and whether all figures could be written."""
     latest: dict[Window, Noted] = {}
-    # By time, so that of several policies that share a counter the last one stays.
-    for (bucket, end), figure in sorted(noted.items(), key=lambda item: item[1].at_us):
+    for (bucket, end), figure in noted.items():
         inside_us = end * _MINUTE_US - figure.status.window_us // 2 if end else figure.at_us
         window = window_of(bucket, inside_us, limiter.time_zone)
-        if window in latest and latest[window][1].lowered:
-            figure = replace(figure, lowered=figure.lowered + latest[window][1].lowered)
-        latest[window] = (bucket, end), figure
+        newest, known = ((bucket, end), figure), latest.get(window)
+        if known is not None:  # several policies share the counter: the last one stays
+            lowered = figure.lowered + known[1].lowered
+            key, last = known if known[1].at_us > figure.at_us else newest
+            newest = key, replace(last, lowered=lowered) if lowered else last
+        latest[window] = newest
     waited = set(_suspects)
 
     def is_loss(window: Window, at_us: int) -> bool:
         # At first, another process's refund may not be written yet: its figure would undo what is lowered here.
         return window in waited or not limiter.born_us or at_us <= limiter.born_us
 
-    written, complete, below = 0, True, dict[Window, int]()
+    written, complete, below, failed = 0, True, dict[Window, int](), 0
     for windows in batches(latest, _BATCH):
         batch = {window: latest[window][1] for window in windows}
         try:
-            written += write(batch, below, is_loss)
+            if failed < _FAILURES:
+                written += write(batch, below, is_loss)
+                failed = 0
+                continue
         except Exception as error:
-            complete = False
-            for window in batch:
-                _keep(*latest[window])
+            failed += 1
             note_problem("checkpoints", f"checkpoints cannot be written, they are tried again: {error}")
+        complete = False
+        for window in batch:
+            _keep(*latest[window])
     for window, at_us in below.items():
         if is_loss(window, at_us):
             latest[window] = latest[window][0], replace(latest[window][1], lowered=0)

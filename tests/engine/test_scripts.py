@@ -294,9 +294,17 @@ def test_the_revision_published_again_is_newer_than_the_caller_s_for_any_clock(
     assert redis_client.get(REVISION) == str(clock.now_us + 123_457).encode()
 
 
-def test_before_the_first_publication_there_is_no_revision(redis_client: redis.Redis, limiter: Limiter) -> None:
-    assert judge(limiter, MINUTE, revision=0).allowed
-    assert redis_client.get(REVISION) is None
+def test_the_first_check_publishes_where_nobody_has(
+    redis_client: redis.Redis, limiter: Limiter, clock: Clock
+) -> None:
+    """Else callers without a revision would not notice that the store has lost its data."""
+    assert judge(limiter, MINUTE, revision=0, verb="peek").allowed
+    assert redis_client.keys("rqtest:*") == []
+    with pytest.raises(NewerRevision) as newer:
+        judge(limiter, MINUTE, revision=0)
+    assert newer.value.revision == limiter.born_us == clock.now_us
+    assert redis_client.get(REVISION) == str(clock.now_us).encode()
+    assert judge(limiter, MINUTE, revision=clock.now_us).allowed
 
 
 def test_callers_without_a_revision_touch_none(redis_client: redis.Redis, limiter: Limiter) -> None:

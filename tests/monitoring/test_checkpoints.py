@@ -38,7 +38,7 @@ from django_ratequota.operations.caller_limits import caller_limits
 from django_ratequota.operations.counters import peek, reset
 from django_ratequota.operations.explain import explain_caller
 from django_ratequota.policies.requests.caller import DescribedCaller
-from django_ratequota.runtime import default_limiter
+from django_ratequota.runtime import default_limiter, process
 from django_ratequota.utils.locks import ForkSafeLock
 from django_ratequota.utils.sansio import drive
 from tests.project.views import request_from
@@ -212,6 +212,24 @@ def test_while_the_database_is_down_figures_wait(
     assert used() == [2]
 
 
+def test_while_the_database_does_not_answer_few_statements_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of 200 batches waited for a timeout, and so did the end of the process."""
+    RatePolicy.objects.create(rates="10/month")
+    for user in User.objects.bulk_create(User(username=f"u{n}") for n in range(10)):
+        check_request(request_from(user))
+    monkeypatch.setattr(checkpoints, "_BATCH", 1)
+    tried = []
+
+    def fail(*arguments: Any) -> int:
+        tried.append(arguments)
+        raise DatabaseError("timeout expired")
+
+    with monkeypatch.context() as context:
+        context.setattr(checkpoints, "write", fail)
+        assert (flush(), len(tried)) == (0, 3)
+    assert flush() == 10
+
+
 def test_a_refund_is_written_once_although_the_rest_of_its_batch_fails(
     ask: Callable[..., Decision], alice: User, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -324,6 +342,19 @@ def test_a_redis_that_lost_its_data_goes_on_from_the_checkpoint(
     decision = ask()
     assert [status.remaining for status in decision.statuses] == [2, 99]
     assert [ask().allowed for _ in range(3)] == [True, True, False]
+
+
+def test_a_redis_in_which_nobody_has_published_goes_on_from_the_checkpoint(
+    ask: Callable[..., Decision], redis_client: redis.Redis
+) -> None:
+    """A process that started with an empty Redis noticed no loss before the second checkpoint after."""
+    RatePolicy.objects.create(rates="10/month")
+    lose(redis_client)
+    process.policies.forget()
+    assert [ask(4).allowed, ask(5).allowed] == [True, True]
+    flush()
+    lose(redis_client)
+    assert [ask().allowed for _ in range(2)] == [True, False]
 
 
 def test_a_lost_quota_that_was_used_up_stays_used_up(ask: Callable[..., Decision], redis_client: redis.Redis) -> None:

@@ -16,6 +16,7 @@ from django_ratequota.engine.keys import bucket_key
 from django_ratequota.models import Plan, PlanAssignment, QuotaWindow, RatePolicy
 from django_ratequota.monitoring import checkpoints, near
 from django_ratequota.monitoring.checkpoints import flush
+from django_ratequota.monitoring.months import batches
 from django_ratequota.monitoring.near import Noted, Window
 from django_ratequota.operations.quotas import used_in_month
 from django_ratequota.runtime import default_limiter
@@ -200,3 +201,11 @@ def test_a_customer_near_the_limit_stays_listed_when_the_calendar_s_month_ends(a
     assert listed() == [status.bucket.subject]
     ask("2025-12-03", 15)
     assert listed() == [status.bucket.subject]
+
+
+def test_batches_are_in_one_order_and_have_a_counter_once() -> None:
+    windows = [(f"{number * 7 % 20:02}", start_us) for start_us in (2, 1) for number in range(20)]
+    found = list(batches(windows, 6))
+    assert [len(batch) for batch in found] == [6, 6, 6, 2] * 2
+    assert [counter for batch in found for counter, _ in batch] == [f"{number:02}" for number in range(20)] * 2
+    assert sorted(window for batch in found for window in batch) == sorted(windows)
