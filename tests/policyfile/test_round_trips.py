@@ -23,7 +23,7 @@ names = texts.filter(lambda text: 0 < len(text) <= 100)
 moments = st.one_of(
     st.none(),
     st.sampled_from([JANUARY, JANUARY + timedelta(days=1)]),
-    st.datetimes(datetime(1000, 1, 2), datetime(9999, 12, 30), timezones=st.just(UTC)),
+    st.datetimes(datetime(1000, 1, 2), datetime(9998, 12, 31), timezones=st.just(UTC)),
 )
 
 routes = st.lists(
