@@ -17,6 +17,7 @@ from dataclasses import replace
 from datetime import tzinfo
 
 from django.core import mail
+from django.db import InterfaceError, OperationalError
 
 from ..conf import settings
 from ..engine.calendar_windows import calendar_window
@@ -41,7 +42,7 @@ _MINUTE_US = 60 * 10**6
 _MOST = 100_000
 #: Rows of a statement.
 _BATCH = 500
-#: Batches that fail one after the other until the rest waits for the next checkpoint: each may take a timeout.
+#: Batches in a row that the database does not answer until the rest waits for the next checkpoint.
 _FAILURES = 3
 #: A bucket and the end of its window (minutes since the Unix epoch; 0 = nothing is used), and what it has used.
 Noted = tuple[tuple[Bucket, int], Figure]
@@ -173,7 +174,8 @@ def _flush(limiter: Limiter, noted: Mapping[tuple[Bucket, int], Figure]) -> tupl
                 failed = 0
                 continue
         except Exception as error:
-            failed += 1
+            # Each may take a timeout. Other errors, such as of one row, must not keep the rest from being written.
+            failed += isinstance(error, OperationalError | InterfaceError)
             note_problem("checkpoints", f"checkpoints cannot be written, they are tried again: {error}")
         complete = False
         for window in batch:

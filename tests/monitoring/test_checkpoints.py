@@ -17,7 +17,7 @@ import redis
 import time_machine
 from django.contrib.auth.models import User
 from django.core.management import CommandError
-from django.db import DatabaseError, connection, transaction
+from django.db import DatabaseError, OperationalError, connection, transaction
 from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
@@ -212,7 +212,10 @@ def test_while_the_database_is_down_figures_wait(
     assert used() == [2]
 
 
-def test_while_the_database_does_not_answer_few_statements_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("error", "tries"), [(OperationalError, 3), (DatabaseError, 10)])
+def test_while_the_database_does_not_answer_few_statements_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception], tries: int
+) -> None:
     """Each of 200 batches waited for a timeout, and so did the end of the process."""
     RatePolicy.objects.create(rates="10/month")
     for user in User.objects.bulk_create(User(username=f"u{n}") for n in range(10)):
@@ -222,11 +225,11 @@ def test_while_the_database_does_not_answer_few_statements_wait_for_it(monkeypat
 
     def fail(*arguments: Any) -> int:
         tried.append(arguments)
-        raise DatabaseError("timeout expired")
+        raise error("timeout expired")
 
     with monkeypatch.context() as context:
         context.setattr(checkpoints, "write", fail)
-        assert (flush(), len(tried)) == (0, 3)
+        assert (flush(), len(tried)) == (0, tries)
     assert flush() == 10
 
 

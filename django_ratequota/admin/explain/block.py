@@ -117,17 +117,16 @@ class BlockPage(AdminPage):
 
     def _end(self, request: Any, in_force: Iterable[list[RatePolicy]], users: Mapping[str, str]) -> None:
         """End the block, and all others of the same audience at the same place, such as one that was sent twice."""
-        chosen = request.POST["end"]
-        own = next((found for found in in_force if any(str(block.pk) == chosen for block in found)), None)
-        if own is None:
+        found = ((own, block) for own in in_force for block in own if str(block.pk) == request.POST["end"])
+        own, chosen = next(found, ([], None))
+        if chosen is None:
             self.admin.message_user(request, gettext("That block has ended already."), messages.WARNING)
             return
-        places = {block.endpoint_id for block in own if str(block.pk) == chosen}
-        words = {"audience": audience_text(own[0], users)}
+        words = {"audience": audience_text(chosen, users)}
         left = [
             shown(b.endpoint.name) if b.endpoint else gettext("all endpoints")
             for b in _longest([own])
-            if b.endpoint_id not in places
+            if b.endpoint_id != chosen.endpoint_id
         ]
         text = gettext("%(audience)s is not blocked any more.") % words
         if left:
@@ -135,7 +134,7 @@ class BlockPage(AdminPage):
             text = gettext("That block of %(audience)s has ended. Another one is in force: %(endpoints)s.") % words
         with transaction.atomic(using=policy_alias(RatePolicy)):
             for block in own:
-                if block.endpoint_id in places:
+                if block.endpoint_id == chosen.endpoint_id:
                     blocks.end_block(block)
                     self.admin.log_change(request, block, text)
         self.admin.message_user(request, text, messages.WARNING if left else messages.SUCCESS)
