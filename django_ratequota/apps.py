@@ -8,19 +8,22 @@ from django.utils.translation import gettext_lazy as _
 
 
 class RateQuotaConfig(AppConfig):
-    """Registers system checks and listens for policy changes."""
+    """Fills ``runtime.process``, registers system checks, and connects receivers."""
 
     name = "django_ratequota"
     verbose_name = _("Rate quotas")
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register the checks and connect the receivers."""
+        """Set what decides and records in this process, register the checks and connect the receivers."""
         from . import checks  # noqa: F401 - registers them
         from .models import receivers
-        from .monitoring import alerts, request_log
+        from .monitoring import alerts, collector, request_log
+        from .policies import cache
         from .policies.after_migrate import publish_after_migrate
+        from .runtime import process
 
+        process.policies, process.record, process.observe = cache.policies, collector.record, alerts.observe
         receivers.connect()
         request_log.connect()
         alerts.connect_receivers()

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any, TypeVar, overload
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.http import HttpRequest
@@ -39,6 +39,7 @@ from .policies.requests.view_declarations import (
 )
 from .responses import arefusal_response, refusal_response
 from .utils.async_views import is_awaited
+from .utils.sansio import adrive, drive
 
 View = TypeVar("View", bound=Callable[..., Any])
 
@@ -66,8 +67,6 @@ def ratequota(scope: Any = None, cost: Any = None, block: bool = True) -> Any:
         raise TypeError(f"scope must be the name of an endpoint, such as 'search', not {scope!r}")
     cost = check_declared(cost, "request")
     declared = Declaration(scope, cost, checks=True, block=block)
-    computed = callable(cost)
-    of = f"cost of @ratequota({scope!r})"
 
     def decorate(view: Any) -> Any:
         if isinstance(view, type):
@@ -86,50 +85,10 @@ def ratequota(scope: Any = None, cost: Any = None, block: bool = True) -> Any:
             return _left_to_throttle(view, declared)
 
         async def arun(request: Any, *args: Any, **kwargs: Any) -> Any:
-            decision = None if isinstance(request, HttpRequest) else _made_by_throttle(request, view, declared)
-            units, answer = cost, None
-            if decision is None:
-                if computed:
-                    units, answer = await acompute_cost(cost, request, of)
-                decision = await acheck_request(request, scope, units)
-            if block and not decision.allowed:
-                return await arefusal_response(request, decision)
-            try:
-                if answer is not None:
-                    raise answer  # noqa: TRY301 - settled like the view's own errors
-                response = view(request, *args, **kwargs)
-                if inspect.isawaitable(response):
-                    response = await response
-            except Exception as error:
-                if isinstance(request, HttpRequest):  # REST framework turns its exceptions into responses later
-                    await asettle(request, error)
-                raise
-            await asettle(request, response)
-            if response is not None:  # Django raises a better error for such a view
-                add_headers(response, getattr(request, "ratequota", decision), request)
-            return response
+            return await adrive(_run(view, declared, request, args, kwargs), _ado)
 
         def run(request: Any, *args: Any, **kwargs: Any) -> Any:
-            decision = None if isinstance(request, HttpRequest) else _made_by_throttle(request, view, declared)
-            units, answer = cost, None
-            if decision is None:
-                if computed:
-                    units, answer = compute_cost(cost, request, of)
-                decision = check_request(request, scope, units)
-            if block and not decision.allowed:
-                return refusal_response(request, decision)
-            try:
-                if answer is not None:
-                    raise answer  # noqa: TRY301 - settled like the view's own errors
-                response = view(request, *args, **kwargs)
-            except Exception as error:
-                if isinstance(request, HttpRequest):  # REST framework turns its exceptions into responses later
-                    settle(request, error)
-                raise
-            settle(request, response)
-            if response is not None:  # Django raises a better error for such a view
-                add_headers(response, getattr(request, "ratequota", decision), request)
-            return response
+            return drive(_run(view, declared, request, args, kwargs), _do)
 
         wrapper: Any = functools.wraps(view)(arun if awaited else run)
         if awaited:
@@ -140,6 +99,51 @@ def ratequota(scope: Any = None, cost: Any = None, block: bool = True) -> Any:
         return wrapper
 
     return decorate
+
+
+class _Step(NamedTuple):
+    """A call, and its async twin."""
+
+    call: Callable[..., Any]
+    acall: Callable[..., Any]
+    args: tuple[Any, ...]
+
+
+def _do(step: _Step | Callable[[], Any]) -> Any:
+    return step.call(*step.args) if isinstance(step, _Step) else step()
+
+
+async def _ado(step: _Step | Callable[[], Any]) -> Any:
+    result = step.acall(*step.args) if isinstance(step, _Step) else step()
+    return await result if inspect.isawaitable(result) else result
+
+
+def _run(
+    view: Any, declared: Declaration, request: Any, args: Any, kwargs: Any
+) -> Generator[_Step | Callable[[], Any], Any, Any]:
+    """Check the request, run the view where it may, and settle by its outcome."""
+    scope, units, answer = declared.scope, declared.cost, None
+    plain = isinstance(request, HttpRequest)
+    decision = None if plain else _made_by_throttle(request, view, declared)
+    if decision is None:
+        if callable(units):
+            of = f"cost of @ratequota({scope!r})"
+            units, answer = yield _Step(compute_cost, acompute_cost, (units, request, of))
+        decision = yield _Step(check_request, acheck_request, (request, scope, units))
+    if declared.block and not decision.allowed:
+        return (yield _Step(refusal_response, arefusal_response, (request, decision)))
+    try:
+        if answer is not None:
+            raise answer  # noqa: TRY301 - settled like the view's own errors
+        response = yield functools.partial(view, request, *args, **kwargs)
+    except Exception as error:
+        if plain:  # REST framework turns its exceptions into responses later
+            yield _Step(settle, asettle, (request, error))
+        raise
+    yield _Step(settle, asettle, (request, response))
+    if response is not None:  # Django raises a better error for such a view
+        add_headers(response, getattr(request, "ratequota", decision), request)
+    return response
 
 
 def exempt(view: View) -> View:

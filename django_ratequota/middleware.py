@@ -12,9 +12,8 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_asy
 
 from .conf import settings
 from .enforcement.check import acheck_request, check_request
-from .enforcement.earlier_checks import HELD
 from .enforcement.settlement import RESERVED, asettle, settle
-from .enforcement.unchecked import ahold, arelease, hold, release
+from .enforcement.unchecked import FIRST, arefuse_unchecked, conclude_unchecked, refuse_unchecked
 from .headers import add_headers
 from .policies.requests.view_declarations import (
     chooses_throttles,
@@ -45,7 +44,7 @@ class RateQuotaMiddleware:
         if iscoroutinefunction(self):
             return self._acall(request)
         response = self.get_response(request)
-        if HELD in vars(request) and (refused := release(request, response.status_code)):
+        if FIRST in vars(request) and (refused := conclude_unchecked(request, response.status_code)):
             response = refusal_response(request, refused)
         if RESERVED in vars(request):
             settle(request, response)
@@ -53,7 +52,7 @@ class RateQuotaMiddleware:
 
     async def _acall(self, request: Any) -> Any:
         response = await self.get_response(request)
-        if HELD in vars(request) and (refused := await arelease(request, response.status_code)):
+        if FIRST in vars(request) and (refused := conclude_unchecked(request, response.status_code)):
             response = await arefusal_response(request, refused)
         if RESERVED in vars(request):
             await asettle(request, response)
@@ -61,7 +60,7 @@ class RateQuotaMiddleware:
 
     def _process_view(self, request: Any, view: Any, args: Any, kwargs: Any) -> Any:
         late = late_check(view, request.method) if settings.count_unchecked else None
-        if late is not None and (refused := hold(request, *late)):
+        if late is not None and (refused := refuse_unchecked(request, *late)):
             return refusal_response(request, refused)
         if not settings.enforce_all or _enforces_itself(request, view, args, kwargs):
             return None
@@ -70,7 +69,7 @@ class RateQuotaMiddleware:
 
     async def _aprocess_view(self, request: Any, view: Any, args: Any, kwargs: Any) -> Any:
         late = late_check(view, request.method) if settings.count_unchecked else None
-        if late is not None and (refused := await ahold(request, *late)):
+        if late is not None and (refused := await arefuse_unchecked(request, *late)):
             return await arefusal_response(request, refused)
         if not settings.enforce_all:
             return None

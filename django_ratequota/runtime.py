@@ -61,14 +61,14 @@ class OncePerSettings(Generic[T]):
 class Process:
     """The objects that every request goes through, as attributes: reaching one costs no call.
 
-    ``policies``, ``record`` and ``observe`` belong to layers above this one, whose modules set them when imported.
+    ``policies``, ``record`` and ``observe`` belong to layers above this one: the app's ``ready`` sets them.
     """
 
-    #: The current policies; set by ``policies.cache``.
+    #: The current policies.
     policies: PolicyCache
-    #: Records a decision for statistics and returns the id of a refusal; set by ``monitoring.collector``.
+    #: Records a decision for statistics and returns the id of a refusal.
     record: Callable[..., str]
-    #: Looks for buckets that a decision left nearly used up; set by ``monitoring.alerts``.
+    #: Looks for buckets that a decision left nearly used up.
     observe: Callable[[Decision], None]
 
     def __init__(self) -> None:

@@ -1,6 +1,7 @@
-"""From a request to a decision: identify, resolve, check, in order.
+"""From a request to a decision: identify, match, resolve, ask, settle, record.
 
-``unchecked`` reuses the steps before the view runs, and ``check_caller`` without a request.
+``Evaluation`` has the steps that all checks share. Each mode has its own short path through them: ``RequestCheck``
+here, ``unchecked.FirstCheck`` before the view runs, and ``check_caller.CallerCheck`` without a request.
 
 Each step that may block is yielded (see ``utils.sansio``): a command for Redis, or a function that reads the
 database. So sync and async checks are the same code.
@@ -8,10 +9,10 @@ database. So sync and async checks are the same code.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.db import Error as DatabaseError
 from django.dispatch import Signal
@@ -21,13 +22,11 @@ from ..engine.decision import Decision
 from ..engine.limiter import Limiter
 from ..engine.types import check_cost
 from ..exceptions import NewerRevision, StoreError
-from ..monitoring import alerts, collector  # noqa: F401 - set process.observe and process.record
 from ..monitoring.health import keep_reporting, note_degraded
 from ..monitoring.records import RequestCost
-from ..policies import cache  # noqa: F401 - sets process.policies
 from ..policies.assigned import resolve_assigned
-from ..policies.exemptions import Exemption, exempt, exemption_of, exemption_of_instance, narrow
-from ..policies.facts import NOBODY, EndpointFacts, PolicyFacts, UserEntry
+from ..policies.exemptions import Exemption, exempt, exemption_of, exemption_of_instance
+from ..policies.facts import NOBODY, EndpointFacts, UserEntry
 from ..policies.matching import NO_METHOD, match_endpoints, match_policies
 from ..policies.requests.caller import Caller
 from ..policies.requests.methods import Handling, handling_of_request
@@ -37,7 +36,7 @@ from ..policies.snapshot import Snapshot
 from ..runtime import process
 from ..utils.sansio import adrive, drive
 from .decide import decide
-from .earlier_checks import EarlierChecks, drop_held, set_apart
+from .earlier_checks import EARLIER, EarlierChecks, set_apart
 from .on_error import decide_without_store
 from .settlement import reserve
 from .steps import RequestStep, Step, StepRunner, limiter_or_error, now_us, stored_revision
@@ -62,7 +61,8 @@ def check_request(
     When Redis or the database fails, the policies' ``on_error`` decides.
     """
     limiter = limiter_or_error()
-    return drive(_check_steps(request, scope, cost, again, limiter), StepRunner(limiter).do)
+    check = RequestCheck(limiter, request, scope, cost, independent=again)
+    return drive(check.run(), StepRunner(limiter).do)
 
 
 async def acheck_request(
@@ -70,228 +70,281 @@ async def acheck_request(
 ) -> Decision:
     """``check_request``, awaited."""
     limiter = limiter_or_error()
-    steps = _check_steps(request, scope, cost, again, limiter, awaited=True)
-    return await adrive(steps, StepRunner(limiter, request).ado)
+    check = RequestCheck(limiter, request, scope, cost, independent=again, awaited=True)
+    return await adrive(check.run(), StepRunner(limiter, request).ado)
 
 
-class Evaluation(NamedTuple):
-    """How a decision was reached, as far as it is recorded."""
-
-    context: EvaluationContext
-    route: str | None
-    method: str
-    resolution: Resolution
-    #: Its cost, as it is recorded.
-    units: int | RequestCost
+def is_free(limiter: Limiter | StoreError, exemption: Exemption | None, method: str) -> bool:
+    """Whether requests of this method are not counted: ENABLED is off, or ``@exempt`` covers their view."""
+    # Under ENABLED = False a test's own limiter still enforces its policies.
+    switched_off = not settings.enabled and getattr(limiter, "unlimited", False)
+    return switched_off or (exemption is not None and exemption.covers(method))
 
 
-def conclude(http: Any, decision: Decision, evaluation: Evaluation | None) -> Decision:
-    """Prepare refunds by response status, alert and record; returns the decision with its ids for the response.
-
-    ``http`` is None where there is no response to come.
-    """
-    if evaluation is None:
-        return decision
-    context, route, method, resolution, units = evaluation
-    snapshot = context.snapshot
-    if snapshot.by_outcome and decision.allowed and http is not None:
-        reserve(http, snapshot, decision)
-    process.observe(decision)
-    refusal_id = process.record(context, route, method, resolution, decision, units)
-    if decision.degraded:
-        refusal_id = ""  # Redis is down, so the refusal may never get there to be looked up
-    if not refusal_id and decision.revision == snapshot.revision:
-        return decision
-    return replace(decision, revision=snapshot.revision, refusal_id=refusal_id)
-
-
-def assign(http: Any, decision: Decision) -> None:
-    """Set ``request.ratequota``, and send ``request_refused`` for a refusal."""
-    http.ratequota = decision
-    if not decision.allowed:
-        request_refused.send_robust(sender=None, request=http, decision=decision)
-
-
-def _check_steps(
-    request: Any,
-    scope: str | None,
-    cost: int | None,
-    again: bool,
-    limiter: Limiter | StoreError,
-    awaited: bool = False,
-) -> Generator[Step, Any, Decision]:
-    if cost is not None:
-        cost = check_cost(cost)
-    http = getattr(request, "_request", request)
-    if again:
-        yield from drop_held(http)
-    earlier = None if again else EarlierChecks.of(http)
-    decision, evaluation = yield from evaluate(request, http, scope, cost, limiter, earlier, awaited)
-    if earlier is not None and decision is earlier.again and evaluation is None:
-        return decision
-    decision = conclude(http, decision, evaluation)
-    if earlier is not None and earlier.recorded:
-        decision = yield from earlier.combine(decision, ())
-    if again:
-        set_apart(http, decision)
-    elif evaluation is not None:
-        context, _route, _method, resolution, units = evaluation
-        if type(units) is int:  # else ``request_cost`` has set it
-            http.ratequota_recorded = (context.caller.name, resolution.endpoint_ids, units, resolution.policy_ids)
-    assign(http, decision)
-    return decision
-
-
-def evaluate(
-    request: Any,
-    http: Any,
-    scope: str | None,
-    cost: int | None,
-    limiter: Limiter | StoreError,
-    earlier: EarlierChecks | None,
-    awaited: bool,
-    known: Caller | None = None,
-    only: Callable[[PolicyFacts], bool] | None = None,
-) -> Generator[Step, Any, tuple[Decision, Evaluation | None]]:
-    """Check the units that ``earlier`` has not charged; ``earlier.again`` where nothing is left.
-
-    ``known`` is the caller if it need not be read from the request; ``request`` and ``http`` may be None then.
-    ``only`` selects the policies that can be checked before the view authenticates. Returns None as the evaluation
-    where there is nothing to record.
-    """
-    if not settings.enabled and getattr(limiter, "unlimited", False):  # a test's own limiter enforces its policies
-        return Decision(allowed=True), None
-    route = name = exemption = None
-    method: str = NO_METHOD
-    handling: Handling = "any"
-    if http is not None:
-        match = getattr(http, "resolver_match", None)
-        method = http.method or "GET"
-        exemption = _exemption_by_view(request) if match is None else exemption_of(getattr(match, "func", None))
-        if exemption is not None and exemption.covers(method):
-            return Decision(allowed=True), None
-        route, name = resolved(match, getattr(http, "urlconf", None))
-        handling = handling_of_request(request, http, method)
-    keep_reporting()
-    policies = process.policies
-    snapshot = policies.current()
-    # There is a snapshot only if this thread's transaction, if any, has changed no policies.
-    pending = None if snapshot is None else False
-    # At most one reload per request, in case operators publish faster than a process can read.
-    may_reload = snapshot is not None
-    if snapshot is None or policies.overdue():
-        try:
-            snapshot = yield from _load_snapshot(limiter, snapshot)
-        except DatabaseError as error:
-            return _without_database(error)
-    user_known = known is not None
-    if known is not None:
-        caller = known
-    while True:
-        endpoints = match_endpoints(snapshot, scope=scope, route=route, name=name, method=method, handling=handling)
-        if not user_known:
-            user_known = "user" in settings.caller or (yield from _needs_user(snapshot, endpoints, scope, pending))
-            # Reading the user may block: a step when awaited, else Caller reads it when needed.
-            caller = Caller(request, (yield RequestStep.READ_USER) if user_known and awaited else None)
-            if not user_known:
-                # Not read: that may take queries, and adds ``Vary: Cookie`` to the response.
-                caller.user_id, caller.user_read = None, False
-        user_id = caller.user_id
-        entry = NOBODY if user_id is None else policies.user(user_id, pending) or (yield from _load_user(user_id))
-        try:
-            context = EvaluationContext(caller, entry, endpoints, scope, snapshot, now_us(limiter))
-            if user_known and (pending is None or policies.assigned_kinds != ()):
-                resolution = yield partial(resolve_assigned, context, pending)
-            elif known is None and (settings.identifiers or settings.plan_resolver):  # they may read the database
-                resolution = yield partial(resolve, context)
-            else:
-                resolution = resolve(context)
-        except DatabaseError as error:  # raised by one of the project's own functions
-            return _without_database(error)
-        if only is not None:
-            # Before exemptions: the usage endpoint's built-in limit applies whatever policies it has.
-            resolution = narrow(resolution, only)
-        resolution = exempt(resolution, name, exemption, caller)
-        if only is not None and not (resolution.buckets or resolution.blocked_by or resolution.unreadable):
-            return Decision(allowed=True), None
-        units = resolution.cost if cost is None else cost
-        if earlier is not None and not earlier.fits(resolution.buckets, units):
-            yield from earlier.free()
-            earlier = None
-        buckets, costs = (resolution.buckets, ()) if earlier is None else earlier.owed(resolution.buckets, units)
-        if earlier is not None and not buckets and not resolution.blocked_by and not resolution.unreadable:
-            if earlier.recorded:
-                cost_so_far = earlier.request_cost(caller.name, resolution, units)
-                if isinstance(cost_so_far, RequestCost) and cost_so_far.attempt != cost_so_far.before[1:]:
-                    # It charges nothing, but belongs to more endpoints, or costs more, than is recorded.
-                    again = replace(earlier.again, statuses=())
-                    process.record(context, route, method, resolution, again, cost_so_far)
-                return earlier.again, None
-            decision = earlier.again
-            break
-        revision = snapshot.revision if may_reload else None
-        try:
-            decision = yield from decide(limiter, resolution, "check", units, buckets, revision, costs)
-            break
-        except NewerRevision as newer:
-            may_reload = False
-            try:
-                snapshot = yield partial(policies.reload, newer.revision, newer.instead_of)
-            except DatabaseError:
-                pass  # the last known policies stay in force
-    if earlier is not None and not earlier.recorded:
-        decision, costs = (yield from earlier.combine(decision, resolution.buckets)), ()
-    if not buckets and resolution.exempt:
-        return decision, None
-    if earlier is None or not earlier.recorded:
-        return decision, Evaluation(context, route, method, resolution, units)
-    whole = earlier.request_cost(caller.name, resolution, units)
-    return decision, Evaluation(context, route, method, resolution, whole)
-
-
-def _exemption_by_view(request: Any) -> Exemption | None:
-    """Return what REST framework's view is exempt from, for a request that Django has not resolved, as in tests."""
+def exemption_of_request(request: Any, http: Any) -> Exemption | None:
+    """Return what the view is exempt from; ``http`` is Django's request, ``request`` that or REST framework's."""
+    match = getattr(http, "resolver_match", None)
+    if match is not None:
+        return exemption_of(getattr(match, "func", None))
+    # Django has resolved nothing, as in tests of REST framework's views.
     view = (getattr(request, "parser_context", None) or {}).get("view")
     return None if view is None else exemption_of_instance(view)
 
 
-def _without_database(error: DatabaseError) -> tuple[Decision, None]:
-    note_degraded("database", error)
-    return decide_without_store((), "database", 1), None
+class Evaluation:
+    """One check on its way to a decision: what it asks for, and what each step has found."""
 
+    #: Where the request goes: its route and URL name, its method, and how the view handles that.
+    route: str | None = None
+    name: str | None = None
+    method: str = NO_METHOD
+    handling: Handling = "any"
+    exemption: Exemption | None = None
+    #: Whether ``caller`` is final. A newer revision may have policies that depend on the user, so that it is read.
+    identified = False
+    #: What is known once ``decide`` has returned; no resolution = there is nothing to record.
+    snapshot: Snapshot
+    endpoints: tuple[EndpointFacts, ...]
+    caller: Caller
+    context: EvaluationContext
+    resolution: Resolution | None = None
+    #: What the request costs.
+    units: int
 
-def _needs_user(
-    snapshot: Snapshot, endpoints: tuple[EndpointFacts, ...], scope: str | None, pending: bool | None
-) -> Generator[Step, Any, bool]:
-    """Return whether what applies at the endpoints depends on the user: plans, lists, overrides, days of months."""
-    matched = match_policies(snapshot, endpoints, scope, NOBODY)
-    if matched.exempt:
-        return False
-    if "user" in matched.kinds:
-        return True
-    for _endpoint, counted_per, _own, group in matched.groups:
-        if counted_per == "plan" or (group and group.has_plans):
-            return True
-    own = process.policies.user_endpoints
-    if own is None or pending is None:
+    def __init__(self, limiter: Limiter | StoreError, scope: str | None, cost: int | None) -> None:
+        """Raises ``InvalidCost``. ``cost`` None = the endpoint's own."""
+        self.limiter, self.scope = limiter, scope
+        self.cost = None if cost is None else check_cost(cost)
+        #: Whether a transaction of this thread has changed policies; None = find out.
+        self.pending: bool | None = None
+
+    def decide(self) -> Generator[Step, Any, Decision]:
+        """Decide by the policies in force, and again by the next ones where they have just changed."""
+        keep_reporting()
         try:
-            own = yield process.policies.load_user_endpoints
+            revision = yield from self.load()
+            resolution = yield from self.resolve()
+            try:
+                return (yield from self.ask(resolution, revision))
+            except NewerRevision as newer:
+                yield from self.reload(newer)
+                resolution = yield from self.resolve()
+                # At most one reload per request, in case operators publish faster than a process can read.
+                return (yield from self.ask(resolution, None))
+        except DatabaseError as error:  # of the first policies, or raised by one of the project's own functions
+            self.resolution = None
+            note_degraded("database", error)
+            return decide_without_store((), "database", 1)
+
+    def load(self) -> Generator[Step, Any, int | None]:
+        """Set ``snapshot``; returns the revision to compare with the published one, None = it was just read."""
+        policies = process.policies
+        known = policies.current()
+        if known is None:
+            revision = yield from stored_revision(self.limiter)
+            self.snapshot = yield partial(policies.reload, revision)
+            return None
+        self.pending = False  # else there would be no current snapshot
+        if policies.overdue():
+            try:
+                known = (yield policies.poll) or known
+            except DatabaseError:
+                pass  # the last known policies stay in force
+        self.snapshot = known
+        return known.revision
+
+    def reload(self, newer: NewerRevision) -> Generator[Step, Any, None]:
+        """Set ``snapshot`` to the published policies."""
+        try:
+            self.snapshot = yield partial(process.policies.reload, newer.revision, newer.instead_of)
         except DatabaseError:
+            pass  # the last known policies stay in force
+
+    def identify(self) -> Generator[Step, Any, None]:
+        """Set ``caller``, where it is not known from the start."""
+        yield from ()
+
+    def resolve(self) -> Generator[Step, Any, Resolution]:
+        """Match the endpoints, identify the caller, and return the policies that apply."""
+        self.endpoints = match_endpoints(
+            self.snapshot,
+            scope=self.scope,
+            route=self.route,
+            name=self.name,
+            method=self.method,
+            handling=self.handling,
+        )
+        if not self.identified:
+            yield from self.identify()
+        caller, policies = self.caller, process.policies
+        entry, user_id = NOBODY, caller.user_id
+        if user_id is not None:
+            entry = policies.user(user_id, self.pending) or (yield from _load_user(user_id))
+        context = EvaluationContext(caller, entry, self.endpoints, self.scope, self.snapshot, now_us(self.limiter))
+        if self.identified and (self.pending is None or policies.assigned_kinds != ()):
+            resolution = yield partial(resolve_assigned, context, self.pending)
+        elif settings.identifiers or settings.plan_resolver:  # they may read the database
+            resolution = yield partial(resolve, context)
+        else:
+            resolution = resolve(context)
+        resolution = exempt(self.select(resolution), self.name, self.exemption, caller)
+        self.context, self.resolution = context, resolution
+        self.units = resolution.cost if self.cost is None else self.cost
+        return resolution
+
+    def select(self, resolution: Resolution) -> Resolution:
+        """Return the part of the resolution that this check is about: all of it."""
+        return resolution
+
+    def ask(self, resolution: Resolution, revision: int | None) -> Generator[Step, Any, Decision]:
+        """Ask Redis, or decide by ``on_error``; raises ``NewerRevision`` where ``revision`` is not the last."""
+        return decide(self.limiter, resolution, "check", self.units, resolution.buckets, revision)
+
+    def cost_of_request(self, resolution: Resolution) -> int | RequestCost:
+        """Return the cost to record."""
+        return self.units
+
+    def record(self, decision: Decision, own: Decision) -> Decision:
+        """Record ``own``, what this check has found; returns the decision with its ids for the response."""
+        resolution = self.resolution
+        if resolution is None or resolution.exempt:
+            return decision
+        process.observe(own)
+        cost = self.cost_of_request(resolution)
+        refusal_id = process.record(self.context, self.route, self.method, resolution, own, cost)
+        if decision.degraded:
+            refusal_id = ""  # Redis is down, so the refusal may never get there to be looked up
+        revision = self.snapshot.revision
+        if not refusal_id and decision.revision == revision:
+            return decision
+        return replace(decision, revision=revision, refusal_id=refusal_id)
+
+
+class RequestCheck(Evaluation):
+    """A check of an HTTP request."""
+
+    def __init__(
+        self,
+        limiter: Limiter | StoreError,
+        request: Any,
+        scope: str | None,
+        cost: int | None,
+        *,
+        independent: bool = False,
+        awaited: bool = False,
+    ) -> None:
+        """``independent``: earlier and later checks of the request do not matter. ``awaited``: see ``StepRunner``."""
+        super().__init__(limiter, scope, cost)
+        self.request, self.http = request, getattr(request, "_request", request)
+        self.independent, self.awaited = independent, awaited
+        self.method = self.http.method or "GET"
+        self.exemption = exemption_of_request(request, self.http)
+        made = vars(self.http)
+        #: What the request has paid already; None for most requests, which are checked once.
+        self.earlier: EarlierChecks | None = None
+        if not independent and ("ratequota" in made or EARLIER in made):
+            self.earlier = EarlierChecks.of(self.http)
+        #: Whether the earlier checks have paid for all that this one asks for.
+        self.is_paid = False
+
+    def run(self) -> Generator[Step, Any, Decision]:
+        """Check the request, and set ``request.ratequota``."""
+        if is_free(self.limiter, self.exemption, self.method):
+            return self.assign(Decision(allowed=True))
+        self.locate()
+        own = yield from self.decide()
+        earlier = self.earlier
+        if earlier is None:
+            self.reserve(own)
+            return self.assign(self.record(own, own))
+        if self.is_paid:
+            return self.record_rest(earlier)
+        self.reserve(own)
+        decision = yield from earlier.combine(own)
+        return self.assign(self.record(decision, own if earlier.recorded else decision))
+
+    def locate(self) -> None:
+        """Set where the request goes."""
+        http = self.http
+        self.route, self.name = resolved(getattr(http, "resolver_match", None), getattr(http, "urlconf", None))
+        self.handling = handling_of_request(self.request, http, self.method)
+
+    def identify(self) -> Generator[Step, Any, None]:
+        """Set ``caller``, with its user where a policy at the endpoints depends on it."""
+        self.identified = "user" in settings.caller or (yield from self._needs_user())
+        # Reading the user may block: a step when awaited, else Caller reads it when needed.
+        user = (yield RequestStep.READ_USER) if self.identified and self.awaited else None
+        self.caller = caller = Caller(self.request, user)
+        if not self.identified:
+            # Not read: that may take queries, and adds ``Vary: Cookie`` to the response.
+            caller.user_id, caller.user_read = None, False
+
+    def ask(self, resolution: Resolution, revision: int | None) -> Generator[Step, Any, Decision]:
+        """Ask for what the earlier checks have not paid."""
+        if self.earlier is None:
+            return (yield from super().ask(resolution, revision))
+        buckets, costs = self.earlier.owed(resolution.buckets, self.units)
+        if not buckets and not resolution.blocked_by and not resolution.unreadable:
+            self.is_paid = True
+            return self.earlier.again
+        return (yield from decide(self.limiter, resolution, "check", self.units, buckets, revision, costs))
+
+    def reserve(self, decision: Decision) -> None:
+        """Remember what the response's status may refund."""
+        if self.resolution is not None and decision.allowed and self.snapshot.by_outcome:
+            reserve(self.http, self.snapshot, decision)
+
+    def cost_of_request(self, resolution: Resolution) -> int | RequestCost:
+        """Return the cost to record, and remember it for the request's next check."""
+        if self.independent:
+            return self.units
+        caller = self.caller.name
+        cost = self.units if self.earlier is None else self.earlier.request_cost(caller, resolution, self.units)
+        if type(cost) is int:
+            self.http.ratequota_recorded = caller, resolution.endpoint_ids, cost, resolution.policy_ids
+        return cost
+
+    def record_rest(self, earlier: EarlierChecks) -> Decision:
+        """Record a check that charges nothing where it belongs to more endpoints, or costs more, than is recorded."""
+        if not earlier.recorded:
+            self.record(earlier.last, earlier.last)
+            self.assign(earlier.last)
+        elif (resolution := self.resolution) is not None:
+            cost = self.cost_of_request(resolution)
+            if isinstance(cost, RequestCost) and cost.attempt != cost.before[1:]:
+                uncounted = replace(earlier.again, statuses=())
+                process.record(self.context, self.route, self.method, resolution, uncounted, cost)
+        return earlier.again
+
+    def assign(self, decision: Decision) -> Decision:
+        """Set ``request.ratequota``, and send ``request_refused`` for a refusal; returns the decision."""
+        if self.independent:
+            set_apart(self.http, decision)
+        self.http.ratequota = decision
+        if not decision.allowed:
+            request_refused.send_robust(sender=None, request=self.http, decision=decision)
+        return decision
+
+    def _needs_user(self) -> Generator[Step, Any, bool]:
+        """Return whether what applies depends on the user: plans, lists, overrides, days of months."""
+        policies = process.policies
+        matched = match_policies(self.snapshot, self.endpoints, self.scope, NOBODY)
+        if matched.exempt:
+            return False
+        if "user" in matched.kinds:
             return True
-    if process.policies.anchored and matched.monthly:
-        return True
-    return not own.keys().isdisjoint([None, *[endpoint.id for endpoint in endpoints]])
-
-
-def _load_snapshot(limiter: Limiter | StoreError, snapshot: Snapshot | None) -> Generator[Step, Any, Snapshot]:
-    """Return the first snapshot, or the last one with the changes since."""
-    if snapshot is None:
-        revision = yield from stored_revision(limiter)
-        return (yield partial(process.policies.reload, revision))  # type: ignore[no-any-return]
-    try:
-        return (yield process.policies.poll) or snapshot
-    except DatabaseError:
-        return snapshot  # the last known policies stay in force
+        for _endpoint, counted_per, _own, group in matched.groups:
+            if counted_per == "plan" or (group and group.has_plans):
+                return True
+        own = policies.user_endpoints
+        if own is None or self.pending is None:
+            try:
+                own = yield policies.load_user_endpoints
+            except DatabaseError:
+                return True
+        if policies.anchored and matched.monthly:
+            return True
+        return not own.keys().isdisjoint([None, *[endpoint.id for endpoint in self.endpoints]])
 
 
 def _load_user(user_id: str) -> Generator[Step, Any, UserEntry]:

@@ -9,11 +9,10 @@ from typing import Any
 
 from django.http import UnreadablePostError
 
-from ..conf import settings
 from ..engine.types import check_cost
 from ..exceptions import InvalidCost
-from ..policies.exemptions import exemption_of, exemption_of_instance
 from ..utils.problems import note_problem
+from .check import exemption_of_request, is_free
 from .settlement import status_of
 from .steps import limiter_or_error
 
@@ -47,16 +46,8 @@ async def acompute_cost(cost: Callable[[Any], Any], request: Any, of: str) -> tu
 
 def is_counted(request: Any) -> bool:
     """Return whether checks of the request may count it: ENABLED is on, and ``@exempt`` does not cover its view."""
-    if not settings.enabled and getattr(limiter_or_error(), "unlimited", False):
-        return False
     http = getattr(request, "_request", request)
-    match = getattr(http, "resolver_match", None)
-    if match is None:  # as in tests of REST framework's views
-        view = (getattr(request, "parser_context", None) or {}).get("view")
-        exemption = None if view is None else exemption_of_instance(view)
-    else:
-        exemption = exemption_of(getattr(match, "func", None))
-    return exemption is None or not exemption.covers(http.method or "GET")
+    return not is_free(limiter_or_error(), exemption_of_request(request, http), http.method or "GET")
 
 
 def check_declared(cost: Any, *arguments: str) -> Any:

@@ -23,38 +23,29 @@ from .steps import Step
 EARLIER = "ratequota_earlier"
 #: the last independent decision (``again=True``),
 APART = "ratequota_apart"
-#: and the ``HeldCharge`` of the middleware, until the view's check takes it over.
-HELD = "ratequota_held"
-#: What is recorded of the request so far: (caller, endpoint ids, cost, policy ids).
+#: and what is recorded of the request so far: (caller, endpoint ids, cost, policy ids).
 RECORDED = "ratequota_recorded"
 
 
 class EarlierChecks:
     """The earlier checks of a request, all of which admitted it: what they charged and found."""
 
-    #: Whether their decisions are recorded; else the next check's is recorded as theirs.
-    recorded = True
-
     def __init__(self, request: Any, decisions: list[Decision]) -> None:
         self._request, self._decisions = request, decisions
+        self.last = decisions[-1]
+        #: Whether these checks are recorded; else the next one's record stands for them, too.
+        self.recorded = RECORDED in vars(request)
         #: The decision of a check that has nothing left to charge, and so nothing to refund.
         paid = max(charges_of(decision).units for decision in decisions)
-        self.again = replace(decisions[-1], cost=0, _charges=Charges(units=paid))
+        self.again = replace(self.last, cost=0, _charges=Charges(units=paid))
         #: The counters of this check's buckets: units charged by hand after it are charged there.
         self._own: frozenset[object] = frozenset()
 
     @classmethod
     def of(cls, request: Any) -> EarlierChecks | None:
         """Return None where the request was not checked, or was refused and so charged nowhere."""
-        held: EarlierChecks | None = vars(request).pop(HELD, None)
-        if held is not None:
-            return held
         decisions = _decisions_of(request)
         return cls(request, decisions) if decisions else None
-
-    def fits(self, buckets: tuple[Bucket, ...], cost: int) -> bool:
-        """Return whether a check of ``buckets`` may build on these checks."""
-        return True
 
     def owed(self, buckets: tuple[Bucket, ...], cost: int) -> tuple[tuple[Bucket, ...], tuple[int, ...]]:
         """Return the buckets to check now, and the units to charge in each; no units = ``cost`` by its rate."""
@@ -83,7 +74,7 @@ class EarlierChecks:
         Just ``units`` where the earlier record is not of this caller: it counts for another one.
         """
         known = vars(self._request).get(RECORDED)
-        at_us = self._decisions[-1].at_us
+        at_us = self.last.at_us
         if known is None or not at_us or known[0] != caller:
             return units
         _caller, earlier_ids, cost, policy_ids = known
@@ -94,14 +85,13 @@ class EarlierChecks:
         vars(self._request)[RECORDED] = (caller, *whole.attempt, tuple({*policy_ids, *resolution.policy_ids}))
         return whole
 
-    def combine(self, decision: Decision, buckets: tuple[Bucket, ...]) -> Generator[Step, Any, Decision]:
+    def combine(self, decision: Decision) -> Generator[Step, Any, Decision]:
         """Return the decision with the statuses of these checks as well; a refusal refunds their charges.
 
         Counts of the store and of this process are not combined, because they settle in different places.
         """
-        last = self._decisions[-1]
-        if last.degraded == decision.degraded:
-            statuses = {status.bucket.counter: status for status in (*last.statuses, *decision.statuses)}
+        if self.last.degraded == decision.degraded:
+            statuses = {status.bucket.counter: status for status in (*self.last.statuses, *decision.statuses)}
             charges = charges_of(decision)
             decision = replace(decision, statuses=tuple(statuses.values()), _charges=charges, _own=self._own)
         return decision if decision.allowed else (yield from self.give_back(decision))
@@ -132,26 +122,17 @@ class EarlierChecks:
         return [charge for decision in self._decisions for charge in charges_of(decision) if not charge.settled]
 
 
-def drop_held(request: Any) -> Generator[Step, Any, None]:
-    """Refund the charge made before the view: an independent check does not take it over."""
-    held: EarlierChecks | None = vars(request).pop(HELD, None)
-    if held is not None:
-        yield from held.free()
-
-
 def set_apart(request: Any, decision: Decision) -> None:
-    """Set an independent decision as the request's last: no other check deducts or refunds its units."""
+    """Keep an independent decision, soon the request's last, apart: no other check deducts or refunds its units."""
     _decisions_of(request)  # keeps the last decision so far, which this one replaces
-    vars(request)[APART] = request.ratequota = decision
+    vars(request)[APART] = decision
 
 
 def _decisions_of(request: Any) -> list[Decision]:
     """Return the decisions of earlier checks, up to the last one; none where that refused."""
     last: Decision | None = getattr(request, "ratequota", None)
-    if last is None:
-        return []
     decisions: list[Decision] = vars(request).get(EARLIER, [])
-    if last is vars(request).get(APART):
+    if last is None or last is vars(request).get(APART):
         return decisions
     if not last.allowed:
         return []

@@ -1,8 +1,8 @@
 """Counting requests that a view refuses before its check: for a wrong key, or an ``Accept`` that it cannot answer.
 
-REST framework and Ninja authenticate before they call throttles. With COUNT_UNCHECKED the middleware charges such a
-request before the view runs, under the policies counted per ip, because these apply to any caller. The view's own
-check takes the charge over. Without one, the charge stays if the response is an error, and is refunded otherwise.
+REST framework and Ninja authenticate before they call throttles. With COUNT_UNCHECKED the middleware makes a first
+check of such a request before the view runs, of the policies counted per ip, because these apply to any caller. The
+view's own check builds on it, as on any earlier one. It is recorded with the view's check, or else by the response.
 
 Where a policy for a plan, a user or an identifier may win once the caller is known, the address is not refused before
 the view runs. There the refusal replaces the error response of a view that made no check.
@@ -11,149 +11,121 @@ the view runs. There the refusal replaces the error response of a view that made
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import replace
 from typing import Any
 
 from django.db import Error as DatabaseError
 
 from ..conf import settings
-from ..engine.charges import Charges, charges_of
 from ..engine.decision import Decision
-from ..engine.limiter import Limiter
 from ..engine.rates import BLOCKED
-from ..engine.types import Bucket
-from ..exceptions import StoreError
+from ..policies.exemptions import narrow
 from ..policies.facts import PolicyFacts
 from ..policies.requests.caller import Unidentified
+from ..policies.resolver import Resolution
 from ..runtime import process
 from ..utils.sansio import adrive, drive
-from .check import Evaluation, assign, conclude, evaluate
-from .earlier_checks import HELD, EarlierChecks
+from .check import RequestCheck, is_free
+from .earlier_checks import EARLIER
 from .steps import Step, StepRunner, limiter_or_error
 
-
-class HeldCharge(EarlierChecks):
-    """The charge of a request before its view runs. The view's own check takes it over."""
-
-    recorded = False
-
-    def __init__(self, request: Any, decision: Decision, evaluation: Evaluation) -> None:
-        """``evaluation`` is recorded where the view makes no check of its own."""
-        charged = {charge.bucket.counter for charge in charges_of(decision)}
-        statuses = tuple(status for status in decision.statuses if status.bucket.counter in charged)
-        super().__init__(request, [replace(decision, statuses=statuses)])
-        self.again = self._decisions[0]
-        self.decision, self.evaluation = decision, evaluation
-
-    def fits(self, buckets: tuple[Bucket, ...], cost: int) -> bool:
-        """Return whether a check of ``buckets`` includes all held charges, with at least their units."""
-        rates = {bucket.counter: bucket.rate for bucket in buckets}
-        charges = self._charges()
-        return bool(charges) and all(
-            (rate := rates.get(charge.bucket.counter)) == charge.bucket.rate and charge.units <= rate.units(cost)
-            for charge in charges
-        )
-
-    def combine(self, decision: Decision, buckets: tuple[Bucket, ...]) -> Generator[Step, Any, Decision]:
-        """Return the decision of the view's check as if that had checked all ``buckets``; a refusal charges none."""
-        held = self._decisions[0]
-        if decision.degraded == held.degraded:
-            charges, new = charges_of(held), charges_of(decision)
-            found = {status.bucket.counter: status for status in (*held.statuses, *decision.statuses)}
-            statuses = [
-                # The view's check knows which policies apply: several may have the same rate.
-                status if status.bucket is bucket else replace(status, bucket=bucket)
-                for bucket in buckets
-                if (status := found.get(bucket.counter)) is not None
-            ]
-            # Where nothing was left to check, both are the same list.
-            charges = charges if new is charges else Charges((*charges, *new), units=new.units)
-            decision = replace(decision, statuses=tuple(statuses), _charges=charges)
-        return decision if decision.allowed else (yield from self.give_back(decision))
+#: The attribute of Django's request with its first check and decision, until these are recorded.
+FIRST = "ratequota_first"
 
 
-def hold(request: Any, scope: str | None, cost: int | None) -> Decision | None:
-    """Charge a request before its view runs; returns the decision that refuses it, None where it may run.
+class FirstCheck(RequestCheck):
+    """The check of a request before its view runs, of the policies counted per ip."""
+
+    def refuse(self) -> Generator[Step, Any, Decision | None]:
+        """Return the decision that refuses the request; None where its view may run."""
+        if "ratequota" in vars(self.http) or is_free(self.limiter, self.exemption, self.method):
+            return None
+        self.locate()
+        decision = yield from self.decide()
+        if not decision.allowed and (self.resolution is None or (yield from self._binds_everybody(decision))):
+            return self.assign(self.record(decision, decision))
+        if self.resolution is not None:
+            self.reserve(decision)
+            made = vars(self.http)
+            made[FIRST] = self, decision
+            if decision.allowed:
+                made[EARLIER] = [decision]
+        return None
+
+    def identify(self) -> Generator[Step, Any, None]:
+        """Set a ``caller`` of whom only the address is known."""
+        self.caller, self.identified = Unidentified(self.request), True
+        return
+        yield
+
+    def select(self, resolution: Resolution) -> Resolution:
+        """Return the part of the policies counted per ip."""
+        return narrow(resolution, _per_ip)
+
+    def ask(self, resolution: Resolution, revision: int | None) -> Generator[Step, Any, Decision]:
+        """Ask nothing where no policy is counted per ip."""
+        if resolution.buckets or resolution.blocked_by or resolution.unreadable:
+            return (yield from super().ask(resolution, revision))
+        self.resolution = None
+        return Decision(allowed=True)
+
+    def _binds_everybody(self, decision: Decision) -> Generator[Step, Any, bool]:
+        """Return whether a refusal under policies counted per ip applies to any caller.
+
+        It does unless each policy that refused may lose to one for a plan, a user, an identifier or a list of these.
+        """
+        resolution = self.resolution
+        user_endpoints = process.policies.user_endpoints
+        if user_endpoints is None:
+            try:
+                user_endpoints = yield process.policies.load_user_endpoints
+            except DatabaseError:
+                user_endpoints = {}
+        refusing = {status.bucket.policy_id for status in decision.refusing}.union(resolution.blocking)
+        if None in refusing:  # the usage endpoint's built-in limit
+            return True
+        for policy in resolution.winners:
+            denied = decision.denied_by and policy.mode == "enforce"
+            denied = denied and (policy.on_error or settings.on_error) == "deny"
+            if policy.id not in refusing and not denied:
+                continue
+            group = self.snapshot.groups[policy.endpoint_id]["ip"]
+            by_address = policy.network is not None or policy.list_id is not None
+            if by_address and policy.rates == BLOCKED:  # which no policy outranks
+                return True
+            kinds = group.kinds.keys() | self.snapshot.members.kinds_of(group.by_list) - {"ip"}
+            if kinds or "ip" in user_endpoints.get(policy.endpoint_id, ()):
+                continue
+            if by_address or not group.has_plans:
+                return True
+        return False
+
+
+def refuse_unchecked(request: Any, scope: str | None, cost: int | None) -> Decision | None:
+    """Check a request before its view runs; returns the decision that refuses it, None where the view may run.
 
     ``scope`` and ``cost`` are those of the view's own check. Sends nothing where no policy is counted per ip.
     """
     limiter = limiter_or_error()
-    return drive(_hold_steps(request, scope, cost, limiter), StepRunner(limiter).do)
+    return drive(FirstCheck(limiter, request, scope, cost).refuse(), StepRunner(limiter).do)
 
 
-async def ahold(request: Any, scope: str | None, cost: int | None) -> Decision | None:
-    """``hold``, awaited."""
+async def arefuse_unchecked(request: Any, scope: str | None, cost: int | None) -> Decision | None:
+    """``refuse_unchecked``, awaited."""
     limiter = limiter_or_error()
-    return await adrive(_hold_steps(request, scope, cost, limiter), StepRunner(limiter, request).ado)
+    return await adrive(FirstCheck(limiter, request, scope, cost).refuse(), StepRunner(limiter, request).ado)
 
 
-def release(request: Any, status: int) -> Decision | None:
-    """Keep or refund a charge still held, by the response's ``status``; returns a decision if it refuses."""
-    return drive(_release_steps(request, status), StepRunner(limiter_or_error()).do)
+def conclude_unchecked(request: Any, status: int) -> Decision | None:
+    """Record the first check of a request whose view made none; returns its refusal in place of an error response.
 
-
-async def arelease(request: Any, status: int) -> Decision | None:
-    """``release``, awaited."""
-    return await adrive(_release_steps(request, status), StepRunner(limiter_or_error(), request).ado)
-
-
-def _hold_steps(
-    request: Any, scope: str | None, cost: int | None, limiter: Limiter | StoreError
-) -> Generator[Step, Any, Decision | None]:
-    if getattr(request, "ratequota", None) is not None:
+    ``status`` is the response's. A view that answers without an error has let the request pass, refused or not.
+    """
+    check, decision = vars(request).pop(FIRST)
+    if "ratequota" in vars(request) or (not decision.allowed and status < 400):
         return None
-    caller = Unidentified(request)
-    decision, evaluation = yield from evaluate(request, request, scope, cost, limiter, None, False, caller, _per_ip)
-    if not decision.allowed and (evaluation is None or (yield from _binds_everybody(decision, evaluation))):
-        decision = conclude(request, decision, evaluation)
-        assign(request, decision)
-        return decision
-    if evaluation is not None:
-        vars(request)[HELD] = HeldCharge(request, decision, evaluation)
-    return None
-
-
-def _release_steps(request: Any, status: int) -> Generator[Step, Any, Decision | None]:
-    held: HeldCharge = vars(request).pop(HELD)
-    if getattr(request, "ratequota", None) is not None or status < 400:
-        yield from held.free()
-        return None
-    decision = conclude(request, held.decision, held.evaluation)
-    assign(request, decision)
+    decision = check.assign(check.record(decision, decision))
     return None if decision.allowed else decision
 
 
 def _per_ip(policy: PolicyFacts) -> bool:
     return policy.counted_per == "ip"
-
-
-def _binds_everybody(decision: Decision, evaluation: Evaluation) -> Generator[Step, Any, bool]:
-    """Return whether a refusal under policies counted per ip applies to any caller.
-
-    It does unless each policy that refused may lose to one for a plan, a user, an identifier or a list of these.
-    """
-    user_endpoints = process.policies.user_endpoints
-    if user_endpoints is None:
-        try:
-            user_endpoints = yield process.policies.load_user_endpoints
-        except DatabaseError:
-            user_endpoints = {}
-    resolution, on_error = evaluation.resolution, settings.on_error
-    refusing = {status.bucket.policy_id for status in decision.refusing}.union(resolution.blocking)
-    if None in refusing:  # the usage endpoint's built-in limit
-        return True
-    for policy in resolution.winners:
-        denied = decision.denied_by and policy.mode == "enforce" and (policy.on_error or on_error) == "deny"
-        if policy.id not in refusing and not denied:
-            continue
-        snapshot = evaluation.context.snapshot
-        group = snapshot.groups[policy.endpoint_id]["ip"]
-        by_address = policy.network is not None or policy.list_id is not None
-        if by_address and policy.rates == BLOCKED:  # which no policy outranks
-            return True
-        kinds = group.kinds.keys() | snapshot.members.kinds_of(group.by_list) - {"ip"}
-        if kinds or "ip" in user_endpoints.get(policy.endpoint_id, ()):
-            continue
-        if by_address or not group.has_plans:
-            return True
-    return False

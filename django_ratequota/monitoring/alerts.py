@@ -24,7 +24,7 @@ from ..engine.decision import Decision
 from ..engine.keys import bucket_key, statistics_key
 from ..engine.types import BucketStatus
 from ..exceptions import StoreError
-from ..runtime import default_limiter, process
+from ..runtime import default_limiter
 from ..utils.locks import ForkSafeLock
 from .background import Background
 
@@ -74,9 +74,6 @@ def observe(decision: Decision) -> None:
         levels = levels_reached(status)
         if levels:
             _enqueue(status, levels, decision.at_us)
-
-
-process.observe = observe
 
 
 def connect_receivers(*, setting: str = "RATEQUOTA", **_: object) -> None:

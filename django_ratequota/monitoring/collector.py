@@ -24,7 +24,7 @@ from ..engine.limiter import Limiter
 from ..engine.scripts import COLLECT
 from ..exceptions import StoreError
 from ..policies.resolver import EvaluationContext, Resolution
-from ..runtime import default_limiter, process
+from ..runtime import default_limiter
 from ..store.base import run_script
 from ..utils.locks import ForkSafeLock
 from ..utils.sansio import drive
@@ -232,6 +232,3 @@ def record(
         return ""
     _background.keep()
     return collector.record(context, route or "", method, resolution, decision, cost)
-
-
-process.record = record

@@ -12,7 +12,6 @@ from ..engine.limiter import Limiter
 from ..engine.types import Bucket, BucketStatus
 from ..exceptions import NewerRevision, StoreError
 from ..monitoring.seeds import seeds
-from ..policies import cache  # noqa: F401 - sets process.policies
 from ..policies.assigned import resolve_assigned
 from ..policies.facts import NOBODY, EndpointFacts, UserEntry
 from ..policies.requests.caller import Caller

@@ -15,7 +15,6 @@ from ..enforcement.steps import Step, StepRunner, limiter_or_error, now_us
 from ..engine.decision import Decision
 from ..engine.types import Bucket, check_cost
 from ..exceptions import StoreError
-from ..policies import cache  # noqa: F401 - sets process.policies
 from ..policies.assigned import assigned_to, unnamed_kinds
 from ..policies.exemptions import exempt, exempt_candidate, exemption_of, narrow
 from ..policies.explain import Candidate, explain, lost, plan_source

@@ -10,7 +10,6 @@ from django.db import Error as DatabaseError
 from ..conf import settings
 from ..recording.databases import reading_policies
 from ..runtime import process
-from . import cache  # noqa: F401 - sets process.policies
 from .facts import NOBODY, Assigned, SubjectKey, UserEntry
 from .loading import load_users
 from .requests.caller import Caller

@@ -20,7 +20,6 @@ from django.db import Error as DatabaseError
 from ..conf import settings
 from ..recording.databases import in_transaction, reading_policies
 from ..recording.publication import publication_pending
-from ..runtime import process
 from ..utils.locks import ForkSafeLock
 from .change_feed import FEW, ChangeCursor
 from .facts import SubjectKey, UserEntry
@@ -288,4 +287,4 @@ def in_plan_order(kinds: Collection[str]) -> tuple[str, ...]:
 
 
 #: The policies of this process.
-policies = process.policies = PolicyCache()
+policies = PolicyCache()

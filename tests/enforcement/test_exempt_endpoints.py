@@ -104,17 +104,6 @@ class TestRequests:
 
         assert check_request(request_from(Unread()), "health").allowed
 
-    def test_a_charge_held_before_the_view_is_refunded(self, settings: Any, health: Endpoint) -> None:
-        """The view may name the exempt scope only when it checks."""
-        settings.RATEQUOTA = {**settings.RATEQUOTA, "COUNT_UNCHECKED": True}
-        from django_ratequota.enforcement.unchecked import hold
-
-        RatePolicy.objects.create(counted_per="ip", rates="5/hour")
-        request = request_from(address=ADDRESS)
-        assert hold(request, None, None) is None
-        assert left(check_request(request, "health")) == []
-        assert left(check_request(request_from(address=ADDRESS))) == [4]
-
 
 class TestMethods:
     """Clients choose the method, so an exemption is never wider than what the operator wrote."""

@@ -119,13 +119,6 @@ class Sparing(Account):
     throttle_classes = [StaffFree]
 
 
-class Batch(Sparing):
-    def get(self, request: Any) -> Response:
-        return Response(
-            {"done": [check_request(request, "account", again=True).allowed for _ in range(7)].count(True)}
-        )
-
-
 class NinjaKeys(APIKeyHeader):
     param_name = "X-Key"
 
@@ -179,7 +172,6 @@ urlpatterns = [
     path("regretting/", Regretting.as_view()),
     path("choosing/", Choosing.as_view()),
     path("sparing/", Sparing.as_view()),
-    path("batch/", Batch.as_view()),
     path("ninja/", api.urls),
     path("decorated/", decorated),
     path("posted/", require_POST(decorated)),
@@ -337,12 +329,9 @@ def test_a_view_that_costs_less_than_its_endpoint_may_use_the_last_units(
     assert statuses(get, path, 8, headers={**RIGHT, "X-Cost": "1"}) == [200] * 7 + [429]
 
 
-def test_a_request_that_turns_out_to_cost_nothing_is_charged_nothing(
-    get: Get, account: Endpoint, alice: User
-) -> None:
+def test_a_computed_cost_counts_one_unit_before_the_view(get: Get, account: Endpoint, alice: User) -> None:
     RatePolicy.objects.create(endpoint=account, counted_per="ip", rates="2/hour")
-    assert statuses(get, "/computed/", 4, headers={**RIGHT, "X-Cost": "0"}) == [200] * 4
-    assert free() == [2]
+    assert statuses(get, "/computed/", 3, headers={**RIGHT, "X-Cost": "0"}) == [200, 200, 429]
 
 
 def test_what_the_view_gives_back_includes_what_was_charged_before_it(
@@ -405,19 +394,10 @@ def test_a_request_that_the_view_s_check_refuses_is_charged_nowhere(
     assert free(alice) == [29, 0]
 
 
-def test_a_view_that_lets_a_caller_pass_unchecked_charges_nothing(get: Get, account: Endpoint, alice: User) -> None:
+def test_a_request_that_the_view_lets_pass_unchecked_is_counted(get: Get, account: Endpoint, alice: User) -> None:
     User.objects.update(is_staff=True)
     RatePolicy.objects.create(counted_per="ip", rates="2/hour")
-    assert statuses(get, "/sparing/", 3, headers=RIGHT) == [200] * 3
-    assert free() == [2]
-
-
-def test_a_batch_has_all_units_of_its_address(get: Get, account: Endpoint, alice: User) -> None:
-    """What was charged before the view took the place of its last item."""
-    User.objects.update(is_staff=True)
-    RatePolicy.objects.create(endpoint=account, counted_per="ip", rates="5/hour")
-    assert get("/batch/", headers=RIGHT).json() == {"done": 5}
-    assert free() == [0]
+    assert statuses(get, "/sparing/", 3, headers=RIGHT) == [200, 200, 429]
 
 
 def test_an_operation_without_a_throttle_is_left_alone(get: Get, account: Endpoint) -> None:
@@ -438,8 +418,8 @@ def test_a_customer_with_more_is_not_held_to_what_strangers_have(
     RatePolicy.objects.create(counted_per="ip", rates=own, **owner)
     assert statuses(get, "/account/", 5, headers=RIGHT) == [200] * 5
     assert statuses(get, "/account/", 1, headers=RIGHT) == [200 if own == "unlimited" else 429]
-    # Guesses are answered no more often for that.
-    assert statuses(get, "/account/", 4, headers=WRONG).count(401) == (0 if own == "5/hour" else 2)
+    # Guesses are answered no more often for that: the customer's requests count at the address, too.
+    assert statuses(get, "/account/", 4, headers=WRONG) == [429] * 4
     assert statuses(get, "/account/", 1, headers=RIGHT) == [200 if own == "unlimited" else 429]
 
 
