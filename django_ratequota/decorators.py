@@ -7,9 +7,8 @@ the user that the view authenticates.
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Generator
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.http import HttpRequest
@@ -39,7 +38,7 @@ from .policies.requests.view_declarations import (
 )
 from .responses import arefusal_response, refusal_response
 from .utils.async_views import is_awaited
-from .utils.sansio import adrive, drive
+from .utils.sansio import Twins, acall, adrive, call, drive
 
 View = TypeVar("View", bound=Callable[..., Any])
 
@@ -85,10 +84,10 @@ def ratequota(scope: Any = None, cost: Any = None, block: bool = True) -> Any:
             return _left_to_throttle(view, declared)
 
         async def arun(request: Any, *args: Any, **kwargs: Any) -> Any:
-            return await adrive(_run(view, declared, request, args, kwargs), _ado)
+            return await adrive(_run(view, declared, request, args, kwargs), acall)
 
         def run(request: Any, *args: Any, **kwargs: Any) -> Any:
-            return drive(_run(view, declared, request, args, kwargs), _do)
+            return drive(_run(view, declared, request, args, kwargs), call)
 
         wrapper: Any = functools.wraps(view)(arun if awaited else run)
         if awaited:
@@ -101,26 +100,7 @@ def ratequota(scope: Any = None, cost: Any = None, block: bool = True) -> Any:
     return decorate
 
 
-class _Step(NamedTuple):
-    """A call, and its async twin."""
-
-    call: Callable[..., Any]
-    acall: Callable[..., Any]
-    args: tuple[Any, ...]
-
-
-def _do(step: _Step | Callable[[], Any]) -> Any:
-    return step.call(*step.args) if isinstance(step, _Step) else step()
-
-
-async def _ado(step: _Step | Callable[[], Any]) -> Any:
-    result = step.acall(*step.args) if isinstance(step, _Step) else step()
-    return await result if inspect.isawaitable(result) else result
-
-
-def _run(
-    view: Any, declared: Declaration, request: Any, args: Any, kwargs: Any
-) -> Generator[_Step | Callable[[], Any], Any, Any]:
+def _run(view: Any, declared: Declaration, request: Any, args: Any, kwargs: Any) -> Generator[Twins, Any, Any]:
     """Check the request, run the view where it may, and settle by its outcome."""
     scope, units, answer = declared.scope, declared.cost, None
     plain = isinstance(request, HttpRequest)
@@ -128,19 +108,20 @@ def _run(
     if decision is None:
         if callable(units):
             of = f"cost of @ratequota({scope!r})"
-            units, answer = yield _Step(compute_cost, acompute_cost, (units, request, of))
-        decision = yield _Step(check_request, acheck_request, (request, scope, units))
+            units, answer = yield Twins(compute_cost, acompute_cost, (units, request, of))
+        decision = yield Twins(check_request, acheck_request, (request, scope, units))
     if declared.block and not decision.allowed:
-        return (yield _Step(refusal_response, arefusal_response, (request, decision)))
+        return (yield Twins(refusal_response, arefusal_response, (request, decision)))
     try:
         if answer is not None:
             raise answer  # noqa: TRY301 - settled like the view's own errors
-        response = yield functools.partial(view, request, *args, **kwargs)
+        run = functools.partial(view, request, *args, **kwargs)
+        response = yield Twins(run, run, ())
     except Exception as error:
         if plain:  # REST framework turns its exceptions into responses later
-            yield _Step(settle, asettle, (request, error))
+            yield Twins(settle, asettle, (request, error))
         raise
-    yield _Step(settle, asettle, (request, response))
+    yield Twins(settle, asettle, (request, response))
     if response is not None:  # Django raises a better error for such a view
         add_headers(response, getattr(request, "ratequota", decision), request)
     return response

@@ -5,7 +5,7 @@ With COUNT_UNCHECKED it also counts requests that views refuse before their chec
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
@@ -23,6 +23,7 @@ from .policies.requests.view_declarations import (
     throttles_itself,
 )
 from .responses import MAX_ACCEPT, arefusal_response, refusal_response
+from .utils.sansio import Twins, acall, adrive, call, drive
 
 
 class RateQuotaMiddleware:
@@ -33,7 +34,8 @@ class RateQuotaMiddleware:
 
     def __init__(self, get_response: Callable[[Any], Any]) -> None:
         self.get_response = get_response
-        if iscoroutinefunction(get_response):
+        self._is_async = iscoroutinefunction(get_response)
+        if self._is_async:
             markcoroutinefunction(self)
             self.process_view = self._aprocess_view
         else:
@@ -41,7 +43,7 @@ class RateQuotaMiddleware:
 
     def __call__(self, request: Any) -> Any:
         """Return the response, with the headers of the request's decision."""
-        if iscoroutinefunction(self):
+        if self._is_async:
             return self._acall(request)
         response = self.get_response(request)
         if FIRST in vars(request) and (refused := conclude_unchecked(request, response.status_code)):
@@ -59,36 +61,37 @@ class RateQuotaMiddleware:
         return _finish(request, response)
 
     def _process_view(self, request: Any, view: Any, args: Any, kwargs: Any) -> Any:
-        late = late_check(view, request.method) if settings.count_unchecked else None
-        if late is not None and (refused := refuse_unchecked(request, *late)):
-            return refusal_response(request, refused)
-        if not settings.enforce_all or _enforces_itself(request, view, args, kwargs):
-            return None
-        decision = check_request(request, late and late.scope)
-        return None if decision.allowed else refusal_response(request, decision)
+        return drive(_check_before_view(request, view, args, kwargs), call)
 
     async def _aprocess_view(self, request: Any, view: Any, args: Any, kwargs: Any) -> Any:
-        late = late_check(view, request.method) if settings.count_unchecked else None
-        if late is not None and (refused := await arefuse_unchecked(request, *late)):
-            return await arefusal_response(request, refused)
-        if not settings.enforce_all:
-            return None
+        return await adrive(_check_before_view(request, view, args, kwargs), acall)
+
+
+def _check_before_view(request: Any, view: Any, args: Any, kwargs: Any) -> Generator[Twins, Any, Any]:
+    """Return the response that refuses the request; None where its view may run."""
+    late = late_check(view, request.method) if settings.count_unchecked else None
+    refused = None
+    if late is not None:
+        refused = yield Twins(refuse_unchecked, arefuse_unchecked, (request, *late))
+    if refused is None and settings.enforce_all:
         if chooses_throttles(view):  # the project's own code, which may read the database
-            itself = await sync_to_async(_enforces_itself)(request, view, args, kwargs)
+            asked = (request, view, args, kwargs)
+            itself = yield Twins(_enforces_itself, sync_to_async(_enforces_itself), asked)
         else:
             itself = enforces_itself(view, request.method)
-        if itself:
-            return None
-        decision = await acheck_request(request, late and late.scope)
-        return None if decision.allowed else await arefusal_response(request, decision)
+        if not itself:
+            decision = yield Twins(check_request, acheck_request, (request, late and late.scope))
+            refused = None if decision.allowed else decision
+    return None if refused is None else (yield Twins(refusal_response, arefusal_response, (request, refused)))
 
 
 def _enforces_itself(request: Any, view: Any, args: Any, kwargs: Any) -> bool:
-    if chooses_throttles(view):
-        # Choosing throttles negotiates the content a second time, which is slow for a long Accept.
-        is_short = len(request.META.get("HTTP_ACCEPT", "")) <= MAX_ACCEPT
-        return is_decorated(view, request.method) or (is_short and throttles_itself(view, request, args, kwargs))
-    return enforces_itself(view, request.method)
+    """Return whether a view that chooses its throttles checks the request by one of ours, or is decorated."""
+    if is_decorated(view, request.method):
+        return True
+    # Choosing throttles negotiates the content a second time, which is slow for a long Accept.
+    is_short = len(request.META.get("HTTP_ACCEPT", "")) <= MAX_ACCEPT
+    return is_short and throttles_itself(view, request, args, kwargs)
 
 
 def _finish(request: Any, response: Any) -> Any:

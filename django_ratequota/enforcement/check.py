@@ -9,7 +9,7 @@ database. So sync and async checks are the same code.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,8 +25,8 @@ from ..exceptions import NewerRevision, StoreError
 from ..monitoring.health import keep_reporting, note_degraded
 from ..monitoring.records import RequestCost
 from ..policies.assigned import resolve_assigned
-from ..policies.exemptions import Exemption, exempt, exemption_of, exemption_of_instance
-from ..policies.facts import NOBODY, EndpointFacts, UserEntry
+from ..policies.exemptions import Exemption, exempt, exemption_of, exemption_of_instance, narrow
+from ..policies.facts import NOBODY, EndpointFacts, PolicyFacts, UserEntry
 from ..policies.matching import NO_METHOD, match_endpoints, match_policies
 from ..policies.requests.caller import Caller
 from ..policies.requests.methods import Handling, handling_of_request
@@ -100,6 +100,8 @@ class Evaluation:
     method: str = NO_METHOD
     handling: Handling = "any"
     exemption: Exemption | None = None
+    #: The policies that this check is about; None = all.
+    only: Callable[[PolicyFacts], bool] | None = None
     #: Whether ``caller`` is final. A newer revision may have policies that depend on the user, so that it is read.
     identified = False
     #: What is known once ``decide`` has returned; no resolution = there is nothing to record.
@@ -187,13 +189,11 @@ class Evaluation:
             resolution = yield partial(resolve, context)
         else:
             resolution = resolve(context)
-        resolution = exempt(self.select(resolution), self.name, self.exemption, caller)
+        if self.only is not None:
+            resolution = narrow(resolution, self.only)
+        resolution = exempt(resolution, self.name, self.exemption, caller)
         self.context, self.resolution = context, resolution
         self.units = resolution.cost if self.cost is None else self.cost
-        return resolution
-
-    def select(self, resolution: Resolution) -> Resolution:
-        """Return the part of the resolution that this check is about: all of it."""
         return resolution
 
     def ask(self, resolution: Resolution, revision: int | None) -> Generator[Step, Any, Decision]:
@@ -237,13 +237,16 @@ class RequestCheck(Evaluation):
         super().__init__(limiter, scope, cost)
         self.request, self.http = request, getattr(request, "_request", request)
         self.independent, self.awaited = independent, awaited
-        self.method = self.http.method or "GET"
-        self.exemption = exemption_of_request(request, self.http)
-        made = vars(self.http)
+        http = self.http
+        self.method = http.method or "GET"
+        self.route, self.name = resolved(getattr(http, "resolver_match", None), getattr(http, "urlconf", None))
+        self.handling = handling_of_request(request, http, self.method)
+        self.exemption = exemption_of_request(request, http)
+        made = vars(http)
         #: What the request has paid already; None for most requests, which are checked once.
         self.earlier: EarlierChecks | None = None
         if not independent and ("ratequota" in made or EARLIER in made):
-            self.earlier = EarlierChecks.of(self.http)
+            self.earlier = EarlierChecks.of(http)
         #: Whether the earlier checks have paid for all that this one asks for.
         self.is_paid = False
 
@@ -251,23 +254,14 @@ class RequestCheck(Evaluation):
         """Check the request, and set ``request.ratequota``."""
         if is_free(self.limiter, self.exemption, self.method):
             return self.assign(Decision(allowed=True))
-        self.locate()
         own = yield from self.decide()
         earlier = self.earlier
         if earlier is None:
-            self.reserve(own)
             return self.assign(self.record(own, own))
         if self.is_paid:
             return self.record_rest(earlier)
-        self.reserve(own)
         decision = yield from earlier.combine(own)
         return self.assign(self.record(decision, own if earlier.recorded else decision))
-
-    def locate(self) -> None:
-        """Set where the request goes."""
-        http = self.http
-        self.route, self.name = resolved(getattr(http, "resolver_match", None), getattr(http, "urlconf", None))
-        self.handling = handling_of_request(self.request, http, self.method)
 
     def identify(self) -> Generator[Step, Any, None]:
         """Set ``caller``, with its user where a policy at the endpoints depends on it."""
@@ -280,19 +274,17 @@ class RequestCheck(Evaluation):
             caller.user_id, caller.user_read = None, False
 
     def ask(self, resolution: Resolution, revision: int | None) -> Generator[Step, Any, Decision]:
-        """Ask for what the earlier checks have not paid."""
-        if self.earlier is None:
-            return (yield from super().ask(resolution, revision))
-        buckets, costs = self.earlier.owed(resolution.buckets, self.units)
-        if not buckets and not resolution.blocked_by and not resolution.unreadable:
-            self.is_paid = True
-            return self.earlier.again
-        return (yield from decide(self.limiter, resolution, "check", self.units, buckets, revision, costs))
-
-    def reserve(self, decision: Decision) -> None:
-        """Remember what the response's status may refund."""
-        if self.resolution is not None and decision.allowed and self.snapshot.by_outcome:
+        """Ask for what the earlier checks have not paid, and remember what the response's status may refund."""
+        buckets, costs = resolution.buckets, tuple[int, ...]()
+        if self.earlier is not None:
+            buckets, costs = self.earlier.owed(buckets, self.units)
+            if not buckets and not resolution.blocked_by and not resolution.unreadable:
+                self.is_paid = True
+                return self.earlier.again
+        decision = yield from decide(self.limiter, resolution, "check", self.units, buckets, revision, costs)
+        if self.snapshot.by_outcome and decision.allowed:
             reserve(self.http, self.snapshot, decision)
+        return decision
 
     def cost_of_request(self, resolution: Resolution) -> int | RequestCost:
         """Return the cost to record, and remember it for the request's next check."""

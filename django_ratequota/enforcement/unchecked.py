@@ -18,8 +18,6 @@ from django.db import Error as DatabaseError
 from ..conf import settings
 from ..engine.decision import Decision
 from ..engine.rates import BLOCKED
-from ..policies.exemptions import narrow
-from ..policies.facts import PolicyFacts
 from ..policies.requests.caller import Unidentified
 from ..policies.resolver import Resolution
 from ..runtime import process
@@ -35,16 +33,17 @@ FIRST = "ratequota_first"
 class FirstCheck(RequestCheck):
     """The check of a request before its view runs, of the policies counted per ip."""
 
+    only = staticmethod(lambda policy: policy.counted_per == "ip")
+
     def refuse(self) -> Generator[Step, Any, Decision | None]:
         """Return the decision that refuses the request; None where its view may run."""
         if "ratequota" in vars(self.http) or is_free(self.limiter, self.exemption, self.method):
             return None
-        self.locate()
         decision = yield from self.decide()
-        if not decision.allowed and (self.resolution is None or (yield from self._binds_everybody(decision))):
+        resolution = self.resolution
+        if not decision.allowed and (resolution is None or (yield from self._binds_everybody(decision, resolution))):
             return self.assign(self.record(decision, decision))
-        if self.resolution is not None:
-            self.reserve(decision)
+        if resolution is not None:
             made = vars(self.http)
             made[FIRST] = self, decision
             if decision.allowed:
@@ -57,10 +56,6 @@ class FirstCheck(RequestCheck):
         return
         yield
 
-    def select(self, resolution: Resolution) -> Resolution:
-        """Return the part of the policies counted per ip."""
-        return narrow(resolution, _per_ip)
-
     def ask(self, resolution: Resolution, revision: int | None) -> Generator[Step, Any, Decision]:
         """Ask nothing where no policy is counted per ip."""
         if resolution.buckets or resolution.blocked_by or resolution.unreadable:
@@ -68,12 +63,11 @@ class FirstCheck(RequestCheck):
         self.resolution = None
         return Decision(allowed=True)
 
-    def _binds_everybody(self, decision: Decision) -> Generator[Step, Any, bool]:
+    def _binds_everybody(self, decision: Decision, resolution: Resolution) -> Generator[Step, Any, bool]:
         """Return whether a refusal under policies counted per ip applies to any caller.
 
         It does unless each policy that refused may lose to one for a plan, a user, an identifier or a list of these.
         """
-        resolution = self.resolution
         user_endpoints = process.policies.user_endpoints
         if user_endpoints is None:
             try:
@@ -125,7 +119,3 @@ def conclude_unchecked(request: Any, status: int) -> Decision | None:
         return None
     decision = check.assign(check.record(decision, decision))
     return None if decision.allowed else decision
-
-
-def _per_ip(policy: PolicyFacts) -> bool:
-    return policy.counted_per == "ip"

@@ -7,7 +7,8 @@ error thrown. So a verb and its async twin cannot drift apart.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator
-from typing import Any, TypeVar
+from inspect import isawaitable
+from typing import Any, NamedTuple, TypeVar
 
 Step = TypeVar("Step")
 Result = TypeVar("Result")
@@ -43,3 +44,22 @@ async def adrive(steps: Generator[Step, Any, Result], do: Callable[[Step], Await
     except StopIteration as stop:
         value: Result = stop.value
         return value
+
+
+class Twins(NamedTuple):
+    """A step that calls a function, or awaits its async twin, with the same arguments."""
+
+    call: Callable[..., Any]
+    acall: Callable[..., Any]
+    args: tuple[Any, ...]
+
+
+def call(step: Twins) -> Any:
+    """``do`` of a generator of ``Twins``."""
+    return step.call(*step.args)
+
+
+async def acall(step: Twins) -> Any:
+    """``do`` of a generator of ``Twins`` that is awaited; what a twin returns need not be awaitable."""
+    result = step.acall(*step.args)
+    return await result if isawaitable(result) else result

@@ -25,7 +25,7 @@ from django_ratequota.policies.matching import match_endpoints
 from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.policyfile import apply_file, export_chunks
 from tests.conftest import Check, Get
-from tests.enforcement.test_check import CLOSED, left, monitored, room
+from tests.enforcement.test_check import CLOSED, monitored, room
 from tests.policies.test_resolver import picture
 from tests.project.views import request_from
 from tests.support.operators import client_of
