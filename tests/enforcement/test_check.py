@@ -28,10 +28,9 @@ from django_ratequota.monitoring.health import health
 from django_ratequota.operations import counters as usage
 from django_ratequota.operations.boosts import grant
 from django_ratequota.operations.explain import explain_caller
-from django_ratequota.policies import cache as snapshot
 from django_ratequota.policies.cache import policies
 from django_ratequota.policies.requests.caller import DescribedCaller
-from django_ratequota.runtime import default_limiter, process
+from django_ratequota.runtime import default_limiter
 from django_ratequota.signals import request_refused
 from django_ratequota.testing import Policy, override_policies
 from tests.conftest import Check, Clock, Get
@@ -196,26 +195,6 @@ class TestCost:
 
 
 class TestOncePerRequest:
-    def test_what_was_charged_is_not_charged_again(self, check: Check, search: Endpoint) -> None:
-        RatePolicy.objects.create(rates="10/hour")
-        RatePolicy.objects.create(endpoint=search, rates="20/hour")
-        request = request_from()
-        assert room(check(request, None, 1)) == ["9/10"]
-        assert room(check(request, "search", 1)) == ["9/10", "19/20"]
-        assert room(check(request, "search", 1)) == ["9/10", "19/20"]
-        assert room(request.ratequota) == ["9/10", "19/20"]
-        assert room(check(request_from(), "search", 1)) == ["8/10", "18/20"]
-
-    def test_a_later_refusal_gives_back_what_was_charged_before(self, check: Check, search: Endpoint) -> None:
-        RatePolicy.objects.create(rates="10/hour")
-        RatePolicy.objects.create(endpoint=search, rates="1/hour")
-        check(request_from(), "search", 1)
-        request = request_from()
-        assert check(request, None, 1).allowed
-        decision = check(request, "search", 1)
-        assert (decision.allowed, room(decision), decision.violated) == (False, ["9/10", "0/1"], ("search/hour",))
-        assert room(check(request_from(), None, 0)) == ["9/10"]
-
     def test_a_later_block_refuses_what_was_admitted_before(self, check: Check, search: Endpoint) -> None:
         RatePolicy.objects.create(rates="10/hour")
         RatePolicy.objects.create(endpoint=search, rates="blocked")
@@ -224,15 +203,6 @@ class TestOncePerRequest:
         decision = check(request, "search")
         assert (decision.allowed, decision.blocked_by, room(decision)) == (False, ("search/blocked",), ["10/10"])
         assert room(check(request_from(), None, 0)) == ["10/10"]
-
-    def test_a_refused_request_may_ask_again(self, check: Check) -> None:
-        policy = RatePolicy.objects.create(rates="1/hour")
-        check(request_from())
-        request = request_from()
-        assert not check(request).allowed
-        policy.rates = "3/hour"
-        policy.save()
-        assert left(check(request)) == [1]
 
     def test_an_edit_in_the_midst_of_a_request_does_not_charge_it_twice(self, check: Check) -> None:
         policy = RatePolicy.objects.create(rates="10/hour")
@@ -249,28 +219,6 @@ class TestOncePerRequest:
 
 
 class TestSettling:
-    def test_charge_and_refund_apply_to_what_was_checked(self, settle: Any, search: Endpoint) -> None:
-        RatePolicy.objects.create(rates="10/hour")
-        RatePolicy.objects.create(endpoint=search, rates="5/hour")
-        decision = check_request(request_from(), "search")
-        assert left(decision) == [8, 3]
-        assert left(settle(decision, "charge", 4)) == [4, 0]
-        assert left(settle(decision, "refund", 1)) == [5, 0]
-        assert left(settle(decision, "refund", 100)) == [10, 5]
-        assert left(check_request(request_from(), "search")) == [8, 3]
-
-    def test_each_check_of_a_request_gives_back_what_it_charged(self, settle: Any, search: Endpoint) -> None:
-        RatePolicy.objects.create(rates="10/hour")
-        RatePolicy.objects.create(endpoint=search, rates="5/hour")
-        check_request(request_from(), "search")
-        request = request_from()
-        first = check_request(request, cost=4)
-        both = check_request(request, "search", cost=2)
-        assert left(both) == [4, 1]
-        assert left(settle(both, "refund", 3)) == [4, 3]
-        assert left(settle(first, "refund", 3)) == [7]
-        assert settle(both, "refund", 1) is both
-
     def test_a_debt_is_paid_before_the_next_request(self, settle: Any) -> None:
         RatePolicy.objects.create(rates="10/hour")
         settle(check_request(request_from()), "charge", 20)
@@ -278,17 +226,6 @@ class TestSettling:
         assert not decision.allowed
         # 21 used and 1 asked for, of 10: 12 units at 360 s each.
         assert decision.retry_after == pytest.approx(12 * 360, abs=60)
-
-    def test_settling_returns_a_decision_that_settles_too(self, settle: Any) -> None:
-        RatePolicy.objects.create(rates="10/hour")
-        decision = settle(settle(check_request(request_from()), "charge", 5), "refund", 2)
-        assert left(decision) == [6]
-
-    @pytest.mark.parametrize("cost", [-1, 1.5, 10**30])
-    def test_what_is_no_number_of_units_is_an_error(self, settle: Any, cost: Any) -> None:
-        RatePolicy.objects.create(rates="10/hour")
-        with pytest.raises(InvalidCost):
-            settle(check_request(request_from()), "charge", cost)
 
     @pytest.mark.parametrize("verb", ["charge", "refund"])
     def test_a_store_that_fails_meanwhile_fails_no_request(self, settle: Any, verb: str) -> None:
@@ -452,24 +389,6 @@ class TestEdits:
             assert room(check_request(request_from())) == ["8/10"]
         assert "the policies cannot be read, the last known ones go on" in caplog.text
 
-    def test_revision_max_age_lets_requests_without_limits_skip_the_call(
-        self, settings: Any, search: Endpoint
-    ) -> None:
-        patient = {**settings.RATEQUOTA, "REVISION_MAX_AGE": 3600}
-        settings.RATEQUOTA = patient
-        RatePolicy.objects.create(endpoint=search, rates="9/hour")
-        check_request(request_from())
-        with monitored() as commands:
-            assert check_request(request_from()).allowed
-        assert commands == []
-        with monitored() as commands:
-            check_request(request_from(), "search")
-        assert commands == ["EVALSHA"]
-        RatePolicy.objects.create(rates="blocked")
-        assert check_request(request_from()).allowed
-        settings.RATEQUOTA = {**patient, "REVISION_MAX_AGE": 0}
-        assert not check_request(request_from()).allowed
-
 
 class TestDates:
     @pytest.fixture
@@ -630,14 +549,6 @@ class TestDatabaseDown:
         assert "the policies cannot be read: the database is gone" in caplog.text
         assert [check(request_from()).allowed for _ in range(2)] == [True, False]
 
-    @pytest.mark.parametrize("on_error", ["allow", "deny"])
-    def test_with_redis_down_as_well(self, check: Check, settings: Any, on_error: str) -> None:
-        RatePolicy.objects.create(rates="1/hour")
-        settings.RATEQUOTA = {**CLOSED, "ON_ERROR": on_error}
-        with database_down():
-            decision = check(request_from())
-        assert (decision.allowed, decision.error) == (on_error == "allow", "database")
-
     def test_later_the_last_known_policies_stay_in_force(self, check: Check, alice: User, caplog: Any) -> None:
         policy = RatePolicy.objects.create(rates="10/hour")
         check(request_from(alice))
@@ -668,12 +579,6 @@ class TestDatabaseDown:
         ]
         assert room(check(request_from(alice))) == ["7/10"]
         assert caplog.records[-1].message == "the policies can be read again"
-
-    def test_it_is_logged_as_the_databases_failure(self, check: Check, caplog: Any) -> None:
-        with database_down():
-            check(request_from())
-        assert "no policies from the database, on_error decides: the database is gone" in caplog.text
-        assert "Redis" not in caplog.text
 
 
 class TestRedisDown:
@@ -798,21 +703,6 @@ class TestTooManyLimits:
 
 class TestWhatARequestDoesOnce:
     """Each of these was done two or three times."""
-
-    def test_the_limiter_and_pending_changes_are_looked_up(self, alice: User, monkeypatch: Any) -> None:
-        made, pending = process.limiter, snapshot.publication_pending
-        looked: list[str] = []
-
-        def look_up(name: str, found: Any) -> Any:
-            looked.append(name)
-            return found()
-
-        RatePolicy.objects.create(rates="100/hour")
-        check_request(request_from(alice))
-        monkeypatch.setattr(process, "limiter", lambda: look_up("limiter", made))
-        monkeypatch.setattr(snapshot, "publication_pending", lambda: look_up("pending", pending))
-        check_request(request_from(alice))
-        assert sorted(looked) == ["limiter", "pending"]
 
     @pytest.mark.parametrize(
         "path", ["/search/", "/decorated/", "/adecorated/", "/plain/", "/aplain/", "/unthrottled/"]

@@ -219,16 +219,6 @@ def test_a_decision_gives_back_what_it_charged_and_no_more(limiter: Limiter, alg
     assert [left(limiter, one) for one in asked] == [900, 1900]
 
 
-def test_what_settling_returns_settles_the_same_units(limiter: Limiter) -> None:
-    asked = [bucket("100/hour")]
-    limiter.check(asked, 50)
-    decision = limiter.check(asked, 5)
-    charged = decision.charge(3)
-    assert charged.refund(4).refund(3).statuses[0].remaining == 49
-    assert decision.refund(2).statuses[0].remaining == 50
-    assert charged.refund(1) is charged
-
-
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_refund_in_parts_is_no_more_than_in_one(limiter: Limiter, clock: Clock, algorithm: str) -> None:
     """What is left of a charge drains as if the rest had never been charged."""
@@ -263,18 +253,6 @@ def test_log_mode_without_room_is_neither_charged_nor_refunded(limiter: Limiter,
     assert [left(limiter, one) for one in (logged, enforced)] == [1, 44]
     assert [status.bucket for status in decision.refund(6).statuses] == [enforced]
     assert [left(limiter, one) for one in (logged, enforced)] == [1, 50]
-
-
-def test_a_refused_decision_is_neither_charged_nor_refunded(limiter: Limiter) -> None:
-    full, other = bucket("1/hour", scope="a"), bucket("9/hour", scope="b")
-    limiter.check([full, other])
-    refused = limiter.check([full, other])
-    assert not refused.allowed
-    assert refused.charge(3) is refused
-    assert refused.refund(1) is refused
-    assert asyncio.run(refused.acharge(3)) is refused
-    assert asyncio.run(refused.arefund(1)) is refused
-    assert left(limiter, other) == 8
 
 
 # --- After an edit. ---

@@ -158,12 +158,6 @@ class TestLaterChecks:
             settle(settle(settled, "refund", 50), "charge", 50)
         assert (free("door"), free("completions")) == ([59], [800])
 
-    def test_what_was_given_back_is_charged_again(self, check: Check, settle: Settle) -> None:
-        RatePolicy.objects.create(rates="1000/hour")
-        request = request_from()
-        settle(check(request, None, 100), "refund", 100)
-        assert left(check(request, None, 100)) == [900]
-
     def test_what_was_charged_by_hand_is_not_deducted(self, check: Check, settle: Settle) -> None:
         RatePolicy.objects.create(rates="1000/hour")
         request = request_from()
@@ -219,22 +213,6 @@ class TestARefusalChargesNowhere:
         assert refused.retry_after == pytest.approx(5 * 72, abs=5)
         assert free() == [40]
 
-    def test_a_limit_that_is_full_again_promises_no_more_units(self, check: Check, completions: Endpoint) -> None:
-        """The header was ``r=60;t=1``."""
-        RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="door"), rates="60/min")
-        RatePolicy.objects.create(endpoint=completions, rates="1/min")
-        check(request_from(), "completions")
-        request = request_from()
-        check(request, "door")
-        spared, _refusing = check(request, "completions").statuses
-        assert (spared.remaining, spared.reset_after, spared.next_after) == (60, 0, None)
-
-    def test_what_can_never_be_admitted_has_no_wait(self, check: Check) -> None:
-        RatePolicy.objects.create(rates="50/hour")
-        request = request_from()
-        check(request, None, 5)
-        assert check(request, None, 51).retry_after is None
-
     def test_a_limit_lowered_between_the_checks_has_no_more_left_than_it_holds(self, check: Check) -> None:
         policy = RatePolicy.objects.create(rates="50/hour")
         request = request_from()
@@ -262,17 +240,6 @@ class TestARefusalChargesNowhere:
         settle(check(request, None, 5), "charge", 200)
         assert not check(request, "completions").allowed
         assert free() == [800]
-
-    def test_what_was_given_back_by_hand_is_not_given_back_twice(
-        self, check: Check, settle: Settle, completions: Endpoint
-    ) -> None:
-        RatePolicy.objects.create(rates="1000/hour")
-        RatePolicy.objects.create(endpoint=completions, rates="blocked")
-        check(request_from(), None, 300)
-        request = request_from()
-        settle(check(request, None, 50), "refund", 40)
-        assert not check(request, "completions").allowed
-        assert free() == [700]
 
     def test_an_outcome_gives_nothing_back_a_second_time(self, completions: Endpoint) -> None:
         counting = Endpoint.objects.create(name="counting", charged_statuses="401")
