@@ -205,8 +205,7 @@ def _held(make: Callable[[], Any]) -> tuple[int, Any]:
 def _asking(snapshot: Any, request: Any, entry: Any) -> Callable[[Any], Any]:
     """Resolves what the caller may do at the request's route, as ``enforcement`` does."""
     from django_ratequota.policies.matching import match_endpoints
-    from django_ratequota.policies.requests.methods import handling_of_request
-    from django_ratequota.policies.requests.routes import resolved
+    from django_ratequota.policies.requests.routes import handling_of_request, resolved
     from django_ratequota.policies.resolver import EvaluationContext, resolve
 
     now_us = time.time_ns() // 1000

@@ -20,20 +20,18 @@ from .enforcement.settlement import asettle, settle
 from .engine.decision import Decision
 from .headers import add_headers
 from .policies.exemptions import EXEMPT_ATTRIBUTE
-from .policies.requests.declarations import (
+from .policies.requests.view_declarations import (
     CHECKED_ATTRIBUTE,
     DECLARED_ATTRIBUTE,
-    Declaration,
-    refuse_operation,
-    set_arguments,
-)
-from .policies.requests.view_declarations import (
     SCOPE_ATTRIBUTE,
     WRAPPER_ATTRIBUTE,
+    Declaration,
     chooses_throttles,
     class_attribute,
     has_throttle,
     is_rest,
+    refuse_operation,
+    set_arguments,
     view_class,
 )
 from .responses import arefusal_response, refusal_response

@@ -24,16 +24,16 @@ from .enforcement.costs import answer_of, check_declared, is_counted
 from .engine.decision import Decision
 from .engine.types import check_cost
 from .headers import add_headers, retry_after_seconds
-from .policies.requests.declarations import (
+from .policies.requests.view_declarations import (
     CHECKED_ATTRIBUTE,
     DECLARED_ATTRIBUTE,
     Declaration,
-    declaration_in_class,
-    declarations_in_class,
+    declaration_on,
+    is_rest,
     refuse_operation,
     set_arguments,
+    view_class,
 )
-from .policies.requests.view_declarations import is_rest, view_class
 from .responses import refusal_text, status_code
 from .utils.problems import note_problem
 
@@ -42,6 +42,7 @@ Declared = TypeVar("Declared", bound=Callable[..., Any])
 #: decorators declare.
 _DECISION = "_ratequota_decision"
 _NO_DECISION: tuple[Any, Decision | None, Declaration | None] = (None, None, None)
+_declaration_on = lru_cache(maxsize=4096)(declaration_on)
 
 
 class StoreUnavailable(APIException):
@@ -75,7 +76,7 @@ class QuotaThrottle(BaseThrottle):
         made, answer = vars(request), None
         of, decision, declared = made.get(_DECISION, _NO_DECISION)
         if of is not view or decision is None:
-            declared = _declaration(request, view) if declarations_in_class(view.__class__) else None
+            declared = _declaration(request, view)
             scope = (declared and declared.scope) or getattr(view, "throttle_scope", None)
             try:
                 cost = _cost(request, view, declared)
@@ -129,7 +130,7 @@ def throttle_scope(
     arguments = {name: value for name, value in found.items() if value is not None}
 
     def declare(target: Any) -> Any:
-        cls = target if isinstance(target, type) else view_class(target)
+        cls = view_class(target)
         if cls is None:
             return _declare_function(target, declared)
         if not is_rest(cls):
@@ -173,7 +174,9 @@ def _declare_function(function: Any, declared: Declaration) -> Any:
 
 def _declaration(request: Any, view: Any) -> Declaration | None:
     """Return what decorators declare for the method of the view that answers the request."""
-    return declaration_in_class(type(view), getattr(view, "action_map", None), request.method)
+    name = request.method.lower()
+    handler = getattr(view, name, None) if name in view.http_method_names else None
+    return _declaration_on(getattr(handler, "__func__", None))
 
 
 def _cost(request: Any, view: Any, declared: Declaration | None) -> int | None:

@@ -20,7 +20,7 @@ from django_ratequota.operations.explain import newest_policies
 from django_ratequota.policies.assigned import entries_of
 from django_ratequota.policies.matching import match_endpoints
 from django_ratequota.policies.requests.caller import DescribedCaller
-from django_ratequota.policies.requests.methods import handling_of_view
+from django_ratequota.policies.requests.routes import handling_of_view
 from django_ratequota.policies.resolver import EvaluationContext, Resolution, resolve
 
 _HOURS = 47

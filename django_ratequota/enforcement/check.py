@@ -29,8 +29,7 @@ from ..policies.exemptions import Exemption, exempt, exemption_of, exemption_of_
 from ..policies.facts import NOBODY, EndpointFacts, PolicyFacts, UserEntry
 from ..policies.matching import NO_METHOD, match_endpoints, match_policies
 from ..policies.requests.caller import Caller
-from ..policies.requests.methods import Handling, handling_of_request
-from ..policies.requests.routes import resolved
+from ..policies.requests.routes import Handling, handling_of_request, resolved
 from ..policies.resolver import EvaluationContext, Resolution, resolve
 from ..policies.snapshot import Snapshot
 from ..runtime import process
@@ -98,7 +97,7 @@ class Evaluation:
     route: str | None = None
     name: str | None = None
     method: str = NO_METHOD
-    handling: Handling = "any"
+    handling: Handling = "own"
     exemption: Exemption | None = None
     #: The policies that this check is about; None = all.
     only: Callable[[PolicyFacts], bool] | None = None

@@ -21,7 +21,7 @@ from ..policies.explain import Candidate, explain, lost, plan_source
 from ..policies.facts import NOBODY, PlanFacts
 from ..policies.matching import NO_METHOD, match_endpoints
 from ..policies.requests.caller import UNKNOWN, Caller
-from ..policies.requests.methods import handling_of_view
+from ..policies.requests.routes import handling_of_view
 from ..policies.resolver import EvaluationContext, Resolution, plan_of, resolve
 from ..policies.snapshot import Snapshot
 from ..runtime import default_limiter, process

@@ -6,7 +6,7 @@ the admin, and a client could not see that its quota is used up. Policies that n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -18,10 +18,8 @@ from ..engine.types import Bucket
 from .explain import Candidate, lost
 from .facts import PolicyFacts
 from .requests.caller import Caller
-from .requests.declarations import below_api_view
 from .requests.routes import is_admin_page
-from .requests.view_code import operations_of
-from .requests.view_declarations import shows_usage, view_class
+from .requests.view_declarations import handlers_of, shows_usage, view_class
 from .resolver import Resolution
 
 #: Set by ``@exempt`` on views, on classes, and on methods of classes.
@@ -104,27 +102,11 @@ def narrow(resolution: Resolution, only: Callable[[PolicyFacts], bool]) -> Resol
 
 @lru_cache(maxsize=4096)
 def _cached_exemption(view: Any) -> Exemption | None:
-    cls = view if isinstance(view, type) else view_class(view)
-    if _is_marked(view) or _is_marked(cls):
+    if _is_marked(view) or _is_marked(view_class(view)):
         return Exemption(None, False)
-    methods = frozenset(method for method, handler in _handlers(view, cls) if _is_marked(handler))
+    methods = frozenset(method for method, handler in handlers_of(view).items() if _is_marked(handler))
     shows = shows_usage(view)
     return Exemption(methods, shows) if methods or shows else None
-
-
-def _handlers(view: Any, cls: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the methods of a class, or of Django Ninja's view, each with the function that answers it."""
-    if cls is None:
-        for operation in operations_of(view):
-            yield from ((method, operation.view_func) for method in operation.methods)
-        return
-    # ``actions`` are those of a ViewSet.
-    names = getattr(view, "actions", None) or {name: name for name in getattr(cls, "http_method_names", ())}
-    for method, name in names.items():
-        handler = below_api_view(getattr(cls, name, None))
-        yield method.upper(), handler
-        if method == "get" and not hasattr(cls, "head"):
-            yield "HEAD", handler
 
 
 def _is_marked(one: Any) -> bool:

@@ -5,14 +5,13 @@ Because both are the same for all requests of a route, the snapshot's memo keeps
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from .facts import NOBODY, EndpointFacts, PolicyFacts, UserEntry
 from .requests.caller import Caller
-from .requests.methods import Handling
-from .requests.routes import spellings
+from .requests.routes import Handling, spellings
 from .snapshot import Group, Snapshot
 
 #: The method of a check without an HTTP request, which counts at the endpoint of its scope, whatever its methods.
@@ -54,20 +53,19 @@ def match_endpoints(
     route: str | None,
     name: str | None,
     method: str,
-    handling: Handling = "any",
+    handling: Handling = "own",
 ) -> tuple[EndpointFacts, ...]:
     """Return the endpoints of a request: first the one that its scope names, then those that match its route.
 
     ``route`` is the resolved route with a leading slash in the default language, ``name`` the URL name with its
     namespaces. A route with DRF's format suffix matches with and without it, a translated route in each language. A
-    scope without an endpoint matches nothing. ``handling`` is what the view does with the method.
+    scope without an endpoint matches nothing. ``handling`` is what the view has for the method.
     """
     method = "GET" if method == "HEAD" else method
-    if method == "GET" and handling == "any":
-        handling = "own"  # most often the form of a view that takes posts
     # Scopes and methods that no endpoint names share a key: clients could fill the memo with made-up ones.
     scope = scope if scope in snapshot.names else None
-    key = (scope, route, name, method if method in snapshot.methods else "", handling)
+    method = method if method in snapshot.methods or method == NO_METHOD else ""
+    key = (scope, route, name, method, handling)
     remembered = snapshot.memo.endpoints
     matched = remembered.get(key)
     if matched is None:
@@ -120,27 +118,21 @@ def _match(
         for endpoint in snapshot.endpoints.values()
         if endpoint.name == scope or any(_matches(pattern, routes, name) for pattern in endpoint.routes)
     ]
-    counted = [endpoint for endpoint in matched if _counts(endpoint, method, handling, matched)]
+    counted = [endpoint for endpoint in matched if _counts(endpoint, method, handling)]
     return tuple(sorted(counted, key=lambda endpoint: (endpoint.name != scope, endpoint.id)))
 
 
-def _counts(endpoint: EndpointFacts, method: str, handling: Handling, matched: Iterable[EndpointFacts]) -> bool:
-    """Whether a request counts at one of the endpoints ``matched`` by its route or scope.
+def _counts(endpoint: EndpointFacts, method: str, handling: Handling) -> bool:
+    """Whether a request counts at an endpoint that its route or scope matches.
 
-    If the view's code serves several methods, they count at all of these endpoints, unless an operator tells them
-    apart: by another endpoint that names the method, and none of this endpoint's methods. An exempt endpoint counts
-    only the methods that it names, because no exemption may be wider than the operator wrote.
+    An exempt endpoint counts only the methods that it names: no exemption is wider than the operator wrote.
     """
-    if endpoint.exempt and endpoint.methods:
-        # A reading method with a body may be answered by the code for other methods.
-        return method in endpoint.methods and handling != "every"
-    if method in endpoint.methods:
-        return True
-    if handling == "free" or (handling == "own" and endpoint.methods):
-        return False
-    if handling == "every" or not endpoint.methods:
-        return True
-    return not any(method in one.methods and one.methods.isdisjoint(endpoint.methods) for one in matched)
+    named = method in endpoint.methods
+    if named or (endpoint.exempt and endpoint.methods):
+        return named
+    if not endpoint.methods or method == NO_METHOD:
+        return handling != "preflight"
+    return handling == "none" and endpoint.methods != {"GET"}
 
 
 def _find_policies(

@@ -67,7 +67,8 @@ def test_endpoints_are_the_same_as_without_remembering(asked: list[tuple[Any, An
 def test_made_up_scopes_and_methods_fill_no_memo() -> None:
     snapshot = picture([endpoint(1, "/a/", "POST"), endpoint(2, "/a/")])
     found = {
-        match_endpoints(snapshot, scope=f"tenant {n}", route="/a/", name="a", method=f"BREW{n}") for n in range(50)
+        match_endpoints(snapshot, scope=f"tenant {n}", route="/a/", name="a", method=f"BREW{n}", handling="none")
+        for n in range(50)
     }
     assert found == {(snapshot.endpoints[1], snapshot.endpoints[2])}
     assert len(snapshot.memo.endpoints) == 1

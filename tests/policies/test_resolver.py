@@ -32,7 +32,7 @@ from django_ratequota.policies.facts import (
     member_facts,
 )
 from django_ratequota.policies.loading import load_snapshot
-from django_ratequota.policies.matching import match_endpoints
+from django_ratequota.policies.matching import NO_METHOD, match_endpoints
 from django_ratequota.policies.members import Members
 from django_ratequota.policies.requests.caller import Caller, DescribedCaller
 from django_ratequota.policies.resolver import EvaluationContext, Resolution, plan_of, resolve, resolve_uncached
@@ -468,28 +468,27 @@ def test_endpoints_match_routes_and_names(routes: str, matched: bool) -> None:
 @pytest.mark.parametrize(
     ("methods", "method", "matched"),
     [
-        ("", "GET", "own any every"),
-        ("", "HEAD", "own any every"),
-        ("", "POST", "own any every"),
-        ("", "BREW", "own any every"),
-        ("", "OPTIONS", "own any every"),
-        ("GET", "GET", "free own any every"),
-        ("GET", "HEAD", "free own any every"),
-        ("GET", "POST", "any every"),
-        ("GET POST", "POST", "free own any every"),
-        ("POST", "GET", "every"),
-        ("POST", "HEAD", "every"),
-        ("POST", "OPTIONS", "any every"),
-        ("OPTIONS", "OPTIONS", "free own any every"),
-        ("OPTIONS", "GET", "every"),
-        ("GET OPTIONS", "OPTIONS", "free own any every"),
+        ("", "GET", "own none"),
+        ("", "HEAD", "own none"),
+        ("", "BREW", "own none"),
+        ("", "OPTIONS", "own none"),
+        ("GET", "GET", "own none preflight"),
+        ("GET", "HEAD", "own none preflight"),
+        ("GET", "POST", ""),
+        ("GET POST", "POST", "own none preflight"),
+        ("GET POST", "PUT", "none"),
+        ("POST", "GET", "none"),
+        ("POST", "OPTIONS", "none"),
+        ("OPTIONS", "OPTIONS", "own none preflight"),
+        ("GET", NO_METHOD, "own none"),
+        ("POST", NO_METHOD, "own none"),
     ],
 )
 @pytest.mark.parametrize("scope", [None, "x"])
-def test_endpoints_match_methods_by_what_views_do(methods: str, method: str, matched: str, scope: str | None) -> None:
+def test_endpoints_match_methods_by_handlers(methods: str, method: str, matched: str, scope: str | None) -> None:
     endpoint = EndpointFacts(id=1, name="x", routes=("*",), methods=frozenset(methods.split()), cost=1)
     where = {"scope": scope, "route": "/", "name": "home", "method": method}
-    handlings = ("free", "own", "any", "every")
+    handlings = ("own", "none", "preflight")
     assert {
         handling for handling in handlings if match_endpoints(picture([endpoint]), **where, handling=handling)
     } == set(matched.split())

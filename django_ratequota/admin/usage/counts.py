@@ -18,8 +18,7 @@ from ...monitoring.refusals import Refusal
 from ...monitoring.timeline import Counts, Span, Timeline, TopCaller
 from ...policies.facts import endpoint_facts
 from ...policies.matching import match_endpoints
-from ...policies.requests.methods import handling_of_view
-from ...policies.requests.routes import known_views
+from ...policies.requests.routes import handling_of_view, known_views
 from ...policies.snapshot import Snapshot
 from ..charts import Plot, Series, plot
 from ..formatting import number_text, percent

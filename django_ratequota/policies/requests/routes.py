@@ -1,10 +1,14 @@
-"""The URLconf: the route of a request, and all routes, views and scopes of the project."""
+"""Where a request counts: its route, and whether its view has a handler for its method.
+
+Also all routes, views and scopes of the URLconf.
+"""
 
 from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import Any
+from inspect import unwrap
+from typing import Any, Literal
 
 from django.apps import apps
 from django.conf import settings as django_settings
@@ -12,8 +16,22 @@ from django.urls import Resolver404, ResolverMatch, get_resolver, resolve
 from django.utils import translation
 
 from .translated_routes import canonical, each_language, languages_of, spell, walk
-from .view_declarations import scopes_of
+from .view_declarations import (
+    class_attribute,
+    enforces_itself,
+    handlers_of,
+    is_decorated,
+    is_rest,
+    scopes_of,
+    view_class,
+)
 
+_FRAMEWORKS = ("django", "rest_framework")
+#: What a view has for the method of a request, and so at which endpoints the request counts that do not name it.
+#: ``own``: a handler of its own. It counts at endpoints without methods.
+#: ``none``: no handler of its own. It counts as well where any method but GET is named.
+#: ``preflight``: an ``options`` handler, as for the preflights of CORS. It counts at none of these.
+Handling = Literal["own", "none", "preflight"]
 #: What DRF's ``format_suffix_patterns`` puts in place of a route's last slash, in regular expressions and paths.
 _FORMAT_SUFFIX = re.compile(
     r"(?:\\\.\(\?P<(?P<regex>\w+)>(?:[^()]|\([^()]*\))+\)/\?|<drf_format_suffix[^:>]*:(?P<path>\w+)>)\Z"
@@ -51,6 +69,52 @@ def resolved(match: ResolverMatch | None, urlconf: Any = None) -> tuple[str | No
     if match is None:
         return None, None
     return canonical(match.route or "", urlconf), match.view_name or None
+
+
+def handling_of_request(request: Any, http: Any, method: str) -> Handling:
+    """Return what the view has for the method. ``http`` is Django's request, ``request`` that or REST framework's."""
+    match = getattr(http, "resolver_match", None)
+    return _handling(getattr(match, "func", None), method, authenticated=request is not http)
+
+
+def handling_of_view(view: Any, method: str) -> Handling:
+    """Return what the view has for the method, when its check runs; None = the view is unknown."""
+    return _handling(view, method, authenticated=enforces_itself(view, method) and not is_decorated(view))
+
+
+def _handling(view: Any, method: str, *, authenticated: bool) -> Handling:
+    try:
+        own = _own_methods(view)
+    except TypeError:  # the view is not hashable
+        own = _own_methods.__wrapped__(view)
+    if method not in own:
+        return "none"
+    return "preflight" if method == "OPTIONS" and _only_answers_preflights(view, authenticated) else "own"
+
+
+def _only_answers_preflights(view: Any, authenticated: bool) -> bool:
+    """Whether a request by OPTIONS reaches the ``options`` of a class, and nothing of the project before."""
+    cls = view_class(view)
+    # A dispatch of its own may answer every method itself.
+    if cls is None or cls.dispatch.__module__.partition(".")[0] not in _FRAMEWORKS:
+        return False
+    # REST framework authenticates first, so that OPTIONS would try passwords for free.
+    return authenticated or not (is_rest(cls) and class_attribute(view, "authentication_classes"))
+
+
+@lru_cache(maxsize=4096)
+def _own_methods(view: Any) -> frozenset[str]:
+    """Return the methods for which the view has a handler of its own.
+
+    GET may share it, as in ``@api_view(["GET", "POST"])``. A function view answers all; GET, HEAD and OPTIONS are
+    taken for its own.
+    """
+    handlers = {method: unwrap(handler) for method, handler in handlers_of(view).items() if method != "HEAD"}
+    if not handlers:
+        return frozenset(("GET", "HEAD", "OPTIONS"))
+    shared = list(handlers.values())
+    own = {method for method, handler in handlers.items() if method == "GET" or shared.count(handler) == 1}
+    return frozenset(own | {"HEAD"} if "GET" in own else own)
 
 
 @lru_cache(maxsize=4096)

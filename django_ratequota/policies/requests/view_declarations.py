@@ -1,25 +1,45 @@
-"""What a view declares: its scope, its cost, its throttles, and who checks its requests."""
+"""What a view declares: its handlers, its scope, its cost, its throttles, and who checks its requests."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import lru_cache
+from inspect import getclosurevars
 from typing import Any, NamedTuple
 
 from ...engine.types import check_cost
 from ...exceptions import InvalidCost
-from .declarations import DECLARED_ATTRIBUTE, Declaration, declaration_in_class
 
 logger = logging.getLogger("django_ratequota")
 
 #: Set by ``@ratequota`` on decorated views: the scope, "" = none.
 SCOPE_ATTRIBUTE = "ratequota_scope"
+#: Set by both decorators on functions, by ``@throttle_scope`` also on views: the ``Declaration``.
+DECLARED_ATTRIBUTE = "ratequota_declared"
+#: Set on REST framework's request by a ``QuotaThrottle``: (declaration of ``@ratequota``, the decision about it).
+CHECKED_ATTRIBUTE = "ratequota_checked"
 #: Set on the class of the usage endpoint.
 USAGE_ATTRIBUTE = "ratequota_shows_usage"
 #: Set by ``@ratequota`` on its wrappers: the wrapper. Other decorators copy it to theirs.
 WRAPPER_ATTRIBUTE = "ratequota_wrapper"
 #: Set on Django Ninja's views with a ``QuotaThrottle``: method -> the operation's ``LateCheck``, None = no throttle.
 LIMITED_ATTRIBUTE = "ratequota_limited"
+#: The name of the functions that REST framework's ``@api_view`` (adrf's too) sets as handlers.
+_API_VIEW_HANDLER = "api_view.<locals>.decorator.<locals>.handler"
+
+
+class Declaration(NamedTuple):
+    """What a decorator declares for a view, or for one method of a class."""
+
+    #: None = the class's ``throttle_scope``.
+    scope: str | None
+    #: Units, or a function; None = the class's ``throttle_cost``, else the endpoint's cost.
+    cost: Any
+    #: Whether the decorator checks the requests itself, as ``@ratequota`` does.
+    checks: bool = False
+    #: Whether a refused request is answered without running the view.
+    block: bool = True
 
 
 class LateCheck(NamedTuple):
@@ -29,6 +49,66 @@ class LateCheck(NamedTuple):
     scope: str | None
     #: Units; None = the endpoint's cost. The least possible if the cost depends on the request.
     cost: int | None
+
+
+def view_class(view: Any) -> Any:
+    """Return the class whose ``as_view`` made the view; None for function views."""
+    return view if isinstance(view, type) else getattr(view, "cls", None) or getattr(view, "view_class", None)
+
+
+def class_attribute(view: Any, name: str) -> Any:
+    """Return the attribute of the view's instances: the argument of ``as_view``, else the class's attribute."""
+    arguments = getattr(view, "initkwargs", None) or getattr(view, "view_initkwargs", None) or {}
+    return arguments[name] if name in arguments else getattr(view_class(view), name, None)
+
+
+def handlers_of(view: Any) -> Mapping[str, Any]:
+    """Return the handlers of a class, or of Django Ninja's view: method in capitals -> the function that answers it.
+
+    A function view has none. Below ``@api_view`` the handler is the decorated function.
+    """
+    try:
+        return _cached_handlers(view)
+    except TypeError:  # the view is not hashable
+        return _cached_handlers.__wrapped__(view)
+
+
+@lru_cache(maxsize=4096)
+def _cached_handlers(view: Any) -> Mapping[str, Any]:
+    cls = view_class(view)
+    if cls is None:
+        return {method: operation.view_func for operation in _operations(view) for method in operation.methods}
+    names: Any = class_attribute(view, "http_method_names") or ()
+    actions: Mapping[str, str] = getattr(view, "actions", None) or {}  # of a ViewSet
+    found = {name.upper(): getattr(cls, actions.get(name, name), None) for name in names}
+    if "HEAD" in found:
+        found["HEAD"] = found["HEAD"] or found.get("GET")
+    return {method: below_api_view(handler) for method, handler in found.items() if handler is not None}
+
+
+def _operations(view: Any) -> Any:
+    """Return the operations of one of Django Ninja's views, which holds them in its closure; none for other views."""
+    if getattr(view, "__module__", "") != "ninja.operation":
+        return ()
+    return getattr(getclosurevars(view).nonlocals.get("self"), "operations", ())
+
+
+def below_api_view(handler: Any) -> Any:
+    """Return the function below ``@api_view``, whose handler copies no attributes of it; else the handler itself."""
+    if getattr(handler, "__qualname__", "") == _API_VIEW_HANDLER:
+        return getclosurevars(handler).nonlocals.get("func", handler)
+    return handler
+
+
+def method_declaration(view: Any, method: str) -> Declaration | None:
+    """Return what decorators declare for the method in a view's class; None for other views."""
+    return None if view_class(view) is None else declaration_on(handlers_of(view).get(method))
+
+
+def declaration_on(function: Any) -> Declaration | None:
+    """Return what decorators declare for a function, or for the method of an instance."""
+    declared = getattr(below_api_view(function), DECLARED_ATTRIBUTE, None)
+    return declared if isinstance(declared, Declaration) else None
 
 
 def shows_usage(view: Any) -> bool:
@@ -69,22 +149,11 @@ def _of_method_or_class(view: Any, declared: Declaration | None) -> tuple[str | 
 
 def scopes_of(view: Any) -> set[str]:
     """Return every scope that a view declares, for whatever method."""
-    return {scope for method in ("", *methods_of(view)) if (scope := scope_of(view, method))}
-
-
-def methods_of(view: Any) -> list[str]:
-    """Return the methods for which a view may declare something of its own, in capitals."""
-    cls = view_class(view)
-    own: Any = getattr(view, LIMITED_ATTRIBUTE, ()) if cls is None else getattr(view, "actions", None)
-    if own is None:
-        own = [name for name in class_attribute(view, "http_method_names") or () if hasattr(cls, name)]
-    return [method.upper() for method in own]
-
-
-def method_declaration(view: Any, method: str) -> Declaration | None:
-    """Return what decorators declare for the method in a view's class; None for other views."""
-    cls = view_class(view)
-    return None if cls is None else declaration_in_class(cls, getattr(view, "actions", None), method)
+    return {
+        scope
+        for method in ("", *handlers_of(view), *getattr(view, LIMITED_ATTRIBUTE, ()))
+        if (scope := scope_of(view, method))
+    }
 
 
 def enforces_itself(view: Any, method: str = "") -> bool:
@@ -209,12 +278,24 @@ def is_rest(cls: Any) -> bool:
     return hasattr(cls, "check_throttles")
 
 
-def view_class(view: Any) -> Any:
-    """Return the class whose ``as_view`` made the view; None for other views."""
-    return getattr(view, "cls", None) or getattr(view, "view_class", None)
+def set_arguments(view: Any, **arguments: Any) -> None:
+    """Set attributes of a view's instances, as arguments of ``as_view`` do; those that are None stay as they are.
+
+    Raises ``TypeError`` where the view has another scope already: all routes of a view share its attributes.
+    """
+    given = {name: value for name, value in arguments.items() if value is not None}
+    for initkwargs in (getattr(view, "initkwargs", None), getattr(view, "view_initkwargs", None)):
+        if initkwargs is not None:
+            before = initkwargs.get("throttle_scope")
+            if before is not None and before != given.get("throttle_scope", before):
+                raise TypeError(
+                    f"this view declares the scope {before!r} already, for all its routes: to declare "
+                    f"{given['throttle_scope']!r} for another route, write View.as_view() there once more"
+                )
+            initkwargs.update(given)
 
 
-def class_attribute(view: Any, name: str) -> Any:
-    """Return the attribute of the view's instances: the argument of ``as_view``, else the class's attribute."""
-    arguments = getattr(view, "initkwargs", None) or getattr(view, "view_initkwargs", None) or {}
-    return arguments[name] if name in arguments else getattr(view_class(view), name, None)
+def refuse_operation(function: Any, decorator: str) -> None:
+    """Raise ``TypeError`` for a function that is an operation of Django Ninja: Ninja never calls a copy of it."""
+    if hasattr(function, "_ninja_operation"):
+        raise TypeError(f"write @{decorator} below the operation's decorator, such as @api.get(...)")

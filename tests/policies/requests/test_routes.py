@@ -150,25 +150,6 @@ def test_no_spelling_of_a_path_leaves_its_endpoint(
     assert {client.get(path).status_code for path in outside} == {200}
 
 
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.usefixtures("fresh_policies")
-@pytest.mark.parametrize(
-    ("methods", "guarded"),
-    [
-        ("", {"get", "head", "post", "put", "patch", "delete", "trace"}),
-        ("GET", {"get", "head"}),
-        ("PUT DELETE", {"put", "delete"}),
-        ("OPTIONS POST", {"options", "post"}),
-    ],
-)
-def test_methods_count_as_django_hears_them(client: Client, settings: Any, methods: str, guarded: set[str]) -> None:
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": True}
-    endpoint = Endpoint.objects.create(name="guarded", routes="/api/reports/", methods=methods)
-    RatePolicy.objects.create(endpoint=endpoint, rates="blocked")
-    every = ("get", "head", "post", "put", "patch", "delete", "options", "trace")
-    assert {method for method in every if getattr(client, method)("/api/reports/").status_code == 429} == guarded
-
-
 @pytest.mark.parametrize("path", ["/PLAIN/", "/plain", "//plain/", "/plain//", "/plain/;x", "/./plain/"])
 def test_a_spelling_that_django_does_not_resolve_reaches_no_view(path: str) -> None:
     with pytest.raises(Resolver404):
