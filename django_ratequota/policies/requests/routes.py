@@ -96,7 +96,7 @@ def _only_answers_preflights(view: Any, authenticated: bool) -> bool:
     """Whether a request by OPTIONS reaches the ``options`` of a class, and nothing of the project before."""
     cls = view_class(view)
     # A dispatch of its own may answer every method itself.
-    if cls is None or cls.dispatch.__module__.partition(".")[0] not in _FRAMEWORKS:
+    if getattr(getattr(cls, "dispatch", None), "__module__", "").partition(".")[0] not in _FRAMEWORKS:
         return False
     # REST framework authenticates first, so that OPTIONS would try passwords for free.
     return authenticated or not (is_rest(cls) and class_attribute(view, "authentication_classes"))
