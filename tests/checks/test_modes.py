@@ -69,12 +69,7 @@ def test_a_disabled_project_has_one_warning(settings: Any) -> None:
     assert run_all(deploy=True) == ["W020"]
     [warning] = check_enabled()
     assert warning.msg == "RATEQUOTA['ENABLED'] is False: nothing is enforced."
-    assert (check_store(), check_exposed(), check_memory(), check_round_trip(databases=["default"])) == (
-        [],
-        [],
-        [],
-        [],
-    )
+    assert [*check_store(), *check_exposed(), *check_memory(), *check_round_trip(databases=["default"])] == []
 
 
 def test_a_disabled_project_does_not_connect(settings: Any) -> None:

@@ -114,7 +114,6 @@ def test_a_server_that_is_not_redis_is_an_error(settings: Any, reply: bytes) -> 
     ("login", "database", "message"),
     [
         ("app:wrong@", 0, "Redis refuses the login: AuthenticationError: invalid username-password pair"),
-        ("nobody:secret@", 0, "Redis refuses the login: AuthenticationError: invalid username-password pair"),
         (":secret@", 0, "Redis refuses the login: AuthenticationError: AUTH <password> called without any password"),
         ("app:secret@", 99, "Redis has no database with that number: ConnectionError: DB index is out of range."),
         ("", 16, "Redis has no database with that number: ConnectionError: DB index is out of range."),
@@ -148,16 +147,12 @@ def test_a_missing_password_is_an_error(settings: Any, own_server: ValkeyServer)
 @pytest.mark.parametrize(
     ("info", "message"),
     [
-        ("redis_version:6.2.5", "is redis 6.2.5, too old for django-ratequota."),
         ("redis_version:6.9.99", "is redis 6.9.99, too old for django-ratequota."),
-        ("redis_version:2.8.0", "is redis 2.8.0, too old for django-ratequota."),
         ("redis_version:7.2.4\r\nserver_name:valkey\r\nvalkey_version:7.1.0", "is valkey 7.1.0, too old"),
         ("redis_mode:standalone", "is redis 0, too old"),
         ("redis_version:7.0.0", None),
         ("redis_version:7.4.0-rc1", None),
-        ("redis_version:10.0.1", None),
         ("redis_version:7.2.4\r\nserver_name:valkey\r\nvalkey_version:7.2.0", None),
-        ("redis_version:7.2.4\r\nserver_name:valkey\r\nvalkey_version:9.1.2", None),
     ],
 )
 def test_a_server_that_is_too_old_is_an_error(settings: Any, info: str, message: str | None) -> None:

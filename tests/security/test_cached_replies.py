@@ -7,10 +7,9 @@ from itertools import count, permutations
 from typing import Any
 
 import pytest
-from asgiref.sync import async_to_sync
 from django.core.cache import caches
 from django.http import HttpRequest, HttpResponse
-from django.test import AsyncClient, Client
+from django.test import Client
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views.decorators.cache import cache_control, cache_page, never_cache
@@ -249,9 +248,3 @@ def test_a_page_that_says_itself_that_its_reader_is_refused_is_not_kept(settings
     refused = client.get("/deciding/", REMOTE_ADDR=ALICE)
     assert (refused.status_code, refused["X-RateLimit-Remaining"], refused["Cache-Control"]) == (200, "0", "no-store")
     assert client.get("/deciding/", REMOTE_ADDR=BOB).content != refused.content
-
-
-def test_a_cached_page_is_the_same_awaited() -> None:
-    first, second = (async_to_sync(AsyncClient().get)("/outside/") for _ in range(2))
-    assert first.content == second.content
-    assert rates(first) == rates(second) == set()

@@ -171,39 +171,33 @@ async def settled() -> None:
             await asyncio.sleep(0)
 
 
-def test_a_charge_reaches_redis(used: Any, cancelled: Any) -> None:
-    async def story(limiter: Limiter) -> None:
-        decision = limiter.check([TOKENS])
-        await cancelled(decision.acharge(349))
-
-    assert used(story) == 350
+async def charge(limiter: Limiter, cancelled: Any) -> None:
+    await cancelled(limiter.check([TOKENS]).acharge(349))
 
 
-def test_the_engine_s_own_verbs_do_as_well(used: Any, cancelled: Any) -> None:
-    async def story(limiter: Limiter) -> None:
-        await cancelled(limiter.acharge([TOKENS], 300))
-        await cancelled(limiter.arefund([TOKENS], 100))
-
-    assert used(story) == 200
+async def engine_verbs(limiter: Limiter, cancelled: Any) -> None:
+    await cancelled(limiter.acharge([TOKENS], 300))
+    await cancelled(limiter.arefund([TOKENS], 100))
 
 
-def test_a_refund_of_several_charges_is_done_to_the_end(used: Any, cancelled: Any) -> None:
-    async def story(limiter: Limiter) -> None:
-        decision = limiter.check([TOKENS], 100)
-        decision = await decision.acharge(200)
-        await cancelled(decision.arefund(250))
-
-    assert used(story) == 50
+async def refund_of_several_charges(limiter: Limiter, cancelled: Any) -> None:
+    decision = await limiter.check([TOKENS], 100).acharge(200)
+    await cancelled(decision.arefund(250))
 
 
-def test_what_was_charged_so_may_be_refunded(used: Any, cancelled: Any) -> None:
-    async def story(limiter: Limiter) -> None:
-        decision = limiter.check([TOKENS], 100)
-        await cancelled(decision.acharge(200))
-        await settled()
-        await decision.arefund(250)
+async def refund_of_what_was_charged_so(limiter: Limiter, cancelled: Any) -> None:
+    decision = limiter.check([TOKENS], 100)
+    await cancelled(decision.acharge(200))
+    await settled()
+    await decision.arefund(250)
 
-    assert used(story) == 50
+
+@pytest.mark.parametrize(
+    ("story", "units"),
+    [(charge, 350), (engine_verbs, 200), (refund_of_several_charges, 50), (refund_of_what_was_charged_so, 50)],
+)
+def test_what_was_begun_reaches_redis(used: Any, cancelled: Any, story: Any, units: int) -> None:
+    assert used(lambda limiter: story(limiter, cancelled)) == units
 
 
 @pytest.mark.django_db(transaction=True)

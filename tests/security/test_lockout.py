@@ -114,21 +114,6 @@ def test_a_client_s_network(address: str, expected: str) -> None:
     assert network(RequestFactory().get("/", REMOTE_ADDR=address)) == expected
 
 
-@with_database
-def test_a_whole_48_is_held_by_the_recommended_pair(settings: Any) -> None:
-    settings.RATEQUOTA = {
-        **settings.RATEQUOTA,
-        "IDENTIFIERS": {"network": "django_ratequota.identifiers.network"},
-    }
-    RatePolicy.objects.create(counted_per="ip", rates="10/hour")
-    RatePolicy.objects.create(counted_per="network", rates="40/hour")
-    one = [check_request(request_from(address=f"2001:db8:1:1::{n:x}")).allowed for n in range(20)]
-    assert one.count(True) == 10
-    many = [check_request(request_from(address=f"2001:db8:1:{n + 2:x}::1")).allowed for n in range(300)]
-    assert many.count(True) == 30
-    assert check_request(request_from(address="2001:db8:2::1")).allowed
-
-
 # --- IPv4 clients of an IPv6 server: NAT64. ---
 
 
@@ -176,12 +161,6 @@ def test_an_address_behind_a_nat64_is_its_ipv4_address(address: str, expected: s
 )
 def test_a_network_behind_a_nat64(written: str, expected: str) -> None:
     assert unmap_network(ip_network(written)) == ip_network(expected)
-
-
-def test_clients_behind_a_nat64_are_not_one_client() -> None:
-    """All of IPv4 was one /64."""
-    subjects = {Caller(request_from(address=f"64:ff9b::203.0.113.{n}")).subject("ip", None) for n in range(9)}
-    assert subjects == {f"ip:203.0.113.{n}" for n in range(9)}
 
 
 def test_the_way_through_proxies_reads_such_addresses(settings: Any) -> None:

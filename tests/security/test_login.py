@@ -129,12 +129,6 @@ def test_300_spellings_are_one_name_to_django_s_login() -> None:
     assert statuses == [302] * LIMIT + [429] * (300 - LIMIT)
 
 
-def test_cases_are_one_name_where_the_database_may_not_tell_them_apart() -> None:
-    names = [NAME[:at] + NAME[at:].upper() for at in range(len(NAME))] * 5
-    statuses = [Client().post("/form/", {"username": n, "password": PASSWORD}).status_code for n in names]
-    assert statuses.count(429) == len(names) - LIMIT
-
-
 @pytest.mark.parametrize("where", ["/api/", "/json/"])
 def test_a_json_login_counts_numbers_and_blanks_as_the_same_name(where: str) -> None:
     """``{"username": 4915}`` raised in the function of the docs, and 200 of 200 passed."""
@@ -242,11 +236,6 @@ def test_the_name_of_a_json_body(body: Any, name: Any) -> None:
             login_name(request_of(body))
     else:
         assert login_name(request_of(body)) == name
-
-
-def test_a_user_model_that_normalizes_less_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(User, "normalize_username", staticmethod(str))
-    assert {login_name(request_of({"username": text})) for text in spellings(NAME, 50)} == {NAME}
 
 
 def test_two_names_in_one_body_are_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,16 +17,10 @@ from django.contrib.auth.models import Permission, User
 from django.core.management import CommandError, call_command
 from django.db import connection
 from django.test import Client, RequestFactory
-from django.utils.decorators import method_decorator
-from django.views.debug import SafeExceptionReporterFilter
-from rest_framework.authentication import BasicAuthentication
-from rest_framework.response import Response
-from rest_framework.views import APIView
 
 from django_ratequota import Bucket, Decision, Limiter, Rate, check_request
-from django_ratequota.decorators import ratequota
 from django_ratequota.engine.rates import ALGORITHMS
-from django_ratequota.exceptions import ConfigurationError, StoreError
+from django_ratequota.exceptions import StoreError
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from django_ratequota.monitoring.attempts import recorded_attempts
 from django_ratequota.monitoring.collector import collector
@@ -180,14 +174,6 @@ def test_the_documented_user_may_do_nothing_else(server: Node, own: redis.Redis,
     assert own.get("session:1") == b"secret"
 
 
-def test_another_password_does_not_log_in(server: Node, own: redis.Redis) -> None:
-    with (
-        server.client(username="ratequota", password="other") as client,
-        pytest.raises(redis.exceptions.AuthenticationError),
-    ):
-        client.ping()
-
-
 def test_on_a_cluster_two_more_suffice(settings: Any) -> None:
     more = re.search(r"On a Cluster add `([^`]+)`", DOCS)
     assert more is not None
@@ -222,29 +208,6 @@ def test_sentinels_need_one_command() -> None:
         store = store_from_url(url, 5)
         assert store.execute(("TIME",))
         store.close()
-
-
-# --- Secrets. ---
-
-
-@pytest.mark.parametrize(
-    "url",
-    ["redis://:hush/hush@host:6379/0", "redis+sentinel://:hush/hush@host:26379/ratequota/0", "redis://u:hush/1@h"],
-)
-def test_a_password_that_breaks_the_url_is_not_logged(url: str) -> None:
-    """urlsplit takes the first part of such a password for a port, and quotes it."""
-    with pytest.raises(ConfigurationError) as caught:
-        store_from_url(url, 1)
-    error: BaseException | None = caught.value
-    assert "hush" not in str(error)
-    assert error is not None
-    assert error.__suppress_context__
-
-
-def test_where_the_password_is_put_django_hides_it(settings: Any) -> None:
-    settings.CACHES = {"default": {"LOCATION": "redis://redis/0", "OPTIONS": {"PASSWORD": "hush"}}}
-    assert 'CACHES["default"]["OPTIONS"]["PASSWORD"]' in DOCS
-    assert "hush" not in str(SafeExceptionReporterFilter().get_safe_settings()["CACHES"])
 
 
 # --- Scopes come from code and the database. ---
@@ -297,16 +260,6 @@ def test_no_request_names_its_endpoint(settings: Any, how: str, path: str, endpo
     assert "cheap" not in expected
     if path != "/decorated/":
         assert expected == {scope or endpoint}
-
-
-@with_database
-def test_two_spellings_of_one_route_are_one_endpoint(settings: Any) -> None:
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": True}
-    endpoint = Endpoint.objects.create(name="files", routes="files")
-    RatePolicy.objects.create(endpoint=endpoint, rates="10/hour")
-    paths = ["/files/", "/FILES", "/fIlEs/", "/files/?x=/plain/", "/%66iles/"]
-    left = [Client().get(path)["X-RateLimit-Remaining"] for path in paths]
-    assert left == ["9", "8", "7", "6", "5"]
 
 
 # --- Hostile names. ---
@@ -461,35 +414,16 @@ def guess(name: str, address: str) -> bool:
     return check_request(request, scope="login").allowed
 
 
-@with_database
-def test_guessing_one_name_locks_out_the_guesser_and_not_the_victim(login: None) -> None:
-    assert [guess("alice", "203.0.113.7") for _ in range(6)] == [True] * 5 + [False]
-    assert [guess(" ALICE ", "203.0.113.7") for _ in range(10)] == [False] * 10
-    assert guess("alice", "198.51.100.1"), "the victim at home"
-    assert guess("bob", "203.0.113.7"), "another behind the same address"
-
-
-@with_database
-def test_guessing_many_names_from_one_address_ends(login: None) -> None:
-    assert sum(guess(f"user{number}", "203.0.113.7") for number in range(50)) == 20
+def reset(name: str) -> str:
+    out, line = io.StringIO(), f"reset --identifier login_name={name} --endpoint login --method POST"
+    call_command("ratequota", *line.split(), stdout=out)
+    return out.getvalue()
 
 
 @with_database
 def test_guessing_one_name_from_many_addresses_ends(login: None) -> None:
     assert sum(guess("alice", f"10.0.{n // 250}.{n % 250}") for n in range(130)) == 100
-    out = io.StringIO()
-    call_command(
-        "ratequota",
-        "reset",
-        "--identifier",
-        "login_name=alice",
-        "--endpoint",
-        "login",
-        "--method",
-        "POST",
-        stdout=out,
-    )
-    assert "1 counter reset" in out.getvalue()
+    assert "1 counter reset" in reset("alice")
     assert guess("alice", "198.51.100.1")
 
 
@@ -497,42 +431,7 @@ def test_guessing_one_name_from_many_addresses_ends(login: None) -> None:
 def test_a_reset_by_name_leaves_alone_what_callers_without_an_address_share(login: None) -> None:
     """It once reset their common counter as well, for want of an address of its own."""
     assert guess("alice", "")
-    call_command(
-        "ratequota",
-        "reset",
-        "--identifier",
-        "login_name=bob",
-        "--endpoint",
-        "login",
-        "--method",
-        "POST",
-        stdout=io.StringIO(),
-    )
-    request = RequestFactory().post("/login/", REMOTE_ADDR="")
-    assert [s.remaining for s in check_request(request, scope="login").statuses if s.bucket.counted_per == "ip"] == [
-        18,
-        98,
-    ]
+    reset("bob")
+    decision = check_request(RequestFactory().post("/login/", REMOTE_ADDR=""), scope="login")
+    assert [one.remaining for one in decision.statuses if one.bucket.counted_per == "ip"] == [18, 98]
     assert [change.object_text for change in PolicyChange.objects.filter(action="reset")] == ["login_name:bob"]
-
-
-@with_database
-@pytest.mark.parametrize(("outside", "statuses"), [(False, [401] * 3), (True, [401, 401, 429])])
-def test_wrong_credentials_are_counted_only_before_drf(outside: bool, statuses: list[int]) -> None:
-    class Account(APIView):
-        authentication_classes = [BasicAuthentication]
-        throttle_scope = "login"
-
-        def get(self, request: Any) -> Response:
-            return Response({})
-
-    view: Any = Account
-    if outside:
-        view = method_decorator(ratequota(scope="login"), name="dispatch")(Account)
-    RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="login"), counted_per="ip", rates="2/hour")
-
-    def ask() -> int:
-        request = RequestFactory().get("/", HTTP_AUTHORIZATION="Basic YWxpY2U6d3Jvbmc=")
-        return int(view.as_view()(request).status_code)
-
-    assert [ask() for _ in range(3)] == statuses

@@ -231,13 +231,6 @@ def test_guesses_are_limited_by_the_policy(
     assert free() == [0]
 
 
-def test_three_hundred_guesses_against_a_hundred_an_hour(get: Get, account: Endpoint) -> None:
-    RatePolicy.objects.create(rates="100/hour", algorithm="sliding_window_log", counted_per="ip")
-    answers = statuses(get, "/account/", 300, headers=WRONG)
-    assert (answers.count(401), answers.count(429)) == (100, 200)
-    assert answers[:100] == [401] * 100
-
-
 @pytest.mark.parametrize("path", ["/account/", "/ninja/sync"])
 def test_guesses_at_once(account: Endpoint, path: str) -> None:
     """A look before and a charge afterwards would let as many through as there are threads."""
