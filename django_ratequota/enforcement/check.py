@@ -29,7 +29,7 @@ from ..policies.exemptions import Exemption, exempt, exemption_of, exemption_of_
 from ..policies.facts import NOBODY, EndpointFacts, PolicyFacts, UserEntry
 from ..policies.matching import NO_METHOD, match_endpoints, match_policies
 from ..policies.requests.caller import Caller
-from ..policies.requests.routes import Handling, handling_of_request, resolved
+from ..policies.requests.routes import Handling, handling_of, resolved
 from ..policies.resolver import EvaluationContext, Resolution, resolve
 from ..policies.snapshot import Snapshot
 from ..runtime import process
@@ -238,8 +238,9 @@ class RequestCheck(Evaluation):
         self.independent, self.awaited = independent, awaited
         http = self.http
         self.method = http.method or "GET"
-        self.route, self.name = resolved(getattr(http, "resolver_match", None), getattr(http, "urlconf", None))
-        self.handling = handling_of_request(request, http, self.method)
+        match = getattr(http, "resolver_match", None)
+        self.route, self.name = resolved(match, getattr(http, "urlconf", None))
+        self.handling = handling_of(getattr(match, "func", None), self.method, authenticated=request is not http)
         self.exemption = exemption_of_request(request, http)
         made = vars(http)
         #: What the request has paid already; None for most requests, which are checked once.

@@ -71,18 +71,16 @@ def resolved(match: ResolverMatch | None, urlconf: Any = None) -> tuple[str | No
     return canonical(match.route or "", urlconf), match.view_name or None
 
 
-def handling_of_request(request: Any, http: Any, method: str) -> Handling:
-    """Return what the view has for the method. ``http`` is Django's request, ``request`` that or REST framework's."""
-    match = getattr(http, "resolver_match", None)
-    return _handling(getattr(match, "func", None), method, authenticated=request is not http)
-
-
 def handling_of_view(view: Any, method: str) -> Handling:
-    """Return what the view has for the method, when its check runs; None = the view is unknown."""
-    return _handling(view, method, authenticated=enforces_itself(view, method) and not is_decorated(view))
+    """Return what the view has for the method when its own check runs; None = the view is unknown."""
+    return handling_of(view, method, authenticated=enforces_itself(view, method) and not is_decorated(view))
 
 
-def _handling(view: Any, method: str, *, authenticated: bool) -> Handling:
+def handling_of(view: Any, method: str, *, authenticated: bool) -> Handling:
+    """Return what the view has for the method; ``None`` is like a function view.
+
+    ``authenticated``: whether REST framework's view has authenticated the caller by now.
+    """
     try:
         own = _own_methods(view)
     except TypeError:  # the view is not hashable
