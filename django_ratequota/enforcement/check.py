@@ -277,6 +277,8 @@ class RequestCheck(Evaluation):
         """Ask for what the earlier checks have not paid, and remember what the response's status may refund."""
         buckets, costs = resolution.buckets, tuple[int, ...]()
         if self.earlier is not None:
+            if not self.earlier.recorded:  # made before the caller was known: other policies may apply to it
+                yield from self.earlier.narrow(buckets)
             buckets, costs = self.earlier.owed(buckets, self.units)
             if not buckets and not resolution.blocked_by and not resolution.unreadable:
                 self.is_paid = True

@@ -96,20 +96,27 @@ class EarlierChecks:
             decision = replace(decision, statuses=tuple(statuses.values()), _charges=charges, _own=self._own)
         return decision if decision.allowed else (yield from self.give_back(decision))
 
-    def free(self) -> Generator[Step, Any, list[Decision]]:
-        """Refund all charges of these checks; returns the buckets' state afterwards."""
+    def narrow(self, buckets: tuple[Bucket, ...]) -> Generator[Step, Any, None]:
+        """Keep what these checks charged and found in ``buckets``, and refund the rest."""
+        counters = frozenset(bucket.counter for bucket in buckets)
+        yield from self._refund_charges(counters)
+        kept = tuple(status for status in self.last.statuses if status.bucket.counter in counters)
+        self.last, self.again = replace(self.last, statuses=kept), replace(self.again, statuses=kept)
+
+    def _refund_charges(self, kept: frozenset[object] = frozenset()) -> Generator[Step, Any, list[Decision]]:
+        """Refund all charges but those in the ``kept`` counters; returns the buckets' state afterwards."""
         refunded: list[Decision] = []
         for decision in self._decisions:
-            charges = [charge for charge in charges_of(decision) if not charge.settled]
-            for refund in take_all(charges):
+            charges = charges_of(decision)
+            for refund in take_all([one for one in charges if not (one.settled or one.bucket.counter in kept)]):
                 refunded += [(yield from _refund(decision, refund))]
-        vars(self._request).pop(EARLIER, None)
         return refunded
 
     def give_back(self, refused: Decision) -> Generator[Step, Any, Decision]:
-        """``free``; returns the refused decision with the buckets' state afterwards."""
+        """Refund all charges of these checks; returns the refused decision with the buckets' state afterwards."""
+        vars(self._request).pop(EARLIER, None)
         now: dict[object, BucketStatus] = {}
-        for refunded in (yield from self.free()):
+        for refunded in (yield from self._refund_charges()):
             if refunded.degraded == refused.degraded:
                 now |= {status.bucket.counter: status for status in refunded.statuses}
         statuses = [
