@@ -1,16 +1,21 @@
-"""The base of models whose changes are recorded in the transaction that makes them."""
+"""The base of models whose changes are recorded in the transaction that makes them, by Django's signals."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from django.apps import apps
 from django.core.exceptions import ValidationError
 from django.db import models, transaction
+from django.db.models.signals import post_save, pre_delete, pre_save
 
 from ..recording.databases import policy_alias
+from ..recording.publication import join_save
 from ..recording.querysets import RecordingManager
-from ..recording.recorder import deleting
+from ..recording.recorder import deleting, record, record_deletion, rows_by_pk
+
+_BEFORE = "_ratequota_before"
 
 
 class RecordedModel(models.Model):
@@ -52,3 +57,41 @@ class RecordedModel(models.Model):
             return False
         found: bool = related._base_manager.using(policy_alias(related)).filter(pk__in=missing).exists()
         return found
+
+
+def _before_save(sender: Any, instance: Any, using: str, raw: bool, **_: Any) -> None:
+    if not raw:
+        # Locked, because a save in between would be recorded after this one, and still be overwritten by it.
+        setattr(instance, _BEFORE, _stored(sender, instance.pk, using, lock=True))
+
+
+def _after_save(sender: Any, instance: Any, using: str, raw: bool, **_: Any) -> None:
+    if raw:
+        # Fixtures are not recorded, as they may bring history rows of their own. Until the commit, which a test never
+        # makes, this transaction's requests obey what it has loaded.
+        with transaction.atomic(using=using, savepoint=False):
+            join_save(using)
+    else:
+        record(instance.__dict__.pop(_BEFORE, None), _stored(sender, instance.pk, using), using)
+
+
+def _before_delete(sender: Any, instance: Any, using: str, **_: Any) -> None:
+    # Before the first row of a cascade is deleted, because its endpoint or user may be gone afterwards.
+    record_deletion(sender, instance.pk, using)
+
+
+def _stored(model: Any, pk: Any, using: str, lock: bool = False) -> Any:
+    # As stored, because the object's fields may be unsaved, or expressions.
+    return None if pk is None else rows_by_pk(model, [pk], using, lock).get(pk)
+
+
+def connect_receivers() -> None:
+    """Record the changes of all recorded models, a project's proxies of them included; called once at start."""
+    for model in apps.get_models():
+        if issubclass(model, RecordedModel):
+            for signal, receiver in (
+                (pre_save, _before_save),
+                (post_save, _after_save),
+                (pre_delete, _before_delete),
+            ):
+                signal.connect(receiver, sender=model, dispatch_uid=f"ratequota_{receiver.__name__}")

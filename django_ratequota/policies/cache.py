@@ -288,3 +288,8 @@ def in_plan_order(kinds: Collection[str]) -> tuple[str, ...]:
 
 #: The policies of this process.
 policies = PolicyCache()
+
+
+def expire_after_migrate(**_: object) -> None:
+    """Receive ``post_migrate``: migrations and ``flush`` write policies that nobody records."""
+    policies.expire()
