@@ -67,9 +67,9 @@ def checkpoint(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
         raise CommandError(f"Nothing is counted in Redis: {limiter.store.absent}")
     if not settings.checkpoint_seconds:
         raise CommandError("CHECKPOINT_SECONDS is 0, so no counts are kept in the database")
-    if not settings.report_seconds:
+    if not settings.statistics_seconds:
         raise CommandError(
-            "REPORT_SECONDS is 0, so processes cannot be asked. Stop them: each writes its counts when it ends."
+            "STATISTICS_SECONDS is 0, so processes cannot be asked. Stop them: each writes its counts when it ends."
         )
     number = request_checkpoint(seconds)
     deadline = time.monotonic() + seconds

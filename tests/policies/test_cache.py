@@ -347,8 +347,10 @@ def test_a_lost_publication_is_found_by_polling(policies: PolicyCache, settings:
     assert rates(policies) == ["1/s"]
 
 
-def test_users_in_memory_are_bounded_and_the_least_used_goes(policies: PolicyCache, settings: Any) -> None:
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "USER_CACHE_SIZE": 2}
+def test_users_in_memory_are_bounded_and_the_least_used_goes(
+    policies: PolicyCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_ENTRIES", 2)
     policies.load_user("1")
     policies.load_user("2")
     policies.user("1")
