@@ -16,7 +16,7 @@ from django.db import connections
 from django.test import TransactionTestCase
 
 from django_ratequota import Decision, Limiter
-from tests.support import properties, server  # noqa: F401 - the profiles of the property tests
+from tests.support import properties, server
 
 #: ``check_request``, or its async twin.
 Check = Callable[..., Decision]
@@ -63,7 +63,6 @@ SLOW = (
     "faults",
     "front/test_ninja",
     "front/test_openapi",
-    "models/test_mass_changes",
     "operations/test_boost_all",
     "operations/test_boosts",
     "monitoring/test_ledger_exact",
@@ -96,11 +95,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if _is_quick(config) and _is_slow(collection_path) else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of ``SLOW``."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests of ``SLOW``; leave out those marked ``thorough`` unless the profile or ``-m`` asks for them."""
     for item in items:
         if _is_slow(item.path):
             item.add_marker(pytest.mark.slow)
+    if not properties.is_thorough() and "thorough" not in config.option.markexpr:
+        left_out = [item for item in items if item.get_closest_marker("thorough")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("thorough")]
 
 
 def pytest_collection_finish() -> None:
