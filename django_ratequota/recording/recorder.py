@@ -1,7 +1,6 @@
 """Writes a PolicyChange for every change to policies, in the change's transaction, and publishes it on commit.
 
-Saves and deletes come from ``models.base``; ``update``, ``bulk_create`` and ``bulk_update``, for which Django
-sends no signal, from ``querysets``. Many rows are read and recorded in batches, because databases limit the
+Its callers are in ``models.base``. Many rows are read and recorded in batches, because databases limit the
 parameters of a statement.
 """
 

@@ -20,8 +20,7 @@ from django.db.models.signals import pre_save
 from django.test.utils import CaptureQueriesContext
 
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
-from django_ratequota.models.base import connect_receivers
-from django_ratequota.recording.querysets import RecordingQuerySet
+from django_ratequota.models.base import RecordingQuerySet, connect_receivers
 from django_ratequota.recording.recorder import field_values, record_publication, recorded_as
 from django_ratequota.recording.validators import unsupported_constraints
 from django_ratequota.runtime import default_limiter
