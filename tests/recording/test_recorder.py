@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -588,24 +587,6 @@ def test_a_single_save_takes_few_queries(alice: User) -> None:
         *twins,
         "INSERT",
     ]
-
-
-def test_revisions_grow_after_redis_lost_its_data(
-    published: list[int | None], redis_client: redis.Redis, free: Plan
-) -> None:
-    redis_client.delete("rqtest:revision")
-    free.delete()
-    assert published == sorted(set(published))
-    assert len(published) == 2
-
-
-def test_revisions_grow_if_the_stored_one_is_ahead_of_the_clock(
-    published: list[int | None], redis_client: redis.Redis
-) -> None:
-    ahead = time.time_ns() // 1000 + 3600 * 10**6  # a publication stores no revision more than a day ahead
-    redis_client.set("rqtest:revision", ahead)
-    Plan.objects.create(name="Free", slug="free")
-    assert published == [ahead + 1]
 
 
 def test_record_publication_is_recorded_as_its_own_row(alice: User, published: list[int | None]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import UUID
@@ -210,18 +209,6 @@ def test_async_code_makes_one_save_of_a_transaction(sent: list[dict[str, Any]]) 
     async_to_sync(run)()
     assert saves() == [["Free", "Pro"], ["Max"]]
     assert len(sent) == 2
-
-
-def test_threads_make_saves_of_their_own() -> None:
-    thread = threading.Thread(target=lambda: (plan("Pro"), connection.close()))
-    if connection.vendor == "sqlite":  # one connection for all threads
-        thread = threading.Thread(target=lambda: None)
-        plan("Pro")
-    thread.start()
-    thread.join()
-    with transaction.atomic():
-        plan("Free")
-    assert saves() == [["Pro"], ["Free"]]
 
 
 def test_a_failing_receiver_breaks_nothing(sent: list[dict[str, Any]], caplog: pytest.LogCaptureFixture) -> None:
