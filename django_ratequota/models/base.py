@@ -120,10 +120,13 @@ class RecordingQuerySet(PrimaryQuerySet):
             write_changes(written, self.db)
 
 
+RecordingManager = models.Manager.from_queryset(RecordingQuerySet)
+
+
 class RecordedModel(models.Model):
     """A model whose changes ``recording`` records in the transaction that makes them."""
 
-    objects = models.Manager.from_queryset(RecordingQuerySet)()
+    objects = RecordingManager()
 
     class Meta:
         abstract = True
