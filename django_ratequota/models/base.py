@@ -124,7 +124,7 @@ RecordingManager = models.Manager.from_queryset(RecordingQuerySet)
 
 
 class RecordedModel(models.Model):
-    """A model whose changes ``recording`` records in the transaction that makes them."""
+    """A model whose changes are recorded in the transaction that makes them."""
 
     objects = RecordingManager()
 
