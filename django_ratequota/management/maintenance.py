@@ -23,7 +23,9 @@ from ..utils.histogram import merged, quantile
 
 def add_verbs(verbs: Any) -> None:
     """Add the verbs with their options."""
-    verb = verbs.add_parser("publish", help="Make every process reload all policies, after raw SQL.")
+    verb = verbs.add_parser(
+        "publish", help="Make every process reload all policies, after raw SQL, fixtures or data migrations."
+    )
     verb.set_defaults(run=publish)
     verb.add_argument("--reason", default="ratequota publish", help="Recorded in the history.")
     verb = verbs.add_parser("rollup", help="Copy usage counts from Redis to the database; run it once an hour.")
