@@ -162,7 +162,7 @@ def _flood(url: str, environment: dict[str, str], quick: bool) -> Table:
         rows.append((title, told["known_us"], told["new_us"], thirds, told["redis_bytes"] / count))
     note = (
         f"`check_request` in process, {count:,} clients; one that is refused asks twice. Process: what each third of "
-        "the flood adds to its memory, in MiB; USER_CACHE_SIZE and the deny cache hold 10,000 each, the least recent "
+        "the flood adds to its memory, in MiB; users in memory and the deny cache are 10,000 each, the least recent "
         "go. Redis: its memory a new client, until the counters expire."
     )
     columns = ("each request is", "µs, known before", "µs, new", "process, MiB", "Redis, bytes")

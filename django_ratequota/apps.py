@@ -17,14 +17,13 @@ class RateQuotaConfig(AppConfig):
     def ready(self) -> None:
         """Set what decides and records in this process, register the checks and connect the receivers."""
         from . import checks  # noqa: F401 - registers them
-        from .models import receivers
+        from .models import base
         from .monitoring import alerts, collector, request_log
         from .policies import cache
-        from .policies.after_migrate import publish_after_migrate
         from .runtime import process
 
         process.policies, process.record, process.observe = cache.policies, collector.record, alerts.observe
-        receivers.connect()
+        base.connect_receivers()
         request_log.connect()
         alerts.connect_receivers()
-        post_migrate.connect(publish_after_migrate, sender=self, dispatch_uid="ratequota_after_migrate")
+        post_migrate.connect(cache.expire_after_migrate, sender=self, dispatch_uid="ratequota_after_migrate")

@@ -138,22 +138,15 @@ class Settings:
     #: What a policy without its own `on_error` does while Redis gives no decision: allow, deny (503) or local (this
     #: process counts on its own).
     on_error: str = _key("allow", _choice(*ON_ERROR))
-    #: Consecutive failures that open the circuit breaker. While it is open, one request per second probes Redis, and
-    #: `on_error` decides all others.
-    breaker_failures: int = _key(3, _number(1, 1000, whole=True))
     #: Number of processes that divide each limit under `on_error = local`: each admits 1 / `LOCAL_SHARE` of it.
     local_share: int = _key(4, _number(1, 100_000, whole=True))
     #: Seconds between two looks in the database for policy changes whose publication was lost; with `memory://` for
     #: the edits of other processes, by default every second.
     poll_seconds: float = _key(30.0, _number(0, 86_400))
-    #: Seconds for which a request without any limit may rely on the last known revision of the policies; 0 = it asks
-    #: Redis each time. On a Cluster all requests rely on it, for 1 second if this is 0.
-    revision_max_age: float = _key(0.0, _number(0, 3600))
     #: Seconds for which this process may repeat a refusal without asking Redis again; 0 = it always asks.
     deny_cache_seconds: float = _key(1.0, _number(0, 60))
-    #: Seconds between this process's reports to Redis, which `ratequota status` shows; 0 = no reports.
-    report_seconds: float = _key(5.0, _number(0, 20))
-    #: Seconds between two transfers of this process's counts to Redis, for the admin to show; 0 = nothing is counted,
+    #: Seconds between two transfers of this process's counts to Redis, for the admin to show; its reports, which
+    #: `ratequota status` shows, are five times as far apart, 20 seconds at most. 0 = nothing is counted or reported,
     #: and refusals have no id.
     statistics_seconds: float = _key(1.0, _number(0, 20))
     #: Seconds between two checkpoints of durable counts in the database; 0 = they are not kept there.
@@ -188,8 +181,6 @@ class Settings:
     headers: tuple[str, ...] = _key(("ietf", "x-ratelimit"), _strings(*HEADER_FORMS))
     #: Time zone of calendar days, weeks and months; by default Django's `TIME_ZONE`.
     time_zone_name: str = _key("", _time_zone)
-    #: Number of users and of subjects such as tenant:acme whose own policies and plans are kept in memory.
-    user_cache_size: int = _key(10_000, _number(1, 10_000_000, whole=True))
 
     @property
     def in_memory(self) -> bool:

@@ -19,7 +19,7 @@ from .engine.memory import Unlimited, process_memory
 from .exceptions import ConfigurationError, StoreError
 from .store import breaker
 from .store.absent import AbsentStore
-from .store.base import Store
+from .store.base import FAILURES, Store
 from .store.factory import check_readable, safe_message, store_from_pool, store_from_url
 from .utils.locks import ForkSafeLock
 
@@ -94,7 +94,7 @@ def default_limiter() -> Limiter:
 
 def store_from_settings(settings: Settings) -> Store:
     """Return the store at REDIS_URL, else at the CACHES alias CACHE; raises ``ConfigurationError``."""
-    timeout, failures, most = settings.timeout, settings.breaker_failures, settings.max_connections
+    timeout, failures, most = settings.timeout, FAILURES, settings.max_connections
     if settings.in_memory:
         return AbsentStore("memory", "RATEQUOTA['REDIS_URL'] is memory://, so each process counts on its own")
     if settings.redis_url:
@@ -149,7 +149,6 @@ def limiter_options() -> dict[str, Any]:
         "memory": process_memory if settings.in_memory else None,
         "prefix": settings.prefix,
         "time_zone": settings.time_zone,
-        "revision_max_age": settings.revision_max_age,
         "deny_cache_seconds": 0.0 if settings.in_memory else settings.deny_cache_seconds,
     }
 

@@ -16,7 +16,7 @@ from django.db import connections
 from django.test import TransactionTestCase
 
 from django_ratequota import Decision, Limiter
-from tests.support import properties, server  # noqa: F401 - the profiles of the property tests
+from tests.support import properties, server
 
 #: ``check_request``, or its async twin.
 Check = Callable[..., Decision]
@@ -63,7 +63,6 @@ SLOW = (
     "faults",
     "front/test_ninja",
     "front/test_openapi",
-    "models/test_mass_changes",
     "operations/test_boost_all",
     "operations/test_boosts",
     "monitoring/test_ledger_exact",
@@ -72,10 +71,8 @@ SLOW = (
     "operations/test_restore",
     "operations/test_undo",
     "package",
-    "policies/test_after_migrate",
     "policyfile",
     "recording/test_databases",
-    "recording/test_fixtures",
     "recording/test_publication",
     "security",
     "testing",
@@ -98,11 +95,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if _is_quick(config) and _is_slow(collection_path) else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of ``SLOW``."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests of ``SLOW``; leave out those marked ``thorough`` unless the profile or ``-m`` asks for them."""
     for item in items:
         if _is_slow(item.path):
             item.add_marker(pytest.mark.slow)
+    if not properties.is_thorough() and "thorough" not in config.option.markexpr:
+        left_out = [item for item in items if item.get_closest_marker("thorough")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("thorough")]
 
 
 def pytest_collection_finish() -> None:
@@ -176,10 +177,11 @@ def fresh_policies(redis_client: redis.Redis) -> Iterator[None]:
 @pytest.fixture
 def recording(settings: Any, monkeypatch: pytest.MonkeyPatch, redis_client: redis.Redis) -> Iterator[None]:
     """Record decisions, and send them when the test calls ``flush``."""
-    from django_ratequota.monitoring import collector
+    from django_ratequota.monitoring import collector, health
 
     settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1}
     monkeypatch.setattr(collector._background, "keep", lambda: None)
+    monkeypatch.setattr(health._reporting, "_start", lambda generation, seconds: None)
     monkeypatch.setattr(collector, "_CHUNK_SECONDS", 0.0)
     collector.collector.clear()
     yield

@@ -20,7 +20,6 @@ from django.utils.translation import gettext_lazy as _
 from ..conf import settings
 from ..models import Plan, PolicyChange, RatePolicy, RecordedModel
 from ..models.fields import SubjectField
-from ..recording.publication import when_unpublished
 from ..recording.recorder import recorded_as
 from .deletion import deleted_objects
 from .names import set_display_names
@@ -173,7 +172,7 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
         try:
             reason = request.POST.get(REASON_FIELD, "").replace("\x00", "").strip()
-            with recorded_as(request.user, reason), when_unpublished(warn):
+            with recorded_as(request.user, reason, unpublished=warn):
                 return view(request, *args, **kwargs)
         except IntegrityError:
             # The forms were valid, but another request wrote first.

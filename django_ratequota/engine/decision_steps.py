@@ -49,11 +49,10 @@ class LimiterSteps:
         prefix: str,
         time_zone: tzinfo | None = None,
         clock: Callable[[], int] | None = None,
-        revision_max_age: float = 0.0,
         deny_cache_seconds: float = 0.0,
         memory: Callable[[str, tzinfo, Callable[[], int] | None], Memory] | None = None,
     ) -> None:
-        """Raises ``InvalidBucket``; see ``Limiter``. ``revision_max_age`` is in seconds.
+        """Raises ``InvalidBucket``; see ``Limiter``.
 
         ``memory`` returns the counters of this process that serve instead of the store, by prefix, zone and clock.
         """
@@ -62,7 +61,7 @@ class LimiterSteps:
         self.latency = Histogram()
         # On a Cluster the revision's key is on one server and most buckets are on others: so it cannot be read with
         # every decision.
-        self._revision_max_age = revision_max_age or (_CLUSTER_REVISION_SECONDS if store.clustered else 0.0)
+        self._revision_max_age = _CLUSTER_REVISION_SECONDS if store.clustered else 0.0
         self.prefix = check_prefix(prefix)
         self.time_zone = check_zone(time_zone or UTC)
         clock = clock and _checked(clock)

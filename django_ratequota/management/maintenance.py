@@ -23,7 +23,9 @@ from ..utils.histogram import merged, quantile
 
 def add_verbs(verbs: Any) -> None:
     """Add the verbs with their options."""
-    verb = verbs.add_parser("publish", help="Make every process reload all policies, after raw SQL.")
+    verb = verbs.add_parser(
+        "publish", help="Make every process reload all policies, after raw SQL, fixtures or data migrations."
+    )
     verb.set_defaults(run=publish)
     verb.add_argument("--reason", default="ratequota publish", help="Recorded in the history.")
     verb = verbs.add_parser("rollup", help="Copy usage counts from Redis to the database; run it once an hour.")
@@ -67,9 +69,9 @@ def checkpoint(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
         raise CommandError(f"Nothing is counted in Redis: {limiter.store.absent}")
     if not settings.checkpoint_seconds:
         raise CommandError("CHECKPOINT_SECONDS is 0, so no counts are kept in the database")
-    if not settings.report_seconds:
+    if not settings.statistics_seconds:
         raise CommandError(
-            "REPORT_SECONDS is 0, so processes cannot be asked. Stop them: each writes its counts when it ends."
+            "STATISTICS_SECONDS is 0, so processes cannot be asked. Stop them: each writes its counts when it ends."
         )
     number = request_checkpoint(seconds)
     deadline = time.monotonic() + seconds

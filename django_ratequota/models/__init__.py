@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from .audiences import ListMember, Plan, PlanAssignment, SubjectList
 from .base import RecordedModel
+from .counts import QuotaWindow, UsageCount
 from .endpoints import METHODS, Endpoint
 from .history import PolicyChange
-from .lists import ListMember, SubjectList
-from .plans import Plan, PlanAssignment
 from .policies import RatePolicy
-from .quotas import QuotaWindow
-from .usage import UsageCount
 
 __all__ = [
     "METHODS",

@@ -1,20 +1,130 @@
-"""The base of models whose changes are recorded in the transaction that makes them."""
+"""The base of models whose changes are recorded in the transaction that makes them.
+
+Saves and deletions are recorded by Django's signals; ``update``, ``bulk_create`` and ``bulk_update``, for which it
+sends none, by the manager.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
+from django.apps import apps
 from django.core.exceptions import ValidationError
 from django.db import models, transaction
+from django.db.models.signals import post_save, pre_delete, pre_save
 
-from ..recording.databases import policy_alias
-from ..recording.querysets import RecordingManager
-from ..recording.recorder import deleting
+from ..recording.databases import PrimaryQuerySet, policy_alias
+from ..recording.publication import join_save
+from ..recording.recorder import (
+    BATCH,
+    change_row,
+    deleting,
+    in_batches,
+    record,
+    record_deletion,
+    record_publication,
+    rows_by_pk,
+    write_changes,
+)
+from ..recording.validators import refuse_unreadable
+
+_BEFORE = "_ratequota_before"
+
+
+class RecordingQuerySet(PrimaryQuerySet):
+    """A queryset whose bulk changes are recorded and published like single ones."""
+
+    def update(self, **kwargs: Any) -> int:
+        """``QuerySet.update``, recorded row by row."""
+        count = 0
+        with transaction.atomic(using=self.db):
+            rows, pks = self._rows()
+            # By key, because a matching row that another transaction commits meanwhile would go unrecorded.
+            for batch in in_batches(pks) or [[]]:
+                before = rows_by_pk(self.model, batch, self.db, lock=True)
+                count += super(RecordingQuerySet, rows.filter(pk__in=list(before))).update(**kwargs)
+                after = rows_by_pk(self.model, before, self.db)
+                for pk, row in before.items():
+                    refuse_unreadable(row, after.get(pk))
+                self._record((before[pk], after.get(pk)) for pk in before)
+                if len(after) < len(before):
+                    # The update has changed primary keys, and the database does not return the new ones.
+                    record_publication(f"new keys of {self.model._meta.verbose_name_plural}", self.db)
+        return count
+
+    update.alters_data = True  # type: ignore[attr-defined]
+
+    def bulk_create(self, objs: Iterable[Any], *args: Any, **kwargs: Any) -> list[Any]:
+        """``QuerySet.bulk_create``, recorded row by row."""
+        with transaction.atomic(using=self.db):
+            created = super().bulk_create(objs, *args, **kwargs)
+            over = kwargs.get("update_conflicts") or kwargs.get("ignore_conflicts") or len(args) > 1
+            if over or any(instance.pk is None for instance in created):
+                # The database does not return which rows were overwritten, and MySQL returns no keys at all.
+                record_publication(f"bulk_create of {self.model._meta.verbose_name_plural}", self.db)
+            else:
+                for batch in in_batches([instance.pk for instance in created]):
+                    self._record((None, row) for row in rows_by_pk(self.model, batch, self.db).values())
+        return created
+
+    bulk_create.alters_data = True  # type: ignore[attr-defined]
+
+    def bulk_update(self, objs: Iterable[Any], fields: Iterable[str], batch_size: int | None = None) -> int:
+        """``QuerySet.bulk_update``, recorded row by row, in statements of at most ``BATCH`` rows."""
+        return super().bulk_update(objs, fields, BATCH if batch_size is None else min(batch_size, BATCH))
+
+    bulk_update.alters_data = True  # type: ignore[attr-defined]
+
+    def delete(self) -> tuple[int, dict[str, int]]:
+        """``QuerySet.delete``, recorded row by row."""
+        self._for_write = True
+        with deleting(self.db):
+            return super().delete()
+
+    delete.alters_data = True  # type: ignore[attr-defined]
+    delete.queryset_only = True  # type: ignore[attr-defined]
+
+    def insert_as_they_are(self, objs: Sequence[models.Model]) -> list[models.Model]:
+        """Insert and record objects unchanged, with their keys and ``auto_now_add`` times; return the stored rows."""
+        fields = self.model._meta.concrete_fields
+        with transaction.atomic(using=self.db):
+            size = max(1, transaction.get_connection(self.db).ops.bulk_batch_size(list(fields), list(objs)))
+            for start in range(0, len(objs), size):
+                # Raw, as for fixtures, because ``bulk_create`` would set ``auto_now_add`` fields.
+                self._insert(objs[start : start + size], fields=fields, using=self.db, raw=True)  # type: ignore[attr-defined]
+            rows = list(rows_by_pk(self.model, [one.pk for one in objs], self.db).values())
+            self._record((None, row) for row in rows)
+        return rows
+
+    insert_as_they_are.queryset_only = True  # type: ignore[attr-defined]
+
+    def _rows(self) -> tuple[Any, list[Any]]:
+        """Return a queryset from which an update takes batches, and the keys of the rows that it will change."""
+        ordered = self.order_by()
+        query = ordered.query
+        keys = ordered.values_list("pk", flat=True)
+        if query.count_active_tables() > 1 or query.group_by is not None or query.distinct:
+            # Batches keep the conditions. A condition on related rows may find a row more than once.
+            return self, list(dict.fromkeys(keys))
+        if transaction.get_connection(self.db).features.has_select_for_update:
+            keys = keys.select_for_update()
+        # Locked rows keep meeting the conditions, which may be a list of 50,000 keys: not sent with every batch.
+        rows = self._chain()  # type: ignore[attr-defined]
+        rows.query.clear_where()
+        return rows, list(keys)
+
+    def _record(self, changes: Iterable[tuple[models.Model | None, models.Model | None]]) -> None:
+        written = [change for before, after in changes if (change := change_row(before, after)) is not None]
+        if written:
+            write_changes(written, self.db)
+
+
+RecordingManager = models.Manager.from_queryset(RecordingQuerySet)
 
 
 class RecordedModel(models.Model):
-    """A model whose changes ``recording`` records in the transaction that makes them."""
+    """A model whose changes are recorded in the transaction that makes them."""
 
     objects = RecordingManager()
 
@@ -52,3 +162,41 @@ class RecordedModel(models.Model):
             return False
         found: bool = related._base_manager.using(policy_alias(related)).filter(pk__in=missing).exists()
         return found
+
+
+def _before_save(sender: Any, instance: Any, using: str, raw: bool, **_: Any) -> None:
+    if not raw:
+        # Locked, because a save in between would be recorded after this one, and still be overwritten by it.
+        setattr(instance, _BEFORE, _stored(sender, instance.pk, using, lock=True))
+
+
+def _after_save(sender: Any, instance: Any, using: str, raw: bool, **_: Any) -> None:
+    if raw:
+        # Fixtures are not recorded, as they may bring history rows of their own. Until the commit, which a test never
+        # makes, this transaction's requests obey what it has loaded.
+        with transaction.atomic(using=using, savepoint=False):
+            join_save(using)
+    else:
+        record(instance.__dict__.pop(_BEFORE, None), _stored(sender, instance.pk, using), using)
+
+
+def _before_delete(sender: Any, instance: Any, using: str, **_: Any) -> None:
+    # Before the first row of a cascade is deleted, because its endpoint or user may be gone afterwards.
+    record_deletion(sender, instance.pk, using)
+
+
+def _stored(model: Any, pk: Any, using: str, lock: bool = False) -> Any:
+    # As stored, because the object's fields may be unsaved, or expressions.
+    return None if pk is None else rows_by_pk(model, [pk], using, lock).get(pk)
+
+
+def connect_receivers() -> None:
+    """Record the changes of all recorded models, a project's proxies of them included; called once at start."""
+    for model in apps.get_models():
+        if issubclass(model, RecordedModel):
+            for signal, receiver in (
+                (pre_save, _before_save),
+                (post_save, _after_save),
+                (pre_delete, _before_delete),
+            ):
+                signal.connect(receiver, sender=model, dispatch_uid=f"ratequota_{receiver.__name__}")

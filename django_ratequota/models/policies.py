@@ -15,11 +15,10 @@ from django.utils.translation import gettext_lazy as _
 from ..conf import COUNTED_PER, settings
 from ..engine.rates import ALGORITHMS, DEFAULT_ALGORITHM
 from ..recording.validators import canonical_subject, check_dates, check_rates, visible
+from .audiences import Plan, SubjectList
 from .base import RecordedModel
 from .endpoints import Endpoint
 from .fields import RatesField, SubjectField
-from .lists import SubjectList
-from .plans import Plan
 
 
 class RatePolicy(RecordedModel):

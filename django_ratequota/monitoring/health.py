@@ -34,6 +34,8 @@ logger = logging.getLogger("django_ratequota")
 
 #: Seconds that Redis keeps a report; those of ended processes disappear after it.
 REPORT_TTL = 60
+#: Most seconds between two reports.
+_LONGEST = 20
 #: Stands for a process's name in the key of the last request for a checkpoint; a process's own has a colon.
 _REQUEST = "checkpoint"
 #: 2020, as Unix time: a smaller revision is a counter and no time.
@@ -181,7 +183,7 @@ def state_of(worker: Health, revision: int) -> str:
 
     An idle worker has an older revision, but has decided nothing since ``revision`` was published.
     """
-    if time.time() - worker.at > 10 + 3 * settings.report_seconds:
+    if time.time() - worker.at > 10 + 3 * report_seconds():
         return "silent"
     if not worker.revision:
         return "fresh"
@@ -218,14 +220,15 @@ def _process() -> str:
     return f"{host}:{os.getpid()}"
 
 
-def _seconds() -> float:
-    return settings.report_seconds if settings.enabled and not settings.in_memory else 0
+def report_seconds() -> float:
+    """Return the seconds between two reports of this process; 0 = none."""
+    return float(min(_LONGEST, 5 * settings.statistics_seconds)) if settings.enabled and not settings.in_memory else 0
 
 
-_reporting = Background("ratequota-report", _seconds, lambda: report())
-# At once after a load: the last report may be REPORT_SECONDS old, and names a revision that no longer applies.
+_reporting = Background("ratequota-report", report_seconds, lambda: report())
+# At once after a load: the last report may be seconds old, and names a revision that no longer applies.
 listeners.append(_reporting.soon)
-#: Starts the thread that reports every REPORT_SECONDS, unless it runs in this process by these settings.
+#: Starts the thread that reports every ``report_seconds``, unless it runs in this process by these settings.
 keep_reporting = _reporting.keep
 
 

@@ -20,7 +20,7 @@ from django.utils.translation import gettext as _
 
 from ..models import PolicyChange
 from ..recording.databases import policy_alias
-from ..recording.recorder import field_values, in_batches, recorded_as, rows_by_pk
+from ..recording.recorder import field_values, in_batches, record, recorded_as, rows_by_pk
 from .cascades import KINDS, Deletion, deleted_along
 
 __all__ = ["KINDS", "Restoration", "Version", "plan_restoration", "problems", "restore", "versions"]
@@ -259,6 +259,7 @@ def _write(restoration: Restoration, using: str) -> models.Model:
     if restoration.current is None:
         # Raw, because ``auto_now_add`` would replace the time at which an assignment was created.
         target.save_base(raw=True, using=using, force_insert=True)
+        record(None, target, using)
     else:
         target.save(using=using, force_update=True)
     return target

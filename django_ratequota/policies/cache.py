@@ -40,6 +40,8 @@ logger = logging.getLogger("django_ratequota")
 #: Unread changes are applied row by row up to ``FEW`` or a quarter of the rows held, but no more than this many,
 #: because reading everything is faster then.
 _MANY = 10_000
+#: Most users and subjects such as tenant:acme whose entries are kept.
+MOST_ENTRIES = 10_000
 #: Seconds between two removals of policies that ended long ago.
 _TIDY_SECONDS = 3600
 
@@ -200,7 +202,7 @@ class PolicyCache:
         with self._entries_lock:
             if drops == self._drops and not publication_pending():
                 self._entries.update(entries)
-                while len(self._entries) > settings.user_cache_size:
+                while len(self._entries) > MOST_ENTRIES:
                     self._entries.popitem(last=False)
         return entries
 
@@ -288,3 +290,8 @@ def in_plan_order(kinds: Collection[str]) -> tuple[str, ...]:
 
 #: The policies of this process.
 policies = PolicyCache()
+
+
+def expire_after_migrate(**_: object) -> None:
+    """Receive ``post_migrate``: migrations and ``flush`` write policies that nobody records."""
+    policies.expire()

@@ -1,4 +1,4 @@
-"""Records each change of policies: validated, written to the history, published on commit. Imports no model.
+"""What happens to each change of policies: validated, written to the history, published on commit. Imports no model.
 
 Decisions are recorded in ``monitoring``.
 """

@@ -1,4 +1,8 @@
-"""Publishes the policy changes of a transaction after its commit, and sends ``policies_changed`` once per save."""
+"""Publishes policy changes after the commit of their transaction, and sends ``policies_changed`` once per save.
+
+What waits for a commit is held by Django's list of the connection's ``on_commit`` hooks alone: a rollback, also of a
+savepoint, drops the hooks of the changes that it undoes.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import wraps
 from typing import Any
-from uuid import UUID, uuid4
-from weakref import WeakSet
+from uuid import uuid4
 
 from django.apps import apps
 from django.db import transaction
@@ -27,8 +29,6 @@ logger = logging.getLogger("django_ratequota")
 #: POLL_SECONDS).
 policies_changed = Signal()
 
-_unpublished: ContextVar[Callable[[], None] | None] = ContextVar("ratequota_unpublished", default=None)
-
 
 class Save:
     """Changes that were made together; their rows in the history share ``change_id``.
@@ -36,9 +36,9 @@ class Save:
     ``collecting_save`` opens one for the changes made inside it. Else a save has the changes of one transaction.
     """
 
-    __slots__ = ("_committed", "_sent", "actor", "change_id", "closed", "reason", "written")
+    __slots__ = ("_committed", "_sent", "_unpublished", "actor", "change_id", "closed", "reason", "written")
 
-    def __init__(self, closed: bool = True) -> None:
+    def __init__(self, closed: bool = True, unpublished: Callable[[], None] | None = None) -> None:
         self.change_id = uuid4()
         #: The author and the reason of its first rows that have them.
         self.actor: Any = None
@@ -47,6 +47,8 @@ class Save:
         self.written = False
         #: Whether no transaction follows the one that commits.
         self.closed = closed
+        #: Called if its last commit could not be published.
+        self._unpublished = unpublished
         #: The alias and the revision of the last commit.
         self._committed: tuple[str, int | None] | None = None
         self._sent = False
@@ -63,32 +65,36 @@ class Save:
         self._send()
 
     def _send(self) -> None:
-        if self._sent or self._committed is None:
+        if self._sent or self._committed is None or not self.written:
             return
         self._sent = True
         using, revision = self._committed
         rows = apps.get_model("django_ratequota", "PolicyChange").objects.using(using)
-        changes = rows.filter(change_id=self.change_id).order_by("pk")
         policies_changed.send_robust(
             sender=None,
             change_id=self.change_id,
-            changes=changes,
+            changes=rows.filter(change_id=self.change_id).order_by("pk"),
             actor=self.actor,
             reason=self.reason,
             revision=revision,
         )
+        if revision is None and self._unpublished is not None:
+            self._unpublished()
 
 
 _collecting: ContextVar[Save | None] = ContextVar("ratequota_save", default=None)
 
 
 @contextmanager
-def collecting_save() -> Iterator[None]:
-    """Let all changes made inside be one save. Inside another, they join that one."""
+def collecting_save(unpublished: Callable[[], None] | None = None) -> Iterator[None]:
+    """Let all changes made inside be one save. Inside another, they join that one.
+
+    ``unpublished`` is called after the commit if it could not be published.
+    """
     if _collecting.get() is not None:
         yield
         return
-    save = Save(closed=False)
+    save = Save(closed=False, unpublished=unpublished)
     token = _collecting.set(save)
     try:
         yield
@@ -97,143 +103,93 @@ def collecting_save() -> Iterator[None]:
         save.close()
 
 
-class _Thread(threading.local):
-    """The publications of this thread's open transactions."""
+class _Transaction:
+    """What the changes of one transaction share."""
+
+    __slots__ = ("own", "published", "revision")
 
     def __init__(self) -> None:
-        # Weak, because Django holds the only reference until the commit or the rollback: so a publication lives as
-        # long as its changes are pending.
-        self.publications: WeakSet[_Publication] = WeakSet()
+        #: The save of the changes made outside of ``collecting_save``.
+        self.own = Save()
+        self.published = False
+        self.revision: int | None = None
+
+    def publish(self) -> int | None:
+        """Publish a new revision, once. Never fails, because the changes are committed already."""
+        if not self.published:
+            self.published = True
+            try:
+                self.revision = default_limiter().publish()
+            except Exception as error:
+                logger.error(
+                    "a policy change is saved but could not be published (%s); processes find it within POLL_SECONDS",
+                    error,
+                    exc_info=not isinstance(error, StoreError),
+                )
+        return self.revision
+
+
+class _Pending:
+    """A change that waits for its commit; ``run`` is its hook."""
+
+    __slots__ = ("publishes", "save", "transaction", "using")
+
+    def __init__(self, using: str, publishes: bool) -> None:
+        self.using = using
+        #: Whether requests depend on the change.
+        self.publishes = publishes
+        self.transaction = _current(using)
+        self.save = _collecting.get() or self.transaction.own
+
+    def run(self) -> None:
+        if self.publishes:
+            self.save.on_committed(self.using, self.transaction.publish())
+
+
+class _Thread(threading.local):
+    #: The connections of this thread that may hold hooks of ours; most threads change no policies.
+    connections: frozenset[Any] = frozenset()
 
 
 _thread = _Thread()
 
 
-class _Publication:
-    """The publication of one transaction's changes."""
+def join_save(using: str, publishes: bool = True) -> Save:
+    """Return the save of a change made now; with ``publishes`` it is published after the commit.
 
-    __slots__ = ("__weakref__", "_failed", "_revision", "loaded", "needed", "own", "published", "saves", "using")
-
-    def __init__(self, using: str) -> None:
-        self.using = using
-        #: Whether requests depend on any of its changes.
-        self.needed = False
-        #: Whether it was published, or committed without need of that; tests that run its hooks do both.
-        self.published = False
-        #: The save of the changes made outside of ``collecting_save``.
-        self.own = Save()
-        #: All saves with changes that requests depend on.
-        self.saves: dict[UUID, Save] = {}
-        #: Ids of the PolicyChange rows that were written while a fixture was loaded.
-        self.loaded: set[int] = set()
-        self._revision: int | None = None
-        self._failed: Callable[[], None] | None = None
-
-    def need(self, save: Save) -> None:
-        """Publish on commit, and send the signal for the save."""
-        self.saves[save.change_id] = save
-        if not self.needed:
-            self.needed = True
-            self._failed = _unpublished.get()
-
-    def publish(self) -> None:
-        """Publish a new revision. Never fails, because the changes are committed already."""
-        if self.published:
-            return
-        self.published = True
-        if not self.needed:
-            return
-        try:
-            self._revision = default_limiter().publish()
-        except Exception as error:
-            logger.error(
-                "a policy change is saved but could not be published (%s); processes find it within POLL_SECONDS",
-                error,
-                exc_info=not isinstance(error, StoreError),
-            )
-            if self._failed is not None:
-                self._failed()
-
-    def run(self, *saves: Save) -> None:
-        """Publish, and send ``policies_changed`` for the saves."""
-        self.publish()
-        for save in saves:
-            save.on_committed(self.using, self._revision)
+    Call it inside the change's transaction. All changes of a transaction are published together.
+    """
+    # A hook for each change, because a savepoint's rollback drops its hooks, and tests run captured hooks.
+    pending = _Pending(using, publishes)
+    transaction.on_commit(pending.run, using=using, robust=True)
+    _thread.connections |= {transaction.get_connection(using)}
+    return pending.save
 
 
 def current_save(using: str) -> Save:
-    """Return the save that changes made now on the alias belong to; call it inside a transaction."""
-    return _collecting.get() or _publication(using).own
-
-
-def publish_on_commit(using: str) -> None:
-    """Publish once when the open transaction of the alias is committed, however many changes it holds."""
-    publication = _publication(using)
-    save = current_save(using)
-    publication.need(save)
-
-    def run() -> None:
-        publication.run(save)
-
-    # For each change, because tests run captured hooks, and a savepoint's rollback discards its hooks.
-    transaction.on_commit(run, using=using, robust=True)
-
-
-def _publication(using: str) -> _Publication:
-    """Return the publication of the open transaction; a hook keeps a new one until the commit."""
-    publication = _open_publication(using)
-    if publication is None:
-        _publish_at_commit(transaction.get_connection(using))
-        publication = _Publication(using)
-        _thread.publications.add(publication)
-        transaction.on_commit(publication.publish, using=using, robust=True)
-    return publication
+    """Return the save of the changes that were made last, in the open transaction or by ``collecting_save``."""
+    return _collecting.get() or _current(using).own
 
 
 def publication_pending() -> bool:
     """Whether an open transaction of this thread holds policy changes, which only this thread sees yet."""
-    # Asked for every request, of which few have a publication.
-    return len(_thread.publications) > 0 and any(one.needed for one in _thread.publications)
+    if not _thread.connections:
+        return False
+    _thread.connections = frozenset(
+        connection for connection in _thread.connections if any(one.publishes for one in _pending(connection))
+    )
+    return bool(_thread.connections)
 
 
-def loaded_ids(using: str) -> set[int]:
-    """Return the set of ids written while a fixture is loaded in the open transaction; callers add to it."""
-    publication = _open_publication(using)
-    return set() if publication is None else publication.loaded
+def _current(using: str) -> _Transaction:
+    """Return the open transaction's, as long as it is not published: tests run hooks without a commit."""
+    last = next(_pending(transaction.get_connection(using)), None)
+    return _Transaction() if last is None or last.transaction.published else last.transaction
 
 
-@contextmanager
-def when_unpublished(call: Callable[[], None]) -> Iterator[None]:
-    """Call ``call`` if a change made inside is committed, but cannot be published."""
-    token = _unpublished.set(call)
-    try:
-        yield
-    finally:
-        _unpublished.reset(token)
-
-
-def _open_publication(using: str) -> _Publication | None:
-    return next((one for one in _thread.publications if one.using == using and not one.published), None)
-
-
-def _publish_at_commit(connection: Any) -> None:
-    """Make the connection's ``commit`` publish.
-
-    ``on_commit`` hooks do not run after an earlier one has raised, and never if AUTOCOMMIT is False.
-    """
-    if getattr(connection.commit, "publishes", False):
-        return
-    commit = connection.commit
-
-    @wraps(commit)
-    def commit_and_publish() -> None:
-        commit()
-        for publication in [one for one in _thread.publications if one.using == connection.alias]:
-            _thread.publications.discard(publication)
-            if connection.settings_dict["AUTOCOMMIT"]:
-                publication.publish()
-            else:
-                publication.run(*publication.saves.values())
-
-    commit_and_publish.publishes = True  # type: ignore[attr-defined]
-    connection.commit = commit_and_publish
+def _pending(connection: Any) -> Iterator[_Pending]:
+    """Yield what waits for the connection's commit, the newest first."""
+    for _savepoints, hook, _robust in reversed(connection.run_on_commit):
+        pending = getattr(hook, "__self__", None)
+        if isinstance(pending, _Pending):
+            yield pending

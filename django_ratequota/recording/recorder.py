@@ -1,7 +1,6 @@
 """Writes a PolicyChange for every change to policies, in the change's transaction, and publishes it on commit.
 
-Saves and deletes come from ``models.receivers``; ``update``, ``bulk_create`` and ``bulk_update``, for which Django
-sends no signal, from ``querysets``. Many rows are read and recorded in batches, because databases limit the
+Its callers are in ``models.base``. Many rows are read and recorded in batches, because databases limit the
 parameters of a statement.
 """
 
@@ -17,15 +16,13 @@ from typing import Any, TypeVar
 
 from django.apps import apps
 from django.contrib.auth import get_user_model
-from django.core.exceptions import ObjectDoesNotExist
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import models, transaction
 from django.utils.translation import gettext as _
 
 from ..engine.types import BucketStatus
 from .databases import policy_alias
-from .fixtures import record_loaded
-from .publication import collecting_save, current_save, publish_on_commit
+from .publication import collecting_save, join_save
 from .validators import refuse_duplicates, refuse_unreadable, visible
 
 _Item = TypeVar("_Item")
@@ -47,11 +44,14 @@ _FOR_OPERATORS = {
 
 
 @contextmanager
-def recorded_as(actor: Any, reason: str = "") -> Iterator[None]:
-    """Record the changes made inside as one save of ``actor`` (a user or None), for ``reason``."""
+def recorded_as(actor: Any, reason: str = "", *, unpublished: Callable[[], None] | None = None) -> Iterator[None]:
+    """Record the changes made inside as one save of ``actor`` (a user or None), for ``reason``.
+
+    ``unpublished`` is called after the commit if it could not be published.
+    """
     token = _author.set((actor, reason))
     try:
-        with collecting_save():
+        with collecting_save(unpublished):
             yield
     finally:
         _author.reset(token)
@@ -87,26 +87,13 @@ def rows_by_pk(
     if lock and connection.in_atomic_block and connection.features.has_select_for_update:
         rows = rows.select_for_update(of=("self",) if connection.features.has_select_for_update_of else ())
     related = [field.name for field in model._meta.concrete_fields if field.is_relation]
-    found = {row.pk: row for row in (rows.select_related(*related) if related else rows)}
-    missing = [pk for pk in pks if pk not in found]
-    if missing:
-        # Missing rows, or rows of a fixture whose related object is not loaded yet.
-        found |= {row.pk: row for row in rows.filter(pk__in=missing)}
-    return found
+    return {row.pk: row for row in (rows.select_related(*related) if related else rows)}
 
 
-def record(before: models.Model | None, after: models.Model | None, using: str, raw: bool = False) -> None:
-    """Record one change, from the stored object ``before`` to ``after``, and publish it on commit.
-
-    ``raw`` is the argument of Django's signals: True while a fixture is loaded.
-    """
+def record(before: models.Model | None, after: models.Model | None, using: str) -> None:
+    """Record one change, from the stored object ``before`` to ``after``, and publish it on commit."""
     change = change_row(before, after)
-    if change is not None and raw:
-        _refuse_duplicates([change], using)
-        with transaction.atomic(using=using, savepoint=False):
-            _join_save([change], using)
-            record_loaded(change, using)
-    elif change is not None:
+    if change is not None:
         refuse_unreadable(before, after)
         write_changes([change], using)
 
@@ -193,7 +180,7 @@ def _record_counters(
     )
     using = policy_alias(type(change))
     with transaction.atomic(using=using, savepoint=False):
-        _join_save([change], using)
+        _join_save([change], using, publishes=False)
         change.save(using=using, force_insert=True)
 
 
@@ -219,7 +206,7 @@ def change_row(before: models.Model | None, after: models.Model | None) -> Any:
     return PolicyChange(
         model=model,
         object_id=str(instance.pk),
-        object_text=_text(instance)[:300],
+        object_text=str(instance)[:300],
         touched_user=_fitting(users.pop()) if len(users) == 1 else "",
         touched_plan="" if plan is None else str(plan),
         action=action,
@@ -249,26 +236,18 @@ def _new_reason(states: list[dict[str, Any] | None]) -> str:
     return "" if after == before else after
 
 
-def _text(instance: models.Model) -> str:
-    try:
-        return str(instance)
-    except ObjectDoesNotExist:  # a fixture has not loaded the related object yet
-        return f"{instance._meta.verbose_name} {instance.pk}"
-
-
 def write_changes(changes: list[Any], using: str) -> None:
     # A transaction of its own only outside of any other, or with AUTOCOMMIT False.
     with transaction.atomic(using=using, savepoint=False):
         _refuse_duplicates(changes, using)
-        _join_save(changes, using)
+        publishes = any(affects_requests(change.model, change.before, change.after) for change in changes)
+        _join_save(changes, using, publishes)
         _policy_change().objects.using(using).bulk_create(changes, batch_size=BATCH)
-        if any(affects_requests(change.model, change.before, change.after) for change in changes):
-            publish_on_commit(using)
 
 
-def _join_save(changes: list[Any], using: str) -> None:
+def _join_save(changes: list[Any], using: str, publishes: bool) -> None:
     """Give the unsaved rows the id of the current save, and mark its first row."""
-    save = current_save(using)
+    save = join_save(using, publishes)
     rows = _policy_change().objects.using(using).filter(change_id=save.change_id)
     # Asked of the database, because a savepoint's rollback may have removed the rows written before.
     first = not (save.written and rows.exists())

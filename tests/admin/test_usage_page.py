@@ -577,8 +577,8 @@ def test_errors_that_open_no_breaker_are_shown(
 
 
 def test_without_reports_the_live_revision_is_unknown(operator: Client, scene: Scene, settings: Any) -> None:
-    assert "Workers do not report, because REPORT_SECONDS is 0." in section(operator.get(PAGE), "proof")
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "REPORT_SECONDS": 5}
+    assert "Workers do not report, because STATISTICS_SECONDS is 0." in section(operator.get(PAGE), "proof")
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1}
     assert "No worker has reported in the last minute." in section(operator.get(PAGE), "proof")
 
 

@@ -44,7 +44,6 @@ CLOSED = {
     "PREFIX": "rqtest",
     "REDIS_URL": "redis://127.0.0.1:1/0",
     "TIMEOUT": 5.0,
-    "REPORT_SECONDS": 0,
     "STATISTICS_SECONDS": 0,
 }
 
@@ -333,7 +332,7 @@ class TestEdits:
         redis_client.delete("rqtest:revision")
         # With it, a publication may be lost that nobody has seen yet: all look again.
         RatePolicy.objects.all()._raw_delete("default")
-        RatePolicy(rates="20/hour").save_base(raw=True)
+        RatePolicy(rates="20/hour").save()
         redis_client.delete("rqtest:revision")
         decision = check(request_from())
         assert left(decision) == [18]
@@ -454,8 +453,10 @@ class TestUsers:
         assert check(request_from()).violated == ("all/hour",)
         assert len(list(redis_client.scan_iter("rqtest:{ip:203.0.113.7}:*"))) == 2
 
-    def test_memory_holds_so_many_users_and_no_more(self, settings: Any, django_assert_num_queries: Any) -> None:
-        settings.RATEQUOTA = {**settings.RATEQUOTA, "USER_CACHE_SIZE": 2}
+    def test_memory_holds_so_many_users_and_no_more(
+        self, monkeypatch: pytest.MonkeyPatch, django_assert_num_queries: Any
+    ) -> None:
+        monkeypatch.setattr("django_ratequota.policies.cache.MOST_ENTRIES", 2)
         one, two, three = (User.objects.create(username=name) for name in ("one", "two", "three"))
         for user in (one, two):
             check_request(request_from(user))

@@ -27,7 +27,6 @@ DOWN = {
     "PREFIX": "rqtest",
     "REDIS_URL": "redis://127.0.0.1:1/0",
     "TIMEOUT": 5.0,
-    "REPORT_SECONDS": 0,
     "STATISTICS_SECONDS": 0,
 }
 
@@ -104,7 +103,7 @@ def test_a_request_dearer_than_the_share_passes_once(check: Check, search: Endpo
 @pytest.mark.parametrize("unusable", [{"CACHE": "local"}, {"REDIS_URL": "http://127.0.0.1/"}])
 def test_no_usable_setting_is_a_store_that_is_down(check: Check, settings: Any, unusable: dict[str, str]) -> None:
     policy("8/hour", "")
-    settings.RATEQUOTA = {**unusable, "ON_ERROR": "local", "REPORT_SECONDS": 0, "STATISTICS_SECONDS": 0}
+    settings.RATEQUOTA = {**unusable, "ON_ERROR": "local", "STATISTICS_SECONDS": 0}
     decisions = [check(request_from()) for _ in range(3)]
     assert [decision.allowed for decision in decisions] == [True, True, False]
     assert {decision.error for decision in decisions} == {"configuration"}

@@ -318,7 +318,7 @@ def test_a_client_that_hangs_up_stays_charged() -> None:
 
 @pytest.mark.parametrize("asgi", [False, True])
 def test_a_store_that_goes_down_meanwhile_fails_no_request(asgi: bool) -> None:
-    closed = override_settings(RATEQUOTA={"REDIS_URL": "redis://127.0.0.1:1/0", "REPORT_SECONDS": 0})
+    closed = override_settings(RATEQUOTA={"REDIS_URL": "redis://127.0.0.1:1/0", "STATISTICS_SECONDS": 0})
 
     @ratequota("login")
     def view(request: Any) -> HttpResponse:

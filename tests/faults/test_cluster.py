@@ -78,7 +78,6 @@ def settings_of(cluster: Cluster, **more: Any) -> dict[str, Any]:
         "PREFIX": "rqtest",
         "REDIS_URL": cluster.url,
         "CLUSTER": True,
-        "REPORT_SECONDS": 0,
         "STATISTICS_SECONDS": 0,
         "DENY_CACHE_SECONDS": 0,
         "TIMEOUT": 5,
@@ -535,7 +534,7 @@ def test_a_master_dies_under_load_and_its_replica_takes_over(
 @pytest.fixture
 def repeating(emptied: Cluster) -> Iterator[Limiter]:
     """A limiter that repeats refusals for a minute."""
-    with override_settings(RATEQUOTA=settings_of(emptied, DENY_CACHE_SECONDS=60, REVISION_MAX_AGE=0.2)):
+    with override_settings(RATEQUOTA=settings_of(emptied, DENY_CACHE_SECONDS=60)):
         limiter = Limiter()
     yield limiter
     limiter.store.close()

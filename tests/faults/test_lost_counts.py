@@ -98,7 +98,7 @@ def crowds(environment: dict[str, str], request: pytest.FixtureRequest) -> Itera
 
     def make(url: str = "", **settings: Any) -> Crowd:
         there = {**environment, VARIABLE: url} if url else environment
-        made.append(Crowd(there, request.param, CHECKPOINT_SECONDS=0.5, REPORT_SECONDS=0, **settings))
+        made.append(Crowd(there, request.param, CHECKPOINT_SECONDS=0.5, STATISTICS_SECONDS=0, **settings))
         return made[-1]
 
     yield make
@@ -151,7 +151,7 @@ def test_a_flushed_cluster(crowds: Crowds, cluster: Cluster) -> None:
 
 def test_writers_of_the_same_rows_wait_in_no_circle(environment: dict[str, str]) -> None:  # noqa: F811
     """Four processes insert and raise the same rows; a deadlock would be an error."""
-    crowd = Crowd(environment, awaited=False, CHECKPOINT_SECONDS=3600, REPORT_SECONDS=0)
+    crowd = Crowd(environment, awaited=False, CHECKPOINT_SECONDS=3600, STATISTICS_SECONDS=0)
     now_us = time.time_ns() // 1000
     try:
         with ThreadPoolExecutor(4) as threads:
@@ -174,7 +174,7 @@ def test_nothing_is_lost_after_the_command_checkpoint(
     redis_client: redis.Redis,
 ) -> None:
     """Before a planned move: four processes that would write once an hour."""
-    crowd = Crowd(environment, awaited=False, CHECKPOINT_SECONDS=3600, REPORT_SECONDS=0.2)
+    crowd = Crowd(environment, awaited=False, CHECKPOINT_SECONDS=3600, STATISTICS_SECONDS=0.04)
     try:
         crowd.start()
         crowd.go_on(5)
@@ -196,7 +196,7 @@ def hourly() -> Any:
     from django.test import override_settings
 
     application = get_wsgi_application()
-    override_settings(RATEQUOTA={**SETTINGS, "CHECKPOINT_SECONDS": 3600, "REPORT_SECONDS": 0}).enable()
+    override_settings(RATEQUOTA={**SETTINGS, "CHECKPOINT_SECONDS": 3600, "STATISTICS_SECONDS": 0}).enable()
     return application
 
 

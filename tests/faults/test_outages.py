@@ -60,7 +60,6 @@ def test_down_and_back(node: Node, events: list[tuple[str, str]], caplog: pytest
         "PREFIX": "rqtest",
         "REDIS_URL": node.url,
         "LOCAL_SHARE": SHARE,
-        "REPORT_SECONDS": 0,
         "STATISTICS_SECONDS": 0,
         "TIMEOUT": 1,
     }
@@ -115,7 +114,6 @@ def test_a_process_that_starts_while_redis_is_down(node: Node) -> None:
         RATEQUOTA={
             "PREFIX": "rqtest",
             "REDIS_URL": node.url,
-            "REPORT_SECONDS": 0,
             "STATISTICS_SECONDS": 0,
             "TIMEOUT": 1,
         }
@@ -133,7 +131,7 @@ def test_a_process_that_starts_while_redis_is_down(node: Node) -> None:
 def test_a_hang_does_not_raise(node: Node, mode: str) -> None:
     """32 threads keep checking while the server stops: each gets a degraded decision, and no exception."""
     RatePolicy.objects.create(rates="1000000/day", on_error=mode)
-    mine = {"PREFIX": "rqtest", "REDIS_URL": node.url, "REPORT_SECONDS": 0, "STATISTICS_SECONDS": 0, "TIMEOUT": 0.05}
+    mine = {"PREFIX": "rqtest", "REDIS_URL": node.url, "STATISTICS_SECONDS": 0, "TIMEOUT": 0.05}
     with override_settings(RATEQUOTA=mine), ThreadPoolExecutor(32) as threads:
         poll(lambda: not ask("", "192.0.2.1", awaited=False).degraded, 20, "enforcing")
         barrier = Barrier(32, action=node.freeze)

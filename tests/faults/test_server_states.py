@@ -188,7 +188,7 @@ def test_each_policy_s_on_error_applies(nodes: Nodes, trouble: Trouble, awaited:
         return decision
 
     node = nodes(*LINES)
-    mine = {"PREFIX": "rqtest", "REDIS_URL": node.url, "TIMEOUT": 10, "REPORT_SECONDS": 0, "STATISTICS_SECONDS": 0}
+    mine = {"PREFIX": "rqtest", "REDIS_URL": node.url, "TIMEOUT": 10, "STATISTICS_SECONDS": 0}
     with override_settings(RATEQUOTA=mine):
         assert [check(scope).degraded for scope in ("lenient", "strict")] == [False, False]
         with trouble(node, nodes):

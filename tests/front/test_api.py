@@ -156,7 +156,7 @@ def test_usage_shows_the_newest_policies(client: Client) -> None:
 
 def test_limits_are_known_while_redis_is_down_and_counts_are_not(client: Client, settings: Any) -> None:
     RatePolicy.objects.create(rates="9/month, 5/min", on_error="deny")
-    settings.RATEQUOTA = {"REDIS_URL": "redis://127.0.0.1:1/0", "STATISTICS_SECONDS": 0, "REPORT_SECONDS": 0}
+    settings.RATEQUOTA = {"REDIS_URL": "redis://127.0.0.1:1/0", "STATISTICS_SECONDS": 0}
     found = usage(client)
     assert found["available"] is False
     assert [(limit["rate"], limit["limit"], limit["window"]) for limit in found["limits"]] == [

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 TYPES = "https://iana.org/assignments/http-problem-types#"
 THROTTLES = ["django_ratequota.throttling.QuotaThrottle"]
-DOWN = {"REDIS_URL": "redis://127.0.0.1:1/0", "STATISTICS_SECONDS": 0, "REPORT_SECONDS": 0}
+DOWN = {"REDIS_URL": "redis://127.0.0.1:1/0", "STATISTICS_SECONDS": 0}
 both = problem_details(standardized)
 
 

@@ -215,7 +215,7 @@ class TestTag:
     def test_nothing_while_the_store_is_down_and_no_wait_for_it(
         self, render: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        settings.RATEQUOTA = {"REDIS_URL": "redis://127.0.0.1:1/0", "REPORT_SECONDS": 0}
+        settings.RATEQUOTA = {"REDIS_URL": "redis://127.0.0.1:1/0", "STATISTICS_SECONDS": 0}
         with override_policies({"search": "3/min"}):
             for _ in range(3):
                 assert render(request=request_from()) == ""

@@ -242,12 +242,12 @@ def test_status_shows_a_process_that_decides(alice: User) -> None:
 
 
 def test_checkpoint_without_any_report(settings: Any) -> None:
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "REPORT_SECONDS": 5}
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1}
     assert run("checkpoint") == "No process has reported in the last minute: none has counts to write\n"
 
 
 def test_checkpoint_names_the_processes_that_have_not_written(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "REPORT_SECONDS": 5}
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1}
     report_as("web-1:7", checkpoint=7)
     report_as("web-2:8", checkpoint=6)
     monkeypatch.setattr(maintenance, "request_checkpoint", lambda seconds: 7)
@@ -259,14 +259,14 @@ def test_checkpoint_names_the_processes_that_have_not_written(settings: Any, mon
 @pytest.mark.parametrize(
     ("changed", "text"),
     [
-        ({"REPORT_SECONDS": 0}, "REPORT_SECONDS is 0, so processes cannot be asked. Stop them"),
+        ({"STATISTICS_SECONDS": 0}, "STATISTICS_SECONDS is 0, so processes cannot be asked. Stop them"),
         ({"CHECKPOINT_SECONDS": 0}, "CHECKPOINT_SECONDS is 0, so no counts are kept"),
         ({"ENABLED": False}, "Nothing is counted in Redis: .*ENABLED"),
         ({"REDIS_URL": "memory://"}, "Nothing is counted in Redis: .*memory://"),
     ],
 )
 def test_checkpoint_says_why_there_can_be_none(settings: Any, changed: dict[str, Any], text: str) -> None:
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "REPORT_SECONDS": 5, **changed}
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1, **changed}
     with pytest.raises(CommandError, match=text):
         run("checkpoint")
 
@@ -293,7 +293,6 @@ def test_an_unreachable_store_is_a_command_error(verb: list[str], settings: Any)
     settings.RATEQUOTA = {
         "REDIS_URL": "redis://127.0.0.1:1/0",
         "TIMEOUT": 5.0,
-        "REPORT_SECONDS": 0,
         "STATISTICS_SECONDS": 0,
     }
     if verb[0] == "reset":
@@ -306,7 +305,6 @@ def test_explain_works_while_the_store_is_down(alice: User, settings: Any) -> No
     settings.RATEQUOTA = {
         "REDIS_URL": "redis://127.0.0.1:1/0",
         "TIMEOUT": 5.0,
-        "REPORT_SECONDS": 0,
         "STATISTICS_SECONDS": 0,
     }
     text = run("explain", "--user", "alice", "--endpoint", "search")

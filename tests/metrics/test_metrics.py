@@ -43,7 +43,7 @@ pytestmark = [
 urlpatterns = [*urls.urlpatterns, path("metrics/", prometheus.view)]
 
 DOCS = Path(__file__).parents[2] / "docs"
-DOWN = {"REDIS_URL": "redis://127.0.0.1:1/0", "STATISTICS_SECONDS": 1, "REPORT_SECONDS": 0, "BREAKER_FAILURES": 1}
+DOWN = {"REDIS_URL": "redis://127.0.0.1:1/0", "STATISTICS_SECONDS": 1}
 
 
 @pytest.fixture(autouse=True)
@@ -242,7 +242,7 @@ settings.configure(
     DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": sys.argv[1]}},
     INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django_ratequota"],
     RATEQUOTA={"PREFIX": "rqtest:metrics", "REDIS_URL": sys.argv[2], "TIMEOUT": 5, "STATISTICS_SECONDS": 20,
-               "REPORT_SECONDS": 0, "DENY_CACHE_SECONDS": 0},
+               "DENY_CACHE_SECONDS": 0},
 )
 django.setup()
 from django.core.management import call_command

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from django.core.exceptions import ValidationError
@@ -50,14 +49,6 @@ def test_cleaning_returns_canonical_text(text: str | None, canonical: str | None
     assert field.get_prep_value(text) == canonical
 
 
-@pytest.mark.parametrize("text", ["10", "10/min,", "unlimited, 1/s", 7, "1" * 10**6])
-def test_cleaning_refuses_unreadable_rates(text: Any) -> None:
-    with pytest.raises(ValidationError) as caught:
-        RatesField().clean(text, None)
-    assert caught.value.code == "invalid_rate"
-    assert len(caught.value.message) < 200
-
-
 def test_canonical_text_longer_than_the_column_is_refused() -> None:
     """Canonical text is longer where units were abbreviated; PostgreSQL would fail the save."""
     text = ",".join(f"{number}/{number}m" for number in range(10, 46))
@@ -80,7 +71,9 @@ def test_the_form_field_is_one_line_of_the_columns_length() -> None:
 
 
 def _save(written: str) -> None:
-    RatePolicy(rates=written).save()
+    policy = RatePolicy(rates=written)
+    policy.save()
+    assert policy.rates == CANONICAL
 
 
 def _save_again(written: str) -> None:
@@ -101,7 +94,8 @@ def _update_by_case(written: str) -> None:
 
 
 def _bulk_create(written: str) -> None:
-    RatePolicy.objects.bulk_create([RatePolicy(rates=written)])
+    [policy] = RatePolicy.objects.bulk_create([RatePolicy(rates=written)])
+    assert policy.rates == CANONICAL
 
 
 def _bulk_update(written: str) -> None:
@@ -113,6 +107,16 @@ def _bulk_update(written: str) -> None:
 def _update_or_create(written: str) -> None:
     RatePolicy.objects.create(rates="1/s")
     RatePolicy.objects.update_or_create(counted_per="caller", defaults={"rates": written})
+
+
+def _create() -> None:
+    RatePolicy.objects.create(rates="1/s")
+    RatePolicy.objects.create(rates=TWO_RATES, algorithm="gcra", counted_per="ip")
+
+
+def _create_in_bulk() -> None:
+    RatePolicy.objects.create(rates="1/s")
+    RatePolicy.objects.bulk_create([RatePolicy(rates=TWO_RATES, algorithm="gcra", counted_per="ip")])
 
 
 def _save_the_algorithm() -> None:
@@ -146,6 +150,8 @@ def _update_by_an_expression() -> None:
 @pytest.mark.parametrize(
     "write",
     [
+        _create,
+        _create_in_bulk,
         _save_the_algorithm,
         _update_the_algorithm,
         _update_the_rates,
@@ -171,14 +177,6 @@ def test_every_write_stores_canonical_text(write: Callable[[str], None]) -> None
 
 
 @pytest.mark.django_db
-def test_a_saved_object_has_canonical_text() -> None:
-    saved = RatePolicy.objects.create(rates=WRITTEN)
-    assert saved.rates == CANONICAL
-    (created,) = RatePolicy.objects.bulk_create([RatePolicy(rates=WRITTEN, counted_per="ip")])
-    assert created.rates == CANONICAL
-
-
-@pytest.mark.django_db
 def test_lookups_accept_any_spelling() -> None:
     policy = RatePolicy.objects.create(rates=CANONICAL)
     assert RatePolicy.objects.get(rates=WRITTEN) == policy
@@ -192,32 +190,13 @@ def test_lookups_accept_any_spelling() -> None:
 )
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("ten a minute", "at character 1"), ("", "cannot be blank"), ("10/min burst", "at character 13")],
+    [("ten a minute", "at character 1"), ("", "cannot be blank")],
 )
 def test_every_write_refuses_unreadable_rates(write: Callable[[str], None], text: str, message: str) -> None:
     """It used to be stored, and limited nobody."""
     with pytest.raises(ValidationError, match=message), transaction.atomic():
         write(text)
     assert stored() in ([], ["1/s"])
-
-
-@pytest.mark.django_db
-@pytest.mark.parametrize(
-    "write", [RatePolicy.objects.create, lambda **f: RatePolicy.objects.bulk_create([RatePolicy(**f)])]
-)
-@pytest.mark.parametrize(
-    ("rates", "algorithm", "message"),
-    [
-        ("10/min burst 5", "fixed_window", "drop 'burst 5'"),
-        ("1/min, 2/min gcra", "gcra", "same algorithm and period"),
-    ],
-)
-def test_every_write_refuses_rates_that_conflict_with_the_algorithm(
-    write: Callable[..., Any], rates: str, algorithm: str, message: str
-) -> None:
-    with pytest.raises(ValidationError, match=message), transaction.atomic():
-        write(rates=rates, algorithm=algorithm)
-    assert stored() == []
 
 
 @pytest.mark.django_db

@@ -2,38 +2,27 @@
 
 from __future__ import annotations
 
-import gc
 import re
-import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from io import StringIO
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.core.exceptions import FieldDoesNotExist
-from django.core.management import call_command
 from django.db import connection, transaction
 from django.db.models import Count, F, Q
 from django.db.models.signals import pre_delete
 from django.test import Client
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from django_ratequota.models import Endpoint, ListMember, Plan, PlanAssignment, PolicyChange, RatePolicy, SubjectList
 from django_ratequota.operations.cascades import deleted_along
 from django_ratequota.operations.restore import plan_restoration, restore
 from django_ratequota.policyfile import apply_file
-from django_ratequota.policyfile.document import Node, read
-from django_ratequota.policyfile.writer import _Dumper, yaml_chunks
 from django_ratequota.recording.recorder import BATCH
 from tests.support.operators import client_of
-from tests.support.properties import examples
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -97,6 +86,7 @@ def a_batch_costs(change: Callable[[int], Statements], most: int) -> None:
 # --- Updates and creations. ---
 
 
+@pytest.mark.thorough
 def test_creations_are_recorded_in_batches() -> None:
     def create(count: int) -> Statements:
         RatePolicy.objects.all().delete()
@@ -109,7 +99,8 @@ def test_creations_are_recorded_in_batches() -> None:
     a_batch_costs(create, 20)
 
 
-@pytest.mark.parametrize("condition", [Q(), ~Q(subject=""), Q(plan=None), Q(endpoint__name="search")], ids=str)
+@pytest.mark.thorough
+@pytest.mark.parametrize("condition", [Q(), Q(endpoint__name="search")], ids=["all", "a join"])
 def test_updates_are_recorded_in_batches(condition: Q) -> None:
     search = Endpoint.objects.create(name="search")
 
@@ -130,6 +121,7 @@ def test_updates_are_recorded_in_batches(condition: Q) -> None:
     a_batch_costs(update, 20)
 
 
+@pytest.mark.thorough
 def test_a_long_list_of_keys_is_sent_once() -> None:
     rows = RatePolicy.objects.bulk_create(subjects(3 * BATCH))
     keys = [row.pk for row in rows][: 2 * BATCH + 1]
@@ -145,10 +137,11 @@ def test_a_long_list_of_keys_is_sent_once() -> None:
     assert RatePolicy.objects.filter(mode="off").count() == len(keys)
 
 
+@pytest.mark.thorough
 def test_bulk_update_of_several_batches_keeps_each_value() -> None:
     rows = RatePolicy.objects.bulk_create(subjects(BATCH + 10))
-    for number, row in enumerate(rows):
-        row.rates = f"{number + 1}/min"
+    for number, row in enumerate(rows, 1):
+        row.rates = f"{number}/min"
     with statements() as sent:
         assert RatePolicy.objects.bulk_update(rows, ["rates"]) == len(rows)
     # For each row its key twice and its rate; for the batch also its history rows.
@@ -184,6 +177,7 @@ def test_an_update_of_no_rows_refuses_unknown_fields() -> None:
 # --- Deletions. ---
 
 
+@pytest.mark.thorough
 def test_a_plan_and_its_assignments_are_deleted_in_batches() -> None:
     def delete(count: int) -> Statements:
         User.objects.all().delete()
@@ -199,6 +193,7 @@ def test_a_plan_and_its_assignments_are_deleted_in_batches() -> None:
     a_batch_costs(delete, 25)
 
 
+@pytest.mark.thorough
 def test_a_queryset_is_deleted_in_batches() -> None:
     def delete(count: int) -> Statements:
         RatePolicy.objects.bulk_create(subjects(count))
@@ -209,18 +204,6 @@ def test_a_queryset_is_deleted_in_batches() -> None:
         return sent
 
     a_batch_costs(delete, 25)
-
-
-def test_deletions_are_recorded_with_the_names_of_related_objects() -> None:
-    """The name of a policy contains that of its plan, which is deleted first."""
-    plan = plan_with_assignments(1)
-    plan.delete()
-    assert set(PolicyChange.objects.filter(action="delete").values_list("object_text", flat=True)) == {
-        "Free",
-        "plan Free × all endpoints: 1/s",
-        "plan Free × all endpoints: 2/s",
-        "u0: Free",
-    }
 
 
 def test_a_failed_deletion_is_not_recorded_later() -> None:
@@ -291,6 +274,7 @@ def test_slices_and_values_cannot_be_deleted() -> None:
 # --- The delete page. ---
 
 
+@pytest.mark.thorough
 def test_the_delete_page_of_a_plan_with_many_rows_is_bounded(django_assert_max_num_queries: Any) -> None:
     plan = plan_with_assignments(2000)
     operator = client_of(superuser=True)
@@ -334,16 +318,6 @@ def many_plans(count: int) -> list[Plan]:
     return Plan.objects.bulk_create([Plan(name=f"P{number}", slug=f"p{number}") for number in range(count)])
 
 
-def test_the_delete_action_lists_the_first_rows() -> None:
-    plan = plan_with_assignments(150)
-    client = client_of(superuser=True)
-    form = {"action": "delete_selected", "_selected_action": [plan.pk]}
-    text = client.post(f"{PLANS}/", form).content.decode()
-    assert "and 50 more plan assignments" in text
-    assert client.post(f"{PLANS}/", {**form, "post": "yes"}).status_code == 302
-    assert not Plan.objects.exists()
-
-
 # --- Restoring. ---
 
 
@@ -353,6 +327,7 @@ def deletion() -> PolicyChange:
     return found
 
 
+@pytest.mark.thorough
 def test_a_plan_with_many_rows_is_restored_in_batches() -> None:
     def run(count: int) -> Statements:
         User.objects.all().delete()
@@ -384,6 +359,7 @@ def test_a_restored_assignment_keeps_its_creation_time() -> None:
     assert (restored.action, restored.after) == ("create", change.after)
 
 
+@pytest.mark.thorough
 def test_a_plan_with_many_rows_is_restored_on_its_page(operator: Client) -> None:
     plan = plan_with_assignments(2 * BATCH)
     plan.delete()
@@ -405,6 +381,7 @@ def test_a_plan_with_many_rows_is_restored_on_its_page(operator: Client) -> None
     assert LogEntry.objects.filter(object_repr__startswith="u").count() == 2 * BATCH
 
 
+@pytest.mark.thorough
 def test_cascaded_deletions_are_listed_without_loading_their_fields() -> None:
     """With its fields, an entry takes three kilobytes."""
     plan_with_assignments(2 * BATCH).delete()
@@ -417,6 +394,7 @@ def test_cascaded_deletions_are_listed_without_loading_their_fields() -> None:
         tracemalloc.stop()
 
 
+@pytest.mark.thorough
 def test_one_invalid_row_of_many_is_named_and_stops_the_restore() -> None:
     plan = plan_with_assignments(BATCH + 5)
     plan.delete()
@@ -433,33 +411,7 @@ def test_one_invalid_row_of_many_is_named_and_stops_the_restore() -> None:
 # --- Policies as a file. ---
 
 
-def peak(work: Callable[[], Any]) -> int:
-    """Return the most bytes that Python held while ``work`` ran."""
-    gc.collect()
-    tracemalloc.start()
-    try:
-        work()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
-def test_export_and_import_take_less_than_a_kilobyte_per_policy(tmp_path: Path) -> None:
-    """So 100,000 policies take 100 MB; objects and nodes took four and seven kilobytes each."""
-    file = tmp_path / "policies.yaml"
-    Plan.objects.create(name="Free", slug="free")
-    exports, imports = [], []
-    for count in (2000, 4000):
-        RatePolicy.objects.all().delete()
-        RatePolicy.objects.bulk_create(subjects(count))
-        exports.append(peak(lambda: call_command("ratequota", "export", output=str(file))))
-        out = StringIO()
-        imports.append(peak(lambda: call_command("ratequota", "import", str(file), prune=True, stdout=out)))  # noqa: B023
-        assert "Nothing to do" in out.getvalue()
-    assert exports[1] - exports[0] < 2000 * 700
-    assert imports[1] - imports[0] < 2000 * 1000
-
-
+@pytest.mark.thorough
 def test_an_import_creates_changes_and_deletes_in_batches() -> None:
     def run(count: int) -> Statements:
         RatePolicy.objects.all().delete()
@@ -475,30 +427,3 @@ def test_an_import_creates_changes_and_deletes_in_batches() -> None:
         return sent
 
     a_batch_costs(run, 60)
-
-
-def test_entries_that_are_taken_are_not_kept_as_nodes() -> None:
-    taken: list[tuple[str, int, int]] = []
-
-    def takers() -> Callable[[str, Node, int], None]:
-        taken.clear()
-        return lambda name, node, number: taken.append((name, number, node.line))
-
-    text = "version: 1\na:\n- x: 1\n  y: [b, c]\n- z\nb: [{}, []]\n"
-    root, problems = read(text, takers)
-    assert not problems
-    assert taken == [("a", 0, 3), ("a", 1, 5), ("b", 0, 6), ("b", 1, 6)]
-    assert [root.entries[name].items for name in "ab"] == [[], []]
-    # If libyaml cannot read the text, PyYAML reads it from the beginning.
-    read(text + 'c: ["\\ud83d\\ude42"]', takers)
-    assert [name for name, _number, _line in taken] == ["a", "a", "b", "b", "c"]
-
-
-@given(st.lists(st.dictionaries(st.sampled_from(["a", "no", "x y"]), st.one_of(st.text(max_size=12), st.integers()))))
-@examples(200)
-@example(
-    [{"a": text} for text in ("tenant:acme", "a:", "a: b", "Yes", "nULL", "x" * 200, "a\nb", "on", "10/s, 1/min")]
-)
-def test_entries_are_written_as_pyyaml_writes_them(rows: list[dict[str, Any]]) -> None:
-    whole = yaml.dump({"rows": rows}, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=sys.maxsize)
-    assert "".join(yaml_chunks([("rows", rows)])) == whole

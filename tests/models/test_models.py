@@ -26,12 +26,6 @@ pytestmark = pytest.mark.django_db
 
 MEGABYTE = 10**6
 JANUARY, FEBRUARY = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 2, 1, tzinfo=UTC)
-FIELDS = [
-    field
-    for model in apps.get_app_config("django_ratequota").get_models()
-    for field in model._meta.local_fields
-    if not field.auto_created
-]
 
 
 def refusals(instance: Any) -> dict[str, list[str]]:
@@ -51,73 +45,44 @@ def refusal(instance: Any, field: str) -> str:
     return found[field][0]
 
 
-@pytest.mark.parametrize("field", FIELDS, ids=str)
-def test_every_field_has_a_translatable_name_and_help_text(field: Any) -> None:
-    for words in (field.verbose_name, field.help_text):
-        assert isinstance(words, Promise)
-        assert str(words)
-    assert str(field.help_text).endswith(".")
-
-
-def test_fields_are_found() -> None:
-    assert len(FIELDS) > 30
+def test_every_field_has_a_translatable_name_and_help_text() -> None:
+    fields = [
+        field
+        for model in apps.get_app_config("django_ratequota").get_models()
+        for field in model._meta.local_fields
+        if not field.auto_created
+    ]
+    assert len(fields) > 30
+    for field in fields:
+        assert isinstance(field.verbose_name, Promise), field
+        assert isinstance(field.help_text, Promise), field
+        assert str(field.verbose_name), field
+        assert str(field.help_text).endswith("."), field
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "This field cannot be blank."),
-        ("ten/min", "expected a limit (a number) at character 1, not 'ten/min'; write for example 100/min"),
-        ("10", "expected '/' at character 3, but the text ends; write for example 100/min"),
-        ("10/", "expected a unit (s, min, hour, day, week or month) at character 4, but the text ends;"),
-        (
-            "10/min, 5/fortnight",
-            "expected a unit (s, min, hour, day, week or month) at character 11, not 'fortnight'",
-        ),
         ("10/min brust 5", "at character 8, not 'brust 5'"),
-        ("10/min, ", "expected a limit (a number) at character 9, but the text ends"),
-        ("0/min", "a limit (a number) must be from 1 to 1000000000000, at character 1"),
-        ("10/min, unlimited", "expected a limit (a number) at character 9, not 'unlimited'"),
-        ("10/min burst 5 fixed_window", "drop 'burst 5' or name one of those algorithms"),
-        ("3/2month", "months are counted one by one: write 3/month, or 3/60day"),
-        ("3/month gcra", "drop the algorithm, or write 3/30day gcra"),
+        ("10/min, 20/60s", "have the same algorithm and period; keep the stricter one"),
         ("1/s\x00", "at character 4"),
-        ("١/s", "expected a limit (a number) at character 1"),
     ],
 )
-def test_unreadable_rates_are_refused_with_the_character(text: str, message: str) -> None:
+def test_unreadable_rates_are_refused(text: str, message: str) -> None:
     found = refusals(RatePolicy(rates=text))
     assert list(found) == ["rates"]
     assert message in found["rates"][0]
 
 
 @pytest.mark.parametrize(
-    ("rates", "algorithm", "message"),
-    [
-        ("10/min burst 5", "fixed_window", "drop 'burst 5' or name one of those algorithms"),
-        ("10/min, 20/60s", "token_bucket", "have the same algorithm and period; keep the stricter one"),
-        ("10/min, 20/min gcra", "gcra", "have the same algorithm and period; keep the stricter one"),
-    ],
-)
-def test_rates_that_conflict_with_the_algorithm_are_refused(rates: str, algorithm: str, message: str) -> None:
-    assert message in refusal(RatePolicy(rates=rates, algorithm=algorithm), "rates")
-
-
-@pytest.mark.parametrize(
     ("model", "field", "value"),
     [
         (RatePolicy, "rates", "1" * MEGABYTE),
-        (RatePolicy, "rates", "1/s, " * (MEGABYTE // 5)),
-        (RatePolicy, "subject", "ip:" + "1" * MEGABYTE),
         (RatePolicy, "subject", "ip:203.0.113.7/" + "9" * MEGABYTE),
-        (RatePolicy, "subject", "x" * MEGABYTE),
         (RatePolicy, "reason", "r" * MEGABYTE),
-        (Endpoint, "name", "n" * MEGABYTE),
         (Endpoint, "routes", "/" + "a" * MEGABYTE),
-        (Endpoint, "methods", "GET " * (MEGABYTE // 4)),
         (Endpoint, "methods", "G" * MEGABYTE),
-        (Plan, "slug", "s" * MEGABYTE),
-        (PlanAssignment, "reason", "r" * MEGABYTE),
     ],
 )
 def test_a_megabyte_of_text_is_refused_with_a_short_message(model: Any, field: str, value: str) -> None:
@@ -176,53 +141,36 @@ def test_routes_that_can_never_match_are_refused(text: str, message: str) -> Non
     assert message in refusal(Endpoint(name="reports", routes=text), "routes")
 
 
-@pytest.mark.parametrize(
-    ("text", "stored"),
-    [
-        ("", ""),
-        ("get", "GET"),
-        (" get,post, ", "GET POST"),
-        ("HEAD", "GET"),
-        ("POST head GET post", "POST GET"),
-        ("GET POST PUT PATCH DELETE OPTIONS TRACE CONNECT", "GET POST PUT PATCH DELETE OPTIONS TRACE CONNECT"),
-    ],
-)
-def test_methods_are_stored_in_upper_case_without_duplicates(text: str, stored: str) -> None:
-    endpoint = Endpoint(name="reports", methods=text)
-    endpoint.full_clean()
-    assert endpoint.methods == stored
+def test_methods_are_stored_in_upper_case_without_duplicates() -> None:
+    for text, stored in {
+        "": "",
+        " get,post, ": "GET POST",
+        "POST head GET post": "POST GET",
+        "GET POST PUT PATCH DELETE OPTIONS TRACE CONNECT": "GET POST PUT PATCH DELETE OPTIONS TRACE CONNECT",
+    }.items():
+        endpoint = Endpoint(name="reports", methods=text)
+        endpoint.full_clean()
+        assert endpoint.methods == stored
 
 
-@pytest.mark.parametrize(("text", "word"), [("GET FETCH", "FETCH"), ("GET;POST", "GET;POST"), ("*", "*"), ("ı", "I")])
-def test_unknown_http_methods_are_refused(text: str, word: str) -> None:
-    message = refusal(Endpoint(name="reports", methods=text), "methods")
-    assert message == f"{word!r} is not an HTTP method; choose from " + (
-        "GET, POST, PUT, PATCH, DELETE, OPTIONS, TRACE, CONNECT."
-    )
+def test_values_that_endpoints_refuse() -> None:
+    known = "choose from GET, POST, PUT, PATCH, DELETE, OPTIONS, TRACE, CONNECT."
+    for fields, message in (
+        ({"methods": "GET FETCH"}, f"'FETCH' is not an HTTP method; {known}"),
+        ({"methods": "GET;POST"}, f"'GET;POST' is not an HTTP method; {known}"),
+        ({"methods": "ı"}, f"'I' is not an HTTP method; {known}"),
+        ({"cost": 0}, "greater than or equal to 1"),
+        ({"cost": MAX_UNITS + 1}, "less than or equal"),
+        ({"name": "all"}, "choose another name"),
+        *(({"name": name}, "") for name in ("", "with space", "naïve", "a/b", 'a"b')),
+    ):
+        [field] = fields
+        assert message in refusal(Endpoint(**({"name": "reports"} | fields)), field)
 
 
-@pytest.mark.parametrize(
-    ("cost", "message"), [(0, "greater than or equal to 1"), (MAX_UNITS + 1, "less than or equal")]
-)
-def test_costs_outside_the_range_are_refused(cost: int, message: str) -> None:
-    assert message in refusal(Endpoint(name="reports", cost=cost), "cost")
-
-
-@pytest.mark.parametrize("cost", [1, MAX_UNITS])
-def test_costs_at_the_ends_of_the_range_are_stored(cost: int) -> None:
-    endpoint = Endpoint(name="reports", cost=cost)
-    endpoint.full_clean()
-    endpoint.save()
-    assert Endpoint.objects.get().cost == cost
-
-
-def test_an_endpoint_cannot_be_named_all() -> None:
-    assert "choose another name" in refusal(Endpoint(name="all"), "name")
-
-
-@pytest.mark.parametrize("name", ["", "with space", "naïve", "a/b", 'a"b'])
-def test_endpoint_names_are_slugs(name: str) -> None:
-    assert refusal(Endpoint(name=name), "name")
+def test_the_highest_cost_is_stored() -> None:
+    Endpoint.objects.create(name="reports", cost=MAX_UNITS)
+    assert Endpoint.objects.get().cost == MAX_UNITS
 
 
 @pytest.mark.usefixtures("tenants")
@@ -230,20 +178,15 @@ def test_endpoint_names_are_slugs(name: str) -> None:
     ("text", "stored"),
     [
         ("tenant:acme", "tenant:acme"),
-        ("tenant:a:b", "tenant:a:b"),
         (" tenant:acme ", "tenant:acme"),
         ("tenant:Straße 日本", "tenant:Straße 日本"),
-        ("ip:203.0.113.7", "ip:203.0.113.7"),
         ("ip:203.0.113.0/24", "ip:203.0.113.0/24"),
         ("ip:203.0.113.0/255.255.255.0", "ip:203.0.113.0/24"),
-        ("ip:203.0.113.7/32", "ip:203.0.113.7/32"),
-        ("ip:0.0.0.0/0", "ip:0.0.0.0/0"),
         ("ip:2001:DB8:0:0::1", "ip:2001:db8::1"),
         ("ip:2001:0db8::/32", "ip:2001:db8::/32"),
         # an address or network alone
         ("203.0.113.0/24", "ip:203.0.113.0/24"),
         (" 203.0.113.7 ", "ip:203.0.113.7"),
-        ("2001:DB8::/32", "ip:2001:db8::/32"),
         ("::ffff:203.0.113.0/120", "ip:203.0.113.0/24"),
         ("::1", "ip:::1"),
     ],
@@ -260,21 +203,15 @@ def test_subjects_are_stored_in_canonical_form(text: str, stored: str) -> None:
     ("text", "message"),
     [
         ("203.0.113.7/24", "203.0.113.7/24 has host bits set; write an address such as 203.0.113.7 or a network"),
-        ("203.0.113.0/33", "Write kind:value"),
         ("acme", "Write kind:value, where kind is one of ip, tenant, such as ip:203.0.113.7."),
         ("tenant:", "Write kind:value"),
         (":acme", "Write kind:value"),
         ("user:42", "Write kind:value"),
-        ("IP:203.0.113.7", "Write kind:value"),
         ("tenant:ac\x00me", "A subject cannot contain NUL characters."),
         ("ip:203.0.113", "'203.0.113' does not appear to be an IPv4 or IPv6 address; write an address such as"),
-        ("ip:203.0.113.256", "write an address such as 203.0.113.7 or a network such as 203.0.113.0/24."),
         ("ip:203.0.113.7/24", "203.0.113.7/24 has host bits set; write an address such as 203.0.113.7"),
-        ("ip:203.0.113.0/33", "write an address such as"),
-        ("ip:example.com", "'example.com' does not appear to be an IPv4 or IPv6 address"),
         ("ip:203.0.113.7:80", "does not appear to be"),
         ("ip:010.0.0.1", "write an address such as"),
-        ("ip:3405803783", "write an address such as"),
     ],
 )
 def test_invalid_subjects_are_refused(text: str, message: str) -> None:
@@ -297,21 +234,12 @@ def test_a_policy_for_an_address_applies_to_callers_from_it(address: str) -> Non
 
 
 @pytest.mark.usefixtures("tenants")
-@pytest.mark.parametrize("counted_per", ["caller", "ip", "plan", "everyone", "tenant"])
-def test_valid_values_of_counted_per(counted_per: str) -> None:
-    RatePolicy(rates="1/s", counted_per=counted_per).full_clean()
-
-
-@pytest.mark.usefixtures("tenants")
-@pytest.mark.parametrize("counted_per", ["user", "Tenant", "api_key", "ip "])
-def test_invalid_values_of_counted_per_are_refused(counted_per: str) -> None:
-    message = refusal(RatePolicy(rates="1/s", counted_per=counted_per), "counted_per")
-    assert message == f"Nothing is counted per {counted_per!r}; choose caller, ip, plan, everyone, tenant."
-
-
-@pytest.mark.parametrize("field", ["algorithm", "mode", "on_error"])
-def test_invalid_choices_are_refused(field: str) -> None:
-    assert "is not a valid choice" in refusals(RatePolicy(**{"rates": "1/s", field: "maybe"}))[field][0]
+def test_values_of_counted_per() -> None:
+    for name in ("caller", "ip", "plan", "everyone", "tenant"):
+        RatePolicy(rates="1/s", counted_per=name).full_clean()
+    for name in ("user", "Tenant", "api_key", "ip "):
+        message = refusal(RatePolicy(rates="1/s", counted_per=name), "counted_per")
+        assert message == f"Nothing is counted per {name!r}; choose caller, ip, plan, everyone, tenant."
 
 
 AUDIENCES = ["user", "subject", "list", "plan", "everyone"]
@@ -446,18 +374,15 @@ def test_all_errors_are_reported_at_once(search: Endpoint) -> None:
 
 
 def test_str_of_each_model(alice: User, free: Plan, search: Endpoint) -> None:
-    assert str(free) == "Free"
-    assert str(search) == "search"
-    assert str(PlanAssignment(user=alice, plan=free)) == "alice: Free"
-    assert str(RatePolicy(user=alice, rates="1/s")) == "user alice × all endpoints: 1/s"
-    assert str(RatePolicy(plan=free, endpoint=search, rates="1/s")) == "plan Free × search: 1/s"
-    assert str(RatePolicy(subject="ip:203.0.113.7", rates="1/s")) == "ip:203.0.113.7 × all endpoints: 1/s"
-    assert str(RatePolicy(endpoint=search, rates="blocked")) == "everyone × search: blocked"
-    assert str(PolicyChange(action="create", object_text="Free")) == "created: Free"
-    assert str(PolicyChange(action="update", object_text="Free")) == "changed: Free"
-    assert str(PolicyChange(action="delete", object_text="Free")) == "deleted: Free"
-
-
-def test_str_of_a_publication() -> None:
-    assert str(PolicyChange(action="publish")) == "published"
-    assert str(PolicyChange(action="create", object_text="Free")) == "created: Free"
+    for row, text in (
+        (free, "Free"),
+        (search, "search"),
+        (PlanAssignment(user=alice, plan=free), "alice: Free"),
+        (RatePolicy(user=alice, rates="1/s"), "user alice × all endpoints: 1/s"),
+        (RatePolicy(plan=free, endpoint=search, rates="1/s"), "plan Free × search: 1/s"),
+        (RatePolicy(subject="ip:203.0.113.7", rates="1/s"), "ip:203.0.113.7 × all endpoints: 1/s"),
+        (RatePolicy(endpoint=search, rates="blocked"), "everyone × search: blocked"),
+        (PolicyChange(action="create", object_text="Free"), "created: Free"),
+        (PolicyChange(action="publish"), "published"),
+    ):
+        assert str(row) == text

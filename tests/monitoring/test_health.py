@@ -124,14 +124,14 @@ def test_without_a_usable_setting_health_still_works(settings: Any, raw: dict[st
 
 
 def test_with_redis_down_health_names_server_and_reason(settings: Any) -> None:
-    settings.RATEQUOTA = {**CLOSED, "BREAKER_FAILURES": 2}
-    decide()
-    assert (health.health().down, health.health().degraded) == ({}, {"connection": 1})
+    settings.RATEQUOTA = CLOSED
+    decide(2)
+    assert (health.health().down, health.health().degraded) == ({}, {"connection": 2})
     decide(3)
     mine = health.health()
-    assert (mine.down, mine.degraded) == ({"127.0.0.1:1": "connection"}, {"connection": 4})
+    assert (mine.down, mine.degraded) == ({"127.0.0.1:1": "connection"}, {"connection": 5})
     # Requests that the open breaker answered did not wait for Redis, and are not timed.
-    assert mine.decisions == 2
+    assert mine.decisions == 3
     for raising in (report, reports):
         with pytest.raises(StoreError):
             raising()
@@ -411,7 +411,7 @@ def recorded(redis_client: redis.Redis, monkeypatch: Any, settings: Any) -> Iter
     monkeypatch.setattr(health, "report", recorded)
     monkeypatch.setattr(health._reporting, "_generation", -1)
     yield recorded
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "REPORT_SECONDS": 0}
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 0}
     health._reporting.soon()
     for thread in recorded.threads():
         thread.join(timeout=30)
@@ -419,7 +419,7 @@ def recorded(redis_client: redis.Redis, monkeypatch: Any, settings: Any) -> Iter
 
 
 def report_often(settings: Any, **more: Any) -> None:
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "REPORT_SECONDS": 0.01, **more}
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 0.002, **more}
 
 
 def test_a_thread_reports_periodically(recorded: RecordedReport, settings: Any, redis_client: redis.Redis) -> None:
@@ -436,7 +436,7 @@ def test_the_thread_ends_when_the_settings_change(recorded: RecordedReport, sett
     keep_reporting()
     recorded.wait()
     [thread] = recorded.threads()
-    report_often(settings, REPORT_SECONDS=0)
+    report_often(settings, STATISTICS_SECONDS=0)
     thread.join(timeout=30)
     assert recorded.threads() == []
     keep_reporting()
@@ -449,7 +449,7 @@ def test_the_thread_ends_if_reports_are_switched_off_during_a_report(
     """The thread went on for a minute if reports were switched off during one."""
 
     def switch_off() -> int:
-        report_often(settings, REPORT_SECONDS=0)
+        report_often(settings, STATISTICS_SECONDS=0)
         return recorded()
 
     monkeypatch.setattr(health, "report", switch_off)
@@ -546,7 +546,7 @@ def test_requests_work_while_the_thread_cannot_be_started(
 
 @pytest.mark.parametrize("seconds", [0, 0.0])
 def test_no_thread_is_started_if_reports_are_off(recorded: RecordedReport, settings: Any, seconds: float) -> None:
-    report_often(settings, REPORT_SECONDS=seconds)
+    report_often(settings, STATISTICS_SECONDS=seconds)
     keep_reporting()
     assert recorded.threads() == []
 
@@ -561,7 +561,7 @@ def test_a_request_starts_the_thread(recorded: RecordedReport, settings: Any, db
 def test_a_load_of_policies_is_reported_at_once(
     recorded: RecordedReport, settings: Any, transactional_db: Any, fresh_policies: Any, monkeypatch: Any
 ) -> None:
-    """Reports named no revision, or the one before an edit, for REPORT_SECONDS after the request that loaded it."""
+    """Reports named no revision, or the one before an edit, for seconds after the request that loaded it."""
     report_often(settings)
     monkeypatch.setattr(health._reporting, "_seconds", lambda: 3600)
     keep_reporting()
@@ -625,7 +625,7 @@ os.environ["DJANGO_SETTINGS_MODULE"] = "tests.project.settings"
 import django
 from django.conf import settings
 
-settings.RATEQUOTA = {**settings.RATEQUOTA, "REPORT_SECONDS": 20}
+settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 20}
 django.setup()
 from django_ratequota.monitoring import health
 from django_ratequota.exceptions import StoreError

@@ -27,7 +27,7 @@ INSTALLED_APPS = [
 ]
 MIDDLEWARE = ["django_ratequota.middleware.RateQuotaMiddleware"]
 ALLOWED_HOSTS = ["testserver"]
-RATEQUOTA = {"PREFIX": "rqtest.pages", "REDIS_URL": %r, "TIMEOUT": 5.0, "STATISTICS_SECONDS": 20, "REPORT_SECONDS": 0}
+RATEQUOTA = {"PREFIX": "rqtest.pages", "REDIS_URL": %r, "TIMEOUT": 5.0, "STATISTICS_SECONDS": 20}
 """
 URLS = """
 from django.urls import include, path

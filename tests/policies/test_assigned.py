@@ -180,8 +180,8 @@ class TestWhatIsRead:
         assert policies.assigned_kinds == ("user", "tenant")
         assert queries(lambda: check_caller(identifiers=KEY)) == 0
 
-    def test_subjects_in_memory_are_bounded_and_the_least_used_go(self, settings: Any) -> None:
-        settings.RATEQUOTA = {**settings.RATEQUOTA, "USER_CACHE_SIZE": 100}
+    def test_subjects_in_memory_are_bounded_and_the_least_used_go(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("django_ratequota.policies.cache.MOST_ENTRIES", 100)
         plan = plan_of(1)
         PlanAssignment.objects.bulk_create(
             [PlanAssignment(subject=f"tenant:t{number}", plan=plan) for number in range(10_000)]

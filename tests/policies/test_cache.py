@@ -19,6 +19,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_ratequota import check_request
+from django_ratequota.exceptions import StoreError
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from django_ratequota.policies import cache as module
 from django_ratequota.policies.cache import PolicyCache
@@ -326,11 +327,15 @@ def test_what_an_open_transaction_reads_is_not_kept(policies: PolicyCache, alice
     assert rates(policies) == []
 
 
+def unreachable() -> Any:
+    raise StoreError("timeout", "no reply")
+
+
 def test_a_lost_publication_is_found_by_polling(policies: PolicyCache, settings: Any) -> None:
     policies.reload(newest())
     revision = newest()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("django_ratequota.recording.publication._Publication.publish", lambda self: None)
+        patch.setattr("django_ratequota.recording.publication.default_limiter", unreachable)
         RatePolicy.objects.create(rates="1/s")
     assert newest() == revision
     assert not policies.overdue()
@@ -342,8 +347,10 @@ def test_a_lost_publication_is_found_by_polling(policies: PolicyCache, settings:
     assert rates(policies) == ["1/s"]
 
 
-def test_users_in_memory_are_bounded_and_the_least_used_goes(policies: PolicyCache, settings: Any) -> None:
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "USER_CACHE_SIZE": 2}
+def test_users_in_memory_are_bounded_and_the_least_used_goes(
+    policies: PolicyCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_ENTRIES", 2)
     policies.load_user("1")
     policies.load_user("2")
     policies.user("1")
@@ -592,7 +599,7 @@ def test_a_change_whose_publication_was_lost_comes_with_the_next_one(
     policies.reload(newest())
     policies.load_user(str(alice.pk))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("django_ratequota.recording.publication._Publication.publish", lambda self: None)
+        patch.setattr("django_ratequota.recording.publication.default_limiter", unreachable)
         RatePolicy.objects.create(rates="1/s")
         RatePolicy.objects.create(user=alice, rates="2/s")
     Endpoint.objects.create(name="search")

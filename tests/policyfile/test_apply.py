@@ -36,7 +36,7 @@ def test_an_import_publishes_once_and_applies_at_once(sample: None, alice: User,
 
 
 def test_an_import_needs_no_redis(sample: None, settings: Any, file: Any, caplog: pytest.LogCaptureFixture) -> None:
-    settings.RATEQUOTA = {"REDIS_URL": "redis://127.0.0.1:1/0", "TIMEOUT": 5.0, "REPORT_SECONDS": 0}
+    settings.RATEQUOTA = {"REDIS_URL": "redis://127.0.0.1:1/0", "TIMEOUT": 5.0, "STATISTICS_SECONDS": 0}
     assert "0 created, 1 changed, 0 deleted" in run("import", file(SAMPLE.replace("10/min", "20/min")))
     assert "a policy change is saved but could not be published" in caplog.text
     assert export() == SAMPLE.replace("10/min", "20/min")

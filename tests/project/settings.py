@@ -66,7 +66,6 @@ PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 RATEQUOTA = {
     "PREFIX": "rqtest",
     "TIMEOUT": float(os.environ.get("RATEQUOTA_TEST_TIMEOUT", 5)),
-    "REPORT_SECONDS": 0,
     "STATISTICS_SECONDS": 0,
     "DENY_CACHE_SECONDS": 0,
 }

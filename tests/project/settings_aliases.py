@@ -8,9 +8,7 @@ import os
 import dj_database_url
 
 from tests.project.settings import *  # noqa: F403
-from tests.project.settings import INSTALLED_APPS
 
-INSTALLED_APPS = [*INSTALLED_APPS, "tests.project.shop"]
 #: Alias -> URL and further settings of the database.
 DATABASES = {
     alias: {**(dj_database_url.parse(config.pop("url")) if config else {}), **config}

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import threading
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -16,19 +13,16 @@ import redis
 from asgiref.sync import async_to_sync
 from django.apps import apps
 from django.contrib.auth.models import User
-from django.core import serializers
-from django.core.management import call_command
 from django.db import IntegrityError, OperationalError, connection, transaction
 from django.db.models import F
 from django.db.models.signals import pre_save
 from django.test.utils import CaptureQueriesContext
 
-from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy, receivers
-from django_ratequota.recording.querysets import RecordingQuerySet
+from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
+from django_ratequota.models.base import RecordingQuerySet, connect_receivers
 from django_ratequota.recording.recorder import field_values, record_publication, recorded_as
 from django_ratequota.recording.validators import unsupported_constraints
 from django_ratequota.runtime import default_limiter
-from django_ratequota.signals import policies_changed
 from tests.faults import poll
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
@@ -132,23 +126,12 @@ def test_a_row_has_the_fields_before_and_after(alice: User, search: Endpoint) ->
     assert deleted.object_id == str(pk)
 
 
-def test_later_changes_do_not_change_earlier_rows(free: Plan) -> None:
-    first = PolicyChange.objects.values().get()
-    free.name = "Basic"
-    free.save()
-    free.delete()
-    assert PolicyChange.objects.values().get(pk=first["id"]) == first
-    assert PolicyChange.objects.count() == 3
-
-
 def test_long_texts_are_cut_to_the_column() -> None:
-    name = "é" * 100
-    policy = RatePolicy(plan=Plan.objects.create(name=name, slug="long"), rates="/".join(["1/s"]), reason="r" * 200)
-    policy.endpoint = Endpoint.objects.create(name="e" * 100)
-    policy.rates = ", ".join(f"{number}/{number}s" for number in range(1, 25))
-    (row,) = recorded_by(policy.save)
-    assert len(row.object_text) == 300
-    assert row.reason == "r" * 200
+    plan = Plan.objects.create(name="é" * 100, slug="long")
+    rates = ", ".join(f"{number}/{number}s" for number in range(1, 25))
+    endpoint = Endpoint.objects.create(name="e" * 100)
+    (row,) = recorded_by(RatePolicy(plan=plan, endpoint=endpoint, rates=rates, reason="r" * 200).save)
+    assert (len(row.object_text), row.reason) == (300, "r" * 200)
 
 
 def test_saving_unchanged_objects_records_nothing(alice: User, free: Plan, published: list[int | None]) -> None:
@@ -202,17 +185,14 @@ def test_all_fields_of_a_deferred_object_are_recorded(search: Endpoint) -> None:
 
 def test_a_policy_moved_to_another_user_touches_both_users(alice: User, bob: User, free: Plan) -> None:
     policy = RatePolicy.objects.create(user=alice, rates="1/s")
+    for before, after, plan in ((alice, bob, None), (bob, None, free), (None, alice, None)):
+        (row,) = recorded_by(lambda owner=after, plan=plan: RatePolicy.objects.update(user=owner, plan=plan))
+        keys = [None if owner is None else json_of(owner.pk) for owner in (before, after)]
+        assert (row.touched_user, [row.before["user"], row.after["user"]]) == ("", keys)
+    policy.refresh_from_db()
     policy.user = bob
-    (moved,) = recorded_by(policy.save)
-    assert moved.touched_user == ""
-    assert (moved.before["user"], moved.after["user"]) == (json_of(alice.pk), json_of(bob.pk))
-    policy.user, policy.plan = None, free
-    (given_away,) = recorded_by(policy.save)
-    assert given_away.touched_user == ""
-    assert (given_away.before["user"], given_away.after["user"]) == (json_of(bob.pk), None)
-    (back,) = recorded_by(lambda: RatePolicy.objects.update(user=alice, plan=None))
-    assert back.touched_user == ""
-    assert (back.before["user"], back.after["user"]) == (None, json_of(alice.pk))
+    (row,) = recorded_by(policy.save)
+    assert row.touched_user == ""
 
 
 def test_a_delete_touches_the_user_stored_in_the_database(alice: User, bob: User) -> None:
@@ -243,23 +223,20 @@ def test_mass_changes_are_recorded_for_each_row(alice: User, bob: User, free: Pl
     assert {(row.action, row.after) for row in deleted} == {("delete", None)}
 
 
-def test_an_update_records_only_the_rows_it_changed(free: Plan, pro: Plan) -> None:
-    Plan.objects.filter(pk=free.pk).update(description="x")
-    (row,) = recorded_by(lambda: Plan.objects.order_by("-name").update(description="x"))
-    assert row.object_id == str(pro.pk)
-
-
-def test_an_update_of_no_rows_records_nothing(free: Plan, published: list[int | None]) -> None:
-    assert recorded_by(lambda: Plan.objects.none().update(name="x")) == []
-    assert recorded_by(lambda: Plan.objects.filter(name="x").update(name="y")) == []
-    assert recorded_by(lambda: Plan.objects.bulk_create([])) == []
-    assert recorded_by(lambda: Plan.objects.filter(name="x").delete()) == []
+def test_only_rows_that_change_are_recorded(free: Plan, pro: Plan, published: list[int | None]) -> None:
+    published.clear()
+    for nothing in (
+        lambda: Plan.objects.none().update(name="x"),
+        lambda: Plan.objects.filter(name="x").update(name="y"),
+        lambda: Plan.objects.bulk_create([]),
+        lambda: Plan.objects.filter(name="x").delete(),
+    ):
+        assert recorded_by(nothing) == []
     assert published == []
-
-
-def test_an_update_returns_how_many_rows_matched(free: Plan, pro: Plan) -> None:
-    assert Plan.objects.filter(slug__in=["free", "pro"]).order_by("name").update(description="x") == 2
-    assert Plan.objects.exclude(slug="free").update(description="x") == 1
+    Plan.objects.filter(pk=free.pk).update(description="x")
+    matched: list[int] = []
+    (row,) = recorded_by(lambda: matched.append(Plan.objects.order_by("-name").update(description="x")))
+    assert (row.object_id, matched) == (str(pro.pk), [2])
 
 
 @pytest.mark.parametrize("how", ["ignore", "update", "positional"])
@@ -305,40 +282,6 @@ def test_an_update_records_every_row_that_it_changes(
     recorded = sorted(row.touched_user for row in rows if row.action == "update")
     changed = PlanAssignment.objects.filter(reason="OPS-7")
     assert recorded == sorted(str(assignment.user_id) for assignment in changed)
-
-
-@pytest.mark.parametrize("how", ["bulk_create", "update", "bulk_update", "delete"])
-def test_query_count_of_mass_changes_does_not_grow_with_rows(how: str, free: Plan) -> None:
-    """The name of each row read its user and its plan: two queries per row."""
-
-    def queries(count: int) -> int:
-        owners = User.objects.bulk_create([User(username=f"{count}-{number}") for number in range(count)])
-        rows = [PlanAssignment(user_id=owner.pk, plan_id=free.pk) for owner in owners]
-        if how != "bulk_create":
-            rows = PlanAssignment.objects.bulk_create(rows)
-        mine = PlanAssignment.objects.filter(user__in=owners)
-        for row in rows:
-            row.reason = "OPS-7"
-        with CaptureQueriesContext(connection) as captured:
-            if how == "bulk_create":
-                PlanAssignment.objects.bulk_create(rows)
-            elif how == "bulk_update":
-                PlanAssignment.objects.bulk_update(rows, ["reason"])
-            else:
-                _ = mine.update(reason="OPS-7") if how == "update" else mine.delete()
-        return len(captured)
-
-    few, many = queries(4), queries(40)
-    # Django sends signals for each deleted row: one read and one record each.
-    assert many - few <= (2 * 36 if how == "delete" else 0)
-
-
-@pytest.mark.slow
-def test_a_mass_change_of_thousands_is_recorded(free: Plan) -> None:
-    owners = User.objects.bulk_create([User(username=f"user{number}") for number in range(1200)])
-    PlanAssignment.objects.bulk_create([PlanAssignment(user=owner, plan=free) for owner in owners])
-    assert PlanAssignment.objects.update(reason="OPS-7") == 1200
-    assert PolicyChange.objects.filter(after__reason="OPS-7").count() == 1200
 
 
 # Changes made by Django.
@@ -390,13 +333,6 @@ def test_users_may_delete_themselves(alice: User) -> None:
     assert rows[0].actor is None
 
 
-def test_the_history_outlives_its_actor(alice: User, bob: User) -> None:
-    with recorded_as(bob):
-        RatePolicy.objects.create(user=alice, rates="1/s")
-    bob.delete()
-    assert PolicyChange.objects.get().actor is None
-
-
 @pytest.mark.parametrize("verb", ["add", "set", "create", "remove", "clear"])
 def test_changes_through_a_related_object_are_recorded(verb: str, search: Endpoint) -> None:
     """``endpoint.policies.add(policy)`` updates through the base manager, not the recording one."""
@@ -422,46 +358,13 @@ def test_changes_through_a_proxy_model_are_recorded(free: Plan) -> None:
                 proxy = True
                 app_label = "django_ratequota"
 
-        receivers.connect()  # as at start-up, after all models are loaded
+        connect_receivers()  # as at start-up, after all models are loaded
         proxy = ProxyPlan.objects.get()
         proxy.name = "Basic"
         assert summary(recorded_by(proxy.save)) == [("plan", "update", "")]
     finally:
         del apps.all_models["django_ratequota"]["proxyplan"]
         apps.clear_cache()
-
-
-@pytest.mark.parametrize(
-    "order", [["user", "plan", "assignment", "policy"], ["policy", "assignment", "plan", "user"]], ids=" ".join
-)
-def test_a_fixture_in_any_order_is_recorded(order: list[str], tmp_path: Path) -> None:
-    """A policy before its user could not be loaded, because the name of the policy reads the user."""
-    pk = json_of(User._meta.pk.get_default() or 77)
-    rows = {
-        "user": {"model": User._meta.label_lower, "pk": pk, "fields": {"username": "carol", "password": "x"}},
-        "plan": {"model": "django_ratequota.plan", "pk": 7, "fields": {"name": "Team", "slug": "team"}},
-        "assignment": {
-            "model": "django_ratequota.planassignment",
-            "pk": 7,
-            "fields": {"user": pk, "plan": 7, "created_at": "2026-01-01T00:00:00Z"},
-        },
-        "policy": {"model": "django_ratequota.ratepolicy", "pk": 7, "fields": {"user": pk, "rates": "5/60s"}},
-    }
-    file = tmp_path / "policies.json"
-    file.write_text(json.dumps([rows[name] for name in order]))
-    written = recorded_by(lambda: call_command("loaddata", str(file), verbosity=0))
-    assert sorted(summary(written)) == [
-        ("plan", "create", ""),
-        ("planassignment", "create", str(pk)),
-        ("ratepolicy", "create", str(pk)),
-    ]
-    assert RatePolicy.objects.get().rates == "5/min"
-
-
-def test_objects_loaded_over_existing_ones_are_recorded(free: Plan) -> None:
-    text = serializers.serialize("json", [free]).replace("Free", "Basic")
-    (row,) = recorded_by(lambda: [loaded.save() for loaded in serializers.deserialize("json", text)])
-    assert (row.action, row.before["name"], row.after["name"]) == ("update", "Free", "Basic")
 
 
 # Asynchronous code.
@@ -483,17 +386,7 @@ def test_asynchronous_changes_are_recorded(alice: User, bob: User, free: Plan) -
             await RatePolicy.objects.all().adelete()
 
     rows = recorded_by(async_to_sync(changes))
-    recorded = [((row.before or {}).get("rates"), (row.after or {}).get("rates")) for row in rows]
-    assert recorded == [
-        (None, "1/s"),
-        ("1/s", "2/s"),
-        ("2/s", "3/s"),
-        ("3/s", "4/s"),
-        ("4/s", "5/s"),
-        ("5/s", None),
-        (None, "6/s"),
-        ("6/s", None),
-    ]
+    assert [row.after and row.after["rates"] for row in rows] == [*(f"{n}/s" for n in range(1, 6)), None, "6/s", None]
     assert {(row.actor, row.reason, row.touched_user) for row in rows} == {(bob, "OPS-9", str(alice.pk))}
 
 
@@ -513,29 +406,10 @@ def test_recorded_as_sets_actor_and_reason(alice: User, bob: User) -> None:
         assert [(row.actor, row.reason) for row in recorded_by(policy.save)] == [(alice, "OPS-1")]
     policy.rates = "4/s"
     assert [(row.actor, row.reason) for row in recorded_by(policy.save)] == [(None, "")]
-    with recorded_as(None, "é" * 500):
-        assert [(row.actor, row.reason) for row in recorded_by(policy.delete)] == [(None, "é" * 200)]
-
-
-def test_recorded_as_ends_with_an_exception(alice: User) -> None:
     with pytest.raises(Failure), recorded_as(alice, "OPS-1"):
         raise Failure
-    assert [(row.actor, row.reason) for row in recorded_by(RatePolicy(rates="1/s").save)] == [(None, "")]
-
-
-def test_recorded_as_does_not_affect_other_threads(alice: User) -> None:
-    found = []
-    with recorded_as(alice, "OPS-1"):
-        thread = threading.Thread(target=lambda: found.append(_author_of_a_change()))
-        thread.start()
-        thread.join()
-    assert found == [(None, "")]
-
-
-def _author_of_a_change() -> Any:
-    from django_ratequota.recording.recorder import _author
-
-    return _author.get()
+    with recorded_as(None, "é" * 500):
+        assert [(row.actor, row.reason) for row in recorded_by(policy.delete)] == [(None, "é" * 200)]
 
 
 # The transaction, and the publication on its commit.
@@ -569,18 +443,7 @@ def everything() -> Any:
 
 
 @change_by
-def test_a_change_outside_a_transaction_is_published_at_once(
-    change: Callable[[RatePolicy], Any], published: list[int | None]
-) -> None:
-    policy = RatePolicy.objects.create(rates="1/s")
-    change(policy)
-    assert len(published) == 2
-    assert published[1] == default_limiter().stored_revision()
-    assert published[1] > (published[0] or 0)
-
-
-@change_by
-def test_a_rollback_leaves_neither_the_change_nor_its_row(
+def test_a_change_is_published_at_once_unless_it_is_rolled_back(
     change: Callable[[RatePolicy], Any], published: list[int | None]
 ) -> None:
     policy = RatePolicy.objects.create(rates="1/s")
@@ -589,9 +452,11 @@ def test_a_rollback_leaves_neither_the_change_nor_its_row(
     during: list[Any] = []
     undone(lambda: change(policy) or during.append(everything()))
     assert during != [before]
-    assert everything() == before
-    assert default_limiter().stored_revision() == revision
-    assert published == []
+    assert (everything(), default_limiter().stored_revision(), published) == (before, revision, [])
+    policy.refresh_from_db()
+    change(policy)
+    assert published == [default_limiter().stored_revision()]
+    assert published[0] > revision
 
 
 @change_by
@@ -604,29 +469,12 @@ def test_a_rolled_back_savepoint_leaves_nothing_and_the_rest_is_published(
     with transaction.atomic():
         undone(lambda: change(policy))
         assert everything() == before
-        Plan.objects.create(name="Free", slug="free")
-        assert published == []
-    assert len(published) == 1
-    assert PolicyChange.objects.count() == len(before[1]) + 1
-
-
-def test_a_change_outside_a_rolled_back_savepoint_is_published(
-    published: list[int | None],
-) -> None:
-    with transaction.atomic():
         with transaction.atomic():
             Plan.objects.create(name="Free", slug="free")
         undone(lambda: Plan.objects.create(name="Pro", slug="pro"))
+        assert published == []
     assert len(published) == 1
-    assert [row.object_text for row in PolicyChange.objects.all()] == ["Free"]
-
-
-def test_nothing_is_published_if_every_savepoint_was_rolled_back(published: list[int | None]) -> None:
-    with transaction.atomic():
-        undone(lambda: Plan.objects.create(name="Free", slug="free"))
-        undone(lambda: Plan.objects.create(name="Pro", slug="pro"))
-    assert published == []
-    assert default_limiter().stored_revision() == 0
+    assert PolicyChange.objects.count() == len(before[1]) + 1
 
 
 def test_a_change_that_the_database_refuses_is_not_recorded(free: Plan, published: list[int | None]) -> None:
@@ -647,7 +495,7 @@ def test_a_change_that_cannot_be_recorded_is_rolled_back(monkeypatch: pytest.Mon
 
     policy = RatePolicy.objects.create(rates="1/s")
     before = everything()
-    monkeypatch.setattr("django_ratequota.recording.recorder._refuse_duplicates", fail)
+    monkeypatch.setattr("django_ratequota.recording.recorder.join_save", fail)
     for change in CHANGES.values():
         with pytest.raises(Failure):
             change(policy)
@@ -670,14 +518,6 @@ def test_a_hundred_saves_in_one_transaction_are_published_once(
 def evalsha_calls(client: redis.Redis) -> int:
     """Return how often clients of the server have run a script."""
     return int(client.info("commandstats")["cmdstat_evalsha"]["calls"])
-
-
-def test_two_transactions_are_published_separately(published: list[int | None]) -> None:
-    for name in ("Free", "Pro"):
-        with transaction.atomic():
-            Plan.objects.create(name=name, slug=name.lower())
-    assert len(published) == 2
-    assert published == sorted(set(published))
 
 
 def test_a_single_save_takes_few_queries(alice: User) -> None:
@@ -703,49 +543,6 @@ def test_a_single_save_takes_few_queries(alice: User) -> None:
         *twins,
         "INSERT",
     ]
-
-
-def test_revisions_grow_after_redis_lost_its_data(
-    published: list[int | None], redis_client: redis.Redis, free: Plan
-) -> None:
-    redis_client.delete("rqtest:revision")
-    free.delete()
-    assert published == sorted(set(published))
-    assert len(published) == 2
-
-
-def test_revisions_grow_if_the_stored_one_is_ahead_of_the_clock(
-    published: list[int | None], redis_client: redis.Redis
-) -> None:
-    ahead = time.time_ns() // 1000 + 3600 * 10**6  # a publication stores no revision more than a day ahead
-    redis_client.set("rqtest:revision", ahead)
-    Plan.objects.create(name="Free", slug="free")
-    assert published == [ahead + 1]
-
-
-def test_a_save_succeeds_while_redis_cannot_be_reached(
-    settings: Any, published: list[int | None], caplog: pytest.LogCaptureFixture
-) -> None:
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": "redis://127.0.0.1:1/0"}
-    rows = recorded_by(RatePolicy(rates="1/s").save)
-    assert summary(rows) == [("ratepolicy", "create", "")]
-    assert RatePolicy.objects.count() == 1
-    assert published == [None]
-    (message,) = [record.message for record in caplog.records if record.levelname == "ERROR"]
-    assert "saved but could not be published" in message
-    assert "POLL_SECONDS" in message
-
-
-def test_a_failing_receiver_does_not_fail_the_save(published: list[int | None]) -> None:
-    def fail(**_: Any) -> None:
-        raise Failure
-
-    policies_changed.connect(fail)
-    try:
-        Plan.objects.create(name="Free", slug="free")
-    finally:
-        policies_changed.disconnect(fail)
-    assert len(published) == 1
 
 
 def test_record_publication_is_recorded_as_its_own_row(alice: User, published: list[int | None]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import UUID
@@ -11,7 +9,6 @@ from uuid import UUID
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from django.contrib.auth.models import User
-from django.core.management import call_command
 from django.db import connection, transaction
 from django.test import Client, TestCase
 from django.test.utils import CaptureQueriesContext
@@ -135,16 +132,6 @@ def test_what_is_committed_is_sent_if_the_rest_fails(sent: list[dict[str, Any]])
     assert [[row.object_text for row in one["changes"]] for one in sent] == [["Free"]]
 
 
-def test_a_rollback_sends_nothing(sent: list[dict[str, Any]]) -> None:
-    with transaction.atomic():
-        plan("Free")
-        transaction.set_rollback(True)
-    with transaction.atomic(), recorded_as(None, "x"):
-        plan("Pro")
-        transaction.set_rollback(True)
-    assert (saves(), sent) == ([], [])
-
-
 @pytest.mark.parametrize("author", [False, True])
 def test_the_first_row_left_by_a_savepoint_is_marked(sent: list[dict[str, Any]], author: bool) -> None:
     """The list of saves shows marked rows only: without one, the save was not in the list."""
@@ -214,18 +201,6 @@ def test_async_code_makes_one_save_of_a_transaction(sent: list[dict[str, Any]]) 
     assert len(sent) == 2
 
 
-def test_threads_make_saves_of_their_own() -> None:
-    thread = threading.Thread(target=lambda: (plan("Pro"), connection.close()))
-    if connection.vendor == "sqlite":  # one connection for all threads
-        thread = threading.Thread(target=lambda: None)
-        plan("Pro")
-    thread.start()
-    thread.join()
-    with transaction.atomic():
-        plan("Free")
-    assert saves() == [["Pro"], ["Free"]]
-
-
 def test_a_failing_receiver_breaks_nothing(sent: list[dict[str, Any]], caplog: pytest.LogCaptureFixture) -> None:
     policies_changed.connect(fail)
     try:
@@ -248,20 +223,14 @@ def test_the_rows_of_a_signal_are_read_when_asked_for(sent: list[dict[str, Any]]
     assert one["changes"].count() == 700
 
 
-@pytest.mark.parametrize("number", [3, 30])
-def test_a_row_of_a_save_costs_one_query_more(number: int) -> None:
+def test_a_row_of_a_save_costs_one_query_more() -> None:
     """Whether it is the first one; the first row itself asks nothing."""
-
-    def asked() -> int:
-        return sum("change_id" in query["sql"] and query["sql"].startswith("SELECT") for query in queries)
-
-    with CaptureQueriesContext(connection) as queries:
-        plan("Free")
-    assert asked() == 0
-    with CaptureQueriesContext(connection) as queries, transaction.atomic():
-        for position in range(number):
-            plan(f"P{position}")
-    assert asked() == number - 1
+    for number in (1, 3, 30):
+        with CaptureQueriesContext(connection) as queries, transaction.atomic():
+            for position in range(number):
+                plan(f"P{number}-{position}")
+        asked = sum("change_id" in query["sql"] and query["sql"].startswith("SELECT") for query in queries)
+        assert asked == number - 1
 
 
 def test_captured_hooks_end_a_save(sent: list[dict[str, Any]]) -> None:
@@ -273,19 +242,13 @@ def test_captured_hooks_end_a_save(sent: list[dict[str, Any]]) -> None:
     assert len({one["change_id"] for one in sent}) == len(sent) == 2
 
 
-def test_fixtures_publications_and_resets_have_a_change_id(tmp_path: Any) -> None:
-    fixture = tmp_path / "plans.json"
-    rows = [
-        {"model": "django_ratequota.plan", "pk": pk, "fields": {"name": f"P{pk}", "slug": f"p{pk}"}} for pk in (1, 2)
-    ]
-    fixture.write_text(json.dumps(rows))
-    call_command("loaddata", str(fixture), verbosity=0)
+def test_publications_and_resets_have_a_change_id() -> None:
     record_publication("by hand")
     record_reset("everyone", [])
     with recorded_as(None, "both"):
         record_reset("ip:203.0.113.7", [])
         record_reset("everyone", [])
-    assert saves() == [["P1", "P2"], [""], ["everyone"], ["ip:203.0.113.7", "everyone"]]
+    assert saves() == [[""], ["everyone"], ["ip:203.0.113.7", "everyone"]]
 
 
 @pytest.mark.parametrize(

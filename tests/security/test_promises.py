@@ -119,7 +119,7 @@ def use_every_verb(server: Node) -> None:
 def by_acl(server: Node, own: redis.Redis, settings: Any) -> None:
     """The app reaches the server as the documented user, under the default prefix."""
     url = f"redis://ratequota:PASSWORD@{server.host}:{server.port}/0"
-    settings.RATEQUOTA = {"REDIS_URL": url, "TIMEOUT": 5, "REPORT_SECONDS": 0, "STATISTICS_SECONDS": 0}
+    settings.RATEQUOTA = {"REDIS_URL": url, "TIMEOUT": 5, "STATISTICS_SECONDS": 0}
 
 
 @with_database

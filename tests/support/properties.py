@@ -1,7 +1,8 @@
 """Settings of the property tests, and sizes of long tests, by profile: ``pytest --hypothesis-profile=thorough``.
 
 ``quick``, the default, tries a share of each property's examples; ``thorough`` tries all of them. Both try the same
-ones in every run. ``explore`` tries twenty times as many, at random. Long tests are shorter in ``quick`` too.
+ones in every run. ``explore`` tries twenty times as many, at random. ``quick`` shortens long tests too, and leaves
+out those marked ``thorough``.
 """
 
 from __future__ import annotations
@@ -27,6 +28,11 @@ for _name in _MULTIPLES:
 settings.load_profile("quick")
 
 
+def is_thorough() -> bool:
+    """Return whether tests marked ``thorough`` run: in all profiles but ``quick``."""
+    return settings.get_current_profile_name() != "quick"
+
+
 def examples(number: int) -> settings:
     """Return settings that try ``number`` examples of a property, times the multiple of the profile in use."""
     multiple = _MULTIPLES[settings.get_current_profile_name()]
@@ -35,4 +41,4 @@ def examples(number: int) -> settings:
 
 def scaled(number: int) -> int:
     """Return ``number``, or a quarter of it in ``quick``: seconds of load, or callers that find a bound."""
-    return max(1, number // 4) if settings.get_current_profile_name() == "quick" else number
+    return number if is_thorough() else max(1, number // 4)

@@ -102,7 +102,7 @@ class TestPolicies:
             assert limits == {1: 5, 2: 7, 3: 1}
             assert check_request(request_from(address="203.0.113.9")).statuses[0].limit == 9
 
-    @override_settings(RATEQUOTA={"PREFIX": "rqtest", "TIMEOUT": 5.0, "ENFORCE_ALL": True, "REPORT_SECONDS": 0})
+    @override_settings(RATEQUOTA={"PREFIX": "rqtest", "TIMEOUT": 5.0, "ENFORCE_ALL": True, "STATISTICS_SECONDS": 0})
     def test_an_endpoint_may_have_routes_and_a_cost(self) -> None:
         plain = Endpoint(name="plain", routes="/plain/*", cost=3)
         with override_policies({"plain": "6/min"}, endpoints=[plain]):
@@ -157,7 +157,7 @@ class TestPolicies:
             pass
 
     def test_settings_may_be_overridden_inside(self) -> None:
-        closed = {"REDIS_URL": "redis://127.0.0.1:1/0", "ON_ERROR": "deny", "REPORT_SECONDS": 0}
+        closed = {"REDIS_URL": "redis://127.0.0.1:1/0", "ON_ERROR": "deny", "STATISTICS_SECONDS": 0}
         with override_policies({"search": "2/min"}):
             assert statuses(times=1) == [200]
             with override_settings(RATEQUOTA=closed):
@@ -174,7 +174,7 @@ class TestUnlimited:
             assert statuses() == [200, 200, 200]
         assert statuses(times=1) == [429]
 
-    @override_settings(RATEQUOTA={"REDIS_URL": "redis://127.0.0.1:1/0", "ON_ERROR": "deny", "REPORT_SECONDS": 0})
+    @override_settings(RATEQUOTA={"REDIS_URL": "redis://127.0.0.1:1/0", "ON_ERROR": "deny", "STATISTICS_SECONDS": 0})
     def test_needs_no_redis(self) -> None:
         with unlimited():
             assert check_request(request_from(), "search").error == ""
@@ -274,7 +274,7 @@ class TestSideEffects:
             quota_threshold.disconnect(tell)
 
     def test_each_scene_has_a_fresh_local_limiter(self) -> None:
-        closed = {"REDIS_URL": "redis://127.0.0.1:1/0", "REPORT_SECONDS": 0, "LOCAL_SHARE": 1}
+        closed = {"REDIS_URL": "redis://127.0.0.1:1/0", "STATISTICS_SECONDS": 0, "LOCAL_SHARE": 1}
         with override_settings(RATEQUOTA=closed):
             for _ in range(2):
                 with override_policies({"search": Policy("2/min", on_error="local")}) as scene:
@@ -417,7 +417,7 @@ class TestAssertions:
                 Client().get("/deciding/"),
             )
         with (
-            override_settings(RATEQUOTA={"REDIS_URL": "redis://127.0.0.1:1/0", "REPORT_SECONDS": 0}),
+            override_settings(RATEQUOTA={"REDIS_URL": "redis://127.0.0.1:1/0", "STATISTICS_SECONDS": 0}),
             override_policies({"search": "1/min"}),
         ):
             down = Client().get("/decorated/")

@@ -86,8 +86,8 @@ def propagation(revision: int | None, workers: Sequence[Health]) -> dict[str, An
 
 def _proof(revision: int | None, workers: Sequence[Health], states: Sequence[str]) -> str:
     if not workers:
-        if not settings.report_seconds:
-            return gettext("Workers do not report, because REPORT_SECONDS is 0.")
+        if not settings.statistics_seconds:
+            return gettext("Workers do not report, because STATISTICS_SECONDS is 0.")
         return gettext("No worker has reported in the last minute.")
     if not revision:
         return gettext("No revision has been published yet.")

@@ -1,1 +1,0 @@
-"""A project's app whose migration writes policies by historical models."""
