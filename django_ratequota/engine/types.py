@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal, TypeVar
 
 from ..exceptions import InvalidCost
@@ -11,6 +10,25 @@ from .rates import DEFAULT_ALGORITHM, MAX_UNITS, MONTH, Rate, as_integer, format
 
 _SECOND = 10**6
 Value = TypeVar("Value")
+
+
+def fast_init(cls: type[Value]) -> type[Value]:
+    """Give a frozen, slotted, keyword-only dataclass an ``__init__`` that takes 60 % of the generated one's time.
+
+    Every decision makes some of these. The generated one sets each field by its name, this one by its slot.
+    """
+    known: dict[str, Any] = {}
+    parameters, body = [], []
+    for each in fields(cls):  # type: ignore[arg-type]
+        name = each.name
+        known |= {f"set_{name}": getattr(cls, name).__set__, f"default_{name}": each.default}
+        if each.init:
+            parameters.append(name if each.default is MISSING else f"{name}=default_{name}")
+        body.append(f"    set_{name}(self, {name if each.init else f'default_{name}'})\n")
+    exec(f"def __init__(self, *, {', '.join(parameters)}):\n{''.join(body)}", known)  # noqa: S102 - as dataclass does
+    known["__init__"].__annotations__ = cls.__init__.__annotations__
+    cls.__init__ = known["__init__"]  # type: ignore[method-assign]
+    return cls
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +84,7 @@ class Bucket:
         return f"{self.scope or 'all'}/{format_period(self.rate.period)}{counts}{algorithm}{shared}"
 
 
+@fast_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketStatus:
     """One bucket at the instant of the decision, the request's own units included when it was admitted."""
@@ -116,24 +135,6 @@ class BucketStatus:
     def refused(self) -> bool:
         """Whether this bucket makes the decision a refusal: an enforced one without room."""
         return not self.allowed and self.bucket.mode == "enforce"
-
-
-def fast_init(cls: type[Value]) -> Callable[..., Value]:
-    """Return a constructor for a frozen, slotted dataclass that takes every field by position.
-
-    It runs in less than half the time of the generated ``__init__``, which sets each field by its name.
-    """
-    names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
-    known: dict[str, Any] = {"new": object.__new__, "cls": cls}
-    known |= {f"set_{name}": getattr(cls, name).__set__ for name in names}
-    body = "".join(f"    set_{name}(made, {name})\n" for name in names)
-    text = f"def make({', '.join(names)}):\n    made = new(cls)\n{body}    return made\n"
-    exec(text, known)  # noqa: S102 - as dataclass does, of our own names
-    return known["make"]  # type: ignore[no-any-return]
-
-
-#: A constructor that takes every field by position.
-make_status = fast_init(BucketStatus)
 
 
 def check_cost(cost: object) -> int:

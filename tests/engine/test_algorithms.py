@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratequota import Bucket, Decision, Limiter, Rate
+from django_ratequota.engine.backend import LimitRequest
 from django_ratequota.engine.keys import bucket_key
 from django_ratequota.engine.rates import ALGORITHMS, BURST_ALGORITHMS
 from tests.conftest import NOON_US, Clock
@@ -37,7 +38,7 @@ def ask_all(
     limiter.peek([])  # the script is loaded
     running, pipeline = [], client.pipeline(transaction=False)
     for clock.now_us, asked in asks:
-        steps = limiter.steps("check", (asked,), 1)
+        steps = limiter.steps(LimitRequest(mode="check", buckets=(asked,)))
         pipeline.execute_command(*next(steps))
         running.append(steps)
     decisions = []

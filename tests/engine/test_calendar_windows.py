@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratequota import Bucket, Decision, Limiter, Rate
+from django_ratequota.engine.backend import LimitRequest, Mode
 from django_ratequota.engine.calendar_windows import calendar_window, check_zone
 from django_ratequota.engine.protocol import CheckCommand
 from django_ratequota.exceptions import InvalidBucket, StoreError
@@ -279,7 +280,7 @@ def noon_zone(client: redis.Redis) -> timezone:
     return timezone(timedelta(hours=12 - datetime.fromtimestamp(client.time()[0], UTC).hour))
 
 
-def counted(limiter: Limiter, buckets: list[Bucket], verb: str = "check") -> tuple[Decision, int]:
+def counted(limiter: Limiter, buckets: list[Bucket], verb: Mode = "check") -> tuple[Decision, int]:
     """The decision, and how many commands it took."""
     commands = []
 
@@ -287,7 +288,7 @@ def counted(limiter: Limiter, buckets: list[Bucket], verb: str = "check") -> tup
         commands.append(command[0])
         return limiter.store.execute(command)
 
-    decision = drive(limiter.steps(verb, buckets, 1), execute)
+    decision = drive(limiter.steps(LimitRequest(mode=verb, buckets=tuple(buckets))), execute)
     assert set(commands) == {"EVALSHA"}
     return decision, len(commands)
 
@@ -318,7 +319,7 @@ def test_the_command_has_the_bounds_of_the_current_window() -> None:
     for month, days in ((2, 28), (1, 31), (2, 28), (3, 31)):
         begins = us(f"2025-{month:02}-01 00:00")
         for now_us in (begins, begins + days * 24 * HOUR - 1):
-            command, windows_us = prepared.command(("check", 0, -1, 1, 0), now_us)
+            command, windows_us = prepared.command(("check", 0, -1, 1, 0), (), now_us)
             assert command[-2:] == (begins, begins + days * 24 * HOUR)
             assert windows_us == [days * 24 * HOUR]
 

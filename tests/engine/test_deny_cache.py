@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratequota import Bucket, Decision, Limiter, Rate, acheck_request, check_request
+from django_ratequota.engine.backend import LimitRequest
 from django_ratequota.engine.deny_cache import DenyCache
 from django_ratequota.engine.rates import ALGORITHMS
 from django_ratequota.engine.types import BucketStatus
@@ -327,7 +328,8 @@ def test_another_process_gives_units_back(cached: Limiter, limiter: Limiter, clo
 
 
 def steps_of(limiter: Limiter, revision: int | None, buckets: list[Bucket] = MINUTE) -> Decision:
-    return limiter._run(limiter.steps("check", buckets, 1, revision=revision))
+    request = LimitRequest(mode="check", buckets=tuple(buckets), revision=revision)
+    return drive(limiter.steps(request), limiter.store.call().do)
 
 
 def test_a_refusal_belongs_to_its_revision(cached: Limiter, asked: Callable[[], int]) -> None:
@@ -385,7 +387,7 @@ def interrupted(limiter: Limiter, meanwhile: Callable[[], object], revision: int
         meanwhile()
         return reply
 
-    return drive(limiter.steps("check", MINUTE, 1, revision=revision), do)
+    return drive(limiter.steps(LimitRequest(mode="check", buckets=tuple(MINUTE), revision=revision)), do)
 
 
 @pytest.mark.parametrize("change", ["refund", "reset"])
@@ -444,12 +446,13 @@ def test_a_refusal_expires_by_the_time_of_sending_and_retry_after_counts_from_th
     answer = Decision(allowed=False, statuses=(refused_status(status, 1000),), at_us=5_000_000)
 
     def check() -> Decision:
-        known = denials.get((status,), 1, None, None)  # type: ignore[arg-type]
+        request = LimitRequest(mode="check", buckets=(status,))
+        known = denials.get(request)
         if known is not None:
             return known
         mark = denials.mark()
         clock.advance(us=300)
-        denials.learn("check", answer, (status,), 1, None, mark)
+        denials.learn(request, answer, mark)
         return answer
 
     assert check() is answer
@@ -476,12 +479,12 @@ def learn(denials: DenyCache, *subjects: str, meanwhile: Callable[[], object] = 
 
     mark = denials.mark()
     meanwhile()
-    denials.learn("check", answer, buckets, 1, None, mark)
+    denials.learn(LimitRequest(mode="check", buckets=buckets), answer, mark)
     return buckets
 
 
 def knows(denials: DenyCache, buckets: tuple[Bucket, ...]) -> bool:
-    return denials.get(buckets, 1, None, None) is not None  # type: ignore[arg-type]
+    return denials.get(LimitRequest(mode="check", buckets=buckets)) is not None
 
 
 def test_the_refusals_learned_longest_ago_go_first() -> None:
