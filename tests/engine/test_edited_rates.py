@@ -155,12 +155,6 @@ def test_no_sequence_of_edits_makes_anybody_wait_longer(
         clock.advance(us=pause * rate.period_us // 100)
 
 
-def test_states_that_no_version_wrote_count_as_zero(redis_client: redis.Redis, limiter: Limiter) -> None:
-    for length in (0, 8, 16, 21, 24, 40):
-        redis_client.set("rqtest:{user:1}:0:tb60", b"x" * length)
-        assert limiter.check([bucket("10/min")]).statuses[0].remaining == 9
-
-
 # --- In each process: the same rules, by its share. ---
 
 

@@ -208,21 +208,3 @@ def test_a_clock_that_was_ahead_stops_no_other_counter(algorithm: str) -> None:
     assert limiter.check([other]).allowed
     assert limiter.check([Bucket("user:2", rate)]).allowed
     assert not limiter.check([Bucket("user:2", rate)]).allowed
-
-
-@pytest.mark.usefixtures("in_memory")
-def test_a_refund_takes_the_logs_own_entries_only() -> None:
-    clock = Clock()
-    limiter = Limiter(clock=clock)
-    logged = Bucket("user:1", Rate.parse("100/min sliding_window_log"))
-    decisions = []
-    for cost in (10, 20, 30):
-        decisions.append(limiter.check([logged], cost))
-        clock.advance(10)
-    assert decisions[1].refund(15).remaining == 55
-    clock.advance(25)
-    assert limiter.peek([logged]).remaining == 55
-    clock.advance(5)
-    assert limiter.peek([logged]).remaining == 65
-    clock.advance(10)
-    assert limiter.peek([logged]).remaining == 70

@@ -334,10 +334,3 @@ def test_a_revision_ahead_of_the_clock_is_followed_by_the_next_number(
     ahead = time.time_ns() // 1000 + 3600 * 10**6
     redis_client.set(REVISION, ahead)
     assert [limiter.publish(), limiter.publish()] == [ahead + 1, ahead + 2]
-
-
-def test_stored_revision(redis_client: redis.Redis, limiter: Limiter) -> None:
-    assert limiter.stored_revision() == 0
-    assert redis_client.keys("rqtest:*") == []
-    published = limiter.publish()
-    assert limiter.stored_revision() == published
