@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from ..store.commands import Command
 from .decision import Charged, Decision, Settler
-from .types import Bucket, fast_init
+from .types import Bucket
 
 #: The steps to a decision (see ``utils.sansio``).
 Steps = Generator[Command, Any, Decision]
@@ -20,10 +19,8 @@ CHARGING = frozenset({"check", "charge", "acquire"})
 BY_HAND = frozenset({"charge", "refund"})
 
 
-@fast_init
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LimitRequest:
-    """What a limiter is asked: a verb, the buckets, and how many units."""
+class LimitRequest(NamedTuple):
+    """What a limiter is asked: a verb, the buckets, and how many units. Made by keywords."""
 
     mode: Mode
     buckets: tuple[Bucket, ...]

@@ -30,7 +30,7 @@ def decide_per_subject(call: AtomicCall, request: LimitRequest) -> Steps:
         # After a refusal, the other subjects are read, not charged.
         refused = not all(decision.allowed for decision in decisions)
         try:
-            decision = yield from call(replace(own, mode="peek") if refused else own)
+            decision = yield from call(own._replace(mode="peek") if refused else own)
         except StoreError:
             if refused:
                 continue  # a server that is down does not undo a refusal
@@ -63,8 +63,7 @@ def _part(request: LimitRequest, subject: str) -> LimitRequest:
     def own(values: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(values[at] for at in places) if values else ()
 
-    return replace(
-        request,
+    return request._replace(
         buckets=tuple(request.buckets[at] for at in places),
         costs=own(request.costs),
         charged=request.charged and Charged(request.charged.at_us, own(request.charged.levels_us)),

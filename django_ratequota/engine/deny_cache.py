@@ -13,13 +13,12 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import NamedTuple
 
 from ..utils.locks import ForkSafeLock
 from .backend import LimitRequest
-from .decision import Decision
-from .types import Bucket, BucketStatus
+from .decision import Decision, make_decision
+from .types import Bucket, BucketStatus, make_status
 
 #: The number of changes before a request was sent to Redis, and when it was sent (µs).
 Mark = tuple[int, int]
@@ -104,7 +103,7 @@ class DenyCache:
                 return None
         passed_us = now_us - denial.received_us
         statuses = tuple([_later(status, passed_us) for status in denial.statuses])
-        return Decision(
+        return make_decision(
             allowed=False,
             statuses=statuses,
             at_us=denial.at_us + passed_us,
@@ -162,12 +161,16 @@ def _later(status: BucketStatus, passed_us: int) -> BucketStatus:
     wait_us, reset_us, next_us = status.retry_after_us, status.reset_after_us, status.next_after_us
     if not wait_us and not reset_us:
         return status
-    return replace(
-        status,
+    return make_status(
+        bucket=status.bucket,
+        allowed=status.allowed,
+        remaining=status.remaining,
         retry_after_us=wait_us and wait_us - passed_us,
         reset_after_us=reset_us - passed_us if reset_us > passed_us else 0,
         # Once units came back, only Redis knows when the next ones do.
         next_after_us=next_us - passed_us if next_us is not None and next_us > passed_us else None,
+        window_us=status.window_us,
+        debt=status.debt,
     )
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Generator, Iterable
-from dataclasses import replace
 from datetime import UTC, tzinfo
 from typing import Any
 
@@ -120,7 +119,7 @@ class LimiterSteps:
         """Return the decision where no command is needed for it, else the steps to it."""
         cost = request.cost
         if type(cost) is not int or not 0 <= cost <= MAX_UNITS:
-            request = replace(request, cost=check_cost(cost))
+            request = request._replace(cost=check_cost(cost))
         if request.mode == "check" and self._deny_cache.enabled:
             revision_due = self.store.clustered and request.revision is not None and self._revision_is_due()
             known = None if revision_due else self._deny_cache.get(request)
@@ -271,7 +270,7 @@ class Limiter(LimiterSteps):
 
         A refusal changes nothing.
         """
-        return self._run(self._request("check", buckets, cost))
+        return self._run(LimitRequest(mode="check", buckets=tuple(buckets), cost=cost, settler=self))
 
     def peek(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:
         """What ``check`` would decide now; changes nothing."""

@@ -18,10 +18,10 @@ from ..store.base import Store, run_script
 from ..store.commands import Command, ScriptCall
 from .backend import CHARGING, LimitRequest, Steps
 from .calendar_windows import calendar_window
-from .decision import Decision, charge_each
+from .decision import Decision, charge_each, make_decision
 from .keys import birth_key, bucket_key, revision_key
 from .scripts import DECIDE, PUBLISH
-from .types import Bucket, BucketStatus
+from .types import Bucket, BucketStatus, make_status
 
 NO_REVISION = -1
 #: First number of a reply; the third possible one means that the store's clock is outside a calendar window.
@@ -101,7 +101,7 @@ def _decision(
     statuses, at_us = statuses_of(numbers, request.buckets, windows_us), numbers[2]
     charging = numbers[1] == 1 and request.mode in CHARGING
     units = request.cost if charging else 0
-    return Decision(
+    return make_decision(
         allowed=numbers[1] == 1,
         statuses=statuses,
         at_us=at_us,
@@ -135,7 +135,7 @@ class CheckCommand:
         self._zone = zone
         self._buckets = buckets
         self._calendars = [bucket.rate.calendar for bucket in buckets]
-        self._last: _Sent | None = None
+        self._last = _Sent((), (), 0, 0, ScriptCall(DECIDE, (), ()), [])
 
     def command(self, header: tuple[object, ...], each: tuple[int, ...], now_us: int) -> tuple[ScriptCall, list[int]]:
         """Return the command, and the length of each bucket's window (µs).
@@ -143,13 +143,13 @@ class CheckCommand:
         ``header`` is the script's first arguments: mode, clock (µs), the caller's revision, cost, and a time (µs).
         ``each`` are its last: one or two for each bucket.
         """
-        last = self._last
-        if last is None or last.header != header or last.each != each or not last.since_us <= now_us < last.until_us:
+        last_header, last_each, since_us, until_us, command, windows_us = self._last
+        if last_header != header or last_each != each or not since_us <= now_us < until_us:
             since_us, until_us, args, windows_us = self._arguments(now_us)
             keys = self.keys if header[2] == NO_REVISION else (self._revision_key, *self.keys)
             command = ScriptCall(DECIDE, keys, (*header, *args, *each))
-            last = self._last = _Sent(header, each, since_us, until_us, command, windows_us)
-        return last.command, last.windows_us
+            self._last = _Sent(header, each, since_us, until_us, command, windows_us)
+        return command, windows_us
 
     def seeds(self, seeds: Sequence[int], then_us: int, now_us: int) -> tuple[int, ...]:
         """Return the seeds of ``then_us`` for ``now_us``: 0 of windows that are no longer the current ones."""
@@ -204,7 +204,7 @@ def statuses_of(
     """Return each bucket's status from the numbers of a decision."""
     # A list, because a generator costs every request more.
     statuses = [
-        BucketStatus(
+        make_status(
             bucket=bucket,
             allowed=numbers[at] == 1,
             remaining=numbers[at + 1],
