@@ -26,13 +26,13 @@ _AGES = re.compile(r"(s-maxage|max-age)=\"?(\d+)")
 def decision_headers(decision: Decision) -> dict[str, str]:
     """Return the headers that describe a decision; a degraded one has no numbers."""
     headers: dict[str, str] = {}
-    wait = retry_after_seconds(decision)
+    wait = None if decision.allowed else retry_after_seconds(decision)
     if wait is not None:
         headers["Retry-After"] = str(wait)
     if decision.refusal_id:
         headers["X-RateLimit-Refusal"] = decision.refusal_id
     enforced = [status for status in decision.statuses if status.bucket.mode == "enforce"]
-    if decision.degraded or not enforced:
+    if decision.error or not enforced:
         return headers
     for form in settings.headers:
         headers |= FORMS[form](decision, enforced, wait)
@@ -91,7 +91,7 @@ def _is_shared(response: Headers, http: Any) -> bool:
 def retry_after_seconds(decision: Decision) -> int | None:
     """Return whole seconds for Retry-After, at least 1; None when allowed or when waiting cannot help."""
     wait_us = None if decision.allowed else decision.retry_after_us
-    return None if wait_us is None else max(1, _ceil(wait_us))
+    return None if wait_us is None else max(1, -(-wait_us // _SECOND))
 
 
 def _ietf_11(decision: Decision, enforced: list[BucketStatus], wait: int | None) -> dict[str, str]:
@@ -100,12 +100,15 @@ def _ietf_11(decision: Decision, enforced: list[BucketStatus], wait: int | None)
     ``qu="requests"`` marks rates that count requests, whatever these cost. The draft has no name for units.
     """
     # Lists are joined by ", " and integers need no escaping, so only the names need the library.
-    titles = [status.bucket.title for status in enforced]
-    policies = [
-        _policy(title, (rate := status.bucket.rate).limit, rate.counts, status.window_us)
-        for title, status in zip(titles, enforced, strict=True)
-    ]
-    limits = [_name(title) + _limit(status, wait) for title, status in zip(titles, enforced, strict=True)]
+    policies, limits = [], []
+    for status in enforced:
+        bucket, next_us = status.bucket, status.next_after_us
+        title, rate = bucket.title, bucket.rate
+        policies.append(_policy(title, rate.limit, rate.counts, status.window_us))
+        # The draft: Retry-After should not be earlier than the end of any t.
+        until = 0 if next_us is None else -(-next_us // _SECOND)
+        shown = f";t={until}" if until and (wait is None or until <= wait) else ""
+        limits.append(f"{_name(title)};r={status.remaining}{shown}")
     return {"RateLimit-Policy": ", ".join(policies), "RateLimit": ", ".join(limits)}
 
 
@@ -117,7 +120,7 @@ def _x_ratelimit(decision: Decision, enforced: list[BucketStatus], wait: int | N
     return {
         "X-RateLimit-Limit": str(binding.limit),
         "X-RateLimit-Remaining": str(binding.remaining),
-        "X-RateLimit-Reset": str(_ceil(decision.at_us + binding.reset_after_us)),
+        "X-RateLimit-Reset": str(-(-(decision.at_us + binding.reset_after_us) // _SECOND)),
     }
 
 
@@ -143,15 +146,3 @@ def _policy(title: str, limit: int, counts: str, window_us: int) -> str:
     window = f";w={window_us // _SECOND}" if window_us >= _SECOND else ""
     unit = ';qu="requests"' if counts == "requests" else ""
     return f"{_name(title)};q={limit}{unit}{window}"
-
-
-def _limit(status: BucketStatus, wait: int | None) -> str:
-    """Return the parameters of a member of RateLimit."""
-    until = 0 if status.next_after_us is None else _ceil(status.next_after_us)
-    # The draft: Retry-After should not be earlier than the end of any t.
-    shown = until and (wait is None or until <= wait)
-    return f";r={status.remaining};t={until}" if shown else f";r={status.remaining}"
-
-
-def _ceil(us: int) -> int:
-    return -(-us // _SECOND)

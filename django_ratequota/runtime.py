@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from datetime import UTC
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from django.dispatch import Signal
@@ -14,8 +15,7 @@ from django.dispatch import Signal
 from .conf import Settings, settings
 from .engine import limiter
 from .engine.limiter import Limiter
-from .engine.local import LocalLimiter
-from .engine.memory import Unlimited, process_memory
+from .engine.memory import LocalLimiter, Unlimited, process_memory
 from .exceptions import ConfigurationError, StoreError
 from .store import breaker
 from .store.absent import AbsentStore
@@ -58,6 +58,13 @@ class OncePerSettings(Generic[T]):
         self._made = None
 
 
+def _local_limiter() -> LocalLimiter:
+    try:
+        return LocalLimiter(settings.local_share, settings.time_zone)
+    except ConfigurationError:  # the reason why there is no other limiter
+        return LocalLimiter(settings.local_share, UTC)
+
+
 class Process:
     """The objects that every request goes through, as attributes: reaching one costs no call.
 
@@ -75,7 +82,7 @@ class Process:
         #: Returns the limiter by the settings in force; raises ``ConfigurationError``.
         self.limiter: OncePerSettings[Limiter] = OncePerSettings(Limiter)
         #: Returns the limiter that decides under ``on_error = local`` while Redis does not answer.
-        self.local_limiter = OncePerSettings(lambda: LocalLimiter(settings.local_share))
+        self.local_limiter = OncePerSettings(_local_limiter)
 
 
 #: This process's own.

@@ -34,9 +34,9 @@ nitpicky = True
 nitpick_ignore_regex = [(r"py:.*", r"(?!django_ratequota).*")]
 # Only annotations name these.
 nitpick_ignore = [
-    ("py:class", "django_ratequota.engine.charges.Charge"),
-    ("py:class", "django_ratequota.engine.charges.Charges"),
-    ("py:class", "django_ratequota.engine.charges.Settler"),
+    ("py:class", "django_ratequota.engine.decision.Charge"),
+    ("py:class", "django_ratequota.engine.decision.Charges"),
+    ("py:class", "django_ratequota.engine.decision.Settler"),
     ("py:class", "django_ratequota.decorators.View"),
     ("py:class", "django_ratequota.headers.Headers"),
 ]

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..conf import settings
+from ..engine.backend import LimitRequest, Mode
 from ..engine.decision import Decision
 from ..engine.limiter import Limiter
 from ..engine.protocol import MAX_BUCKETS
@@ -25,7 +26,7 @@ from .steps import Step
 def decide(
     limiter: Limiter | StoreError,
     resolution: Resolution,
-    mode: str,
+    mode: Mode,
     cost: int,
     buckets: tuple[Bucket, ...],
     revision: int | None,
@@ -40,16 +41,21 @@ def decide(
     denied_by = _denied_by(resolution)
     # A blocked request consumes nothing, but asks the store too: so it sees the edit that lifts the block.
     checked = () if resolution.blocked_by or denied_by else buckets
-    times = (0, *costs) if costs and checked else (0,)
     try:
         if isinstance(limiter, StoreError):
             raise limiter
-        settler = StoreSettler(limiter)
         durable = resolution.durable and not limiter.store.absent
         lost = (yield from seeds.of(limiter, checked, revision)) if durable and checked else ()
-        decision = yield from limiter.steps(
-            mode, checked, cost, revision=revision, times=times, settler=settler, seeds=lost
+        request = LimitRequest(
+            mode=mode,
+            buckets=checked,
+            cost=cost,
+            costs=costs if checked else (),
+            seeds=lost,
+            revision=revision,
+            settler=StoreSettler(limiter),
         )
+        decision = yield from limiter.steps(request)
         if durable and mode != "peek":
             checkpoints.note(decision)
             if lost:

@@ -11,8 +11,7 @@ from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
 
-from ..engine.charges import Charge, Charges, Refund, charges_of, take_all
-from ..engine.decision import Decision
+from ..engine.decision import Charge, Charges, Decision, Refund, charges_of, take_all
 from ..engine.types import Bucket, BucketStatus
 from ..monitoring.records import RequestCost
 from ..policies.resolver import Resolution

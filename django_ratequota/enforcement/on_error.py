@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 
 from ..conf import settings
-from ..engine.charges import Charges
+from ..engine.backend import LimitRequest, Mode
 from ..engine.decision import Decision
 from ..engine.types import Bucket
 from ..runtime import process
@@ -18,33 +18,36 @@ def decide_without_store(
     blocked_by: tuple[str, ...] = (),
     *,
     peek: bool = False,
-    costs: Sequence[int] = (),
+    costs: tuple[int, ...] = (),
 ) -> Decision:
     """Return the decision by ``on_error``: refused if any policy denies, or has no room in its local counter.
 
     ``reason`` is why the store did not decide. ``costs`` are the units of each bucket; empty = ``cost`` by its rate.
     """
-    enforced = [bucket for bucket in buckets if bucket.mode == "enforce"]
-    actions = [bucket.on_error or settings.on_error for bucket in enforced]
-    denied_by = [bucket.title for bucket, action in zip(enforced, actions, strict=True) if action == "deny"]
+    denied_by = [bucket.title for bucket in buckets if bucket.mode == "enforce" and _action(bucket) == "deny"]
     if reason == "database" and settings.on_error == "deny":
         denied_by = ["all"]
+    places = [at for at, bucket in enumerate(buckets) if bucket.mode == "enforce" and _action(bucket) == "local"]
+    mode: Mode = "check" if places and not (peek or denied_by or blocked_by) else "peek"
     local = process.local_limiter()
-    counted = [bucket for bucket, action in zip(enforced, actions, strict=True) if action == "local"]
-    local_costs = [units for bucket, units in zip(buckets, costs, strict=False) if bucket in counted]
-    statuses = (
-        local.check(counted, cost, peek=bool(peek or denied_by or blocked_by), costs=local_costs) if counted else ()
+    decision = local.decide(
+        LimitRequest(
+            mode=mode,
+            buckets=tuple(buckets[at] for at in places),
+            cost=cost,
+            costs=tuple(costs[at] for at in places if costs),
+            settler=local,
+        )
     )
-    allowed = not denied_by and not blocked_by and all(status.allowed for status in statuses)
-    charged = bool(allowed and statuses and not peek)
-    units = cost if charged else 0
-    return Decision(
-        allowed=allowed,
-        statuses=statuses,
+    return replace(
+        decision,
+        allowed=decision.allowed and not denied_by and not blocked_by,
+        at_us=0,
         blocked_by=blocked_by,
         denied_by=tuple(denied_by),
         error=reason,
-        settler=local,
-        cost=units,
-        _charges=local.charges(statuses, units, local_costs) if charged else Charges(),
     )
+
+
+def _action(bucket: Bucket) -> str:
+    return bucket.on_error or settings.on_error

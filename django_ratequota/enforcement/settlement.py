@@ -14,8 +14,8 @@ from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOpera
 from django.http import Http404
 from django.http.multipartparser import MultiPartParserError
 
-from ..engine.charges import Charge, Refund, Settler, charges_of, take_all
-from ..engine.decision import Decision
+from ..engine.backend import LimitRequest, Mode
+from ..engine.decision import Charge, Charged, Decision, Refund, Settler, charges_of, take_all
 from ..engine.limiter import Limiter
 from ..engine.types import Bucket
 from ..exceptions import StoreError
@@ -40,24 +40,25 @@ class StoreSettler:
     def charge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
         return drive(self.steps("charge", buckets, cost), _runner().do)
 
-    def refund(self, buckets: tuple[Bucket, ...], *, cost: int, charged: tuple[int, ...]) -> Decision:
+    def refund(self, buckets: tuple[Bucket, ...], *, cost: int, charged: Charged | None) -> Decision:
         return drive(self.steps("refund", buckets, cost, charged), _runner().do)
 
     async def acharge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
         return await adrive(self.steps("charge", buckets, cost), _runner().ado)
 
-    async def arefund(self, buckets: tuple[Bucket, ...], *, cost: int, charged: tuple[int, ...]) -> Decision:
+    async def arefund(self, buckets: tuple[Bucket, ...], *, cost: int, charged: Charged | None) -> Decision:
         return await adrive(self.steps("refund", buckets, cost, charged), _runner().ado)
 
     def steps(
-        self, mode: str, buckets: tuple[Bucket, ...], cost: int, charged: tuple[int, ...] = (0,)
+        self, mode: Mode, buckets: tuple[Bucket, ...], cost: int, charged: Charged | None = None
     ) -> Generator[Step, Any, Decision]:
         """Yield the steps of either verb, for ``check`` to run among its own."""
         limiter, lost = self._limiter, tuple[int, ...]()
         if mode == "charge" and any(bucket.durable for bucket in buckets):
             lost = yield from seeds.of(limiter, buckets)
         try:
-            decision = yield from limiter.steps(mode, buckets, cost, times=charged, settler=self, seeds=lost)
+            request = LimitRequest(mode=mode, buckets=buckets, cost=cost, charged=charged, seeds=lost, settler=self)
+            decision = yield from limiter.steps(request)
         except StoreError as error:
             note_degraded(error.reason, error)
             return Decision(allowed=True, error=error.reason)

@@ -13,8 +13,7 @@ from typing import Any
 from asgiref.sync import sync_to_async
 from django.utils.functional import LazyObject
 
-from ..engine.decision_steps import REVISION_SHARE
-from ..engine.limiter import Limiter
+from ..engine.limiter import REVISION_SHARE, Limiter
 from ..exceptions import StoreError
 from ..runtime import default_limiter
 from ..store.base import Call

@@ -11,38 +11,33 @@ from dataclasses import replace
 from typing import Any
 
 from ..exceptions import StoreError
-from .charges import Charges, charges_of, take_all
-from .decision import Decision
-from .types import Bucket, BucketStatus
+from .backend import LimitRequest, Steps
+from .decision import Charged, Charges, Decision, charges_of, take_all
+from .types import BucketStatus
 
-#: (mode, buckets of one subject, cost, times in µs) -> the steps of one atomic call.
-AtomicCall = Callable[[str, tuple[Bucket, ...], int, tuple[int, ...]], Generator[Any, Any, Decision]]
+#: Returns the steps of one atomic call over the buckets of one subject.
+AtomicCall = Callable[[LimitRequest], Steps]
 
 
-def decide_per_subject(
-    call: AtomicCall, mode: str, buckets: tuple[Bucket, ...], cost: int, times: tuple[int, ...]
-) -> Generator[Any, Any, Decision]:
+def decide_per_subject(call: AtomicCall, request: LimitRequest) -> Steps:
     """Return the steps of a verb over buckets of any subjects; raises ``StoreError``.
 
     The statuses have the buckets' order. A refusal leaves out buckets whose server failed after it.
     """
-    at_us, *each = times  # the rest, if any, is one or two per bucket: its level or own cost, and its seed
-    subjects = sorted(dict.fromkeys(bucket.subject for bucket in buckets), key=_is_shared)
     decisions: list[Decision] = []
-    for subject in subjects:
-        own = tuple(bucket for bucket in buckets if bucket.subject == subject)
-        own_each = [n for at, n in enumerate(each) if buckets[at % len(buckets)].subject == subject]
+    for subject in sorted(dict.fromkeys(bucket.subject for bucket in request.buckets), key=_is_shared):
+        own = _part(request, subject)
         # After a refusal, the other subjects are read, not charged.
         refused = not all(decision.allowed for decision in decisions)
         try:
-            decision = yield from call("peek" if refused else mode, own, cost, (at_us, *own_each))
+            decision = yield from call(own._replace(mode="peek") if refused else own)
         except StoreError:
             if refused:
                 continue  # a server that is down does not undo a refusal
-            if mode == "check":
+            if request.mode == "check":
                 yield from _give_back(call, decisions)
             raise
-        if mode == "check" and not refused and not decision.allowed:
+        if request.mode == "check" and not refused and not decision.allowed:
             decisions = yield from _give_back(call, decisions)
         decisions.append(decision)
     statuses = {status.bucket.counter: status for decision in decisions for status in decision.statuses}
@@ -52,10 +47,28 @@ def decide_per_subject(
     charges = Charges((charge for decision in decisions for charge in charges_of(decision)), units=units)
     return Decision(
         allowed=allowed,
-        statuses=tuple(statuses[bucket.counter] for bucket in buckets if bucket.counter in statuses),
+        statuses=tuple(statuses[bucket.counter] for bucket in request.buckets if bucket.counter in statuses),
         at_us=max((decision.at_us for decision in decisions), default=0),
+        revision=request.revision or 0,
+        settler=request.settler,
         cost=units,
         _charges=charges if allowed else None,
+    )
+
+
+def _part(request: LimitRequest, subject: str) -> LimitRequest:
+    """Return the part of the request about one subject; the revision is compared apart."""
+    places = [at for at, bucket in enumerate(request.buckets) if bucket.subject == subject]
+
+    def own(values: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(values[at] for at in places) if values else ()
+
+    return request._replace(
+        buckets=tuple(request.buckets[at] for at in places),
+        costs=own(request.costs),
+        charged=request.charged and Charged(request.charged.at_us, own(request.charged.levels_us)),
+        seeds=own(request.seeds),
+        revision=None,
     )
 
 
@@ -64,9 +77,9 @@ def _give_back(call: AtomicCall, charged: list[Decision]) -> Generator[Any, Any,
     refunded = []
     for decision in charged:
         now: dict[object, BucketStatus] = {}
-        for refund in take_all(charges_of(decision)):  # one call for each cost
+        for buckets, units, of in take_all(charges_of(decision)):  # one call for each cost
             try:
-                after = yield from call("refund", *refund)
+                after = yield from call(LimitRequest(mode="refund", buckets=buckets, cost=units, charged=of))
             except StoreError:
                 continue  # its server fails now: the units stay charged until they drain or expire
             now |= {status.bucket.counter: status for status in after.statuses}

@@ -1,13 +1,14 @@
-"""Decisions: what a check finds, and the charges, refunds and settlements that may follow it."""
+"""Decisions: what a check finds, what it charged, and the charges, refunds and settlements that may follow it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
 
 from ..utils.locks import ForkSafeLock
 from ..utils.shielding import shielded
-from .charges import Charges, Refund, Settler, charges_of, take
+from .rates import BURST_ALGORITHMS
 from .types import Bucket, BucketStatus, check_cost, fast_init
 
 _SECOND = 10**6
@@ -15,6 +16,67 @@ _SECOND = 10**6
 _settling = ForkSafeLock()
 #: Retry-After of a request that was denied because the store failed: stores come back within seconds, or much later.
 _STORE_RETRY_US = 1 * _SECOND
+
+
+class Charged(NamedTuple):
+    """Which units a refund takes, where that is known: those of one charge."""
+
+    #: When they were charged, by the clock of the counters (µs).
+    at_us: int
+    #: How long after that each bucket would have been full again (µs); same order and length as the buckets.
+    levels_us: tuple[int, ...]
+
+
+class Refund(NamedTuple):
+    """The arguments of one refund."""
+
+    buckets: tuple[Bucket, ...]
+    units: int
+    charged: Charged
+
+
+class Settler(Protocol):
+    """Charges and refunds buckets after a decision: the limiter that made it; ``charged`` None = the newest units."""
+
+    def charge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision: ...
+    def refund(self, buckets: tuple[Bucket, ...], *, cost: int, charged: Charged | None) -> Decision: ...
+    async def acharge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision: ...
+    async def arefund(self, buckets: tuple[Bucket, ...], *, cost: int, charged: Charged | None) -> Decision: ...
+
+
+@dataclass(slots=True)
+class Charge:
+    """Units that were charged to one bucket at once, minus the refunded ones."""
+
+    bucket: Bucket
+    #: Units not refunded yet.
+    units: int
+    #: When it was charged (µs), by the clock of the counters.
+    at_us: int
+    #: µs from then until the bucket would have been full again. The oldest units drain first, so these drain last.
+    level_us: int
+    #: Processes that divide the limit, each with its own counter; 1 = the store counts for all.
+    share: int
+    #: Charged by ``Decision.charge`` after the check: for work that was done, so no later refusal refunds it.
+    settled: bool = False
+
+    def take(self, units: int) -> None:
+        """Subtract refunded units; the rest drains that much earlier."""
+        self.units -= units
+        rate = self.bucket.rate
+        if rate.algorithm in BURST_ALGORITHMS:
+            self.level_us = max(0, self.level_us - units * self.share * rate.period_us // rate.limit)
+
+
+class Charges(list[Charge]):
+    """What one decision charged and did not give back, the newest last."""
+
+    def __init__(self, charges: Iterable[Charge] = (), *, units: int = 0) -> None:
+        """``units`` are the request's: those of its checks, plus and minus those charged and refunded by hand."""
+        super().__init__(charges)
+        self.units = units
+        #: The decision of the last charge or refund by hand; None = none yet.
+        self.latest: Decision | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,10 +147,11 @@ class Decision:
     @property
     def binding(self) -> BucketStatus | None:
         """The enforced bucket that matters most: refused with the longest wait, else the smallest remaining share."""
-        if self.refusing:
-            return max(self.refusing, key=lambda s: float("inf") if s.retry_after_us is None else s.retry_after_us)
+        refusing = () if self.allowed else self.refusing
+        if refusing:
+            return max(refusing, key=lambda s: float("inf") if s.retry_after_us is None else s.retry_after_us)
         enforced = [status for status in self.statuses if status.bucket.mode == "enforce"]
-        return min(enforced, key=lambda s: s.remaining / s.limit, default=None)
+        return min(enforced, key=lambda s: s.remaining / s.bucket.rate.capacity, default=None)
 
     @property
     def limit(self) -> int | None:
@@ -234,5 +297,53 @@ class Decision:
         return latest
 
 
-#: A constructor that takes every field by position.
+#: Returns a decision of the same keywords, sooner.
 make_decision = fast_init(Decision)
+
+
+def charge_each(
+    statuses: Sequence[BucketStatus], units: int, at_us: int, share: int = 1, costs: Sequence[int] = ()
+) -> Charges:
+    """Return the charges of an admitted request of ``units``: the buckets that had room, without those of 0 units.
+
+    ``costs`` are the units of each bucket, in the order of the statuses; empty = by its rate.
+    """
+    each = costs or [status.bucket.rate.units(units) for status in statuses]
+    charges = (
+        Charge(status.bucket, cost, at_us, status.reset_after_us, share)
+        for status, cost in zip(statuses, each, strict=False)
+        if cost and status.allowed
+    )
+    return Charges(charges, units=units)
+
+
+def charges_of(decision: Decision) -> Charges:
+    """Return what the decision charged, the newest last; always the same list."""
+    charges = decision._charges
+    if charges is None:
+        # A peek, and a decision without the store, has a cost of 0. A check of 0 units lists its charges itself.
+        charges = charge_each(decision.statuses, decision.cost, decision.at_us) if decision.cost else Charges()
+        object.__setattr__(decision, "_charges", charges)
+    return charges
+
+
+def take(charges: Sequence[Charge], units: int) -> list[Refund]:
+    """Take ``units`` from each bucket's charges, the newest first; one refund for what was charged together."""
+    left: dict[object, int] = {}
+    together: dict[tuple[int, int, int], list[tuple[Bucket, int]]] = {}
+    for charge in reversed(charges):
+        wanted = left.get(charge.bucket.counter, units)
+        taken = min(wanted, charge.units)
+        if taken:
+            together.setdefault((charge.at_us, taken, wanted), []).append((charge.bucket, charge.level_us))
+            charge.take(taken)
+            left[charge.bucket.counter] = wanted - taken
+    return [
+        Refund(tuple(bucket for bucket, _ in of), taken, Charged(at_us, tuple(level_us for _, level_us in of)))
+        for (at_us, taken, _), of in together.items()
+    ]
+
+
+def take_all(charges: Sequence[Charge]) -> list[Refund]:
+    """Take all units that are left; a bucket may have been charged more than once."""
+    return take(charges, sum(charge.units for charge in charges))

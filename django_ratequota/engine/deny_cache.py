@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from ..utils.locks import ForkSafeLock
-from .charges import Settler
-from .crossslot import AtomicCall
+from .backend import LimitRequest
 from .decision import Decision, make_decision
 from .types import Bucket, BucketStatus, make_status
 
@@ -50,7 +49,7 @@ class DenyCache:
         """``seconds`` is how long a refusal is repeated at most; 0 = not at all."""
         self.enabled = seconds > 0
         self._lifetime_us = int(seconds * 10**6)
-        self._clock = clock or monotonic_us
+        self._clock = clock or _monotonic_us
         self._size = size
         self._denials: OrderedDict[object, _Denial] = OrderedDict()
         # Place -> the last change there, for places with refusals or refunds. A refusal that was sent before that
@@ -68,21 +67,13 @@ class DenyCache:
         """Return the mark for ``learn``; call it before sending the request to Redis."""
         return self._version, self._clock()
 
-    def learn(
-        self,
-        mode: str,
-        decision: Decision,
-        buckets: tuple[Bucket, ...],
-        cost: object,
-        revision: int | None,
-        mark: Mark,
-    ) -> None:
-        """Keep a refusal by Redis; ``cost`` is any object that is equal for equal costs."""
+    def learn(self, request: LimitRequest, decision: Decision, mark: Mark) -> None:
+        """Keep a refusal by Redis."""
         if decision.allowed:
-            if mode != "peek":
-                self._charged(buckets)
+            if request.mode != "peek":
+                self._charged(request.buckets)
             return
-        if mode != "check" or len(decision.statuses) != len(buckets):
+        if request.mode != "check" or len(decision.statuses) != len(request.buckets):
             return  # fewer statuses: on a Cluster, where a server failed after the refusal
         version, sent_us = mark
         # Those in log mode too: once one has room again, the reply is another.
@@ -93,17 +84,15 @@ class DenyCache:
         with self._lock:
             for place in places:  # a change since it was sent stays newer: then this refusal is never repeated
                 self._touch(place, self._changes.get(place, 0))
-            key = (buckets, cost, revision)
+            key = _key(request)
             self._denials[key] = _Denial(decision.statuses, decision.at_us, self._clock(), until_us, version, places)
             self._denials.move_to_end(key)
             if len(self._denials) > self._size:
                 self._denials.popitem(last=False)
 
-    def get(
-        self, buckets: tuple[Bucket, ...], cost: object, revision: int | None, settler: Settler
-    ) -> Decision | None:
+    def get(self, request: LimitRequest) -> Decision | None:
         """Return the refusal that Redis would repeat now; None when Redis has to decide."""
-        denial = self._denials.get((buckets, cost, revision)) if self._denials else None
+        denial = self._denials.get(_key(request)) if self._denials else None
         if denial is None or denial.version < self._oldest_valid:
             return None
         now_us = self._clock()
@@ -114,22 +103,13 @@ class DenyCache:
                 return None
         passed_us = now_us - denial.received_us
         statuses = tuple([_later(status, passed_us) for status in denial.statuses])
-        at_us = denial.at_us + passed_us
-        return make_decision(False, statuses, at_us, (), (), "", revision or 0, "", settler, 0, None, None, None)
-
-    def forgetting_refunds(self, call: AtomicCall) -> AtomicCall:
-        """Wrap an atomic call on a Cluster, where a refused check may refund buckets that it charged before."""
-
-        def steps(
-            mode: str, buckets: tuple[Bucket, ...], cost: int, times: tuple[int, ...]
-        ) -> Generator[Any, Any, Decision]:
-            try:
-                return (yield from call(mode, buckets, cost, times))
-            finally:
-                if mode == "refund":
-                    self.freed(buckets)
-
-        return steps
+        return make_decision(
+            allowed=False,
+            statuses=statuses,
+            at_us=denial.at_us + passed_us,
+            revision=request.revision or 0,
+            settler=request.settler,
+        )
 
     def freed(self, buckets: Iterable[Bucket]) -> None:
         """Forget the refusals by these buckets, those on their way too, as units came back."""
@@ -166,6 +146,11 @@ class DenyCache:
             self._oldest_valid = max(self._oldest_valid, self._changes.popitem(last=False)[1])
 
 
+def _key(request: LimitRequest) -> object:
+    """Return a key that is equal for requests that Redis refuses alike."""
+    return request.buckets, request.cost, request.costs, request.revision
+
+
 def _place(bucket: Bucket) -> object:
     """Return a key that is equal for buckets of one subject and endpoint, whatever their rates."""
     return bucket.subject, bucket.scope if bucket.endpoint_id is None else bucket.endpoint_id
@@ -173,19 +158,21 @@ def _place(bucket: Bucket) -> object:
 
 def _later(status: BucketStatus, passed_us: int) -> BucketStatus:
     """Return the status ``passed_us`` later; a refusal charges nothing, so ``remaining`` is a lower bound."""
-    wait_us, reset_us = status.retry_after_us, status.reset_after_us
+    wait_us, reset_us, next_us = status.retry_after_us, status.reset_after_us, status.next_after_us
     if not wait_us and not reset_us:
         return status
-    wait_us = wait_us and wait_us - passed_us
-    reset_us = reset_us - passed_us if reset_us > passed_us else 0
-    # Once units came back, only Redis knows when the next ones do.
-    next_us = status.next_after_us
-    next_us = next_us - passed_us if next_us is not None and next_us > passed_us else None
     return make_status(
-        status.bucket, status.allowed, status.remaining, wait_us, reset_us, status.window_us, next_us, status.debt
+        bucket=status.bucket,
+        allowed=status.allowed,
+        remaining=status.remaining,
+        retry_after_us=wait_us and wait_us - passed_us,
+        reset_after_us=reset_us - passed_us if reset_us > passed_us else 0,
+        # Once units came back, only Redis knows when the next ones do.
+        next_after_us=next_us - passed_us if next_us is not None and next_us > passed_us else None,
+        window_us=status.window_us,
+        debt=status.debt,
     )
 
 
-def monotonic_us() -> int:
-    """Return this process's monotonic clock in µs."""
+def _monotonic_us() -> int:
     return time.monotonic_ns() // 1000

@@ -1,240 +1,490 @@
-"""Counting in this process instead of Redis: exact limits for one process, and for each of several its own.
+"""The backend in this process: exact limits for one process, and for each of several its own.
 
-``Memory`` decides what the script decides in Redis. Its limiter takes the same steps, of which none is a command.
+It decides for ``memory://`` what the script decides in Redis, and for ``on_error = local`` this process's share of
+each limit: there each unit counts as many times as processes divide the limit.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections import OrderedDict, deque
+from collections.abc import Callable, Generator, Iterable
 from datetime import tzinfo
 from fractions import Fraction
-from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..exceptions import NewerRevision
+from ..utils.locks import ForkSafeLock
+from .backend import BY_HAND, CHARGING, LimitRequest, Steps
 from .calendar_windows import calendar_window
-from .charges import Charges, Settler, charge_each
-from .counters import WINDOWS, Counter, Counters
-from .decision import Decision
-from .protocol import CHARGING, bucket_keys
-from .rates import Rate
-from .types import Bucket, BucketStatus
+from .decision import Charged, Charges, Decision, charge_each
+from .protocol import bucket_keys
+from .types import Bucket, BucketStatus, check_cost
 
 #: Most counters of a process. The least recently used are forgotten, which resets their limits, except refusing ones.
 SIZE = 100_000
-_FIXED, _COUNTER, _LOG = "fixed_window", "sliding_window_counter", "sliding_window_log"
+#: Most counters of ``on_error = local``.
+LOCAL_SIZE = 10_000
+#: Refusing counters that are searched for an expired one before new callers share one.
+_MAX_SEARCHED = 16
+_Name = tuple[object, ...]
 
 
-class Memory(Counters):
-    """The counters of this process, each exact by its algorithm's definition: times are whole µs, units fractions."""
+class _Counter(ABC):
+    """What one counter holds, and the terms of the request in hand: units are whole, times are µs."""
 
-    _epsilon = 0
-    _us = 1
+    #: Its own time at the last charge, or the start of its window; a clock that is set back does not change it.
+    since = 0
+    #: Until when it refuses, by the latest check; 0 = it does not.
+    refused_until = 0
+    #: Its name among the counters, and its time, which is ``since`` at the earliest.
+    name: _Name
+    now: int
+    #: The rate as this process counts it, and the window around ``now``.
+    limit: int
+    period: int
+    capacity: int
+    window: tuple[int, int]
 
-    def __init__(self, zone: tzinfo, clock: Callable[[], int] | None = None) -> None:
-        """``zone`` aligns calendar windows; ``clock`` returns µs since the Unix epoch (None = this machine's)."""
-        self.clock = clock or _wall_us
-        super().__init__(1, SIZE, lambda: self.clock())
-        #: The newest revision that this process has published; 0 = none.
-        self.revision = 0
-        self._zone = zone
+    @abstractmethod
+    def advance(self) -> None:
+        """Forget what has expired."""
 
-    def steps(
-        self,
-        mode: str,
-        buckets: tuple[Bucket, ...],
-        cost: int,
-        times: tuple[int, ...] = (0,),
-        revision: int | None = None,
-        settler: Settler | None = None,
-        share: float = 1.0,
-    ) -> Generator[Any, Any, Decision]:
-        """Return the steps of one atomic call; arguments and errors are those of a call to Redis."""
-        bucket_keys("", buckets)
-        if revision is not None and self.revision > revision:
-            raise NewerRevision(self.revision)
-        first, *each = times[: 1 + len(buckets)]  # no seeds: this process has lost nothing
-        known = mode == "refund" and first  # a known charge, whose levels follow
-        costs = [cost] * len(buckets) if known else each or [bucket.rate.units(cost) for bucket in buckets]
-        longest = first if mode == "acquire" else 0
-        now, statuses = self._apply(mode, buckets, costs, (first, *each) if known else (), longest)
-        at_us = int(now)
-        allowed = not any(status.refused for status in statuses)
-        units = cost if allowed and mode in CHARGING else 0
-        # A decision of no units does not list its charges itself.
-        charges = charge_each(statuses, units, at_us, costs=costs) if allowed and mode in CHARGING else Charges()
-        return Decision(
-            allowed=allowed,
-            statuses=statuses,
-            at_us=at_us,
-            revision=revision or 0,
-            settler=settler,
-            cost=units,
-            _charges=charges,
-        )
-        yield
+    @abstractmethod
+    def used(self) -> Fraction | int:
+        """Return the units in use."""
 
-    def reset(self, buckets: Iterable[Bucket]) -> int:
-        """Forget what was counted; returns how many of the buckets had counted anything."""
-        with self._lock:
-            found = [
-                counters.pop(bucket.counter, None)
-                for bucket in buckets
-                for counters in (self._passing, self._refusing)
-            ]
-        return sum(counter is not None for counter in found)
+    def holds(self) -> bool:
+        """Return whether anything is in use by the terms of any request."""
+        return bool(self.used())
 
-    def publish(self) -> int:
-        """Make this process reload its policies before its next decision; returns the new revision."""
-        self.revision = max(self.revision + 1, self.clock())
-        return self.revision
+    @abstractmethod
+    def fits_at(self, units: int, room: int) -> int:
+        """Return when the units fit into ``room`` units, which they do not now."""
 
-    def _scaled(self, rate: Rate) -> Any:
-        return rate.limit, Fraction(rate.period_us)
+    @abstractmethod
+    def full_at(self) -> int:
+        """Return when nothing is in use any more."""
 
-    def _meter(self, rate: Rate) -> Any:
-        return Fraction(rate.limit, rate.period_us), rate.capacity
+    @abstractmethod
+    def charge(self, units: int, *, slot: bool) -> None:
+        """Add the units; ``slot`` = as one of a queue."""
 
-    def _window(self, counter: Counter, rate: Rate, now: Any) -> tuple[Any, Any]:
-        """Return the bounds of the window around ``now``: by the calendar, or at multiples of the period."""
-        if rate.calendar:
-            return calendar_window(rate.calendar, now, self._zone, counter.anchor)
-        start = now - now % rate.period_us
-        return start, start + rate.period_us
+    @abstractmethod
+    def refund(self, units: int, took: _Took | None) -> None:
+        """Take the units, of what is left of that charge; None = the newest."""
 
-    def _time_of(self, counter: Counter, now: Any) -> Any:
-        """Return the counter's own time, which does not go back when the clock is set back."""
-        return max(now, counter.since)
 
-    def _advance(self, counter: Counter, rate: Rate, now: float) -> None:
-        if rate.algorithm == _LOG:
-            while counter.log and counter.log[0][0] + rate.period_us <= now:
-                counter.units -= counter.log.popleft()[1]
-        elif rate.algorithm in (_FIXED, _COUNTER):
-            start = self._window(counter, rate, now)[0]
-            if start > counter.since or not (counter.units or counter.previous):
-                follows = rate.algorithm == _COUNTER and start - counter.since == rate.period_us
-                counter.previous = counter.units if follows else 0
-                counter.units, counter.since = 0, start
-        else:
-            super()._advance(counter, rate, now)
-            if counter.uncut is not None and not _level_of(counter.uncut, now):
-                counter.uncut = None
+class _Took(NamedTuple):
+    """One bucket's part of a charge that is refunded: when it was made, and until when it was counted."""
 
-    def _charge(self, counter: Counter, rate: Rate, cost: int, now: Any, slot: bool = False) -> None:
-        if rate.algorithm == _LOG:
-            counter.log = counter.log or deque()
-            counter.log.append((now, cost))
-            counter.since = now
-        if rate.algorithm in WINDOWS:
-            super()._charge(counter, rate, cost, now)
-            return
-        drain, room = self._meter(rate)
-        uncut, counter.uncut = counter.uncut, None
-        if uncut is not None and drain > counter.drain:  # nothing was cut off for this rate
-            _replace_level(counter, uncut)
-            uncut = None
-        used = level = self._level(counter, rate, now)[0]
-        over = used + cost - room
-        if counter.drain > drain and slot and over > 0:
-            # The slot begins at the instant in its caller's reply, and the next slot behind it.
-            level += Fraction(ceil(over * rate.period_us * drain / counter.drain), rate.period_us) - over
-        elif counter.drain > drain:
-            level = min(level, room)
-        if level < used and uncut is None:
-            uncut = Counter(used, 0, now, counter.drain, counter.room)
-        counter.booked = (slot or (counter.booked and used > room)) and level + cost > room
-        counter.units, counter.since, counter.drain, counter.room = level + cost, now, drain, room
-        if uncut is not None:
-            held = _level_of(uncut, now)
-            uncut.units, uncut.since = max(held, min(held + cost, uncut.room)), now
-            counter.uncut = uncut if uncut.units > counter.units else None
+    at: int
+    until: int
 
-    def _level(self, counter: Counter, rate: Rate, now: Any) -> tuple[Any, Any]:
-        uncut = counter.uncut
-        faster = uncut is not None and self._meter(rate)[0] > counter.drain
-        return super()._level(uncut if uncut is not None and faster else counter, rate, now)
 
-    def _put(self, name: Any, counter: Counter) -> None:
-        super()._put(name, counter)
-        if counter.uncut is not None and name[0] is not None and name not in self._refusing:
+class _FixedWindow(_Counter):
+    """Units in the window that began at ``since``."""
+
+    count = 0
+
+    def advance(self) -> None:
+        if self.window[0] > self.since or not self.count:
+            self.since, self.count = self.window[0], 0
+
+    def used(self) -> int:
+        return self.count
+
+    def fits_at(self, units: int, room: int) -> int:
+        return self.window[1]
+
+    def full_at(self) -> int:
+        return self.window[1]
+
+    def charge(self, units: int, *, slot: bool) -> None:
+        self.count += units
+
+    def refund(self, units: int, took: _Took | None) -> None:
+        if took is None or took.at >= self.since:
+            self.count = max(0, self.count - units)
+
+
+class _SlidingLog(_Counter):
+    """The charges of the last period, the oldest first."""
+
+    def __init__(self) -> None:
+        self.log: deque[tuple[int, int]] = deque()
+        self.total = 0
+
+    def advance(self) -> None:
+        while self.log and self.log[0][0] + self.period <= self.now:
+            self.total -= self.log.popleft()[1]
+
+    def used(self) -> int:
+        return self.total
+
+    def fits_at(self, units: int, room: int) -> int:
+        over = self.total + units - room
+        for at, charged in self.log:
+            over -= charged
+            if over <= 0:
+                return at + self.period
+        return self.now
+
+    def full_at(self) -> int:
+        return self.log[-1][0] + self.period
+
+    def charge(self, units: int, *, slot: bool) -> None:
+        self.log.append((self.now, units))
+        self.since, self.total = self.now, self.total + units
+
+    def refund(self, units: int, took: _Took | None) -> None:
+        kept = []
+        for at, charged in reversed(self.log):
+            taken = min(units, charged) if took is None or at == took.until - self.period else 0
+            units, self.total = units - taken, self.total - taken
+            if charged > taken:
+                kept.append((at, charged - taken))
+        self.log = deque(reversed(kept))
+
+
+class _SlidingCounter(_Counter):
+    """Units in the window that began at ``since``, and in the one before, which counts less and less."""
+
+    current = previous = 0
+
+    def advance(self) -> None:
+        start = self.window[0]
+        if start > self.since or not (self.current or self.previous):
+            self.previous = self.current if start - self.since == self.period else 0
+            self.since, self.current = start, 0
+
+    def used(self) -> Fraction:
+        left = self.since + self.period - self.now
+        return Fraction(self.previous * left, self.period) + self.current
+
+    def fits_at(self, units: int, room: int) -> int:
+        windows, free, weighted = 1, room - self.current - units, self.previous
+        if free < 0:
+            windows, free, weighted = 2, room - units, self.current
+        return self.since + windows * self.period - free * self.period // weighted
+
+    def full_at(self) -> int:
+        return self.since + (2 if self.current else 1) * self.period
+
+    def charge(self, units: int, *, slot: bool) -> None:
+        self.current += units
+
+    def refund(self, units: int, took: _Took | None) -> None:
+        windows = (took.until - self.since) // self.period if took else 2
+        rest = units if windows == 1 else 0
+        if windows == 2:
+            rest = 0 if took else max(0, units - self.current)
+            self.current = max(0, self.current - units)
+        self.previous = max(0, self.previous - rest)
+
+
+class _Meter(_Counter):
+    """Units that drain: token_bucket, leaky_bucket and gcra. As ``token_bucket.lua``, which tells the rules."""
+
+    #: Units times period, at ``since``; the limit and the capacity that they were written under.
+    level = written = size = 0
+    #: Whether the units above the capacity are booked slots.
+    booked = False
+
+    def advance(self) -> None:
+        """Nothing expires: units drain from charge to charge."""
+
+    @property
+    def edited(self) -> bool:
+        return (self.written, self.size) != (self.limit, self.capacity)
+
+    def left(self) -> tuple[int, int]:
+        """Return the level by the present terms, and the faster of both limits, by which it drains."""
+        level, limit = self.level, self.limit
+        if level and self.edited:
+            level, limit = min(level, max(self.size, self.capacity) * self.period), max(self.written, limit)
+        return max(0, level - (self.now - self.since) * limit), limit
+
+    def used(self) -> Fraction:
+        return Fraction(self.left()[0], self.period)
+
+    def holds(self) -> bool:
+        return self.level > (self.now - self.since) * self.written
+
+    def fits_at(self, units: int, room: int) -> int:
+        level, limit = self.left()
+        return self.now - ((room - units) * self.period - level) // limit
+
+    def full_at(self) -> int:
+        return self.fits_at(0, 0)
+
+    def charge(self, units: int, *, slot: bool) -> None:
+        (level, drain), room, added = self.left(), self.capacity * self.period, units * self.period
+        booked = slot or (self.booked and level > room)
+        over = level + added - room
+        if drain > self.limit and over > 0:
+            # A slot begins at the instant in its caller's reply, and the next slot behind it.
+            level -= over - (-(-over * self.limit // drain) if slot else min(over, added))
+        self.level, self.since, self.written, self.size = level + added, self.now, self.limit, self.capacity
+        self.booked = booked and self.level > room
+
+    def refund(self, units: int, took: _Took | None) -> None:
+        level = held = max(0, self.level - (self.now - self.since) * self.written)
+        if took:  # the oldest units drain first, so these are the last to drain
+            held = (took.until - took.at) * self.limit - (self.now - took.at) * max(self.limit, self.written)
+            if self.edited:  # which left no more of them
+                size = self.size if self.written < self.limit else max(self.size, self.capacity)
+                held = min(held, size * self.period)
+        if self.booked and level > self.size * self.period and not (took and held >= level):
+            held = 0  # another slot may be booked behind it
+        self.level, self.since = level - max(0, min(units * self.period, held, level)), self.now
+
+
+_COUNTERS: dict[str, type[_Counter]] = {
+    "fixed_window": _FixedWindow,
+    "sliding_window_log": _SlidingLog,
+    "sliding_window_counter": _SlidingCounter,
+    "token_bucket": _Meter,
+    "leaky_bucket": _Meter,
+    "gcra": _Meter,
+}
+
+
+class _Counters:
+    """A bounded number of counters, of which a refusing one is never forgotten."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        # Least recently used first. Refusing counters are apart, as a flood of new callers must not free a client.
+        self._passing: OrderedDict[_Name, _Counter] = OrderedDict()
+        self._refusing: OrderedDict[_Name, _Counter] = OrderedDict()
+        # By policy, without a subject; apart, as each new caller would evict a shared counter.
+        self._shared: dict[_Name, _Counter] = {}
+
+    def __len__(self) -> int:
+        return len(self._passing) + len(self._refusing) + len(self._shared)
+
+    def take(self, name: _Name, kind: type[_Counter], now: int, *, peek: bool) -> _Counter:
+        """Remove and return the counter; one of another kind, as the limit was edited, is replaced."""
+        if name not in self._passing and name not in self._refusing and not self._has_room(now, peek):
+            # All counters are refusing: the new callers of a policy share one.
+            name = (None, *name[1:])
+        found = self.pop(name)
+        counter = found if isinstance(found, kind) else kind()
+        counter.name = name
+        return counter
+
+    def pop(self, name: _Name) -> _Counter | None:
+        """Remove and return a counter; None where there is none."""
+        homes = (self._passing, self._refusing, self._shared)
+        return next((counters.pop(name) for counters in homes if name in counters), None)
+
+    def put(self, counter: _Counter) -> None:
+        """Store a counter as the last one used; one that holds nothing is forgotten."""
+        name = counter.name
+        if name[0] is None:
+            self._shared[name] = counter
+        elif counter.refused_until:
+            self._refusing[name] = counter
+        elif counter.holds():
             self._passing[name] = counter
 
-    def _give_back(self, counter: Counter, rate: Rate, cost: int, now: Any, charged: tuple[Any, Any] | None) -> None:
-        if rate.algorithm == _FIXED:
-            if charged is None or charged[0] >= counter.since:
-                counter.units = max(0, counter.units - cost)
-        elif rate.algorithm == _LOG:
-            log: deque[tuple[int, int]] = counter.log or deque()
-            newer: list[tuple[int, int]] = []
-            while cost and log and (charged is None or log[-1][0] >= charged[0]):
-                at_us, units = log.pop()
-                taken = min(units, cost) if charged is None or at_us == charged[0] else 0
-                cost, counter.units = cost - taken, counter.units - taken
-                if units > taken:
-                    newer.append((at_us, units - taken))
-            log.extend(reversed(newer))
-        elif rate.algorithm == _COUNTER:
-            super()._give_back(counter, rate, cost, now, charged)
-        else:
-            self._give_back_level(counter, rate, cost, now, charged)
+    def _has_room(self, now: int, peek: bool) -> bool:
+        if len(self._passing) + len(self._refusing) < self._size:
+            return True
+        if peek:
+            return bool(self._passing)
+        for _ in range(min(_MAX_SEARCHED, len(self._refusing))):
+            name, counter = self._refusing.popitem(last=False)
+            if counter.refused_until <= now:
+                return True
+            self._refusing[name] = counter
+        if self._passing:
+            self._passing.popitem(last=False)
+            return True
+        return False
 
-    def _give_back_level(
-        self, counter: Counter, rate: Rate, cost: int, now: Any, charged: tuple[Any, Any] | None
+
+class Memory:
+    """The counters of this process; with a share above 1 each admits that part of a limit."""
+
+    #: ``error`` of its decisions.
+    error = ""
+
+    def __init__(
+        self, zone: tzinfo, clock: Callable[[], int] | None = None, *, share: int = 1, size: int = SIZE
     ) -> None:
-        """Take units from a bucket, which stays under the rate that it was charged under, as in the script."""
-        left, units, given = 0, cost, cost
-        if charged:  # the oldest units drain first, so these are the last to drain
-            own, room = self._meter(rate)
-            left = charged[1] * own - (now - charged[0]) * max(own, counter.drain)
-            given = min(cost, left)
-            if (own, room) != (counter.drain, counter.room):  # an edit left no more of them
-                left = min(left, counter.room if counter.drain < own else max(counter.room, room))
-            units = min(cost, left)
-        used = _level_of(counter, now)
-        if counter.booked and used > counter.room and left < used:
-            units = given = 0  # another slot may be booked behind it
-        counter.units, counter.since = max(0, used - max(0, units)), now
-        uncut, counter.uncut = counter.uncut, None
-        if uncut is not None:
-            uncut.units, uncut.since = _level_of(uncut, now) - max(0, given), now
-            if not counter.units and uncut.units > 0:
-                _replace_level(counter, uncut)
-                counter.booked = False
-            elif uncut.units > counter.units:
-                counter.uncut = uncut
+        """``zone`` aligns calendar windows; ``clock`` returns µs since the Unix epoch (None = this machine's).
 
-    def _exact_wait(self, counter: Counter, rate: Rate, cost: int, now: Any) -> Any:
-        over = counter.units + cost - rate.limit
-        if cost > rate.capacity or rate.algorithm not in (_FIXED, _LOG):
-            return super()._exact_wait(counter, rate, cost, now)
-        if over <= 0:
-            return 0
-        if rate.algorithm == _FIXED:
-            return self._window(counter, rate, now)[1] - now
-        for at_us, units in counter.log or ():
-            over -= units
-            if over <= 0:
-                return at_us + rate.period_us - now
-        return 0
+        ``share`` is the number of processes that divide each limit, ``size`` bounds the counters.
+        """
+        #: The newest revision that this process has published; 0 = none.
+        self.revision = 0
+        self._zone, self._clock, self._share = zone, clock or _wall_us, share
+        self._counters = _Counters(size)
+        self._lock = ForkSafeLock()
 
-    def _state(self, counter: Counter, rate: Rate, now: Any) -> tuple[Any, Any, Any, Any]:
-        if rate.algorithm not in (_FIXED, _LOG):
-            return super()._state(counter, rate, now)
-        start, end = self._window(counter, rate, now)
-        if counter.log:
-            end = counter.log[-1][0] + rate.period_us
-        window = end - start if rate.algorithm == _FIXED else rate.period_us
-        return rate.limit, rate.limit - counter.units, end - now if counter.units else 0, window
+    def __len__(self) -> int:
+        return len(self._counters)
+
+    @property
+    def now_us(self) -> int:
+        """Its clock (µs)."""
+        return self._clock()
+
+    def ask(self, request: LimitRequest, share: float = 1.0) -> Steps:
+        """``decide``, as steps of which none is a command."""
+        return self.decide(request)
+        yield
+
+    def decide(self, request: LimitRequest) -> Decision:
+        """Carry out a request; raises ``NewerRevision`` and ``InvalidBucket``.
+
+        A share below one unit admits one unit in a period that is longer by that factor. Units that exceed the share
+        of a limit, but not the limit, pass when the counter is empty.
+        """
+        mode, buckets = request.mode, request.buckets
+        bucket_keys("", buckets)
+        if request.revision is not None and self.revision > request.revision:
+            raise NewerRevision(self.revision)
+        costs = request.own_costs() or (request.cost,) * len(buckets)
+        with self._lock:
+            now = self._clock()
+            counters = [self._take(bucket, now, peek=mode == "peek") for bucket in buckets]
+            waits = [
+                0 if mode in BY_HAND else self._wait(counter, bucket, cost, now)
+                for counter, bucket, cost in zip(counters, buckets, costs, strict=True)
+            ]
+            passed = [wait is not None and wait <= request.wait_us for wait in waits]
+            allowed = all(ok or bucket.mode == "log" for bucket, ok in zip(buckets, passed, strict=True))
+            statuses = []
+            for at, (counter, bucket, wait) in enumerate(zip(counters, buckets, waits, strict=True)):
+                if allowed and passed[at] and costs[at]:
+                    self._settle(counter, request, at, costs[at])
+                # A cost that never fits neither adds a counter to the refusing ones nor removes it.
+                if mode == "check" and wait is not None:
+                    counter.refused_until = now + wait if wait else 0
+                self._counters.put(counter)
+                statuses.append(self._status(counter, bucket, passed[at], wait, now))
+        found = tuple(statuses)
+        charging = allowed and mode in CHARGING
+        units = request.cost if charging else 0
+        return Decision(
+            allowed=allowed,
+            statuses=found,
+            at_us=now,
+            error=self.error,
+            revision=request.revision or 0,
+            settler=request.settler,
+            cost=units,
+            _charges=charge_each(found, units, now, self._share, costs) if charging else Charges(),
+        )
+
+    def reset(self, buckets: Iterable[Bucket]) -> Generator[Any, Any, int]:
+        """Forget what was counted; returns how many of the buckets had counted anything."""
+        with self._lock:
+            return sum(self._counters.pop(bucket.counter) is not None for bucket in buckets)
+        yield
+
+    def publish(self, lost: bool) -> Generator[Any, Any, int]:
+        """Make this process reload its policies before its next decision; returns the new revision."""
+        self.revision = max(self.revision + 1, self._clock())
+        return self.revision
+        yield
+
+    def _take(self, bucket: Bucket, now: int, *, peek: bool) -> _Counter:
+        """Return the bucket's counter, advanced to its time and told the terms."""
+        rate = bucket.rate
+        # No window holds a part of a unit, but a bucket does, once it has drained so long.
+        kind = _Meter if rate.limit < self._share else _COUNTERS[rate.algorithm]
+        counter = self._counters.take(bucket.counter, kind, now, peek=peek)
+        counter.now = max(now, counter.since)
+        counter.limit, counter.period, counter.capacity = rate.limit, rate.period_us, max(rate.capacity, self._share)
+        if rate.calendar:
+            counter.window = calendar_window(rate.calendar, counter.now, self._zone, bucket.anchor)
+        else:
+            start = counter.now - counter.now % counter.period
+            counter.window = start, start + counter.period
+        counter.advance()
+        return counter
+
+    def _wait(self, counter: _Counter, bucket: Bucket, cost: int, now: int) -> int | None:
+        """Return the µs until ``cost`` fits; 0 when it does, None when it never can."""
+        if cost > bucket.rate.capacity:
+            return None
+        units = cost * self._share
+        room = max(counter.capacity, units)
+        return 0 if counter.used() + units <= room else max(0, counter.fits_at(units, room) - now)
+
+    def _settle(self, counter: _Counter, request: LimitRequest, at: int, cost: int) -> None:
+        """Charge or refund the ``cost`` of the bucket in place ``at``."""
+        units, charged = cost * self._share, request.charged
+        if request.mode == "refund":
+            took = charged and _Took(charged.at_us, charged.at_us + charged.levels_us[at])
+            counter.refund(units, took)
+        elif request.mode != "peek":
+            counter.charge(units, slot=request.mode == "acquire")
+
+    def _status(self, counter: _Counter, bucket: Bucket, passed: bool, wait: int | None, now: int) -> BucketStatus:
+        used = counter.used()
+        free = (counter.capacity - used) // self._share
+        remaining, next_us = max(0, free), None
+        if used and (remaining + 1) * self._share <= counter.capacity:  # a part of a unit is no quota
+            next_us = max(1, self._wait(counter, bucket, remaining + 1, now) or 0)
+        start, finish = counter.window
+        return BucketStatus(
+            bucket=bucket,
+            allowed=passed,
+            remaining=remaining,
+            retry_after_us=wait,
+            reset_after_us=max(0, counter.full_at() - now) if used else 0,
+            window_us=finish - start,
+            next_after_us=next_us,
+            debt=max(0, -free),
+        )
 
 
 class Unlimited(Memory):
     """Admits everything and counts nothing, for ``ENABLED = False``."""
 
-    def _apply(self, mode: str, buckets: Sequence[Bucket], *_: Any) -> tuple[Any, tuple[BucketStatus, ...]]:
-        return super()._apply("peek", buckets, [0] * len(buckets))
+    def _wait(self, counter: _Counter, bucket: Bucket, cost: int, now: int) -> int:
+        return 0
+
+    def _settle(self, counter: _Counter, request: LimitRequest, at: int, cost: int) -> None:
+        pass
+
+
+class LocalLimiter(Memory):
+    """Decides under ``on_error = local`` until Redis is back: it starts empty, and knows nothing of other processes.
+
+    It settles its own decisions. Without an injected clock it counts by a clock that nobody sets.
+    """
+
+    error = "local"
+
+    def __init__(
+        self, share: int, zone: tzinfo, clock: Callable[[], int] | None = None, size: int = LOCAL_SIZE
+    ) -> None:
+        """``share`` is the number of processes that divide a limit."""
+        super().__init__(zone, clock or _steady_us, share=share, size=size)
+
+    def charge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
+        """Charge every bucket that counts units, and refuse none."""
+        return self.decide(LimitRequest(mode="charge", buckets=buckets, cost=check_cost(cost), settler=self))
+
+    def refund(self, buckets: tuple[Bucket, ...], *, cost: int, charged: Charged | None = None) -> Decision:
+        """Give units back, never more than are still counted of the charge; without one, the newest units."""
+        cost = check_cost(cost)
+        return self.decide(LimitRequest(mode="refund", buckets=buckets, cost=cost, charged=charged, settler=self))
+
+    async def acharge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
+        """``charge``, for async callers; it does not wait."""
+        return self.charge(buckets, cost=cost)
+
+    async def arefund(self, buckets: tuple[Bucket, ...], *, cost: int, charged: Charged | None = None) -> Decision:
+        """``refund``, for async callers; it does not wait."""
+        return self.refund(buckets, cost=cost, charged=charged)
 
 
 _memories: dict[tuple[str, tzinfo], Memory] = {}
@@ -245,14 +495,12 @@ def process_memory(prefix: str, zone: tzinfo, clock: Callable[[], int] | None) -
     return Memory(zone, clock) if clock else _memories.setdefault((prefix, zone), Memory(zone))
 
 
-def _level_of(counter: Counter, now: Any) -> Any:
-    """Return the units that are left of the counter's at its own rate."""
-    return max(0, counter.units - (now - counter.since) * counter.drain)
-
-
-def _replace_level(counter: Counter, other: Counter) -> None:
-    counter.units, counter.since, counter.drain, counter.room = other.units, other.since, other.drain, other.room
-
-
 def _wall_us() -> int:
     return time.time_ns() // 1000
+
+
+_STEADY_SINCE_US = (time.time_ns() - time.monotonic_ns()) // 1000
+
+
+def _steady_us() -> int:
+    return time.monotonic_ns() // 1000 + _STEADY_SINCE_US

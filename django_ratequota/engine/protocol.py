@@ -1,4 +1,4 @@
-"""The wire protocol of ``driver.lua``: a check's command, and its reply.
+"""The backend in Redis, and its wire protocol: what is sent to ``driver.lua``, and the decision made of its reply.
 
 A command is built once and kept for the next check of the same buckets.
 """
@@ -6,37 +6,123 @@ A command is built once and kept for the next check of the same buckets.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import replace
 from datetime import tzinfo
 from functools import lru_cache
+from typing import Any, NamedTuple
 
-from ..exceptions import InvalidBucket, StoreError
-from ..store.commands import ScriptCall
+from ..exceptions import InvalidBucket, NewerRevision, StoreError
+from ..store.base import Store, run_script
+from ..store.commands import Command, ScriptCall
+from .backend import CHARGING, LimitRequest, Steps
 from .calendar_windows import calendar_window
-from .keys import bucket_key, revision_key
-from .scripts import DECIDE
+from .decision import Decision, charge_each, make_decision
+from .keys import birth_key, bucket_key, revision_key
+from .scripts import DECIDE, PUBLISH
 from .types import Bucket, BucketStatus, make_status
 
 NO_REVISION = -1
-#: Modes that charge the cost.
-CHARGING = frozenset({"check", "charge", "acquire"})
 #: First number of a reply; the third possible one means that the store's clock is outside a calendar window.
 DECIDED, NEWER = 1, 2
 #: Most buckets of a check: far above any real request, and few enough for a short script run.
 MAX_BUCKETS = 500
+#: Largest whole number that the script takes.
+MAX_US = 2**53 - 1
 #: Most commands kept, some 3 kB each; the least recently used are forgotten.
 _CACHE_SIZE = 2048
 _FOREVER = 2**63
-#: Arguments before those of the buckets.
-_HEADER = 5
 #: Arguments of a bucket, the last two of them its calendar window.
 _STRIDE = 7
 #: Numbers of a reply per bucket.
 _EACH = 5
 
 
-_Sent = tuple[Sequence[object], int, int, ScriptCall, list[int]]
+class ScriptBackend:
+    """Counts in Redis: each call is one run of the script, by the server's clock or an injected one."""
+
+    def __init__(self, store: Store, prefix: str, zone: tzinfo, clock: Callable[[], int] | None) -> None:
+        """``zone`` aligns calendar windows; ``clock`` returns µs since the Unix epoch."""
+        self._clustered, self._prefix, self._zone, self._clock = store.clustered, prefix, zone, clock
+        # The store's clock minus this process's monotonic one, as last seen (µs).
+        self._offset_us = (time.time_ns() - time.monotonic_ns()) // 1000
+
+    @property
+    def now_us(self) -> int:
+        """The server's clock as this process last saw it, or the injected one."""
+        return self._clock() if self._clock else time.monotonic_ns() // 1000 + self._offset_us
+
+    def ask(self, request: LimitRequest, share: float = 1.0) -> Steps:
+        """Send the buckets in one atomic call, again while a calendar window is outdated."""
+        buckets, charged, seeds = request.buckets, request.charged, request.seeds
+        prepared = prepare(self._prefix, self._zone, buckets)
+        each = charged.levels_us if charged else request.own_costs()
+        if seeds and not each:
+            each = (request.cost,) * len(buckets)
+        clock, now_us = self._clock, self._clock() if self._clock else time.monotonic_ns() // 1000 + self._offset_us
+        sent_us, known = now_us, NO_REVISION if request.revision is None else min(request.revision, MAX_US)
+        since_us = charged.at_us if charged else request.wait_us
+        for _ in range(3):
+            header = (request.mode, clock() if clock else 0, known, request.cost, since_us)
+            command, windows_us = prepared.command(header, each + seeds, now_us)
+            numbers = read_reply((yield command if share == 1.0 else command.within(share)), len(buckets))
+            outcome, now_us, stored = numbers[0], numbers[2], numbers[3]
+            if not clock:
+                self._offset_us = now_us - time.monotonic_ns() // 1000
+            if outcome == DECIDED:
+                return _decision(request, numbers, windows_us, each)
+            if outcome == NEWER:
+                instead_of = request.revision if stored < known else None
+                raise NewerRevision(stored, instead_of=instead_of, born_us=numbers[4])
+            if seeds:
+                seeds = prepared.seeds(request.seeds, sent_us, now_us)
+        raise StoreError("clock", "the store's clock left three calendar windows in a row")
+
+    def reset(self, buckets: Iterable[Bucket]) -> Generator[Command, Any, int]:
+        """Return the steps that delete the buckets' keys, and return how many there were."""
+        keys = bucket_keys(self._prefix, tuple(buckets))
+        deleted = 0
+        # On a Cluster each key may live on a server of its own.
+        for together in [[key] for key in keys] if self._clustered else [keys]:
+            deleted += int((yield ("DEL", *together))) if together else 0
+        return deleted
+
+    def publish(self, lost: bool) -> Generator[Command, Any, int]:
+        """Return the step that stores a new revision, and return it."""
+        keys = [revision_key(self._prefix), birth_key(self._prefix)]
+        return int((yield from run_script(PUBLISH, keys, ("1" if lost else "0",))))
+
+
+def _decision(
+    request: LimitRequest, numbers: tuple[int, ...], windows_us: list[int], each: tuple[int, ...]
+) -> Decision:
+    """Return the decision that a reply is; ``each`` are the buckets' own costs, if any."""
+    statuses, at_us = statuses_of(numbers, request.buckets, windows_us), numbers[2]
+    charging = numbers[1] == 1 and request.mode in CHARGING
+    units = request.cost if charging else 0
+    return make_decision(
+        allowed=numbers[1] == 1,
+        statuses=statuses,
+        at_us=at_us,
+        revision=request.revision or 0,
+        settler=request.settler,
+        cost=units,
+        _charges=charge_each(statuses, units, at_us, costs=each) if charging and each else None,
+    )
+
+
+class _Sent(NamedTuple):
+    """A command, and for what it was built."""
+
+    header: tuple[object, ...]
+    each: tuple[int, ...]
+    #: Since and until when its calendar windows are the current ones (µs).
+    since_us: int
+    until_us: int
+    command: ScriptCall
+    #: The length of each bucket's window (µs).
+    windows_us: list[int]
 
 
 class CheckCommand:
@@ -49,21 +135,20 @@ class CheckCommand:
         self._zone = zone
         self._buckets = buckets
         self._calendars = [bucket.rate.calendar for bucket in buckets]
-        #: The last command: its header, since and until when its calendar windows are the current ones (µs), the
-        #: command, the length of each bucket's window (µs).
-        self._last: _Sent = ((), 0, 0, ScriptCall(DECIDE, (), ()), [])
+        self._last = _Sent((), (), 0, 0, ScriptCall(DECIDE, (), ()), [])
 
-    def command(self, header: Sequence[object], now_us: int) -> tuple[ScriptCall, list[int]]:
+    def command(self, header: tuple[object, ...], each: tuple[int, ...], now_us: int) -> tuple[ScriptCall, list[int]]:
         """Return the command, and the length of each bucket's window (µs).
 
-        ``header`` is mode, clock (µs), the caller's revision, cost, ``times`` of ``LimiterSteps.steps``.
+        ``header`` is the script's first arguments: mode, clock (µs), the caller's revision, cost, and a time (µs).
+        ``each`` are its last: one or two for each bucket.
         """
-        last, since_us, until_us, command, windows_us = self._last
-        if last != header or not since_us <= now_us < until_us:
+        last_header, last_each, since_us, until_us, command, windows_us = self._last
+        if last_header != header or last_each != each or not since_us <= now_us < until_us:
             since_us, until_us, args, windows_us = self._arguments(now_us)
             keys = self.keys if header[2] == NO_REVISION else (self._revision_key, *self.keys)
-            command = ScriptCall(DECIDE, keys, (*header[:_HEADER], *args, *header[_HEADER:]))
-            self._last = (header, since_us, until_us, command, windows_us)
+            command = ScriptCall(DECIDE, keys, (*header, *args, *each))
+            self._last = _Sent(header, each, since_us, until_us, command, windows_us)
         return command, windows_us
 
     def seeds(self, seeds: Sequence[int], then_us: int, now_us: int) -> tuple[int, ...]:
@@ -104,20 +189,13 @@ def bucket_keys(prefix: str, buckets: Sequence[Bucket]) -> list[str]:
     return keys
 
 
-def unpack_reply(reply: object) -> tuple[int, ...]:
-    """Return the whole numbers of the script's reply; none for any other value."""
-    if not isinstance(reply, bytes) or len(reply) % 8:
-        return ()
-    return struct.unpack(f">{len(reply) // 8}q", reply)
-
-
 def read_reply(reply: object, buckets: int) -> tuple[int, ...]:
-    """Return the numbers of a reply about ``buckets`` buckets; raises ``StoreError`` for any other value."""
-    numbers = unpack_reply(reply)
-    extra = {DECIDED: _EACH * buckets, NEWER: 1}.get(numbers[0], 0) if numbers else 0
-    if len(numbers) != 4 + extra:
-        raise StoreError("response", f"not a decision: {reply!r:.100}")
-    return numbers
+    """Return the whole numbers of a reply about ``buckets`` buckets; raises ``StoreError`` for any other value."""
+    if isinstance(reply, bytes) and reply and len(reply) % 8 == 0:
+        numbers = struct.unpack(f">{len(reply) // 8}q", reply)
+        if len(numbers) == 4 + {DECIDED: _EACH * buckets, NEWER: 1}.get(numbers[0], 0):
+            return numbers
+    raise StoreError("response", f"not a decision: {reply!r:.100}")
 
 
 def statuses_of(
@@ -127,14 +205,13 @@ def statuses_of(
     # A list, because a generator costs every request more.
     statuses = [
         make_status(
-            bucket,
-            numbers[at] == 1,
-            numbers[at + 1],
-            None if numbers[at + 2] < 0 else numbers[at + 2],
-            numbers[at + 3],
-            window_us,
-            numbers[at + 4] or None,
-            0,
+            bucket=bucket,
+            allowed=numbers[at] == 1,
+            remaining=numbers[at + 1],
+            retry_after_us=None if numbers[at + 2] < 0 else numbers[at + 2],
+            reset_after_us=numbers[at + 3],
+            window_us=window_us,
+            next_after_us=numbers[at + 4] or None,
         )
         for at, bucket, window_us in zip(range(4, len(numbers), _EACH), buckets, windows_us, strict=True)
     ]

@@ -1,11 +1,18 @@
-"""Rates: how much is allowed, per how long; ``rate_text`` reads them from text."""
+"""Rates: how much is allowed, per how long; and rate text, such as ``10/s, 1000/15min burst 50``. The one parser.
+
+rates := rate ("," rate)* | "unlimited" | "blocked"
+rate  := LIMIT ["requests" | "units"] "/" [N] unit ["burst" N] [algorithm]
+unit  := s|sec|second, m|min|minute, h|hour, d|day, w|week, month   (plurals too)
+"""
 
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ..exceptions import InvalidRate
 
@@ -48,6 +55,20 @@ UNITS = {
 }
 
 
+_UNIT_NAMES = {
+    name: unit
+    for unit, names in {
+        "s": "s sec secs second seconds",
+        "min": "m min mins minute minutes",
+        "hour": "h hr hrs hour hours",
+        "day": "d day days",
+        "week": "w week weeks",
+        "month": "month months",
+    }.items()
+    for name in names.split()
+}
+
+
 def gettext_noop(text: str) -> str:
     """Mark a text for translation. Django is not imported here; makemessages finds the name."""
     return text
@@ -74,6 +95,8 @@ class Rate:
     #: ``units``: a request takes its cost. ``requests``: it takes 1 whatever its cost, 0 included, and units that are
     #: charged, refunded or settled afterwards leave the counter alone; ``60 requests/min``.
     counts: Literal["units", "requests"] = "units"
+    #: The most units the bucket holds (B); 20 for ``100/min burst 20``, 100 for ``100/min``.
+    capacity: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "limit", _check_units("limit", self.limit))
@@ -87,7 +110,7 @@ class Rate:
             if self.algorithm == DEFAULT_ALGORITHM:
                 object.__setattr__(self, "algorithm", "fixed_window")
             if self.algorithm != "fixed_window":
-                raise month_is_calendar(self.limit, self.algorithm)
+                raise _month_is_calendar(self.limit, self.algorithm)
         else:
             _check_period(self.period)
             if isinstance(self.period, float) and self.period.is_integer():
@@ -101,16 +124,12 @@ class Rate:
                 )
                 known = ", ".join(sorted(BURST_ALGORITHMS))
                 raise InvalidRate(text, known=known, algorithm=self.algorithm, burst=self.burst)
+        object.__setattr__(self, "capacity", self.limit if self.burst is None else self.burst)
 
     @property
     def period_us(self) -> int:
         """The period in µs; a month counts as 31 days (its exact window comes from the calendar)."""
         return MONTH_US if self.period == MONTH else round(self.period * _SECOND)
-
-    @property
-    def capacity(self) -> int:
-        """The most units the bucket holds (B); 20 for ``100/min burst 20``, 100 for ``100/min``."""
-        return self.limit if self.burst is None else self.burst
 
     @property
     def calendar(self) -> Literal["", "day", "week", "month"]:
@@ -131,9 +150,7 @@ class Rate:
 
         Raises ``InvalidRate``: what was expected, at which character (counted from 1).
         """
-        from .rate_text import read_rate  # which is written in terms of this module
-
-        return read_rate(text).rate(algorithm)
+        return _read_rate(_Text(text)).rate(algorithm)
 
     def __str__(self) -> str:
         named = None if self.algorithm == DEFAULT_ALGORITHM or self.period == MONTH else self.algorithm
@@ -147,9 +164,7 @@ def parse_rates(text: str, algorithm: str = DEFAULT_ALGORITHM) -> tuple[Rate, ..
     Raises ``InvalidRate`` also when two rates share algorithm, period and what they count, as they would share one
     counter.
     """
-    from .rate_text import read_rates
-
-    specs = read_rates(text)
+    specs = _read_rates(text)
     if isinstance(specs, str):
         return specs
     rates = tuple(spec.rate(algorithm) for spec in specs)
@@ -168,9 +183,7 @@ def normalize_rates(text: str) -> str:
 
     It names an algorithm only where the text does: else the rate keeps following its policy's default.
     """
-    from .rate_text import read_rates
-
-    specs = read_rates(text)
+    specs = _read_rates(text)
     if isinstance(specs, str):
         return specs
     canonical = ", ".join(_format(spec.limit, spec.counts, spec.period, spec.burst, spec.algorithm) for spec in specs)
@@ -200,14 +213,6 @@ def _format(
     if burst is not None:
         text += f" burst {burst}"
     return f"{text} {algorithm}" if algorithm else text
-
-
-def month_is_calendar(limit: int, algorithm: str) -> InvalidRate:
-    text = gettext_noop(
-        "a month is counted in calendar windows, not by %(algorithm)s; "
-        "drop the algorithm, or write %(limit)s/30day %(algorithm)s"
-    )
-    return InvalidRate(text, algorithm=algorithm, limit=limit)
 
 
 def as_integer(value: object) -> int | None:
@@ -250,3 +255,117 @@ def show(value: object) -> str:
     except ValueError:  # an int of more than 4300 digits refuses to print
         return "a number that large"
     return text if len(text) <= 40 else text[:40] + "…"
+
+
+class _RateSpec(NamedTuple):
+    """One rate as written; ``algorithm`` is None where the text names none."""
+
+    limit: int
+    counts: Literal["units", "requests"]
+    period: float | Literal["month"]
+    burst: int | None
+    algorithm: str | None
+
+    def rate(self, default: str) -> Rate:
+        """Return the rate, by the ``default`` algorithm where it names none; raises ``InvalidRate``."""
+        algorithm = self.algorithm
+        if algorithm is None:
+            algorithm = "fixed_window" if self.period == MONTH else default
+        return Rate(limit=self.limit, counts=self.counts, period=self.period, burst=self.burst, algorithm=algorithm)
+
+
+class _Text:
+    """A cursor over rate text; its errors name the character where reading failed."""
+
+    def __init__(self, text: str) -> None:
+        if not isinstance(text, str):
+            raise InvalidRate(gettext_noop("a rate is text such as 100/min, not %(value)s"), value=show(text))
+        if len(text) > MAX_TEXT:
+            template = gettext_noop("rate text may have %(most)s characters, this has %(length)s")
+            raise InvalidRate(template, most=MAX_TEXT, length=len(text))
+        self.text, self.start, self.at = text, 0, 0
+
+    def take(self, pattern: str) -> str | None:
+        """Return the next token if it matches, and skip the blanks around it; else consume nothing."""
+        match = re.compile(rf"\s*({pattern})\s*", re.ASCII | re.IGNORECASE).match(self.text, self.at)
+        if match is None:
+            return None
+        self.start, self.at = match.start(1), match.end()
+        return match[1].lower()
+
+    def number(self, what: str) -> int:
+        digits = self.take(r"[0-9][0-9_]*")
+        if digits is None:
+            raise self.expected(what)
+        plain = digits.replace("_", "").lstrip("0") or "0"
+        if len(plain) > len(str(MAX_UNITS)) or not 1 <= int(plain) <= MAX_UNITS:
+            text = gettext_noop("%(what)s must be from 1 to %(most)s, at character %(at)s")
+            raise InvalidRate(text, what=what, most=MAX_UNITS, at=self.start + 1)
+        return int(plain)
+
+    def expected(self, what: str, known: Iterable[str] = ()) -> InvalidRate:
+        rest = self.text[self.at :].strip()
+        if rest:
+            text = gettext_noop(
+                "expected %(what)s%(known)s at character %(at)s, not %(rest)s; write for example 100/min"
+            )
+        else:
+            text = gettext_noop(
+                "expected %(what)s%(known)s at character %(at)s, but the text ends; write for example 100/min"
+            )
+        among = f" ({', '.join(known)})" if known else ""
+        return InvalidRate(text, what=what, known=among, at=self.at + 1, rest=show(rest))
+
+
+def _read_rates(text: str) -> list[_RateSpec] | Literal["unlimited", "blocked"]:
+    cursor = _Text(text)
+    word = text.strip().lower()
+    if word == UNLIMITED or word == BLOCKED:
+        return word
+    specs = [_read_rate(cursor, more=True)]
+    while cursor.take(","):
+        specs.append(_read_rate(cursor, more=True))
+    return specs
+
+
+def _read_rate(cursor: _Text, more: bool = False) -> _RateSpec:
+    limit = cursor.number(gettext_noop("a limit (a number)"))
+    word = cursor.take(r"(?:requests?|units?)\b")
+    counts: Literal["units", "requests"] = "requests" if word is not None and word[0] == "r" else "units"
+    if not cursor.take("/"):
+        raise cursor.expected(gettext_noop("'/'"))
+    count = cursor.number(gettext_noop("a number of units")) if cursor.take("(?=[0-9])") is not None else 1
+    start = cursor.at
+    unit = _UNIT_NAMES.get(cursor.take("[a-z]+") or "")
+    if unit is None:
+        cursor.at = start
+        raise cursor.expected(gettext_noop("a unit (s, min, hour, day, week or month)"))
+    if unit == MONTH and count != 1:
+        template = gettext_noop("months are counted one by one: write %(limit)s/month, or %(limit)s/%(days)sday")
+        raise InvalidRate(template, limit=limit, days=30 * count)
+    burst = cursor.number(gettext_noop("a burst (a number)")) if cursor.take(r"burst\b") else None
+    start = cursor.at
+    algorithm = cursor.take("[a-z_]+")
+    if algorithm is not None and algorithm not in ALGORITHMS:
+        cursor.at = start
+        what = gettext_noop("an algorithm") if burst is not None else gettext_noop("'burst', an algorithm")
+        raise cursor.expected(what, ALGORITHMS)
+    if cursor.at < len(cursor.text) and not (more and cursor.text[cursor.at] == ","):
+        raise cursor.expected(gettext_noop("',' or the end") if more else gettext_noop("the end"))
+    if unit == MONTH and algorithm is not None:
+        if algorithm != "fixed_window":
+            raise _month_is_calendar(limit, algorithm)
+        algorithm = None
+    period: float | Literal["month"] = MONTH if unit == MONTH else count * (UNITS[unit] // 10**6)
+    spec = _RateSpec(limit, counts, period, burst, algorithm)
+    # Because readers differ in their default, a bad period or burst is refused here, by the one that allows most.
+    spec.rate(DEFAULT_ALGORITHM)
+    return spec
+
+
+def _month_is_calendar(limit: int, algorithm: str) -> InvalidRate:
+    text = gettext_noop(
+        "a month is counted in calendar windows, not by %(algorithm)s; "
+        "drop the algorithm, or write %(limit)s/30day %(algorithm)s"
+    )
+    return InvalidRate(text, algorithm=algorithm, limit=limit)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeVar
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, Literal, ParamSpec, TypeVar
 
 from ..exceptions import InvalidCost
 from .rates import DEFAULT_ALGORITHM, MAX_UNITS, MONTH, Rate, as_integer, format_period
 
 _SECOND = 10**6
+Keywords = ParamSpec("Keywords")
 Value = TypeVar("Value")
 
 
@@ -118,21 +119,25 @@ class BucketStatus:
         return not self.allowed and self.bucket.mode == "enforce"
 
 
-def fast_init(cls: type[Value]) -> Callable[..., Value]:
-    """Return a constructor for a frozen, slotted dataclass that takes every field by position.
+def fast_init(cls: Callable[Keywords, Value]) -> Callable[Keywords, Value]:
+    """Return a function that makes a frozen, slotted, keyword-only dataclass in half the time of calling the class.
 
-    It runs in less than half the time of the generated ``__init__``, which sets each field by its name.
+    Every decision makes some. The generated ``__init__`` sets each field by its name, this sets it by its slot.
     """
-    names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
     known: dict[str, Any] = {"new": object.__new__, "cls": cls}
-    known |= {f"set_{name}": getattr(cls, name).__set__ for name in names}
-    body = "".join(f"    set_{name}(made, {name})\n" for name in names)
-    text = f"def make({', '.join(names)}):\n    made = new(cls)\n{body}    return made\n"
+    parameters, body = [], []
+    for each in fields(cls):  # type: ignore[arg-type]
+        name = each.name
+        known |= {f"set_{name}": getattr(cls, name).__set__, f"default_{name}": each.default}
+        if each.init:
+            parameters.append(name if each.default is MISSING else f"{name}=default_{name}")
+        body.append(f"    set_{name}(made, {name if each.init else f'default_{name}'})\n")
+    text = f"def make(*, {', '.join(parameters)}):\n    made = new(cls)\n{''.join(body)}    return made\n"
     exec(text, known)  # noqa: S102 - as dataclass does, of our own names
     return known["make"]  # type: ignore[no-any-return]
 
 
-#: A constructor that takes every field by position.
+#: Returns a status of the same keywords, sooner.
 make_status = fast_init(BucketStatus)
 
 

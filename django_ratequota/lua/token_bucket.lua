@@ -2,17 +2,15 @@
 --
 -- Stores  one string of 20 bytes: units used times period, time of the last refill (µs) (big-endian doubles), the
 --         limit that it was written under (4 bytes); with a burst of its own, or a limit from 2^32 on, 32 bytes:
---         limit and burst are doubles as well. The burst is negative while booked slots may lie ahead. With 56 bytes,
---         units used times period, limit and burst as they were before a slower limit's charge cut them off.
+--         limit and burst are doubles as well. The burst is negative while booked slots may lie ahead.
 --         Tokens are burst minus the units used, so an edited limit or burst keeps the usage.
 -- Admits  when min(burst, tokens + elapsed * limit/period) >= cost.
 -- Edited  Until the next charge, usage drains by the faster of the two limits, and counts as at most one full
---         bucket, the larger of the two. A charge under the slower limit counts it as at most one of its own buckets.
+--         bucket, the larger of the two. A charge under the slower limit cuts it to one of its own buckets.
 --         So nobody waits longer than the longer of the two rates' times from empty to full.
---         What that cut off keeps counting for limits faster than the slower one, until it would have drained.
 -- Refund  takes the part of the charge that has not drained: the oldest units drain first, so its own are the last of
---         the b.level µs. Without b.level, takes the newest units. Takes no slot behind which another one is booked,
---         and leaves the state under the rate that it was written under.
+--         the b.level µs. Without b.level, takes the newest units. Takes no slot behind which another one is booked.
+--         It is no usage under the caller's rate, so the state stays under the rate that it was written under.
 -- Exact   while burst * period in µs stays below 2^53 (100,000/day, 2,500,000/hour), as all numbers are then
 --         whole; beyond that the error stays far below a microsecond's refill.
 -- Source  https://en.wikipedia.org/wiki/Token_bucket
@@ -24,18 +22,10 @@ local function check(b, value, now, cost)
     if #value == 20 then
       used, at, limit = struct.unpack('>ddI4', value)
       size = limit
-    elseif #value == 32 or #value == 56 then
+    elseif #value == 32 then
       used, at, limit, size = struct.unpack('>dddd', value)
       if size < 0 then
         b.booked, size = true, -size
-      end
-      if #value == 56 then
-        local more, fast, room = struct.unpack('>ddd', value, 33)
-        if drain > limit and not b.refunding then -- nothing was cut off for this limit
-          used, limit, size = more, fast, room
-        else
-          b.more, b.fast, b.room = at < now and more - (now - at) * fast or more, fast, room
-        end
       end
     end
     if limit ~= drain or size ~= burst then
@@ -54,7 +44,6 @@ local function check(b, value, now, cost)
     if not (used > 0) then
       used = 0
     end
-    -- A refund keeps the rate that the slots were booked under; its caller's may differ.
     if b.booked and used <= (b.refunding and size or burst) * period then
       b.booked = nil
     end
@@ -70,62 +59,46 @@ local function check(b, value, now, cost)
   return false, at + (wait + -wait % 1)
 end
 
+-- What is used once the units of a refund are taken.
+local function without(b, units)
+  local used, limit, held = b.used, b.limit, b.used
+  if b.level then
+    held = b.level * limit - (b.at - b.since) * math.max(limit, b.written or 0)
+    if b.written then -- an edit left no more of it
+      held = math.min(held, (b.written < limit and b.size or math.max(b.size, b.burst)) * b.period)
+    end
+  end
+  if b.booked and not (b.level and held >= used) then -- the last booked slot is the top of the usage
+    return used
+  end
+  return used - math.max(0, math.min(units * b.period, held, used))
+end
+
 local function settle(b, units)
   local used, at, period, limit, burst = b.used, b.at, b.period, b.limit, b.burst
   local drain, finish, value = b.drain or limit, nil, nil
   if units then
     local kept, size = limit, burst
     if units < 0 then
-      local refunded = -units * period
-      local left = b.level and b.level * limit - (at - b.since) * math.max(limit, b.written or 0)
-      local more = b.more and b.more - math.max(0, math.min(refunded, left or refunded))
-      if left and b.written then -- an edit left no more of it
-        left = math.min(left, (b.written < limit and b.size or math.max(b.size, burst)) * period)
-      end
-      -- The last booked slot is the top of the usage.
-      if not b.booked or (left or 0) >= used then
-        used, b.more = used - math.max(0, math.min(refunded, left or used, used)), more
-      end
-      -- A refund is no usage under the caller's rate: the state stays under the rate that it was written under.
-      kept, size = b.written or limit, b.size or burst
-      if used == 0 and b.more and b.more > 0 then
-        used, kept, size, drain, b.more, b.booked = b.more, b.fast, b.room, b.fast, nil, nil
-      end
+      used, kept, size = without(b, -units), b.written or limit, b.size or burst
     else
-      local before, over = used, used + units * period - burst * period
-      if drain > limit and b.booking and over > 0 then
-        -- The slot begins at the instant in its caller's reply, and the next slot behind it.
+      local over = used + units * period - burst * period
+      if drain > limit and over > 0 then
+        -- A slot begins at the instant in its caller's reply, and the next slot behind it.
         local later = over * limit / drain
-        used = used - over + later + -later % 1
-      elseif drain > limit and used > burst * period then
-        used = burst * period
-      end
-      if used < before and not b.more then -- faster limits keep counting the usage before
-        b.more, b.fast, b.room = before, b.written, b.size
-      end
-      if b.more then
-        b.more = math.max(b.more, math.min(b.more + units * period, b.room * period))
+        used = used - over + (b.booking and later + -later % 1 or math.min(over, units * period))
       end
       used, drain = used + units * period, limit
     end
     local queue = (b.booked or b.booking) and used > size * period
-    if b.more and b.more > used then
-      local time = math.max(b.more / b.fast, used / kept)
-      finish = at + (time + -time % 1)
-      value = struct.pack('>ddddddd', used, at, kept, queue and -size or size, b.more, b.fast, b.room)
-      if limit > kept then
-        used, kept, size, drain = b.more, b.fast, b.room, b.fast
-      end
-    elseif queue then
-      value = struct.pack('>dddd', used, at, kept, -size)
-    elseif size == kept and kept < 4294967296 then
+    if not queue and size == kept and kept < 4294967296 then
       value = struct.pack('>ddI4', used, at, kept)
     else
-      value = struct.pack('>dddd', used, at, kept, size)
+      value = struct.pack('>dddd', used, at, kept, queue and -size or size)
     end
     if kept ~= limit or size ~= burst then
       local time = used / kept
-      finish = math.max(finish or 0, at + (time + -time % 1))
+      finish = at + (time + -time % 1)
       used, drain = math.min(used, math.max(size, burst) * period), math.max(kept, limit)
     end
   end

@@ -12,8 +12,8 @@ from typing import Any
 from django.db import Error as DatabaseError
 
 from ..conf import settings
-from ..engine.charges import charges_of
-from ..engine.decision import Decision
+from ..engine.backend import LimitRequest
+from ..engine.decision import Decision, charges_of
 from ..engine.limiter import Limiter
 from ..engine.types import Bucket
 from ..recording.databases import reading_policies
@@ -87,7 +87,8 @@ class Seeds:
         lost: tuple[int, ...] = ()
         if any(bucket.durable for bucket in buckets):
             lost = drive(self.of(limiter, buckets, revision), lambda read: read())
-        return drive(limiter.steps("peek", buckets, 1, revision=revision, seeds=lost), call.do)
+        request = LimitRequest(mode="peek", buckets=buckets, seeds=lost, revision=revision)
+        return drive(limiter.steps(request), call.do)
 
     def sent(self, limiter: Limiter, decision: Decision, buckets: tuple[Bucket, ...], seeds: tuple[int, ...]) -> None:
         """Forget the seeds of the buckets that the decision has charged with them: now the store has them."""

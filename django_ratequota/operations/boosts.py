@@ -12,6 +12,7 @@ from django.db import transaction
 from django.utils.translation import gettext as _
 
 from ..conf import settings
+from ..engine.backend import LimitRequest
 from ..engine.calendar_windows import window_end_us
 from ..engine.rates import BLOCKED, DEFAULT_ALGORITHM, MAX_UNITS, MONTH, UNLIMITED, Rate
 from ..engine.types import Bucket, BucketStatus
@@ -29,6 +30,7 @@ from ..recording.databases import policy_alias
 from ..recording.recorder import record_grant
 from ..recording.validators import canonical_subject
 from ..runtime import default_limiter
+from ..utils.sansio import drive
 from .counters import by_subject, peek, shared_reason, write_checkpoints
 from .explain import Explanation
 from .explain_query import ExplainQuery
@@ -87,7 +89,8 @@ def grant(buckets: Iterable[Bucket], units: int, reason: str = "") -> tuple[Buck
         with transaction.atomic(using=policy_alias(PolicyChange)):
             record_grant(subject, [before[bucket] for bucket in own], units, reason)
             # Each bucket's own units: else rates that count requests would keep theirs.
-            given = limiter.refund(own, units, charged=(0, *[units] * len(own)))
+            request = LimitRequest(mode="refund", buckets=tuple(own), cost=units, costs=(units,) * len(own))
+            given = drive(limiter.steps(request), limiter.store.call().do)
         checkpoints.note(given, lowered=units)
     write_checkpoints(before.values())
     return tuple(before.values())

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable
 from contextvars import ContextVar
 from copy import copy
 from datetime import UTC, datetime
 from typing import Any
 
 from ..conf import settings
+from ..engine.backend import LimitRequest
 from ..engine.decision import Decision
-from ..engine.decision_steps import LimiterSteps
 from ..engine.keys import birth_key, bucket_key, revision_key
-from ..engine.limiter import Limiter
-from ..engine.local import LocalLimiter
+from ..engine.limiter import Limiter, LimiterSteps
+from ..engine.memory import LocalLimiter
 from ..engine.types import Bucket
 from ..exceptions import StoreError
 from ..monitoring.alerts import levels_reached, quota_threshold, sent_for_us
@@ -49,7 +48,7 @@ class Scene:
         # One for each settings that the test overrides.
         self.limiter = OncePerSettings(self._make_limiter)
         self.local_limiter = OncePerSettings(
-            lambda: LocalLimiter(settings.local_share, clock=lambda: self.clock() / 10**6)
+            lambda: LocalLimiter(settings.local_share, settings.time_zone, self.clock)
         )
         #: (counter, level) -> time (µs) until which ``quota_threshold`` is not sent again.
         self._sent_until: dict[tuple[object, ...], int] = {}
@@ -121,19 +120,19 @@ class SceneLimiter(Limiter):
         _outside.limiter().publish(lost=lost)
         return super().publish(lost=lost)
 
-    def _begin(self, mode: str, buckets: Iterable[Bucket], *args: Any) -> Any:
-        buckets = tuple(buckets)
-        self._buckets.update(buckets)
-        self._used = self._used or bool(buckets) or not self._fixed
-        return super()._begin(mode, buckets, *args)
+    def _begin(self, request: LimitRequest) -> Any:
+        self._buckets.update(request.buckets)
+        self._used = self._used or bool(request.buckets) or not self._fixed
+        return super()._begin(request)
 
     def forget_keys(self) -> None:
         """Delete its keys; if Redis fails, they expire by themselves."""
         keys = [*{bucket_key(self.prefix, bucket) for bucket in self._buckets}]
         keys += [revision_key(self.prefix), birth_key(self.prefix)]
-        if self._memory is not None:
-            self._memory.reset(self._buckets)
-        used, self._used, self._buckets = self._used, False, set()
+        used, self._used = self._used, False
+        if self.store.absent:
+            self.reset(self._buckets)
+        self._buckets = set()
         size = 1 if self.store.clustered else _MAX_KEYS
         try:
             for start in range(0, len(keys) if used else 0, size):

@@ -11,7 +11,7 @@ from django.urls import path
 
 from django_ratequota import Decision, check_request
 from django_ratequota.decorators import ratequota
-from django_ratequota.engine.charges import charges_of
+from django_ratequota.engine.decision import charges_of
 from django_ratequota.engine.rates import ALGORITHMS
 from django_ratequota.models import Endpoint, RatePolicy
 from tests.conftest import Check, Get, Settle

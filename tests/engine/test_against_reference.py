@@ -274,8 +274,6 @@ class Walk(RuleBasedStateMachine):
                 continue
             # A refund leaves the state one of the rate that it was charged under.
             state_us = model.status(model.rate or bucket.rate, self.clock.now_us)[1]
-            if (uncut := getattr(model, "uncut", None)) and uncut.rate:
-                state_us = max(state_us, uncut.status(uncut.rate, self.clock.now_us)[1])
             if not state_us:
                 assert ttl == -2, "a count of nothing has no key"
                 continue

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratequota import Bucket, Decision, Limiter, Rate
+from django_ratequota.engine.backend import LimitRequest, Mode
 from django_ratequota.engine.calendar_windows import calendar_window, check_zone
 from django_ratequota.engine.protocol import CheckCommand
 from django_ratequota.exceptions import InvalidBucket, StoreError
@@ -191,19 +192,6 @@ def test_a_day_of_twenty_five_hours_is_one_window(redis_client: redis.Redis, clo
     assert (first.statuses[0].reset_after_us, last.retry_after_us) == (25 * HOUR, 1)
 
 
-@pytest.mark.parametrize("unit", ["day", "week", "month"])
-def test_windows_follow_the_calendar(limiter: Limiter, clock: Clock, unit: str) -> None:
-    clock.now_us = us("2025-12-01")  # a Monday
-    asked = [Bucket("user:1", Rate.parse(f"10/{unit} fixed_window"))]
-    ends = {"day": date(2025, 12, 2), "week": date(2025, 12, 8), "month": date(2026, 1, 1)}
-    limiter.check(asked, 10)
-    assert limiter.check(asked).retry_after_us == us(f"{ends[unit]}") - clock.now_us
-    clock.now_us = us(f"{ends[unit]}") - 1
-    assert not limiter.check(asked).allowed
-    clock.now_us += 1
-    assert limiter.check(asked, 10).allowed
-
-
 def anchored(anchor: int) -> list[Bucket]:
     return [Bucket("user:1", Rate.parse("10/month"), anchor=anchor)]
 
@@ -242,13 +230,6 @@ def test_a_month_with_an_earlier_beginning_ends_the_one_that_is_counted_on_its_d
     assert charged.refund(7).statuses[0].remaining == 6, "that month has ended"
 
 
-def test_callers_that_know_another_beginning_share_the_newest_count(limiter: Limiter, clock: Clock) -> None:
-    clock.now_us = us("2025-12-20")
-    for anchor in (1, 15, 1, 15):
-        last = limiter.check(anchored(anchor), 3)
-    assert last.statuses[0].remaining == 1
-
-
 @pytest.mark.parametrize("anchor", [0, 32, -1, 1.5, "15", None])
 def test_a_day_that_no_month_has_is_refused(limiter: Limiter, anchor: Any) -> None:
     with pytest.raises(InvalidBucket, match="anchor is a day of the month, 1 to 31, not"):
@@ -279,7 +260,7 @@ def noon_zone(client: redis.Redis) -> timezone:
     return timezone(timedelta(hours=12 - datetime.fromtimestamp(client.time()[0], UTC).hour))
 
 
-def counted(limiter: Limiter, buckets: list[Bucket], verb: str = "check") -> tuple[Decision, int]:
+def counted(limiter: Limiter, buckets: list[Bucket], verb: Mode = "check") -> tuple[Decision, int]:
     """The decision, and how many commands it took."""
     commands = []
 
@@ -287,7 +268,7 @@ def counted(limiter: Limiter, buckets: list[Bucket], verb: str = "check") -> tup
         commands.append(command[0])
         return limiter.store.execute(command)
 
-    decision = drive(limiter.steps(verb, buckets, 1), execute)
+    decision = drive(limiter.steps(LimitRequest(mode=verb, buckets=tuple(buckets))), execute)
     assert set(commands) == {"EVALSHA"}
     return decision, len(commands)
 
@@ -318,18 +299,9 @@ def test_the_command_has_the_bounds_of_the_current_window() -> None:
     for month, days in ((2, 28), (1, 31), (2, 28), (3, 31)):
         begins = us(f"2025-{month:02}-01 00:00")
         for now_us in (begins, begins + days * 24 * HOUR - 1):
-            command, windows_us = prepared.command(("check", 0, -1, 1, 0), now_us)
+            command, windows_us = prepared.command(("check", 0, -1, 1, 0), (), now_us)
             assert command[-2:] == (begins, begins + days * 24 * HOUR)
             assert windows_us == [days * 24 * HOUR]
-
-
-def test_a_clock_that_is_right_costs_no_second_question(redis_client: redis.Redis) -> None:
-    zone = noon_zone(redis_client)
-    limiter = Limiter(client=redis_client, prefix="rqtest", time_zone=zone, timeout=5)
-    limiter.peek([])
-    _, commands = counted(limiter, [Bucket("user:1", Rate.parse("10/month"))])
-    limiter.store.close()
-    assert commands == 1
 
 
 @pytest.mark.parametrize(
@@ -382,16 +354,6 @@ def test_zones_that_work(zone: Any, same: Any) -> None:
     for now_us in range(us("2025-01-01"), us("2026-01-01"), 7 * HOUR):
         for unit in UNITS:
             assert calendar_window(unit, now_us, check_zone(zone)) == calendar_window(unit, now_us, same)
-
-
-def test_a_zone_of_pytz_has_its_days(redis_client: redis.Redis, clock: Clock) -> None:
-    """Days began 53 minutes late in winter, and during those minutes nothing was decided."""
-    clock.now_us = us("2025-07-03 00:03", "Europe/Berlin")
-    zone = pytz.timezone("Europe/Berlin")
-    limiter = Limiter(client=redis_client, clock=clock, prefix="rqtest", time_zone=zone, timeout=5)
-    [status] = limiter.check([Bucket("user:1", Rate.parse("10/day fixed_window"))]).statuses
-    assert clock.now_us + status.reset_after_us == us("2025-07-04 00:00", "Europe/Berlin")
-    limiter.store.close()
 
 
 @pytest.mark.parametrize(

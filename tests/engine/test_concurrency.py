@@ -16,7 +16,6 @@ import redis
 
 from django_ratequota import Bucket, Limiter, Rate
 from django_ratequota.engine.keys import bucket_key
-from django_ratequota.engine.rates import ALGORITHMS
 from tests.support import server
 from tests.support.threads import on_threads
 
@@ -55,12 +54,6 @@ def test_sixty_four_threads_on_one_limit_of_a_thousand(real_limiter: Limiter) ->
 
     assert sum(on_threads(64, work)) == 1000
     assert not real_limiter.check(asked).allowed
-
-
-@pytest.mark.parametrize("rate", SLOW, ids=ALGORITHMS)
-def test_threads_on_each_algorithm(real_limiter: Limiter, rate: str) -> None:
-    asked = [bucket(rate.format(limit=100))]
-    assert sum(on_threads(16, lambda: sum(real_limiter.check(asked).allowed for _ in range(10)))) == 100
 
 
 def test_threads_on_several_limits_waste_no_unit_of_any(real_limiter: Limiter) -> None:
@@ -215,14 +208,6 @@ def test_three_buckets_are_one_evalsha_and_no_other_command(
         ask(THREE)
         ask(THREE, 11)
     assert commands == ["EVALSHA", "EVALSHA"]
-
-
-def test_by_the_server_s_clock_it_is_one_evalsha_as_well(redis_client: redis.Redis, real_limiter: Limiter) -> None:
-    buckets = [bucket("10/min"), bucket("100/hour gcra"), bucket("1000/3650day fixed_window")]
-    real_limiter.check(buckets)
-    with seen_by(redis_client) as commands:
-        assert real_limiter.check(buckets).allowed
-    assert commands == ["EVALSHA"]
 
 
 def test_an_awaited_check_is_one_evalsha(redis_client: redis.Redis, limiter: Limiter) -> None:

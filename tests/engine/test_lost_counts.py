@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from django_ratequota import Bucket, Decision, Limiter, Rate
+from django_ratequota.engine.backend import LimitRequest, Mode
 from django_ratequota.engine.keys import birth_key, bucket_key, revision_key
 from django_ratequota.exceptions import NewerRevision
 from django_ratequota.utils.sansio import drive
@@ -21,8 +22,8 @@ MONTH = Bucket("user:1", Rate.parse("100/month"))
 MINUTE = Bucket("user:1", Rate.parse("10/min"))
 
 
-def ask(limiter: Limiter, *buckets: Bucket, verb: str = "check", cost: int = 1, **how: Any) -> Decision:
-    return drive(limiter.steps(verb, buckets, cost, **how), limiter.store.execute)
+def ask(limiter: Limiter, *buckets: Bucket, verb: Mode = "check", **how: Any) -> Decision:
+    return drive(limiter.steps(LimitRequest(mode=verb, buckets=buckets, **how)), limiter.store.execute)
 
 
 def moment(us: int) -> datetime:
@@ -172,11 +173,11 @@ def test_the_seed_counts_in_its_own_window_only(limiter: Limiter, clock: Clock) 
 
 
 def test_the_end_of_one_window_drops_the_seeds_of_no_other(
-    limiter: Limiter, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    redis_client: redis.Redis,
 ) -> None:
     """A process that first asked after midnight, by the store's clock, lost the month with the day."""
     times = iter([NOON_US, *[NOON_US + 24 * 3600 * 10**6] * 5])
-    monkeypatch.setattr(limiter, "_clock", lambda: next(times))
+    limiter = Limiter(client=redis_client, prefix="rqtest", timeout=5, clock=lambda: next(times))
     assert remaining(ask(limiter, DAY, MONTH, seeds=(3, 40))) == [9, 59]
 
 

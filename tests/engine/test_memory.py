@@ -177,21 +177,6 @@ def test_a_limiter_with_a_client_counts_in_redis_although_disabled(redis_client:
 # --- Rates and clocks that change. ---
 
 
-@pytest.mark.usefixtures("in_memory")
-@pytest.mark.parametrize("algorithm", ["token_bucket", "leaky_bucket", "gcra"])
-def test_a_slower_rate_of_a_shared_counter_makes_no_room_for_the_faster_one(algorithm: str) -> None:
-    """Free and Pro share a counter: each charge by Free's rate made Pro's limit come free once more."""
-    limiter = Limiter(clock=Clock())
-    pro, free = (Bucket("everyone", Rate.parse(f"{limit}/day {algorithm}")) for limit in (10_000, 8000))
-    admitted = 0
-    for _ in range(5):
-        settled = limiter.check([free], 0)
-        while limiter.check([pro], 100).allowed:
-            admitted += 100
-        settled.charge(1)
-    assert admitted == 10_000
-
-
 @pytest.mark.parametrize("algorithm", ["token_bucket", "leaky_bucket", "gcra"])
 def test_a_refund_by_a_faster_rate_leaves_the_slower_ones_usage(
     limiter: Limiter, clock: Clock, algorithm: str
@@ -223,21 +208,3 @@ def test_a_clock_that_was_ahead_stops_no_other_counter(algorithm: str) -> None:
     assert limiter.check([other]).allowed
     assert limiter.check([Bucket("user:2", rate)]).allowed
     assert not limiter.check([Bucket("user:2", rate)]).allowed
-
-
-@pytest.mark.usefixtures("in_memory")
-def test_a_refund_takes_the_logs_own_entries_only() -> None:
-    clock = Clock()
-    limiter = Limiter(clock=clock)
-    logged = Bucket("user:1", Rate.parse("100/min sliding_window_log"))
-    decisions = []
-    for cost in (10, 20, 30):
-        decisions.append(limiter.check([logged], cost))
-        clock.advance(10)
-    assert decisions[1].refund(15).remaining == 55
-    clock.advance(25)
-    assert limiter.peek([logged]).remaining == 55
-    clock.advance(5)
-    assert limiter.peek([logged]).remaining == 65
-    clock.advance(10)
-    assert limiter.peek([logged]).remaining == 70

@@ -14,8 +14,9 @@ import pytest
 import redis
 
 from django_ratequota import Bucket, Decision, Limiter, Rate
+from django_ratequota.engine.backend import LimitRequest, Mode
 from django_ratequota.engine.keys import birth_key, bucket_key, revision_key
-from django_ratequota.engine.protocol import unpack_reply
+from django_ratequota.engine.protocol import read_reply
 from django_ratequota.engine.rates import ALGORITHMS
 from django_ratequota.engine.scripts import DECIDE, PUBLISH
 from django_ratequota.exceptions import NewerRevision, StoreError
@@ -37,8 +38,9 @@ def run(limiter: Limiter, script: Script, keys: Sequence[str], args: Sequence[ob
     return drive(run_script(script, keys, args), limiter.store.execute)
 
 
-def judge(limiter: Limiter, *buckets: Bucket, revision: int, verb: str = "check") -> Decision:
-    return drive(limiter.steps(verb, buckets, 1, revision=revision), limiter.store.execute)
+def judge(limiter: Limiter, *buckets: Bucket, revision: int, verb: Mode = "check") -> Decision:
+    request = LimitRequest(mode=verb, buckets=tuple(buckets), revision=revision)
+    return drive(limiter.steps(request), limiter.store.execute)
 
 
 def broken_script() -> Script:
@@ -130,7 +132,7 @@ def test_a_wrong_number_of_arguments_is_refused(
 
 
 def test_good_arguments_are_taken(limiter: Limiter) -> None:
-    assert unpack_reply(run(limiter, DECIDE, ["rqtest:1"], GOOD)) == (
+    assert read_reply(run(limiter, DECIDE, ["rqtest:1"], GOOD), 1) == (
         1,
         1,
         NOON_US,
@@ -181,7 +183,7 @@ def test_a_calendar_that_moves_its_finish_takes_the_expiry_along(redis_client: r
     expiries = []
     for used, finish_us in ((1, start_us + 24 * hour_us), (2, start_us + 25 * hour_us)):
         bucket = ("fixed_window", 10, 24 * hour_us, 10, 1, start_us, finish_us)
-        reply = unpack_reply(run(limiter, DECIDE, ["rqtest:1"], ("check", 0, -1, 1, 0, *bucket)))
+        reply = read_reply(run(limiter, DECIDE, ["rqtest:1"], ("check", 0, -1, 1, 0, *bucket)), 1)
         assert reply[4:6] == (1, 10 - used)
         expiries.append(redis_client.pexpiretime("rqtest:1") - finish_us // 1000 - 1000)
     assert max(map(abs, expiries)) < 500
@@ -270,7 +272,7 @@ def test_a_call_without_buckets_gets_newer_revision_too(limiter: Limiter) -> Non
 @pytest.mark.parametrize("verb", ["check", "peek"])
 @pytest.mark.parametrize("stored", [None, 1, 499])
 def test_a_missing_or_older_stored_revision_is_published_again(
-    redis_client: redis.Redis, limiter: Limiter, clock: Clock, stored: int | None, verb: str
+    redis_client: redis.Redis, limiter: Limiter, clock: Clock, stored: int | None, verb: Mode
 ) -> None:
     """A store that lost data may have lost an unread publication: restoring the old number hid that."""
     if stored:
@@ -332,10 +334,3 @@ def test_a_revision_ahead_of_the_clock_is_followed_by_the_next_number(
     ahead = time.time_ns() // 1000 + 3600 * 10**6
     redis_client.set(REVISION, ahead)
     assert [limiter.publish(), limiter.publish()] == [ahead + 1, ahead + 2]
-
-
-def test_stored_revision(redis_client: redis.Redis, limiter: Limiter) -> None:
-    assert limiter.stored_revision() == 0
-    assert redis_client.keys("rqtest:*") == []
-    published = limiter.publish()
-    assert limiter.stored_revision() == published

@@ -21,6 +21,7 @@ from django.contrib.auth.models import AnonymousUser, User
 from django.test import RequestFactory, override_settings
 
 from django_ratequota import Bucket, Decision, Limiter, Rate, acheck_request, check_request
+from django_ratequota.engine.backend import LimitRequest
 from django_ratequota.engine.keys import bucket_key, revision_key
 from django_ratequota.exceptions import NewerRevision, StoreError
 from django_ratequota.models import Endpoint, Plan, RatePolicy
@@ -102,6 +103,10 @@ def elsewhere(cluster: Cluster, bucket: Bucket) -> list[Bucket]:
         if len(found) == 3:
             break
     return list(found.values())
+
+
+def asked(*buckets: Bucket, **how: Any) -> LimitRequest:
+    return LimitRequest(mode="check", buckets=buckets, **how)
 
 
 def left(decision: Decision) -> list[int]:
@@ -382,7 +387,7 @@ def test_many_callers_at_once_are_decided_as_well(
     over = threading.Event()
 
     def steps(number: int) -> Any:
-        return limiter.steps("check", [buckets[number % len(buckets)]], 1, revision=revision)
+        return limiter.steps(asked(buckets[number % len(buckets)], revision=revision))
 
     def hammer(number: int) -> None:
         while not over.is_set():
@@ -566,7 +571,7 @@ def test_units_held_by_a_refused_request_are_free_again_after_it(repeating: Limi
             seen.append(limiter.check([own(1)]))
         return reply
 
-    assert not drive(limiter.steps("check", [own(1), shared(1)], 1), do).allowed
+    assert not drive(limiter.steps(asked(own(1), shared(1))), do).allowed
     assert not seen[0].allowed
     assert limiter.check([own(1)]).allowed
 
@@ -578,7 +583,7 @@ def test_no_refusal_is_repeated_when_the_look_for_edits_is_due(
     revision = other.publish()
 
     def check() -> Decision:
-        return drive(limiter.steps("check", [own(1)], 1, revision=revision), limiter.store.execute)
+        return drive(limiter.steps(asked(own(1), revision=revision)), limiter.store.execute)
 
     check()
     assert not check().allowed
@@ -599,10 +604,10 @@ def test_each_subject_has_its_seeds(emptied: Cluster, limiter_of: Callable[..., 
     limiter = limiter_of(emptied)
     day, month = (Bucket("user:1", Rate.parse(text)) for text in ("10/day fixed_window", "100/month"))
     everyone = Bucket("everyone", Rate.parse("50/month"))
-    asked = (everyone, day, month)
-    decision = drive(limiter.steps("check", asked, 2, seeds=(20, 3, 40)), limiter.store.execute)
+    buckets = (everyone, day, month)
+    decision = drive(limiter.steps(asked(*buckets, cost=2, seeds=(20, 3, 40))), limiter.store.execute)
     assert left(decision) == [28, 5, 58]
-    assert left(limiter.peek(asked)) == [28, 5, 58]
+    assert left(limiter.peek(buckets)) == [28, 5, 58]
 
 
 @pytest.mark.django_db(transaction=True)

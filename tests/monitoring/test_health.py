@@ -18,7 +18,7 @@ import pytest
 import redis
 
 from django_ratequota import Bucket, Rate, check_request
-from django_ratequota.engine import decision_steps, protocol
+from django_ratequota.engine import protocol
 from django_ratequota.engine.keys import workers_key
 from django_ratequota.exceptions import ConfigurationError, StoreError
 from django_ratequota.metrics import METRICS
@@ -195,7 +195,7 @@ def test_an_error_of_the_script_is_logged_reported_and_shown(
     """Everything looked healthy: a closed breaker, a server that is up, and each request admitted."""
     RatePolicy.objects.create(rates="1/hour sliding_window_log", counted_per="everyone")
     monkeypatch.setattr(protocol, "DECIDE", broken_script())
-    monkeypatch.setattr(decision_steps, "prepare", protocol.CheckCommand)
+    monkeypatch.setattr(protocol, "prepare", protocol.CheckCommand)
     assert [check_request(request_from()).error for _ in range(5)] == ["response"] * 5
     [message] = health.health().errors.values()
     assert "sliding_window_log.lua:" in message

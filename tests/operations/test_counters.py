@@ -15,7 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_ratequota.admin.reset import _MAX_COUNTERS
-from django_ratequota.engine import decision_steps, protocol
+from django_ratequota.engine import protocol
 from django_ratequota.engine.decision import Decision
 from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
 from django_ratequota.operations.counters import own_counters
@@ -397,7 +397,7 @@ def test_counters_reset_before_a_failure_are_recorded(
     check_from(alice)
     with monkeypatch.context() as broken:
         broken.setattr(protocol, "DECIDE", broken_script())
-        broken.setattr(decision_steps, "prepare", protocol.CheckCommand)
+        broken.setattr(protocol, "prepare", protocol.CheckCommand)
         page = operator.post(LIST, selected(first, second, post="yes"), follow=True)
     assert "Redis did not answer (response). 1 of 2 counters were reset." in page.content.decode()
     assert [entry.object_text for entry in PolicyChange.objects.filter(action="reset")] == ["user alice"]

@@ -131,7 +131,7 @@ def test_a_reset_or_refunded_counter_is_listed_no_more(alice: User, redis_client
     assert (bob != f"user:{alice.pk}", used) == (True, 8)
     assert kept(redis_client) == 1, "the list of candidates is corrected by reading it"
     decision = check_caller(user=User.objects.get(username="bob"), scope=None)
-    decision.settler.refund(tuple(s.bucket for s in decision.statuses), cost=6, charged=(0,))  # type: ignore[union-attr]
+    decision.settler.refund(tuple(s.bucket for s in decision.statuses), cost=6, charged=None)  # type: ignore[union-attr]
     assert listed() == []
     assert near_counts() == [(MONTH, {50: 0, 80: 0, 100: 0})]
 

@@ -14,6 +14,7 @@ from rest_framework.throttling import BaseThrottle
 
 from django_ratequota.compat.drf import SimpleRateThrottle
 from django_ratequota.compat.ratelimit import get_usage
+from django_ratequota.engine.backend import LimitRequest
 from django_ratequota.engine.keys import short
 from django_ratequota.engine.limiter import Limiter
 from django_ratequota.models import RatePolicy
@@ -189,10 +190,9 @@ def subjects(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     steps = Limiter._begin
 
-    def begin(self: Limiter, mode: str, buckets: Any, *args: Any) -> Any:
-        buckets = tuple(buckets)
-        found.extend(bucket.subject for bucket in buckets)
-        return steps(self, mode, buckets, *args)
+    def begin(self: Limiter, request: LimitRequest) -> Any:
+        found.extend(bucket.subject for bucket in request.buckets)
+        return steps(self, request)
 
     monkeypatch.setattr(Limiter, "_begin", begin)
     return found

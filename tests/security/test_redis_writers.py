@@ -14,6 +14,8 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_ratequota import Bucket, Decision, Limiter, Rate, check_request
+from django_ratequota.engine.backend import LimitRequest
+from django_ratequota.engine.decision import Charged
 from django_ratequota.engine.keys import bucket_key, revision_key
 from django_ratequota.engine.rates import ALGORITHMS
 from django_ratequota.exceptions import NewerRevision
@@ -187,9 +189,10 @@ def test_processes_do_not_push_each_other_ahead(redis_client: redis.Redis, limit
     published, ahead = limiter.publish(), time.time_ns() // 1000 + 2 * DAY_US
     for _ in range(3):
         with pytest.raises(NewerRevision) as caught:
-            drive(limiter.steps("check", (), 1, revision=ahead), limiter.store.execute)
+            drive(limiter.steps(LimitRequest(mode="check", buckets=(), revision=ahead)), limiter.store.execute)
         assert (caught.value.revision, caught.value.instead_of) == (published, ahead)
-        assert drive(limiter.steps("check", (), 1, revision=published), limiter.store.execute).allowed
+        request = LimitRequest(mode="check", buckets=(), revision=published)
+        assert drive(limiter.steps(request), limiter.store.execute).allowed
     assert redis_client.get(REVISION) == str(published).encode()
 
 
@@ -251,7 +254,7 @@ class TestCounters:
                     decision = getattr(limiter, verb)([victim, other])
                     is_sane(decision)
                     assert not decision.allowed
-            limiter.refund([victim], cost=2, charged=(limiter.now_us - 10, 10**6))
+            limiter.refund([victim], cost=2, charged=Charged(limiter.now_us - 10, (10**6,)))
         limiter.reset([victim])
         assert [limiter.check([victim], cost=10).allowed for _ in range(2)] == [True, False]
         limiter.store.close()

@@ -9,7 +9,7 @@ the first at which more units are free. Where a formula is silent, the rules are
 * months that begin on another day now: the month stored goes on until one begins that is newer;
 * an edited rate: units used are kept. token_bucket, leaky_bucket and gcra hold the larger of both capacities at most,
   and drain by the faster limit until the next charge; a charge under the slower limit leaves its capacity at most,
-  a slot booked under it begins at the time that its caller got. Units cut off by that still count for faster limits;
+  a slot booked under it begins at the time that its caller got;
 * a refund of a known charge: takes of its units what has not drained or expired, the oldest first; and no slot of a
   queue behind which another is booked.
 """
@@ -235,16 +235,12 @@ class Meter(Model):
     rate: Rate | None = None
     #: Whether the units beyond the capacity are booked slots.
     booked: bool = False
-    #: What a slower limit's charge did not cut off, for the faster ones.
-    uncut: Meter | None = None
 
     def drain(self, rate: Rate) -> Fraction:
         """Units a µs."""
         return Fraction(max(rate.limit, self.rate.limit if self.rate else 0), rate.period_us)
 
     def used(self, rate: Rate, now: int) -> Fraction:
-        if self.uncut and self.rate and rate.limit > self.rate.limit:
-            return self.uncut.used(rate, now)
         level = self.level
         if self.rate and (self.rate.limit, self.rate.capacity) != (rate.limit, rate.capacity):
             level = min(level, Fraction(max(rate.capacity, self.rate.capacity)))
@@ -255,7 +251,7 @@ class Meter(Model):
 
     def add(self, rate: Rate, now: int, units: int) -> None:
         if units < 0:
-            self.take(rate, now, Fraction(0), Fraction(-units), Fraction(-units))
+            self.take(rate, now, Fraction(0), Fraction(-units))
         else:
             self.charge(rate, now, units, booked=self.is_booked(rate, now))
 
@@ -265,54 +261,33 @@ class Meter(Model):
     def charge(self, rate: Rate, now: int, units: int, *, booked: bool, slot: bool = False) -> None:
         used = self.used(rate, now)
         at = max(self.drained, now)
-        if self.uncut and self.rate and rate.limit > self.rate.limit:
-            self.rate, self.uncut = self.uncut.rate, None
         if self.rate and self.rate.limit > rate.limit:
-            before, over = used, used + units - rate.capacity
+            over = used + units - rate.capacity
             if slot and over > 0:  # at the time its caller got, in whole units x µs
                 later = over * rate.period_us * rate.limit / self.rate.limit
                 used += Fraction(ceil(later), rate.period_us) - over
             else:
                 used = min(used, Fraction(rate.capacity))
-            if used < before and not self.uncut:
-                self.uncut = Meter(before, at, self.rate)
-        if self.uncut and self.uncut.rate:
-            level, room = self.uncut.used(self.uncut.rate, now), Fraction(self.uncut.rate.capacity)
-            self.uncut = Meter(max(level, min(level + units, room)), at, self.uncut.rate)
         self.level, self.drained, self.rate = used + units, at, rate
         self.booked = booked and self.level > rate.capacity
-        self.forget_uncut()
-
-    def forget_uncut(self) -> None:
-        """What is no more than is counted anyway."""
-        if self.uncut and self.uncut.level <= self.level:
-            self.uncut = None
 
     def give_back(self, rate: Rate, now: int, units: int, charged: Charged) -> None:
         passed = max(self.drained, now) - charged.at
-        drain = Fraction(max(rate.limit, self.rate.limit if self.rate else 0), rate.period_us)
-        left = charged.level * Fraction(rate.limit, rate.period_us) - passed * drain
-        given = min(Fraction(units), left)
+        left = charged.level * Fraction(rate.limit, rate.period_us) - passed * self.drain(rate)
         if self.rate and (self.rate.limit, self.rate.capacity) != (rate.limit, rate.capacity):
             slower = self.rate.limit < rate.limit
             left = min(left, Fraction(self.rate.capacity if slower else max(self.rate.capacity, rate.capacity)))
-        self.take(rate, now, left, min(Fraction(units), left), given)
+        self.take(rate, now, left, min(Fraction(units), left))
 
-    def take(self, rate: Rate, now: int, left: Fraction, units: Fraction, given: Fraction) -> None:
+    def take(self, rate: Rate, now: int, left: Fraction, units: Fraction) -> None:
         """By the rate it was written under. A queue's last slot is all that is used, the units of ``left``."""
         written = self.rate or rate
         used, at = self.used(written, now), max(self.drained, now)
         queue = self.booked and used > written.capacity
         if queue and left < used:
-            units = given = Fraction(0)
+            units = Fraction(0)
         self.level, self.drained = max(Fraction(0), used - max(Fraction(0), units)), at
         self.booked = queue and self.level > written.capacity
-        if self.uncut and self.uncut.rate:
-            level = self.uncut.used(self.uncut.rate, now) - max(Fraction(0), given)
-            self.uncut = Meter(level, at, self.uncut.rate)
-            if not self.level and level > 0:
-                self.level, self.rate, self.uncut = level, self.uncut.rate, None
-        self.forget_uncut()
         if not self.level:
             self.clear()
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from datetime import UTC
 from pathlib import Path
 
-from django_ratequota.engine.local import LocalLimiter
+from django_ratequota.engine.memory import LocalLimiter
 from django_ratequota.policies.cache import PolicyCache
 from django_ratequota.runtime import OncePerSettings
 from django_ratequota.store.breaker import Breaker
@@ -58,7 +59,7 @@ def test_objects_that_serve_after_a_fork_have_a_fork_safe_lock() -> None:
         Breaker("redis.example:6379", 1)._lock,
         ClusterStore([], object, {}, 1)._lock,
         OncePerSettings(object)._lock,
-        LocalLimiter(1)._lock,
+        LocalLimiter(1, UTC)._lock,
         policies._lock,
         policies._entries_lock,
     ):
