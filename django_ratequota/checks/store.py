@@ -22,8 +22,7 @@ from ..engine.scripts import COMMANDS, FORBIDDEN
 from ..engine.types import Bucket
 from ..exceptions import ConfigurationError, StoreError
 from ..runtime import default_limiter, store_from_settings
-from ..store.base import Call, run_script
-from ..store.server import server_version
+from ..store.base import Call, run_script, server_version
 from ..utils.sansio import drive
 
 #: The oldest servers whose scripts may carry a shebang, so that a full memory refuses them before they write.

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from datetime import tzinfo
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..exceptions import ConfigurationError
 from ..store.base import run_script
-from ..store.factory import Client, store_from_client
 from ..utils.sansio import adrive, drive
 from ..utils.shielding import shielded
 from .decision import Decision
@@ -24,6 +23,9 @@ from .decision_steps import NO_TIMES, LimiterSteps, Steps
 from .keys import birth_key, revision_key
 from .scripts import PUBLISH
 from .types import Bucket
+
+if TYPE_CHECKING:
+    from ..store.factory import Client
 
 
 def _no_defaults() -> dict[str, Any]:
@@ -60,6 +62,8 @@ class Limiter(LimiterSteps):
         if client is None:
             options = defaults()
         else:
+            from ..store.factory import store_from_client  # which imports redis-py, for 0.1 s
+
             options = {"store": store_from_client(client, 0.1 if timeout is None else timeout), "prefix": "rq"}
         if prefix:
             options["prefix"] = prefix

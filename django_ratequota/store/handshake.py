@@ -18,11 +18,9 @@ import redis.asyncio.sentinel
 import redis.sentinel
 
 from ..exceptions import ConfigurationError
-from .budget import Budget
-from .sockets import patient, set_thread_budget
-
-#: Seconds that connecting may take; more than a decision's timeout, as the connection serves the next decision.
-CONNECT_SECONDS = 5.0
+from .base import Budget
+from .connections import PatientConnection, PatientSSLConnection, PatientUnixConnection, current
+from .pool_size import CONNECT_SECONDS
 
 #: Connection options of the alias or client that are dropped. Retries, for one: a client that retried lost replies
 #: counted one request eleven times.
@@ -50,25 +48,22 @@ _IGNORED = frozenset(
 #: Options that the login sends itself.
 _LOGIN = ("db", "username", "password", "credential_provider", "client_name")
 
+_TCP = (PatientConnection, redis.asyncio.Connection)
+_TLS = (PatientSSLConnection, redis.asyncio.SSLConnection)
+_UNIX = (PatientUnixConnection, redis.asyncio.UnixDomainSocketConnection)
 #: redis-py's connection classes -> the class for threads, the class for tasks.
-_CLASSES: dict[type, tuple[type, type]] = {}
-for _sync, _async, _managed in (
-    (
-        redis.Connection,
-        redis.asyncio.Connection,
-        (redis.sentinel.SentinelManagedConnection, redis.asyncio.sentinel.SentinelManagedConnection),
-    ),
-    (
-        redis.SSLConnection,
-        redis.asyncio.SSLConnection,
-        (redis.sentinel.SentinelManagedSSLConnection, redis.asyncio.sentinel.SentinelManagedSSLConnection),
-    ),
-    (redis.UnixDomainSocketConnection, redis.asyncio.UnixDomainSocketConnection, ()),
-):
-    _patient_class = patient(_sync)
-    for _kind in (_sync, _async, *_managed):
-        _CLASSES[_kind] = (_patient_class, _async)
-
+_CLASSES: dict[type, tuple[type, type]] = {
+    redis.Connection: _TCP,
+    redis.asyncio.Connection: _TCP,
+    redis.sentinel.SentinelManagedConnection: _TCP,
+    redis.asyncio.sentinel.SentinelManagedConnection: _TCP,
+    redis.SSLConnection: _TLS,
+    redis.asyncio.SSLConnection: _TLS,
+    redis.sentinel.SentinelManagedSSLConnection: _TLS,
+    redis.asyncio.sentinel.SentinelManagedSSLConnection: _TLS,
+    redis.UnixDomainSocketConnection: _UNIX,
+    redis.asyncio.UnixDomainSocketConnection: _UNIX,
+}
 _PING = ("PING",)
 
 
@@ -117,7 +112,7 @@ class Handshake:
         ``seconds`` is for each step: connecting to each of the server's addresses, TLS, login.
         """
         connection = _unnamed(self._class(**self._options, socket_timeout=seconds, socket_connect_timeout=seconds))
-        set_thread_budget(Budget(seconds))
+        current.budget = Budget(seconds)
         try:
             connection.connect()
             commands = self._commands(_credentials(self._provider))

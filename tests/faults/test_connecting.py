@@ -291,9 +291,9 @@ def test_tasks_in_line_do_not_wait_for_a_connection_that_is_gone(
         asking = asyncio.create_task(limiter.acheck([BUCKET]))
         await asyncio.sleep(0)  # it takes the connection
         waiting = asyncio.create_task(limiter.acheck([BUCKET]))
-        [connections] = limiter.store._server._loops.values()
+        [connections] = limiter.store.server._loops.values()
         # Later there would be no connection that it could wait for, and it would rightly fail.
-        await asyncio.to_thread(poll, lambda: connections._size.failed_at, 10, "its attempt failed")
+        await asyncio.to_thread(poll, lambda: connections.size.failed_at, 10, "its attempt failed")
         admin.config_set("maxclients", 100)
         admin.execute_command("CLIENT", "KILL", "SKIPME", "yes")
         admin.client_unpause()

@@ -585,13 +585,11 @@ def test_how_many_connections_there_may_be(options: dict[str, int], most: int, e
     query = "&".join(f"{name}={value}" for name, value in options.items())
     stores = [
         store_from_url(f"redis://localhost?{query}", 1, max_connections=most),
-        store_from_url(f"redis://localhost?{query}", 1, cluster=True, max_connections=most)._configured[0],
+        store_from_url(f"redis://localhost?{query}", 1, cluster=True, max_connections=most).configured[0],
     ]
     if not options:
-        stores.append(store_from_url("redis+sentinel://localhost/main", 1, max_connections=most)._sentinels[0])
-    assert [getattr(store, "_server", getattr(store, "server", store))._limit for store in stores] == [
-        expected
-    ] * len(stores)
+        stores.append(store_from_url("redis+sentinel://localhost/main", 1, max_connections=most).sentinels[0])
+    assert [(getattr(store, "server", None) or store).limit for store in stores] == [expected] * len(stores)
 
 
 def test_the_setting_bounds_the_connections(settings: Any) -> None:
@@ -606,7 +604,7 @@ def test_the_setting_bounds_the_connections(settings: Any) -> None:
         ({"REDIS_URL": "redis://localhost:3", "MAX_CONNECTIONS": 70}, 70),
     ):
         settings.RATEQUOTA = raw
-        assert default_limiter().store._server._limit == expected
+        assert default_limiter().store.server.limit == expected
 
 
 def test_foreign_connection_classes_are_refused() -> None:
