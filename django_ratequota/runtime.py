@@ -92,7 +92,7 @@ def default_limiter() -> Limiter:
 
 def store_from_settings(settings: Settings) -> Store:
     """Return the store at REDIS_URL, else at the CACHES alias CACHE; raises ``ConfigurationError``."""
-    from .store.factory import store_from_pool, store_from_url  # which import redis-py, for 0.1 s
+    from .store.factory import store_from_pool, store_from_url  # they import redis-py, which takes 0.1 s
 
     timeout, most = settings.timeout, settings.max_connections
     if settings.in_memory:

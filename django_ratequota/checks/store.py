@@ -11,7 +11,6 @@ from math import ceil
 from statistics import median
 from typing import Any
 
-import redis
 from django.conf import settings as django_settings
 from django.core import checks
 
@@ -132,6 +131,8 @@ def _too_few_clients(server: str, clients: int) -> list[checks.CheckMessage]:
 
 
 def _unusable(error: StoreError) -> checks.CheckMessage:
+    import redis  # in startup it would take 0.1 s
+
     text = str(error).rstrip(".")
     causes: list[BaseException | None] = [error.__cause__]
     while causes[-1] is not None:

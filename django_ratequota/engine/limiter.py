@@ -62,7 +62,7 @@ class Limiter(LimiterSteps):
         if client is None:
             options = defaults()
         else:
-            from ..store.factory import store_from_client  # which imports redis-py, for 0.1 s
+            from ..store.factory import store_from_client  # it imports redis-py, which takes 0.1 s
 
             options = {"store": store_from_client(client, 0.1 if timeout is None else timeout), "prefix": "rq"}
         if prefix:
