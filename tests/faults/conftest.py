@@ -19,7 +19,7 @@ from .asking import Ask, Way, awaiting, plainly
 from .cluster import Cluster
 from .proxy import Proxy
 from .servers import Node, Pair, Sentinels
-from .tls import Terminator
+from .wire import Wire
 
 #: It breaks PostgreSQL, which CI's second half brings.
 collect_ignore = [] if os.environ.get("DATABASE_URL") else ["test_database.py"]
@@ -57,13 +57,13 @@ def authority() -> trustme.CA:
 
 
 @pytest.fixture
-def terminator(node: Node, authority: trustme.CA) -> Iterator[Terminator]:
+def terminator(node: Node, authority: trustme.CA) -> Iterator[Wire]:
+    """TLS in front of ``node``, whose password is "secret"."""
     node.command("CONFIG", "SET", "requirepass", "secret")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(context)
-    terminator = Terminator(node, context)
-    yield terminator
-    terminator.close()
+    with Wire(node, context=context) as wire:
+        yield wire
 
 
 @pytest.fixture

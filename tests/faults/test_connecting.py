@@ -25,7 +25,7 @@ from django_ratequota.store.pool_size import PoolSize
 
 from . import Address, poll
 from .servers import Node
-from .tls import Terminator
+from .wire import Wire
 
 BUCKET = Bucket("user:1", Rate.parse("1000000/day"))
 
@@ -68,7 +68,7 @@ def reason(ask: Ask, limiter: Limiter) -> str:
 # --- Options. ---
 
 
-def test_tls_by_option(terminator: Terminator, trusted: str, limiter_of: Callable[..., Limiter], ask: Ask) -> None:
+def test_tls_by_option(terminator: Wire, trusted: str, limiter_of: Callable[..., Limiter], ask: Ask) -> None:
     """``redis.Redis(ssl=True)`` was a TypeError on every async call."""
     assert ask(limiter_of(terminator, ssl=True, ssl_ca_certs=trusted, password="secret")).allowed
     assert reason(ask, limiter_of(terminator, ssl=True, password="secret")) == "connection", "who issued that?"
@@ -84,18 +84,15 @@ def test_a_certificate_of_the_client(
     authority.configure_trust(context)
     own = authority.issue_cert("client@example.com")
     own.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "own.pem"))
-    terminator = Terminator(node, context)
-    try:
+    with Wire(node, context=context) as wire:
         options = {"ssl": True, "ssl_ca_certs": trusted}
         pem = str(tmp_path / "own.pem")
-        assert ask(limiter_of(terminator, ssl_certfile=pem, ssl_keyfile=pem, **options)).allowed
-        assert reason(ask, limiter_of(terminator, **options)) == "connection"
-    finally:
-        terminator.close()
+        assert ask(limiter_of(wire, ssl_certfile=pem, ssl_keyfile=pem, **options)).allowed
+        assert reason(ask, limiter_of(wire, **options)) == "connection"
 
 
 def test_a_folder_of_authorities(
-    terminator: Terminator, tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch
+    terminator: Wire, tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``ssl_ca_path`` was a TypeError on every async call by redis-py 6.0."""
     looked: list[Any] = []

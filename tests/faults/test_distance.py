@@ -16,7 +16,6 @@ from django_ratequota.exceptions import StoreError
 
 from . import Address
 from .servers import Node
-from .tls import Terminator
 from .wire import Wire
 
 BUCKET = Bucket("user:1", Rate.parse("1000000/day"))
@@ -53,7 +52,7 @@ def awaiting(limiter: Limiter) -> int:
 
 @pytest.mark.parametrize("round_trip", [0.010, 0.025, 0.040])
 def test_decisions_are_made_from_the_second_second_on(
-    nodes: Callable[..., Node], terminator: Terminator, node: Node, trusted: str, round_trip: float
+    nodes: Callable[..., Node], terminator: Wire, node: Node, trusted: str, round_trip: float
 ) -> None:
     """At 25 ms no connection was ever completed: each was dropped half-way, and the next request began again."""
     secure = {"ssl": True, "ssl_ca_certs": trusted, "password": "secret", "db": 1}
