@@ -13,6 +13,7 @@ import pytest
 import trustme
 
 from django_ratequota import Limiter
+from django_ratequota.signals import store_state_changed
 
 from . import Address
 from .asking import Ask, Way, awaiting, plainly
@@ -116,3 +117,16 @@ def limiters() -> Iterator[Callable[..., Limiter]]:
             return limiter
 
         yield make
+
+
+@pytest.fixture
+def events() -> Iterator[list[tuple[str, str]]]:
+    """The transitions of breakers that the signal reports: state and reason."""
+    heard: list[tuple[str, str]] = []
+
+    def receiver(*, state: str, reason: str, **_: Any) -> None:
+        heard.append((state, reason))
+
+    store_state_changed.connect(receiver)
+    yield heard
+    store_state_changed.disconnect(receiver)

@@ -91,9 +91,7 @@ def test_a_certificate_of_the_client(
         assert reason(ask, limiter_of(wire, **options)) == "connection"
 
 
-def test_a_folder_of_authorities(
-    terminator: Wire, tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_of_authorities(terminator: Wire, tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     """``ssl_ca_path`` was a TypeError on every async call by redis-py 6.0."""
     looked: list[Any] = []
     load = ssl.SSLContext.load_verify_locations

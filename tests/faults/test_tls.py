@@ -48,9 +48,7 @@ def test_a_server_certificate_is_verified(
 
 
 @BOTH
-def test_an_unknown_certificate_is_refused(
-    terminator: Wire, ask: Callable[..., Decision], awaited: bool
-) -> None:
+def test_an_unknown_certificate_is_refused(terminator: Wire, ask: Callable[..., Decision], awaited: bool) -> None:
     with pytest.raises(StoreError) as caught:
         ask(f"rediss://:secret@127.0.0.1:{terminator.port}/0", awaited)
     assert caught.value.reason == "connection"
