@@ -173,32 +173,17 @@ class Budget:
         self.count(min(took, self.slice), begun, late=took > LATE * self.slice, queued_for=queued_for)
 
 
-class Connections(Protocol):
-    """The connections of this process's threads to one server."""
-
-    def send(self, command: Command, budget: Budget, asking: bool) -> Any:
-        """Send one command once and return its reply, within ``budget``; ``asking`` sends ASKING first (Cluster)."""
-
-
-class TaskConnections(Protocol):
-    """The connections of one event loop's tasks to one server."""
-
-    async def send(self, command: Command, budget: Budget, asking: bool) -> Any:
-        """``Connections.send``, awaited."""
-
-
 class Server(Protocol):
-    """One server and this process's connections to it; ``server`` has the only class."""
+    """What a call needs of a server; see ``server``."""
 
-    name: str
     activity: ServerActivity
 
     @property
-    def threads(self) -> Connections:
-        """The connections of this process's threads."""
+    def threads(self) -> Any:
+        """The connections of this process's threads, whose ``send(command, budget, asking)`` returns a reply."""
 
-    async def tasks(self) -> TaskConnections:
-        """Return the connections of the running event loop's tasks."""
+    async def tasks(self) -> Any:
+        """Return those of the running event loop's tasks, whose ``send`` is awaited."""
 
     def failure(self, error: Exception, command: Command) -> StoreError:
         """Return the ``StoreError`` for whatever sending the command raised."""

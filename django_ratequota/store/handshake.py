@@ -100,11 +100,9 @@ class Handshake:
         self._async_options = {
             key: value for key, value in self._options.items() if key in taken and not key.startswith("ssl_")
         }
-        self._tls = None
-        if isinstance(model, redis.SSLConnection):
-            self._tls = _Tls(model)
-            if model.cert_reqs == ssl.CERT_NONE:  # then there is no name to check; redis-py 6.0 raises
-                self._options["ssl_check_hostname"] = False
+        self._model = model
+        if isinstance(model, redis.SSLConnection) and model.cert_reqs == ssl.CERT_NONE:
+            self._options["ssl_check_hostname"] = False  # there is no name to check; redis-py 6.0 raises
 
     def connect(self, seconds: float = CONNECT_SECONDS) -> Any:
         """Return a connection that is logged in; raises what redis-py and credential providers raise.
@@ -132,8 +130,8 @@ class Handshake:
     async def aconnect(self) -> Any:
         """``connect``, awaited."""
         connection = _unnamed(self._async_class(**self._async_options, socket_timeout=None))
-        if self._tls is not None:
-            connection.ssl_context.context = self._tls.context
+        if isinstance(self._model, redis.SSLConnection):
+            connection.ssl_context.context = self._context
         try:
             commands = self._commands(await _acredentials(self._provider))
             async with asyncio.timeout(CONNECT_SECONDS):
@@ -151,6 +149,10 @@ class Handshake:
             raise
         return connection
 
+    @cached_property
+    def _context(self) -> ssl.SSLContext:
+        return _tls_context(self._model)
+
     def _commands(self, credentials: tuple[str, ...] | None) -> list[tuple[Any, ...]]:
         """Return the commands of the login; never none, so that the server has replied once."""
         if not self._logs_in:
@@ -165,36 +167,29 @@ class Handshake:
         return commands or [_PING]
 
 
-class _Tls:
-    """The TLS options of redis-py's connection as one context, which tasks' connections share."""
+def _tls_context(options: Any) -> ssl.SSLContext:
+    """Return the TLS options of a threads' connection as one context, which tasks' connections share.
 
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-
-    @cached_property
-    def context(self) -> ssl.SSLContext:
-        """The context; raises ``ConfigurationError`` for options that only threads' connections support."""
-        options = self._connection
-        if options.ssl_validate_ocsp or options.ssl_validate_ocsp_stapled:
-            raise ConfigurationError(
-                "redis-py validates OCSP for threads only; for asyncio, leave ssl_validate_ocsp out"
-            )
-        context = ssl.create_default_context()
-        context.check_hostname = options.check_hostname and options.cert_reqs != ssl.CERT_NONE
-        context.verify_mode = options.cert_reqs
-        for flag in getattr(options, "ssl_include_verify_flags", None) or ():
-            context.verify_flags |= flag
-        for flag in getattr(options, "ssl_exclude_verify_flags", None) or ():
-            context.verify_flags &= ~flag
-        if options.certfile or options.keyfile:
-            context.load_cert_chain(options.certfile, options.keyfile, options.certificate_password)
-        if options.ca_certs or options.ca_path or options.ca_data:
-            context.load_verify_locations(options.ca_certs, options.ca_path, options.ca_data)
-        if options.ssl_min_version is not None:
-            context.minimum_version = options.ssl_min_version
-        if options.ssl_ciphers:
-            context.set_ciphers(options.ssl_ciphers)
-        return context
+    Raises ``ConfigurationError`` for options that only threads' connections support.
+    """
+    if options.ssl_validate_ocsp or options.ssl_validate_ocsp_stapled:
+        raise ConfigurationError("redis-py validates OCSP for threads only; for asyncio, leave ssl_validate_ocsp out")
+    context = ssl.create_default_context()
+    context.check_hostname = options.check_hostname and options.cert_reqs != ssl.CERT_NONE
+    context.verify_mode = options.cert_reqs
+    for flag in getattr(options, "ssl_include_verify_flags", None) or ():
+        context.verify_flags |= flag
+    for flag in getattr(options, "ssl_exclude_verify_flags", None) or ():
+        context.verify_flags &= ~flag
+    if options.certfile or options.keyfile:
+        context.load_cert_chain(options.certfile, options.keyfile, options.certificate_password)
+    if options.ca_certs or options.ca_path or options.ca_data:
+        context.load_verify_locations(options.ca_certs, options.ca_path, options.ca_data)
+    if options.ssl_min_version is not None:
+        context.minimum_version = options.ssl_min_version
+    if options.ssl_ciphers:
+        context.set_ciphers(options.ssl_ciphers)
+    return context
 
 
 def _unnamed(connection: Any) -> Any:
