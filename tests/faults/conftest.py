@@ -107,12 +107,12 @@ def ask(way: Way) -> Iterator[Ask]:
 
 @pytest.fixture
 def limiters() -> Iterator[Callable[..., Limiter]]:
-    """Makes limiters on a server or a proxy, and closes them."""
+    """Makes limiters on a server or a proxy, by the options of a client, and closes them."""
     with ExitStack() as stack:
 
-        def make(where: Address, timeout: float = 10, client: dict[str, Any] | None = None, **more: Any) -> Limiter:
-            place = stack.enter_context(where.client(**(client or {})))
-            limiter = Limiter(client=place, prefix="rqtest", timeout=timeout, **more)
+        def make(where: Address, timeout: float = 10, time_zone: Any = None, **options: Any) -> Limiter:
+            client = stack.enter_context(where.client(**options))
+            limiter = Limiter(client=client, prefix="rqtest", timeout=timeout, time_zone=time_zone)
             stack.callback(limiter.store.close)
             return limiter
 

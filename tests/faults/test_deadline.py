@@ -116,7 +116,7 @@ def test_a_hang_under_tasks(node: Node, limiters: Make) -> None:
 def test_however_the_time_is_spent(node: Node, proxy: Proxy, limiters: Make, ask: Ask, fault: str) -> None:
     """Each reply of the login came in time, or NOSCRIPT and the script's; all together took five times as long."""
     timeout = 0.4
-    limiter = limiters(proxy, timeout, {"db": 1})
+    limiter = limiters(proxy, timeout, db=1)
     if fault != "slow greeting":
         ask(limiter, [ENDLESS])
     if fault == "loading the script":

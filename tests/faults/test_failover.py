@@ -15,8 +15,7 @@ from django.test import override_settings
 from redis.sentinel import Sentinel
 
 from django_ratequota import Bucket, Decision, Limiter, Rate
-from django_ratequota.exceptions import ConfigurationError, StoreError
-from django_ratequota.store.factory import store_from_url
+from django_ratequota.exceptions import StoreError
 from django_ratequota.store.sentinel import SentinelStore
 
 from . import poll
@@ -225,23 +224,6 @@ def test_a_lost_reply_counts_once_under_sentinel(
         with pytest.raises(StoreError):
             hit()
         assert hit().statuses[0].remaining == 100 - 1 - 2 * (lost + 1)
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "redis+sentinel://",
-        "redis+sentinel://127.0.0.1:26379",
-        "redis+sentinel:///ratequota",
-        "redis+sentinel://127.0.0.1:26379/ratequota/0/more",
-        "redis+sentinel://127.0.0.1:26379/ratequota/first",
-        "redis+sentinel://127.0.0.1:port/ratequota",
-        "redis+sentinel://127.0.0.1:26379/ratequota?socket_timeout=5",
-    ],
-)
-def test_bad_sentinel_urls(url: str) -> None:
-    with pytest.raises(ConfigurationError, match="REDIS_URL cannot be used"):
-        store_from_url(url, 1)
 
 
 def test_sentinels_and_masters_have_credentials_of_their_own(nodes: Callable[..., Node], stack: ExitStack) -> None:

@@ -55,8 +55,6 @@ def is_cost(value: object) -> bool:
 # --- The limiter. ---
 
 
-
-
 @given(
     verb=st.sampled_from(["check", "peek", "charge", "refund"]),
     buckets=st.lists(BUCKETS, max_size=4),

@@ -186,8 +186,6 @@ def test_every_spelling_of_a_path_that_reaches_the_view_is_its_endpoint(admitted
     assert admitted(call("/plain/", CLIENT) for _ in range(5)) == 5
 
 
-
-
 def test_names_do_not_multiply_an_address(admitted: Admitted) -> None:
     """Counted per ip, one who logs in as somebody else each time is one client still."""
     RatePolicy.objects.update(rates=f"{LIMIT}/hour", counted_per="ip")

@@ -309,20 +309,16 @@ def test_a_server_that_forgets_the_script_at_once_is_an_error_not_a_loop(
 
 
 @BOTH
-@pytest.mark.parametrize(
-    "reply",
-    [
+def test_an_unreadable_reply_is_a_store_error(peers: Callable[..., Peer], ask: Ask) -> None:
+    """Another kind of server at the address: each request failed with a ValueError."""
+    for reply in (
         *(b"+OK\r\n", b":1\r\n", b"$-1\r\n", b"*0\r\n", b"*4\r\n:1\r\n:1\r\n:1\r\n:1\r\n", b"*1\r\n$1\r\nx\r\n"),
         # A decision without buckets, and a longer reply than the one for a newer revision.
         b"$32\r\n" + struct.pack(">4q", 1, 1, 1, -1) + b"\r\n",
         b"$64\r\n" + struct.pack(">8q", 2, 1, 1, -1, 1, 1, 1, 1) + b"\r\n",
-    ],
-)
-def test_an_unreadable_reply_is_a_store_error(peers: Callable[..., Peer], ask: Ask, reply: bytes) -> None:
-    """Another kind of server at the address: each request failed with a ValueError."""
-    peer = peers(lambda number: reply)
-    limiter = limiter_of(peer.client())
-    assert reason(limiter, ask) == "response"
+    ):
+        peer = peers(lambda number, reply=reply: reply)
+        assert reason(limiter_of(peer.client()), ask) == "response", reply
 
 
 @BOTH
@@ -432,35 +428,26 @@ def test_a_connection_closed_by_the_server_is_not_reused(own: redis.Redis, own_l
 # --- The server's address. ---
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "",
-        "localhost",
-        "http://localhost",
-        "redis//localhost",
-        "redis://localhost:port",
-        "redis://localhost:99999",
-        "redis://[::1",
-        "redis://localhost?socket_timeout=soon",
-        "redis://localhost?max_connections=x",
-        "redis://localhost?unknown=option",
-        "\0",
-    ],
-)
-def test_bad_urls(url: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"REDIS_URL cannot be used|unknown") as caught:
-        store_from_url(url, 1)
-    assert isinstance(caught.value, RateQuotaError)
+def test_bad_urls() -> None:
+    plain = "?unknown=option ?max_connections=x ?socket_timeout=soon :port :99999".split()
+    sentinels = " 127.0.0.1:26379 /ratequota 127.0.0.1:26379/ratequota/0/more 127.0.0.1:26379/ratequota/first".split(
+        " "
+    )
+    sentinels += ["127.0.0.1:port/ratequota", "127.0.0.1:26379/ratequota?socket_timeout=5"]
+    for url in (
+        *("", "localhost", "http://localhost", "redis//localhost", "redis://[::1", "\0"),
+        *(f"redis://localhost{rest}" for rest in plain),
+        *(f"redis+sentinel://{rest}" for rest in sentinels),
+    ):
+        with pytest.raises(ConfigurationError, match=r"REDIS_URL cannot be used|unknown") as caught:
+            store_from_url(url, 1)
+        assert isinstance(caught.value, RateQuotaError)
 
 
-@pytest.mark.parametrize(
-    "url",
-    ["memory", "memory:///", "memory://localhost", "Memory://", "redis", "REDIS://localhost", "sentinel://host/main"],
-)
-def test_the_error_for_an_unknown_scheme_lists_all_schemes(url: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"redis\+sentinel://.*; or be memory://, written exactly so"):
-        store_from_url(url, 1)
+def test_the_error_for_an_unknown_scheme_lists_all_schemes() -> None:
+    for url in "memory memory:/// memory://localhost Memory:// redis REDIS://localhost sentinel://host/main".split():
+        with pytest.raises(ConfigurationError, match=r"redis\+sentinel://.*; or be memory://, written exactly so"):
+            store_from_url(url, 1)
 
 
 def test_a_unix_socket(own_server: ValkeyServer, own: redis.Redis) -> None:
