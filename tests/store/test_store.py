@@ -6,6 +6,7 @@ import asyncio
 import gc
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -254,6 +255,24 @@ def test_a_call_cancelled_while_it_takes_a_connection_loses_none(
         poll(lambda: len(redis_client.client_list()) <= before, 20, "as many connections as before")
 
     asyncio.run(story())
+
+
+def test_a_command_takes_few_calls(redis_client: redis.Redis) -> None:
+    """It entered eight files, by thirty calls."""
+    limiter, entered = limiter_of(redis_client), []
+
+    def note(frame: Any, event: str, _: object) -> None:
+        if event == "call" and "/django_ratequota/store/" in frame.f_code.co_filename:
+            entered.append(Path(frame.f_code.co_filename).name)
+
+    ask_plainly(limiter)
+    sys.setprofile(note)
+    try:
+        limiter.store.call().do(("PING",))
+    finally:
+        sys.setprofile(None)
+    assert set(entered) == {"base.py", "connections.py"}
+    assert len(entered) <= 15
 
 
 # --- Reasons of errors. ---
