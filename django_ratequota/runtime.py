@@ -18,9 +18,7 @@ from .engine.limiter import Limiter
 from .engine.memory import LocalLimiter, Unlimited, process_memory
 from .exceptions import ConfigurationError, StoreError
 from .store import breaker
-from .store.absent import AbsentStore
-from .store.base import FAILURES, Store
-from .store.factory import check_readable, safe_message, store_from_pool, store_from_url
+from .store.base import AbsentStore, Store
 from .utils.locks import ForkSafeLock
 
 if TYPE_CHECKING:
@@ -101,16 +99,18 @@ def default_limiter() -> Limiter:
 
 def store_from_settings(settings: Settings) -> Store:
     """Return the store at REDIS_URL, else at the CACHES alias CACHE; raises ``ConfigurationError``."""
-    timeout, failures, most = settings.timeout, FAILURES, settings.max_connections
+    from .store.factory import store_from_pool, store_from_url  # they import redis-py, which takes 0.1 s
+
+    timeout, most = settings.timeout, settings.max_connections
     if settings.in_memory:
         return AbsentStore("memory", "RATEQUOTA['REDIS_URL'] is memory://, so each process counts on its own")
     if settings.redis_url:
-        return store_from_url(settings.redis_url, timeout, failures, settings.cluster, most)
+        return store_from_url(settings.redis_url, timeout, settings.cluster, most)
     if settings.cluster:
         raise ConfigurationError(
             "django-redis does not support a Cluster; with CLUSTER set RATEQUOTA['REDIS_URL'] to the URL of any node"
         )
-    return store_from_pool(_alias_pool(settings.cache), timeout, failures, most)
+    return store_from_pool(_alias_pool(settings.cache), timeout, most)
 
 
 def _alias_pool(alias: str) -> Any:
@@ -119,6 +119,8 @@ def _alias_pool(alias: str) -> Any:
     from django.core.cache.backends.redis import RedisCache as DjangosRedisCache
     from django.core.exceptions import ImproperlyConfigured
     from django_redis.cache import RedisCache
+
+    from .store.factory import check_readable, safe_message
 
     # Other errors may quote a LOCATION, with its password.
     known = (InvalidCacheBackendError, ImproperlyConfigured, ImportError)

@@ -11,7 +11,6 @@ from math import ceil
 from statistics import median
 from typing import Any
 
-import redis
 from django.conf import settings as django_settings
 from django.core import checks
 
@@ -22,8 +21,7 @@ from ..engine.scripts import COMMANDS, FORBIDDEN
 from ..engine.types import Bucket
 from ..exceptions import ConfigurationError, StoreError
 from ..runtime import default_limiter, store_from_settings
-from ..store.base import Call, run_script
-from ..store.server import server_version
+from ..store.base import Call, run_script, server_version
 from ..utils.sansio import drive
 
 #: The oldest servers whose scripts may carry a shebang, so that a full memory refuses them before they write.
@@ -133,6 +131,8 @@ def _too_few_clients(server: str, clients: int) -> list[checks.CheckMessage]:
 
 
 def _unusable(error: StoreError) -> checks.CheckMessage:
+    import redis  # in startup it would take 0.1 s
+
     text = str(error).rstrip(".")
     causes: list[BaseException | None] = [error.__cause__]
     while causes[-1] is not None:

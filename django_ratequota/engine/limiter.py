@@ -14,12 +14,11 @@ import logging
 import time
 from collections.abc import Callable, Generator, Iterable
 from datetime import UTC, tzinfo
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..exceptions import ConfigurationError, InvalidBucket, NewerRevision, StoreError, StoreLeftAlone
 from ..store.base import Store
 from ..store.commands import Command
-from ..store.factory import Client, store_from_client
 from ..utils.histogram import Histogram
 from ..utils.sansio import adrive, drive
 from ..utils.shielding import shielded
@@ -33,6 +32,9 @@ from .memory import Memory, Unlimited
 from .protocol import MAX_US, ScriptBackend, prepare
 from .rates import MAX_UNITS, show
 from .types import Bucket, check_cost
+
+if TYPE_CHECKING:
+    from ..store.factory import Client
 
 logger = logging.getLogger("django_ratequota")
 
@@ -255,6 +257,8 @@ class Limiter(LimiterSteps):
         if client is None:
             options = defaults()
         else:
+            from ..store.factory import store_from_client  # it imports redis-py, which takes 0.1 s
+
             options = {"store": store_from_client(client, 0.1 if timeout is None else timeout), "prefix": "rq"}
         if prefix:
             options["prefix"] = prefix

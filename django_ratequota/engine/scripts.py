@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from importlib.resources import files
+from pathlib import Path
 
 from ..store.commands import Script
 from .rates import ALGORITHMS
@@ -17,7 +17,7 @@ def _compose(*names: str, flags: str = "") -> Script:
     """
     source: list[str] = []
     lines: list[tuple[str, int]] = []
-    folder = files("django_ratequota") / "lua"
+    folder = Path(__file__).parent.parent / "lua"
     for name in names:
         body = (folder / f"{name}.lua").read_text().rstrip().splitlines()
         lines += [(f"{name}.lua", number) for number in range(1, len(body) + 1)]

@@ -17,7 +17,7 @@ from ..monitoring.rollup import KEEP_DAYS, KEEP_HOURS, roll_up
 from ..policies.unreadable import find_unreadable
 from ..recording.recorder import record_publication
 from ..runtime import default_limiter
-from ..store.server import server_version
+from ..store.base import server_version
 from ..utils.histogram import merged, quantile
 
 

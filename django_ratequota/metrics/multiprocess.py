@@ -83,7 +83,9 @@ class Writer:
         self._bins, self._total = counts, total
 
 
-writer = Writer()
-# After the tally's listener, which metrics/__init__ has added already.
-listeners.append(writer.write)
-os.register_at_fork(after_in_child=writer.skip)
+def start() -> None:
+    """Write from now on."""
+    writer = Writer()
+    # After the tally's listener, which metrics/__init__ has added already.
+    listeners.append(writer.write)
+    os.register_at_fork(after_in_child=writer.skip)

@@ -30,7 +30,9 @@ else:
 #: Whether processes share their counts, by files in a directory.
 _SHARED = "PROMETHEUS_MULTIPROC_DIR" in os.environ
 if _SHARED:
-    from . import multiprocess as _  # noqa: F401 - its listener writes from now on
+    from .multiprocess import start
+
+    start()
 
 
 class RateQuotaCollector:

@@ -1,8 +1,10 @@
 """Redis as a place to send commands: each returns its reply or raises ``StoreError``, within the decision's deadline.
 
 Logic that talks to Redis yields command tuples (see ``utils.sansio``). ``Store.call()`` carries out those of one
-decision, under one deadline and behind the circuit breaker. The store chooses the server: the only one here; the
-master that a Sentinel names, or the owner of a Cluster's slot, in ``sentinel`` and ``cluster``.
+decision, under one deadline and behind the circuit breaker. The store chooses the server: the only one, in
+``server``; the master that a Sentinel names, or the owner of a Cluster's slot, in ``sentinel`` and ``cluster``.
+
+Importing this module does not import redis-py.
 """
 
 from __future__ import annotations
@@ -11,78 +13,242 @@ import asyncio
 import time
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple, Never, Protocol
 
 from ..exceptions import OutOfTime, StoreError
 from ..utils.sansio import adrive, drive
 from .breaker import Breaker
-from .budget import Budget
 from .commands import Command, Script, ScriptCall
-from .server import Pause, Send, Server, server_info
 
-#: Consecutive failures that open a server's breaker.
-FAILURES = 3
 #: A timeout counts as the server's failure only if it had this share of the decision's time: other commands, or
 #: another server, may have used the rest.
 _FAIR_SHARE = 0.4
+#: Slices per decision.
+_SLICES = 8
+#: Seconds of the shortest slice, which is also the last look before a timeout.
+_SHORTEST = 0.001
+#: Slices of uneven length leave this many seconds over.
+NOTHING = 1e-9
+#: A slice that took this many times its length was late: this process was busy.
+LATE = 1.5
+#: A decision may wait in the queue for a connection this many times its seconds, while the server replies to others.
+_MAX_QUEUED = 10
+#: The server counts as active for this share of the seconds after a reply; this process may read the next one late.
+_RECENT = 0.5
 
-#: Commands, besides scripts, whose first argument is a key.
-_KEYED = frozenset({"DEL", "HGETALL", "HMGET", "LRANGE", "MGET", "SET", "ZRANGE"})
+
+class ServerActivity:
+    """What this process knows of one server, in monotonic seconds; 0 = never."""
+
+    __slots__ = ("connect_began_at", "connected_at", "replied_at", "sent_at", "stale_since", "surplus_at")
+
+    def __init__(self) -> None:
+        #: When the last reply to a command was read, and when that command had been sent.
+        self.replied_at = self.sent_at = 0.0
+        #: When a connection was last established, and when that connect had begun. A server that hangs, or a proxy
+        #: before it, may still accept a login.
+        self.connected_at = self.connect_began_at = 0.0
+        #: When a connection was last established that no caller waited for any more.
+        self.surplus_at = 0.0
+        #: Connections that have been idle since then or longer are not reused: one of that age was dead.
+        self.stale_since = 0.0
+
+    def replied(self, sent_at: float) -> float:
+        """Note a reply to a command that was sent at ``sent_at``; returns the time now."""
+        if sent_at > self.sent_at:  # ``max`` would cost every decision a call
+            self.sent_at = sent_at
+        self.replied_at = now = time.monotonic()
+        return now
+
+    def connected(self, began_at: float, *, surplus: bool) -> None:
+        """Note a new connection whose connect began at ``began_at``; ``surplus`` = no caller waits for it."""
+        self.connect_began_at = max(self.connect_began_at, began_at)
+        self.connected_at = time.monotonic()
+        if surplus:
+            self.surplus_at = self.connected_at
+
+    def distrust(self, idle_since: float) -> None:
+        """Reuse no connection that has been idle since ``idle_since`` or longer."""
+        self.stale_since = max(self.stale_since, idle_since)
+
+
+class Budget:
+    """Seconds that a decision may still wait for the server.
+
+    Time in which this process could not read a reply is not the server's: a thread waited for the interpreter, or a
+    callback stalled the event loop. So a wait is divided into slices. A slice that the operating system timed as
+    silent counts whole. A wait that ended early counts as one slice at most, however late this process noticed.
+    """
+
+    __slots__ = (
+        "_excused",
+        "_in_queue",
+        "_queued",
+        "begun_at",
+        "left",
+        "left_at_begin",
+        "left_at_send",
+        "queued_for",
+        "slice",
+        "total",
+    )
+
+    def __init__(self, seconds: float) -> None:
+        self.left = self.total = self.left_at_begin = seconds
+        self.slice = max(seconds / _SLICES, _SHORTEST)
+        #: When the present command began, what was left then, and when it had a connection; None before.
+        self.begun_at = 0.0
+        self.left_at_send: float | None = None
+        #: The server's activity while a task waits in the queue for a connection, else None.
+        self.queued_for: ServerActivity | None = None
+        #: Seconds counted in the queue since the last connection; seconds not counted, as slices were late; seconds
+        #: not counted in the queue, as the server replied to others.
+        self._in_queue = self._excused = self._queued = 0.0
+
+    def connected(self) -> None:
+        """Give back the time in the queue: the command begins only now.
+
+        Connecting takes several round trips. A command that had only the rest of the time timed out, its connection
+        was dropped, and so did the next one. Even so a decision takes twice its time at most, the queue behind other
+        callers aside.
+        """
+        back = max(min(self._in_queue, self.total - self._excused), 0.0)
+        self.left += back
+        self._excused += back
+        self._in_queue = 0.0
+
+    def count(self, seconds: float, since: float, *, late: bool, queued_for: ServerActivity | None = None) -> None:
+        """Count a slice of ``seconds`` that began at ``since``; half of it where it ended ``late``.
+
+        ``queued_for`` is set in the queue for a connection. There half of it counts as well when the server accepted
+        a login meanwhile. While the server replies to other commands, the caller waits for these, not for the
+        server: then nothing counts, nor does the time before in the queue, for up to ten times the total.
+        """
+        active = late
+        if queued_for is not None:
+            recently = since - self.total * _RECENT
+            if queued_for.replied_at >= recently and self._queued < _MAX_QUEUED * self.total:
+                self._queued += seconds + self._in_queue
+                self.left += self._in_queue
+                self._in_queue = 0.0
+                return
+            active = late or max(queued_for.replied_at, queued_for.connected_at) >= since
+        counted = seconds * (0.5 if active else 1.0)
+        self.left -= counted
+        self._excused += seconds - counted
+        if queued_for is not None:
+            self._in_queue += counted
+
+    def wait(self, poll: Callable[[float], object]) -> None:
+        """Call ``poll(milliseconds)``, which waits at most that long, until it returns something true.
+
+        Raises ``TimeoutError`` once the time is used up, after a last look.
+        """
+        while True:
+            last, seconds = self.left < NOTHING, max(min(self.slice, self.left), _SHORTEST)
+            begun = time.monotonic()
+            if poll(seconds * 1000):
+                self.left -= min(time.monotonic() - begun, seconds)
+                # Because a reply may arrive in pieces, these may take as long again.
+                if self.left < -self.total:
+                    break
+                return
+            if last:
+                break
+            self.left -= seconds
+        raise TimeoutError("no reply in time")
+
+    def wait_in_queue(self, ready: Callable[[float], object], queued_for: ServerActivity) -> None:
+        """Call ``ready(seconds)`` to wait one slice for a connection; raises ``TimeoutError`` where nothing is left.
+
+        A late slice counts half: the thread that connects waits for the interpreter as well.
+        """
+        if self.left < NOTHING:
+            raise TimeoutError("no connection in time")
+        begun = time.monotonic()
+        ready(self.slice)
+        took = time.monotonic() - begun
+        self.count(min(took, self.slice), begun, late=took > LATE * self.slice, queued_for=queued_for)
+
+
+class Server(Protocol):
+    """What a call needs of a server; see ``server``."""
+
+    activity: ServerActivity
+
+    @property
+    def threads(self) -> Any:
+        """The connections of this process's threads, whose ``send(command, budget, asking)`` returns a reply."""
+
+    async def tasks(self) -> Any:
+        """Return those of the running event loop's tasks, whose ``send`` is awaited."""
+
+    def failure(self, error: Exception, command: Command) -> StoreError:
+        """Return the ``StoreError`` for whatever sending the command raised."""
+
+
+class Send(NamedTuple):
+    """A step of a store: send one command to one server."""
+
+    server: Server
+    command: Command
+    #: The share of the decision's remaining time that it may take.
+    share: float = 1.0
+    asking: bool = False
+    #: Counts how it ends, and refuses it while open.
+    breaker: Breaker | None = None
+
+
+class Pause(NamedTuple):
+    """A step of a store: wait before the next one."""
+
+    seconds: float
+
 
 Steps = Generator[Send | Pause, Any, Any]
 
 
-class Store:
-    """One Redis server."""
+class Store(ABC):
+    """Where commands go; one server, a Sentinel's master or a Cluster."""
 
+    #: Seconds that all commands of a decision may wait.
+    timeout: float
+    #: Whether Redis is reached through a network, without a password or a client certificate.
+    exposed: bool
+    #: The server of every command; None where ``steps`` finds one for each.
+    server: Server | None = None
+    #: The breaker of the store's only server, or service.
+    breaker: Breaker | None = None
     #: Whether keys live on several servers, so that only buckets of one subject can be checked in one call.
     clustered = False
     #: Why there is no server, in words; "" = there is one.
     absent = ""
 
-    def __init__(self, server: Server, timeout: float, failures: int = FAILURES) -> None:
-        """``timeout`` (seconds) bounds all commands of a decision; the breaker opens after ``failures``."""
-        self.timeout = timeout
-        self._server = server
-        self._breaker = Breaker(server.name, failures, surplus_at=lambda: server.activity.surplus_at)
-
     @property
     def breakers(self) -> tuple[Breaker, ...]:
         """The breaker of each server that decisions depend on."""
-        return (self._breaker,)
+        return () if self.breaker is None else (self.breaker,)
 
-    @property
-    def exposed(self) -> bool:
-        """Whether Redis is reached through a network, without a password or a client certificate."""
-        return self._server.trusting and self._server.remote
+    @abstractmethod
+    def steps(self, command: Command, always: bool) -> Steps:
+        """Return the steps of one command; with ``always`` they pass an open breaker."""
 
-    def carry_out(self, command: Command, call: Call) -> Any:
-        """Send one command of the call; raises ``StoreError``."""
-        with self._breaker.guard(call.always):
-            return call.step(Send(self._server, command))
+    @abstractmethod
+    def survey_steps(self, command: Command) -> Steps:
+        """Return the steps that send a command to each server that decides, and return their replies by its name."""
 
-    async def acarry_out(self, command: Command, call: Call) -> Any:
-        """``carry_out``, awaited."""
-        with self._breaker.guard(call.always):
-            return await call.astep(Send(self._server, command))
+    @abstractmethod
+    def close(self) -> None:
+        """Close all idle connections of this process's threads; the next command reconnects."""
 
-    def info(self, call: Call | None = None) -> dict[str, dict[str, str]]:
-        """Return the INFO fields of each server that decides, by its name (host:port); raises ``StoreError``.
+    def call(self, *, always: bool = False) -> Call:
+        """Return a call for the commands of one decision.
 
-        They are read as part of ``call``; without one, within a deadline of their own.
+        It raises ``StoreLeftAlone`` while the breaker is open, but for one that is made with ``always``.
         """
-        # All of it: before Redis 7, two sections were a syntax error.
-        replies = drive(self._survey_steps(("INFO",)), (call or Call(self, always=True)).step)
-        return {name: server_info(reply) for name, reply in replies.items()}
-
-    def _survey_steps(self, command: Command) -> Steps:
-        return {self._server.name: (yield Send(self._server, command))}
-
-    def call(self) -> Call:
-        """Return a call for the commands of one decision; it raises ``StoreLeftAlone`` while the breaker is open."""
-        return Call(self, always=False)
+        return Call(self, always=always)
 
     def execute(self, command: Command) -> Any:
         """Send one command for an operator or a check, even while the breaker is open; raises ``StoreError``."""
@@ -92,25 +258,35 @@ class Store:
         """``execute``, awaited."""
         return await Call(self, always=True).ado(command)
 
+    def info(self, call: Call | None = None) -> dict[str, dict[str, str]]:
+        """Return the INFO fields of each server that decides, by its name (host:port); raises ``StoreError``.
+
+        They are read as part of ``call``; without one, within a deadline of their own.
+        """
+        # All of it: before Redis 7, two sections were a syntax error.
+        replies = drive(self.survey_steps(("INFO",)), (call or Call(self, always=True)).step)
+        return {name: server_info(reply) for name, reply in replies.items()}
+
+
+class AbsentStore(Store):
+    """Refuses every command, with ``absent`` as the message; its limiter sends none for decisions."""
+
+    timeout, exposed = 0.0, False
+
+    def __init__(self, reason: str, absent: str) -> None:
+        """``reason`` is the label of its ``StoreError``s; ``absent``, their message, tells why there is no server."""
+        self.absent, self._reason = absent, reason
+
+    def steps(self, command: Command, always: bool) -> Never:
+        """Raise ``StoreError``."""
+        raise StoreError(self._reason, self.absent)
+
+    def survey_steps(self, command: Command) -> Never:
+        """Raise ``StoreError``."""
+        raise StoreError(self._reason, self.absent)
+
     def close(self) -> None:
-        """Close all idle connections of this process's threads; the next command reconnects."""
-        self._server.close()
-
-
-class RoutingStore(Store, ABC):
-    """A store that finds the server of each command."""
-
-    @abstractmethod
-    def steps(self, command: Command, always: bool) -> Steps:
-        """Return the steps of one command; with ``always`` they pass an open breaker."""
-
-    def carry_out(self, command: Command, call: Call) -> Any:
-        """Send one command of the call; raises ``StoreError``."""
-        return drive(self.steps(command, call.always), call.step)
-
-    async def acarry_out(self, command: Command, call: Call) -> Any:
-        """``carry_out``, awaited."""
-        return await adrive(self.steps(command, call.always), call.astep)
+        """Do nothing."""
 
 
 class Call:
@@ -127,67 +303,88 @@ class Call:
 
     def do(self, command: Command) -> Any:
         """Send the command and return its reply; raises ``StoreError``."""
-        return self._store.carry_out(command, self)
+        store = self._store
+        if store.server is None:
+            return drive(store.steps(command, self.always), self.step)
+        return self.step(Send(store.server, command, breaker=store.breaker))
 
     async def ado(self, command: Command) -> Any:
         """``do``, awaited."""
-        return await self._store.acarry_out(command, self)
+        store = self._store
+        if store.server is None:
+            return await adrive(store.steps(command, self.always), self.astep)
+        return await self.astep(Send(store.server, command, breaker=store.breaker))
 
     def step(self, step: Send | Pause) -> Any:
         """Carry out one step of a command, within what is left of the budget."""
         if isinstance(step, Pause):
             return time.sleep(self._pause(step))
-        begun, budget = time.monotonic(), self._budget_of(step)
-        seconds, budget.left_at_send = budget.left, None
+        budget = self._begin(step)
         try:
-            return step.server.send(step.command, budget, step.asking)
-        except StoreError as error:
-            if error.reason == "timeout" and not self._is_failure(step.server, begun, seconds, budget):
-                raise OutOfTime(self._store.timeout) from error
-            raise
+            reply = step.server.threads.send(step.command, budget, step.asking)
+        except Exception as error:  # no request may fail by an error of redis-py
+            raise self._failed(step, budget, error) from error
         finally:
-            self._spend(budget)
+            if budget is not self._budget:
+                self._budget.left -= budget.total - budget.left
+        if step.breaker is not None and step.breaker.failures:
+            step.breaker.succeeded()
+        return reply
 
     async def astep(self, step: Send | Pause) -> Any:
         """``step``, awaited."""
         if isinstance(step, Pause):
             return await asyncio.sleep(self._pause(step))
-        begun, budget = time.monotonic(), self._budget_of(step)
-        seconds, budget.left_at_send = budget.left, None
+        budget = self._begin(step)
         try:
-            return await step.server.asend(step.command, budget, step.asking)
-        except StoreError as error:
-            if error.reason == "timeout" and not self._is_failure(step.server, begun, seconds, budget):
-                raise OutOfTime(self._store.timeout) from error
-            raise
+            connections = await step.server.tasks()
+            reply = await connections.send(step.command, budget, step.asking)
+        except Exception as error:  # no request may fail by an error of redis-py
+            raise self._failed(step, budget, error) from error
         finally:
-            self._spend(budget)
-
-    def _is_failure(self, server: Server, begun: float, seconds: float, budget: Budget) -> bool:
-        """Whether a timeout is the server's failure: it had a fair share of the time, and made no reply in it.
-
-        Once a command has a connection, its share counts from there, and logins are no replies.
-        """
-        in_queue = budget.left_at_send is None
-        if budget.left_at_send is not None:
-            seconds = budget.left_at_send
-        fair = seconds >= self._store.timeout * _FAIR_SHARE
-        return fair and not server.activity.active_since(begun, logins=in_queue)
+            if budget is not self._budget:
+                self._budget.left -= budget.total - budget.left
+        if step.breaker is not None and step.breaker.failures:
+            step.breaker.succeeded()
+        return reply
 
     def _pause(self, step: Pause) -> float:
-        if self._budget.used_up:
+        if self._budget.left < NOTHING:
             raise OutOfTime(self._store.timeout)
         self._budget.left -= step.seconds
         return step.seconds
 
-    def _budget_of(self, step: Send) -> Budget:
-        if self._budget.used_up:
+    def _begin(self, step: Send) -> Budget:
+        """Return the budget of the step; raises ``StoreLeftAlone`` and ``OutOfTime``."""
+        if step.breaker is not None and step.breaker.open and not self.always:
+            step.breaker.take_probe()
+        budget = self._budget
+        if budget.left < NOTHING:
             raise OutOfTime(self._store.timeout)
-        return self._budget if step.share == 1.0 else self._budget.part(step.share)
+        if step.share < 1.0:
+            budget = Budget(budget.left * step.share)
+        budget.begun_at, budget.left_at_begin, budget.left_at_send = time.monotonic(), budget.left, None
+        return budget
 
-    def _spend(self, budget: Budget) -> None:
-        if budget is not self._budget:
-            self._budget.left -= budget.spent
+    def _failed(self, step: Send, budget: Budget, error: Exception) -> StoreError:
+        """Return the ``StoreError`` for the error of a step, counted by its breaker."""
+        failure = step.server.failure(error, step.command)
+        if failure.reason == "timeout" and not self._is_fault(step.server.activity, budget):
+            failure = OutOfTime(self._store.timeout)
+        if step.breaker is not None:
+            step.breaker.count(failure)
+        return failure
+
+    def _is_fault(self, activity: ServerActivity, budget: Budget) -> bool:
+        """Whether a timeout is the server's: it had a fair share of the time, and replied to nothing sent in it.
+
+        The time at which a reply is read proves nothing: this process may have been late to read it. Once a command
+        has a connection, its share counts from there, and logins are no replies.
+        """
+        in_queue = budget.left_at_send is None
+        seconds = budget.left_at_begin if budget.left_at_send is None else budget.left_at_send
+        replied = activity.sent_at > budget.begun_at or (in_queue and activity.connect_began_at > budget.begun_at)
+        return seconds >= self._store.timeout * _FAIR_SHARE and not replied
 
 
 def run_script(script: Script, keys: Sequence[str], args: Sequence[object]) -> Generator[Command, Any, Any]:
@@ -204,8 +401,13 @@ def reading() -> Iterator[None]:
         raise StoreError("response", f"Redis holds a value of another client: {error!r:.200}") from error
 
 
-def routed_key(command: Command) -> str | None:
-    """Return the key that decides which server a command goes to; None = any."""
-    if command[0] in ("EVALSHA", "EVAL"):
-        return command[3] if command[2] else None
-    return command[1] if command[0] in _KEYED else None
+def server_info(reply: bytes) -> dict[str, str]:
+    """Return the fields of a reply to INFO."""
+    return dict(line.split(":", 1) for line in reply.decode().splitlines() if ":" in line)
+
+
+def server_version(info: dict[str, str]) -> tuple[str, str]:
+    """Return ("valkey" or "redis", version); Valkey also reports itself as Redis 7.2.4."""
+    if info.get("valkey_version"):
+        return "valkey", info["valkey_version"]
+    return "redis", info.get("redis_version", "0")

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from ..exceptions import OutOfTime, StoreError, StoreLeftAlone
 from ..utils.locks import ForkSafeLock
@@ -21,30 +22,30 @@ logger = logging.getLogger("django_ratequota")
 #: failure that opened it) and ``seconds`` (how long it was open; 0 when it opens). Must not raise.
 listeners: list[Callable[[str, str, str, float], object]] = []
 
+#: Consecutive failures that open it.
+FAILURES = 3
 #: Seconds from a failure to the next probe.
 PROBE_SECONDS = 1.0
 
 
 class Breaker:
-    """Closed while the server decides; open after ``failures`` consecutive failures, until a probe succeeds."""
+    """Closed while the server decides; open after ``FAILURES`` consecutive failures, until a probe succeeds."""
 
     def __init__(
         self,
         server: str,
-        failures: int,
         clock: Callable[[], float] = time.monotonic,
         surplus_at: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """``surplus_at`` returns when a connection was last established too late for its decision, by ``clock``."""
         #: host:port, for logs.
         self.server = server
-        self._surplus_at = surplus_at
         self.open = False
         #: Reason of the last failure; "" after a success.
         self.reason = ""
-        self._clock = clock
-        self._max_failures = failures
-        self._failures = 0
+        #: Consecutive failures.
+        self.failures = 0
+        self._clock, self._surplus_at = clock, surplus_at
         self._opened_at = self._tried_at = 0.0
         self._lock = ForkSafeLock()
 
@@ -53,17 +54,20 @@ class Breaker:
         """How long it has been open."""
         return self._clock() - self._opened_at if self.open else 0.0
 
-    @property
-    def failing(self) -> bool:
-        """Whether the last use of the server failed."""
-        return self._failures > 0
-
-    def guard(self, always: bool = False) -> _Guard:
-        """Return a context for one use of the server, which counts its outcome; raises ``StoreLeftAlone`` while open.
+    @contextmanager
+    def guard(self, always: bool = False) -> Iterator[None]:
+        """Guard one use of the server, and count its outcome; raises ``StoreLeftAlone`` while open.
 
         With ``always`` an open breaker lets the use through.
         """
-        return _Guard(self, always)
+        if self.open and not always:
+            self.take_probe()
+        try:
+            yield
+        except StoreError as error:
+            self.count(error)
+            raise
+        self.succeeded()
 
     def take_probe(self) -> None:
         """Go ahead as the probe, or raise ``StoreLeftAlone`` when none is due."""
@@ -78,24 +82,30 @@ class Breaker:
             reason = self.reason  # read under the lock: a probe that succeeds meanwhile clears it
         raise StoreLeftAlone(reason, f"{self.server} failed ({reason}) and is not used until a probe succeeds")
 
+    def count(self, error: StoreError) -> None:
+        """Count how a use ended: a reply of a healthy server is a success, and ``OutOfTime`` neither."""
+        if error.answered:
+            self.succeeded()
+        elif not isinstance(error, OutOfTime):
+            self._failed(error)
+
     def succeeded(self) -> None:
         """Close it: the server replied."""
-        if not self._failures:
+        if not self.failures:
             return
         with self._lock:
             reason, seconds, closes = self.reason, self.seconds, self.open
-            self.open, self.reason, self._failures = False, "", 0
+            self.open, self.reason, self.failures = False, "", 0
         if closes:
             logger.warning("Redis at %s gives decisions again, after %.1f s", self.server, seconds)
             self._notify("closed", reason, seconds)
 
-    def failed(self, error: StoreError) -> None:
-        """Count a failure, and open it after ``failures`` of them."""
+    def _failed(self, error: StoreError) -> None:
         with self._lock:
             now = self._clock()
-            self._failures += 1
+            self.failures += 1
             self._tried_at = now
-            opens = not self.open and self._failures >= self._max_failures
+            opens = not self.open and self.failures >= FAILURES
             self.reason = error.reason
             if opens:
                 self.open, self._opened_at = True, now
@@ -107,27 +117,3 @@ class Breaker:
     def _notify(self, state: str, reason: str, seconds: float) -> None:
         for listener in listeners:
             listener(state, self.server, reason, seconds)
-
-
-class _Guard:
-    """One use of a server, as a context."""
-
-    # A class of its own, as every decision enters it: ``contextmanager`` costs three times as much.
-    __slots__ = ("_always", "_breaker")
-
-    def __init__(self, breaker: Breaker, always: bool) -> None:
-        self._breaker = breaker
-        self._always = always
-
-    def __enter__(self) -> None:
-        if self._breaker.open and not self._always:
-            self._breaker.take_probe()
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None:
-            self._breaker.succeeded()
-        elif isinstance(error, StoreError) and not isinstance(error, OutOfTime):
-            if error.answered:
-                self._breaker.succeeded()
-            else:
-                self._breaker.failed(error)

@@ -16,13 +16,15 @@ from redis.crc import key_slot
 
 from ..exceptions import StoreError
 from ..utils.locks import ForkSafeLock
-from .base import FAILURES, RoutingStore, Steps, routed_key
+from .base import Pause, Send, Steps, Store
 from .breaker import Breaker
 from .commands import Command, ScriptCall
-from .server import Pause, Send, Server
+from .server import Server
 
 Address = tuple[str, int]
 
+#: Commands, besides scripts, whose first argument is a key.
+_KEYED = frozenset({"DEL", "HGETALL", "HMGET", "LRANGE", "MGET", "SET", "ZRANGE"})
 #: Seconds between two reads of the slots' owners, while these are out of date.
 _RELOAD_SECONDS = 0.25
 #: Seconds to wait while a subject's keys are moving from one master to another.
@@ -37,7 +39,7 @@ class _Node:
     breaker: Breaker
 
 
-class ClusterStore(RoutingStore):
+class ClusterStore(Store):
     """All masters of a Redis Cluster."""
 
     clustered = True
@@ -48,7 +50,6 @@ class ClusterStore(RoutingStore):
         kind: type,
         kwargs: dict[str, Any],
         timeout: float,
-        failures: int = FAILURES,
         remap: Callable[[Address], Address] | None = None,
     ) -> None:
         """``addresses`` are of any nodes; ``kind`` and ``kwargs`` are redis-py's connection class and its options.
@@ -57,10 +58,11 @@ class ClusterStore(RoutingStore):
         """
         self.timeout = timeout
         self._kind, self._kwargs = kind, kwargs
-        self._failures, self._remap = failures, remap
+        self._remap = remap
         self._lock = ForkSafeLock()
         self._nodes: dict[Address, _Node] = {}
-        self._configured = [self._node(address) for address in addresses]
+        self.configured = [self._node(address) for address in addresses]
+        self.exposed = any(node.server.trusting and node.server.remote for node in self.configured)
         #: The owner of each slot; None until they are first read.
         self._slots: list[_Node | None] | None = None
         self._stale = False
@@ -69,25 +71,18 @@ class ClusterStore(RoutingStore):
     @property
     def breakers(self) -> tuple[Breaker, ...]:
         """The breaker of every master; of the configured nodes until the slots are first read."""
-        return tuple(node.breaker for node in dict.fromkeys(self._slots or self._configured) if node is not None)
-
-    @property
-    def exposed(self) -> bool:
-        """Whether nodes are reached through a network, without a password or a client certificate."""
-        return any(node.server.trusting and node.server.remote for node in self._configured)
+        return tuple(node.breaker for node in dict.fromkeys(self._slots or self.configured) if node is not None)
 
     def steps(self, command: Command, always: bool) -> Steps:
         """Send to the owner of the command's key, following redirections; without a key, to any master."""
         if self._slots is None or (self._stale and self._may_reload()):
-            yield from self._load_slots(always)
-        key = routed_key(command)
-        slot = 0 if key is None else key_slot(key.encode())
+            yield from self._load_slots()
+        slot = _slot(command)
         node, asking = self._owner(slot), False
         redirections, share = 0, command.share if isinstance(command, ScriptCall) else 1.0
         while True:
             try:
-                with node.breaker.guard(always):
-                    return (yield Send(node.server, command, share, asking))
+                return (yield Send(node.server, command, share, asking, node.breaker))
             except StoreError as error:
                 if not error.answered:
                     self._stale = True
@@ -110,11 +105,12 @@ class ClusterStore(RoutingStore):
 
     def close(self) -> None:
         """Close all idle connections of this process's threads; the next command reconnects."""
-        for node in (*self._configured, *self._nodes.values()):
+        for node in (*self.configured, *self._nodes.values()):
             node.server.close()
 
-    def _survey_steps(self, command: Command) -> Steps:
-        yield from self._load_slots(always=True)
+    def survey_steps(self, command: Command) -> Steps:
+        """Ask each master."""
+        yield from self._load_slots()
         replies = {}
         for node in dict.fromkeys(self._slots or ()):
             if node is not None:
@@ -134,7 +130,7 @@ class ClusterStore(RoutingStore):
             if node is None:
                 host, port = address
                 server = Server(self._kind, {**self._kwargs, "host": host, "port": port})
-                breaker = Breaker(server.name, self._failures, surplus_at=lambda: server.activity.surplus_at)
+                breaker = Breaker(server.name, surplus_at=lambda: server.activity.surplus_at)
                 node = self._nodes[address] = _Node(server, breaker)
             return node
 
@@ -156,17 +152,16 @@ class ClusterStore(RoutingStore):
             self._reload_at = now + _RELOAD_SECONDS
             return True
 
-    def _load_slots(self, always: bool) -> Steps:
+    def _load_slots(self) -> Steps:
         """Read the slots' owners, asking first the nodes that did not fail last."""
         nodes = sorted(
-            dict.fromkeys((*self._nodes.values(), *self._configured)), key=lambda node: node.breaker.failing
+            dict.fromkeys((*self._nodes.values(), *self.configured)), key=lambda node: bool(node.breaker.failures)
         )
         failure: StoreError | None = None
         for node in nodes:
             try:
-                with node.breaker.guard(always):
-                    # Because a node may hang, time is left for the others and for the command itself.
-                    ranges = yield Send(node.server, ("CLUSTER", "SLOTS"), 0.5)
+                # Because a node may hang, time is left for the others and for the command itself.
+                ranges = yield Send(node.server, ("CLUSTER", "SLOTS"), 0.5, breaker=node.breaker)
             except StoreError as error:
                 failure = error
                 continue
@@ -188,5 +183,14 @@ class ClusterStore(RoutingStore):
         with self._lock:
             gone = [self._nodes.pop(address) for address, node in list(self._nodes.items()) if node not in owners]
         for node in gone:
-            if node not in self._configured:
+            if node not in self.configured:
                 node.server.retire()
+
+
+def _slot(command: Command) -> int:
+    """Return the slot of the command's key; without one, any."""
+    if command[0] in ("EVALSHA", "EVAL"):
+        key = command[3] if command[2] else None
+    else:
+        key = command[1] if command[0] in _KEYED else None
+    return 0 if key is None else key_slot(key.encode())

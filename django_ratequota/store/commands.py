@@ -32,7 +32,7 @@ Command = tuple[Any, ...]
 
 
 class ScriptCall(Command):
-    """The command that runs a script by its SHA1; ``pack`` encodes it once, however often it is sent."""
+    """The command that runs a script by its SHA1; it is encoded once, however often it is sent."""
 
     script: Script
     #: The encoded command; None until it is first sent.
@@ -56,11 +56,3 @@ class ScriptCall(Command):
     def text(self) -> Command:
         """The command that loads and runs the script at once: between two commands it could be flushed again."""
         return ("EVAL", self.script.source, *self[2:])
-
-
-def pack(connection: Any, command: Command) -> Any:
-    """Return the command as it is encoded on the wire."""
-    if not isinstance(command, ScriptCall):
-        return connection.pack_command(*command)
-    command.packed = command.packed or connection.pack_command(*command)
-    return command.packed

@@ -1,4 +1,4 @@
-"""The connection pool of this process's threads to one server.
+"""The way of a thread's command to one server: a pooled connection, the command sent, its reply awaited and read.
 
 A thread of its own makes connections, beside the decisions that need them. So a connection that misses its
 decision's deadline serves the next one, and many callers at a cold start do not time each other out: they wait in a
@@ -8,46 +8,33 @@ queue and are served in order. A connection whose reply did not arrive whole is 
 from __future__ import annotations
 
 import os
+import select
+import ssl
 import threading
 import time
 import weakref
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from typing import Any
 
 import redis
 
-from .activity import ServerActivity
-from .budget import Budget
-from .commands import Command, ScriptCall, pack
-from .handshake import CONNECT_SECONDS, Handshake
-from .pool_size import IDLE_SECONDS, MAX_CONNECTIONS, PoolSize, pop_unused
-from .sockets import set_thread_budget
+from .base import Budget, ServerActivity
+from .commands import Command, ScriptCall
+from .pool_size import CONNECT_SECONDS, IDLE_SECONDS, MAX_CONNECTIONS, PoolSize, pop_unused
 
-
-class _Waiter:
-    """A thread that waits in the queue for a connection."""
-
-    __slots__ = ("_turn", "result")
-
-    def __init__(self) -> None:
-        #: (connection, idle since), or the error of its connect; None while the thread waits.
-        self.result: tuple[Any, float] | Exception | None = None
-        self._turn = threading.Lock()
-        self._turn.acquire()
-
-    def set(self, result: tuple[Any, float] | Exception) -> None:
-        self.result = result
-        self._turn.release()
-
-    def wait(self, seconds: float) -> bool:
-        return self._turn.acquire(timeout=seconds)
+#: ``current.budget``: how long this thread's reads and writes may wait.
+current = threading.local()
 
 
 class Connections:
     """The connections of this process's threads."""
 
-    def __init__(self, handshake: Handshake, activity: ServerActivity, limit: int = MAX_CONNECTIONS) -> None:
-        self._handshake, self._activity, self._limit = handshake, activity, limit
+    def __init__(
+        self, connect: Callable[[float], Any], activity: ServerActivity, limit: int = MAX_CONNECTIONS
+    ) -> None:
+        """``connect(seconds)`` makes a connection."""
+        self._make, self._activity, self._limit = connect, activity, limit
         self.reset()
         _all.add(self)
 
@@ -55,43 +42,46 @@ class Connections:
         """Start empty after a fork: the parent process uses the connections."""
         #: (connection, idle since), the longest idle first.
         self._idle: deque[tuple[Any, float]] = deque()
-        self._size = PoolSize(self._limit)
+        self.size = PoolSize(self._limit)
         #: Callers that wait for a connection, in order.
         self._queue: OrderedDict[_Waiter, None] = OrderedDict()
         self._lock = threading.Lock()
-        #: When idle connections are next closed, and from when on a caller that releases a connection does the
+        #: When idle connections are next closed, and from when on a caller that returns a connection does the
         #: upkeep: at once while others wait in the queue.
         self._close_at = self._upkeep_at = 0.0
 
-    def send(self, command: Command, budget: Budget, asking: bool) -> Any:
+    def send(self, command: Command, budget: Budget, asking: bool = False) -> Any:
         """Send one command once and return its reply, within ``budget``; raises what redis-py raises."""
         connection, idle_since = self._take(budget)
         budget.left_at_send, sent_at = budget.left, time.monotonic()
-        set_thread_budget(budget)
+        current.budget = budget
         try:
-            try:
-                reply = self._exchange(connection, command, asking)
-            except redis.exceptions.NoScriptError:
-                if not isinstance(command, ScriptCall):
-                    raise
-                reply = self._exchange(connection, command.text, asking)  # nothing ran
-        except redis.exceptions.ResponseError:
-            self._release(connection, sent_at)
-            raise
+            reply = self._exchange(connection, command, asking)
         except BaseException as error:
             if isinstance(error, Exception):
                 self._activity.distrust(idle_since)
             self._drop(connection)
             raise
-        self._release(connection, sent_at)
+        now = self._activity.replied(sent_at)
+        self._idle.append((connection, now))
+        if now > self._upkeep_at:
+            self._upkeep(now)
+        if isinstance(reply, redis.exceptions.ResponseError):
+            raise reply
         return reply
 
     def _exchange(self, connection: Any, command: Command, asking: bool) -> Any:
-        if asking:  # holds for the one command that follows
-            connection.send_packed_command(connection.pack_command("ASKING"))
-            connection.read_response()
-        connection.send_packed_command(pack(connection, command), check_health=False)
-        return connection.read_response()
+        """Send the command and return its reply, be it an error."""
+        try:
+            if asking:  # holds for the one command that follows
+                connection.send_packed_command(connection.pack_command("ASKING"))
+                connection.read_response()
+            connection.send_packed_command(pack(connection, command), check_health=False)
+            return connection.read_response()
+        except redis.exceptions.ResponseError as error:
+            if isinstance(error, redis.exceptions.NoScriptError) and isinstance(command, ScriptCall):
+                return self._exchange(connection, command.text, asking)  # nothing ran
+            return error
 
     def _take(self, budget: Budget) -> tuple[Any, float]:
         """Return a connection that is ready to send, and since when it has been idle."""
@@ -116,7 +106,7 @@ class Connections:
         waiter = _Waiter()
         with self._lock:
             self._queue[waiter] = None
-            self._upkeep_at = 0.0  # before looking at idle ones, so that no release in between goes unseen
+            self._upkeep_at = 0.0  # before looking at idle ones, so that none that is returned goes unseen
             self._serve_queue()
         try:
             while waiter.result is None:
@@ -147,7 +137,7 @@ class Connections:
 
     def _connect_if_needed(self, budget: Budget) -> None:
         with self._lock:
-            began_at = self._size.begin_connect(len(self._queue))
+            began_at = self.size.begin_connect(len(self._queue))
         if began_at is not None and not self._start_thread(began_at):
             self._connect(began_at, max(budget.left, 0.001))
             budget.left -= time.monotonic() - began_at
@@ -162,10 +152,10 @@ class Connections:
 
     def _connect(self, began_at: float | None, seconds: float = CONNECT_SECONDS) -> None:
         """Make a connection, and more while callers wait for them."""
-        size = self._size
+        size = self.size
         while began_at is not None:
             try:
-                connection = self._handshake.connect(seconds)
+                connection = self._make(seconds)
             except BaseException as error:
                 failure = error if isinstance(error, Exception) else RuntimeError(repr(error))
                 with self._lock:
@@ -179,12 +169,6 @@ class Connections:
                 self._idle.append((connection, began_at))
                 self._serve_queue()
                 began_at = size.begin_connect(len(self._queue))
-
-    def _release(self, connection: Any, sent_at: float) -> None:
-        now = self._activity.replied(sent_at)
-        self._idle.append((connection, now))
-        if now > self._upkeep_at:
-            self._upkeep(now)
 
     def _upkeep(self, now: float) -> None:
         """Serve the queue, and close idle connections when that is due."""
@@ -201,11 +185,11 @@ class Connections:
             connection.disconnect()
         finally:
             with self._lock:
-                self._size.open -= 1
-                began_at = self._size.begin_connect(len(self._queue))
+                self.size.open -= 1
+                began_at = self.size.begin_connect(len(self._queue))
             if began_at is not None and not self._start_thread(began_at):
                 with self._lock:
-                    self._size.connect_cancelled(began_at)
+                    self.size.connect_cancelled(began_at)
 
     def close(self) -> None:
         """Close all idle connections."""
@@ -215,6 +199,125 @@ class Connections:
             except IndexError:
                 return
             self._drop(connection)
+
+
+class _Waiter:
+    """A thread that waits in the queue for a connection."""
+
+    __slots__ = ("_turn", "result")
+
+    def __init__(self) -> None:
+        #: (connection, idle since), or the error of its connect; None while the thread waits.
+        self.result: tuple[Any, float] | Exception | None = None
+        self._turn = threading.Lock()
+        self._turn.acquire()
+
+    def set(self, result: tuple[Any, float] | Exception) -> None:
+        self.result = result
+        self._turn.release()
+
+    def wait(self, seconds: float) -> bool:
+        return self._turn.acquire(timeout=seconds)
+
+
+class _PatientSocket:
+    """A non-blocking socket whose reads and writes wait, all together, as long as the thread's budget allows.
+
+    redis-py's timeout starts again with each step: a slow server took six of them on a new connection.
+    """
+
+    def __init__(self, sock: Any) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        #: TLS may hold decrypted bytes that a poll does not report.
+        self.encrypted = isinstance(sock, ssl.SSLSocket)
+        self._waits = True
+        #: Waits some milliseconds for something to read.
+        self.poll = _poll(sock)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+    def settimeout(self, seconds: float | None) -> None:
+        """Do not wait for 0; any other wait is up to the budget."""
+        self._waits = seconds != 0
+
+    def recv(self, size: int) -> bytes:
+        if self._waits and not self.encrypted:
+            current.budget.wait(self.poll)
+        while True:
+            try:
+                return self._sock.recv(size)  # type: ignore[no-any-return]
+            except (BlockingIOError, ssl.SSLWantReadError):
+                if not self._waits:
+                    raise
+                current.budget.wait(self.poll)
+            except ssl.SSLWantWriteError:
+                current.budget.wait(_poll(self._sock, write=True))
+
+    def recv_into(self, buffer: bytearray) -> int:
+        """For hiredis."""
+        data = self.recv(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def sendall(self, data: Any) -> None:
+        while True:
+            try:
+                sent = self._sock.send(data)
+            except (BlockingIOError, ssl.SSLWantWriteError):
+                current.budget.wait(_poll(self._sock, write=True))
+            except ssl.SSLWantReadError:
+                current.budget.wait(self.poll)
+            else:
+                if sent >= len(data):
+                    return
+                data = memoryview(data)[sent:]
+
+
+class _Patient:
+    """A connection of redis-py with such a socket."""
+
+    _link: _PatientSocket
+
+    def _connect(self) -> Any:
+        self._link = _PatientSocket(super()._connect())  # type: ignore[misc]
+        return self._link
+
+    def is_stale(self) -> bool:
+        """Whether the server has closed it, or sent something without a command."""
+        # With TLS, bytes that arrived may be no reply.
+        return bool(self._link.poll(0)) and bool(not self._link.encrypted or self.can_read())  # type: ignore[attr-defined]
+
+
+class PatientConnection(_Patient, redis.Connection):
+    """By TCP."""
+
+
+class PatientSSLConnection(_Patient, redis.SSLConnection):
+    """By TLS."""
+
+
+class PatientUnixConnection(_Patient, redis.UnixDomainSocketConnection):
+    """By a Unix socket."""
+
+
+def pack(connection: Any, command: Command) -> Any:
+    """Return the command as it is encoded on the wire."""
+    if not isinstance(command, ScriptCall):
+        return connection.pack_command(*command)
+    command.packed = command.packed or connection.pack_command(*command)
+    return command.packed
+
+
+def _poll(sock: Any, *, write: bool = False) -> Callable[[float], object]:
+    """Return a function that waits some milliseconds until the socket can be read, or written."""
+    if hasattr(select, "poll"):
+        poll = select.poll()
+        poll.register(sock, select.POLLOUT if write else select.POLLIN)
+        return poll.poll
+    reads, writes = ([], [sock]) if write else ([sock], [])
+    return lambda milliseconds: any(select.select(reads, writes, [], milliseconds / 1000))
 
 
 _all: weakref.WeakSet[Connections] = weakref.WeakSet()

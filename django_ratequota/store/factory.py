@@ -11,12 +11,12 @@ import redis.asyncio.cluster
 import redis.cluster
 
 from ..exceptions import ConfigurationError
-from .base import FAILURES, Store
+from .base import Store
 from .cluster import ClusterStore
 from .handshake import option_names
 from .pool_size import MAX_CONNECTIONS
 from .sentinel import SentinelStore
-from .server import Server
+from .server import Server, ServerStore
 
 Client = redis.Redis | redis.asyncio.Redis | redis.cluster.RedisCluster | redis.asyncio.cluster.RedisCluster
 
@@ -35,12 +35,10 @@ def store_from_client(client: Client, timeout: float) -> Store:
     """Return the store that redis-py's ``client`` reaches; only its server and credentials are used."""
     if isinstance(client, redis.cluster.RedisCluster | redis.asyncio.cluster.RedisCluster):
         return _cluster_from_client(client, timeout)
-    return store_from_pool(client.connection_pool, timeout, FAILURES, MAX_CONNECTIONS)
+    return store_from_pool(client.connection_pool, timeout, MAX_CONNECTIONS)
 
 
-def store_from_url(
-    url: str, timeout: float, failures: int = FAILURES, cluster: bool = False, max_connections: int = MAX_CONNECTIONS
-) -> Store:
+def store_from_url(url: str, timeout: float, cluster: bool = False, max_connections: int = MAX_CONNECTIONS) -> Store:
     """Return the store at a ``redis://``, ``rediss://`` or ``unix://`` URL, or the master that its sentinels name.
 
     ``cluster`` reads it as any node of a Redis Cluster; ``max_connections`` bounds the connections to each server.
@@ -55,17 +53,17 @@ def store_from_url(
         if url.partition("://")[0] in ("redis+sentinel", "rediss+sentinel"):
             if cluster:
                 raise ConfigurationError("Sentinel does not watch a Cluster; write the URL of any of its nodes")
-            return _sentinels_from_url(url, timeout, failures, max_connections)
+            return _sentinels_from_url(url, timeout, max_connections)
         pool = redis.ConnectionPool.from_url(url)
     except ValueError as error:
         raise ConfigurationError(f"REDIS_URL cannot be used: {safe_message(error)}") from None
     if not cluster:
-        return store_from_pool(pool, timeout, failures, max_connections)
+        return store_from_pool(pool, timeout, max_connections)
     kwargs = _pool_options(pool, max_connections)
     if kwargs.get("path") or kwargs.get("db"):
         raise ConfigurationError("a Cluster has database 0 only, and no Unix socket; write redis://host:port")
     address = (kwargs.get("host", "localhost"), int(kwargs.get("port", 6379)))
-    return ClusterStore([address], pool.connection_class, kwargs, timeout, failures)
+    return ClusterStore([address], pool.connection_class, kwargs, timeout)
 
 
 def check_readable(url: str) -> None:
@@ -105,19 +103,19 @@ def _pool_options(pool: Any, max_connections: int) -> dict[str, Any]:
     return {**pool.connection_kwargs, "max_connections": min(max_connections, pool.max_connections)}
 
 
-def store_from_pool(pool: Any, timeout: float, failures: int, max_connections: int) -> Store:
+def store_from_pool(pool: Any, timeout: float, max_connections: int) -> Store:
     kwargs = _pool_options(pool, max_connections)
     manager = getattr(pool, "sentinel_manager", None)
     if manager is None:
-        return Store(Server(pool.connection_class, kwargs), timeout, failures)
+        return ServerStore(Server(pool.connection_class, kwargs), timeout)
     sentinels = [
         Server(sentinel.connection_pool.connection_class, _pool_options(sentinel.connection_pool, max_connections))
         for sentinel in manager.sentinels
     ]
-    return SentinelStore(sentinels, pool.service_name, pool.connection_class, kwargs, timeout, failures)
+    return SentinelStore(sentinels, pool.service_name, pool.connection_class, kwargs, timeout)
 
 
-def _sentinels_from_url(url: str, timeout: float, failures: int, max_connections: int) -> Store:
+def _sentinels_from_url(url: str, timeout: float, max_connections: int) -> Store:
     scheme, _, rest = url.partition("://")
     parts = urlsplit(f"//{rest}")
     credentials, _, hosts = parts.netloc.rpartition("@")
@@ -133,7 +131,7 @@ def _sentinels_from_url(url: str, timeout: float, failures: int, max_connections
     bound = {"max_connections": max_connections}
     sentinels = [Server(kind, {**_address(host), **watchers, **bound}) for host in hosts.split(",")]
     kwargs = {**login, **bound, "db": int(more[0]) if more else 0}
-    return SentinelStore(sentinels, unquote(service), kind, kwargs, timeout, failures)
+    return SentinelStore(sentinels, unquote(service), kind, kwargs, timeout)
 
 
 def _address(text: str) -> dict[str, Any]:

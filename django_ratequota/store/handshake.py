@@ -18,11 +18,9 @@ import redis.asyncio.sentinel
 import redis.sentinel
 
 from ..exceptions import ConfigurationError
-from .budget import Budget
-from .sockets import patient, set_thread_budget
-
-#: Seconds that connecting may take; more than a decision's timeout, as the connection serves the next decision.
-CONNECT_SECONDS = 5.0
+from .base import Budget
+from .connections import PatientConnection, PatientSSLConnection, PatientUnixConnection, current
+from .pool_size import CONNECT_SECONDS
 
 #: Connection options of the alias or client that are dropped. Retries, for one: a client that retried lost replies
 #: counted one request eleven times.
@@ -50,25 +48,22 @@ _IGNORED = frozenset(
 #: Options that the login sends itself.
 _LOGIN = ("db", "username", "password", "credential_provider", "client_name")
 
+_TCP = (PatientConnection, redis.asyncio.Connection)
+_TLS = (PatientSSLConnection, redis.asyncio.SSLConnection)
+_UNIX = (PatientUnixConnection, redis.asyncio.UnixDomainSocketConnection)
 #: redis-py's connection classes -> the class for threads, the class for tasks.
-_CLASSES: dict[type, tuple[type, type]] = {}
-for _sync, _async, _managed in (
-    (
-        redis.Connection,
-        redis.asyncio.Connection,
-        (redis.sentinel.SentinelManagedConnection, redis.asyncio.sentinel.SentinelManagedConnection),
-    ),
-    (
-        redis.SSLConnection,
-        redis.asyncio.SSLConnection,
-        (redis.sentinel.SentinelManagedSSLConnection, redis.asyncio.sentinel.SentinelManagedSSLConnection),
-    ),
-    (redis.UnixDomainSocketConnection, redis.asyncio.UnixDomainSocketConnection, ()),
-):
-    _patient_class = patient(_sync)
-    for _kind in (_sync, _async, *_managed):
-        _CLASSES[_kind] = (_patient_class, _async)
-
+_CLASSES: dict[type, tuple[type, type]] = {
+    redis.Connection: _TCP,
+    redis.asyncio.Connection: _TCP,
+    redis.sentinel.SentinelManagedConnection: _TCP,
+    redis.asyncio.sentinel.SentinelManagedConnection: _TCP,
+    redis.SSLConnection: _TLS,
+    redis.asyncio.SSLConnection: _TLS,
+    redis.sentinel.SentinelManagedSSLConnection: _TLS,
+    redis.asyncio.sentinel.SentinelManagedSSLConnection: _TLS,
+    redis.UnixDomainSocketConnection: _UNIX,
+    redis.asyncio.UnixDomainSocketConnection: _UNIX,
+}
 _PING = ("PING",)
 
 
@@ -105,11 +100,9 @@ class Handshake:
         self._async_options = {
             key: value for key, value in self._options.items() if key in taken and not key.startswith("ssl_")
         }
-        self._tls = None
-        if isinstance(model, redis.SSLConnection):
-            self._tls = _Tls(model)
-            if model.cert_reqs == ssl.CERT_NONE:  # then there is no name to check; redis-py 6.0 raises
-                self._options["ssl_check_hostname"] = False
+        self._model = model
+        if isinstance(model, redis.SSLConnection) and model.cert_reqs == ssl.CERT_NONE:
+            self._options["ssl_check_hostname"] = False  # there is no name to check; redis-py 6.0 raises
 
     def connect(self, seconds: float = CONNECT_SECONDS) -> Any:
         """Return a connection that is logged in; raises what redis-py and credential providers raise.
@@ -117,7 +110,7 @@ class Handshake:
         ``seconds`` is for each step: connecting to each of the server's addresses, TLS, login.
         """
         connection = _unnamed(self._class(**self._options, socket_timeout=seconds, socket_connect_timeout=seconds))
-        set_thread_budget(Budget(seconds))
+        current.budget = Budget(seconds)
         try:
             connection.connect()
             commands = self._commands(_credentials(self._provider))
@@ -137,8 +130,8 @@ class Handshake:
     async def aconnect(self) -> Any:
         """``connect``, awaited."""
         connection = _unnamed(self._async_class(**self._async_options, socket_timeout=None))
-        if self._tls is not None:
-            connection.ssl_context.context = self._tls.context
+        if isinstance(self._model, redis.SSLConnection):
+            connection.ssl_context.context = self._context
         try:
             commands = self._commands(await _acredentials(self._provider))
             async with asyncio.timeout(CONNECT_SECONDS):
@@ -156,6 +149,10 @@ class Handshake:
             raise
         return connection
 
+    @cached_property
+    def _context(self) -> ssl.SSLContext:
+        return _tls_context(self._model)
+
     def _commands(self, credentials: tuple[str, ...] | None) -> list[tuple[Any, ...]]:
         """Return the commands of the login; never none, so that the server has replied once."""
         if not self._logs_in:
@@ -170,36 +167,29 @@ class Handshake:
         return commands or [_PING]
 
 
-class _Tls:
-    """The TLS options of redis-py's connection as one context, which tasks' connections share."""
+def _tls_context(options: Any) -> ssl.SSLContext:
+    """Return the TLS options of a threads' connection as one context, which tasks' connections share.
 
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-
-    @cached_property
-    def context(self) -> ssl.SSLContext:
-        """The context; raises ``ConfigurationError`` for options that only threads' connections support."""
-        options = self._connection
-        if options.ssl_validate_ocsp or options.ssl_validate_ocsp_stapled:
-            raise ConfigurationError(
-                "redis-py validates OCSP for threads only; for asyncio, leave ssl_validate_ocsp out"
-            )
-        context = ssl.create_default_context()
-        context.check_hostname = options.check_hostname and options.cert_reqs != ssl.CERT_NONE
-        context.verify_mode = options.cert_reqs
-        for flag in getattr(options, "ssl_include_verify_flags", None) or ():
-            context.verify_flags |= flag
-        for flag in getattr(options, "ssl_exclude_verify_flags", None) or ():
-            context.verify_flags &= ~flag
-        if options.certfile or options.keyfile:
-            context.load_cert_chain(options.certfile, options.keyfile, options.certificate_password)
-        if options.ca_certs or options.ca_path or options.ca_data:
-            context.load_verify_locations(options.ca_certs, options.ca_path, options.ca_data)
-        if options.ssl_min_version is not None:
-            context.minimum_version = options.ssl_min_version
-        if options.ssl_ciphers:
-            context.set_ciphers(options.ssl_ciphers)
-        return context
+    Raises ``ConfigurationError`` for options that only threads' connections support.
+    """
+    if options.ssl_validate_ocsp or options.ssl_validate_ocsp_stapled:
+        raise ConfigurationError("redis-py validates OCSP for threads only; for asyncio, leave ssl_validate_ocsp out")
+    context = ssl.create_default_context()
+    context.check_hostname = options.check_hostname and options.cert_reqs != ssl.CERT_NONE
+    context.verify_mode = options.cert_reqs
+    for flag in getattr(options, "ssl_include_verify_flags", None) or ():
+        context.verify_flags |= flag
+    for flag in getattr(options, "ssl_exclude_verify_flags", None) or ():
+        context.verify_flags &= ~flag
+    if options.certfile or options.keyfile:
+        context.load_cert_chain(options.certfile, options.keyfile, options.certificate_password)
+    if options.ca_certs or options.ca_path or options.ca_data:
+        context.load_verify_locations(options.ca_certs, options.ca_path, options.ca_data)
+    if options.ssl_min_version is not None:
+        context.minimum_version = options.ssl_min_version
+    if options.ssl_ciphers:
+        context.set_ciphers(options.ssl_ciphers)
+    return context
 
 
 def _unnamed(connection: Any) -> Any:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from types import TracebackType
 from typing import Any
 
 import redis
+import redis.asyncio
 
-from .activity import ServerActivity
-from .budget import Budget, BudgetTimeout
-from .commands import Command, ScriptCall, pack
-from .handshake import Handshake
+from .base import LATE, NOTHING, Budget, ServerActivity
+from .commands import Command, ScriptCall
+from .connections import pack
 from .pool_size import IDLE_SECONDS, MAX_CONNECTIONS, MIN_IDLE, RETRY_SECONDS, PoolSize, pop_unused
 
 #: redis-py 8 renamed ``can_read_destructive``.
@@ -25,15 +26,15 @@ class LoopConnections:
 
     def __init__(
         self,
-        handshake: Handshake,
+        connect: Callable[[], Awaitable[Any]],
         activity: ServerActivity,
         on_close: Callable[[], object],
         limit: int = MAX_CONNECTIONS,
     ) -> None:
-        """``on_close`` is called when the loop ends."""
-        self._handshake, self._activity, self._on_close = handshake, activity, on_close
+        """``connect`` makes a connection; ``on_close`` is called when the loop ends."""
+        self._make, self._activity, self._on_close = connect, activity, on_close
         self._idle: deque[tuple[Any, float]] = deque()
-        self._size = PoolSize(limit)
+        self.size = PoolSize(limit)
         #: Callers that wait for a connection, in order.
         self._queue: OrderedDict[asyncio.Future[tuple[Any, float]], None] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -42,7 +43,7 @@ class LoopConnections:
         #: To be started in the loop; its ``aclose``, which the loop calls at its end, closes all connections.
         self.closer = self._close_with_loop()
 
-    async def send(self, command: Command, budget: Budget, asking: bool) -> Any:
+    async def send(self, command: Command, budget: Budget, asking: bool = False) -> Any:
         """Send one command once and return its reply, within ``budget``; raises what redis-py raises."""
         idle_since = 0.0
         try:
@@ -50,32 +51,30 @@ class LoopConnections:
                 connection, idle_since = await self._take(budget)
                 budget.left_at_send, sent_at = budget.left, time.monotonic()
                 try:
-                    try:
-                        reply = await self._exchange(connection, command, asking)
-                    except redis.exceptions.NoScriptError:
-                        if not isinstance(command, ScriptCall):
-                            raise
-                        reply = await self._exchange(connection, command.text, asking)  # nothing ran
-                except redis.exceptions.ResponseError:
-                    self._release(connection, sent_at)
-                    raise
+                    reply = await self._exchange(connection, command, asking)
                 except BaseException:
                     await self._drop(connection)
                     raise
-                self._release(connection, sent_at)
-                return reply
-        except redis.exceptions.ResponseError:
-            raise
+                self._put(connection, self._activity.replied(sent_at))
         except Exception:
             self._activity.distrust(idle_since)
             raise
+        if isinstance(reply, redis.exceptions.ResponseError):
+            raise reply
+        return reply
 
     async def _exchange(self, connection: Any, command: Command, asking: bool) -> Any:
-        if asking:  # holds for the one command that follows
-            await connection.send_packed_command(connection.pack_command("ASKING"))
-            await connection.read_response()
-        await connection.send_packed_command(pack(connection, command), check_health=False)
-        return await connection.read_response()
+        """Send the command and return its reply, be it an error."""
+        try:
+            if asking:  # holds for the one command that follows
+                await connection.send_packed_command(connection.pack_command("ASKING"))
+                await connection.read_response()
+            await connection.send_packed_command(pack(connection, command), check_health=False)
+            return await connection.read_response()
+        except redis.exceptions.ResponseError as error:
+            if isinstance(error, redis.exceptions.NoScriptError) and isinstance(command, ScriptCall):
+                return await self._exchange(connection, command.text, asking)  # nothing ran
+            return error
 
     async def _take(self, budget: Budget) -> tuple[Any, float]:
         while True:
@@ -112,7 +111,7 @@ class LoopConnections:
             budget.queued_for = None
 
     def _connect_if_needed(self) -> None:
-        began_at = self._size.begin_connect(len(self._queue))
+        began_at = self.size.begin_connect(len(self._queue))
         if began_at is not None:
             self._start_task(self._connect(began_at))
 
@@ -122,9 +121,9 @@ class LoopConnections:
         task.add_done_callback(self._tasks.discard)
 
     async def _connect(self, began_at: float) -> None:
-        size = self._size
+        size = self.size
         try:
-            connection = await self._handshake.aconnect()
+            connection = await self._make()
         except BaseException as error:
             hopeless = size.connect_failed(began_at)
             if not isinstance(error, Exception):
@@ -145,9 +144,6 @@ class LoopConnections:
         self._connect_if_needed()
         self._connect_if_needed()
 
-    def _release(self, connection: Any, sent_at: float) -> None:
-        self._put(connection, self._activity.replied(sent_at))
-
     def _put(self, connection: Any, idle_since: float) -> None:
         while self._queue:
             waiter, _ = self._queue.popitem(last=False)
@@ -160,11 +156,11 @@ class LoopConnections:
         try:
             await connection.disconnect(nowait=True)
         finally:
-            self._size.open -= 1
+            self.size.open -= 1
             self._connect_if_needed()
 
     def _close_later(self) -> None:
-        if self._closing is None and self._size.open > MIN_IDLE:
+        if self._closing is None and self.size.open > MIN_IDLE:
             later = asyncio.get_running_loop().call_later
             self._closing = later(IDLE_SECONDS, lambda: self._start_task(self._close_unused()))
 
@@ -186,3 +182,43 @@ class LoopConnections:
             while self._idle:
                 connection, _ = self._idle.pop()
                 await connection.disconnect()
+
+
+class BudgetTimeout:
+    """Cancel the block and raise ``TimeoutError`` once the budget is used up.
+
+    The event loop calls it once per slice. A late call counts half: the loop was busy, and may not have read a reply
+    that is there. Hence no block waits longer than twice the budget, a stalled loop and the queue aside.
+    """
+
+    __slots__ = ("_begun", "_budget", "_loop", "_timeout", "_wake")
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+
+    async def __aenter__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._timeout = asyncio.timeout(None)
+        await self._timeout.__aenter__()
+        self._begin()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._wake.cancel()
+        self._budget.left -= min(time.monotonic() - self._begun, self._budget.slice)
+        await self._timeout.__aexit__(kind, error, trace)
+
+    def _begin(self) -> None:
+        self._begun = time.monotonic()
+        self._wake = self._loop.call_later(self._budget.slice, self._look)
+
+    def _look(self) -> None:
+        budget = self._budget
+        late = time.monotonic() - self._begun > LATE * budget.slice
+        budget.count(budget.slice, self._begun, late=late, queued_for=budget.queued_for)
+        if budget.left < NOTHING:
+            self._begun = time.monotonic()
+            self._timeout.reschedule(self._loop.time())  # once: it cannot be moved after that
+        else:
+            self._begin()

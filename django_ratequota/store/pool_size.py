@@ -1,4 +1,4 @@
-"""How many connections a pool opens, how many of them at a time, and when it closes idle ones."""
+"""How many connections a pool opens, how many of them at a time, how long each may take, and when idle ones close."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any
 MAX_CONNECTIONS = 64
 #: Seconds after which an idle connection is closed, and how many stay open.
 IDLE_SECONDS, MIN_IDLE = 10.0, 4
+#: Seconds that connecting may take; more than a decision's timeout, as the connection serves the next decision.
+CONNECT_SECONDS = 5.0
 #: Connects at a time; as many as are open, where these are more. So a pool at most doubles at once.
 _CONCURRENT_CONNECTS = 4
 #: Seconds after which a connect no longer holds up others, and the most connects of that age.

@@ -9,43 +9,35 @@ from __future__ import annotations
 from typing import Any
 
 from ..exceptions import StoreError
-from .base import FAILURES, RoutingStore, Steps
+from .base import Send, Steps, Store
 from .breaker import Breaker
 from .commands import Command
-from .server import Send, Server
+from .server import Server
 
 
-class SentinelStore(RoutingStore):
+class SentinelStore(Store):
     """The master of one service; when it fails, the sentinels are asked again."""
 
+    breaker: Breaker
+
     def __init__(
-        self,
-        sentinels: list[Server],
-        service: str,
-        kind: type,
-        kwargs: dict[str, Any],
-        timeout: float,
-        failures: int = FAILURES,
+        self, sentinels: list[Server], service: str, kind: type, kwargs: dict[str, Any], timeout: float
     ) -> None:
         """``kind`` and ``kwargs`` are redis-py's connection class and its options, without the master's address."""
         self.timeout = timeout
-        self._sentinels = sentinels
+        self.sentinels = sentinels
         self._service = service
         self._kind, self._kwargs = kind, kwargs
         self._master: Server | None = None
         #: Whether the master has not failed since the sentinels named it.
         self._confirmed = False
         # One breaker for the service: while it is open, only the probe asks the sentinels.
-        self._breaker = Breaker(f"{service} (Sentinel)", failures, surplus_at=self._surplus_at)
-
-    @property
-    def exposed(self) -> bool:
-        """Whether the master is reached through a network, without a password or a client certificate."""
-        return Server(self._kind, self._kwargs).trusting and any(sentinel.remote for sentinel in self._sentinels)
+        self.breaker = Breaker(f"{service} (Sentinel)", surplus_at=self._surplus_at)
+        self.exposed = Server(kind, kwargs).trusting and any(sentinel.remote for sentinel in sentinels)
 
     def steps(self, command: Command, always: bool) -> Steps:
         """Send to the master, finding it first when it is not confirmed."""
-        with self._breaker.guard(always):
+        with self.breaker.guard(always):
             master = self._master
             if master is None or not self._confirmed:
                 master = yield from self._find_master()
@@ -57,21 +49,22 @@ class SentinelStore(RoutingStore):
                     self._confirmed = False
                 raise
 
-    def _surplus_at(self) -> float:
-        return self._master.activity.surplus_at if self._master else 0.0
-
-    def close(self) -> None:
-        """Close all idle connections of this process's threads; the next command reconnects."""
-        for server in (*self._sentinels, self._master):
-            if server is not None:
-                server.close()
-
-    def _survey_steps(self, command: Command) -> Steps:
+    def survey_steps(self, command: Command) -> Steps:
+        """Ask the master."""
         master = yield from self._find_master()
         return {master.name: (yield Send(master, command))}
 
+    def close(self) -> None:
+        """Close all idle connections of this process's threads; the next command reconnects."""
+        for server in (*self.sentinels, self._master):
+            if server is not None:
+                server.close()
+
+    def _surplus_at(self) -> float:
+        return self._master.activity.surplus_at if self._master else 0.0
+
     def _find_master(self) -> Steps:
-        sentinels = list(self._sentinels)
+        sentinels = list(self.sentinels)
         problem = "none knows it"
         for place, sentinel in enumerate(sentinels):
             command = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service)
@@ -83,7 +76,7 @@ class SentinelStore(RoutingStore):
                 continue
             if address:
                 # The one that replied is asked first next time, before any dead one.
-                self._sentinels = [sentinel, *(other for other in sentinels if other is not sentinel)]
+                self.sentinels = [sentinel, *(other for other in sentinels if other is not sentinel)]
                 return self._use_master(_text(address[0]), int(address[1]))
         raise StoreError("connection", f"no sentinel names the master of {self._service!r}: {problem}")
 

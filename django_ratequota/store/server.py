@@ -1,7 +1,4 @@
-"""One Redis server, reached on connections of our own: without retries, within a deadline, sync and async.
-
-Every failure is raised as ``StoreError``; see ``errors`` for its reasons.
-"""
+"""One Redis server, reached on connections of our own: without retries, within a deadline, sync and async."""
 
 from __future__ import annotations
 
@@ -9,14 +6,14 @@ import asyncio
 import time
 from functools import partial
 from ipaddress import ip_address
-from typing import Any, NamedTuple
+from typing import Any
 
 import redis
 
 from ..exceptions import StoreError
 from ..utils.locks import ForkSafeLock
-from .activity import ServerActivity
-from .budget import Budget
+from .base import Send, ServerActivity, Steps, Store
+from .breaker import Breaker
 from .commands import Command
 from .connections import Connections
 from .errors import store_error
@@ -45,8 +42,8 @@ class Server:
         #: Whether this client neither has a password nor a certificate.
         self.trusting = not any(kwargs.get(key) for key in ("password", "credential_provider", "ssl_certfile"))
         self.activity = ServerActivity()
-        self._limit = int(kwargs.get("max_connections", MAX_CONNECTIONS))
-        self._connections = Connections(self._handshake, self.activity, self._limit)
+        self.limit = int(kwargs.get("max_connections", MAX_CONNECTIONS))
+        self.threads = Connections(self._handshake.connect, self.activity, self.limit)
         # An asyncio connection belongs to the loop that it was made in.
         self._loops: dict[asyncio.AbstractEventLoop, LoopConnections] = {}
         self._lock = ForkSafeLock()
@@ -61,35 +58,12 @@ class Server:
         except ValueError:  # a name
             return True
 
-    def send(self, command: Command, budget: Budget, asking: bool = False) -> Any:
-        """Send one command once and return its reply within ``budget``, connecting included.
-
-        ``asking`` sends ASKING first (Cluster). Raises ``StoreError``.
-        """
-        try:
-            return self._connections.send(command, budget, asking)
-        except Exception as error:  # no request may fail by an error of redis-py
-            raise self._error(error, command) from error
-
-    async def asend(self, command: Command, budget: Budget, asking: bool = False) -> Any:
-        """``send``, awaited."""
-        try:
-            connections = await self._connections_of_loop()
-            return await connections.send(command, budget, asking)
-        except Exception as error:  # no request may fail by an error of redis-py
-            raise self._error(error, command) from error
-
-    def _error(self, error: Exception, command: Command) -> StoreError:
-        if isinstance(error, redis.exceptions.ReadOnlyError):
-            # A demoted master keeps its connections open; new ones may lead to the new master.
-            self.close()
-        return store_error(error, command)
-
-    async def _connections_of_loop(self) -> LoopConnections:
+    async def tasks(self) -> LoopConnections:
+        """Return the connections of the running event loop's tasks."""
         loop = asyncio.get_running_loop()
         known = self._loops.get(loop)
         if known is None:
-            known = LoopConnections(self._handshake, self.activity, partial(self._forget, loop), self._limit)
+            known = LoopConnections(self._handshake.aconnect, self.activity, partial(self._forget, loop), self.limit)
             with self._lock:
                 self._forget_ended_loops()
                 self._loops[loop] = known
@@ -107,10 +81,17 @@ class Server:
             if loop.is_closed() or at < len(idle) - _MAX_IDLE_LOOPS:
                 del self._loops[loop]
 
+    def failure(self, error: Exception, command: Command) -> StoreError:
+        """Return the ``StoreError`` for whatever sending the command raised."""
+        if isinstance(error, redis.exceptions.ReadOnlyError):
+            # A demoted master keeps its connections open; new ones may lead to the new master.
+            self.close()
+        return store_error(error, command)
+
     def close(self) -> None:
         """Reuse no connection that is open now; the threads' idle ones are closed at once."""
         self.activity.distrust(time.monotonic())
-        self._connections.close()
+        self.threads.close()
 
     def retire(self) -> None:
         """Close all idle connections for good, those of running loops too."""
@@ -122,29 +103,25 @@ class Server:
                 asyncio.run_coroutine_threadsafe(known.closer.aclose(), loop)
 
 
-class Send(NamedTuple):
-    """A step of a store: send one command to one server."""
+class ServerStore(Store):
+    """One Redis server."""
 
     server: Server
-    command: Command
-    #: The share of the decision's remaining time that it may take.
-    share: float = 1.0
-    asking: bool = False
 
+    def __init__(self, server: Server, timeout: float) -> None:
+        """``timeout`` (seconds) bounds all commands of a decision."""
+        self.timeout, self.server = timeout, server
+        self.breaker = Breaker(server.name, surplus_at=lambda: server.activity.surplus_at)
+        self.exposed = server.trusting and server.remote
 
-class Pause(NamedTuple):
-    """A step of a store: wait before the next one."""
+    def steps(self, command: Command, always: bool) -> Steps:
+        """Send to the server."""
+        return (yield Send(self.server, command, breaker=self.breaker))
 
-    seconds: float
+    def survey_steps(self, command: Command) -> Steps:
+        """Ask the server."""
+        return {self.server.name: (yield Send(self.server, command))}
 
-
-def server_info(reply: bytes) -> dict[str, str]:
-    """Return the fields of a reply to INFO."""
-    return dict(line.split(":", 1) for line in reply.decode().splitlines() if ":" in line)
-
-
-def server_version(info: dict[str, str]) -> tuple[str, str]:
-    """Return ("valkey" or "redis", version); Valkey also reports itself as Redis 7.2.4."""
-    if info.get("valkey_version"):
-        return "valkey", info["valkey_version"]
-    return "redis", info.get("redis_version", "0")
+    def close(self) -> None:
+        """Close all idle connections of this process's threads; the next command reconnects."""
+        self.server.close()

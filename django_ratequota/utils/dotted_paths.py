@@ -8,15 +8,10 @@ from inspect import iscoroutinefunction
 
 from ..exceptions import ConfigurationError
 
+_IDENTIFIERS = "header_key jwt_claim login_field with_address"
 #: Functions that return what a setting names, and are none themselves.
 _FACTORIES = {
-    **dict.fromkeys(
-        (
-            f"django_ratequota.identifiers.{name}"
-            for name in ("header_key", "jwt_claim", "login_field", "with_address")
-        ),
-        "an identifier",
-    ),
+    **{f"django_ratequota.identifiers.{name}": "an identifier" for name in _IDENTIFIERS.split()},
     "django_ratequota.notify.post_to": "a receiver",
 }
 

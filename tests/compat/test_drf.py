@@ -26,8 +26,6 @@ from tests.support.threads import on_threads
 
 pytestmark = pytest.mark.usefixtures("redis_client", "empty_cache")
 
-NAMES = ["SimpleRateThrottle", "AnonRateThrottle", "UserRateThrottle", "ScopedRateThrottle"]
-
 
 @pytest.fixture
 def empty_cache() -> None:
@@ -55,14 +53,12 @@ def throttle_class(base: type = PerName, **attributes: Any) -> Any:
 # --- The same classes. ---
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_each_throttle_subclasses_the_drf_class_it_replaces(name: str) -> None:
+def test_each_throttle_subclasses_the_drf_class_it_replaces() -> None:
     """With DRF's order of base classes: a subclass of DRF's UserRateThrottle may inherit from this one instead."""
-    throttle = getattr(drf, name)
-    assert issubclass(throttle, (getattr(throttling, name), drf.SimpleRateThrottle))
-    assert [one for one in throttle.__mro__ if one.__module__ == throttling.__name__] == [
-        one for one in getattr(throttling, name).__mro__ if one is not object
-    ]
+    for name in ("SimpleRateThrottle", "AnonRateThrottle", "UserRateThrottle", "ScopedRateThrottle"):
+        theirs, mine = getattr(throttling, name), getattr(drf, name)
+        assert issubclass(mine, drf.SimpleRateThrottle)
+        assert [one for one in mine.__mro__ if one.__module__ == throttling.__name__] == list(theirs.__mro__[:-1])
     assert drf.BaseThrottle is throttling.BaseThrottle
 
 
@@ -81,7 +77,7 @@ class Clock:
     seconds = 0.0
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("rate", ["1/sec", "3/min", "7/hour"])
 def test_decisions_waits_and_history_equal_those_of_drf(rate: str, seed: int) -> None:
     """Over hundreds of requests at random times."""

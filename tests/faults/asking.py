@@ -8,10 +8,13 @@ from contextlib import AbstractContextManager, contextmanager
 
 from django_ratequota import Bucket, Decision, Limiter, Rate
 from django_ratequota.engine.rates import ALGORITHMS
-from django_ratequota.exceptions import StoreError
+from django_ratequota.exceptions import StoreError, StoreLeftAlone
 
 Ask = Callable[..., Decision]
 Way = Callable[[], AbstractContextManager[Ask]]
+
+#: A limit out of reach.
+ENDLESS = Bucket("user:1", Rate.parse("1000000/day"))
 
 
 @contextmanager
@@ -34,6 +37,29 @@ def failure(ask: Ask, limiter: Limiter, buckets: Sequence[Bucket]) -> str:
     except StoreError as error:
         return error.reason
     return ""
+
+
+def outcome(limiter: Limiter, bucket: Bucket = ENDLESS) -> str:
+    """What became of a check: "decided", the failure's reason, or "left alone" while the breaker is open."""
+    try:
+        limiter.check([bucket])
+    except StoreError as error:
+        return "left alone" if isinstance(error, StoreLeftAlone) else error.reason
+    return "decided"
+
+
+async def aoutcome(limiter: Limiter, bucket: Bucket = ENDLESS) -> str:
+    """``outcome``, awaited."""
+    try:
+        await limiter.acheck([bucket])
+    except StoreError as error:
+        return "left alone" if isinstance(error, StoreLeftAlone) else error.reason
+    return "decided"
+
+
+def decides(limiter: Limiter, *buckets: Bucket) -> bool:
+    """Whether the store decides about these; changes nothing."""
+    return failure(lambda limiter, buckets: limiter.peek(buckets), limiter, buckets) == ""
 
 
 def slow(algorithm: str, limit: int, user: int = 1) -> Bucket:

@@ -13,13 +13,14 @@ import pytest
 import trustme
 
 from django_ratequota import Limiter
+from django_ratequota.signals import store_state_changed
 
 from . import Address
 from .asking import Ask, Way, awaiting, plainly
 from .cluster import Cluster
 from .proxy import Proxy
 from .servers import Node, Pair, Sentinels
-from .tls import Terminator
+from .wire import Wire
 
 #: It breaks PostgreSQL, which CI's second half brings.
 collect_ignore = [] if os.environ.get("DATABASE_URL") else ["test_database.py"]
@@ -57,13 +58,13 @@ def authority() -> trustme.CA:
 
 
 @pytest.fixture
-def terminator(node: Node, authority: trustme.CA) -> Iterator[Terminator]:
+def terminator(node: Node, authority: trustme.CA) -> Iterator[Wire]:
+    """TLS in front of ``node``, whose password is "secret"."""
     node.command("CONFIG", "SET", "requirepass", "secret")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(context)
-    terminator = Terminator(node, context)
-    yield terminator
-    terminator.close()
+    with Wire(node, context=context) as wire:
+        yield wire
 
 
 @pytest.fixture
@@ -106,13 +107,26 @@ def ask(way: Way) -> Iterator[Ask]:
 
 @pytest.fixture
 def limiters() -> Iterator[Callable[..., Limiter]]:
-    """Makes limiters on a server or a proxy, and closes them."""
+    """Makes limiters on a server or a proxy, by the options of a client, and closes them."""
     with ExitStack() as stack:
 
-        def make(where: Address, timeout: float = 10, client: dict[str, Any] | None = None, **more: Any) -> Limiter:
-            place = stack.enter_context(where.client(**(client or {})))
-            limiter = Limiter(client=place, prefix="rqtest", timeout=timeout, **more)
+        def make(where: Address, timeout: float = 10, time_zone: Any = None, **options: Any) -> Limiter:
+            client = stack.enter_context(where.client(**options))
+            limiter = Limiter(client=client, prefix="rqtest", timeout=timeout, time_zone=time_zone)
             stack.callback(limiter.store.close)
             return limiter
 
         yield make
+
+
+@pytest.fixture
+def events() -> Iterator[list[tuple[str, str]]]:
+    """The transitions of breakers that the signal reports: state and reason."""
+    heard: list[tuple[str, str]] = []
+
+    def receiver(*, state: str, reason: str, **_: Any) -> None:
+        heard.append((state, reason))
+
+    store_state_changed.connect(receiver)
+    yield heard
+    store_state_changed.disconnect(receiver)

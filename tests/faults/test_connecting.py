@@ -9,8 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,65 +18,33 @@ import pytest
 import redis
 import trustme
 
-from django_ratequota import Bucket, Decision, Limiter, Rate
+from django_ratequota import Decision, Limiter
 from django_ratequota.exceptions import StoreError
 from django_ratequota.store import pool_size
 from django_ratequota.store.pool_size import PoolSize
 
 from . import Address, poll
+from .asking import ENDLESS, Ask, failure
 from .servers import Node
-from .tls import Terminator
-
-BUCKET = Bucket("user:1", Rate.parse("1000000/day"))
+from .wire import Wire
 
 ROOT = Path(__file__).parent.parent.parent
 
-Ask = Callable[[Limiter], Decision]
-
-
-@pytest.fixture
-def limiter_of() -> Iterator[Callable[..., Limiter]]:
-    """Makes limiters by the options of a client, and closes them."""
-    with ExitStack() as stack:
-
-        def make(where: Address, timeout: float = 5, **options: Any) -> Limiter:
-            client = stack.enter_context(redis.Redis(host=where.host, port=where.port, **options))
-            limiter = Limiter(client=client, prefix="rqtest", timeout=timeout)
-            stack.callback(limiter.store.close)
-            return limiter
-
-        yield make
-
-
-@pytest.fixture(params=["plain", "awaited"])
-def ask(request: pytest.FixtureRequest) -> Iterator[Ask]:
-    if request.param == "plain":
-        yield lambda limiter: limiter.check([BUCKET])
-    else:
-        with asyncio.Runner() as runner:
-            yield lambda limiter: runner.run(limiter.acheck([BUCKET]))
-
-
-def reason(ask: Ask, limiter: Limiter) -> str:
-    try:
-        ask(limiter)
-    except StoreError as error:
-        return error.reason
-    return ""
+Make = Callable[..., Limiter]
 
 
 # --- Options. ---
 
 
-def test_tls_by_option(terminator: Terminator, trusted: str, limiter_of: Callable[..., Limiter], ask: Ask) -> None:
+def test_tls_by_option(terminator: Wire, trusted: str, limiters: Make, ask: Ask) -> None:
     """``redis.Redis(ssl=True)`` was a TypeError on every async call."""
-    assert ask(limiter_of(terminator, ssl=True, ssl_ca_certs=trusted, password="secret")).allowed
-    assert reason(ask, limiter_of(terminator, ssl=True, password="secret")) == "connection", "who issued that?"
-    assert ask(limiter_of(terminator, ssl=True, ssl_cert_reqs="none", password="secret")).allowed
+    assert ask(limiters(terminator, ssl=True, ssl_ca_certs=trusted, password="secret"), [ENDLESS]).allowed
+    assert failure(ask, limiters(terminator, ssl=True, password="secret"), [ENDLESS]) == "connection", "whose is it?"
+    assert ask(limiters(terminator, ssl=True, ssl_cert_reqs="none", password="secret"), [ENDLESS]).allowed
 
 
 def test_a_certificate_of_the_client(
-    node: Node, authority: trustme.CA, trusted: str, tmp_path: Path, limiter_of: Callable[..., Limiter], ask: Ask
+    node: Node, authority: trustme.CA, trusted: str, tmp_path: Path, limiters: Make, ask: Ask
 ) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.verify_mode = ssl.CERT_REQUIRED
@@ -84,19 +52,14 @@ def test_a_certificate_of_the_client(
     authority.configure_trust(context)
     own = authority.issue_cert("client@example.com")
     own.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "own.pem"))
-    terminator = Terminator(node, context)
-    try:
+    with Wire(node, context=context) as wire:
         options = {"ssl": True, "ssl_ca_certs": trusted}
         pem = str(tmp_path / "own.pem")
-        assert ask(limiter_of(terminator, ssl_certfile=pem, ssl_keyfile=pem, **options)).allowed
-        assert reason(ask, limiter_of(terminator, **options)) == "connection"
-    finally:
-        terminator.close()
+        assert ask(limiters(wire, ssl_certfile=pem, ssl_keyfile=pem, **options), [ENDLESS]).allowed
+        assert failure(ask, limiters(wire, **options), [ENDLESS]) == "connection"
 
 
-def test_a_folder_of_authorities(
-    terminator: Terminator, tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_of_authorities(terminator: Wire, tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     """``ssl_ca_path`` was a TypeError on every async call by redis-py 6.0."""
     looked: list[Any] = []
     load = ssl.SSLContext.load_verify_locations
@@ -109,7 +72,7 @@ def test_a_folder_of_authorities(
     with redis.Redis.from_url(f"rediss://:secret@127.0.0.1:{terminator.port}/0?ssl_ca_path={tmp_path}") as client:
         limiter = Limiter(client=client, prefix="rqtest", timeout=5)
         with pytest.raises(StoreError, match="certificate"):
-            ask(limiter)
+            ask(limiter, [ENDLESS])
     assert str(tmp_path) in looked
 
 
@@ -121,12 +84,10 @@ def test_a_folder_of_authorities(
         {"db": "2", "username": "default", "password": "secret", "socket_keepalive": True},
     ],
 )
-def test_a_client_s_options(
-    node: Node, limiter_of: Callable[..., Limiter], ask: Ask, options: dict[str, Any]
-) -> None:
+def test_a_client_s_options(node: Node, limiters: Make, ask: Ask, options: dict[str, Any]) -> None:
     if "password" in options:
         node.command("CONFIG", "SET", "requirepass", "secret")
-    assert ask(limiter_of(node, **options)).allowed
+    assert ask(limiters(node, **options), [ENDLESS]).allowed
 
 
 class Listener(Address):
@@ -155,11 +116,11 @@ class Listener(Address):
         assert not self._thread.is_alive()
 
 
-def test_a_login_takes_one_round_trip(limiter_of: Callable[..., Limiter], ask: Ask) -> None:
+def test_a_login_takes_one_round_trip(limiters: Make, ask: Ask) -> None:
     """Up to six: HELLO, AUTH, SELECT, CLIENT SETNAME, and CLIENT SETINFO twice."""
     with Listener(3) as listener:
-        limiter = limiter_of(listener, password="secret", db=4, client_name="far")
-        assert reason(ask, limiter) == "connection", "it hangs up once it has logged in, and been asked"
+        limiter = limiters(listener, password="secret", db=4, client_name="far")
+        assert failure(ask, limiter, [ENDLESS]) == "connection", "it hangs up once it has logged in, and been asked"
         limiter.store.close()
     words = [word for word in listener.seen.split(b"\r\n") if word.isalpha()]
     assert words == [b"AUTH", b"secret", b"SELECT", b"CLIENT", b"SETNAME", b"far"]
@@ -189,23 +150,23 @@ class AsyncProvider(Provider):
 
 @pytest.mark.parametrize("kind", [Provider, AsyncProvider])
 def test_slow_credentials_break_no_deadline_and_arrive(
-    node: Node, limiter_of: Callable[..., Limiter], ask: Ask, kind: type[Provider]
+    node: Node, limiters: Make, ask: Ask, kind: type[Provider]
 ) -> None:
     """Credentials used up the time of each decision, so nothing was ever decided."""
     node.command("CONFIG", "SET", "requirepass", "secret")
     provider = kind(seconds=1.0)
-    limiter = limiter_of(node, timeout=0.1, credential_provider=provider)
+    limiter = limiters(node, timeout=0.1, credential_provider=provider)
     begun = time.monotonic()
-    assert reason(ask, limiter) == "timeout"
+    assert failure(ask, limiter, [ENDLESS]) == "timeout"
     assert time.monotonic() - begun < 0.9, "the deadline, not the provider"
-    poll(lambda: reason(ask, limiter) == "", 10, "a decision")
+    poll(lambda: failure(ask, limiter, [ENDLESS]) == "", 10, "a decision")
     assert provider.asked == 1
 
 
-def test_credentials_that_fail_are_no_connection(node: Node, limiter_of: Callable[..., Limiter], ask: Ask) -> None:
-    limiter = limiter_of(node, credential_provider=Provider(error="no token today"))
+def test_credentials_that_fail_are_no_connection(node: Node, limiters: Make, ask: Ask) -> None:
+    limiter = limiters(node, credential_provider=Provider(error="no token today"))
     with pytest.raises(StoreError, match="no token today") as caught:
-        ask(limiter)
+        ask(limiter, [ENDLESS])
     assert caught.value.reason == "connection"
 
 
@@ -266,34 +227,30 @@ def test_open_connections_and_connects_together_are_bounded() -> None:
     assert size.begin_connect(50) is None
 
 
-def test_a_full_server_serves_the_connected_callers(
-    nodes: Callable[..., Node], limiter_of: Callable[..., Limiter]
-) -> None:
+def test_a_full_server_serves_the_connected_callers(nodes: Callable[..., Node], limiters: Make) -> None:
     node = nodes("maxclients 8")
-    limiter = limiter_of(node)
+    limiter = limiters(node)
 
     async def run() -> list[Decision]:
-        return await asyncio.gather(*(limiter.acheck([BUCKET]) for _ in range(100)))
+        return await asyncio.gather(*(limiter.acheck([ENDLESS]) for _ in range(100)))
 
     assert all(decision.allowed for decision in asyncio.run(run()))
 
 
-def test_tasks_in_line_do_not_wait_for_a_connection_that_is_gone(
-    node: Node, limiter_of: Callable[..., Limiter]
-) -> None:
+def test_tasks_in_line_do_not_wait_for_a_connection_that_is_gone(node: Node, limiters: Make) -> None:
     """Their own connect failed as the server was full; the open connection ended, and no caller connected again."""
-    limiter = limiter_of(node, timeout=20)
+    limiter = limiters(node, timeout=20)
 
     async def run(admin: redis.Redis) -> float:
-        await limiter.acheck([BUCKET])
+        await limiter.acheck([ENDLESS])
         admin.execute_command("CLIENT", "PAUSE", 60_000, "WRITE")
         admin.config_set("maxclients", 2)
-        asking = asyncio.create_task(limiter.acheck([BUCKET]))
+        asking = asyncio.create_task(limiter.acheck([ENDLESS]))
         await asyncio.sleep(0)  # it takes the connection
-        waiting = asyncio.create_task(limiter.acheck([BUCKET]))
-        [connections] = limiter.store._server._loops.values()
+        waiting = asyncio.create_task(limiter.acheck([ENDLESS]))
+        [connections] = limiter.store.server._loops.values()
         # Later there would be no connection that it could wait for, and it would rightly fail.
-        await asyncio.to_thread(poll, lambda: connections._size.failed_at, 10, "its attempt failed")
+        await asyncio.to_thread(poll, lambda: connections.size.failed_at, 10, "its attempt failed")
         admin.config_set("maxclients", 100)
         admin.execute_command("CLIENT", "KILL", "SKIPME", "yes")
         admin.client_unpause()
@@ -315,27 +272,25 @@ def test_waiting_callers_get_the_connect_s_error_at_once(ask: Ask, what: str) ->
     with redis.Redis(host=host, port=port) as client:
         limiter = Limiter(client=client, prefix="rqtest", timeout=60)
         begun = time.monotonic()
-        assert reason(ask, limiter) == "connection"
+        assert failure(ask, limiter, [ENDLESS]) == "connection"
         assert time.monotonic() - begun < 30
 
 
-def test_where_no_thread_can_be_started(
-    node: Node, limiter_of: Callable[..., Limiter], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_no_thread_can_be_started(node: Node, limiters: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     def start(_: object) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    assert limiter_of(node).check([BUCKET]).allowed
+    assert limiters(node).check([ENDLESS]).allowed
 
 
-def test_one_caller_opens_one_connection(node: Node, limiter_of: Callable[..., Limiter], ask: Ask) -> None:
+def test_one_caller_opens_one_connection(node: Node, limiters: Make, ask: Ask) -> None:
     """More connections were opened while the caller had not woken up yet."""
     with node.client() as client:
         before = client.info("stats")["total_connections_received"]
         for _ in range(20):
-            limiter = limiter_of(node)
-            ask(limiter)
+            limiter = limiters(node)
+            ask(limiter, [ENDLESS])
             limiter.store.close()
         assert client.info("stats")["total_connections_received"] == before + 20
 
@@ -345,30 +300,30 @@ def test_one_caller_opens_one_connection(node: Node, limiter_of: Callable[..., L
 
 @pytest.mark.parametrize("callers", [1, 8])
 def test_a_server_that_replies_only_to_logins_opens_the_breaker(
-    node: Node, limiter_of: Callable[..., Limiter], ask: Ask, callers: int
+    node: Node, limiters: Make, ask: Ask, callers: int
 ) -> None:
     """Paused, as before a planned failover: each login counted as a reply, and no breaker ever opened."""
-    limiter = limiter_of(node, timeout=0.1)
-    assert reason(ask, limiter) == ""
+    limiter = limiters(node, timeout=0.1)
+    assert failure(ask, limiter, [ENDLESS]) == ""
     node.command("CLIENT", "PAUSE", 60_000, "WRITE")
     ended = threading.Event()
 
     def others() -> None:
         while not ended.is_set():
             with suppress(StoreError):
-                limiter.check([BUCKET])
+                limiter.check([ENDLESS])
 
     threads = [threading.Thread(target=others) for _ in range(callers - 1)]
     for thread in threads:
         thread.start()
     try:
-        poll(lambda: reason(ask, limiter) and limiter.store.breakers[0].open, 3, "the breaker opens")
+        poll(lambda: failure(ask, limiter, [ENDLESS]) and limiter.store.breakers[0].open, 3, "the breaker opens")
     finally:
         ended.set()
         for thread in threads:
             thread.join()
         node.command("CLIENT", "UNPAUSE")
-    poll(lambda: reason(ask, limiter) == "", 3, "decisions again")
+    poll(lambda: failure(ask, limiter, [ENDLESS]) == "", 3, "decisions again")
 
 
 def no_function(connection: object) -> None:
@@ -380,12 +335,10 @@ def no_function(connection: object) -> None:
     [{"db": 99}, {"client_name": "of two words"}, {"redis_connect_func": no_function}],
     ids=["db", "name", "function"],
 )
-def test_a_refused_login_opens_the_breaker(
-    node: Node, limiter_of: Callable[..., Limiter], ask: Ask, options: dict[str, Any]
-) -> None:
+def test_a_refused_login_opens_the_breaker(node: Node, limiters: Make, ask: Ask, options: dict[str, Any]) -> None:
     """The error counted as a reply to one command, while every request opened a new connection."""
-    limiter = limiter_of(node, **options)
-    assert [reason(ask, limiter) for _ in range(4)] == ["connection"] * 4
+    limiter = limiters(node, **options)
+    assert [failure(ask, limiter, [ENDLESS]) for _ in range(4)] == ["connection"] * 4
     assert limiter.store.breakers[0].open
 
 

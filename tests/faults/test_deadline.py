@@ -4,79 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from threading import Barrier
 from typing import Any
 
 import pytest
 
-from django_ratequota import Bucket, Limiter, Rate
-from django_ratequota.exceptions import StoreError, StoreLeftAlone
+from django_ratequota import Limiter
 
 from . import poll
+from .asking import ENDLESS, Ask, aoutcome, failure, outcome
 from .proxy import Proxy
 from .servers import Node
 
-BUCKET = Bucket("user:1", Rate.parse("1000000/day"))
 THREADS = 32
 TIMEOUT = 0.05
 #: How many times its bound a figure may take on a machine that does other work too; the figures are printed.
 NOISE = 10
 
 Make = Callable[..., Limiter]
-Ask = Callable[[Limiter], object]
 
 
-@pytest.fixture
-def limiter_of() -> Iterator[Make]:
-    """Makes limiters on a server or proxy, and closes them."""
-    with ExitStack() as stack:
-
-        def make(where: Node | Proxy, timeout: float = TIMEOUT, **options: object) -> Limiter:
-            client = stack.enter_context(where.client(**options))
-            limiter = Limiter(client=client, prefix="rqtest", timeout=timeout)
-            stack.callback(limiter.store.close)
-            return limiter
-
-        yield make
-
-
-def plainly(limiter: Limiter) -> object:
-    return limiter.check([BUCKET])
-
-
-def awaited(limiter: Limiter) -> object:
-    return asyncio.run(limiter.acheck([BUCKET]))
-
-
-BOTH = pytest.mark.parametrize("ask", [plainly, awaited])
-
-
-def seconds_of(ask: Ask, limiter: Limiter) -> tuple[float, str]:
-    """How long the decision took, and its outcome: decided, the failure's reason, or "left alone"."""
+def timed(limiter: Limiter) -> tuple[float, str]:
+    """How long a decision took, and its outcome."""
     begun = time.monotonic()
-    try:
-        ask(limiter)
-        outcome = "decided"
-    except StoreLeftAlone:
-        outcome = "left alone"
-    except StoreError as error:
-        outcome = error.reason
-    return time.monotonic() - begun, outcome
+    found = outcome(limiter)
+    return time.monotonic() - begun, found
 
 
-async def aseconds_of(limiter: Limiter) -> tuple[float, str]:
+async def atimed(limiter: Limiter) -> tuple[float, str]:
     begun = time.monotonic()
-    try:
-        await limiter.acheck([BUCKET])
-        outcome = "decided"
-    except StoreLeftAlone:
-        outcome = "left alone"
-    except StoreError as error:
-        outcome = error.reason
-    return time.monotonic() - begun, outcome
+    found = await aoutcome(limiter)
+    return time.monotonic() - begun, found
+
+
+def wait_until_it_decides(limiter: Limiter) -> None:
+    poll(lambda: outcome(limiter) == "decided", 10, "the server decides")
 
 
 def percentile(figures: list[float], share: float) -> float:
@@ -99,47 +63,48 @@ def judge(title: str, took: list[tuple[float, str]]) -> None:
 
 
 @pytest.mark.parametrize("how", ["stopped", "silent"])
-def test_a_hang_under_threads(node: Node, proxy: Proxy, limiter_of: Make, how: str) -> None:
+def test_a_hang_under_threads(node: Node, proxy: Proxy, limiters: Make, how: str) -> None:
     """SIGSTOP with open connections, and a network that accepts connections and never replies."""
-    limiter = limiter_of(node if how == "stopped" else proxy)
+    where = node if how == "stopped" else proxy
+    limiter = limiters(where, TIMEOUT)
     warm = Barrier(THREADS)
     # A warm-up that a busy machine makes too slow may fail, and leave the breaker open: then it is not warm yet.
     with ThreadPoolExecutor(THREADS) as threads:
 
         def connect(_: int) -> None:
             warm.wait(30)
-            seconds_of(plainly, limiter)
+            timed(limiter)
 
         list(threads.map(connect, range(THREADS)))
-        poll(lambda: seconds_of(plainly, limiter)[1] == "decided", 10, "the server decides")
-        (node if how == "stopped" else proxy).freeze()
+        wait_until_it_decides(limiter)
+        where.freeze()
         start = Barrier(THREADS)
 
         def hammer(_: int) -> tuple[float, str]:
             start.wait(30)
-            return seconds_of(plainly, limiter)
+            return timed(limiter)
 
         took = list(threads.map(hammer, range(THREADS)))
     # From one thread: 32 that never wait for the server wait for the interpreter, 5 ms a turn.
-    took += [seconds_of(plainly, limiter) for _ in range(6400)]
-    (node if how == "stopped" else proxy).thaw()
+    took += [timed(limiter) for _ in range(6400)]
+    where.thaw()
     judge(f"{how}, {THREADS} threads", took)
-    poll(lambda: seconds_of(plainly, limiter)[1] == "decided", 10, "decisions come again")
+    wait_until_it_decides(limiter)
 
 
-def test_a_hang_under_tasks(node: Node, limiter_of: Make) -> None:
-    limiter = limiter_of(node)
+def test_a_hang_under_tasks(node: Node, limiters: Make) -> None:
+    limiter = limiters(node, TIMEOUT)
 
     async def hammer() -> list[tuple[float, str]]:
-        return [await aseconds_of(limiter) for _ in range(200)]
+        return [await atimed(limiter) for _ in range(200)]
 
     async def together(ask: Callable[[], Awaitable[Any]]) -> list[Any]:
         return await asyncio.gather(*(ask() for _ in range(THREADS)))
 
     async def run() -> list[tuple[float, str]]:
-        await together(lambda: aseconds_of(limiter))
+        await together(lambda: atimed(limiter))
         node.freeze()
-        first = await together(lambda: aseconds_of(limiter))
+        first = await together(lambda: atimed(limiter))
         spared = [one for many in await together(hammer) for one in many]
         node.thaw()
         return [*first, *spared]
@@ -147,58 +112,34 @@ def test_a_hang_under_tasks(node: Node, limiter_of: Make) -> None:
     judge(f"stopped, {THREADS} tasks", asyncio.run(run()))
 
 
-@BOTH
-@pytest.mark.parametrize("fault", ["slow greeting", "slow reply", "byte by byte"])
-def test_however_the_time_is_spent(proxy: Proxy, limiter_of: Make, ask: Ask, fault: str) -> None:
-    """Each reply of the login came in time; all together took five times as long."""
-    timeout = 0.2
-    limiter = limiter_of(proxy, timeout, password=None, db=1)
-    if fault == "slow greeting":
-        proxy.delay = 0.15
+@pytest.mark.parametrize("fault", ["slow greeting", "slow reply", "byte by byte", "loading the script"])
+def test_however_the_time_is_spent(node: Node, proxy: Proxy, limiters: Make, ask: Ask, fault: str) -> None:
+    """Each reply of the login came in time, or NOSCRIPT and the script's; all together took five times as long."""
+    timeout = 0.4
+    limiter = limiters(proxy, timeout, db=1)
+    if fault != "slow greeting":
+        ask(limiter, [ENDLESS])
+    if fault == "loading the script":
+        node.command("SCRIPT", "FLUSH")
+    if fault == "byte by byte":
+        proxy.trickle = 0.1
     else:
-        ask(limiter)
-        if fault == "slow reply":
-            proxy.delay = 5.0
-        else:
-            proxy.trickle = 0.05
-    took, outcome = seconds_of(ask, limiter)
+        proxy.delay = 5.0 if fault == "slow reply" else 0.25
+    begun = time.monotonic()
+    found = failure(ask, limiter, [ENDLESS])
+    took = time.monotonic() - begun
     print(f"\n{fault}: {took * 1000:.0f} ms of {timeout * 1000:.0f}")
     assert 0.9 * timeout < took < timeout * NOISE
     # Longer: the machine kept this process from running, and a reply that had arrived by then counts.
     if took < 2 * timeout:
-        assert outcome == "timeout"
+        assert found == "timeout"
 
 
-@BOTH
-def test_loading_the_script_counts_into_the_time(node: Node, proxy: Proxy, limiter_of: Make, ask: Ask) -> None:
-    """NOSCRIPT, then the script: two replies, one deadline."""
-    timeout = 0.4
-    limiter = limiter_of(proxy, timeout)
-
-    async def twice() -> tuple[float, str]:
-        await limiter.acheck([BUCKET])
-        node.command("SCRIPT", "FLUSH")
-        proxy.delay = 0.25
-        return await aseconds_of(limiter)
-
-    if ask is awaited:
-        took, outcome = asyncio.run(twice())
-    else:
-        plainly(limiter)
-        node.command("SCRIPT", "FLUSH")
-        proxy.delay = 0.25
-        took, outcome = seconds_of(ask, limiter)
-    assert 0.9 * timeout < took < timeout * NOISE
-    # Longer: the machine kept this process from running, and a reply that had arrived by then counts.
-    if took < 2 * timeout:
-        assert outcome == "timeout"
-
-
-def test_a_hung_server_is_probed_by_one_request_at_a_time(proxy: Proxy, limiter_of: Make) -> None:
-    limiter = limiter_of(proxy)
-    poll(lambda: seconds_of(plainly, limiter)[1] == "decided", 10, "the server decides")
+def test_a_hung_server_is_probed_by_one_request_at_a_time(proxy: Proxy, limiters: Make) -> None:
+    limiter = limiters(proxy, TIMEOUT)
+    wait_until_it_decides(limiter)
     proxy.freeze()
-    poll(lambda: seconds_of(plainly, limiter)[1] == "left alone", 10, "the breaker opens")
+    poll(lambda: outcome(limiter) == "left alone", 10, "the breaker opens")
     sent = proxy.accepted
     begun = time.monotonic()
     with ThreadPoolExecutor(THREADS) as threads:
@@ -206,7 +147,7 @@ def test_a_hung_server_is_probed_by_one_request_at_a_time(proxy: Proxy, limiter_
         def hammer(_: int) -> list[str]:
             outcomes = []
             while time.monotonic() < begun + 3.5:
-                outcomes.append(seconds_of(plainly, limiter)[1])
+                outcomes.append(outcome(limiter))
             return outcomes
 
         outcomes = [one for many in threads.map(hammer, range(THREADS)) for one in many]
@@ -214,4 +155,4 @@ def test_a_hung_server_is_probed_by_one_request_at_a_time(proxy: Proxy, limiter_
     assert 2 <= outcomes.count("timeout") <= 4
     assert proxy.accepted - sent <= 4
     proxy.thaw()
-    poll(lambda: seconds_of(plainly, limiter)[1] == "decided", 10, "decisions come again")
+    wait_until_it_decides(limiter)

@@ -17,7 +17,7 @@ from django_ratequota.exceptions import StoreError
 from django_ratequota.runtime import default_limiter
 
 from .servers import Node
-from .tls import Terminator
+from .wire import Wire
 
 BUCKET = Bucket("user:1", Rate.parse("10/3650day"))
 Ask = Callable[..., list[int]]
@@ -79,11 +79,11 @@ def test_pool_class_parser_and_timeouts_of_the_cache_do_not_matter(node: Node, a
     assert ask(node.url, parser_class="redis._parsers._RESP2Parser", **options) == [9, 8]
 
 
-def test_tls_with_a_certificate_to_verify(terminator: Terminator, trusted: str, ask: Ask) -> None:
+def test_tls_with_a_certificate_to_verify(terminator: Wire, trusted: str, ask: Ask) -> None:
     assert ask(f"rediss://:secret@127.0.0.1:{terminator.port}", ssl_ca_certs=trusted) == [9, 8]
 
 
-def test_tls_without_verification(terminator: Terminator, ask: Ask) -> None:
+def test_tls_without_verification(terminator: Wire, ask: Ask) -> None:
     assert ask(f"rediss://127.0.0.1:{terminator.port}", password="secret", ssl_cert_reqs="none") == [9, 8]
 
 

@@ -9,10 +9,9 @@ import pytest
 
 from django_ratequota import Bucket, Limiter
 from django_ratequota.engine.rates import ALGORITHMS
-from django_ratequota.exceptions import StoreError
 
 from . import poll
-from .asking import Way, one_of_each, plainly, slow
+from .asking import Way, decides, one_of_each, plainly, slow
 from .proxy import Proxy
 from .servers import PATIENCE, REPLICATION, Node, follow, in_step
 
@@ -64,19 +63,11 @@ def admissions(way: Way, limiter: Limiter, buckets: list[Bucket], times: int) ->
         return sum(threads.map(work, shares))
 
 
-def decides(limiter: Limiter, bucket: Bucket) -> bool:
-    try:
-        limiter.peek([bucket])
-    except StoreError:
-        return False
-    return True
-
-
-@pytest.mark.parametrize(("replicated", "lost"), [(120, 80), (LIMIT - 1, 1), (0, LIMIT)])
+@pytest.mark.parametrize(("replicated", "lost"), [(120, 80), (0, LIMIT), (200, 0)])
 def test_a_failover_with_a_stalled_link(
     failover: Failover, limiters: Make, way: Way, replicated: int, lost: int
 ) -> None:
-    """The overshoot is what was not replicated: never more than the limit, for no more can be admitted."""
+    """The overshoot is what was not replicated: never more than the limit, and nothing if all was."""
     limiter = limiters(failover.front)
     buckets = [slow(algorithm, LIMIT, user) for user, algorithm in enumerate(ALGORITHMS)]
     before: dict[Bucket, int] = {}
@@ -86,7 +77,7 @@ def test_a_failover_with_a_stalled_link(
     for bucket in buckets:
         before[bucket] += admissions(way, limiter, [bucket], lost)
     behind = failover.unreplicated()
-    assert behind > 0
+    assert (behind > 0) == (lost > 0)
     failover.fail_over()
     poll(lambda: decides(limiter, buckets[0]), PATIENCE, "the new primary decides")
     for bucket in buckets:
@@ -99,16 +90,6 @@ def test_a_failover_with_a_stalled_link(
         assert before[bucket] == replicated + lost
         assert overshoot == lost
         assert overshoot <= LIMIT
-
-
-def test_a_failover_with_a_link_that_keeps_up(failover: Failover, limiters: Make, way: Way) -> None:
-    """Replicated units are not admitted again."""
-    limiter, bucket = limiters(failover.front), slow("token_bucket", LIMIT)
-    assert admissions(way, limiter, [bucket], 200) == 200
-    poll(lambda: in_step(failover.primary, failover.replica), PATIENCE, "the replica is in step")
-    failover.fail_over()
-    poll(lambda: decides(limiter, bucket), PATIENCE, "the new primary decides")
-    assert admissions(way, limiter, [bucket], LIMIT) == LIMIT - 200
 
 
 def test_a_primary_that_returns_as_a_replica_restores_no_counters(failover: Failover, limiters: Make) -> None:

@@ -17,9 +17,9 @@ import redis
 
 from django_ratequota.exceptions import StoreError
 from django_ratequota.store import connections, loop_connections, pool_size
-from django_ratequota.store.budget import Budget
+from django_ratequota.store.base import Budget
 from django_ratequota.store.pool_size import MIN_IDLE, pop_unused
-from django_ratequota.store.server import Server
+from django_ratequota.store.server import Server, ServerStore
 
 from . import Address, poll
 from .servers import Node
@@ -46,8 +46,8 @@ def server_of() -> Iterator[Make]:
 
 def settled(pool: Any, most: int) -> bool:
     """Whether no caller waits, no connect is under way, and each open connection is idle."""
-    assert 0 <= pool._size.open <= most
-    return not pool._queue and not pool._size.connecting and pool._size.open == len(pool._idle)
+    assert 0 <= pool.size.open <= most
+    return not pool._queue and not pool.size.connecting and pool.size.open == len(pool._idle)
 
 
 class Threads:
@@ -55,7 +55,7 @@ class Threads:
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self.pool: Any = server._connections
+        self.pool: Any = server.threads
         self._threads = ThreadPoolExecutor(100)
 
     async def __aenter__(self) -> Threads:
@@ -65,8 +65,8 @@ class Threads:
         await asyncio.to_thread(self._threads.shutdown)
 
     def ask(self, *command: Any, seconds: float = PATIENT) -> Awaitable[Any]:
-        send = self.server.send
-        return asyncio.get_running_loop().run_in_executor(self._threads, send, command, Budget(seconds))
+        store = ServerStore(self.server, seconds)
+        return asyncio.get_running_loop().run_in_executor(self._threads, store.execute, command)
 
 
 class Tasks:
@@ -76,14 +76,14 @@ class Tasks:
         self.server = server
 
     async def __aenter__(self) -> Tasks:
-        self.pool: Any = await self.server._connections_of_loop()
+        self.pool: Any = await self.server.tasks()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         pass
 
     def ask(self, *command: Any, seconds: float = PATIENT) -> Awaitable[Any]:
-        return asyncio.create_task(self.server.asend(command, Budget(seconds)))
+        return asyncio.create_task(ServerStore(self.server, seconds).aexecute(command))
 
 
 BOTH = pytest.mark.parametrize("kind", [Threads, Tasks])
@@ -163,14 +163,15 @@ def test_a_connection_for_a_caller_that_gives_up_meanwhile_goes_to_the_next_one(
             raise KeyboardInterrupt
 
     server, waiting = server_of(node, 1), threading.Event()
-    pool: Any = server._connections
+    pool: Any = server.threads
     connection, since = pool._take(Budget(PATIENT))
     with ThreadPoolExecutor(1) as threads:
         asking = threads.submit(pool.send, ("PING",), AtThatMoment(PATIENT), False)
         assert waiting.wait(30)
-        pool._release(connection, since)
+        pool._idle.append((connection, since))
+        pool._upkeep(since)
         assert isinstance(asking.exception(), KeyboardInterrupt)
-    assert server.send(("PING",), Budget(PATIENT)) == b"PONG"
+    assert ServerStore(server, PATIENT).execute(("PING",)) == b"PONG"
     assert settled(pool, 1)
 
 
@@ -183,7 +184,7 @@ def test_a_closed_connection_is_replaced_for_a_waiting_caller(node: Node, server
             admin.execute_command("CLIENT", "PAUSE", 600_000, "WRITE")
             async with kind(server_of(node, 1)) as callers:
                 first = callers.ask("SET", "key", 1, seconds=3600)
-                await until(lambda: callers.pool._size.open and not callers.pool._idle, "it has the connection")
+                await until(lambda: callers.pool.size.open and not callers.pool._idle, "it has the connection")
                 second = callers.ask("SET", "key", 2, seconds=3600)
                 await until(lambda: callers.pool._queue, "another waits in the queue")
                 admin.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
@@ -221,7 +222,7 @@ def test_idle_connections_are_closed(node: Node, server_of: Make, kind: Any, mon
                 await until(lambda: wire.asked == 30, "thirty ask")
                 wire.release()
                 await asyncio.gather(*asking)
-                assert callers.pool._size.open == 30, "recently used ones stay"
+                assert callers.pool.size.open == 30, "recently used ones stay"
                 with monkeypatch.context() as patch:
                     for module in (pool_size, connections, loop_connections):
                         patch.setattr(module, "IDLE_SECONDS", 0.0)
@@ -262,10 +263,10 @@ def test_pop_unused(seconds_idle: list[float], closed: int) -> None:
 
 def test_a_forked_child_has_its_own_bound(node: Node, server_of: Make) -> None:
     server = server_of(node, 1)
-    assert server.send(("PING",), Budget(PATIENT)) == b"PONG"
-    idle = server._connections._idle
-    server._connections.reset()  # as after a fork
-    assert server.send(("PING",), Budget(PATIENT)) == b"PONG"
+    assert ServerStore(server, PATIENT).execute(("PING",)) == b"PONG"
+    idle = server.threads._idle
+    server.threads.reset()  # as after a fork
+    assert ServerStore(server, PATIENT).execute(("PING",)) == b"PONG"
     idle[0][0].disconnect()
 
 
@@ -318,6 +319,6 @@ def test_no_count_drifts(node: Node, server_of: Make, kind: Any, seed: int) -> N
                 answers = await asyncio.gather(*(callers.ask("PING") for _ in range(CALLERS)))
                 assert answers == [b"PONG"] * CALLERS
                 await until(lambda: settled(callers.pool, MOST), "all is idle")
-                await until(lambda: len(admin.client_list()) - 1 <= callers.pool._size.open, "none is lost")
+                await until(lambda: len(admin.client_list()) - 1 <= callers.pool.size.open, "none is lost")
 
     asyncio.run(run())

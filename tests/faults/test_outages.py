@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
-from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -20,7 +18,6 @@ from django_ratequota.headers import decision_headers
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.monitoring.health import health
 from django_ratequota.responses import problem, status_code
-from django_ratequota.signals import store_state_changed
 from tests.support.properties import scaled
 
 from . import poll
@@ -36,19 +33,6 @@ def ask(scope: str, ip: str, awaited: bool) -> Decision:
     request = RequestFactory().get("/", REMOTE_ADDR=ip)
     request.user = AnonymousUser()
     return async_to_sync(acheck_request)(request, scope) if awaited else check_request(request, scope)
-
-
-@pytest.fixture
-def events() -> Iterator[list[tuple[str, str]]]:
-    """The transitions that the signal reports."""
-    heard: list[tuple[str, str]] = []
-
-    def receiver(*, state: str, reason: str, **_: Any) -> None:
-        heard.append((state, reason))
-
-    store_state_changed.connect(receiver)
-    yield heard
-    store_state_changed.disconnect(receiver)
 
 
 def test_down_and_back(node: Node, events: list[tuple[str, str]], caplog: pytest.LogCaptureFixture) -> None:

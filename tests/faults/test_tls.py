@@ -14,7 +14,7 @@ from django_ratequota import Bucket, Decision, Limiter, Rate
 from django_ratequota.exceptions import StoreError
 
 from .servers import Node
-from .tls import Terminator
+from .wire import Wire
 
 BUCKET = Bucket("user:1", Rate.parse("10/3650day"))
 
@@ -41,16 +41,14 @@ BOTH = pytest.mark.parametrize("awaited", [False, True], ids=["plain", "awaited"
 
 @BOTH
 def test_a_server_certificate_is_verified(
-    terminator: Terminator, trusted: str, ask: Callable[..., Decision], awaited: bool
+    terminator: Wire, trusted: str, ask: Callable[..., Decision], awaited: bool
 ) -> None:
     url = f"rediss://:secret@127.0.0.1:{terminator.port}/0?ssl_ca_certs={trusted}"
     assert [ask(url, awaited).statuses[0].remaining for _ in range(3)] == [9, 8, 7]
 
 
 @BOTH
-def test_an_unknown_certificate_is_refused(
-    terminator: Terminator, ask: Callable[..., Decision], awaited: bool
-) -> None:
+def test_an_unknown_certificate_is_refused(terminator: Wire, ask: Callable[..., Decision], awaited: bool) -> None:
     with pytest.raises(StoreError) as caught:
         ask(f"rediss://:secret@127.0.0.1:{terminator.port}/0", awaited)
     assert caught.value.reason == "connection"
@@ -64,11 +62,11 @@ def test_no_tls_there(node: Node, ask: Callable[..., Decision], awaited: bool) -
     assert caught.value.reason in ("connection", "timeout")
 
 
-def test_a_hang_behind_tls(terminator: Terminator, trusted: str, ask: Callable[..., Decision]) -> None:
+def test_a_hang_behind_tls(terminator: Wire, trusted: str, ask: Callable[..., Decision]) -> None:
     """Plain only: a loop that ends at once leaves asyncio's TLS no time to close the connection to a hanging peer."""
     url = f"rediss://:secret@127.0.0.1:{terminator.port}/0?ssl_ca_certs={trusted}"
     assert ask(url, False, 0.5).allowed
-    terminator.freeze()
+    terminator.hold()
     begun = time.monotonic()
     with pytest.raises(StoreError) as caught:
         ask(url, False, 0.5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import struct
 import threading
 from typing import Any, Self
@@ -14,8 +15,11 @@ from . import Address
 class Wire(Address):
     """Relays bytes, of whatever protocol, between its clients and the server behind it; one thread."""
 
-    def __init__(self, target: Address, round_trip: float = 0.0) -> None:
-        """``round_trip`` is in seconds; a new connection takes one before its first byte, as TCP's handshake does."""
+    def __init__(self, target: Address, round_trip: float = 0.0, context: ssl.SSLContext | None = None) -> None:
+        """``round_trip`` is in seconds; a new connection takes one before its first byte, as TCP's handshake does.
+
+        With ``context`` its clients speak TLS.
+        """
         self.round_trip = round_trip
         self.target = target
         self.pipes: set[_Pipe] = set()
@@ -25,7 +29,7 @@ class Wire(Address):
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()
-        self._server = self._run(self.loop.create_server(lambda: _Pipe(self), "127.0.0.1", 0))
+        self._server = self._run(self.loop.create_server(lambda: _Pipe(self), "127.0.0.1", 0, ssl=context))
         self.host, self.port = self._server.sockets[0].getsockname()
 
     @property

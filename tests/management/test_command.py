@@ -17,7 +17,7 @@ from django_ratequota.management import maintenance
 from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
 from django_ratequota.monitoring import health
 from django_ratequota.runtime import default_limiter
-from django_ratequota.store.server import server_version
+from django_ratequota.store.base import server_version
 from django_ratequota.utils.histogram import BOUNDS
 from tests.support.commands import run
 from tests.support.fake_redis import fake_redis

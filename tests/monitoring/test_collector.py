@@ -39,14 +39,14 @@ def test_without_statistics_nothing_is_recorded(settings: Any, redis_client: red
 
 
 def test_recording_adds_no_round_trip_to_a_request(redis_client: redis.Redis, monkeypatch: Any) -> None:
-    from django_ratequota.store.server import Server
+    from django_ratequota.store.connections import Connections
 
     RatePolicy.objects.create(rates="3/day")
     check_request(request_from())
     sent: list[Any] = []
-    plain = Server.send
+    plain = Connections.send
     monkeypatch.setattr(
-        Server, "send", lambda self, command, *rest: sent.append(command) or plain(self, command, *rest)
+        Connections, "send", lambda self, command, *rest: sent.append(command) or plain(self, command, *rest)
     )
     for _ in range(5):
         check_request(request_from())

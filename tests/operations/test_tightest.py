@@ -16,7 +16,7 @@ from django_ratequota.exceptions import StoreError
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
 from django_ratequota.operations import tightest as module
 from django_ratequota.operations.tightest import tightest
-from django_ratequota.runtime import default_limiter
+from django_ratequota.store.base import Call
 from tests.project.views import request_from
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
@@ -98,12 +98,8 @@ def test_queries_and_commands_do_not_grow(monkeypatch: Any, search: Endpoint) ->
     callers = [f"user:{user.pk}" for user in users]
     found(callers[:1])
     commands: list[Any] = []
-    carry_out = type(default_limiter().store).carry_out
-    monkeypatch.setattr(
-        type(default_limiter().store),
-        "carry_out",
-        lambda self, command, call: (commands.append(command), carry_out(self, command, call))[1],
-    )
+    do = Call.do
+    monkeypatch.setattr(Call, "do", lambda self, command: (commands.append(command), do(self, command))[1])
     for some in (callers[:2], callers):
         commands.clear()
         with CaptureQueriesContext(connection) as captured:

@@ -24,7 +24,7 @@ from django_ratequota.policies.requests import routes
 from django_ratequota.policies.requests.caller import Caller
 from django_ratequota.runtime import default_limiter
 from django_ratequota.store import breaker
-from django_ratequota.store.server import Server
+from django_ratequota.store.connections import Connections
 from tests.faults.proxy import Proxy
 from tests.faults.servers import Node
 from tests.project.views import request_from
@@ -213,9 +213,9 @@ class TestRedisHangs:
         """Commands sent to a server that is about to hang: it accepts connections, and never answers."""
         monkeypatch.setattr(breaker, "PROBE_SECONDS", 3600.0)
         sent: list[Any] = []
-        send = Server.send
+        send = Connections.send
 
-        def counted(self: Server, command: Any, *args: Any) -> Any:
+        def counted(self: Connections, command: Any, *args: Any) -> Any:
             sent.append(command)
             return send(self, command, *args)
 
@@ -223,7 +223,7 @@ class TestRedisHangs:
             settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": proxy.url, "TIMEOUT": 0.2}
             RatePolicy.objects.create(rates="9/hour")
             assert Client().get(USAGE).json()["available"] is True
-            monkeypatch.setattr(Server, "send", counted)
+            monkeypatch.setattr(Connections, "send", counted)
             proxy.freeze()
             yield sent
             default_limiter().store.close()

@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from django_ratequota import Bucket, Limiter, Rate
-from django_ratequota.exceptions import StoreError, StoreLeftAlone
+from django_ratequota.exceptions import OutOfTime, StoreError, StoreLeftAlone
 from django_ratequota.signals import store_state_changed
 from django_ratequota.store.breaker import PROBE_SECONDS, Breaker
 from tests.support.threads import on_threads
@@ -36,7 +36,7 @@ def seconds() -> Seconds:
 
 @pytest.fixture
 def breaker(seconds: Seconds) -> Breaker:
-    return Breaker("redis.example:6379", 3, seconds)
+    return Breaker("redis.example:6379", seconds)
 
 
 @pytest.fixture
@@ -90,57 +90,46 @@ def lines(caplog: Any) -> list[tuple[str, str]]:
 
 def test_it_opens_after_the_number_of_consecutive_failures(breaker: Breaker) -> None:
     fail(breaker, times=2)
-    assert (breaker.open, breaker.failing, breaker.reason, breaker.seconds) == (False, True, "timeout", 0.0)
+    assert (breaker.open, breaker.failures, breaker.reason, breaker.seconds) == (False, 2, "timeout", 0.0)
     fail(breaker, "connection")
-    assert (breaker.open, breaker.failing, breaker.reason) == (True, True, "connection")
+    assert (breaker.open, breaker.failures, breaker.reason) == (True, 3, "connection")
 
 
 def test_failures_with_a_success_between_them_never_add_up(breaker: Breaker) -> None:
     for _ in range(10):
         fail(breaker, times=2)
         succeed(breaker)
-        assert (breaker.open, breaker.failing, breaker.reason) == (False, False, "")
+        assert (breaker.open, breaker.failures, breaker.reason) == (False, 0, "")
 
 
-def test_one_failure_can_be_enough(seconds: Seconds) -> None:
-    breaker = Breaker("redis.example:6379", 1, seconds)
-    fail(breaker)
-    assert breaker.open
+def test_error_replies_of_a_failing_server_open_it(seconds: Seconds) -> None:
+    for reason in "timeout connection readonly oom busy loading noperm noauth clusterdown".split():
+        breaker = Breaker("redis.example:6379", seconds)
+        fail(breaker, reason, 3)
+        assert (breaker.open, breaker.reason) == (True, reason)
 
 
-@pytest.mark.parametrize(
-    "reason", ["timeout", "connection", "readonly", "oom", "busy", "loading", "noperm", "noauth", "clusterdown"]
-)
-def test_error_replies_of_a_failing_server_open_it(breaker: Breaker, reason: str) -> None:
-    fail(breaker, reason, 3)
-    assert (breaker.open, breaker.reason) == (True, reason)
+def test_error_replies_of_a_healthy_server_count_as_success(seconds: Seconds) -> None:
+    for reason in "noscript moved ask tryagain crossslot wrongtype response".split():
+        breaker = Breaker("redis.example:6379", seconds)
+        fail(breaker, reason, 10)
+        assert (breaker.open, breaker.failures) == (False, 0), reason
+        fail(breaker, times=2)
+        fail(breaker, reason)
+        fail(breaker, times=2)
+        assert not breaker.open, reason
+        fail(breaker)
+        fail(breaker, reason, always=True)
+        assert (breaker.open, breaker.failures, breaker.reason) == (False, 0, "")
 
 
-@pytest.mark.parametrize("reason", ["noscript", "moved", "ask", "tryagain", "crossslot", "wrongtype", "response"])
-def test_error_replies_of_a_healthy_server_count_as_success(breaker: Breaker, reason: str) -> None:
-    assert StoreError(reason, "").answered
-    fail(breaker, reason, 10)
-    assert (breaker.open, breaker.failing) == (False, False)
+def test_errors_of_this_process_do_not_count(breaker: Breaker) -> None:
+    errors = asyncio.CancelledError(), KeyboardInterrupt(), GeneratorExit(), ValueError(), OutOfTime(0.1)
     fail(breaker, times=2)
-    fail(breaker, reason)
-    fail(breaker, times=2)
-    assert not breaker.open
-    fail(breaker)
-    fail(breaker, reason, always=True)
-    assert (breaker.open, breaker.failing, breaker.reason) == (False, False, "")
-
-
-@pytest.mark.parametrize("error", [asyncio.CancelledError(), KeyboardInterrupt(), GeneratorExit(), ValueError()])
-def test_errors_of_this_process_do_not_count(breaker: Breaker, error: BaseException) -> None:
-    def end() -> None:
+    for error in errors:
         with pytest.raises(type(error)), breaker.guard():
             raise error
-
-    end()
-    assert not breaker.failing
-    fail(breaker, times=2)
-    end()
-    assert (breaker.failing, breaker.open) == (True, False)
+        assert (breaker.failures, breaker.open) == (2, False)
     fail(breaker)
     assert breaker.open
 
@@ -164,7 +153,7 @@ def test_a_cancelled_task_does_not_count() -> None:
         [breaker] = limiter.store.breakers
         fail(breaker, times=2)
         asyncio.run(cancel(limiter))
-        assert (breaker.failing, breaker.open) == (True, False)
+        assert (breaker.failures, breaker.open) == (2, False)
         fail(breaker)
         assert breaker.open
 
@@ -212,7 +201,7 @@ def test_a_success_closes_it(breaker: Breaker, seconds: Seconds) -> None:
     fail(breaker, times=3)
     seconds.now += PROBE_SECONDS
     succeed(breaker)
-    assert (breaker.open, breaker.failing, breaker.reason, breaker.seconds) == (False, False, "", 0.0)
+    assert (breaker.open, breaker.failures, breaker.reason, breaker.seconds) == (False, 0, "", 0.0)
     assert not refuses(breaker)
     # It takes as many failures as at first to open it again.
     fail(breaker, times=2)
@@ -265,11 +254,11 @@ def test_the_breaker_changes_its_state_under_its_lock() -> None:
         locked.append(breaker._lock.locked())
         return 1000.0 + len(locked)
 
-    breaker = Breaker("redis.example:6379", 1, clock)
-    fail(breaker)  # opens
+    breaker = Breaker("redis.example:6379", clock)
+    fail(breaker, times=3)  # opens
     fail(breaker)  # probes, and fails
     succeed(breaker)  # probes, and closes
-    assert locked == [True] * 5
+    assert locked == [True] * 7
     assert not breaker._lock.locked()
 
 
@@ -357,8 +346,8 @@ def test_a_failing_receiver_has_no_effect(breaker: Breaker, seconds: Seconds, ev
 def test_an_answer_while_it_is_open_lets_one_request_through_at_once(seconds: Seconds) -> None:
     """A connection established too late for its decision lets a probe through, so a distant server is used again."""
     answered = [0.0]
-    breaker = Breaker("redis.example:6379", 1, seconds, lambda: answered[0])
-    fail(breaker)
+    breaker = Breaker("redis.example:6379", seconds, lambda: answered[0])
+    fail(breaker, times=3)
     seconds.now += 0.1
     assert refuses(breaker)
     answered[0] = seconds.now
@@ -413,4 +402,4 @@ def test_a_timeout_does_not_count_while_the_server_replies_to_others() -> None:
         thread.join(timeout=30)
         assert not thread.is_alive()
     assert outcomes == ["timeout"]
-    assert not breaker.failing
+    assert not breaker.failures

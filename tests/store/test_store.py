@@ -6,6 +6,7 @@ import asyncio
 import gc
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -40,6 +41,28 @@ def ask_awaiting(limiter: Limiter) -> object:
 
 
 BOTH = pytest.mark.parametrize("ask", [ask_plainly, ask_awaiting], ids=["plain", "awaited"])
+
+
+LIMITERS: list[Limiter] = []
+
+
+def limiter_of(client: redis.Redis, timeout: float = 5) -> Limiter:
+    """A limiter that is closed after the test."""
+    LIMITERS.append(Limiter(client=client, prefix="rqtest", timeout=timeout))
+    return LIMITERS[-1]
+
+
+@pytest.fixture(autouse=True)
+def closing() -> Iterator[None]:
+    yield
+    while LIMITERS:
+        LIMITERS.pop().store.close()
+
+
+def reason(limiter: Limiter, ask: Ask) -> str:
+    with pytest.raises(StoreError) as caught:
+        ask(limiter)
+    return caught.value.reason
 
 
 class Peer:
@@ -137,12 +160,11 @@ def test_a_command_whose_reply_is_lost_is_not_sent_again(peers: Callable[..., Pe
     peer = peers()
     retry = redis.retry.Retry(redis.backoff.NoBackoff(), retries)
     client = peer.client(retry=retry, retry_on_error=[ConnectionError], socket_timeout=60)
-    limiter = Limiter(client=client, prefix="rqtest", timeout=0.2)
+    limiter = limiter_of(client, 0.2)
     begun = time.monotonic()
     with pytest.raises(StoreError) as caught:
         ask(limiter)
     took = time.monotonic() - begun
-    limiter.store.close()
     assert caught.value.reason == "timeout"
     assert peer.commands == ["EVALSHA"]
     assert 0.19 <= took < 5
@@ -151,11 +173,8 @@ def test_a_command_whose_reply_is_lost_is_not_sent_again(peers: Callable[..., Pe
 @BOTH
 def test_a_command_is_not_sent_again_after_a_lost_connection(peers: Callable[..., Peer], ask: Ask) -> None:
     peer = peers(lambda number: b"not RESP\r\n")
-    limiter = Limiter(client=peer.client(), prefix="rqtest", timeout=5)
-    with pytest.raises(StoreError) as caught:
-        ask(limiter)
-    limiter.store.close()
-    assert caught.value.reason in ("connection", "response")
+    limiter = limiter_of(peer.client())
+    assert reason(limiter, ask) in ("connection", "response")
     assert peer.commands == ["EVALSHA"]
 
 
@@ -163,61 +182,13 @@ def test_a_command_is_not_sent_again_after_a_lost_connection(peers: Callable[...
 def test_a_server_that_never_completes_the_login_times_out(ask: Ask) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         client = redis.Redis(host="127.0.0.1", port=silent.getsockname()[1], socket_timeout=60)
-        limiter = Limiter(client=client, prefix="rqtest", timeout=0.2)
+        limiter = limiter_of(client, 0.2)
         begun = time.monotonic()
         with pytest.raises(StoreError) as caught:
             ask(limiter)
         took = time.monotonic() - begun
-        limiter.store.close()
-    assert caught.value.reason == "timeout"
+        assert caught.value.reason == "timeout"
     assert took < 5
-
-
-@BOTH
-def test_connecting_counts_into_the_time(peers: Callable[..., Peer], ask: Ask) -> None:
-    """Each reply of a slow login came in time; all together took four times as long."""
-    never = threading.Event()
-    # Longer than a thread of a busy machine waits for its turn, which does not count.
-    peer = peers(lambda number: None if never.wait(0.75) else b"+OK\r\n", ())
-    limiter = Limiter(client=peer.client(password="secret", db=1), prefix="rqtest", timeout=1)
-    begun = time.monotonic()
-    try:
-        ask(limiter)
-    except StoreError as error:
-        failure = error
-    took = time.monotonic() - begun
-    limiter.store.close()
-    assert getattr(failure, "reason", "") == "timeout", f"after {took:.2f} s"
-
-
-@BOTH
-def test_a_late_reply_reaches_no_other_caller(peers: Callable[..., Peer], ask: Ask) -> None:
-    """A late reply left on its connection would be read as the next request's."""
-    given_up = threading.Event()
-
-    def answer(number: int) -> bytes:
-        if number == 1:
-            given_up.wait(timeout=30)
-        return b"$32\r\n" + struct.pack(">4q", 1, number != 1, number, -1) + b"\r\n"
-
-    peer = peers(answer)
-    limiter = Limiter(client=peer.client(), prefix="rqtest", timeout=0.5)
-
-    async def awaiting() -> int:
-        with pytest.raises(StoreError):
-            await limiter.acheck([])
-        given_up.set()
-        return (await limiter.acheck([])).at_us
-
-    if ask is ask_awaiting:
-        at_us = asyncio.run(awaiting())
-    else:
-        with pytest.raises(StoreError):
-            limiter.check([])
-        given_up.set()
-        at_us = limiter.check([]).at_us
-    limiter.store.close()
-    assert at_us == 2
 
 
 @BOTH
@@ -237,7 +208,7 @@ def test_the_reply_of_an_interrupted_call_reaches_no_other_caller(
     def break_off(*_: object, **__: object) -> None:
         raise asyncio.CancelledError
 
-    limiter = Limiter(client=peers(answer).client(), prefix="rqtest", timeout=5)
+    limiter = limiter_of(peers(answer).client())
 
     async def awaiting() -> int:
         await limiter.acheck([])
@@ -256,14 +227,13 @@ def test_the_reply_of_an_interrupted_call_reaches_no_other_caller(
             with pytest.raises(asyncio.CancelledError):
                 limiter.check([])
         at_us = limiter.check([]).at_us
-    limiter.store.close()
     assert at_us == 3
 
 
 def test_a_call_cancelled_while_it_takes_a_connection_loses_none(
     redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limiter = Limiter(client=redis_client, prefix="rqtest", timeout=5)
+    limiter = limiter_of(redis_client)
     name = "can_read" if hasattr(redis.asyncio.Connection, "can_read") else "can_read_destructive"
 
     async def story() -> None:
@@ -285,6 +255,24 @@ def test_a_call_cancelled_while_it_takes_a_connection_loses_none(
         poll(lambda: len(redis_client.client_list()) <= before, 20, "as many connections as before")
 
     asyncio.run(story())
+
+
+def test_a_command_takes_few_calls(redis_client: redis.Redis) -> None:
+    """It entered eight files, by thirty calls."""
+    limiter, entered = limiter_of(redis_client), []
+
+    def note(frame: Any, event: str, _: object) -> None:
+        if event == "call" and "/django_ratequota/store/" in frame.f_code.co_filename:
+            entered.append(Path(frame.f_code.co_filename).name)
+
+    ask_plainly(limiter)
+    sys.setprofile(note)
+    try:
+        limiter.store.call().do(("PING",))
+    finally:
+        sys.setprofile(None)
+    assert set(entered) == {"base.py", "connections.py"}
+    assert len(entered) <= 15
 
 
 # --- Reasons of errors. ---
@@ -320,10 +308,9 @@ def test_a_call_cancelled_while_it_takes_a_connection_loses_none(
 def test_error_replies(peers: Callable[..., Peer], ask: Ask, line: str, reason: str) -> None:
     """redis-py removes the prefix of the errors that it knows, so all of them had the reason "response"."""
     peer = peers(lambda number: f"-{line}\r\n".encode())
-    limiter = Limiter(client=peer.client(), prefix="rqtest", timeout=5)
+    limiter = limiter_of(peer.client())
     with pytest.raises(StoreError) as caught:
         ask(limiter)
-    limiter.store.close()
     assert caught.value.reason == reason
     assert line.split(" ", 1)[1][:20] in str(caught.value)
     assert isinstance(caught.value, RateQuotaError)
@@ -335,40 +322,30 @@ def test_a_server_that_forgets_the_script_at_once_is_an_error_not_a_loop(
     peers: Callable[..., Peer], ask: Ask
 ) -> None:
     peer = peers(lambda number: b"-NOSCRIPT No matching script.\r\n")
-    limiter = Limiter(client=peer.client(), prefix="rqtest", timeout=5)
-    with pytest.raises(StoreError) as caught:
-        ask(limiter)
-    limiter.store.close()
-    assert caught.value.reason == "noscript"
+    limiter = limiter_of(peer.client())
+    assert reason(limiter, ask) == "noscript"
     assert peer.commands == ["EVALSHA", "EVAL"]
 
 
 @BOTH
-@pytest.mark.parametrize(
-    "reply",
-    [
+def test_an_unreadable_reply_is_a_store_error(peers: Callable[..., Peer], ask: Ask) -> None:
+    """Another kind of server at the address: each request failed with a ValueError."""
+    for reply in (
         *(b"+OK\r\n", b":1\r\n", b"$-1\r\n", b"*0\r\n", b"*4\r\n:1\r\n:1\r\n:1\r\n:1\r\n", b"*1\r\n$1\r\nx\r\n"),
         # A decision without buckets, and a longer reply than the one for a newer revision.
         b"$32\r\n" + struct.pack(">4q", 1, 1, 1, -1) + b"\r\n",
         b"$64\r\n" + struct.pack(">8q", 2, 1, 1, -1, 1, 1, 1, 1) + b"\r\n",
-    ],
-)
-def test_an_unreadable_reply_is_a_store_error(peers: Callable[..., Peer], ask: Ask, reply: bytes) -> None:
-    """Another kind of server at the address: each request failed with a ValueError."""
-    peer = peers(lambda number: reply)
-    limiter = Limiter(client=peer.client(), prefix="rqtest", timeout=5)
-    assert reason(limiter, ask) == "response"
-    limiter.store.close()
+    ):
+        peer = peers(lambda number, reply=reply: reply)
+        assert reason(limiter_of(peer.client()), ask) == "response", reply
 
 
 @BOTH
 def test_a_refused_connection(ask: Ask) -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
-    limiter = Limiter(client=redis.Redis(host="127.0.0.1", port=port), prefix="rqtest", timeout=5)
-    with pytest.raises(StoreError) as caught:
-        ask(limiter)
-    assert caught.value.reason == "connection"
+    limiter = limiter_of(redis.Redis(host="127.0.0.1", port=port))
+    assert reason(limiter, ask) == "connection"
 
 
 # --- Faults of a real server, which belongs to this module. ---
@@ -394,26 +371,8 @@ def own(own_server: ValkeyServer) -> Iterator[redis.Redis]:
 
 
 @pytest.fixture
-def own_limiter(own: redis.Redis) -> Iterator[Limiter]:
-    limiter = Limiter(client=own, prefix="rqtest", timeout=5)
-    yield limiter
-    limiter.store.close()
-
-
-def reason(limiter: Limiter, ask: Ask) -> str:
-    with pytest.raises(StoreError) as caught:
-        ask(limiter)
-    return caught.value.reason
-
-
-@BOTH
-def test_a_full_server(own: redis.Redis, own_limiter: Limiter, ask: Ask) -> None:
-    ask_plainly(own_limiter)
-    before = own.dump("rqtest:{user:1}:0:tb60")
-    own.config_set("maxmemory", 1)
-    assert reason(own_limiter, ask) == "oom"
-    own.config_set("maxmemory", 0)
-    assert own.dump("rqtest:{user:1}:0:tb60") == before
+def own_limiter(own: redis.Redis) -> Limiter:
+    return limiter_of(own)
 
 
 @BOTH
@@ -426,31 +385,14 @@ def test_a_replica(own: redis.Redis, own_limiter: Limiter, ask: Ask) -> None:
 
 
 @BOTH
-def test_a_server_without_its_replicas(own: redis.Redis, own_limiter: Limiter, ask: Ask) -> None:
-    ask_plainly(own_limiter)
-    own.config_set("min-replicas-to-write", 1)
-    assert reason(own_limiter, ask) == "noreplicas"
-
-
-@BOTH
-def test_a_user_without_permission(own_server: ValkeyServer, own: redis.Redis, ask: Ask) -> None:
-    own.execute_command("ACL", "SETUSER", "reader", "on", ">secret", "~*", "-@all", "+get", "+client", "+hello")
-    client = redis.Redis(host=own_server.host, port=own_server.port, username="reader", password="secret")
-    limiter = Limiter(client=client, prefix="rqtest", timeout=5)
-    assert reason(limiter, ask) == "noperm"
-    limiter.store.close()
-
-
-@BOTH
 def test_a_user_without_permission_for_the_script_s_commands(
     own_server: ValkeyServer, own: redis.Redis, ask: Ask
 ) -> None:
     """Valkey's error reply has no prefix, and counted as an error of the one key."""
     own.execute_command("ACL", "SETUSER", "reader", "reset", "on", ">secret", "~*", "+@all", "-set")
     client = redis.Redis(host=own_server.host, port=own_server.port, username="reader", password="secret")
-    limiter = Limiter(client=client, prefix="rqtest", timeout=5)
+    limiter = limiter_of(client)
     assert reason(limiter, ask) == "noperm"
-    limiter.store.close()
     assert own.keys() == []
 
 
@@ -461,17 +403,15 @@ def test_a_wrong_or_missing_password(
 ) -> None:
     own.config_set("requirepass", "secret")
     client = redis.Redis(host=own_server.host, port=own_server.port, password=password)
-    limiter = Limiter(client=client, prefix="rqtest", timeout=5)
+    limiter = limiter_of(client)
     assert reason(limiter, ask) == "noauth"
-    limiter.store.close()
 
 
 def test_the_right_password_is_taken_from_the_client(own_server: ValkeyServer, own: redis.Redis) -> None:
     own.config_set("requirepass", "secret")
     client = redis.Redis(host=own_server.host, port=own_server.port, password="secret")
-    limiter = Limiter(client=client, prefix="rqtest", timeout=5)
+    limiter = limiter_of(client)
     assert limiter.check([MINUTE]).allowed
-    limiter.store.close()
 
 
 def test_a_key_of_another_type(own: redis.Redis, own_limiter: Limiter) -> None:
@@ -507,35 +447,26 @@ def test_a_connection_closed_by_the_server_is_not_reused(own: redis.Redis, own_l
 # --- The server's address. ---
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "",
-        "localhost",
-        "http://localhost",
-        "redis//localhost",
-        "redis://localhost:port",
-        "redis://localhost:99999",
-        "redis://[::1",
-        "redis://localhost?socket_timeout=soon",
-        "redis://localhost?max_connections=x",
-        "redis://localhost?unknown=option",
-        "\0",
-    ],
-)
-def test_bad_urls(url: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"REDIS_URL cannot be used|unknown") as caught:
-        store_from_url(url, 1)
-    assert isinstance(caught.value, RateQuotaError)
+def test_bad_urls() -> None:
+    plain = "?unknown=option ?max_connections=x ?socket_timeout=soon :port :99999".split()
+    sentinels = " 127.0.0.1:26379 /ratequota 127.0.0.1:26379/ratequota/0/more 127.0.0.1:26379/ratequota/first".split(
+        " "
+    )
+    sentinels += ["127.0.0.1:port/ratequota", "127.0.0.1:26379/ratequota?socket_timeout=5"]
+    for url in (
+        *("", "localhost", "http://localhost", "redis//localhost", "redis://[::1", "\0"),
+        *(f"redis://localhost{rest}" for rest in plain),
+        *(f"redis+sentinel://{rest}" for rest in sentinels),
+    ):
+        with pytest.raises(ConfigurationError, match=r"REDIS_URL cannot be used|unknown") as caught:
+            store_from_url(url, 1)
+        assert isinstance(caught.value, RateQuotaError)
 
 
-@pytest.mark.parametrize(
-    "url",
-    ["memory", "memory:///", "memory://localhost", "Memory://", "redis", "REDIS://localhost", "sentinel://host/main"],
-)
-def test_the_error_for_an_unknown_scheme_lists_all_schemes(url: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"redis\+sentinel://.*; or be memory://, written exactly so"):
-        store_from_url(url, 1)
+def test_the_error_for_an_unknown_scheme_lists_all_schemes() -> None:
+    for url in "memory memory:/// memory://localhost Memory:// redis REDIS://localhost sentinel://host/main".split():
+        with pytest.raises(ConfigurationError, match=r"redis\+sentinel://.*; or be memory://, written exactly so"):
+            store_from_url(url, 1)
 
 
 def test_a_unix_socket(own_server: ValkeyServer, own: redis.Redis) -> None:
@@ -543,10 +474,9 @@ def test_a_unix_socket(own_server: ValkeyServer, own: redis.Redis) -> None:
     store = store_from_url(f"unix://{path}?db=2", 5)
     assert store.execute(("SET", "rqtest:here", "1"))
     store.close()
-    limiter = Limiter(client=redis.Redis(unix_socket_path=str(path), db=2), prefix="rqtest", timeout=5)
+    limiter = limiter_of(redis.Redis(unix_socket_path=str(path), db=2))
     assert ask_plainly(limiter).allowed
     assert ask_awaiting(limiter).allowed
-    limiter.store.close()
     with redis.Redis(host=own_server.host, port=own_server.port, db=2) as client:
         assert sorted(client.keys()) == [b"rqtest:here", b"rqtest:{user:1}:0:tb60"]
 
@@ -555,10 +485,9 @@ def test_the_client_s_database_is_used_and_its_decoding_is_not(own_server: Valke
     client = redis.Redis(
         host=own_server.host, port=own_server.port, db=3, decode_responses=True, encoding="utf-16", protocol=2
     )
-    limiter = Limiter(client=client, prefix="rqtest", timeout=5)
+    limiter = limiter_of(client)
     assert [limiter.check([MINUTE, LOG]).statuses[0].remaining for _ in range(2)] == [9, 8]
     assert limiter.publish() == limiter.stored_revision()
-    limiter.store.close()
     assert own.keys() == []
     with redis.Redis(host=own_server.host, port=own_server.port, db=3) as third:
         assert third.exists("rqtest:{user:1}:0:tb60", "rqtest:{user:1}:0:sl60", "rqtest:revision") == 3
@@ -568,33 +497,15 @@ def test_the_client_s_own_pool_is_not_used(own_server: ValkeyServer, own: redis.
     """No decision may wait for the client's pool of one connection, which is in use."""
     pool = redis.ConnectionPool(host=own_server.host, port=own_server.port, max_connections=1)
     client = redis.Redis(connection_pool=pool, single_connection_client=True)
-    limiter = Limiter(client=client, prefix="rqtest", timeout=5)
+    limiter = limiter_of(client)
     assert limiter.check([MINUTE]).allowed
     assert asyncio.run(limiter.acheck([MINUTE])).allowed
-    limiter.store.close()
     client.close()
     pool.disconnect()
 
 
-@pytest.mark.parametrize(
-    ("options", "most", "expected"),
-    [({}, 64, 64), ({"max_connections": 5}, 64, 5), ({"max_connections": 90}, 70, 70), ({}, 3, 3)],
-)
-def test_how_many_connections_there_may_be(options: dict[str, int], most: int, expected: int) -> None:
-    """A smaller number in the URL or alias counts: its provider may allow no more."""
-    query = "&".join(f"{name}={value}" for name, value in options.items())
-    stores = [
-        store_from_url(f"redis://localhost?{query}", 1, max_connections=most),
-        store_from_url(f"redis://localhost?{query}", 1, cluster=True, max_connections=most)._configured[0],
-    ]
-    if not options:
-        stores.append(store_from_url("redis+sentinel://localhost/main", 1, max_connections=most)._sentinels[0])
-    assert [getattr(store, "_server", getattr(store, "server", store))._limit for store in stores] == [
-        expected
-    ] * len(stores)
-
-
 def test_the_setting_bounds_the_connections(settings: Any) -> None:
+    """A smaller number in the URL or alias counts: its provider may allow no more."""
     alias = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://localhost:1"}
     few = {"OPTIONS": {"CONNECTION_POOL_KWARGS": {"max_connections": 20}}}
     settings.CACHES = {"default": alias, "few": {**alias, "LOCATION": "redis://localhost:2", **few}}
@@ -604,9 +515,15 @@ def test_the_setting_bounds_the_connections(settings: Any) -> None:
         ({"CACHE": "few"}, 20),
         ({"CACHE": "few", "MAX_CONNECTIONS": 7}, 7),
         ({"REDIS_URL": "redis://localhost:3", "MAX_CONNECTIONS": 70}, 70),
+        ({"REDIS_URL": "redis://localhost:3?max_connections=5"}, 5),
+        ({"REDIS_URL": "redis://localhost:3?max_connections=90", "MAX_CONNECTIONS": 70}, 70),
+        ({"REDIS_URL": "redis://localhost:3", "MAX_CONNECTIONS": 7, "CLUSTER": True}, 7),
+        ({"REDIS_URL": "redis+sentinel://localhost/main", "MAX_CONNECTIONS": 7}, 7),
     ):
         settings.RATEQUOTA = raw
-        assert default_limiter().store._server._limit == expected
+        store: Any = default_limiter().store
+        server = store.server or (store.configured[0].server if store.clustered else store.sentinels[0])
+        assert server.limit == expected, raw
 
 
 def test_foreign_connection_classes_are_refused() -> None:

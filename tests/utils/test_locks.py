@@ -56,7 +56,7 @@ def test_a_fork_while_another_thread_holds_the_lock_does_not_hang() -> None:
 def test_objects_that_serve_after_a_fork_have_a_fork_safe_lock() -> None:
     policies = PolicyCache()
     for lock in (
-        Breaker("redis.example:6379", 1)._lock,
+        Breaker("redis.example:6379")._lock,
         ClusterStore([], object, {}, 1)._lock,
         OncePerSettings(object)._lock,
         LocalLimiter(1, UTC)._lock,

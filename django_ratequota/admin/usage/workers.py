@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ...conf import settings
 from ...monitoring.health import NO_BREAKER, Health, has_late_checkpoint, published_at, state_of
-from ...store.server import server_version
+from ...store.base import server_version
 from ...utils.histogram import merged, quantile
 from ..formatting import duration, milliseconds, moment, number_text, revision_text, shown, uptime
 
