@@ -1,15 +1,15 @@
 """This process's cache of all policies, and the protocol that keeps it current.
 
 Plans, endpoints, lists and shared policies are one immutable ``Snapshot``. Each user's own policies and assignments,
-and the assignments of each subject such as ``tenant:acme``, are a ``UserEntry``, loaded on demand and kept in a
-bounded LRU. A reload reads the PolicyChange rows that this process has not read yet, and the rows that they name.
+and the assignments of each subject such as ``tenant:acme``, are a ``UserEntry``, loaded on demand; of more than
+``MOST_ENTRIES`` the oldest are dropped. A reload reads the PolicyChange rows that this process has not read yet, and
+the rows that they name.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -66,7 +66,7 @@ class PolicyCache:
         self._entries_lock = ForkSafeLock()
         self._snapshot: Snapshot | None = None
         #: User's primary key, or (kind, value) of a subject -> entry.
-        self._entries: OrderedDict[str | SubjectKey, UserEntry] = OrderedDict()
+        self._entries: dict[str | SubjectKey, UserEntry] = {}
         #: Endpoint id (None = all endpoints) -> the counted_per of the users' own policies there; None = not loaded.
         self.user_endpoints: Mapping[int | None, frozenset[str]] | None = None
         #: Kinds of subjects on plans and ``user``, in the order in which plans are looked for; () = no subject is on
@@ -148,11 +148,7 @@ class PolicyCache:
         """
         if publication_pending() if pending is None else pending:
             return None
-        with self._entries_lock:
-            entry = self._entries.get(user_id)
-            if entry is not None:
-                self._entries.move_to_end(user_id)
-            return entry
+        return self._entries.get(user_id)
 
     def load_user(self, user_id: str) -> UserEntry:
         """Read the user's entry from the database (two queries); raises ``django.db.Error``."""
@@ -163,14 +159,8 @@ class PolicyCache:
 
         ``pending`` is as in ``user``.
         """
-        found: dict[SubjectKey, UserEntry] = {}
-        if not (publication_pending() if pending is None else pending):
-            with self._entries_lock:
-                for key in keys:
-                    entry = self._entries.get(key)
-                    if entry is not None:
-                        self._entries.move_to_end(key)
-                        found[key] = entry
+        pending = publication_pending() if pending is None else pending
+        found = {} if pending else {key: entry for key in keys if (entry := self._entries.get(key)) is not None}
         if len(found) == len(keys):
             return found
         missing = [key for key in keys if key not in found]
@@ -203,7 +193,7 @@ class PolicyCache:
             if drops == self._drops and not publication_pending():
                 self._entries.update(entries)
                 while len(self._entries) > MOST_ENTRIES:
-                    self._entries.popitem(last=False)
+                    del self._entries[next(iter(self._entries))]
         return entries
 
     def load_user_endpoints(self) -> Mapping[int | None, frozenset[str]]:
@@ -251,7 +241,6 @@ class PolicyCache:
             everything = any(change.everything for change in changes)
             if users or subjects or everything:
                 self._drops += 1
-            if users or subjects or everything:
                 self.user_endpoints = None
             if everything:
                 self._entries.clear()

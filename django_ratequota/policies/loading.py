@@ -89,7 +89,7 @@ def without_ended(snapshot: Snapshot) -> Snapshot:
         return dict.fromkeys(one.id for one in held if one.ends_us is not None and one.ends_us < ended)
 
     policies, members = long_ended(held_policies(snapshot)), long_ended(snapshot.members)
-    return with_rows(snapshot, plans={}, endpoints={}, policies=policies, lists={}, members=members)
+    return with_rows(snapshot, policies=policies, members=members)
 
 
 def not_ended(rows: Any) -> Any:
