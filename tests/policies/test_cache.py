@@ -354,41 +354,6 @@ def test_users_in_memory_are_bounded_and_the_oldest_goes(policies: PolicyCache, 
     assert [policies.user(key) is not None for key in ("1", "2", "3")] == [False, True, True]
 
 
-def test_plans_of_a_user_by_time(alice: User, policies: PolicyCache) -> None:
-    """A dated assignment beats an open one, then the latest start; else an old plan hides an upgrade."""
-    now = timezone.now()
-    plans = {name: Plan.objects.create(name=name, slug=name) for name in ("free", "pro", "trial", "next")}
-
-    def assign(name: str, start: int, end: int | None) -> None:
-        PlanAssignment.objects.create(
-            user=alice,
-            plan=plans[name],
-            starts_at=now + timedelta(days=start),
-            ends_at=None if end is None else now + timedelta(days=end),
-        )
-
-    assign("free", -100, None)
-    assign("trial", -50, -20)
-    assign("pro", -30, 10)
-    assign("next", 20, None)
-    entry = policies.load_user(str(alice.pk))
-
-    def plan(day: float) -> str | None:
-        moment = round((now + timedelta(days=day)).timestamp() * 10**6)
-        found = entry.assignment(moment)
-        return next((name for name, row in plans.items() if found and row.pk == found.plan_id), None)
-
-    assert [plan(day) for day in (-101, -60, -40, -25, 0, 15, 25)] == [
-        None,
-        "free",
-        "trial",
-        "pro",
-        "pro",
-        "free",
-        "next",
-    ]
-
-
 def test_reloading_reads_no_more_than_it_needs(policies: PolicyCache, alice: User) -> None:
     fill(3)
     policies.reload(newest())
