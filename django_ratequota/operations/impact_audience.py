@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from django.utils.translation import gettext as _
 
@@ -95,7 +96,7 @@ class _Trial:
             user_id=value if kind == "user" else None,
             address=record.ip.removeprefix("ip:").partition("/")[0] or None,
             identifiers={} if kind in ("user", "ip") else {kind: value},
-            plan_slug=plan and plan.slug,
+            plan_slug=plan.slug if plan else None,
         )
         known = self._snapshot.endpoints
         endpoints = tuple([known[pk] for pk in record.endpoint_ids if pk in known])
@@ -133,9 +134,8 @@ def _in_force(policy: PolicyFacts, snapshot: Snapshot, now_us: int) -> PolicyFac
 def _others(policy: PolicyFacts, snapshot: Snapshot) -> Iterable[PolicyFacts]:
     """Return the other policies of the same endpoint and ``counted_per`` that are not off."""
     group = snapshot.groups.get(policy.endpoint_id, {}).get(policy.counted_per)
-    rows = RatePolicy.objects.filter(
-        user__isnull=False, endpoint_id=policy.endpoint_id, counted_per=policy.counted_per
-    ).order_by()
+    place: dict[str, Any] = {"endpoint_id": policy.endpoint_id, "counted_per": policy.counted_per}
+    rows = RatePolicy.objects.filter(user__isnull=False, **place).order_by()
     # Values instead of model instances, because there may be thousands.
     overrides = [policy_facts(row) for row in rows.values_list(*POLICY_COLUMNS, named=True)]
     shared = group.policies if group else ()

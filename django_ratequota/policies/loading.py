@@ -148,6 +148,17 @@ def load_users(user_ids: Iterable[str]) -> dict[str, UserEntry]:
     }
 
 
+def load_user_endpoints() -> tuple[dict[int | None, frozenset[str]], bool]:
+    """Read the ``counted_per`` of users' own policies by endpoint, and whether an assignment has an ``anchor``."""
+    from ..models import PlanAssignment, RatePolicy
+
+    own = not_ended(RatePolicy.objects.filter(user__isnull=False).exclude(mode="off"))
+    found: dict[int | None, frozenset[str]] = {}
+    for endpoint_id, counted_per in own.order_by().values_list("endpoint_id", "counted_per").distinct():
+        found[endpoint_id] = found.get(endpoint_id, frozenset()) | {counted_per}
+    return found, PlanAssignment.objects.filter(anchor__gt=1).exists()
+
+
 def load_subjects(keys: Collection[SubjectKey]) -> dict[SubjectKey, UserEntry]:
     """Read the plan assignments of subjects (one query per 500); ``NOBODY`` for those without any."""
     texts = [text for text in map(":".join, keys) if _is_storable(text)]
