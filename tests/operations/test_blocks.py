@@ -274,14 +274,3 @@ def test_a_block_is_saved_while_redis_is_down(operator: Client, alice: User, set
     assert "recent requests unknown" in text_of(operator.get(url))
     assert operator.post(url, {**FORM, "target": f"user:{alice.pk}"}).status_code == 302
     assert RatePolicy.objects.filter(rates="blocked").exists()
-
-
-def test_blocks_work_without_time_zones(operator: Client, alice: User, settings: Any) -> None:
-    settings.USE_TZ = False
-    url = f"{URL}?caller=user:{alice.pk}"
-    assert operator.post(url, {**FORM, "target": f"user:{alice.pk}"}).status_code == 302
-    block = RatePolicy.objects.get(rates="blocked")
-    assert block.ends_at is not None
-    assert timezone.is_naive(block.ends_at)
-    assert operator.post(url, {"end": str(block.pk)}).status_code == 302
-    assert blocks.blocks_in_force([f"user:{alice.pk}"]) == {}

@@ -27,7 +27,7 @@ from django_ratequota.engine.rates import ALGORITHMS, MAX_UNITS, Rate, parse_rat
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from django_ratequota.monitoring import refusals
 from django_ratequota.monitoring.refusals import CallerRefusals
-from django_ratequota.operations.boosts import doubled, no_boost_reason, outlook, propose_boost
+from django_ratequota.operations.boosts import doubled, outlook, propose_boost
 from django_ratequota.operations.explain_query import ExplainQuery
 from django_ratequota.policies.change_feed import ChangeCursor
 from django_ratequota.policies.facts import to_us
@@ -360,22 +360,6 @@ def test_doubled_rates_stay_within_the_maximum() -> None:
         f"{MAX_UNITS}/min burst {MAX_UNITS}"
     )
     assert doubled("blocked", "gcra") == ""
-
-
-def test_the_outlook_of_a_boost_comes_true(alice: User) -> None:
-    question = ExplainQuery(user_id=str(alice.pk), endpoint="search")
-    explanation = question.explain()
-    boost = propose_boost(explanation, plan_policy())
-    boost.ends_at = timezone.now() + timedelta(hours=1)
-    seen = outlook(explanation.context, boost)
-    assert (seen.now, seen.after) == (seen.after, seen.now)
-    assert seen.now is not None
-    assert seen.now.id == plan_policy().pk
-    boost.save()
-    after = question.explain()
-    assert [c.policy.id for c in after.candidates if c.won and c.policy.counted_per == "caller"] == [boost.pk]
-    assert to_us(boost.starts_at) <= after.context.now_us
-    assert no_boost_reason(after, next(c.policy for c in after.candidates if c.won)) == ""
 
 
 # --- Units given back. ---

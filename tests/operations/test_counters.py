@@ -268,15 +268,6 @@ def test_a_reset_makes_no_process_reload(operator: Client, alice: User) -> None:
     assert after.read_unseen()[0] == []
 
 
-def test_a_change_after_a_reset_is_read(operator: Client, alice: User) -> None:
-    override = RatePolicy.objects.create(user=alice, rates="5/hour")
-    _, seen = ChangeCursor.from_history()
-    assert operator.post(f"{LIST}{override.pk}/reset/", {"post": "yes"}).status_code == 302
-    RatePolicy.objects.filter(pk=override.pk).update(rates="6/hour")
-    changes, _ = seen.read_unseen()
-    assert [(change.users, change.row, change.everything) for change in changes] == [({str(alice.pk)}, None, False)]
-
-
 def test_history_shows_the_reset_counters(operator: Client, alice: User) -> None:
     override = RatePolicy.objects.create(user=alice, rates="5/hour")
     check_from(alice)

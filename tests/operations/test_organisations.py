@@ -197,15 +197,6 @@ def test_explain_says_whose_plan_it_is_and_when_its_months_begin(operator: Clien
     assert "tenant:acme" not in run("explain", "--identifier", "tenant=other")
 
 
-def test_the_people_of_an_organisation_are_explained_by_its_plan(
-    operator: Client, people: list[User], pro: Plan
-) -> None:
-    text = explain(operator, **ACME, user=people[0].pk)
-    assert "Pro</a> (assigned to tenant:acme)" in text
-    assert "Each of its callers" not in text
-    assert "a request with tenant may be on another plan" in explain(operator, user=people[0].pk)
-
-
 @pytest.mark.parametrize("verb", ["reset", "grant"])
 def test_a_months_units_are_given_back_to_an_organisation(
     operator: Client, people: list[User], pro: Plan, verb: str
@@ -229,17 +220,6 @@ def test_an_override_of_an_organisation_is_reset_in_its_own_month(people: list[U
     assert ask(people[0])
     [before] = reset([bucket for bucket, policy in owners.items() if policy == override])
     assert before.used == 1
-
-
-def test_limits_of_an_organisations_plan_are_boosted(operator: Client, people: list[User], pro: Plan) -> None:
-    assert [ask(people[0]) for _ in range(3)] == [True, True, False]
-    collector.flush()
-    url = f"{LIST}boost-all/?identifier_tenant=acme&until=hours"
-    rows = fields(unescape(operator.get(url).content.decode()))
-    assert list(rows.values()) == ["4/hour"]
-    assert operator.post(url, {**rows, "until": "hours", "reason": "R", "post": "yes"}).status_code == 302
-    assert RatePolicy.objects.get(reason="R").user == people[0]
-    assert ask(people[0])
 
 
 def test_a_refusal_is_explained_by_the_organisations_plan(operator: Client, people: list[User], pro: Plan) -> None:

@@ -388,13 +388,6 @@ def test_an_assignment_is_restored_without_its_deleted_creator(operator: Client,
     assert (found.created_by, found.created_at, found.starts_at) == (None, made, made)
 
 
-def test_a_second_undated_policy_is_refused_with_a_message(operator: Client, free: Plan) -> None:
-    RatePolicy.objects.create(plan=free, rates="1/s").delete()
-    change = last("delete")
-    RatePolicy.objects.create(plan=free, rates="2/s")
-    refused(operator, change, "before", "A policy without dates already has the same audience")
-
-
 def test_a_taken_name_and_a_second_default_are_refused_with_a_message(operator: Client, free: Plan) -> None:
     Plan.objects.filter(pk=free.pk).update(name="F", slug="f", default_for="")
     change = last()
