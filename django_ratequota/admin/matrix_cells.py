@@ -14,11 +14,13 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from ..conf import settings
 from ..engine.rates import BLOCKED, UNLIMITED
 from ..models import Endpoint, Plan, RatePolicy
-from ..policies.facts import UNREADABLE, PolicyFacts
-from ..policies.precedence import strongest
-from ..policies.snapshot import Group
+from ..policies.facts import NOBODY, UNREADABLE, PlanFacts, PolicyFacts, endpoint_facts
+from ..policies.requests.caller import DescribedCaller
+from ..policies.resolver import EvaluationContext, resolve_uncached
+from ..policies.snapshot import Snapshot, group_policies
 from ..policies.unreadable import readable_facts
 from .filters import not_ended, started
 from .formatting import moment, shown, when
@@ -76,20 +78,20 @@ class Cells:
         self._label = gettext("%(plan)s at %(endpoint)s")
         self._inherited = gettext("%(place)s, inherited from everyone")
         self._bases: dict[str, str] = {}
-        #: endpoint id -> counted_per -> the policies that compete there.
-        self.groups: dict[int | None, dict[str, Group]] = {}
         #: (endpoint id, plan id) -> number of policies that have not ended.
         self.own: Counter[tuple[int | None, int | None]] = Counter()
         self.remarks: dict[int, tuple[str, ...]] = {}
         own = _of(rows) & (Q(plan__isnull=True) | Q(plan__in=plans)) & ~FOR_CHOSEN & not_ended(timezone.now())
-        found: dict[int | None, dict[str, list[PolicyFacts]]] = {}
+        found: list[PolicyFacts] = []
         for policy in RatePolicy.objects.filter(own).order_by("pk"):
             facts = readable_facts(policy)
-            found.setdefault(facts.endpoint_id, {}).setdefault(facts.counted_per, []).append(facts)
+            found.append(facts)
             self.own[facts.endpoint_id, facts.plan_id] += 1
             self.remarks[facts.id] = tuple(_remarks(policy, facts))
-        for endpoint_id, groups in found.items():
-            self.groups[endpoint_id] = {per: Group(policies) for per, policies in groups.items()}
+        # Without default plans, so that the column for everyone shows callers without a plan.
+        known = {plan.pk: PlanFacts(id=plan.pk, name=plan.name, slug=plan.slug) for plan in plans}
+        groups = group_policies(found)
+        self._snapshot = Snapshot(revision=0, plans=known, defaults={}, endpoints={}, groups=groups)
 
     def row(self, endpoint: Endpoint | None) -> list[Cell]:
         """Return the cells of everyone and of each plan at the endpoint; None = all endpoints."""
@@ -100,12 +102,7 @@ class Cells:
         ]
 
     def _cell(self, endpoint: Endpoint | None, plan: Plan | None, label: str) -> Cell:
-        winners: list[PolicyFacts] = []
-        exempt = endpoint is not None and endpoint.exempt
-        for _per, group in () if exempt else sorted(self.groups.get(_key(endpoint), {}).items()):
-            winner = strongest([*(group.by_plan.get(plan.pk, ()) if plan else ()), *group.everyone], self.now_us)
-            if winner is not None:
-                winners.append(winner)
+        winners = self._winners(endpoint, plan)
         own = self.own[_key(endpoint), plan.pk if plan else None]
         several = len(winners) > 1
         in_force = tuple(self._in_force(winner, endpoint, plan, label, several) for winner in winners)
@@ -117,9 +114,20 @@ class Cells:
             others=others,
             others_link=self.list_url(audience, endpoint) if others else "",
             add=""
-            if exempt or "caller" in (winner.counted_per for winner in winners)
+            if (endpoint and endpoint.exempt) or "caller" in (winner.counted_per for winner in winners)
             else self._add(endpoint, plan, "caller"),
         )
+
+    def _winners(self, endpoint: Endpoint | None, plan: Plan | None) -> list[PolicyFacts]:
+        """Return the endpoint's policies that apply to a caller on the plan who has every identifier."""
+        identifiers = dict.fromkeys(settings.identifiers, "any")
+        caller = DescribedCaller(
+            user_id=None, address=None, identifiers=identifiers, plan_slug=plan.slug if plan else None
+        )
+        endpoints = (endpoint_facts(endpoint),) if endpoint else ()
+        context = EvaluationContext(caller, NOBODY, endpoints, None, self._snapshot, self.now_us)
+        winners = [winner for winner in resolve_uncached(context).winners if winner.endpoint_id == _key(endpoint)]
+        return sorted(winners, key=lambda winner: winner.counted_per)
 
     def list_url(self, query: dict[str, Any], endpoint: Endpoint | None) -> str:
         """Return the address of the list of policies at the endpoint; "" where the site has none."""

@@ -7,28 +7,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from django.db.models import Exists, OuterRef, Q
-from django.utils import timezone
+from django.db.models import Q
 from django.utils.translation import gettext as _
 
-from ..conf import settings
-from ..engine.rates import Rate
-from ..models import Endpoint, Plan, PlanAssignment, RatePolicy
+from ..engine.rates import BURST_ALGORITHMS, Rate
+from ..models import Endpoint, RatePolicy
+from ..policies.exemptions import skips_all_endpoints
 from ..policies.facts import POLICY_COLUMNS, EndpointFacts, PolicyFacts, endpoint_facts, policy_facts
 from ..policies.matching import match_endpoints
-from ..policies.precedence import precedence
-from ..policies.requests.routes import known_routes, known_scopes
+from ..policies.precedence import precedence, strongest
+from ..policies.requests.routes import known_routes, known_scopes, known_views
+from ..policies.requests.view_declarations import scopes_of
 from ..policies.snapshot import Snapshot
 from ..recording.validators import visible
-from .redundancy import binds_first
-from .scenarios import duration, number
+from .scenarios import number
 
-_NEVER_US = 2**63
-_HOUR_US = 3600 * 10**6
-_MANY_PERIODS = 100
 #: Most characters of a name in a warning.
 _SHOWN_CHARACTERS = 100
 
@@ -42,24 +38,19 @@ class Surroundings:
     others: Sequence[PolicyFacts] = ()
     #: Values of ``counted_per`` for which some user has an override for all endpoints.
     overridden: Collection[str] = ()
-    #: Plans without assignments: id -> name.
-    empty_plans: dict[int, str] = field(default_factory=dict)
     #: The policy's endpoint; None = all endpoints.
     endpoint: EndpointFacts | None = None
+    #: Whether policies for all endpoints leave out requests of the endpoint, see ``policies.exemptions``.
+    skipped: bool = False
 
 
 def about_policy(policy: PolicyFacts, around: Surroundings) -> list[str]:
     """Return warnings about a policy, the most serious first."""
-    never = _never_counts(policy, around)
+    never = _never_applies(policy, around) or _outranked(policy, around)
     if never:
         return [never]
     rates = () if isinstance(policy.rates, str) else policy.rates
-    warnings = [_shadowed(policy, around), _nobody_on_plan(policy, around)]
-    warnings += _costs_too_much(rates, around.endpoint)
-    warnings += _never_binds(rates)
-    warnings += _bound_elsewhere(policy, rates, around)
-    warnings += _meaningless_bursts(rates)
-    return [text for text in warnings if text]
+    return [*_costs_too_much(rates, around.endpoint), *_bound_elsewhere(policy, rates, around)]
 
 
 def about_endpoint(endpoint: Endpoint) -> list[str]:
@@ -86,8 +77,6 @@ def about_saved(policies: Iterable[RatePolicy], seen: Any) -> list[list[str]]:
     ``seen`` is a queryset of the policies that the operator may see: no warning mentions another one.
     """
     facts = [policy_facts(row) for row in policies]
-    now = timezone.now()
-    plans = {policy.plan_id for policy in facts if policy.plan_id is not None}
     users = [policy.user for policy in facts if policy.user]
     pks = [policy.endpoint_id for policy in facts if policy.endpoint_id is not None]
     same_endpoints = Q(endpoint=None) | Q(endpoint__in=pks)
@@ -95,19 +84,26 @@ def about_saved(policies: Iterable[RatePolicy], seen: Any) -> list[list[str]]:
     # Columns instead of objects: networks at all endpoints may be 10,000.
     others = [policy_facts(row) for row in rows.values_list(*POLICY_COLUMNS, named=True)]
     overrides = seen.filter(endpoint=None, user__isnull=False).exclude(mode=RatePolicy.Mode.OFF)
-    assignments = PlanAssignment.objects.filter(Q(ends_at=None) | Q(ends_at__gt=now), plan=OuterRef("pk"))
-    empty = Plan.objects.filter(~Exists(assignments.order_by()), pk__in=plans, default_for="")
-    endpoints = {row.pk: endpoint_facts(row) for row in Endpoint.objects.filter(pk__in=pks)}
+    endpoints = {row.pk: row for row in Endpoint.objects.filter(pk__in=pks)}
+    skipped = _skipped(endpoints.values())
     around = Surroundings(
         now_us=time.time_ns() // 1000,
         others=others,
         overridden=set(overrides.order_by().values_list("counted_per", flat=True).distinct()),
-        # Unknown with PLAN_RESOLVER, which needs a request.
-        empty_plans={} if settings.plan_resolver else dict(empty.values_list("pk", "name")),
     )
-    return [
-        about_policy(policy, replace(around, endpoint=endpoints.get(policy.endpoint_id or 0))) for policy in facts
-    ]
+
+    def at(pk: int | None) -> Surroundings:
+        endpoint = endpoints.get(pk or 0)
+        return replace(around, endpoint=endpoint and endpoint_facts(endpoint), skipped=pk in skipped)
+
+    return [about_policy(policy, at(policy.endpoint_id)) for policy in facts]
+
+
+def _skipped(endpoints: Iterable[Endpoint]) -> set[int]:
+    """Return the ids of endpoints with a view to which policies for all endpoints do not apply."""
+    views = [one for one in known_views() if skips_all_endpoints(one[1], one[2])]
+    routes, scopes = [view[:2] for view in views], {scope for view in views for scope in scopes_of(view[2])}
+    return {one.pk for one in endpoints if one.name in scopes or matched_routes(one, routes)}
 
 
 def matched_routes(endpoint: Endpoint, routes: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -122,7 +118,7 @@ def matched_routes(endpoint: Endpoint, routes: Iterable[tuple[str, str]]) -> lis
     ]
 
 
-def _never_counts(policy: PolicyFacts, around: Surroundings) -> str:
+def _never_applies(policy: PolicyFacts, around: Surroundings) -> str:
     if around.endpoint is not None and around.endpoint.exempt:
         text = _("The endpoint “%(endpoint)s” is exempt: no policy applies there. To use this one, clear “exempt”.")
         return text % {"endpoint": around.endpoint.name}
@@ -133,60 +129,35 @@ def _never_counts(policy: PolicyFacts, around: Surroundings) -> str:
     return ""
 
 
-def _shadowed(policy: PolicyFacts, around: Surroundings) -> str:
-    """Policies with exactly the same audience, or with a network around this one's, apply to the same callers.
+def _outranked(policy: PolicyFacts, around: Surroundings) -> str:
+    """Another policy applies to the same callers, as long as this one, and wins: so it does at any time.
 
-    This policy loses whenever one of them is active that comes first. If they cover its whole remaining time, it
-    never wins. A wider network comes first only where it is blocked.
+    A wider network's applies to the same callers, too; it wins where it is blocked.
     """
-    start = max(policy.starts_us or 0, around.now_us)
-    end = _NEVER_US if policy.ends_us is None else policy.ends_us
-    rivals = [
-        rival
-        for rival in around.others
-        if _audience_key(rival)[:2] == _audience_key(policy)[:2]
-        and _includes(rival, policy)
-        and rival.id != policy.id
-        and rival.mode != "off"
-        and rival.rates
-        and precedence(rival) > precedence(policy)
-    ]
-    covering = []
-    for rival in sorted(rivals, key=lambda rival: rival.starts_us or 0):
-        until = _NEVER_US if rival.ends_us is None else rival.ends_us
-        if (rival.starts_us or 0) <= start < until:
-            covering.append(rival)
-            start = until
-        if start >= end:
+    start_us = max(policy.starts_us or 0, around.now_us)
+    for rival in around.others:
+        lasts = rival.ends_us is None or (policy.ends_us is not None and policy.ends_us <= rival.ends_us)
+        same = _audience(rival) == _audience(policy) or _contains(rival, policy)
+        group = (rival.endpoint_id, rival.counted_per) == (policy.endpoint_id, policy.counted_per)
+        if rival.id == policy.id or rival.mode == "off" or not (lasts and same and group):
+            continue
+        if strongest((policy, rival), start_us) is rival:
             text = _(
                 "It never wins: for the same callers %(others)s takes precedence. End that one, or edit it instead."
             )
-            return text % {"others": ", ".join(_named(rival) for rival in covering)}
+            return text % {"others": _named(rival)}
     return ""
 
 
-def _includes(rival: PolicyFacts, policy: PolicyFacts) -> bool:
-    """Whether the audience of ``rival`` includes that of ``policy``."""
+def _audience(policy: PolicyFacts) -> tuple[object, ...]:
+    return policy.user, policy.subject, policy.plan_id, policy.list_id
+
+
+def _contains(rival: PolicyFacts, policy: PolicyFacts) -> bool:
     wide, narrow = rival.network, policy.network
     if wide is None or narrow is None:
-        return _audience_key(rival)[2:] == _audience_key(policy)[2:]
+        return False
     return wide.version == narrow.version and narrow.subnet_of(wide)  # type: ignore[arg-type]
-
-
-def _audience_key(policy: PolicyFacts) -> tuple[object, ...]:
-    return (policy.endpoint_id, policy.counted_per, policy.user, policy.subject, policy.plan_id, policy.list_id)
-
-
-def _nobody_on_plan(policy: PolicyFacts, around: Surroundings) -> str:
-    """Without PLAN_RESOLVER, only assignments and ``default_for`` put callers on a plan."""
-    name = around.empty_plans.get(policy.plan_id or 0)
-    if name is None:
-        return ""
-    text = _(
-        "Nobody is on the plan “%(plan)s”: no user and no subject is assigned to it, and it is nobody's default. "
-        "Assign users or subjects."
-    )
-    return text % {"plan": visible(name)[:_SHOWN_CHARACTERS]}
 
 
 def _costs_too_much(rates: Sequence[Rate], endpoint: EndpointFacts | None) -> Iterator[str]:
@@ -201,27 +172,13 @@ def _costs_too_much(rates: Sequence[Rate], endpoint: EndpointFacts | None) -> It
             yield text % {"endpoint": endpoint.name, "rate": rate, **numbers}
 
 
-def _never_binds(rates: Sequence[Rate]) -> Iterator[str]:
-    """All rates of a policy that count the same are charged at the same instants."""
-    for position, rate in enumerate(rates):
-        for other, stricter in enumerate(rates):
-            how = binds_first(stricter, rate)
-            # Of two equal rates the first one stays.
-            if other != position and how and not (other > position and binds_first(rate, stricter)):
-                yield (
-                    _("“%(rate)s” never refuses anything: “%(stricter)s” always refuses first. Drop or change one.")
-                    % {"rate": rate, "stricter": stricter}
-                ) + _condition(how)
-                break
-
-
 def _bound_elsewhere(policy: PolicyFacts, rates: Sequence[Rate], around: Surroundings) -> Iterator[str]:
-    """A policy for all endpoints counts every request that one for an endpoint counts, and maybe more.
+    """A policy for all endpoints counts every request that one for an endpoint counts, unless it leaves some out.
 
     Both are enforced together, and with the same ``counted_per`` they count the same subjects. It must win for all
     callers of the other: its audience is the same or everyone, it has no dates, and nothing takes precedence over it.
     """
-    if policy.endpoint_id is None or policy.counted_per in around.overridden:
+    if policy.endpoint_id is None or around.skipped or policy.counted_per in around.overridden:
         return
     group = [
         rival
@@ -229,39 +186,32 @@ def _bound_elsewhere(policy: PolicyFacts, rates: Sequence[Rate], around: Surroun
         if rival.endpoint_id is None
         and rival.counted_per == policy.counted_per
         and rival.mode != "off"
-        and rival.id != policy.id
         and (rival.ends_us is None or rival.ends_us > around.now_us)
     ]
     top = max(group, key=precedence, default=None)
     if top is None or top.dated or top.mode != "enforce" or isinstance(top.rates, str):
         return
-    everyone = not (top.user or top.subject or top.plan_id or top.list_id)
-    if not everyone and _audience_key(top)[2:] != _audience_key(policy)[2:]:
+    if any(_audience(top)) and _audience(top) != _audience(policy):
         return
     for rate in rates:
-        stricter = next((other for other in top.rates if binds_first(other, rate)), None)
-        if stricter is not None:
+        if any(_refuses_first(other, rate) for other in top.rates):
             text = _(
                 "“%(rate)s” never refuses anything: %(other)s, for all endpoints together, counts the same callers "
                 "and always refuses first. Lower this rate, or raise the other."
             )
-            yield text % {"rate": rate, "other": _named(top)} + _condition(binds_first(stricter, rate))
+            yield text % {"rate": rate, "other": _named(top)}
 
 
-def _meaningless_bursts(rates: Sequence[Rate]) -> Iterator[str]:
-    """A bucket is defined by its capacity B and the time T to fill it: ``L/P burst B`` equals ``B/T``."""
-    for rate in rates:
-        fills_us = rate.capacity * rate.period_us // rate.limit
-        if rate.capacity >= _MANY_PERIODS * rate.limit and fills_us >= _HOUR_US:
-            text = _(
-                "“%(rate)s” is the same bucket as %(burst)s units in %(span)s: that many pass at once before the "
-                "limit takes effect. Lower the burst, or write the rate with the longer period."
-            )
-            yield text % {"rate": rate, "burst": number(rate.capacity), "span": duration(fills_us)}
+def _refuses_first(stricter: Rate, rate: Rate) -> bool:
+    """Whether ``stricter``, which counts the same requests or more, always has as much in use, and no more room.
 
-
-def _condition(how: str) -> str:
-    return "" if how == "always" else " " + _("(Unless code charges requests afterwards.)")
+    So has a bucket that drains no faster than another, and a window of the same length.
+    """
+    if stricter.counts != rate.counts or stricter.capacity > rate.capacity:
+        return False
+    if BURST_ALGORITHMS.issuperset((stricter.algorithm, rate.algorithm)):
+        return stricter.limit * rate.period_us <= rate.limit * stricter.period_us
+    return (stricter.algorithm, stricter.period) == (rate.algorithm, rate.period)
 
 
 def _named(policy: PolicyFacts) -> str:

@@ -21,11 +21,12 @@ from ..enforcement.steps import limiter_or_error, now_us
 from ..engine.rates import BLOCKED
 from ..models import Endpoint, RatePolicy
 from ..monitoring.attempts import Attempts, recorded_attempts
-from ..policies.explain import other_audience
 from ..policies.facts import policy_facts, to_datetime
 from ..policies.requests.caller import Caller
+from ..policies.resolver import contenders
+from ..policies.snapshot import Group
 from .boosts import unnameable_reason
-from .impact_audience import NotEstimable, in_audience
+from .impact_audience import NotEstimable, applies_to
 
 #: Prefix length of the network that is offered beside an address, by IP version.
 _NETWORK_BITS = {4: 24, 6: 64}
@@ -130,7 +131,7 @@ def recorded_hour() -> tuple[tuple[Attempts, ...], bool]:
 def hits(block: RatePolicy, attempts: tuple[Attempts, ...], *, sampled: bool) -> Hits | None:
     """Return what the block would have refused of these requests; None where records do not show the audience."""
     try:
-        is_hit = in_audience(policy_facts(block))
+        is_hit = applies_to(policy_facts(block))
     except NotEstimable:
         return None
     known: dict[tuple[str, str], bool] = {}
@@ -154,7 +155,7 @@ def cautions(block: RatePolicy, operator: Caller) -> list[str]:
     names = {"audience": block.audience}
     if facts.user and facts.user == operator.user_id:
         sentences.append(_("%(audience)s is you: your own requests would be refused.") % names)
-    elif not facts.user and not other_audience(facts, operator, None):
+    elif not facts.user and any(contenders(operator, [], Group([facts]), None, ())):
         sentences.append(_("%(audience)s includes you: your own requests would be refused.") % names)
     network = facts.network
     documented = network is not None and any(

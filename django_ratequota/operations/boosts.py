@@ -20,12 +20,11 @@ from ..models import PolicyChange, RatePolicy
 from ..monitoring import checkpoints
 from ..monitoring.records import digest
 from ..monitoring.refusals import Refusal
-from ..policies.explain import other_audience
 from ..policies.facts import PolicyFacts, policy_facts, to_datetime
 from ..policies.precedence import never_outranked, specificity
 from ..policies.requests.caller import UNKNOWN
 from ..policies.resolver import EvaluationContext, resolve
-from ..policies.snapshot import Group
+from ..policies.snapshot import with_rows
 from ..recording.databases import policy_alias
 from ..recording.recorder import record_grant
 from ..recording.validators import canonical_subject
@@ -258,14 +257,12 @@ def outlook(context: EvaluationContext, boost: RatePolicy) -> Outlook:
     """Return what the boost would change in the explanation's ``context``."""
     facts = replace(policy_facts(boost), id=sys.maxsize)  # the newest policy has the highest id
     boosted = _with_policy(context, facts)
-    group = context.snapshot.groups.get(facts.endpoint_id, {}).get(facts.counted_per)
-    rivals = (*_rivals(context, group), *context.entry.policies)
-    end_us = facts.ends_us or sys.maxsize
+    end_us, at_us = facts.ends_us or sys.maxsize, context.now_us
     overtaken = None
-    for at_us in sorted({policy.starts_us or 0 for policy in rivals}):
-        if context.now_us < at_us < end_us and overtaken is None:
-            winner = _winner(boosted, facts, at_us)
-            overtaken = (winner, at_us) if winner is not None and winner is not facts else None
+    # From one time to the next at which something starts or ends for the caller.
+    while overtaken is None and (at_us := resolve(replace(boosted, now_us=at_us)).until_us) < end_us:
+        winner = _winner(boosted, facts, at_us)
+        overtaken = (winner, at_us) if winner is not None and winner is not facts else None
     return Outlook(
         now=_winner(context, facts, context.now_us), overtaken=overtaken, after=_winner(boosted, facts, end_us)
     )
@@ -282,15 +279,4 @@ def _with_policy(context: EvaluationContext, policy: PolicyFacts) -> EvaluationC
     """Return the context with one more policy."""
     if policy.user:
         return replace(context, entry=replace(context.entry, policies=(*context.entry.policies, policy)))
-    groups = dict(context.snapshot.groups)
-    own = dict(groups.get(policy.endpoint_id, {}))
-    old = own.get(policy.counted_per)
-    own[policy.counted_per] = Group((*_rivals(context, old), policy))
-    groups[policy.endpoint_id] = own
-    return replace(context, snapshot=replace(context.snapshot, groups=groups))
-
-
-def _rivals(context: EvaluationContext, group: Group | None) -> list[PolicyFacts]:
-    """Return the group's policies that may apply to the caller, on any plan: the others may be 100,000."""
-    policies = group.policies if group else ()
-    return [policy for policy in policies if other_audience(policy, context.caller, None) in ("", "plan", "list")]
+    return replace(context, snapshot=with_rows(context.snapshot, policies={policy.id: policy}))

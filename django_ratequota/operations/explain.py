@@ -43,7 +43,7 @@ class Explanation:
     context: EvaluationContext
     #: Why nothing limits the request, in words for operators; "" = it is not exempt.
     exempt: str = ""
-    #: Policies at the same endpoints for other callers, by ``other_audience``.
+    #: Policies at the same endpoints for other callers, by kind of audience.
     others: Mapping[str, int] = field(default_factory=dict)
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from hashlib import blake2b
 from typing import Protocol
@@ -96,7 +96,7 @@ def estimate(policy: RatePolicy, hours: int = 24, *, most: int = MOST_ATTEMPTS, 
     ``seconds``, the estimate is based on the callers replayed so far. Raises ``NotEstimable`` and ``StoreError``.
     """
     until = time.monotonic() + seconds
-    facts = replace(policy_facts(policy), mode="enforce")
+    facts = policy_facts(policy)
     recorded, subjects, audience = recorded_subjects(facts, hours)
     until = max(until, time.monotonic() + seconds / 4)
     totals, replayed = _replay(facts, subjects, audience, most, until)

@@ -12,9 +12,11 @@ from operator import itemgetter
 
 from ..engine.rates import Rate
 from ..monitoring.attempts import Attempts
-from .redundancy import longest_us
 
 _EXACT = 2**53
+_DAY_US, _CHANGE_US = 86_400 * 10**6, 2 * 3600 * 10**6
+#: The longest that a calendar window can be: clocks change by two hours at most.
+_LONGEST_US = {name: days * _DAY_US + _CHANGE_US for name, days in (("day", 1), ("week", 7), ("month", 31))}
 
 
 def spread(records: Sequence[Attempts]) -> list[tuple[int, int, str]]:
@@ -62,3 +64,8 @@ def busiest(units: Sequence[tuple[int, int]], span: int) -> int:
             first += 1
         most = max(most, inside)
     return most
+
+
+def longest_us(rate: Rate) -> int:
+    """Return the longest that a window of the rate can be (µs): a day on which clocks change has two hours more."""
+    return _LONGEST_US[rate.calendar] if rate.calendar else rate.period_us

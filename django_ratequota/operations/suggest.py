@@ -20,9 +20,8 @@ from ..engine.rates import Rate
 from ..models import RatePolicy
 from ..policies.facts import policy_facts
 from .impact import MOST_ATTEMPTS, SECONDS, in_hash_order, left_out, recorded_subjects, too_many
-from .redundancy import longest_us
 from .scenarios import number
-from .spans import busiest, spread
+from .spans import busiest, longest_us, spread
 
 #: Share of callers that stay under a suggested limit, in thousandths.
 SHARES = (950, 990, 999)

@@ -1,18 +1,18 @@
 """This process's cache of all policies, and the protocol that keeps it current.
 
 Plans, endpoints, lists and shared policies are one immutable ``Snapshot``. Each user's own policies and assignments,
-and the assignments of each subject such as ``tenant:acme``, are a ``UserEntry``, loaded on demand and kept in a
-bounded LRU. A reload reads the PolicyChange rows that this process has not read yet, and the rows that they name.
+and the assignments of each subject such as ``tenant:acme``, are a ``UserEntry``, loaded on demand; of more than
+``MOST_ENTRIES`` the oldest are dropped. A reload reads the PolicyChange rows that this process has not read yet, and
+the rows that they name.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from django.core.signals import setting_changed
 from django.db import Error as DatabaseError
@@ -29,13 +29,15 @@ from .loading import (
     load_snapshot,
     load_subjects,
     load_user,
-    not_ended,
+    load_user_endpoints,
     update_snapshot,
     without_ended,
 )
 from .snapshot import Snapshot
 
 logger = logging.getLogger("django_ratequota")
+
+Found = TypeVar("Found")
 
 #: Unread changes are applied row by row up to ``FEW`` or a quarter of the rows held, but no more than this many,
 #: because reading everything is faster then.
@@ -66,7 +68,7 @@ class PolicyCache:
         self._entries_lock = ForkSafeLock()
         self._snapshot: Snapshot | None = None
         #: User's primary key, or (kind, value) of a subject -> entry.
-        self._entries: OrderedDict[str | SubjectKey, UserEntry] = OrderedDict()
+        self._entries: dict[str | SubjectKey, UserEntry] = {}
         #: Endpoint id (None = all endpoints) -> the counted_per of the users' own policies there; None = not loaded.
         self.user_endpoints: Mapping[int | None, frozenset[str]] | None = None
         #: Kinds of subjects on plans and ``user``, in the order in which plans are looked for; () = no subject is on
@@ -148,33 +150,23 @@ class PolicyCache:
         """
         if publication_pending() if pending is None else pending:
             return None
-        with self._entries_lock:
-            entry = self._entries.get(user_id)
-            if entry is not None:
-                self._entries.move_to_end(user_id)
-            return entry
+        return self._entries.get(user_id)
 
     def load_user(self, user_id: str) -> UserEntry:
         """Read the user's entry from the database (two queries); raises ``django.db.Error``."""
-        return self._load(lambda: {user_id: load_user(user_id)})[user_id]
+        return self._read(lambda: {user_id: load_user(user_id)}, self._keep_entries)[user_id]
 
     def subjects(self, keys: Collection[SubjectKey], pending: bool | None = None) -> dict[SubjectKey, UserEntry]:
         """Return the subjects' entries, those that are not in memory in one query; raises ``django.db.Error``.
 
         ``pending`` is as in ``user``.
         """
-        found: dict[SubjectKey, UserEntry] = {}
-        if not (publication_pending() if pending is None else pending):
-            with self._entries_lock:
-                for key in keys:
-                    entry = self._entries.get(key)
-                    if entry is not None:
-                        self._entries.move_to_end(key)
-                        found[key] = entry
+        pending = publication_pending() if pending is None else pending
+        found = {} if pending else {key: entry for key in keys if (entry := self._entries.get(key)) is not None}
         if len(found) == len(keys):
             return found
         missing = [key for key in keys if key not in found]
-        return found | self._load(lambda: load_subjects(missing))
+        return found | self._read(lambda: load_subjects(missing), self._keep_entries)
 
     def plan_kinds(self, pending: bool | None = None) -> tuple[str, ...]:
         """Return ``assigned_kinds``, loaded if necessary (one query each); raises ``django.db.Error``.
@@ -184,43 +176,40 @@ class PolicyCache:
         known = None if (publication_pending() if pending is None else pending) else self.assigned_kinds
         if known is not None:
             return known
-        drops = self._drops
-        kinds: tuple[str, ...] = ()
-        if settings.identifiers and not settings.plan_resolver:
-            with self._reading():
-                kinds = in_plan_order(load_assigned_kinds())
-        with self._entries_lock:
-            if drops == self._drops and not publication_pending():
-                self.assigned_kinds = kinds
-        return kinds
-
-    def _load(self, read: Callable[[], dict[Any, UserEntry]]) -> dict[Any, UserEntry]:
-        """Return the entries that ``read`` returns, and keep them."""
-        drops = self._drops
-        with self._reading():
-            entries = read()
-        with self._entries_lock:
-            if drops == self._drops and not publication_pending():
-                self._entries.update(entries)
-                while len(self._entries) > MOST_ENTRIES:
-                    self._entries.popitem(last=False)
-        return entries
+        if not settings.identifiers or settings.plan_resolver:
+            self.assigned_kinds = ()
+            return ()
+        return self._read(lambda: in_plan_order(load_assigned_kinds()), self._keep_kinds)
 
     def load_user_endpoints(self) -> Mapping[int | None, frozenset[str]]:
         """Read ``user_endpoints`` from the database; raises ``django.db.Error``."""
-        from ..models import PlanAssignment, RatePolicy
 
+        def read() -> Mapping[int | None, frozenset[str]]:
+            found, self.anchored = load_user_endpoints()
+            return found
+
+        return self._read(read, self._keep_user_endpoints)
+
+    def _read(self, read: Callable[[], Found], keep: Callable[[Found], None]) -> Found:
+        """Return what ``read`` returns, and keep it unless entries were dropped meanwhile."""
         drops = self._drops
         with self._reading():
-            own = not_ended(RatePolicy.objects.filter(user__isnull=False).exclude(mode="off"))
-            found: dict[int | None, frozenset[str]] = {}
-            for endpoint_id, counted_per in own.order_by().values_list("endpoint_id", "counted_per").distinct():
-                found[endpoint_id] = found.get(endpoint_id, frozenset()) | {counted_per}
-            self.anchored = PlanAssignment.objects.filter(anchor__gt=1).exists()
+            found = read()
         with self._entries_lock:
             if drops == self._drops and not publication_pending():
-                self.user_endpoints = found
+                keep(found)
         return found
+
+    def _keep_entries(self, entries: Mapping[Any, UserEntry]) -> None:
+        self._entries.update(entries)
+        while len(self._entries) > MOST_ENTRIES:
+            del self._entries[next(iter(self._entries))]
+
+    def _keep_kinds(self, kinds: tuple[str, ...]) -> None:
+        self.assigned_kinds = kinds
+
+    def _keep_user_endpoints(self, found: Mapping[int | None, frozenset[str]]) -> None:
+        self.user_endpoints = found
 
     def _refresh(self, revision: int) -> Snapshot:
         self._polled = begun = time.monotonic()
@@ -251,7 +240,6 @@ class PolicyCache:
             everything = any(change.everything for change in changes)
             if users or subjects or everything:
                 self._drops += 1
-            if users or subjects or everything:
                 self.user_endpoints = None
             if everything:
                 self._entries.clear()

@@ -69,6 +69,11 @@ def exempt(resolution: Resolution, name: str | None, exemption: Exemption | None
     return replace(own, buckets=(*own.buckets, bucket))
 
 
+def skips_all_endpoints(name: str | None, view: Any) -> bool:
+    """Return whether policies for all endpoints do not apply to a view; ``name`` is its URL name."""
+    return shows_usage(view) or is_admin_page(name)
+
+
 def exempt_candidate(candidate: Candidate, name: str | None, exemption: Exemption | None) -> Candidate:
     """Return the candidate; it has lost if the view is exempt from its policy. ``name`` is the view's URL name."""
     if candidate.policy.endpoint_id is not None:

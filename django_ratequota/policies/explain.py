@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import chain
 
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -12,11 +13,18 @@ from django.utils.translation import ngettext
 from ..conf import settings
 from ..engine.types import Bucket
 from ..recording.validators import visible
-from .facts import UNREADABLE, EndpointFacts, MemberFacts, PlanFacts, PolicyFacts
-from .matching import match_policies
+from .facts import UNREADABLE, EndpointFacts, MemberFacts, PolicyFacts
 from .precedence import precedence, why_beaten, why_first
-from .requests.caller import Caller
-from .resolver import EvaluationContext, assignment_of, make_buckets, plan_of, resolve
+from .resolver import (
+    EvaluationContext,
+    assignment_of,
+    contenders,
+    make_buckets,
+    match_policies,
+    plan_of,
+    resolve,
+)
+from .snapshot import Group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,25 +63,27 @@ def plan_source(context: EvaluationContext) -> str:
 def explain(context: EvaluationContext, others: Counter[str] | None = None) -> tuple[Candidate, ...]:
     """Return the policies of the matched endpoints for the caller, and why each won or lost, as ``resolve`` decides.
 
-    Policies for other callers are counted in ``others``, by ``other_audience``: there may be 100,000 of them.
+    Policies for other callers are counted in ``others``, by kind of audience: there may be 100,000 of them.
     """
-    plan = plan_of(context)
-    counts = Counter() if others is None else others
-    won = {policy.id: policy for policy in resolve(context).winners}
+    plan, counts = plan_of(context), Counter() if others is None else others
+    plan_id = plan.id if plan else None
+    won = {policy.id for policy in resolve(context).winners}
     matched = match_policies(context.snapshot, context.endpoints, context.scope, context.entry)
+    # Entries of any time, to say which of them have ended.
     entries = context.snapshot.members.entries_of(context.caller, matched.list_kinds)
+    lists = {entry.list_id for entry in entries}
     candidates: list[Candidate] = []
     for endpoint, counted_per, own, group in matched.groups:
-        rivals = list(own)
-        for policy in group.policies if group else ():
-            kind = other_audience(policy, context.caller, plan, entries)
-            if kind:
-                counts[kind] += 1
-            else:
-                rivals.append(policy)
+        policies = group.policies if group else ()
+        # Policies that are off have no place in the index of their group.
+        off = Group(replace(policy, mode="log") for policy in policies if policy.mode == "off")
+        found = (contenders(context.caller, [], one, plan_id, lists) for one in (group, off))
+        for_caller = {policy.id for policy in chain.from_iterable(found)}
+        rivals = [*own, *(policy for policy in policies if policy.id in for_caller)]
+        counts.update(_kind(policy) for policy in policies if policy.id not in for_caller)
         # By audience alone, because blocks would otherwise come before the caller's own policies.
         rivals.sort(key=lambda one: precedence(one)[1:], reverse=True)
-        subject = context.caller.subject(counted_per, plan.id if plan else None)
+        subject = context.caller.subject(counted_per, plan_id)
         winner = next((policy for policy in rivals if policy.id in won), None)
         for policy in rivals:
             if policy is winner and subject is not None:
@@ -109,23 +119,6 @@ def _why_won(
     if policy.unread is not None:
         reasons.append(_fallback(policy))
     return "; ".join(reasons)
-
-
-def other_audience(
-    policy: PolicyFacts, caller: Caller, plan: PlanFacts | None, entries: Sequence[MemberFacts] = ()
-) -> str:
-    """Return what the caller is not: ``plan``, ``list``, or the kind of the policy's subject; "" = it is for them.
-
-    ``entries`` are the caller's own in lists, those that have ended too; without them, no list is.
-    """
-    if policy.network is not None:
-        return "" if caller.address is not None and caller.address in policy.network else "ip"
-    if policy.subject:
-        kind, _colon, value = policy.subject.partition(":")
-        return "" if caller.value(kind) == value else kind
-    if policy.list_id is not None:
-        return "" if any(entry.list_id == policy.list_id for entry in entries) else "list"
-    return "" if policy.plan_id is None or (plan is not None and plan.id == policy.plan_id) else "plan"
 
 
 def others_in_words(others: Mapping[str, int]) -> list[str]:
@@ -172,6 +165,11 @@ def _why_not(policy: PolicyFacts, context: EvaluationContext, subject: str | Non
     if subject is None:
         return _("the caller has no %(name)s to count by") % {"name": policy.counted_per}
     return ""
+
+
+def _kind(policy: PolicyFacts) -> str:
+    """Return ``plan``, ``list``, or the kind of the policy's subject."""
+    return policy.subject.partition(":")[0] or ("plan" if policy.list_id is None else "list")
 
 
 def _list_name(policy: PolicyFacts, context: EvaluationContext) -> str:

@@ -89,7 +89,7 @@ def without_ended(snapshot: Snapshot) -> Snapshot:
         return dict.fromkeys(one.id for one in held if one.ends_us is not None and one.ends_us < ended)
 
     policies, members = long_ended(held_policies(snapshot)), long_ended(snapshot.members)
-    return with_rows(snapshot, plans={}, endpoints={}, policies=policies, lists={}, members=members)
+    return with_rows(snapshot, policies=policies, members=members)
 
 
 def not_ended(rows: Any) -> Any:
@@ -146,6 +146,17 @@ def load_users(user_ids: Iterable[str]) -> dict[str, UserEntry]:
         user_id: UserEntry(policies=tuple(policies[user_id]), assignments=tuple(assignments.get(user_id, ())))
         for user_id in known
     }
+
+
+def load_user_endpoints() -> tuple[dict[int | None, frozenset[str]], bool]:
+    """Read the ``counted_per`` of users' own policies by endpoint, and whether an assignment has an ``anchor``."""
+    from ..models import PlanAssignment, RatePolicy
+
+    own = not_ended(RatePolicy.objects.filter(user__isnull=False).exclude(mode="off"))
+    found: dict[int | None, frozenset[str]] = {}
+    for endpoint_id, counted_per in own.order_by().values_list("endpoint_id", "counted_per").distinct():
+        found[endpoint_id] = found.get(endpoint_id, frozenset()) | {counted_per}
+    return found, PlanAssignment.objects.filter(anchor__gt=1).exists()
 
 
 def load_subjects(keys: Collection[SubjectKey]) -> dict[SubjectKey, UserEntry]:

@@ -1,49 +1,13 @@
-"""Matches a request to its endpoints, and the endpoints to the groups of policies that compete there.
-
-Because both are the same for all requests of a route, the snapshot's memo keeps them.
-"""
+"""Matches a request to its endpoints. Because they are the same for all requests of a route, a memo keeps them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
-
-from .facts import NOBODY, EndpointFacts, PolicyFacts, UserEntry
-from .requests.caller import Caller
+from .facts import EndpointFacts
 from .requests.routes import Handling, spellings
-from .snapshot import Group, Snapshot
+from .snapshot import Snapshot
 
 #: The method of a check without an HTTP request, which counts at the endpoint of its scope, whatever its methods.
 NO_METHOD = "-"
-
-
-class Contest(NamedTuple):
-    """The policies that compete at one endpoint (None = all endpoints) and counted_per; one of them wins."""
-
-    endpoint: EndpointFacts | None
-    counted_per: str
-    #: The user's own policies.
-    own: list[PolicyFacts]
-    group: Group | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MatchedPolicies:
-    """The contests at a set of endpoints. Users without policies of their own share one instance."""
-
-    groups: tuple[Contest, ...]
-    #: Kinds of subjects that the contests depend on, and whether they depend on the address as well.
-    kinds: tuple[str, ...]
-    by_address: bool
-    #: Kinds of members of the lists that contests have policies for; () = no contest has one.
-    list_kinds: tuple[str, ...]
-    endpoint_ids: tuple[int, ...]
-    cost: int
-    #: Whether limits count months that a caller's assignment may begin on another day.
-    monthly: bool = False
-    #: Name of an exempt endpoint among these: then no policy applies. "" = none is exempt.
-    exempt: str = ""
 
 
 def match_endpoints(
@@ -74,41 +38,6 @@ def match_endpoints(
     return matched
 
 
-def match_policies(
-    snapshot: Snapshot, endpoints: tuple[EndpointFacts, ...], scope: str | None, entry: UserEntry
-) -> MatchedPolicies:
-    """Return the contests at the endpoints, in the order of ``match_endpoints``, with the user's own policies."""
-    own = entry if entry.policies else NOBODY
-    named = bool(endpoints) and endpoints[0].name == scope
-    remembered, key = snapshot.memo.policies, (endpoints, named, own)
-    policies = remembered.get(key)
-    if policies is None:
-        policies = _find_policies(snapshot, endpoints, named, own)
-        remembered.put(key, policies)
-    return policies
-
-
-def contenders(
-    caller: Caller, own: list[PolicyFacts], group: Group | None, plan_id: int | None, lists: Collection[int]
-) -> Iterator[PolicyFacts]:
-    """Yield the policies of a contest whose audience includes the caller, who is in ``lists`` now."""
-    if own:
-        yield from (policy for policy in own if policy.mode != "off")
-    if group is None:
-        return
-    for kind in group.kinds:
-        value = caller.value(kind)
-        if value:  # "" = the identifier failed, and no policy names such callers
-            yield from group.by_subject.get(f"{kind}:{value}", ())
-    if group.by_network and caller.address is not None:
-        yield from group.containing(caller.address)
-    for list_id in lists:
-        yield from group.by_list.get(list_id, ())
-    if plan_id is not None:
-        yield from group.by_plan.get(plan_id, ())
-    yield from group.everyone
-
-
 def _match(
     snapshot: Snapshot, scope: str | None, route: str | None, name: str | None, method: str, handling: Handling
 ) -> tuple[EndpointFacts, ...]:
@@ -133,34 +62,6 @@ def _counts(endpoint: EndpointFacts, method: str, handling: Handling) -> bool:
     if not endpoint.methods or method == NO_METHOD:
         return handling != "preflight"
     return handling == "none" and endpoint.methods != {"GET"}
-
-
-def _find_policies(
-    snapshot: Snapshot, endpoints: tuple[EndpointFacts, ...], named: bool, entry: UserEntry
-) -> MatchedPolicies:
-    found: list[Contest] = []
-    for endpoint in (None, *endpoints):
-        endpoint_id = endpoint.id if endpoint else None
-        own: dict[str, list[PolicyFacts]] = {}
-        for policy in entry.policies:
-            if policy.endpoint_id == endpoint_id:
-                own.setdefault(policy.counted_per, []).append(policy)
-        groups = snapshot.groups.get(endpoint_id, {})
-        found += [Contest(endpoint, per, own.get(per, []), groups.get(per)) for per in {**groups, **own}]
-    kinds = {contest.counted_per for contest in found}.difference(("caller", "plan", "everyone"))
-    lists = {list_id for contest in found if contest.group for list_id in contest.group.by_list}
-    list_kinds = snapshot.members.kinds_of(lists) if lists else frozenset()
-    kinds |= list_kinds - {"ip"}
-    return MatchedPolicies(
-        groups=tuple(found),
-        kinds=tuple(kinds.union(*[contest.group.kinds for contest in found if contest.group])),
-        by_address="ip" in list_kinds or any(contest.group and contest.group.by_network for contest in found),
-        list_kinds=tuple(list_kinds),
-        endpoint_ids=tuple(endpoint.id for endpoint in endpoints),
-        cost=(endpoints[0].cost if named else 0) or max((e.cost for e in endpoints), default=1),
-        monthly=any(one.group and one.group.monthly and one.counted_per not in ("everyone", "ip") for one in found),
-        exempt=next((endpoint.name for endpoint in endpoints if endpoint.exempt), ""),
-    )
 
 
 def _matches(pattern: str, routes: tuple[str, ...], name: str | None) -> bool:

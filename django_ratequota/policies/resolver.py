@@ -1,7 +1,7 @@
 """Resolves which policies apply: (caller, endpoints, snapshot) -> buckets. Reads nothing else.
 
 Policies compete in groups of one endpoint (or all) and one counted_per. In each group the first by ``precedence``
-wins. All winners are enforced together. ``explain`` gives the reasons.
+wins. All winners are enforced together. ``explain`` gives the reasons; whoever else needs to know asks ``resolve``.
 
 Because most requests resemble earlier ones, the snapshot's memo keeps the endpoints of each route, the groups that
 compete there, and recent resolutions. A resolution is kept until a policy or an assignment starts or ends.
@@ -10,24 +10,51 @@ compete there, and recent resolutions. A resolution is kept until a policy or an
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ..conf import settings
 from ..engine.rates import BLOCKED
 from ..engine.types import Bucket
 from ..utils.problems import note_problem
 from .facts import NOBODY, UNREADABLE, Assigned, Assignment, EndpointFacts, PlanFacts, PolicyFacts, UserEntry
-from .matching import MatchedPolicies, contenders, match_policies
 from .precedence import strongest
 from .requests.caller import Caller
-from .snapshot import Snapshot
+from .snapshot import Group, Snapshot
 
 #: Resolutions of callers with longer names are not kept.
 _LONGEST = 200
 #: Kinds of subjects that callers share who may be on different plans.
 _SHARED = ("everyone", "plan", "ip")
+
+
+class Contest(NamedTuple):
+    """The policies that compete at one endpoint (None = all endpoints) and counted_per; one of them wins."""
+
+    endpoint: EndpointFacts | None
+    counted_per: str
+    #: The user's own policies.
+    own: list[PolicyFacts]
+    group: Group | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MatchedPolicies:
+    """The contests at a set of endpoints. Users without policies of their own share one instance."""
+
+    groups: tuple[Contest, ...]
+    #: Kinds of subjects that the contests depend on, and whether they depend on the address as well.
+    kinds: tuple[str, ...]
+    by_address: bool
+    #: Kinds of members of the lists that contests have policies for; () = no contest has one.
+    list_kinds: tuple[str, ...]
+    endpoint_ids: tuple[int, ...]
+    cost: int
+    #: Whether limits count months that a caller's assignment may begin on another day.
+    monthly: bool = False
+    #: Name of an exempt endpoint among these: then no policy applies. "" = none is exempt.
+    exempt: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +153,8 @@ def _plan(context: EvaluationContext, found: tuple[str, Assignment] | None) -> P
 
 def resolve(context: EvaluationContext) -> Resolution:
     """Return what applies to a request, from the snapshot's memo where it is still valid there."""
-    matched, caller = _matched(context), context.caller
+    matched = match_policies(context.snapshot, context.endpoints, context.scope, context.entry)
+    caller = context.caller
     names = [caller.user_id, caller.subject("caller", None), caller.plan_slug, *map(caller.value, matched.kinds)]
     # Everything that the resolution depends on, except the time.
     key = (matched, context.entry, context.assigned, caller.address if matched.by_address else None, *names)
@@ -142,7 +170,8 @@ def resolve(context: EvaluationContext) -> Resolution:
 
 def resolve_uncached(context: EvaluationContext) -> Resolution:
     """Return what ``resolve`` does, without the memo."""
-    matched, found = _matched(context), assignment_of(context)
+    matched = match_policies(context.snapshot, context.endpoints, context.scope, context.entry)
+    found = assignment_of(context)
     plan = _plan(context, found)
     plan_id = plan.id if plan else None
     buckets: list[Bucket] = []
@@ -193,6 +222,41 @@ def resolve_uncached(context: EvaluationContext) -> Resolution:
     )
 
 
+def match_policies(
+    snapshot: Snapshot, endpoints: tuple[EndpointFacts, ...], scope: str | None, entry: UserEntry
+) -> MatchedPolicies:
+    """Return the contests at the endpoints, in the order of ``match_endpoints``, with the user's own policies."""
+    own = entry if entry.policies else NOBODY
+    named = bool(endpoints) and endpoints[0].name == scope
+    remembered, key = snapshot.memo.policies, (endpoints, named, own)
+    policies = remembered.get(key)
+    if policies is None:
+        policies = _find_policies(snapshot, endpoints, named, own)
+        remembered.put(key, policies)
+    return policies
+
+
+def contenders(
+    caller: Caller, own: list[PolicyFacts], group: Group | None, plan_id: int | None, lists: Collection[int]
+) -> Iterator[PolicyFacts]:
+    """Yield the policies of a contest whose audience includes the caller, who is in ``lists`` now."""
+    if own:
+        yield from (policy for policy in own if policy.mode != "off")
+    if group is None:
+        return
+    for kind in group.kinds:
+        value = caller.value(kind)
+        if value:  # "" = the identifier failed, and no policy names such callers
+            yield from group.by_subject.get(f"{kind}:{value}", ())
+    if group.by_network and caller.address is not None:
+        yield from group.containing(caller.address)
+    for list_id in lists:
+        yield from group.by_list.get(list_id, ())
+    if plan_id is not None:
+        yield from group.by_plan.get(plan_id, ())
+    yield from group.everyone
+
+
 def make_buckets(
     policy: PolicyFacts, endpoint: EndpointFacts | None, subject: str, context: EvaluationContext | None = None
 ) -> tuple[Bucket, ...]:
@@ -226,12 +290,36 @@ def _assignments(context: EvaluationContext) -> Iterator[Assignment]:
     return (one for _kind, entry in context.assigned or (("user", context.entry),) for one in entry.assignments)
 
 
-def _matched(context: EvaluationContext) -> MatchedPolicies:
-    return match_policies(context.snapshot, context.endpoints, context.scope, context.entry)
-
-
 def _neighbours(now_us: int, boundaries: Sequence[int | None]) -> tuple[int, int]:
     """Return the last boundary that has passed, and the next one."""
     past = [boundary for boundary in boundaries if boundary is not None and boundary <= now_us]
     future = [boundary for boundary in boundaries if boundary is not None and boundary > now_us]
     return max(past, default=-sys.maxsize), min(future, default=sys.maxsize)
+
+
+def _find_policies(
+    snapshot: Snapshot, endpoints: tuple[EndpointFacts, ...], named: bool, entry: UserEntry
+) -> MatchedPolicies:
+    found: list[Contest] = []
+    for endpoint in (None, *endpoints):
+        endpoint_id = endpoint.id if endpoint else None
+        own: dict[str, list[PolicyFacts]] = {}
+        for policy in entry.policies:
+            if policy.endpoint_id == endpoint_id:
+                own.setdefault(policy.counted_per, []).append(policy)
+        groups = snapshot.groups.get(endpoint_id, {})
+        found += [Contest(endpoint, per, own.get(per, []), groups.get(per)) for per in {**groups, **own}]
+    kinds = {contest.counted_per for contest in found}.difference(("caller", "plan", "everyone"))
+    lists = {list_id for contest in found if contest.group for list_id in contest.group.by_list}
+    list_kinds = snapshot.members.kinds_of(lists) if lists else frozenset()
+    kinds |= list_kinds - {"ip"}
+    return MatchedPolicies(
+        groups=tuple(found),
+        kinds=tuple(kinds.union(*[contest.group.kinds for contest in found if contest.group])),
+        by_address="ip" in list_kinds or any(contest.group and contest.group.by_network for contest in found),
+        list_kinds=tuple(list_kinds),
+        endpoint_ids=tuple(endpoint.id for endpoint in endpoints),
+        cost=(endpoints[0].cost if named else 0) or max((e.cost for e in endpoints), default=1),
+        monthly=any(one.group and one.group.monthly and one.counted_per not in ("everyone", "ip") for one in found),
+        exempt=next((endpoint.name for endpoint in endpoints if endpoint.exempt), ""),
+    )

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from copy import copy
 from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Address, IPv6Address
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from ..utils.bounded_cache import BoundedCache
@@ -28,6 +29,7 @@ _SUBJECTS, _PLANS, _LISTS = "subjects", "plans", "lists"
 Facts = TypeVar("Facts")
 #: id -> the row as the database holds it now; None = the database has no such row.
 Rows = Mapping[int, Facts | None]
+_NO_ROWS: Rows[Any] = MappingProxyType({})
 #: endpoint id (None = all endpoints) -> counted_per -> the policies that compete there.
 Groups = Mapping[int | None, Mapping[str, "Group"]]
 Matches = BoundedCache[tuple[EndpointFacts, ...]]
@@ -220,11 +222,11 @@ def group_policies(policies: Iterable[PolicyFacts]) -> Groups:
 def with_rows(
     snapshot: Snapshot,
     *,
-    plans: Rows[PlanFacts],
-    endpoints: Rows[EndpointFacts],
-    policies: Rows[PolicyFacts],
-    lists: Rows[str],
-    members: Rows[MemberFacts],
+    plans: Rows[PlanFacts] = _NO_ROWS,
+    endpoints: Rows[EndpointFacts] = _NO_ROWS,
+    policies: Rows[PolicyFacts] = _NO_ROWS,
+    lists: Rows[str] = _NO_ROWS,
+    members: Rows[MemberFacts] = _NO_ROWS,
 ) -> Snapshot:
     """Return the snapshot with these rows; the same object if it holds them already."""
     groups, present = _regrouped(snapshot.groups, policies), snapshot.members.changed(members)

@@ -3,39 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 Value = TypeVar("Value")
 
 
-class BoundedCache(Generic[Value]):
-    """Keeps the most recently used values: ``size`` at most, half as many at least. None cannot be a value.
+class BoundedCache(dict[Hashable, Value]):
+    """A dict that keeps at most ``size`` values if they are added by ``put``, and at least the half put last.
 
-    Two generations instead of an exact LRU: a hit is one lookup in a dict and needs no lock, as moving a key to the
-    end of an order would. Concurrent threads may lose values, which are then computed again.
+    Not an LRU, so that a hit is one lookup in a dict, without a call or a lock: a value that is used all the time is
+    computed again once in ``size / 2`` others. Concurrent threads may lose values, too.
     """
 
-    __slots__ = ("_half", "_old", "_young")
+    __slots__ = ("_size",)
 
     def __init__(self, size: int) -> None:
-        self._half = max(1, size // 2)
-        self._young: dict[Hashable, Value] = {}
-        self._old: dict[Hashable, Value] = {}
-
-    def get(self, key: Hashable) -> Value | None:
-        """Return the key's value; None when there is none (any more)."""
-        value = self._young.get(key)
-        if value is None:
-            value = self._old.get(key)
-            if value is not None:
-                self.put(key, value)
-        return value
+        super().__init__()
+        self._size = size
 
     def put(self, key: Hashable, value: Value) -> None:
-        """Keep the value; drop the least recently used half when the cache is full."""
-        if len(self._young) >= self._half:
-            self._old, self._young = self._young, {}
-        self._young[key] = value
-
-    def __len__(self) -> int:
-        return len(self._young.keys() | self._old.keys())
+        """Keep the value; drop the older half when the cache is full."""
+        if len(self) >= self._size and key not in self:
+            for old in list(self)[: len(self) // 2 + 1]:
+                self.pop(old, None)
+        self[key] = value

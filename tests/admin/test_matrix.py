@@ -57,6 +57,15 @@ def links(cell: str) -> list[str]:
     return [html.unescape(link) for link in re.findall(r'href="(.*?)"', cell)]
 
 
+def test_without_a_plan_nothing_is_counted_per_plan(operator: Client, free: Plan) -> None:
+    """The column for everyone showed it in force, although such callers have no plan to count by."""
+    RatePolicy.objects.create(counted_per="plan", rates="5/hour")
+    found = cells(operator.get(MATRIX))
+    assert "5/hour" in found["all endpoints", "Free"]
+    assert "5/hour" not in found["all endpoints", "everyone"]
+    assert "1 not in force" in words(found["all endpoints", "everyone"])
+
+
 def test_charged_statuses_of_an_endpoint_are_shown(operator: Client, free: Plan, search: Endpoint) -> None:
     Endpoint.objects.create(name="login", charged_statuses="401, 5xx")
     rows = re.findall(r'<th scope="row">.*?</th>', text_of(operator.get(MATRIX)), re.S)

@@ -453,23 +453,6 @@ class TestUsers:
         assert check(request_from()).violated == ("all/hour",)
         assert len(list(redis_client.scan_iter("rqtest:{ip:203.0.113.7}:*"))) == 2
 
-    def test_memory_holds_so_many_users_and_no_more(
-        self, monkeypatch: pytest.MonkeyPatch, django_assert_num_queries: Any
-    ) -> None:
-        monkeypatch.setattr("django_ratequota.policies.cache.MOST_ENTRIES", 2)
-        one, two, three = (User.objects.create(username=name) for name in ("one", "two", "three"))
-        for user in (one, two):
-            check_request(request_from(user))
-        with django_assert_num_queries(0):
-            check_request(request_from(one))
-        with django_assert_num_queries(2):
-            check_request(request_from(three))
-        with django_assert_num_queries(0):
-            check_request(request_from(one))
-        # The one asked longest ago made room.
-        with django_assert_num_queries(2):
-            check_request(request_from(two))
-
     def test_an_override_drops_its_own_user_only(
         self, check: Check, alice: User, django_assert_num_queries: Any
     ) -> None:

@@ -19,7 +19,6 @@ from django_ratequota.engine.memory import LocalLimiter
 from django_ratequota.engine.protocol import ScriptBackend
 from django_ratequota.engine.rates import ALGORITHMS, normalize_rates, parse_rates
 from django_ratequota.exceptions import InvalidRate
-from django_ratequota.operations.redundancy import binds_first
 from django_ratequota.replay import replay
 from django_ratequota.utils.sansio import drive
 from tests.conftest import Clock
@@ -259,12 +258,6 @@ def test_a_replay_counts_requests_once() -> None:
     attempts = [(1_000_000 + number, cost) for number, cost in enumerate((0, 349, 5, 1))]
     assert replay([Rate.parse("3 requests/min"), Rate.parse("1000/day")], attempts) == [True, True, True, False]
     assert replay([Rate.parse("3 requests/min sliding_window_log")], attempts) == [True, True, True, False]
-
-
-def test_units_and_requests_prove_nothing_of_each_other() -> None:
-    assert binds_first(Rate.parse("1/min"), Rate.parse("100/min")) == "always"
-    assert binds_first(Rate.parse("1 requests/min"), Rate.parse("100/min")) == ""
-    assert binds_first(Rate.parse("1/min"), Rate.parse("100 requests/min")) == ""
 
 
 def test_an_edited_limit_of_requests_keeps_the_requests_counted(limiter: Limiter, clock: Clock) -> None:

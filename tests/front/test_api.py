@@ -200,10 +200,10 @@ def test_what_requests_remember_is_not_pushed_out(client: Client) -> None:
     RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="search"), rates="9/hour")
     client.get("/search/")
     memo = policies.current().memo  # type: ignore[union-attr]
-    before = [(dict(kept._young), dict(kept._old)) for kept in (memo.policies, memo.resolutions, memo.endpoints)]
+    before = [dict(kept) for kept in (memo.policies, memo.resolutions, memo.endpoints)]
     assert caller_limits.caller_limits(Caller(request_from())).limits
     assert policies.current().memo is memo  # type: ignore[union-attr]
-    assert [(kept._young, kept._old) for kept in (memo.policies, memo.resolutions, memo.endpoints)] == before
+    assert [memo.policies, memo.resolutions, memo.endpoints] == before
 
 
 def test_a_project_may_route_it_under_another_scope_or_under_none() -> None:

@@ -268,40 +268,9 @@ def test_who_may_only_block_can_neither_add_nor_change_nor_end_other_policies(al
     assert (override.rates, override.ends_at) == ("1000/day", None)
 
 
-def test_a_block_needs_the_csrf_token(alice: User) -> None:
-    staff(None)
-    client = Client(enforce_csrf_checks=True)
-    client.force_login(User.objects.get(username="support"))
-    url = f"{URL}?caller=user:{alice.pk}"
-    assert client.post(url, {**FORM, "target": f"user:{alice.pk}"}).status_code == 403
-
-
 def test_a_block_is_saved_while_redis_is_down(operator: Client, alice: User, settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": DOWN}
     url = f"{URL}?caller=user:{alice.pk}"
     assert "recent requests unknown" in text_of(operator.get(url))
     assert operator.post(url, {**FORM, "target": f"user:{alice.pk}"}).status_code == 302
     assert RatePolicy.objects.filter(rates="blocked").exists()
-
-
-def test_hostile_names_are_harmless(operator: Client, settings: Any) -> None:
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
-    name = "tenant:<script>alert(1)</script>\u202e"
-    for page in (operator.get(URL, {"caller": name}), operator.get(URL, {"caller": "a\x00b", "endpoint": "a\x00b"})):
-        text = page.content.decode()
-        assert "<script>alert" not in text
-    page = operator.post(f"{URL}?{urlencode({'caller': name})}", {**FORM, "target": name}, follow=True)
-    assert RatePolicy.objects.get().subject == name
-    shown = re.sub(r'<input[^>]*>|<option[^>]*>|href="[^"]*"', "", page.content.decode())
-    assert "\u202e" not in shown
-
-
-def test_blocks_work_without_time_zones(operator: Client, alice: User, settings: Any) -> None:
-    settings.USE_TZ = False
-    url = f"{URL}?caller=user:{alice.pk}"
-    assert operator.post(url, {**FORM, "target": f"user:{alice.pk}"}).status_code == 302
-    block = RatePolicy.objects.get(rates="blocked")
-    assert block.ends_at is not None
-    assert timezone.is_naive(block.ends_at)
-    assert operator.post(url, {"end": str(block.pk)}).status_code == 302
-    assert blocks.blocks_in_force([f"user:{alice.pk}"]) == {}

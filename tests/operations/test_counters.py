@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
-from django.db import connection
 from django.test import Client
-from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_ratequota.admin.reset import _MAX_COUNTERS
@@ -223,31 +221,6 @@ def test_an_override_has_a_reset_page(operator: Client, root: User, alice: User)
     assert LogEntry.objects.get().object_id == str(override.pk)
 
 
-def test_the_reset_needs_the_csrf_token(root: User, alice: User) -> None:
-    override = RatePolicy.objects.create(user=alice, rates="5/hour")
-    check_from(alice)
-    client = Client(enforce_csrf_checks=True)
-    client.force_login(root)
-    page = client.get(f"{LIST}{override.pk}/reset/").content.decode()
-    for path, form in ((f"{override.pk}/reset/", {"post": "yes"}), ("", selected(override, post="yes"))):
-        assert client.post(LIST + path, form).status_code == 403
-    assert remaining(check_from(alice)) == [3]
-    token = re.search(r'name="csrfmiddlewaretoken" value="(\w+)"', page)
-    assert token is not None
-    form = {"post": "yes", "csrfmiddlewaretoken": token[1]}
-    assert client.post(f"{LIST}{override.pk}/reset/", form).status_code == 302
-    assert remaining(check_from(alice)) == [4]
-
-
-def test_a_too_long_reason_is_refused_and_nothing_is_reset(operator: Client, alice: User) -> None:
-    override = RatePolicy.objects.create(user=alice, rates="5/hour")
-    check_from(alice)
-    page = operator.post(f"{LIST}{override.pk}/reset/", {"post": "yes", "reason": "x" * 10_000})
-    assert page.status_code == 200
-    assert "at most 200 characters" in page.content.decode()
-    assert remaining(check_from(alice)) == [3]
-
-
 def test_without_counters_there_is_no_reset_button(operator: Client) -> None:
     policy = RatePolicy.objects.create(rates="5/hour")
     for page in (operator.get(f"{LIST}{policy.pk}/reset/"), operator.post(LIST, selected(policy, post="yes"))):
@@ -275,23 +248,6 @@ def test_the_list_of_policies_that_cannot_be_reset_is_bounded(operator: Client) 
     assert "and 5 more" in text
 
 
-def test_query_count_does_not_grow_with_overrides(operator: Client) -> None:
-    def count() -> int:
-        with CaptureQueriesContext(connection) as captured:
-            operator.post(LIST, selected(*RatePolicy.objects.all()))
-        return len(captured)
-
-    def fill(first: int, last: int) -> None:
-        for number in range(first, last):
-            user = User.objects.create(username=f"u{number}")
-            RatePolicy.objects.create(user=user, endpoint=Endpoint.objects.create(name=f"e{number}"), rates="5/s")
-
-    fill(0, 2)
-    few = count()
-    fill(2, 20)
-    assert count() == few
-
-
 # --- History, without a new revision. ---
 
 
@@ -312,15 +268,6 @@ def test_a_reset_makes_no_process_reload(operator: Client, alice: User) -> None:
     assert after.read_unseen()[0] == []
 
 
-def test_a_change_after_a_reset_is_read(operator: Client, alice: User) -> None:
-    override = RatePolicy.objects.create(user=alice, rates="5/hour")
-    _, seen = ChangeCursor.from_history()
-    assert operator.post(f"{LIST}{override.pk}/reset/", {"post": "yes"}).status_code == 302
-    RatePolicy.objects.filter(pk=override.pk).update(rates="6/hour")
-    changes, _ = seen.read_unseen()
-    assert [(change.users, change.row, change.everything) for change in changes] == [({str(alice.pk)}, None, False)]
-
-
 def test_history_shows_the_reset_counters(operator: Client, alice: User) -> None:
     override = RatePolicy.objects.create(user=alice, rates="5/hour")
     check_from(alice)
@@ -335,14 +282,6 @@ def test_history_shows_the_reset_counters(operator: Client, alice: User) -> None
     assert f"alice (id {alice.pk})" in page
     [entry] = LogEntry.objects.filter(object_id=str(override.pk))
     assert entry.get_change_message() == "Reset counters: all/hour (1 / 5)."
-
-
-def test_history_shows_reset_counters_that_were_unused(operator: Client, alice: User) -> None:
-    override = RatePolicy.objects.create(user=alice, rates="5/hour")
-    operator.post(f"{LIST}{override.pk}/reset/", {"post": "yes"})
-    pk = PolicyChange.objects.get(action="reset").pk
-    page = operator.get(f"/admin/django_ratequota/policychange/{pk}/change/").content.decode()
-    assert '<th scope="row">all/hour</th><td>0 used, 5 left</td><td>0 used, 5 left</td>' in page
 
 
 def test_the_command_records_an_entry_for_each_subject(alice: User, settings: Any) -> None:
@@ -361,12 +300,6 @@ def test_the_command_records_an_entry_for_each_subject(alice: User, settings: An
     ]
     assert entries[0].before == {"all/hour": {"used": 1, "remaining": 4}}
     assert remaining(check_from(alice))[0] == 4
-
-
-def test_status_shows_the_last_change_and_no_reset(alice: User) -> None:
-    RatePolicy.objects.create(user=alice, rates="5/hour")
-    run("reset", "--user", "alice")
-    assert "created: user alice × all endpoints: 5/hour" in run("status")
 
 
 # --- While Redis fails. ---

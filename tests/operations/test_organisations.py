@@ -74,15 +74,6 @@ def test_explain_begins_with_the_refusals_of_an_organisations_people(operator: C
     assert "No refusal of this caller" in explain(operator, identifier_tenant="other")
 
 
-def test_many_people_are_counted(operator: Client, people: list[User]) -> None:
-    others = [User.objects.create(username=f"u{number}") for number in range(5)]
-    assert [ask(user) for user in (people[0], people[0], people[1])] == [True, True, True]
-    assert not any(ask(user) for user in others)
-    collector.flush()
-    [[_place, _times, _by, callers, _last]] = rows_of(explain(operator, **ACME))
-    assert callers.endswith("and 2 more")
-
-
 def test_all_that_refused_an_organisation_is_boosted(operator: Client, people: list[User]) -> None:
     """Of its people's own limits, one boost for each of them."""
     refuse(people)
@@ -163,41 +154,6 @@ def test_a_boost_of_a_limit_for_each_caller_holds_for_each_of_them(operator: Cli
     assert [ask(people[0], "other"), ask(User.objects.create(username="carol"), "other")] == [False, True]
 
 
-@pytest.mark.parametrize(("path", "form"), [("grant/", {"units": "2"}), ("reset-counters/", {})])
-def test_units_of_an_organisation_are_given_back_and_reset(
-    operator: Client, people: list[User], path: str, form: dict[str, str]
-) -> None:
-    refuse(people)
-    url = f"{LIST}{path}?identifier_tenant=acme&endpoint=search&bucket=search/hour+per+tenant&bucket=all/hour"
-    text = unescape(operator.get(url).content.decode())
-    assert text.count("tenant:acme") >= 1
-    assert "all/hour</th>" not in text  # of each caller
-    assert operator.post(url, {**form, "reason": "R", "post": "yes"}).status_code == 302
-    assert ask(people[1])
-
-
-@pytest.mark.parametrize(
-    ("permissions", "allowed"),
-    [
-        (("view_ratepolicy",), set[str]()),
-        (("grant_override",), {"boost/", "boost-all/"}),
-        (("reset_usage",), {"grant/", "reset-counters/"}),
-        (("block_callers",), {"block/"}),
-    ],
-)
-def test_levers_for_an_organisation_need_the_same_permissions(
-    people: list[User], permissions: tuple[str, ...], allowed: set[str]
-) -> None:
-    refuse(people)
-    client = staff(permissions)
-    policy = RatePolicy.objects.get(counted_per="tenant")
-    bucket = "search/hour per tenant"
-    query = {**ACME, "caller": "tenant:acme", "endpoint": "search", "policy": policy.pk, "bucket": bucket}
-    paths = ("boost/", "boost-all/", "grant/", "reset-counters/", "block/")
-    assert {path for path in paths if client.get(LIST + path, query).status_code == 200} == allowed
-    assert {path for path in paths if client.post(LIST + path, query).status_code == 403} <= {*paths} - allowed
-
-
 def test_an_organisation_is_blocked_and_unblocked(operator: Client, people: list[User]) -> None:
     text = explain(operator, **ACME)
     link = unescape(re.search(r'href="([^"]*/block/[^"]*)"', text)[1])  # type: ignore[index]
@@ -241,15 +197,6 @@ def test_explain_says_whose_plan_it_is_and_when_its_months_begin(operator: Clien
     assert "tenant:acme" not in run("explain", "--identifier", "tenant=other")
 
 
-def test_the_people_of_an_organisation_are_explained_by_its_plan(
-    operator: Client, people: list[User], pro: Plan
-) -> None:
-    text = explain(operator, **ACME, user=people[0].pk)
-    assert "Pro</a> (assigned to tenant:acme)" in text
-    assert "Each of its callers" not in text
-    assert "a request with tenant may be on another plan" in explain(operator, user=people[0].pk)
-
-
 @pytest.mark.parametrize("verb", ["reset", "grant"])
 def test_a_months_units_are_given_back_to_an_organisation(
     operator: Client, people: list[User], pro: Plan, verb: str
@@ -273,17 +220,6 @@ def test_an_override_of_an_organisation_is_reset_in_its_own_month(people: list[U
     assert ask(people[0])
     [before] = reset([bucket for bucket, policy in owners.items() if policy == override])
     assert before.used == 1
-
-
-def test_limits_of_an_organisations_plan_are_boosted(operator: Client, people: list[User], pro: Plan) -> None:
-    assert [ask(people[0]) for _ in range(3)] == [True, True, False]
-    collector.flush()
-    url = f"{LIST}boost-all/?identifier_tenant=acme&until=hours"
-    rows = fields(unescape(operator.get(url).content.decode()))
-    assert list(rows.values()) == ["4/hour"]
-    assert operator.post(url, {**rows, "until": "hours", "reason": "R", "post": "yes"}).status_code == 302
-    assert RatePolicy.objects.get(reason="R").user == people[0]
-    assert ask(people[0])
 
 
 def test_a_refusal_is_explained_by_the_organisations_plan(operator: Client, people: list[User], pro: Plan) -> None:

@@ -13,23 +13,20 @@ from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
-from django.db import connection
 from django.db.models.signals import pre_save
 from django.test import Client
-from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from django_ratequota.operations.restore import plan_restoration, problems, restore, versions
-from django_ratequota.recording.recorder import field_values, record_publication, recorded_as
+from django_ratequota.recording.recorder import field_values, record_publication
 from tests.support.operators import client_of, text_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
 BASE = "/admin/django_ratequota"
 HISTORY = f"{BASE}/policychange"
-HOSTILE = "<script>alert(1)</script>\u202e" + "x" * 40
 DAY = timedelta(days=1)
 
 
@@ -377,14 +374,6 @@ def test_an_override_of_a_deleted_user_is_not_restored(operator: Client) -> None
     )
 
 
-def test_an_assignment_to_a_deleted_plan_is_not_restored(operator: Client, free: Plan) -> None:
-    pk = free.pk
-    PlanAssignment.objects.create(user=User.objects.create(username="alice"), plan=free).delete()
-    change = last("delete")
-    free.delete()
-    refused(operator, change, "before", f"The plan with the id {pk} is deleted; restore or create that first.")
-
-
 def test_an_assignment_is_restored_without_its_deleted_creator(operator: Client, free: Plan) -> None:
     bob = User.objects.create(username="bob")
     alice = User.objects.create(username="alice")
@@ -397,13 +386,6 @@ def test_an_assignment_is_restored_without_its_deleted_creator(operator: Client,
     assert confirm(operator, last("delete"), "before").status_code == 302
     found = PlanAssignment.objects.get(pk=pk)
     assert (found.created_by, found.created_at, found.starts_at) == (None, made, made)
-
-
-def test_a_second_undated_policy_is_refused_with_a_message(operator: Client, free: Plan) -> None:
-    RatePolicy.objects.create(plan=free, rates="1/s").delete()
-    change = last("delete")
-    RatePolicy.objects.create(plan=free, rates="2/s")
-    refused(operator, change, "before", "A policy without dates already has the same audience")
 
 
 def test_a_taken_name_and_a_second_default_are_refused_with_a_message(operator: Client, free: Plan) -> None:
@@ -683,67 +665,3 @@ def test_a_change_links_to_all_changes_of_its_object(operator: Client, free: Pla
     assert link is not None
     listed = operator.get(link[1].replace("&amp;", "&")).context["cl"].queryset
     assert [(change.model, change.action) for change in listed] == [("plan", "update"), ("plan", "create")]
-
-
-def test_hostile_text_is_shown_harmlessly(operator: Client) -> None:
-    evil = Plan.objects.create(name=HOSTILE, slug="evil", description=HOSTILE)
-    RatePolicy.objects.create(plan=evil, rates="1/s", reason=HOSTILE)
-    RatePolicy.objects.create(subject="ip:::1", rates="1/s")
-    RatePolicy.objects.update(reason="x")
-    Plan.objects.update(description="\u202e" + "x" * 10_000)
-    changed = last()
-    pk = evil.pk
-    evil.delete()
-    gone = last("delete", model="plan")
-    pages = [
-        f"{HISTORY}/",
-        f"{HISTORY}/?touched_user=%3Cscript%3Ealert(1)%E2%80%AE",
-        f"{HISTORY}/{changed.pk}/change/",
-        url(changed, "before"),
-        url(gone, "before"),
-    ]
-    for path in pages:
-        page = text_of(operator.get(path))
-        assert "<script>alert" not in page
-        content = re.sub(r'value="[^"]*"', "", page.partition('id="content-main"')[2])  # filters kept in a form
-        assert "\u202e" not in content
-    assert confirm(operator, changed, "before", also="on").status_code == 302
-    assert Plan.objects.get(pk=pk).description == HOSTILE
-
-
-def test_the_pages_have_nothing_inline(operator: Client, deleted_plan: Plan) -> None:
-    change = last("delete", model="plan")
-    for path in (url(change, "before"), f"{HISTORY}/{change.pk}/change/"):
-        page = text_of(operator.get(path)).partition('id="content-main"')[2]
-        assert not re.search(r"<[^>]*\s(style|on\w+)=", page)
-        assert not re.search(r"<script(?![^>]*\bsrc=)[^>]*>", page)
-
-
-def test_queries_do_not_grow_with_the_rows(operator: Client, free: Plan) -> None:
-    def fill(first: int, last: int) -> None:
-        for number in range(first, last):
-            plan = Plan.objects.create(name=f"p{number}", slug=f"p{number}")
-            user = User.objects.create(username=f"u{number}")
-            endpoint = Endpoint.objects.create(name=f"e{number}")
-            with recorded_as(user):
-                policy = RatePolicy.objects.create(plan=plan, rates="1/s")
-                RatePolicy.objects.filter(pk=policy.pk).update(plan=None, user=user)
-                RatePolicy.objects.filter(pk=policy.pk).update(endpoint=endpoint, rates="2/s")
-            RatePolicy.objects.create(plan=free, endpoint=endpoint, rates="1/s")
-
-    def count(path: str) -> int:
-        with CaptureQueriesContext(connection) as captured:
-            text_of(operator.get(path))
-        return len(captured)
-
-    fill(0, 3)
-    few = count(f"{HISTORY}/")
-    fill(3, 12)
-    assert count(f"{HISTORY}/") == few
-    free.delete()
-    many = last("delete", model="plan")
-    restored = count(url(many, "before"))
-    small = Plan.objects.create(name="small", slug="small")
-    RatePolicy.objects.create(plan=small, rates="1/s")
-    small.delete()
-    assert count(url(last("delete", model="plan"), "before")) == restored

@@ -63,6 +63,7 @@ def test_suggestions_equal_a_search_through_all_spans(
     recorded: Any, records: list[Attempts], endpoint: int | None
 ) -> None:
     recorded(*records)
+    Endpoint.objects.get_or_create(pk=1, defaults={"name": "search"})
     walks: dict[str, list[tuple[int, int]]] = {}
     for one in sorted(records, key=lambda one: one.second):
         count = one.admitted + one.refused

@@ -9,22 +9,17 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import AnonymousUser, User
-from django.db import connection
 from django.test import RequestFactory
-from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_ratequota import Decision, check_request
-from django_ratequota.models import ListMember, Plan, PolicyChange, RatePolicy, SubjectList
+from django_ratequota.models import ListMember, PolicyChange, RatePolicy, SubjectList
 from django_ratequota.operations.explain import explain_caller
 from django_ratequota.operations.restore import plan_restoration, restore
-from django_ratequota.policies.cache import PolicyCache
 from django_ratequota.policies.explain import others_in_words
 from django_ratequota.policies.facts import member_facts
 from django_ratequota.policies.members import Members
 from django_ratequota.policies.requests.caller import DescribedCaller
-from django_ratequota.testing import Clock, isolated
-from tests.policies.test_cache import newest, rows_read
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -57,37 +52,6 @@ def test_a_change_of_a_member_applies_to_the_next_request(bots: SubjectList) -> 
     assert ask(user=alice).allowed
 
 
-def test_each_member_has_a_counter_of_its_own(bots: SubjectList) -> None:
-    RatePolicy.objects.create(subject_list=bots, rates="1/hour")
-    ListMember.objects.create(subject_list=bots, subject="ip:203.0.113.0/24")
-    assert [ask(f"203.0.113.{n}").allowed for n in (1, 1, 2)] == [True, False, True]
-
-
-def test_members_start_and_end_on_time(bots: SubjectList) -> None:
-    now = timezone.now()
-    RatePolicy.objects.create(subject_list=bots, rates="blocked")
-    fields: dict[str, Any] = {"starts_at": now + timedelta(hours=1), "ends_at": now + timedelta(hours=2)}
-    ListMember.objects.create(subject_list=bots, subject="ip:203.0.113.9", **fields)
-    clock = Clock(now)
-    with isolated(clock=clock):
-        allowed = []
-        for _ in range(4):
-            allowed.append(ask().allowed)
-            clock.advance(3000)
-    assert allowed == [True, True, False, True]
-
-
-def test_a_list_outranks_a_plan_and_loses_to_a_subject(bots: SubjectList) -> None:
-    Plan.objects.create(name="Free", slug="free", default_for="anonymous").policies.create(rates="1/s")
-    ListMember.objects.create(subject_list=bots, subject="ip:203.0.113.0/24")
-    RatePolicy.objects.create(subject_list=bots, rates="2/s")
-    assert [status.limit for status in ask().statuses] == [2]
-    RatePolicy.objects.create(subject="ip:203.0.113.0/24", rates="3/s")
-    assert [status.limit for status in ask().statuses] == [3]
-    RatePolicy.objects.update_or_create(subject_list=bots, defaults={"rates": "blocked"})
-    assert ask().blocked_by == ("all/blocked",)
-
-
 def test_explain_names_the_list_and_the_entry(bots: SubjectList) -> None:
     RatePolicy.objects.create(subject_list=bots, rates="2/s")
     caller = DescribedCaller(user_id=None, address="203.0.113.9")
@@ -106,19 +70,6 @@ def test_explain_names_the_list_and_the_entry(bots: SubjectList) -> None:
     member.ends_at = None
     member.save()
     assert reason() == "wins: the list is the most specific audience here; the list Bad bots has ip:203.0.113.0/24"
-
-
-def test_changed_members_are_read_row_by_row(bots: SubjectList) -> None:
-    policies = PolicyCache()
-    ListMember.objects.bulk_create([ListMember(subject_list=bots, subject=f"ip:10.0.0.{n}") for n in range(200)])
-    policies.reload(newest())
-    pks = list(ListMember.objects.order_by("pk").values_list("pk", flat=True)[:5])
-    ListMember.objects.filter(pk__in=pks).update(ends_at=timezone.now())
-    with CaptureQueriesContext(connection) as captured:
-        snapshot = policies.reload(newest())
-    assert len(captured) == 2
-    assert rows_read(captured) <= 11
-    assert sorted(member.id for member in snapshot.members if member.dated) == pks
 
 
 asked: list[str] = []

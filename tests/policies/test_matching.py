@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratequota.policies.facts import NOBODY, EndpointFacts, PolicyFacts, UserEntry
-from django_ratequota.policies.matching import match_endpoints, match_policies
+from django_ratequota.policies.matching import match_endpoints
+from django_ratequota.policies.resolver import match_policies
 from django_ratequota.policies.snapshot import Group
 from tests.policies.test_resolver import picture
 from tests.support.properties import examples

@@ -537,18 +537,6 @@ def test_a_user_key_too_long_for_its_column_goes_stale_nowhere(
         (("project's own", "9", "", None, {"user": 1}), Change(everything=True)),
         (("endpoint", "", "", None, None), Change(everything=True)),
     ],
-    ids=[
-        "all",
-        "an override",
-        "an override that loses its user",
-        "a reason",
-        "a plan",
-        "an assignment",
-        "an assignment that a user loses to a subject",
-        "an assignment without states",
-        "another model",
-        "no id",
-    ],
 )
 def test_what_a_row_of_the_history_touches(row: tuple[Any, ...], change: Change) -> None:
     assert Change.read(*row) == change

@@ -64,16 +64,6 @@ def test_the_last_readable_rates_apply(check: Check, fresh: bool, caplog: Any) -
     assert f"policy {policy.pk}: its rates '30 tokens/hour' cannot be read; '20/hour' goes on" in caplog.text
 
 
-def test_a_users_own_last_readable_rates_apply(check: Check) -> None:
-    alice = User.objects.create(username="alice")
-    policy = RatePolicy.objects.create(user=alice, rates="10/hour")
-    RatePolicy.objects.create(rates="5/hour")
-    assert limits(check(request(alice))) == [10]
-    write(policy, "thirty")
-    assert limits(check(request(alice))) == [10]
-    assert limits(check(request())) == [5]
-
-
 def test_what_no_history_tells_this_process_remembers(check: Check) -> None:
     policy = RatePolicy.objects.create(rates="10/hour")
     check(request())
@@ -151,14 +141,6 @@ def test_what_is_not_enforced_denies_nobody(check: Check, unheard_of: RatePolicy
     assert limits(check(request(), "search")) == [20]
 
 
-def test_a_second_check_is_denied_as_well(check: Check, unheard_of: RatePolicy) -> None:
-    export = Endpoint.objects.create(name="export")
-    write(unheard_of, "thirty", on_error="deny", endpoint_id=export.pk)
-    made = request()
-    assert check(made, "search").allowed
-    assert not check(made, "export").allowed
-
-
 def test_a_store_that_is_down_decides_no_more_kindly(check: Check, unheard_of: RatePolicy, settings: Any) -> None:
     write(unheard_of, "thirty", on_error="deny")
     check(request())
@@ -218,11 +200,6 @@ def test_the_check_names_them(broken: list[RatePolicy]) -> None:
     assert f"Policy {broken[0].pk} (plan Free at all endpoints) and 1 more: rates 'ten per hour'" in found[0].msg
     assert found[0].msg.endswith("10/hour goes on.")
     assert found[1].msg.endswith("on_error decides.")
-
-
-def test_the_check_is_silent_where_all_can_be_read() -> None:
-    RatePolicy.objects.create(rates="10/hour")
-    assert check_rates(databases=["default"]) == []
 
 
 def test_status_names_them(broken: list[RatePolicy]) -> None:
