@@ -49,7 +49,7 @@ def file_of_settings() -> tuple[str, list[str]]:
         raise CommandError(f"REST_FRAMEWORK['{NAME}'] has no rate to import")
     document: dict[str, Any] = {"version": 1}
     document |= {name: entries for name, entries in found.sections().items() if entries}
-    return "".join(yaml_chunks(document.items())), found.notes
+    return "".join(yaml_chunks(document)), found.notes
 
 
 class _Found:

@@ -100,7 +100,7 @@ def export(form: str = "yaml", *, assignments: bool = False) -> str:
 
 
 def document_text(document: dict[str, Any], form: str = "yaml") -> str:
-    return "".join(FORMATS[form](document.items()))
+    return "".join(FORMATS[form](document))
 
 
 def refused(text: str, **options: Any) -> list[str]:
