@@ -46,7 +46,7 @@ class _Nodes(Composer):
         return node
 
 
-class _Loader(_Nodes, _Base):
+class _Loader(_Nodes, _Base):  # type: ignore[misc]
     def __init__(self, text: str) -> None:
         _Base.__init__(self, text)
         Composer.__init__(self)

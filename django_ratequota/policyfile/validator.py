@@ -104,7 +104,7 @@ def _conflicts(section: Section, entries: Iterable[Item], stay: Iterable[Item]) 
                 yield item.problem(f"{what}is already used {holder}: change one, or merge them", name)
 
 
-def _find_users(names: Iterable[str], using: str) -> dict[str, list[tuple[str, Any]]]:
+def _find_users(names: Iterable[Any], using: str) -> dict[str, list[tuple[str, Any]]]:
     """Return the login names and primary keys of the users that a name of the file may mean.
 
     One query per 500 names, and one for each name that only the manager's ``get_by_natural_key`` finds.
