@@ -50,7 +50,8 @@ def export_file(command: BaseCommand, options: dict[str, Any]) -> None:
 
 def import_file(command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     """Import a file, or print its problems; raises ``CommandError``."""
-    name, notes = options["file"], []
+    name: str = options["file"]
+    notes: list[str] = []
     arguments = {key: options[key] for key in ("prune", "dry_run", "reason")}
     try:
         if options["from_drf_settings"]:
