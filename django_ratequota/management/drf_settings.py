@@ -20,6 +20,7 @@ from ..throttling import QuotaThrottle
 NAME = "DEFAULT_THROTTLE_RATES"
 #: DRF keeps the times of the requests admitted in the last period.
 _ALGORITHM = "sliding_window_log"
+_REASON = f"from {NAME}"
 #: Method that names the counter -> the audience of DRF's own class.
 _COUNTED: dict[Any, str] = {
     drf.AnonRateThrottle.get_cache_key: "anon",
@@ -30,6 +31,7 @@ _DECIDING = {
     kind.allow_request for kind in (drf.SimpleRateThrottle, drf.ScopedRateThrottle, compat.SimpleRateThrottle)
 }
 
+_NEW_PLAN = {"slug": "anonymous", "name": "Anonymous", "default_for": "anonymous"}
 #: Requests, seconds.
 _Parsed = tuple[int, float]
 
@@ -39,87 +41,56 @@ def file_of_settings() -> tuple[str, list[str]]:
 
     The DEFAULT_THROTTLE_CLASSES define the audience of a rate; a scope of none of them is a view's, so an endpoint's.
     """
-    rates = dict(api_settings.DEFAULT_THROTTLE_RATES or {})
-    found = _Found(rates)
-    for kind in _default_classes():
-        found.take(kind)
-    for scope in rates:
-        found.take_scope(scope)
-    if not found.policies():
-        raise CommandError(f"REST_FRAMEWORK['{NAME}'] has no rate to import")
-    document: dict[str, Any] = {"version": 1}
-    document |= {name: entries for name, entries in found.sections().items() if entries}
-    return "".join(yaml_chunks(document.items())), found.notes
-
-
-class _Found:
-    """The limits of DRF's settings."""
-
-    def __init__(self, rates: dict[str, Any]) -> None:
-        self.notes: list[str] = []
-        self._rates = rates
-        self._seen: set[str] = set()
-        self._limits: dict[str, list[_Parsed]] = {"anon": [], "user": []}
-        self._endpoints: dict[str, _Parsed] = {}
-        default_for = Plan.DefaultFor.ANONYMOUS
-        self._anonymous = Plan.objects.filter(default_for=default_for).first() or Plan(
-            slug="anonymous", name="Anonymous", default_for=default_for.value
-        )
-
-    def take(self, kind: Any) -> None:
-        """Add one of DEFAULT_THROTTLE_CLASSES: it limits all endpoints together."""
-        if issubclass(kind, QuotaThrottle):
-            return
-        counted = _COUNTED.get(getattr(kind, "get_cache_key", None))
-        if counted is None or kind.allow_request not in _DECIDING:
-            self.notes.append(
-                f"{kind.__module__}.{kind.__qualname__} has its own way of counting: write its policy yourself"
-            )
-            self._seen.add(getattr(kind, "scope", None) or "")
-        elif counted != "scope":
-            self._seen.add(kind.scope)
-            text = getattr(kind, "rate", None) or self._rates.get(kind.scope)
-            self._limits[counted] += _parse(text, kind, kind.scope)
-
-    def take_scope(self, scope: str) -> None:
-        """Add a rate that belongs to none of these classes."""
-        if scope in self._seen:
-            return
-        parsed = _parse(self._rates[scope], drf.SimpleRateThrottle, scope)
-        if not parsed:
-            return
-        if scope not in self._limits:
-            self._endpoints[scope] = parsed[0]
-            return
-        self._limits[scope] += parsed
-        self.notes.append(
-            f"{scope!r} is for all endpoints now, though DEFAULT_THROTTLE_CLASSES had no throttle of that scope"
-        )
-
-    def policies(self) -> list[dict[str, Any]]:
-        """Return the policies as entries of the file."""
+    limits, notes = _limits_of_settings(dict(api_settings.DEFAULT_THROTTLE_RATES or {}))
+    plan = Plan.objects.filter(default_for=_NEW_PLAN["default_for"]).values("slug").first()
+    audiences: dict[str, dict[str, Any]] = {"user": {}, "anon": {"plan": (plan or _NEW_PLAN)["slug"]}}
+    if limits["anon"]:
         # DRF applies both to anonymous callers, but here the plan's policy replaces everyone's.
-        anonymous = self._limits["anon"] and self._limits["anon"] + self._limits["user"]
-        shared: list[tuple[dict[str, Any], list[_Parsed]]] = [
-            ({}, self._limits["user"]),
-            ({"plan": self._anonymous.slug}, anonymous),
-            *(({"endpoint": name}, [parsed]) for name, parsed in self._endpoints.items()),
-        ]
-        return [
-            {**audience, "rates": _rates(parsed), "algorithm": _ALGORITHM, "reason": f"from {NAME}"}
-            for audience, parsed in shared
-            if parsed
-        ]
-
-    def sections(self) -> dict[str, list[dict[str, Any]]]:
-        """Return the sections of the file; some may be empty."""
-        plan = {name: str(getattr(self._anonymous, name)) for name in ("slug", "name", "default_for")}
-        new = self._limits["anon"] and self._anonymous.pk is None
-        return {
-            "plans": [plan] if new else [],
-            "endpoints": [{"name": name} for name in self._endpoints],
-            "policies": self.policies(),
+        limits["anon"] += limits["user"]
+    policies = [
+        {
+            **audiences.get(scope, {"endpoint": scope}),
+            "rates": _rates(parsed),
+            "algorithm": _ALGORITHM,
+            "reason": _REASON,
         }
+        for scope, parsed in limits.items()
+        if parsed
+    ]
+    if not policies:
+        raise CommandError(f"REST_FRAMEWORK['{NAME}'] has no rate to import")
+    sections = {
+        "plans": [_NEW_PLAN] if limits["anon"] and plan is None else [],
+        "endpoints": [{"name": scope} for scope in limits if scope not in audiences],
+        "policies": policies,
+    }
+    document = {"version": 1, **{name: entries for name, entries in sections.items() if entries}}
+    return "".join(yaml_chunks(document)), notes
+
+
+def _limits_of_settings(rates: dict[str, Any]) -> tuple[dict[str, list[_Parsed]], list[str]]:
+    """Return the limits by scope, where ``user`` and ``anon`` are of all endpoints together, and notes."""
+    limits: dict[str, list[_Parsed]] = {"user": [], "anon": []}
+    notes, taken = [], set()
+    for kind in _default_classes():
+        counted = _COUNTED.get(getattr(kind, "get_cache_key", None))
+        if issubclass(kind, QuotaThrottle) or (counted == "scope" and kind.allow_request in _DECIDING):
+            continue
+        taken.add(getattr(kind, "scope", None))
+        if counted is None or kind.allow_request not in _DECIDING:
+            name = f"{kind.__module__}.{kind.__qualname__}"
+            notes.append(f"{name} has its own way of counting: write its policy yourself")
+        else:
+            limits[counted] += _parse(getattr(kind, "rate", None) or rates.get(kind.scope), kind, kind.scope)
+    for scope, text in rates.items():
+        parsed = [] if scope in taken else _parse(text, drf.SimpleRateThrottle, scope)
+        if parsed and scope in limits:
+            notes.append(
+                f"{scope!r} is for all endpoints now, though DEFAULT_THROTTLE_CLASSES had no throttle of that scope"
+            )
+        if parsed:
+            limits[scope] = limits.get(scope, []) + parsed
+    return limits, notes
 
 
 def _default_classes() -> Iterable[Any]:

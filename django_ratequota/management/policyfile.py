@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 from django.db import IntegrityError
 
 from ..exceptions import InvalidFile
-from ..policyfile import FORMATS, MAX_BYTES, Diff, apply_file, decode, export_chunks
+from ..policyfile import FORMATS, MAX_BYTES, apply_file, decode, export_chunks
 
 
 def add_verbs(verbs: Any) -> None:
@@ -47,9 +48,9 @@ def export_file(command: BaseCommand, options: dict[str, Any]) -> None:
         raise CommandError(f"{options['output']} cannot be written: {error.strerror}") from error
 
 
-def import_file(command: BaseCommand, options: dict[str, Any]) -> None:
+def import_file(command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     """Import a file, or print its problems; raises ``CommandError``."""
-    name = "<stdin>" if options["file"] == "-" else options["file"]
+    name: str = options["file"]
     notes: list[str] = []
     arguments = {key: options[key] for key in ("prune", "dry_run", "reason")}
     try:
@@ -57,9 +58,9 @@ def import_file(command: BaseCommand, options: dict[str, Any]) -> None:
             from . import drf_settings as drf
 
             name, (text, notes) = drf.NAME, drf.file_of_settings()
-            diff = apply_file(text, **arguments)
         else:
-            diff = apply_file(decode(_bytes(options["file"])), **arguments)
+            name, text = "<stdin>" if name == "-" else name, decode(_bytes(name))
+        diff = apply_file(text, **arguments)
     except InvalidFile as error:
         for number, path, message in error.problems:
             command.stderr.write(f"{name}:{number}: {path}: {message}" if path else f"{name}:{number}: {message}")
@@ -67,18 +68,18 @@ def import_file(command: BaseCommand, options: dict[str, Any]) -> None:
         raise CommandError(f"{count} problem{'s' if count != 1 else ''} in {name}; nothing was changed") from error
     except IntegrityError as error:
         raise CommandError(f"A change made meanwhile conflicts with this file; try again: {error}") from error
-    for line in diff.lines():
-        command.stdout.write(line)
-    command.stdout.write(_summary(diff, name, options["dry_run"]))
-    unnamed = ", ".join(
-        f"{count} {section.singular if count == 1 else section.name}"
-        for section, count in diff.unnamed.items()
-        if count
-    )
-    if unnamed:
-        command.stdout.write(f"Kept although the file does not name them: {unnamed}; --prune deletes them")
-    for note in notes:
-        command.stdout.write(f"Note: {note}")
+    yield from diff.lines()
+    created, changed, deleted = map(len, (diff.created, diff.changed, diff.deleted))
+    if not diff.changes:
+        yield f"Nothing to do: the database equals {name}"
+    elif options["dry_run"]:
+        yield f"Dry run: {created} to create, {changed} to change, {deleted} to delete; nothing was changed"
+    else:
+        yield f"{created} created, {changed} changed, {deleted} deleted"
+    kept = [f"{count} {kind.singular if count == 1 else kind.name}" for kind, count in diff.unnamed.items() if count]
+    if kept:
+        yield f"Kept although the file does not name them: {', '.join(kept)}; --prune deletes them"
+    yield from (f"Note: {note}" for note in notes)
 
 
 def _bytes(name: str) -> bytes:
@@ -89,12 +90,3 @@ def _bytes(name: str) -> bytes:
             return file.read(MAX_BYTES + 1)
     except OSError as error:
         raise CommandError(f"{name} cannot be read: {error.strerror}") from error
-
-
-def _summary(diff: Diff, name: str, dry_run: bool) -> str:
-    if not diff.changes:
-        return f"Nothing to do: the database equals {name}"
-    created, changed, deleted = map(len, (diff.created, diff.changed, diff.deleted))
-    if dry_run:
-        return f"Dry run: {created} to create, {changed} to change, {deleted} to delete; nothing was changed"
-    return f"{created} created, {changed} changed, {deleted} deleted"

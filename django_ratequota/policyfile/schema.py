@@ -1,195 +1,161 @@
-"""The sections of a file, the fields of each in their order, and their values in the file and in the models."""
+"""The sections of a file, made from the models: their fields, and the values of these in the file and the models."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
-from functools import cache
-from operator import itemgetter
+from functools import cached_property
 from typing import Any
 
 from django.conf import settings
+from django.contrib.auth import get_user_model
 from django.db import models
 from django.utils import timezone
 
 from ..exceptions import FileProblem
 from ..models import Endpoint, ListMember, Plan, PlanAssignment, RatePolicy, SubjectList
-from .document import one_line
+from .document import problem
 
 VERSION = 1
-#: Fields that are text in the database and lists in the file.
-LISTS = ("routes", "methods")
-#: Fields that refer to another object.
-REFERENCES = ("endpoint", "plan", "user", "subject_list")
-#: Different values that an ``Interner`` keeps.
-_MOST_INTERNED = 5000
+#: Text fields of the models that are lists in the file: what stands between the words.
+LIST_FIELDS = {"routes": "\n", "methods": " "}
 
-#: An object as the file represents it, defaults included: text, numbers, tuples of text, times in UTC, None.
-Entry = dict[str, Any]
-#: The same without the field names, in the order of the section's fields.
-Values = tuple[Any, ...]
+#: An object as the file represents it, by field and with defaults: text, numbers, tuples of text, times in UTC, None.
+Values = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, eq=False)
 class Section:
-    """One list of the file."""
+    """One list of the file: the objects of one model."""
 
     name: str
-    #: What messages call one entry.
+    #: What messages call one entry, and the field of others that refers to one.
     singular: str
     model: type[models.Model]
-    #: In the order of the file.
-    fields: tuple[str, ...]
-    #: Fields that every entry must have.
-    required: tuple[str, ...]
-    #: Fields that identify the stored object of an entry.
+    _: KW_ONLY
+    #: Fields that identify the stored object of an entry; the first one begins the entry.
     identity: tuple[str, ...]
+    #: What entries are sorted by; () = their identity.
+    order: tuple[str, ...] = ()
 
-    def defaults(self) -> Entry:
-        """Return the values of fields that the file leaves out."""
-        meta: Any = self.model._meta
-        optional = (name for name in self.fields if name not in self.required)
-        return {name: () if name in LISTS else meta.get_field(name).get_default() for name in optional}
+    @cached_property
+    def fields(self) -> dict[str, Any]:
+        """The editable fields of the model by name, in the order of the file."""
+        found = [one for one in self.model._meta.concrete_fields if one.editable and not one.primary_key]
+        found.sort(key=lambda one: (one.name != self.identity[0], one.name == "description"))
+        return {one.name: one for one in found}
 
-    def getter(self, *names: str) -> Callable[[Values], Any]:
-        """Return a function that takes these fields out of values: one value, or a tuple."""
-        return itemgetter(*map(self.fields.index, names))
+    @cached_property
+    def references(self) -> list[str]:
+        """The fields that refer to another object, by its name."""
+        return [name for name, one in self.fields.items() if one.is_relation]
 
-    def identity_of(self, values: Values) -> Any:
+    @cached_property
+    def defaults(self) -> Values:
+        """The values of fields that an entry may leave out; a default that is computed is none."""
+        return {
+            name: file_value(name, one.get_default())
+            for name, one in self.fields.items()
+            if one.blank or (one.has_default() and not callable(one.default))
+        }
+
+    @cached_property
+    def audience(self) -> list[str]:
+        """The fields of which an entry has only one."""
+        return [name for name in ("user", "subject", "subject_list", "plan") if name in self.defaults]
+
+    def without_defaults(self, values: Values) -> Values:
+        """Return the values that an entry has to name."""
+        return {name: value for name, value in values.items() if (name, value) not in self.defaults.items()}
+
+    def identity_of(self, values: Values) -> tuple[Any, ...]:
         """Return the values of the ``identity`` fields."""
-        return _identity_getter(self.name)(values)
+        return tuple(values[name] for name in self.identity)
+
+    def unique_values(self, values: Values) -> Iterator[tuple[str, Any]]:
+        """Yield what only one object of the section may have, each with the field that messages name."""
+        if self is POLICIES:
+            if values["starts_at"] is None and values["ends_at"] is None:
+                yield "", self.identity_of(values)
+        elif self is not ASSIGNMENTS:
+            yield self.identity[0], self.identity_of(values)
+        for name in ("name", "default_for") if self is PLANS else ():
+            if values[name]:
+                yield name, values[name]
 
 
-PLANS = Section(
-    name="plans",
-    singular="plan",
-    model=Plan,
-    fields=("slug", "name", "position", "default_for", "description"),
-    required=("slug", "name"),
-    identity=("slug",),
-)
-ENDPOINTS = Section(
-    name="endpoints",
-    singular="endpoint",
-    model=Endpoint,
-    fields=("name", "routes", "methods", "cost", "charged_statuses", "exempt", "description"),
-    required=("name",),
-    identity=("name",),
-)
-SUBJECT_LISTS = Section(
-    name="subject_lists",
-    singular="subject_list",
-    model=SubjectList,
-    fields=("name", "description"),
-    required=("name",),
-    identity=("name",),
-)
-MEMBERS = Section(
-    name="members",
-    singular="member",
-    model=ListMember,
-    fields=("subject_list", "user", "subject", "starts_at", "ends_at", "reason"),
-    required=("subject_list",),
-    identity=("subject_list", "user", "subject"),
-)
+PLANS = Section("plans", "plan", Plan, identity=("slug",), order=("position", "slug"))
+ENDPOINTS = Section("endpoints", "endpoint", Endpoint, identity=("name",))
+LISTS = Section("subject_lists", "subject_list", SubjectList, identity=("name",))
+MEMBERS = Section("members", "member", ListMember, identity=("subject_list", "user", "subject"))
 POLICIES = Section(
-    name="policies",
-    singular="policy",
-    model=RatePolicy,
-    fields=(
-        *("endpoint", "plan", "subject_list", "subject", "user", "counted_per", "rates", "algorithm", "mode"),
-        *("on_error", "durable", "starts_at", "ends_at", "reason"),
-    ),
-    required=("rates",),
-    identity=("endpoint", "plan", "subject_list", "subject", "user", "counted_per", "starts_at", "ends_at"),
+    "policies",
+    "policy",
+    RatePolicy,
+    identity=("endpoint", "user", "subject", "subject_list", "plan", "counted_per", "starts_at", "ends_at"),
+    # All lists are equals.
+    order=("endpoint", "user", "subject", "listed", "plan", "counted_per", "starts_at", "dated"),
 )
 ASSIGNMENTS = Section(
-    name="assignments",
-    singular="assignment",
-    model=PlanAssignment,
-    fields=("user", "subject", "plan", "starts_at", "ends_at", "anchor", "reason"),
-    required=("plan", "starts_at"),
+    "assignments",
+    "assignment",
+    PlanAssignment,
     # Ending an assignment is a change to it.
     identity=("user", "subject", "plan", "starts_at"),
+    order=("user", "subject", "starts_at", "dated"),
 )
 #: In the order of the file, which is one in which objects can be created.
-SECTIONS = (PLANS, ENDPOINTS, SUBJECT_LISTS, MEMBERS, POLICIES, ASSIGNMENTS)
-#: Sections whose entries each have a user or a subject.
-OF_ONE = (MEMBERS, ASSIGNMENTS)
-#: Those that others refer to, by fields named like their ``singular``.
-REFERRED = (PLANS, ENDPOINTS, SUBJECT_LISTS)
+SECTIONS = (PLANS, ENDPOINTS, LISTS, MEMBERS, POLICIES, ASSIGNMENTS)
+#: Those that others refer to, by the field that does.
+REFERRED = {section.singular: section for section in (PLANS, ENDPOINTS, LISTS)}
 
 
-@cache
-def _identity_getter(name: str) -> Callable[[Values], Any]:
-    (section,) = (section for section in SECTIONS if section.name == name)
-    return section.getter(*section.identity)
-
-
-@dataclass(slots=True)
-class _Values:
-    """An object as a file represents it: up to 100,000 of these are in memory."""
+@dataclass(slots=True, kw_only=True)
+class Item:
+    """An entry of a file, or an object of the database."""
 
     section: Section
     values: Values
-
-    @property
-    def entry(self) -> Entry:
-        """The values by field name."""
-        return dict(zip(self.section.fields, self.values, strict=True))
-
-
-@dataclass(slots=True)
-class Stored(_Values):
-    """An object of the database."""
-
-    pk: Any
-
-
-class Interner:
-    """Keeps one copy of equal values, as names and rates repeat in many rows; of the first thousands only."""
-
-    def __init__(self) -> None:
-        self._values: dict[Any, Any] = {}
-
-    def intern(self, value: Any) -> Any:
-        """Return the first value that was equal to this one."""
-        if isinstance(value, bool):  # because True equals 1
-            return value
-        if len(self._values) < _MOST_INTERNED:
-            return self._values.setdefault(value, value)
-        return self._values.get(value, value)
-
-
-@dataclass(slots=True)
-class Item(_Values):
-    """One entry of a file."""
-
-    #: Position in the section's list, from 0.
-    number: int
-    line: int
-    #: The line of each field, counted from ``line``, in the order of the section's fields; None = not in the file.
-    offsets: tuple[int | None, ...]
+    #: Primary key of an object of the database.
+    pk: Any = None
+    #: Such as ``policies[3]``.
+    path: str = ""
+    line: int = 0
+    #: The lines of the fields that are in the file.
+    lines: dict[str, int] = field(default_factory=dict)
+    #: Fields that have problems.
+    bad: set[str] = field(default_factory=set)
 
     def problem(self, text: object, name: str = "") -> FileProblem:
         """Return a problem at the entry's line, or at that of a field."""
-        path = f"{self.section.name}[{self.number}]"
-        if not name:
-            return FileProblem(self.line, path, one_line(str(text)))
-        offset = self.offsets[self.section.fields.index(name)] if name in self.section.fields else None
-        return FileProblem(self.line + (offset or 0), f"{path}.{name}", one_line(str(text)))
+        return problem(self.lines.get(name, self.line), f"{self.path}.{name}" if name else self.path, text)
+
+
+#: Entries or objects by section.
+Items = dict[Section, list[Item]]
+
+
+def by_identity(section: Section, items: Items) -> dict[tuple[Any, ...], list[Item]]:
+    """Return the items of a section by identity, in their order."""
+    found: dict[tuple[Any, ...], list[Item]] = {}
+    for item in items.get(section, ()):
+        found.setdefault(section.identity_of(item.values), []).append(item)
+    return found
+
+
+def name_lookup(name: str) -> str:
+    """Return the lookup of the name by which the file calls the object that a field refers to."""
+    key = get_user_model().USERNAME_FIELD if name == "user" else REFERRED[name].identity[0]
+    return f"{name}__{key}"
 
 
 def file_value(name: str, value: Any) -> Any:
     """Convert a model field's value to the file's; references are names already."""
-    if name == "routes":
-        return tuple(line.strip() for line in value.splitlines() if line.strip())
-    if name == "methods":
-        return tuple(value.replace(",", " ").split())
-    if value is None:
-        return None
-    if name == "user":
+    if name in LIST_FIELDS:
+        words = value.split("\n") if name == "routes" else value.replace(",", " ").split()
+        return tuple(word.strip() for word in words if word.strip())
+    if name == "user" and value is not None:
         return str(value)
     if isinstance(value, datetime):
         aware = value if timezone.is_aware(value) else timezone.make_aware(value, timezone.get_default_timezone())
@@ -199,10 +165,8 @@ def file_value(name: str, value: Any) -> Any:
 
 def model_value(name: str, value: Any) -> Any:
     """Convert a file's value to the model field's; not for references."""
-    if name == "routes":
-        return "\n".join(value)
-    if name == "methods":
-        return " ".join(value)
+    if name in LIST_FIELDS:
+        return LIST_FIELDS[name].join(value)
     if isinstance(value, datetime) and not settings.USE_TZ:
         return timezone.make_naive(value, timezone.get_default_timezone())
     return value

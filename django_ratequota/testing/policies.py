@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Any
 
@@ -51,6 +51,7 @@ class Policy:
     algorithm: str = "token_bucket"
     mode: str = "enforce"
     on_error: str = ""
+    durable: bool = True
     starts_at: datetime | None = None
     ends_at: datetime | None = None
     #: The name of a list in ``lists``.
@@ -182,16 +183,8 @@ def _policy_facts(
         raise ValueError(f"{where}: a policy is for a user, a subject, a list or a plan, one of them at most")
     if policy.subject_list and policy.subject_list not in lists:
         raise ValueError(f"{where}: write lists={{{policy.subject_list!r}: [...]}} with the members of that list")
-    row = RatePolicy(
-        rates=policy.rates,
-        subject=policy.subject,
-        counted_per=policy.counted_per,
-        algorithm=policy.algorithm,
-        mode=policy.mode,
-        on_error=policy.on_error,
-        starts_at=policy.starts_at,
-        ends_at=policy.ends_at,
-    )
+    others = ("user", "plan", "subject_list")
+    row = RatePolicy(**{one.name: getattr(policy, one.name) for one in fields(policy) if one.name not in others})
     _validate(where, row)
     return replace(
         policy_facts(row),

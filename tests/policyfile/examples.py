@@ -25,6 +25,8 @@ HOSTILE = (
     *"|||a|a |a^|^a|a^^ b| a^b|a ^b|a\r^b|\t|a\tb^|^|^^| ^ |^ a|a\x85b|^\t^".replace("^", "\n").split("|"),
     *"🙂 👨\u200d👩 é e\u0301 \u202eabc \u2028 \xa0 \ufeff \x1b[31m \x7f \ufffe \U0010ffff".split(" "),
     "|",
+    "\\ud83d\\ude42",
+    "\\🙂🙂\\",
     "x" * 10_240,
     "x y\n" * 2_560,
 )
@@ -100,7 +102,7 @@ def export(form: str = "yaml", *, assignments: bool = False) -> str:
 
 
 def document_text(document: dict[str, Any], form: str = "yaml") -> str:
-    return "".join(FORMATS[form](document.items()))
+    return "".join(FORMATS[form](document))
 
 
 def refused(text: str, **options: Any) -> list[str]:

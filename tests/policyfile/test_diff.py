@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 
-from django_ratequota.models import Endpoint, PlanAssignment, PolicyChange, RatePolicy
+from django_ratequota.models import PlanAssignment, PolicyChange, RatePolicy
 from django_ratequota.policyfile import apply_file
 from django_ratequota.runtime import default_limiter
 from tests.policyfile.examples import ASSIGNED, EDITED, SAMPLE, export
@@ -94,12 +94,15 @@ def entries(*rates: str) -> str:
 
 def test_dated_policies_of_one_identity_are_matched_in_order() -> None:
     apply_file(entries("1/s", "1/s", "2/s"))
-    first, second, third = RatePolicy.objects.order_by("pk")
+    first, second, _third = RatePolicy.objects.order_by("pk")
     assert not apply_file(entries("1/s", "1/s", "2/s"), prune=True).changes
-    # One policy fewer: the others are still matched to their rows.
+    # One policy fewer: rows take the rates in their order, and the last row goes.
     diff = apply_file(entries("1/s", "2/s"), prune=True)
-    assert (len(diff.deleted), len(diff.changes)) == (1, 1)
-    assert set(RatePolicy.objects.all()) in ({first, third}, {second, third})
+    assert (len(diff.changed), len(diff.deleted), len(diff.changes)) == (1, 1, 2)
+    assert list(RatePolicy.objects.order_by("pk").values_list("pk", "rates")) == [
+        (first.pk, "1/s"),
+        (second.pk, "2/s"),
+    ]
     # The last one wins, so a change of order is a change.
     assert len(apply_file(entries("2/s", "1/s")).changed) == 2
     assert not apply_file(entries("2/s", "1/s")).changes
@@ -115,24 +118,27 @@ def test_ending_an_assignment_is_a_change(sample: None, alice: User) -> None:
     assert not apply_file(f"version: 1\n{ended}", prune=True).changes
 
 
-def test_order_of_assignments_is_ignored(sample: None) -> None:
-    rows = [
-        {
-            "user": "alice",
-            "plan": "pro",
-            "starts_at": "2026-01-01T00:00:00Z",
-            "ends_at": f"2026-0{month}-01T00:00:00Z",
-        }
-        for month in (3, 2, 4)
+def test_a_new_anchor_is_a_change_and_another_subject_another_assignment(tenants: None) -> None:
+    rows = "  - {subject: tenant:a, plan: p, starts_at: 2026-01-01T00:00:00Z, anchor: 31}\n"
+    text = f"version: 1\nplans: [{{slug: p, name: P}}]\nassignments:\n{rows}{rows.replace('tenant:a', 'tenant:b')}"
+    apply_file(text)
+    key = PlanAssignment.objects.get(subject="tenant:a").pk
+    assert list(apply_file(text.replace("31", "1", 1).replace("tenant:b", "tenant:c"), prune=True).lines()) == [
+        "- assignment tenant:b × p from 2026-01-01T00:00:00Z: anchor 31",
+        "~ assignment tenant:a × p from 2026-01-01T00:00:00Z: anchor 31 -> 1",
+        "+ assignment tenant:c × p from 2026-01-01T00:00:00Z: anchor 31",
     ]
-    text = json.dumps({"version": 1, "assignments": rows})
-    assert len(apply_file(text, prune=True).created) == 2
-    assert not apply_file(text, prune=True).changes
+    assert PlanAssignment.objects.get(subject="tenant:a").pk == key
+    assert len(apply_file("version: 1\nplans: []", prune=True).deleted) == 3
 
 
-def test_long_text_is_cut_before_the_first_difference() -> None:
-    Endpoint.objects.create(name="e", description="x" * 10_000 + "y" + "z" * 100)
-    text = export().replace("xy", "x\u202ew")
-    assert list(apply_file(text).lines()) == [
-        f"~ endpoint e: description …{'x' * 15}y{'z' * 44}… -> …{'x' * 15}\\u202ew{'z' * 38}…"
+def test_pruning_a_list_deletes_its_members_and_policies(alice: User) -> None:
+    members = "members:\n- {subject_list: Bots, user: alice}\n- {subject_list: Bots, subject: ip:198.51.100.0/24}"
+    policies = "policies:\n- {subject_list: Bots, rates: blocked}"
+    apply_file(f"version: 1\nsubject_lists:\n- name: Bots\n{members}\n{policies}")
+    assert list(apply_file("version: 1\nsubject_lists: []", prune=True).lines()) == [
+        "- subject_list Bots",
+        "- member ip:198.51.100.0/24 of list Bots",
+        "- member user alice of list Bots",
+        "- policy list Bots × all endpoints: rates blocked",
     ]

@@ -11,16 +11,13 @@ import pytest
 import yaml
 from django.contrib.auth.models import User
 from django.core.management import CommandError
-from django.db import models
+from django.db import connection, models
 
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
 from django_ratequota.policyfile import apply_file
-from django_ratequota.policyfile.export import _rows
-from django_ratequota.policyfile.schema import SECTIONS
 from tests.policyfile.examples import (
     ASSIGNED,
     DOCS,
-    JANUARY,
     SAMPLE,
     delete_all_rows,
     document_text,
@@ -65,33 +62,20 @@ def test_export_does_not_depend_on_ids(sample: None, alice: User) -> None:
     assert export(assignments=True) == SAMPLE + ASSIGNED
 
 
-def test_policies_of_equal_precedence_keep_their_order() -> None:
-    for rates in ("3/min", "1/min", "2/min"):
-        RatePolicy.objects.create(rates=rates, starts_at=JANUARY)
-    text = export()
-    assert re.findall(r"rates: (\S+)", text) == ["3/min", "1/min", "2/min"]
-    delete_all_rows()
-    apply_file(text)
-    assert list(RatePolicy.objects.order_by("pk").values_list("rates", flat=True)) == ["3/min", "1/min", "2/min"]
+def test_rows_deleted_during_the_export_are_left_out(sample: None) -> None:
+    deleted: list[str] = []
 
-
-def test_rows_deleted_during_the_export_are_left_out(sample: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    def rows(section: Any, *args: Any) -> list[Any]:
-        if section.model is Endpoint:
+    def delete_first(execute: Any, sql: str, *statement: Any) -> Any:
+        if not deleted and 'FROM "django_ratequota_endpoint"' in sql.replace("`", '"'):
+            deleted.append("search")
             Endpoint.objects.filter(name="search").delete()
-        return read_rows(section, *args)
+        return execute(sql, *statement)
 
-    read_rows = _rows
-    monkeypatch.setattr("django_ratequota.policyfile.export._rows", rows)
-    text = export()
+    with connection.execute_wrapper(delete_first):
+        text = export()
+    assert deleted
     assert "search" not in text
     assert text == export()
-
-
-def test_every_field_of_the_models_is_in_the_file() -> None:
-    for section in SECTIONS:
-        fields = {field.name for field in section.model._meta.concrete_fields}
-        assert set(section.fields) == fields - {"id", "created_by", "created_at"}
 
 
 @pytest.mark.parametrize("more", [0, 20])
