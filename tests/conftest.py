@@ -66,7 +66,6 @@ SLOW = (
     "operations/test_boost_all",
     "operations/test_boosts",
     "monitoring/test_ledger_exact",
-    "operations/test_ledger",
     "operations/test_near",
     "operations/test_restore",
     "operations/test_undo",
