@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from django import forms
 from django.contrib import messages
+from django.contrib.admin import ModelAdmin
 from django.contrib.admin.utils import quote, unquote
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import Page
@@ -20,9 +21,6 @@ from django.utils.translation import gettext as _
 
 from ..conf import settings
 from ..exceptions import StoreError
-
-if TYPE_CHECKING:
-    from .base import RecordedAdmin
 
 Reply = TypeVar("Reply")
 
@@ -44,7 +42,7 @@ class AdminPage:
     #: Styles and scripts of this page alone, besides those of the model admin.
     media: ClassVar[forms.Media] = forms.Media()
 
-    def __init__(self, model_admin: RecordedAdmin) -> None:
+    def __init__(self, model_admin: ModelAdmin[Any]) -> None:
         self.admin: Any = model_admin
         self.site = model_admin.admin_site
 
