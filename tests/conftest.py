@@ -52,6 +52,7 @@ SLOW = (
     "admin/test_search",
     "admin/test_preview",
     "admin/test_quota_history",
+    "admin/test_every_page",
     "admin/test_quotas_page",
     "admin/test_rollout",
     "admin/test_sizes",
