@@ -54,30 +54,9 @@ def draw() -> dict[str, str]:
 
 def scenarios(rates: Sequence[Rate]) -> tuple[Scenario, Scenario, Scenario]:
     """Return an even stream above the limit, bursts at a window's edge, and a burst after a pause."""
-    from django_ratequota.operations.scenarios import after_a_pause
+    from django_ratequota.operations.scenarios import stream
 
-    return _stream(rates), _edge(rates), after_a_pause(rates)
-
-
-def _stream(rates: Sequence[Rate]) -> Scenario:
-    from django_ratequota.engine.rates import format_period
-    from django_ratequota.operations.scenarios import SLOTS, Run, Script, duration, evenly, number, window_edge_us
-
-    scale, start_us = rates[-1], window_edge_us(rates[-1])
-    # Long enough to use up a large burst, and to show what follows.
-    periods = max(4, -(-3 * scale.capacity // scale.limit))
-    asked, room = 3 * scale.limit * periods // 2, min(rate.capacity for rate in rates)
-    attempts, span_us = evenly(start_us, asked, span_us=periods * scale.period_us, room=room)
-    script = Script(attempts=attempts, start_us=start_us, span_us=span_us, slots=SLOTS, zero_us=start_us)
-    run = Run(script, rates)
-    last_us = start_us + span_us * 3 // 4
-    first_us = next(at_us for at_us, _cost, admitted in run.outcome if not admitted)
-    return run.scenario(
-        "A steady stream above the limit",
-        f"Requests {number(1.5 * scale.limit)}/{format_period(scale.period)}, evenly: in the first "
-        f"{duration(first_us - start_us)} all pass; in the last {duration(span_us // 4)} "
-        f"{number(run.admitted(since_us=last_us))} of {number(run.asked(since_us=last_us))}.",
-    )
+    return stream(rates, rates[-1]), _edge(rates), _pause(rates)
 
 
 def _edge(rates: Sequence[Rate]) -> Scenario:
@@ -92,6 +71,27 @@ def _edge(rates: Sequence[Rate]) -> Scenario:
         "A burst at a window's edge",
         f"Requests {number(scale.limit)} at once just before the edge and again just after it: "
         f"{number(run.admitted(until_us=edge_us))} and {number(run.admitted(since_us=edge_us))} pass.",
+    )
+
+
+def _pause(rates: Sequence[Rate]) -> Scenario:
+    from django_ratequota.operations.scenarios import SLOTS, Run, Script, at_once, duration, evenly, number
+    from django_ratequota.operations.scenarios import window_edge_us as edge
+
+    scale, edge_us, room = rates[-1], edge(rates[-1]), min(rate.capacity for rate in rates)
+    attempts = [(edge_us, cost) for cost in at_once(2 * max(scale.limit, scale.capacity))]
+    more, span_us = evenly(edge_us + 1, 6 * scale.limit, span_us=2 * scale.period_us, room=room)
+    # The first fifth shows the end of the pause.
+    start_us, whole_us = edge_us - span_us // 4, span_us // 4 + span_us
+    run = Run(
+        Script(attempts=[*attempts, *more], start_us=start_us, span_us=whole_us, slots=SLOTS, zero_us=edge_us), rates
+    )
+    burst_us = edge_us + 1
+    return run.scenario(
+        "A burst after a pause",
+        f"Requests {number(run.asked(until_us=burst_us))} at once: {number(run.admitted(until_us=burst_us))} pass. "
+        f"Then requests {number(run.asked(since_us=burst_us))} evenly in the next {duration(span_us)}: "
+        f"{number(run.admitted(since_us=burst_us))} pass.",
     )
 
 

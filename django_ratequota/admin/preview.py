@@ -16,7 +16,7 @@ from ..models import RatePolicy
 from ..operations.advice import about_endpoint, about_saved
 from ..operations.impact import estimate, sentences
 from ..operations.impact_audience import NotEstimable
-from ..operations.scenarios import after_a_pause
+from ..operations.scenarios import fastest, stream
 from .charts import Series, plot
 from .formatting import moment
 from .pages import AdminPage, unanswered
@@ -114,7 +114,7 @@ def _drawn(policy: RatePolicy) -> dict[str, Any]:
     if isinstance(rates, str):
         admitted = _("Every request is admitted, and nothing is counted.")
         return {"sentences": [_("Every request is refused.") if rates == BLOCKED else admitted]}
-    scenario = after_a_pause(rates)
+    scenario = stream(rates, fastest(rates))
     series = [
         Series(_("admitted"), "admitted", scenario.admitted),
         Series(_("refused"), "refused", scenario.refused),

@@ -9,7 +9,7 @@ from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 
 from ..engine.calendar_windows import window_end_us
-from ..engine.rates import Rate
+from ..engine.rates import Rate, format_period
 from ..runtime import default_limiter
 from .replay import Attempt, replay
 
@@ -19,6 +19,9 @@ _START_US = 1_762_128_000_000_000
 SLOTS = 40
 #: Most different times of requests in an even stream.
 _INSTANTS = 1500
+#: Requests of a client above the limit, as a multiple of it.
+_ABOVE = 1.5
+_MAX_SPAN_US = 50 * 366 * 86_400 * 10**6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,35 +50,42 @@ class Script:
     zero_us: int
 
 
-def after_a_pause(rates: Sequence[Rate]) -> Scenario:
-    """Return twice the longest rate's limit at once, then an even stream above the limit; raises ``StoreError``."""
-    scale = max(rates, key=lambda rate: rate.period_us)
-    edge_us = window_edge_us(scale)
-    room = min(rate.capacity for rate in rates)
-    attempts = [(edge_us, cost) for cost in at_once(2 * max(scale.limit, scale.capacity))]
-    more, span_us = evenly(edge_us + 1, 6 * scale.limit, span_us=2 * scale.period_us, room=room)
-    # The first fifth shows the end of the pause.
-    script = Script(
-        attempts=(*attempts, *more),
-        start_us=edge_us - span_us // 4,
-        span_us=span_us // 4 + span_us,
-        slots=SLOTS,
-        zero_us=edge_us,
-    )
-    run = Run(script, rates)
-    burst_us = edge_us + 1
+def fastest(rates: Sequence[Rate]) -> Rate:
+    """Return the rate that admits most in the long run by itself."""
+    return max(rates, key=lambda rate: rate.limit / rate.period_us)
+
+
+def stream(rates: Sequence[Rate], scale: Rate) -> Scenario:
+    """Return an even stream above the limit of ``scale``, long enough to use up all rates; raises ``StoreError``."""
+    start_us = window_edge_us(scale)
+    # Long enough to use up the burst and each limit, and to show what follows.
+    used_up_us = max(rate.capacity * scale.period_us // scale.limit for rate in rates)
+    span_us = max(4 * scale.period_us, min(3 * used_up_us, _MAX_SPAN_US))
+    asked = max(6, int(_ABOVE * scale.limit * span_us / scale.period_us))
+    attempts, span_us = evenly(start_us, asked, span_us=span_us, room=min(rate.capacity for rate in rates))
+    run = Run(Script(attempts=attempts, start_us=start_us, span_us=span_us, slots=SLOTS, zero_us=start_us), rates)
+    return run.scenario(_("A steady stream above the limit"), _about_stream(run, scale, start_us, span_us))
+
+
+def _about_stream(run: Run, scale: Rate, start_us: int, span_us: int) -> str:
+    last_us = start_us + span_us * 3 // 4
     numbers = {
-        "asked": number(run.asked(until_us=burst_us)),
-        "at_once": number(run.admitted(until_us=burst_us)),
-        "more": number(run.asked(since_us=burst_us)),
-        "passed": number(run.admitted(since_us=burst_us)),
+        "asked": f"{number(_ABOVE * scale.limit)}/{format_period(scale.period)}",
         "span": duration(span_us),
+        "last": duration(span_us // 4),
+        "passed": number(run.admitted(since_us=last_us)),
+        "of": number(run.asked(since_us=last_us)),
     }
+    first_us = next((at_us for at_us, _cost, admitted in run.outcome if not admitted), None)
+    if first_us is None:
+        return _("Requests %(asked)s, evenly, for %(span)s: all pass.") % numbers
+    numbers["first"] = duration(first_us - start_us)
+    if first_us == start_us:
+        return _("Requests %(asked)s, evenly: in the last %(last)s %(passed)s of %(of)s pass.") % numbers
     text = _(
-        "Requests %(asked)s at once: %(at_once)s pass. Then requests %(more)s evenly in the next %(span)s: "
-        "%(passed)s pass."
+        "Requests %(asked)s, evenly: in the first %(first)s all pass; in the last %(last)s %(passed)s of %(of)s."
     )
-    return run.scenario(_("A burst after a pause"), text % numbers)
+    return text % numbers
 
 
 def window_edge_us(rate: Rate) -> int:

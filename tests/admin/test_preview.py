@@ -15,12 +15,12 @@ from django.test import Client
 from django.utils import translation
 
 import django_ratequota
-from django_ratequota.engine.rates import Rate, parse_rates
+from django_ratequota.engine.rates import parse_rates
 from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
 from django_ratequota.monitoring import attempts
 from django_ratequota.monitoring.attempts import Attempts, RecordedAttempts
 from django_ratequota.operations.replay import replay
-from django_ratequota.operations.scenarios import after_a_pause, at_once, duration
+from django_ratequota.operations.scenarios import Scenario, at_once, duration, fastest, stream
 from tests.conftest import NOON_US
 from tests.support.operators import client_of
 
@@ -75,26 +75,29 @@ def text_of(page: Any) -> str:
 # --- The scenario. ---
 
 
-def test_a_burst_after_a_pause_differs_by_rates(redis_client: redis.Redis) -> None:
-    for text, at_once_, more in (
-        ("100/min fixed_window", "100", "100"),
-        ("100/min sliding_window_log", "100", "100"),
-        ("100/min burst 20", "20", "199"),
-        ("100/min burst 20 gcra", "20", "199"),
-        ("1/day", "1", "1"),
-        ("10/s, 1000/hour fixed_window", "10", "1,990"),
-    ):
-        rates = parse_rates(text)
-        assert not isinstance(rates, str)
-        sentence = after_a_pause(rates).sentence
-        assert (f" at once: {at_once_} pass." in sentence, f": {more} pass." in sentence) == (True, True), sentence
+def scenario(text: str) -> Scenario:
+    rates = parse_rates(text)
+    assert not isinstance(rates, str)
+    return stream(rates, fastest(rates))
+
+
+def test_the_sentence_is_about_the_rates_together(redis_client: redis.Redis) -> None:
+    both = "Requests 15/min, evenly: in the first 40 s all pass; in the last 50 min 34 of 750."
+    start, end = "Requests 150/min, evenly: in the first", "all pass; in the last 1 min 100 of 150."
+    sentences = {
+        "100/min fixed_window": f"{start} 39.8 s {end}",
+        "100/min burst 20": f"{start} 22.5 s {end}",
+        "1/day": "Requests 1.5/day, evenly: in the first 16 h all pass; in the last 1 d 0 of 1.",
+        "10/min burst 5, 1000/day": both,
+        "1000/day, 10/min burst 5": both,
+    }
+    assert {text: scenario(text).sentence for text in sentences} == sentences
 
 
 def test_the_chart_holds_the_admitted_and_refused_units(redis_client: redis.Redis) -> None:
-    found = after_a_pause([Rate.parse("100/min fixed_window")])
-    assert (sum(found.admitted), sum(found.refused)) == (200, 600)
-    assert sum(found.admitted[:8]) + sum(found.refused[:8]) == 0, "the pause"
-    assert (found.labels[8], found.admitted[8]) == ("0", 100)
+    found = scenario("100/min fixed_window")
+    assert (sum(found.admitted), sum(found.refused)) == (400, 200)
+    assert found.admitted[:10] == (15, 15, 15, 15, 15, 15, 10, 0, 0, 0)
     assert len(found.labels) == len(found.admitted) == len(found.refused)
 
 
@@ -126,8 +129,8 @@ def test_the_unsaved_form_is_drawn_and_nothing_is_saved(root: Client, redis_clie
     page = root.post(PREVIEW, form(rates="100/min burst 20, 9/s gcra", mode="off"))
     text = text_of(page)
     assert page.content.decode().count('<svg class="ratequota-plot-drawing"') == 1
-    assert "A burst after a pause: 100/min burst 20, 9/s gcra" in text
-    assert "Requests 200 at once: " in text
+    assert "A steady stream above the limit: 100/min burst 20, 9/s gcra" in text
+    assert "Requests 13.5/s, evenly: " in text
     assert "Note: Its mode is off" in text
     assert not RatePolicy.objects.exists()
     assert not PolicyChange.objects.exists()
@@ -151,7 +154,7 @@ def test_unreadable_rates_have_the_message_of_saving(root: Client) -> None:
 
 def test_the_form_computes_neither(root: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = RatePolicy.objects.create(rates="10/min")
-    monkeypatch.setattr("django_ratequota.admin.preview.after_a_pause", None)
+    monkeypatch.setattr("django_ratequota.admin.preview.stream", None)
     monkeypatch.setattr("django_ratequota.admin.preview.about_saved", None)
     html = root.get(f"{LIST}{policy.pk}/change/").content.decode()
     assert f'data-ask="{PREVIEW}?object={policy.pk}"' in html
@@ -165,7 +168,7 @@ def test_the_form_computes_neither(root: Client, monkeypatch: pytest.MonkeyPatch
 def test_a_policy_is_checked_as_the_stored_one(root: Client) -> None:
     policy = RatePolicy.objects.create(rates="10/min")
     assert "Correct these errors first" in text_of(root.post(PREVIEW, form()))
-    assert "A burst after a pause" in text_of(root.post(f"{PREVIEW}?object={policy.pk}", form()))
+    assert "A steady stream above the limit" in text_of(root.post(f"{PREVIEW}?object={policy.pk}", form()))
     for unknown in ("4711", "nonsense"):
         assert "Correct these errors first" in text_of(root.post(f"{PREVIEW}?object={unknown}", form()))
 
@@ -216,7 +219,7 @@ def test_viewers_see_the_preview_of_the_stored_policy() -> None:
     policy = RatePolicy.objects.create(rates="2/min")
     assert 'name="rates"' not in client.get(f"{LIST}{policy.pk}/change/").content.decode()
     # Their form has a CSRF token and no fields.
-    assert "A burst after a pause: 2/min" in text_of(client.post(f"{PREVIEW}?object={policy.pk}"))
+    assert "A steady stream above the limit: 2/min" in text_of(client.post(f"{PREVIEW}?object={policy.pk}"))
     assert "would have refused 2 of 4 clients" in text_of(client.post(f"{IMPACT}?object={policy.pk}"))
     assert "Enter rates above first" in text_of(client.post(IMPACT))
 

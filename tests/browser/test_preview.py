@@ -20,7 +20,7 @@ def test_the_preview_and_the_impact_are_shown_on_a_click(desk: Desks, scene: Sce
     own = desk()
     page = own.open(PAGES["add policy"].path(scene))
     shown, impact = page.locator("#ratequota-preview"), page.locator("#ratequota-impact")
-    page.get_by_label("Rates").fill("10/min burst 5")
+    page.get_by_label("Rates").fill("10/min burst 5, 1000/day")
     expect(shown).to_be_empty()
     with own.task(clicks=2, pages=0):
         page.get_by_role("button", name="Preview").click()
