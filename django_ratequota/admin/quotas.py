@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from django import forms
-from django.contrib import messages
 from django.contrib.auth import get_user_model
 from django.utils.http import urlencode
 from django.utils.translation import gettext
@@ -22,7 +21,7 @@ from ..operations.ledger import AFTER, LEVELS, Chosen, current_periods, time_us
 from ..operations.near import Row, all_near, near_rows
 from .formatting import clock, clock_and_wait, number_text, shown
 from .names import caller_names, caller_text
-from .pages import AdminPage, unanswered
+from .pages import AdminPage, is_id, unanswered
 from .permissions import may
 from .usage.export import csv_response
 from .usage.labels import explain_url
@@ -30,7 +29,6 @@ from .usage.labels import explain_url
 _PAGE = 50
 #: Users found by name, most: their subjects are searched for.
 _MOST_USERS = 1_000
-_ID = re.compile("[0-9]{1,18}")
 _LEVEL = 80  # chosen at first: near the limit, with or without room left
 _HEADS = (
     *(_("caller"), _("name"), "id", _("policy"), _("endpoint"), _("rate"), _("used"), _("limit")),
@@ -82,31 +80,26 @@ class _ListPage(AdminPage):
         rows = Plan.objects.values_list("pk", "name") if self.admin.sees_all_policies(request) else ()
         plans = {pk: shown(name) for pk, name in rows}
         endpoints = {pk: shown(name) for pk, name in Endpoint.objects.order_by("name").values_list("pk", "name")}
-        params = {
-            name: request.GET.get(name, "") for name in ("window", "level", "plan", "endpoint", "policy", "start")
-        }
-        numbers = {name: int(text) for name, text in params.items() if _ID.fullmatch(text)}
-        known = {
-            "window": params["window"] in periods,
-            "level": numbers.get("level") in (0, *LEVELS),
-            "plan": numbers.get("plan") in plans,
-            "endpoint": numbers.get("endpoint") in endpoints,
-            "policy": "policy" in numbers,
-            "start": bool(re.fullmatch(AFTER, params["start"])),
-        }
-        for name, value in params.items():
-            if value and not known[name]:
-                numbers.pop(name, None)
-                text = _("%(name)s=%(value)s was ignored: unknown value.")
-                self.admin.message_user(request, text % {"name": name, "value": shown(value)[:60]}, messages.WARNING)
+        found = self.known_parameters(
+            request,
+            {
+                "window": periods.__contains__,
+                "level": {str(level) for level in (0, *LEVELS)}.__contains__,
+                "plan": {str(pk) for pk in plans}.__contains__,
+                "endpoint": {str(pk) for pk in endpoints}.__contains__,
+                "policy": is_id,
+                "start": re.compile(AFTER).fullmatch,
+            },
+        )
+        numbers = {name: int(found[name]) for name in ("level", "plan", "endpoint", "policy") if found[name]}
         selection = Selection(
-            period=params["window"] if known["window"] else next(iter(periods), ""),
+            period=found["window"] or next(iter(periods), ""),
             level=numbers.get("level", _LEVEL),
             plan_id=numbers.get("plan"),
             endpoint_id=numbers.get("endpoint"),
             policy_id=numbers.get("policy"),
             search=request.GET.get("q", "").replace("\x00", "").strip()[:200],
-            start=params["start"] if known["start"] else "",
+            start=found["start"],
         )
         return selection, {"periods": periods, "plans": plans, "endpoints": endpoints}
 

@@ -375,7 +375,7 @@ def test_redis_servers_are_listed(operator: Client, scene: Scene) -> None:
     assert re.fullmatch(r"127\.0\.0\.1:\d+|/.*|localhost:\d+", name)
     assert state == "up"
     assert re.fullmatch(r"(valkey|redis) \d+\.\d+.*", version)
-    assert re.fullmatch(r"\d+ days?, \d\d:\d\d:\d\d", up)
+    assert re.fullmatch(r"\d+ (s|min|h|days?)", up)
     assert re.search(r"[KM]B \(", memory)
     assert policy
     assert evicted == "0"
