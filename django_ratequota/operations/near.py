@@ -11,7 +11,7 @@ from ..engine.types import Bucket, BucketStatus
 from ..models import RatePolicy
 from ..policies.assigned import entries_of, is_plan_open
 from ..policies.facts import Assigned, UserEntry, policy_facts
-from ..policies.requests.caller import DescribedCaller
+from ..policies.requests.caller import Caller, DescribedCaller
 from ..policies.resolver import EvaluationContext, make_buckets, resolve_uncached
 from ..policies.snapshot import Snapshot
 from . import ledger
@@ -157,7 +157,7 @@ def _bucket(row: Recorded, context: EvaluationContext, policy: RatePolicy | None
     return found and replace(found, anchor=row.anchor)
 
 
-def _plan_is_known(caller: DescribedCaller, assigned_to: str) -> bool:
+def _plan_is_known(caller: Caller, assigned_to: str) -> bool:
     """Return whether the subject alone tells the plan of its requests."""
     if caller.plan_slug is not None:
         return True

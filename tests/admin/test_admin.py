@@ -205,23 +205,6 @@ def test_rows_that_conflict_while_being_saved_are_refused_in_words(
     assert set(RatePolicy.objects.values_list("rates", "counted_per")) == {("1/s", "caller"), ("2/s", "ip")}
 
 
-@pytest.mark.parametrize("stored", [True, False], ids=["against a stored row", "two new rows"])
-def test_a_second_policy_without_dates_on_an_endpoints_page_is_refused_in_words(
-    operator: Client, free: Plan, stored: bool
-) -> None:
-    search = Endpoint.objects.create(name="search")
-    if stored:
-        RatePolicy.objects.create(endpoint=search, rates="1/s")
-    form = {"name": "search", "description": "", "routes": "", "methods": "", "cost": "1"}
-    form |= {"policies-TOTAL_FORMS": "3", "policies-INITIAL_FORMS": "0"}
-    for number, plan in enumerate(["", str(free.pk), str(free.pk) if not stored else ""]):
-        row = {"plan": plan, "counted_per": "caller", "rates": "5/s", "algorithm": "gcra", "mode": "log"}
-        form |= {f"policies-{number}-{name}": value for name, value in row.items()}
-    page = operator.post(f"{BASE}/endpoint/{search.pk}/change/", form)
-    assert page.status_code == 200
-    assert page.content.decode().count(TWIN) == (2 if stored else 1)
-
-
 def test_a_conflicting_policy_saved_meanwhile_is_reported(operator: Client, free: Plan) -> None:
     def rival(**_: Any) -> None:
         RatePolicy.objects.bulk_create([RatePolicy(plan=free, rates="7/s")])
@@ -441,26 +424,6 @@ def test_overrides_are_left_out_of_an_endpoints_table(operator: Client, root: Us
         "overrides included"
         not in staff("view_endpoint").get(f"{BASE}/endpoint/{search.pk}/change/").content.decode()
     )
-
-
-@pytest.mark.parametrize(
-    ("codenames", "status"),
-    [(("view_plan", "view_ratepolicy"), 403), (("view_plan", "change_plan", "view_ratepolicy"), 302)],
-)
-def test_policies_are_read_only_without_the_permission_to_change(
-    free: Plan, codenames: tuple[str, ...], status: int
-) -> None:
-    policy = RatePolicy.objects.create(plan=free, rates="71/s")
-    client = staff(*codenames)
-    page = client.get(f"{BASE}/plan/{free.pk}/change/").content.decode()
-    assert "<p>71/s</p>" in page
-    assert "<p>all endpoints</p>" in page
-    assert 'name="policies-0-rates"' not in page
-    form = plan_form(free, row_of(policy, rates="1/s"), {"rates": "2/s", "counted_per": "ip"}, initial=1)
-    assert client.post(f"{BASE}/plan/{free.pk}/change/", form).status_code == status
-    assert 'name="form-0-mode"' not in client.get(f"{BASE}/ratepolicy/").content.decode()
-    client.post(f"{BASE}/ratepolicy/", list_form(policy, mode="off"))
-    assert list(RatePolicy.objects.values_list("rates", "mode")) == [("71/s", "enforce")]
 
 
 def difference(client: Client, change: PolicyChange) -> list[tuple[str, str, str]]:

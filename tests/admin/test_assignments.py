@@ -184,16 +184,3 @@ def test_the_history_of_a_subject_is_one_search_away(operator: Client, pro: Plan
     summary = " ".join(cells(operator.get(f"{BASE}/policychange/?q=tenant:acme"), "what_changed"))
     assert "plan: Free → Pro" in summary
     assert "months begin on day: empty → 15" in summary
-
-
-def test_undoing_an_edit_of_a_subjects_assignment_restores_its_plan_and_anchor(
-    operator: Client, pro: Plan, free: Plan
-) -> None:
-    assign(pro, "tenant:acme", anchor=15)
-    row = PlanAssignment.objects.get()
-    sent = form(free, subject="tenant:beta", change_reason="By mistake")
-    assert operator.post(f"{LIST}{row.pk}/change/", sent).status_code == 302
-    save = PolicyChange.objects.all()[0].change_id
-    assert confirm(operator, f"{BASE}/policychange/save/{save}/").status_code == 302
-    row.refresh_from_db()
-    assert (row.plan, row.subject, row.anchor) == (pro, "tenant:acme", 15)

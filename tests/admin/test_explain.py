@@ -733,25 +733,3 @@ def test_unreadable_queries_name_the_field(read: Callable[[], Any], field: str) 
     with pytest.raises(ValidationError) as caught:
         read()
     assert list(caught.value.message_dict) == [field]
-
-
-@pytest.mark.parametrize(
-    ("reason", "sentence", "again"),
-    [
-        ("timeout", "Redis did not answer (timeout). The refusal cannot be looked up. Try again later.", True),
-        ("memory", "This needs Redis, and each worker counts in memory (memory://).", False),
-        ("disabled", "This needs Redis, which is not used while nothing is enforced.", False),
-    ],
-)
-def test_where_redis_is_not_used_nobody_is_asked_to_try_again(
-    operator: Client, monkeypatch: pytest.MonkeyPatch, reason: str, sentence: str, again: bool
-) -> None:
-    """Regression: with memory:// and ENABLED = False, pages said that Redis did not answer."""
-
-    def fail(refusal_id: str) -> None:
-        raise StoreError(reason, "")
-
-    monkeypatch.setattr(refusals, "find_refusal", fail)
-    text = explain(operator, id="ABCDE12345")
-    assert sentence in text
-    assert ("Try again later" in text) is again
