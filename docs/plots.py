@@ -1,18 +1,19 @@
-"""Draws the charts of algorithms.md: the traffic of ``scenarios``, decided by the script that decides requests."""
+"""Draws the charts of algorithms.md: three clients' traffic, decided by the script that decides requests."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
 if TYPE_CHECKING:
+    from django_ratequota import Rate
     from django_ratequota.operations.scenarios import Scenario
 
 IMAGES = Path(__file__).parent / "images"
-#: One panel each; the traffic is made for the last rate of each.
+#: One panel each; the traffic is made for the last rate of each, which has the longest period.
 RATES = (
     "60/min fixed_window",
     "60/min sliding_window_log",
@@ -45,11 +46,53 @@ def draw() -> dict[str, str]:
     from django.utils import translation
 
     from django_ratequota.engine.rates import parse_rates
-    from django_ratequota.operations.scenarios import scenarios
 
     with translation.override("en"):
-        judged = [scenarios(rates, rates[-1]) for rates in map(parse_rates, RATES) if isinstance(rates, tuple)]
+        judged = [scenarios(rates) for rates in map(parse_rates, RATES) if isinstance(rates, tuple)]
     return {file: _drawing([of_rates[at] for of_rates in judged]) for at, file in enumerate(FILES)}
+
+
+def scenarios(rates: Sequence[Rate]) -> tuple[Scenario, Scenario, Scenario]:
+    """Return an even stream above the limit, bursts at a window's edge, and a burst after a pause."""
+    from django_ratequota.operations.scenarios import stream
+
+    return stream(rates, rates[-1]), _edge(rates), _pause(rates)
+
+
+def _edge(rates: Sequence[Rate]) -> Scenario:
+    from django_ratequota.operations.scenarios import SLOTS, Run, Script, at_once, number, window_edge_us
+
+    scale, edge_us = rates[-1], window_edge_us(rates[-1])
+    before_us = edge_us - scale.period_us // 1000
+    attempts = [(at_us, cost) for at_us in (before_us, edge_us) for cost in at_once(scale.limit)]
+    start_us, span_us = edge_us - scale.period_us // 2, scale.period_us
+    run = Run(Script(attempts=attempts, start_us=start_us, span_us=span_us, slots=SLOTS // 2, zero_us=edge_us), rates)
+    return run.scenario(
+        "A burst at a window's edge",
+        f"Requests {number(scale.limit)} at once just before the edge and again just after it: "
+        f"{number(run.admitted(until_us=edge_us))} and {number(run.admitted(since_us=edge_us))} pass.",
+    )
+
+
+def _pause(rates: Sequence[Rate]) -> Scenario:
+    from django_ratequota.operations.scenarios import SLOTS, Run, Script, at_once, duration, evenly, number
+    from django_ratequota.operations.scenarios import window_edge_us as edge
+
+    scale, edge_us, room = rates[-1], edge(rates[-1]), min(rate.capacity for rate in rates)
+    attempts = [(edge_us, cost) for cost in at_once(2 * max(scale.limit, scale.capacity))]
+    more, span_us = evenly(edge_us + 1, 6 * scale.limit, span_us=2 * scale.period_us, room=room)
+    # The first fifth shows the end of the pause.
+    start_us, whole_us = edge_us - span_us // 4, span_us // 4 + span_us
+    run = Run(
+        Script(attempts=[*attempts, *more], start_us=start_us, span_us=whole_us, slots=SLOTS, zero_us=edge_us), rates
+    )
+    burst_us = edge_us + 1
+    return run.scenario(
+        "A burst after a pause",
+        f"Requests {number(run.asked(until_us=burst_us))} at once: {number(run.admitted(until_us=burst_us))} pass. "
+        f"Then requests {number(run.asked(since_us=burst_us))} evenly in the next {duration(span_us)}: "
+        f"{number(run.admitted(since_us=burst_us))} pass.",
+    )
 
 
 def _drawing(panels: list[Scenario]) -> str:

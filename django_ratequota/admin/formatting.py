@@ -128,13 +128,6 @@ def duration(seconds: float) -> str:
     return ngettext("%d day", "%d days", days) % days
 
 
-def uptime(seconds: int) -> str:
-    """``3 days, 04:05:06``."""
-    days, rest = divmod(seconds, 86_400)
-    time = f"{rest // 3600:02d}:{rest // 60 % 60:02d}:{rest % 60:02d}"
-    return ngettext("%(days)d day, %(clock)s", "%(days)d days, %(clock)s", days) % {"days": days, "clock": time}
-
-
 def milliseconds(seconds: float | None) -> str:
     """``1.2 ms``; a dash for None, "more than 10 s" for infinity."""
     if seconds is None:

@@ -18,7 +18,7 @@ from ..operations.differences import differences
 from ..recording.validators import visible
 from .base import AutocompleteAdmin, RecordedAdmin, user_search_fields
 from .diff import RelatedNames, as_table
-from .filters import RelatedFilter
+from .filters import ConditionFilter, RelatedFilter
 from .formatting import shown, time_column
 from .names import object_name
 from .restore import RestorePage
@@ -37,19 +37,15 @@ _AT = time_column("at", _("at"), seconds=True)
 _FIELDS = [_AT, "actor", "action", "kind", "object_id", "object_text", "touched", "reason_text", "difference"]
 
 
-class KindFilter(admin.SimpleListFilter):
+class KindFilter(ConditionFilter):
     """Filter by the kind of object that changed."""
 
     title = _("kind")
     parameter_name = "model"
 
-    def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, Any]]:
-        """Return the kinds."""
-        return list(kinds().items())
-
-    def queryset(self, request: Any, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """Return the rows of the selected kind."""
-        return queryset.filter(model=self.value()) if self.value() else queryset
+    def conditions(self) -> dict[str, tuple[Any, Any]]:
+        """Compare the kinds."""
+        return {kind: (name, Q(model=kind)) for kind, name in kinds().items()}
 
 
 class AffectedUserFilter(admin.SimpleListFilter):

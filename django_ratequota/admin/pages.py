@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from django import forms
 from django.contrib import messages
+from django.contrib.admin import ModelAdmin
 from django.contrib.admin.utils import quote, unquote
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import Page
@@ -20,9 +21,7 @@ from django.utils.translation import gettext as _
 
 from ..conf import settings
 from ..exceptions import StoreError
-
-if TYPE_CHECKING:
-    from .base import RecordedAdmin
+from .formatting import shown
 
 Reply = TypeVar("Reply")
 
@@ -44,7 +43,7 @@ class AdminPage:
     #: Styles and scripts of this page alone, besides those of the model admin.
     media: ClassVar[forms.Media] = forms.Media()
 
-    def __init__(self, model_admin: RecordedAdmin) -> None:
+    def __init__(self, model_admin: ModelAdmin[Any]) -> None:
         self.admin: Any = model_admin
         self.site = model_admin.admin_site
 
@@ -72,6 +71,18 @@ class AdminPage:
     def object_url(self, request: Any, model: type[Model], pk: Any, obj: Any = None) -> str:
         """Return the address of the object's change page; "" where the operator may not open it."""
         return model_url(self.site, model, "change", quote(pk)) if may_view(self.site, model, request, obj) else ""
+
+    def known_parameters(self, request: Any, checks: Mapping[str, Callable[[str], Any]]) -> dict[str, str]:
+        """Return the query's parameters that pass their check, "" for the others, and warn of those that do not."""
+        found = dict.fromkeys(checks, "")
+        for name, check in checks.items():
+            value = request.GET.get(name, "")
+            if value and check(value):
+                found[name] = value
+            elif value:
+                text = _("%(name)s=%(value)s was ignored: unknown value.")
+                self.admin.message_user(request, text % {"name": name, "value": shown(value)[:60]}, messages.WARNING)
+        return found
 
     def url_pattern(self) -> URLPattern:
         """Return the entry for ``ModelAdmin.get_urls``."""
@@ -111,6 +122,11 @@ class AdminPage:
         }
         folder = f"admin/{self.admin.opts.app_label}/{self.admin.opts.model_name}"
         return TemplateResponse(request, f"{folder}/{template}", {**common, **context})
+
+
+def is_id(text: str) -> bool:
+    """Return whether the text may be the id of a policy or an endpoint."""
+    return text.isascii() and text.isdecimal() and len(text) <= 18
 
 
 def mode_text() -> str:

@@ -22,7 +22,7 @@ from .names import with_display_name
 from .permissions import PolicyPermissions
 from .policy_forms import PolicyForm, RowForm, StoredRows
 from .policy_table import WITHOUT
-from .preview import ImpactPage, PreviewPage, SuggestPage
+from .preview import ImpactPage, PreviewPage
 from .quota_history import QuotaHistoryExport, QuotaHistoryPage
 from .quotas import QuotasExport, QuotasPage
 from .reset import ResetPage, reset_usage
@@ -49,7 +49,6 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, SearchesRelated, War
         RolloutPage,
         PreviewPage,
         ImpactPage,
-        SuggestPage,
         UsagePage,
         UsageExport,
         QuotasPage,

@@ -1,4 +1,4 @@
-"""The Quotas page: who has used how much of a rate in the window that runs now, and the list as CSV."""
+"""The Quotas page: who has used how much of a calendar limit in the window that runs now, and the list as CSV."""
 
 from __future__ import annotations
 
@@ -6,43 +6,42 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import chain
 from typing import Any
 
 from django import forms
-from django.contrib import messages
 from django.contrib.auth import get_user_model
-from django.http import HttpResponseRedirect
 from django.utils.http import urlencode
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import settings
-from ..exceptions import StoreError
-from ..models import Endpoint, Plan, RatePolicy
-from ..monitoring.near import LEVELS
+from ..models import Endpoint, Plan, QuotaWindow, RatePolicy
 from ..operations.counters import shared_reason
-from ..operations.ledger import Chosen, Ledger, time_us
-from ..operations.near import Listed, Row, all_near, lists, near_rows
+from ..operations.ledger import AFTER, LEVELS, Chosen, current_periods, time_us
+from ..operations.near import Row, all_near, near_rows
 from .formatting import clock, clock_and_wait, number_text, shown
 from .names import caller_names, caller_text
-from .pages import AdminPage, reply, unanswered
+from .pages import AdminPage, is_id, unanswered
 from .permissions import may
-from .usage.export import Table, csv_response
+from .usage.export import csv_response
 from .usage.labels import explain_url
 
 _PAGE = 50
 #: Users found by name, most: their subjects are searched for.
 _MOST_USERS = 1_000
-_ID = re.compile("[0-9]{1,18}")
 _LEVEL = 80  # chosen at first: near the limit, with or without room left
+_HEADS = (
+    *(_("caller"), _("name"), "id", _("policy"), _("endpoint"), _("rate"), _("used"), _("limit")),
+    *(_("percent"), _("resets at"), _("as of")),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
     """What the operator selected."""
 
-    listed: Listed | None = None
+    #: One of ``QuotaWindow.Period``; "" = nothing is used of any.
+    period: str = ""
     level: int = _LEVEL
     plan_id: int | None = None
     endpoint_id: int | None = None
@@ -55,7 +54,7 @@ class Selection:
         """Return the query string of a link to this selection with ``changes``."""
         other = replace(self, **{"start": "", **changes})
         params: dict[str, Any] = {
-            "window": other.listed and other.listed.name,
+            "window": other.period or None,
             "level": other.level,
             "plan": other.plan_id,
             "endpoint": other.endpoint_id,
@@ -74,45 +73,35 @@ class Selection:
 class _ListPage(AdminPage):
     """A page about what the query string selects."""
 
-    def selection(self, request: Any) -> tuple[Selection, dict[str, Any], str]:
-        """Return the selection, what there is to choose from, and why Redis named no windows ("" = it did).
-
-        Warns of parameters that are ignored.
-        """
-        found, error = lists()
-        windows = {one.name: one for one in found}
+    def selection(self, request: Any) -> tuple[Selection, dict[str, Any]]:
+        """Return the selection, and what there is to choose from; warns of parameters that are ignored."""
+        periods = current_periods()
         # Others see overrides only, which are of no plan.
         rows = Plan.objects.values_list("pk", "name") if self.admin.sees_all_policies(request) else ()
         plans = {pk: shown(name) for pk, name in rows}
         endpoints = {pk: shown(name) for pk, name in Endpoint.objects.order_by("name").values_list("pk", "name")}
-        params = {
-            name: request.GET.get(name, "") for name in ("window", "level", "plan", "endpoint", "policy", "start")
-        }
-        numbers = {name: int(text) for name, text in params.items() if _ID.fullmatch(text)}
-        listed = windows.get(params["window"]) or next(iter(found), None)
-        known = {
-            "window": params["window"] in windows,
-            "level": numbers.get("level") in (0, *LEVELS),
-            "plan": numbers.get("plan") in plans,
-            "endpoint": numbers.get("endpoint") in endpoints,
-            "policy": "policy" in numbers,
-            "start": listed is not None and re.fullmatch(listed.START, params["start"]),
-        }
-        for name, value in params.items():
-            if value and not known[name] and not (error and name == "window"):
-                numbers.pop(name, None)
-                text = _("%(name)s=%(value)s was ignored: unknown value.")
-                self.admin.message_user(request, text % {"name": name, "value": shown(value)[:60]}, messages.WARNING)
+        found = self.known_parameters(
+            request,
+            {
+                "window": periods.__contains__,
+                "level": {str(level) for level in (0, *LEVELS)}.__contains__,
+                "plan": {str(pk) for pk in plans}.__contains__,
+                "endpoint": {str(pk) for pk in endpoints}.__contains__,
+                "policy": is_id,
+                "start": re.compile(AFTER).fullmatch,
+            },
+        )
+        numbers = {name: int(found[name]) for name in ("level", "plan", "endpoint", "policy") if found[name]}
         selection = Selection(
-            listed=listed,
+            period=found["window"] or next(iter(periods), ""),
             level=numbers.get("level", _LEVEL),
             plan_id=numbers.get("plan"),
             endpoint_id=numbers.get("endpoint"),
             policy_id=numbers.get("policy"),
             search=request.GET.get("q", "").replace("\x00", "").strip()[:200],
-            start=params["start"] if known["start"] else "",
+            start=found["start"],
         )
-        return selection, {"windows": found, "plans": plans, "endpoints": endpoints}, error
+        return selection, {"periods": periods, "plans": plans, "endpoints": endpoints}
 
     def chosen(self, request: Any, selection: Selection) -> Chosen:
         """Return which counters are selected, and of policies that the operator may see: one query at most."""
@@ -146,46 +135,36 @@ class QuotasPage(_ListPage):
 
     def view(self, request: Any) -> Any:
         """Return the page; without Redis it shows what was written to the database last, and says so."""
-        selection, choices, error = self.selection(request)
-        context: dict[str, Any] = {"title": gettext("Quotas"), "selection": selection}
-        if selection.listed is not None:
-            try:
-                rows, failure = self._rows(request, selection)
-                context |= self._choices(selection, choices) | rows
-                error = failure or error
-            except StoreError as failed:
-                error = failed.reason
-        kept = isinstance(selection.listed, Ledger)
-        then = _("Shown is what was last written to the database.") if kept else _("Try again later.")
-        context["error"] = error and unanswered(error, then)
+        selection, choices = self.selection(request)
+        context = {"title": gettext("Quotas"), "selection": selection}
+        if selection.period:
+            context |= self._choices(selection, choices) | self._rows(request, selection)
         return self.render(request, "quotas.html", context)
 
     def _choices(self, selection: Selection, choices: dict[str, Any]) -> dict[str, Any]:
-        levels = (0, *LEVELS) if isinstance(selection.listed, Ledger) else LEVELS
         chosen = {"plan": selection.plan_id, "endpoint": selection.endpoint_id}
+        labels = {period: QuotaWindow.Period(period).label for period in choices["periods"]}
         return {
-            "title": gettext("Quotas: %s") % _title(selection.listed),
-            "windows": [(one.name, _title(one), one == selection.listed) for one in choices["windows"]],
-            "levels": [(level, _level_text(level), level == selection.level) for level in levels],
+            "title": gettext("Quotas: %s") % labels[selection.period],
+            "windows": [(period, label, period == selection.period) for period, label in labels.items()],
+            "levels": [(level, _level_text(level), level == selection.level) for level in (0, *LEVELS)],
             **{
                 f"{name}_choices": [(key, text, key == pk) for key, text in choices[f"{name}s"].items()]
                 for name, pk in chosen.items()
             },
         }
 
-    def _rows(self, request: Any, selection: Selection) -> tuple[dict[str, Any], str]:
-        """Return the rows, and why their counters could not be read; raises ``StoreError``."""
-        listed: Any = selection.listed
-        page = near_rows(listed, self.chosen(request, selection), selection.start, _PAGE)
+    def _rows(self, request: Any, selection: Selection) -> dict[str, Any]:
+        """Return the rows, and why their counters could not be read."""
+        page = near_rows(selection.period, self.chosen(request, selection), selection.start, _PAGE)
         users = caller_names(row.status.bucket.subject for row in page.rows)
         policies = {row.policy.pk: shown(row.policy) for row in page.rows}
         if selection.policy_id is not None:
             policies.setdefault(selection.policy_id, gettext("policy %s") % selection.policy_id)
         now_us, boosts = time_us(), may(request.user, "add", override=True)
-        past = isinstance(listed, Ledger)
         counted = not selection.filtered and self.admin.sees_all_policies(request)
         return {
-            "rows": [self._row(row, users, now_us, boosts, listed.name if past else "") for row in page.rows],
+            "rows": [self._row(row, users, now_us, boosts, selection.period) for row in page.rows],
             "policy_choices": [(pk, text, pk == selection.policy_id) for pk, text in policies.items()],
             "counts": [
                 (_level_text(level), number_text(number), selection.query(level=level))
@@ -195,8 +174,8 @@ class QuotasPage(_ListPage):
             "first": selection.query() if selection.start else "",
             "next": selection.query(start=page.following) if page.following else "",
             "csv": self.admin.page_url("quotas_csv") + selection.query(),
-            "durable": past,
-        }, page.error
+            "error": page.error and unanswered(page.error, _("Shown is what was last written to the database.")),
+        }
 
     def _row(self, row: Row, users: Mapping[str, str], now_us: int, boosts: bool, period: str) -> dict[str, Any]:
         bucket, policy = row.status.bucket, row.policy
@@ -221,7 +200,7 @@ class QuotasPage(_ListPage):
             "resets": clock_and_wait(now_us, _reset_at(row, now_us) * 10**6 - now_us),
             "explain": explain,
             "boost": f"{boost}&policy={policy.pk}" if boost and boosts and bucket.mode == "enforce" else "",
-            "past": self.admin.page_url("quota_history", query=past) if period else "",
+            "past": self.admin.page_url("quota_history", query=past),
         }
 
 
@@ -231,49 +210,31 @@ class QuotasExport(_ListPage):
     path, name = "quotas/csv/", "quotas_csv"
 
     def view(self, request: Any) -> Any:
-        """Return the file; redirect to the page with an error if Redis does not answer."""
-        selection, _choices, error = self.selection(request)
-        batches: Iterator[list[Row]] = iter(())
-        first: list[Row] = []
-        if selection.listed is not None:
-            batches = all_near(selection.listed, self.chosen(request, selection))
-            found, error = reply(lambda: next(batches, []))
-            first = found or []
-        if error:
-            text = unanswered(error, _("Nothing was exported. Try again later."))
-            self.admin.message_user(request, text, messages.ERROR)
-            return HttpResponseRedirect(self.admin.page_url("quotas"))
-        window = selection.listed.name.replace(":", "-") if selection.listed else "none"
-        return csv_response(f"ratequota-quotas-{window}-{selection.level}", _table(chain([first], batches)))
-
-
-def _table(batches: Iterator[list[Row]]) -> Table:
-    heads = [_("caller"), _("name"), "id", _("policy"), _("endpoint"), _("rate"), _("used"), _("limit")]
-    return [*heads, _("percent"), _("resets at"), _("as of")], _lines(batches)
+        """Return the file."""
+        selection, _choices = self.selection(request)
+        batches = all_near(selection.period, self.chosen(request, selection)) if selection.period else iter(())
+        name = f"ratequota-quotas-{selection.period or 'none'}-{selection.level}"
+        return csv_response(name, (_HEADS, _lines(batches)))
 
 
 def _lines(batches: Iterator[list[Row]]) -> Iterator[list[Any]]:
-    """Yield the lines; when Redis stops answering, the last one says so."""
-    try:
-        for rows in batches:
-            users, now_us = caller_names(row.status.bucket.subject for row in rows), time_us()
-            for row in rows:
-                bucket = row.status.bucket
-                yield [
-                    bucket.subject,
-                    caller_text(bucket.subject, users),
-                    row.policy.pk,
-                    row.policy,
-                    bucket.scope,
-                    bucket.rate,
-                    row.used,
-                    row.status.limit,
-                    row.percent,
-                    datetime.fromtimestamp(_reset_at(row, now_us), UTC).isoformat(),
-                    datetime.fromtimestamp((row.at_us or now_us) // 10**6, UTC).isoformat(),
-                ]
-    except StoreError as error:
-        yield [gettext("Redis did not answer (%(reason)s). Rows are missing here.") % {"reason": error.reason}]
+    for rows in batches:
+        users, now_us = caller_names(row.status.bucket.subject for row in rows), time_us()
+        for row in rows:
+            bucket = row.status.bucket
+            yield [
+                bucket.subject,
+                caller_text(bucket.subject, users),
+                row.policy.pk,
+                row.policy,
+                bucket.scope,
+                bucket.rate,
+                row.used,
+                row.status.limit,
+                row.percent,
+                datetime.fromtimestamp(_reset_at(row, now_us), UTC).isoformat(),
+                datetime.fromtimestamp((row.at_us or now_us) // 10**6, UTC).isoformat(),
+            ]
 
 
 def _reset_at(row: Row, now_us: int) -> int:
@@ -286,13 +247,6 @@ def _users_named(text: str) -> list[str]:
     model: Any = get_user_model()
     found = model._default_manager.filter(**{f"{model.USERNAME_FIELD}__icontains": text})
     return [f"user:{pk}" for pk in found.values_list("pk", flat=True)[:_MOST_USERS]]
-
-
-def _title(listed: Any) -> str:
-    title = str(listed.window.title)
-    if isinstance(listed, Ledger) or not listed.window.rate.calendar:
-        return title
-    return gettext("%(window)s, not durable") % {"window": title}
 
 
 def _level_text(level: int) -> str:

@@ -43,7 +43,6 @@ REPORT = _compose("report")
 #: Adds a process's counts to the statistics.
 COLLECT = _compose("collect")
 #: Keeps the subjects that have used half of a rate or more.
-NEAR = _compose("near")
 #: Returns parts of the statistics as one text.
 READ_PAIRS = _compose("read_pairs", flags=" flags=no-writes")
 #: Returns the commands that the caller's ACL forbids.
@@ -53,7 +52,7 @@ COMMANDS = sorted(
     {
         *re.findall(
             r"\bp?call\('([A-Z]+)'",
-            DECIDE.source + PUBLISH.source + REPORT.source + COLLECT.source + NEAR.source,
+            DECIDE.source + PUBLISH.source + REPORT.source + COLLECT.source,
         ),
         *("DEL", "HGETALL", "HMGET", "LRANGE", "MGET", "SET", "ZRANGE"),
     }

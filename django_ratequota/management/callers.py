@@ -13,14 +13,14 @@ from django.core.management.base import BaseCommand, CommandError
 
 from ..conf import settings
 from ..engine.types import Bucket, BucketStatus
-from ..models import Plan
-from ..monitoring import near, refusals
+from ..models import Plan, QuotaWindow
+from ..monitoring import refusals
 from ..monitoring.refusals import Refusal
 from ..operations.counters import reset_caller
 from ..operations.explain import Explanation, anchor_of
 from ..operations.explain_query import ExplainQuery
-from ..operations.ledger import Chosen
-from ..operations.near import all_near, lists
+from ..operations.ledger import LEVELS, Chosen, current_periods
+from ..operations.near import Row, all_near
 from ..operations.subjects import named, printable, subject_names
 from ..policies.explain import others_in_words
 from ..policies.requests.caller import UNKNOWN, failed_kind
@@ -46,13 +46,14 @@ def add_verbs(verbs: Any) -> None:
         verb.add_argument("--endpoint", help="Endpoint name (scope).")
         verb.add_argument("--path", help="Path to resolve, such as /api/reports/7/.")
         verb.add_argument("--method", default="GET", help="HTTP method (default GET).")
-    listing = verbs.add_parser("near", help="List the subjects that have used most of a limit, the fullest first.")
+    text = "List the subjects that have used most of a durable calendar limit, the fullest first."
+    listing = verbs.add_parser("near", help=text)
     listing.set_defaults(run=list_near)
     listing.add_argument(
-        "--level", default="80", choices=[str(level) for level in near.LEVELS], help="Least percent (default 80)."
+        "--level", default="80", choices=[str(level) for level in LEVELS], help="Least percent (default 80)."
     )
-    text = "Such as month, day or token_bucket:86400 (default: calendar windows first, then the longest)."
-    listing.add_argument("--window", default="", help=text)
+    text = "Default: the longest of which any is used."
+    listing.add_argument("--window", choices=QuotaWindow.Period.values, help=text)
     listing.add_argument(
         "--format", choices=("text", "json"), default="text", help="text (default), or a JSON object per line."
     )
@@ -76,38 +77,41 @@ def explain(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
 
 
 def list_near(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
-    """Yield the subjects of one window, a line each; as JSON, each line is an object."""
-    found, error = lists()
-    windows = {listed.name: listed for listed in found}
-    if error and options["window"] not in windows and (options["window"] or not windows):
-        raise CommandError(f"Redis did not answer ({error})")
-    if options["window"] and options["window"] not in windows:
-        known = ", ".join(windows) or "none, as nobody has used any of a listed limit"
-        raise CommandError(f"There is no window {options['window']!r} with subjects; there are: {known}")
-    name = options["window"] or next(iter(windows), None)
-    for batch in () if name is None else all_near(windows[name], Chosen(level=int(options["level"]))):
-        names = subject_names(row.status.bucket.subject for row in batch) if options["format"] == "text" else {}
-        for row in batch:
-            bucket, status = row.status.bucket, row.status
-            as_of = row.at_us and datetime.fromtimestamp(row.at_us / 10**6, UTC).isoformat(timespec="seconds")
-            values = {
-                "subject": bucket.subject,
-                "policy": row.policy.pk,
-                "endpoint": bucket.scope,
-                "rate": str(bucket.rate),
-                "used": row.used,
-                "limit": status.limit,
-                "percent": row.percent,
-                "reset_after": status.reset_after,
-                "as_of": as_of,
-            }
-            if options["format"] == "json":
-                yield json.dumps(values)
-                continue
-            who = _subject_name(bucket.subject, names)
-            place = f"{bucket.rate} at {bucket.scope or 'all endpoints'} (policy {row.policy.pk})"
-            note = f", as of {as_of}: Redis did not answer" if as_of else ""
-            yield f"{row.percent:>3} %  {row.used} of {status.limit}  {who}: {place}{note}"
+    """Yield the subjects of windows of one length, a line each; as JSON, each line is an object."""
+    periods = [options["window"]] if options["window"] else current_periods()[:1]
+    for batch in (batch for period in periods for batch in all_near(period, Chosen(level=int(options["level"])))):
+        if options["format"] == "json":
+            yield from (json.dumps(_values(row)) for row in batch)
+        else:
+            names = subject_names(row.status.bucket.subject for row in batch)
+            yield from (_line(row, names) for row in batch)
+
+
+def _as_of(row: Row) -> str | None:
+    return None if row.at_us is None else datetime.fromtimestamp(row.at_us / 10**6, UTC).isoformat(timespec="seconds")
+
+
+def _values(row: Row) -> dict[str, Any]:
+    bucket, status = row.status.bucket, row.status
+    return {
+        "subject": bucket.subject,
+        "policy": row.policy.pk,
+        "endpoint": bucket.scope,
+        "rate": str(bucket.rate),
+        "used": row.used,
+        "limit": status.limit,
+        "percent": row.percent,
+        "reset_after": status.reset_after,
+        "as_of": _as_of(row),
+    }
+
+
+def _line(row: Row, names: Mapping[str, str]) -> str:
+    bucket = row.status.bucket
+    place = f"{bucket.rate} at {bucket.scope or 'all endpoints'} (policy {row.policy.pk})"
+    note = f", as of {_as_of(row)}: Redis did not answer" if row.at_us is not None else ""
+    who = _subject_name(bucket.subject, names)
+    return f"{row.percent:>3} %  {row.used} of {row.status.limit}  {who}: {place}{note}"
 
 
 def reset(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:

@@ -29,7 +29,6 @@ from ..store.base import run_script
 from ..utils.locks import ForkSafeLock
 from ..utils.sansio import drive
 from .background import Background
-from .near import MIN_WINDOW_US, Noted
 from .packing import HOUR, KEPT_SECONDS, MINUTES, OUTCOMES, QUARTERS, Records, pack_attempts, pack_counts
 from .pending_refusals import PendingRefusals
 from .records import MAX_NAME, UNKNOWN_PLAN, DecisionRecord, RequestCost, is_sampled, stored_name
@@ -59,7 +58,6 @@ class Collector:
         self._attempts_sent = time.monotonic()
         #: The last hour that attempts were sent for, and the sampling level that Redis returned for it.
         self._level = (0, 0)
-        self._near = Noted()
         self._flushing = ForkSafeLock()
 
     def record(
@@ -82,10 +80,6 @@ class Collector:
         for status in decision.statuses:
             if not status.allowed and (allowed or status.refused):
                 against = (*against, status.bucket.policy_id)
-            if status.window_us >= MIN_WINDOW_US:
-                rate = status.bucket.rate  # not ``status.limit``, which takes two calls
-                if status.remaining * 2 <= (rate.burst or rate.limit):
-                    self._near.note(status, decision.at_us)
         record = (
             (decision.at_us or time.time_ns() // 1000) // 10**6,
             name if len(name) <= MAX_NAME and name.isascii() else stored_name(name),
@@ -113,11 +107,7 @@ class Collector:
     def flush(self) -> None:
         """Send what is recorded so far. Raises ``StoreError``; then that is lost."""
         with self._flushing:
-            limiter = default_limiter()
-            try:
-                self._flush(limiter)
-            finally:
-                self._near.send(limiter)
+            self._flush(default_limiter())
 
     def _flush(self, limiter: Limiter) -> None:
         plain = Counter(self._pending.popleft() for _ in range(len(self._pending)))
@@ -201,7 +191,6 @@ class Collector:
         self._refusals.clear()
         self._attempts.clear()
         self._level = (0, 0)
-        self._near.clear()
 
 
 def _plan_id(context: EvaluationContext, resolution: Resolution) -> int | None:

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from hashlib import blake2b
-from typing import Protocol
 
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from ..engine.rates import BLOCKED, Rate
+from ..engine.rates import BLOCKED, MAX_UNITS, Rate
 from ..models import RatePolicy
 from ..monitoring import attempts
 from ..monitoring.attempts import Attempts, RecordedAttempts
@@ -24,12 +23,22 @@ from ..policies.facts import PolicyFacts, policy_facts
 from .impact_audience import NotEstimable, RecordedAudience, subject_for
 from .replay import replay_each
 from .scenarios import number
-from .spans import never_refused, spread
+from .spans import has_room, peak, spread
 
 #: Most attempts that one estimate replays; of more, it replays those of some callers.
 MOST_ATTEMPTS = 200_000
 #: Time for the whole estimate; the replay gets at least a quarter of it, however long reading the records took.
 SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """Two limits for one of the policy's rates, as rate text, had it been enforced alone and without a burst."""
+
+    #: The limit would have refused nobody: 87/min.
+    nobody: str
+    #: It would have refused at most 1 % of the counters; the same where there are fewer than 100.
+    one_percent: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,17 +60,8 @@ class Impact:
     left_out_clients: int
     #: Policies that take precedence for callers that the records do not identify.
     unknown_policies: int
-
-
-class _Basis(Protocol):
-    """What an estimate is based on, as in ``Impact``."""
-
-    @property
-    def share(self) -> float: ...
-    @property
-    def left_out_clients(self) -> int: ...
-    @property
-    def unknown_policies(self) -> int: ...
+    #: Same order as the policy's rates; none without requests.
+    fits: tuple[Fit, ...]
 
 
 class _Totals:
@@ -72,9 +72,13 @@ class _Totals:
         self.clients: set[str] = set()
         self.refused_clients: set[str] = set()
         self.really_refused_clients: set[str] = set()
+        #: Of each subject with requests its ``peak`` at each rate.
+        self.peaks: list[list[int]] = []
 
-    def add(self, records: Sequence[Attempts]) -> None:
-        """Count recorded attempts."""
+    def add(self, records: Sequence[Attempts], peaks: list[int]) -> None:
+        """Count a subject's recorded attempts."""
+        if records:
+            self.peaks.append(peaks)
         for record in records:
             self.requests += record.admitted + record.refused
             self.clients.add(record.caller)
@@ -97,7 +101,7 @@ def estimate(policy: RatePolicy, hours: int = 24, *, most: int = MOST_ATTEMPTS, 
     """
     until = time.monotonic() + seconds
     facts = policy_facts(policy)
-    recorded, subjects, audience = recorded_subjects(facts, hours)
+    recorded, subjects, audience = _recorded_subjects(facts, hours)
     until = max(until, time.monotonic() + seconds / 4)
     totals, replayed = _replay(facts, subjects, audience, most, until)
     return Impact(
@@ -111,10 +115,11 @@ def estimate(policy: RatePolicy, hours: int = 24, *, most: int = MOST_ATTEMPTS, 
         really_refused_requests=totals.really_refused,
         left_out_clients=len(audience.left_out),
         unknown_policies=audience.unknown,
+        fits=() if isinstance(facts.rates, str) or not totals.requests else _fits(facts.rates, totals.peaks),
     )
 
 
-def recorded_subjects(
+def _recorded_subjects(
     facts: PolicyFacts, hours: int
 ) -> tuple[RecordedAttempts, dict[str, list[Attempts]], RecordedAudience]:
     """Return the records of the last ``hours``, those at the policy's endpoint by subject, and its audience.
@@ -138,7 +143,7 @@ def sentences(impact: Impact, hours: int = 24) -> list[str]:
     """Return the estimate in sentences."""
     if impact.since is None or not impact.requests:
         none = _("In the last %(hours)d h no request was recorded that the policy applies to.")
-        return [none % {"hours": hours}, *left_out(impact)]
+        return [none % {"hours": hours}, *_left_out(impact)]
     totals = [
         _(
             "In the last %(hours)d h this would have refused %(refused)s of %(clients)s clients, "
@@ -161,10 +166,17 @@ def sentences(impact: Impact, hours: int = 24) -> list[str]:
             "refused": number(impact.really_refused_clients),
         },
     ]
-    return [*totals, *left_out(impact)]
+    return [*totals, *map(_fit_text, impact.fits), *_left_out(impact)]
 
 
-def left_out(impact: _Basis) -> list[str]:
+def _fit_text(fit: Fit) -> str:
+    if fit.nobody == fit.one_percent:
+        return _("A limit of %(nobody)s would have refused nobody.") % {"nobody": fit.nobody}
+    text = _("A limit of %(nobody)s would have refused nobody, %(some)s at most 1 %% of the counters.")
+    return text % {"nobody": fit.nobody, "some": fit.one_percent}
+
+
+def _left_out(impact: Impact) -> list[str]:
     """Return the limits of an estimate in sentences."""
     found = []
     if impact.share != 1:
@@ -207,17 +219,19 @@ def _replay(
     def sequences() -> Iterator[list[tuple[int, int]]]:
         nonlocal replayed, full
         left = most
-        for subject in in_hash_order(subjects):
+        # So that the next estimate begins with the same ones.
+        for subject in sorted(subjects, key=_hash):
             if time.monotonic() > until:
                 return
             records = audience.select(subjects[subject])
             count = sum(record.admitted + record.refused for record in records)
-            reaches = bool(rates) and not never_refused(rates, records)
+            peaks = [peak(rate, records) for rate in rates]
+            reaches = any(not has_room(rate, units) for rate, units in zip(rates, peaks, strict=True))
             full = reaches and count > left
             if full:
                 return
             replayed += 1
-            totals.add(records)
+            totals.add(records, peaks)
             if policy.rates == BLOCKED:
                 for record in records:
                     totals.refuse(record.caller, record.admitted + record.refused)
@@ -231,20 +245,23 @@ def _replay(
             if not admitted:
                 totals.refuse(caller)
     if full and not totals.requests:
-        raise too_many(most)
+        text = _("Cannot be estimated: more than %(most)s requests share one counter.")
+        raise NotEstimable(text % {"most": number(most)})
     return totals, replayed
 
 
-def too_many(most: int) -> NotEstimable:
-    """Return the error for a single counter with more attempts than one estimate replays."""
-    return NotEstimable(
-        _("Cannot be estimated: more than %(most)s requests share one counter.") % {"most": number(most)}
-    )
+def _fits(rates: Sequence[Rate], peaks: Sequence[Sequence[int]]) -> tuple[Fit, ...]:
+    """Return the limits that fit the peaks, of each subject one for each rate."""
+    found = []
+    for rate, own in zip(rates, zip(*peaks, strict=True), strict=True):
+        in_order = sorted(own)
+        nobody, one_percent = (_text(rate, in_order[-1 - out]) for out in (0, len(in_order) // 100))
+        found.append(Fit(nobody=nobody, one_percent=one_percent))
+    return tuple(found)
 
 
-def in_hash_order(subjects: Iterable[str]) -> list[str]:
-    """Return the subjects in the order of their hashes, so that the next estimate begins with the same ones."""
-    return sorted(subjects, key=_hash)
+def _text(rate: Rate, limit: int) -> str:
+    return str(replace(rate, limit=max(1, min(limit, MAX_UNITS)), burst=None))
 
 
 def _hash(subject: str) -> bytes:

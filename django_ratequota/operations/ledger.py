@@ -1,29 +1,32 @@
-"""The ledger (``QuotaWindow``) of the windows that run now: which counters are listed, and what they have used."""
+"""The ledger (``QuotaWindow``) of the windows that run now: which counters are listed, and what they have used.
+
+A function's ``period`` is one of ``QuotaWindow.Period``: the windows of that length are one list.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from django.db.models import Count, Q, QuerySet
 
 from ..conf import settings
 from ..enforcement.steps import limiter_or_error, now_us
-from ..engine.rates import MONTH, Rate
 from ..engine.types import Bucket, BucketStatus
 from ..exceptions import StoreError
 from ..models import QuotaWindow, RatePolicy
 from ..monitoring import checkpoints
-from ..monitoring.near import LEVELS, Candidate, Window
 from ..policies.facts import to_datetime, to_us
 from ..recording.databases import subject_begins
 from ..runtime import default_limiter
 from .counters import peeked
 
-#: Rows read at once while a whole list is sent.
-_CHUNK = 2_000
+#: Percentages of a limit that operators choose from, beside 0 for all.
+LEVELS = (50, 80, 100)
+#: What ``after`` returns, as a regular expression.
+AFTER = "[0-9]{1,18}-[0-9]{1,18}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,21 +42,8 @@ class Chosen:
     subjects: frozenset[str] | None = None
     beginnings: tuple[str, ...] = ()
 
-    def matches(self) -> Callable[[Candidate], bool]:
-        """Return a function that chooses candidates; reads the ids of the policies."""
-        ids = None if self.policies is None else frozenset(self.policies.values_list("pk", flat=True))
-
-        def matches(one: Candidate) -> bool:
-            return (
-                (ids is None or one.policy_id in ids)
-                and (self.endpoint_id is None or one.endpoint_id == self.endpoint_id)
-                and (self.subjects is None or one.subject in self.subjects or one.subject.startswith(self.beginnings))
-            )
-
-        return matches
-
     def condition(self) -> Q:
-        """Return the same as a condition on rows of the ledger."""
+        """Return this as a condition on rows of the ledger."""
         found = Q(percent__gte=self.level)
         if self.policies is not None:
             found &= Q(policy_id__in=self.policies.order_by().values("pk"))
@@ -93,6 +83,10 @@ class Recorded(NamedTuple):
         """Return the day of the month on which its calendar months begin."""
         return anchor_of(local_date(self.starts_at), local_date(self.ends_at))
 
+    def is_of(self, bucket: Bucket) -> bool:
+        """Return whether the row is of the bucket's counter."""
+        return checkpoints.counter_name(bucket) == self.counter
+
     def status(self, bucket: Bucket, now_us: int) -> BucketStatus:
         """Return the status of its counter as it was written last, under the bucket's limit."""
         limit, starts_us, ends_us = bucket.rate.capacity, to_us(self.starts_at), to_us(self.ends_at)
@@ -107,74 +101,49 @@ class Recorded(NamedTuple):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Ledger:
-    """The counters of durable policies with calendar windows of one length, as they run now."""
-
-    #: One of ``QuotaWindow.Period``.
-    name: str
-    #: What ``after`` returns.
-    START: ClassVar[str] = "[0-9]{1,18}-[0-9]{1,18}"
-
-    @property
-    def window(self) -> Window:
-        """Return the windows' algorithm and length."""
-        days = {"day": 1, "week": 7}
-        period: Any = MONTH if self.name == MONTH else days[self.name] * 86_400
-        return Window.of(Rate(limit=1, period=period, algorithm="fixed_window"))
-
-    def entries(self, chosen: Chosen, start: str, most: int) -> list[Recorded]:
-        """Return up to ``most`` rows, the fullest first."""
-        rows = self._rows(chosen)
-        if start:
-            percent, _dash, pk = start.partition("-")
-            # Without OR, for which SQLite would read all rows by their keys.
-            rows = rows.filter(~Q(percent=int(percent), pk__lte=int(pk or 0)), percent__lte=int(percent))
-        return [Recorded(*row) for row in rows[:most]]
-
-    def all(self, chosen: Chosen) -> Iterator[Recorded]:
-        """Return all rows, the fullest first; not in memory at once."""
-        return (Recorded(*row) for row in self._rows(chosen).iterator(chunk_size=_CHUNK))
-
-    def after(self, start: str, entries: Sequence[Recorded]) -> str:
-        """Return where the list goes on after these entries."""
-        return f"{entries[-1].percent}-{entries[-1].pk}" if entries else start
-
-    def is_of(self, entry: Recorded, bucket: Bucket) -> bool:
-        """Return whether the row is of the bucket's counter."""
-        return bucket.rate.calendar == self.name and checkpoints.counter_name(bucket) == entry.counter
-
-    def read(self, buckets: dict[Recorded, Bucket]) -> tuple[dict[Bucket, tuple[BucketStatus, int | None]], str]:
-        """Return the counters, or their rows with the time where Redis does not answer, and why it does not."""
-        at_us, error = time_us(), ""
-        found: dict[Bucket, tuple[BucketStatus, int | None]] = {
-            bucket: (entry.status(bucket, at_us), entry.at_us) for entry, bucket in buckets.items()
-        }
-        limits = {bucket: (entry.limit, entry.policy_id) for entry, bucket in buckets.items()}
-        try:
-            for decision in () if default_limiter().store.absent else peeked(buckets.values()):
-                found |= {status.bucket: (status, None) for status in decision.statuses}
-                # Rows whose limit was edited are written again: their customers may make no request for weeks.
-                edited = [one for one in decision.statuses if limits[one.bucket] != (one.limit, one.bucket.policy_id)]
-                checkpoints.note(replace(decision, allowed=True, statuses=tuple(edited)))
-        except StoreError as failure:
-            error = failure.reason
-        return found, error
-
-    def correct(self, live: Any) -> dict[int, int]:
-        """Return level -> number of counters."""
-        counted = {str(level): Count("pk", filter=Q(percent__gte=level)) for level in LEVELS}
-        found = _current(self.name).filter(percent__gte=LEVELS[0]).aggregate(**counted)
-        return {level: found[str(level)] for level in LEVELS}
-
-    def _rows(self, chosen: Chosen) -> Any:
-        rows = _current(self.name).filter(chosen.condition()).order_by("-percent", "pk")
-        return rows.values_list(*Recorded._fields)
+def current_periods() -> list[str]:
+    """Return those of whose windows any is used now: months, weeks, days."""
+    return [period for period in reversed(QuotaWindow.Period.values) if _current(period).exists()]
 
 
-def current_ledgers() -> list[Ledger]:
-    """Return those in which anything is used now: months, weeks, days."""
-    return [Ledger(name) for name in reversed(QuotaWindow.Period.values) if _current(name).exists()]
+def rows(period: str, chosen: Chosen, start: str = "") -> QuerySet[QuotaWindow, Any]:
+    """Return the rows that follow ``start`` (see ``after``) as arguments of ``Recorded``, the fullest first."""
+    found = _current(period).filter(chosen.condition())
+    if start:
+        percent, _dash, pk = start.partition("-")
+        # Without OR, for which SQLite would read all rows by their keys.
+        found = found.filter(~Q(percent=int(percent), pk__lte=int(pk or 0)), percent__lte=int(percent))
+    return found.order_by("-percent", "pk").values_list(*Recorded._fields)
+
+
+def after(row: Recorded) -> str:
+    """Return where the list goes on after the row, as ``AFTER`` describes."""
+    return f"{row.percent}-{row.pk}"
+
+
+def counts(period: str) -> dict[int, int]:
+    """Return level -> how many counters have used that much or more, for each of ``LEVELS``."""
+    counted = {str(level): Count("pk", filter=Q(percent__gte=level)) for level in LEVELS}
+    found = _current(period).filter(percent__gte=LEVELS[0]).aggregate(**counted)
+    return {level: found[str(level)] for level in LEVELS}
+
+
+def read(buckets: Mapping[Recorded, Bucket]) -> tuple[dict[Bucket, tuple[BucketStatus, int | None]], str]:
+    """Return the counters, or their rows with the time where Redis does not answer, and why it does not."""
+    at_us, error = time_us(), ""
+    found: dict[Bucket, tuple[BucketStatus, int | None]] = {
+        bucket: (row.status(bucket, at_us), row.at_us) for row, bucket in buckets.items()
+    }
+    limits = {bucket: (row.limit, row.policy_id) for row, bucket in buckets.items()}
+    try:
+        for decision in () if default_limiter().store.absent else peeked(buckets.values()):
+            found |= {status.bucket: (status, None) for status in decision.statuses}
+            # Rows whose limit was edited are written again: their customers may make no request for weeks.
+            edited = [one for one in decision.statuses if limits[one.bucket] != (one.limit, one.bucket.policy_id)]
+            checkpoints.note(replace(decision, allowed=True, statuses=tuple(edited)))
+    except StoreError as failure:
+        error = failure.reason
+    return found, error
 
 
 def time_us() -> int:

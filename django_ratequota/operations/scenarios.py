@@ -1,7 +1,4 @@
-"""Preview how rates treat three typical clients, by the real algorithms on a simulated clock.
-
-Each scenario is built for one of the rates, its ``scale``, while all rates are enforced, as in a policy.
-"""
+"""Preview how rates treat a typical client, by the real algorithms on a simulated clock."""
 
 from __future__ import annotations
 
@@ -14,11 +11,12 @@ from django.utils.translation import gettext as _
 from ..engine.calendar_windows import window_end_us
 from ..engine.rates import Rate, format_period
 from ..runtime import default_limiter
-from .replay import Attempt, replay_each
+from .replay import Attempt, replay
 
 #: 2025-11-03 00:00 UTC, a Monday on which clocks change in no time zone.
 _START_US = 1_762_128_000_000_000
-_SLOTS = 40
+#: Bars of a chart.
+SLOTS = 40
 #: Most different times of requests in an even stream.
 _INSTANTS = 1500
 #: Requests of a client above the limit, as a multiple of it.
@@ -40,8 +38,8 @@ class Scenario:
     refused: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Script:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
     """A client's attempts, and the slots to show them in."""
 
     attempts: Sequence[Attempt]
@@ -52,23 +50,87 @@ class _Script:
     zero_us: int
 
 
-def scenarios(rates: Sequence[Rate], scale: Rate) -> tuple[Scenario, ...]:
-    """Return a stream above the limit, bursts at a window's edge, a burst after a pause; raises ``StoreError``."""
-    # The start of a window, not of the first one.
-    edge_us = window_end_us(scale, _START_US, default_limiter().time_zone)
-    room = min(rate.capacity for rate in rates)
-    clients = (
-        (_("A steady stream above the limit"), _about_stream, _stream(scale, edge_us, room)),
-        (_("A burst at a window's edge"), _about_edge, _edge(scale, edge_us)),
-        (_("A burst after a pause"), _about_pause, _pause(scale, edge_us, room)),
+def fastest(rates: Sequence[Rate]) -> Rate:
+    """Return the rate that admits most in the long run by itself."""
+    return max(rates, key=lambda rate: rate.limit / rate.period_us)
+
+
+def stream(rates: Sequence[Rate], scale: Rate) -> Scenario:
+    """Return an even stream above the limit of ``scale``, long enough to use up all rates; raises ``StoreError``."""
+    start_us = window_edge_us(scale)
+    # Long enough to use up the burst and each limit, and to show what follows.
+    used_up_us = max(rate.capacity * scale.period_us // scale.limit for rate in rates)
+    span_us = max(4 * scale.period_us, min(3 * used_up_us, _MAX_SPAN_US))
+    asked = max(6, int(_ABOVE * scale.limit * span_us / scale.period_us))
+    attempts, span_us = evenly(start_us, asked, span_us=span_us, room=min(rate.capacity for rate in rates))
+    run = Run(Script(attempts=attempts, start_us=start_us, span_us=span_us, slots=SLOTS, zero_us=start_us), rates)
+    return run.scenario(_("A steady stream above the limit"), _about_stream(run, scale, start_us, span_us))
+
+
+def _about_stream(run: Run, scale: Rate, start_us: int, span_us: int) -> str:
+    last_us = start_us + span_us * 3 // 4
+    numbers = {
+        "asked": f"{number(_ABOVE * scale.limit)}/{format_period(scale.period)}",
+        "span": duration(span_us),
+        "last": duration(span_us // 4),
+        "passed": number(run.admitted(since_us=last_us)),
+        "of": number(run.asked(since_us=last_us)),
+    }
+    first_us = next((at_us for at_us, _cost, admitted in run.outcome if not admitted), None)
+    if first_us is None:
+        return _("Requests %(asked)s, evenly, for %(span)s: all pass.") % numbers
+    numbers["first"] = duration(first_us - start_us)
+    if first_us == start_us:
+        return _("Requests %(asked)s, evenly: in the last %(last)s %(passed)s of %(of)s pass.") % numbers
+    text = _(
+        "Requests %(asked)s, evenly: in the first %(first)s all pass; in the last %(last)s %(passed)s of %(of)s."
     )
-    # Requests of 1 unit at one time are replayed as one attempt, so what counts requests has to count their units.
-    in_units = [replace(rate, counts="units") for rate in rates]
-    outcomes = replay_each(in_units, [script.attempts for _title, _about, script in clients])
-    return tuple(
-        _shown(title, about(scale, script, outcome), script, outcome)
-        for (title, about, script), outcome in zip(clients, outcomes, strict=True)
-    )
+    return text % numbers
+
+
+def window_edge_us(rate: Rate) -> int:
+    """Return the simulated time at which a window of the rate begins, not the first one."""
+    return window_end_us(rate, _START_US, default_limiter().time_zone)
+
+
+class Run:
+    """What a client's attempts at the rates became; raises ``StoreError``."""
+
+    def __init__(self, script: Script, rates: Sequence[Rate]) -> None:
+        self._script = script
+        # Requests of 1 unit at one time are replayed as one attempt: what counts requests has to count their units.
+        in_units = [replace(rate, counts="units") for rate in rates]
+        #: (time, cost, whether it was admitted), in the order of the attempts
+        self.outcome = [
+            (at_us, cost, admitted)
+            for (at_us, cost), admitted in zip(script.attempts, replay(in_units, script.attempts), strict=True)
+        ]
+
+    def asked(self, *, since_us: int = 0, until_us: int = 2**62) -> int:
+        """Return the units requested from ``since_us`` until before ``until_us``."""
+        return sum(cost for at_us, cost, _admitted in self.outcome if since_us <= at_us < until_us)
+
+    def admitted(self, *, since_us: int = 0, until_us: int = 2**62) -> int:
+        """Return the units admitted from ``since_us`` until before ``until_us``."""
+        return sum(cost for at_us, cost, admitted in self.outcome if admitted and since_us <= at_us < until_us)
+
+    def scenario(self, title: str, sentence: str) -> Scenario:
+        """Return the units of each slot, with these texts."""
+        script = self._script
+        admitted, refused = [0] * script.slots, [0] * script.slots
+        for at_us, cost, passed in self.outcome:
+            slot = min((at_us - script.start_us) * script.slots // max(1, script.span_us), script.slots - 1)
+            (admitted if passed else refused)[slot] += cost
+        return Scenario(
+            title=title,
+            sentence=sentence,
+            labels=tuple(
+                duration(script.start_us + script.span_us * slot // script.slots - script.zero_us)
+                for slot in range(script.slots)
+            ),
+            admitted=tuple(admitted),
+            refused=tuple(refused),
+        )
 
 
 def duration(span_us: int) -> str:
@@ -91,7 +153,7 @@ def at_once(units: int) -> Iterator[int]:
         units -= cost
 
 
-def _evenly(start_us: int, units: int, span_us: int, room: int) -> tuple[list[Attempt], int]:
+def evenly(start_us: int, units: int, *, span_us: int, room: int) -> tuple[list[Attempt], int]:
     """Return requests of 1 unit, spread evenly over the span, and the span, cut where they are too many for a replay.
 
     Several may come at one time, but never more than half of the ``room``.
@@ -99,110 +161,13 @@ def _evenly(start_us: int, units: int, span_us: int, room: int) -> tuple[list[At
     most = max(1, room // 2)
     if units > most * _INSTANTS:
         units, span_us = most * _INSTANTS, span_us * most * _INSTANTS // units
-    instants = min(units, max(8 * _SLOTS, -(-units // most)))
+    instants = min(units, max(8 * SLOTS, -(-units // most)))
     attempts: list[Attempt] = []
     for instant in range(instants):
         at_us = start_us + span_us * instant // instants
         share = units * (instant + 1) // instants - units * instant // instants
         attempts += ((at_us, cost) for cost in at_once(share))
     return attempts, span_us
-
-
-def _stream(scale: Rate, edge_us: int, room: int) -> _Script:
-    # Long enough to use up a large burst, and to show what follows.
-    periods = max(4, -(-3 * scale.capacity // scale.limit))
-    periods = max(4, min(periods, _MAX_SPAN_US // scale.period_us))
-    units = max(6, int(_ABOVE * scale.limit * periods))
-    attempts, span_us = _evenly(edge_us, units, periods * scale.period_us, room)
-    return _Script(attempts, edge_us, span_us, _SLOTS, edge_us)
-
-
-def _edge(scale: Rate, edge_us: int) -> _Script:
-    before_us = edge_us - max(1, scale.period_us // 1000)
-    attempts = [(at_us, cost) for at_us in (before_us, edge_us) for cost in at_once(scale.limit)]
-    return _Script(attempts, edge_us - scale.period_us // 2, scale.period_us, _SLOTS // 2, edge_us)
-
-
-def _pause(scale: Rate, edge_us: int, room: int) -> _Script:
-    attempts = [(edge_us, cost) for cost in at_once(2 * max(scale.limit, scale.capacity))]
-    more, span_us = _evenly(edge_us + 1, 6 * scale.limit, 2 * scale.period_us, room)
-    # The first fifth shows the end of the pause.
-    return _Script([*attempts, *more], edge_us - span_us // 4, span_us // 4 + span_us, _SLOTS, edge_us)
-
-
-def _about_stream(scale: Rate, script: _Script, outcome: list[bool]) -> str:
-    last_us = script.start_us + script.span_us * 3 // 4
-    numbers = {
-        "asked": f"{number(_ABOVE * scale.limit)}/{format_period(scale.period)}",
-        "span": duration(script.span_us),
-        "last": duration(script.span_us // 4),
-        "passed": number(_units(script, outcome, since_us=last_us, admitted=True)),
-        "of": number(_units(script, outcome, since_us=last_us)),
-    }
-    first = next((at_us for (at_us, _cost), ok in zip(script.attempts, outcome, strict=True) if not ok), None)
-    if first is None:
-        return _("Requests %(asked)s, evenly, for %(span)s: all pass.") % numbers
-    numbers["first"] = duration(first - script.start_us)
-    if first == script.start_us:
-        return _("Requests %(asked)s, evenly: in the last %(last)s %(passed)s of %(of)s pass.") % numbers
-    text = _(
-        "Requests %(asked)s, evenly: in the first %(first)s all pass; in the last %(last)s %(passed)s of %(of)s."
-    )
-    return text % numbers
-
-
-def _about_edge(scale: Rate, script: _Script, outcome: list[bool]) -> str:
-    before = _units(script, outcome, until_us=script.zero_us, admitted=True)
-    after = _units(script, outcome, since_us=script.zero_us, admitted=True)
-    numbers = {"asked": number(scale.limit), "before": number(before), "after": number(after)}
-    text = _(
-        "Requests %(asked)s at once just before the edge and again just after it: %(before)s and %(after)s pass."
-    )
-    return text % numbers
-
-
-def _about_pause(scale: Rate, script: _Script, outcome: list[bool]) -> str:
-    burst = script.zero_us + 1
-    numbers = {
-        "asked": number(_units(script, outcome, until_us=burst)),
-        "at_once": number(_units(script, outcome, until_us=burst, admitted=True)),
-        "more": number(_units(script, outcome, since_us=burst)),
-        "passed": number(_units(script, outcome, since_us=burst, admitted=True)),
-        "span": duration(script.start_us + script.span_us - script.zero_us),
-    }
-    text = _(
-        "Requests %(asked)s at once: %(at_once)s pass. Then requests %(more)s evenly in the next %(span)s: "
-        "%(passed)s pass."
-    )
-    return text % numbers
-
-
-def _units(
-    script: _Script, outcome: list[bool], *, since_us: int = 0, until_us: int = 2**62, admitted: bool = False
-) -> int:
-    """Return the units requested, or ``admitted``, from ``since_us`` until before ``until_us``."""
-    return sum(
-        cost
-        for (at_us, cost), ok in zip(script.attempts, outcome, strict=True)
-        if since_us <= at_us < until_us and (ok or not admitted)
-    )
-
-
-def _shown(title: str, sentence: str, script: _Script, outcome: list[bool]) -> Scenario:
-    admitted, refused = [0] * script.slots, [0] * script.slots
-    for (at_us, cost), ok in zip(script.attempts, outcome, strict=True):
-        slot = min((at_us - script.start_us) * script.slots // max(1, script.span_us), script.slots - 1)
-        (admitted if ok else refused)[slot] += cost
-    return Scenario(
-        title=title,
-        sentence=sentence,
-        labels=tuple(
-            duration(script.start_us + script.span_us * slot // script.slots - script.zero_us)
-            for slot in range(script.slots)
-        ),
-        admitted=tuple(admitted),
-        refused=tuple(refused),
-    )
 
 
 def number(value: float) -> str:

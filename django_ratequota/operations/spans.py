@@ -31,30 +31,30 @@ def spread(records: Sequence[Attempts]) -> list[tuple[int, int, str]]:
     return attempts
 
 
-def never_refused(rates: Sequence[Rate], records: Sequence[Attempts]) -> bool:
-    """Whether a counter certainly refuses none of these attempts, which are in the order of time; False = it might.
+def peak(rate: Rate, records: Sequence[Attempts]) -> int:
+    """Return a limit at which the rate refuses none of these attempts, which are in the order of time.
+
+    It is the most units in any span that the rate may look at. As that is rounded up to whole seconds, the lowest
+    such limit may be less: half as much for a rate by the second, or for the windowed counter.
+    """
+    units = [(record.second, (record.admitted + record.refused) * rate.units(record.cost)) for record in records]
+    span = -(-longest_us(rate) * (2 if rate.algorithm == "sliding_window_counter" else 1) // 10**6)
+    return _busiest(units, span + 1)
+
+
+def has_room(rate: Rate, units: int) -> bool:
+    """Whether a counter certainly refuses no attempts with this ``peak``; False = it might.
 
     True if no span of one period holds more units than the limit and the burst. Fixed windows and the log admit any
     such span; the windowed counter depends on two periods at most. In a bucket, ``m`` periods and a fraction hold at
-    most ``(m + 1) × min(limit, burst)``: the burst and what is refilled meanwhile. Spans are counted in whole
-    seconds, one more than the period touches.
+    most ``(m + 1) × min(limit, burst)``: the burst and what is refilled meanwhile.
     """
-    attempts = [(record.second, record.admitted + record.refused, record.cost) for record in records]
-    for rate in rates:
-        units = [(second, count * rate.units(cost)) for second, count, cost in attempts]
-        total = sum(size for _second, size in units)
-        room = min(rate.limit, rate.capacity)
-        if rate.capacity * rate.period_us >= _EXACT:
-            room //= 2  # doubles are rounded there: half of the room is certain
-        if total <= room:
-            continue
-        span = -(-longest_us(rate) * (2 if rate.algorithm == "sliding_window_counter" else 1) // 10**6)
-        if busiest(units, span + 1) > room:
-            return False
-    return True
+    room = min(rate.limit, rate.capacity)
+    # Doubles are rounded there: half of the room is certain.
+    return units <= (room // 2 if rate.capacity * rate.period_us >= _EXACT else room)
 
 
-def busiest(units: Sequence[tuple[int, int]], span: int) -> int:
+def _busiest(units: Sequence[tuple[int, int]], span: int) -> int:
     """Return the most units in any ``span``, of (time, units) in the order of time; both times in one unit."""
     most = inside = first = 0
     for second, size in units:

@@ -106,12 +106,6 @@ def test_series_differ_by_pattern_and_not_by_colour_alone() -> None:
     assert fills["refused"] in legend[0]
 
 
-def test_a_custom_kind_of_series_is_drawn() -> None:
-    shown = plot(title="Requests", labels=["a"], series=[Series("idle", "idle", [1])])
-    (rect,) = rects(drawing(shown), "idle")
-    assert rect.get("fill") is None
-
-
 def test_the_table_holds_every_number() -> None:
     shown = plot(
         title="Requests",
@@ -174,10 +168,6 @@ def test_zeros_only_show_a_sentence_instead_of_a_chart(shown: Plot) -> None:
     assert "No data." in text
     assert "<svg" not in text
     assert "<table" not in text
-
-
-def test_the_sentence_of_an_empty_chart_can_be_set() -> None:
-    assert "No request yet." in draw(of(empty="No request yet."))
 
 
 def test_lengths_must_agree() -> None:

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.db import connection, transaction
+from django.db import transaction
 from django.test import Client, RequestFactory
-from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_ratequota import check_request
@@ -175,25 +174,3 @@ def test_counts_that_another_client_wrote_leave_out_the_refusals_alone() -> None
     found = parts(client_of("superuser"))
     assert found.keys() == PARTS
     assert "The counts cannot be shown." in found["refusals"]
-
-
-@pytest.mark.usefixtures("recording")
-def test_queries_do_not_grow_with_the_rows() -> None:
-    client = client_of("superuser")
-
-    def count() -> int:
-        collector.flush()
-        with CaptureQueriesContext(connection) as captured:
-            parts(client)
-        return len(captured)
-
-    def fill(first: int, last: int) -> None:
-        for number in range(first, last):
-            endpoint = Endpoint.objects.create(name=f"e{number}")
-            RatePolicy.objects.create(endpoint=endpoint, rates="blocked")
-            ask(User.objects.create(username=f"u{number}"), endpoint.name)
-
-    fill(0, 4)
-    few = count()
-    fill(4, 30)
-    assert count() == few

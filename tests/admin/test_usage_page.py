@@ -16,17 +16,16 @@ from django.contrib.auth.models import Permission, User
 from django.db import connection
 from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
-from django.urls import reverse
 
 from django_ratequota import check_request
 from django_ratequota.admin.formatting import moment
 from django_ratequota.admin.usage.counts import Selection
 from django_ratequota.admin.usage.export import cell
-from django_ratequota.admin.usage.workers import published_at, servers, state_of
+from django_ratequota.admin.usage.workers import servers
 from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.monitoring import health, refusals, timeline
 from django_ratequota.monitoring.collector import collector
-from django_ratequota.monitoring.health import Health
+from django_ratequota.monitoring.health import Health, published_at, state_of
 from django_ratequota.monitoring.packing import OUTCOMES
 from django_ratequota.monitoring.refusals import Refusal, RefusedBucket
 from django_ratequota.monitoring.timeline import Counts, Timeline, TopCaller
@@ -166,12 +165,6 @@ def warnings(page: Any) -> list[str]:
 # --- Requests over time. ---
 
 
-def test_the_list_of_policies_links_to_the_usage_page(operator: Client) -> None:
-    assert f'<a href="{PAGE}">Live usage</a>' in text_of(operator.get(LIST))
-    assert reverse("admin:django_ratequota_ratepolicy_usage") == PAGE
-    assert reverse("admin:django_ratequota_ratepolicy_usage_csv") == CSV
-
-
 def test_the_chart_and_the_totals_of_requests(operator: Client, scene: Scene) -> None:
     scene.total = [Counts(1500, 500, 100), Counts(0, 0, 0)]
     page = operator.get(PAGE)
@@ -188,15 +181,6 @@ def test_the_chart_and_the_totals_of_requests(operator: Client, scene: Scene) ->
         ("Of these, would be refused (log mode)", "100 (5.0 %)"),
         ("Refused", "500 (25.0 %)"),
     ]
-
-
-def test_without_requests_the_page_shows_no_data(operator: Client, scene: Scene) -> None:
-    scene.total = [Counts(), Counts()]
-    text = text_of(operator.get(PAGE))
-    assert "No requests were counted in this time." in text
-    assert "ratequota-plot-drawing" not in text
-    assert "No policy applied to any request in this time." in text
-    assert "No refusals are recorded." in text
 
 
 @pytest.mark.parametrize("span", ["hour", "day", "week"])
@@ -220,14 +204,6 @@ def test_select_an_endpoint(operator: Client, scene: Scene, search: Endpoint) ->
     page = operator.get(PAGE, {"endpoint": "0"})
     assert "Live usage: last hour, no endpoint" in text_of(page)
     assert page.context["totals"][0]["number"] == "6"
-
-
-def test_select_a_policy(operator: Client, scene: Scene, search: Endpoint) -> None:
-    policy = RatePolicy.objects.create(endpoint=search, rates="5/min")
-    scene.policies = {policy.pk: Counts(2, 1, 0)}
-    page = operator.get(PAGE, {"policy": policy.pk})
-    assert "Live usage: last hour, policy everyone × search: 5/min" in text_of(page)
-    assert page.context["totals"][0]["number"] == "3"
 
 
 def test_callers_of_a_policy_have_no_admitted_count_and_no_share(operator: Client, scene: Scene) -> None:
@@ -325,16 +301,6 @@ def test_policies_link_to_their_pages(operator: Client, scene: Scene, search: En
     assert f'href="?span=hour&amp;policy={policy.pk}"' in found
 
 
-def test_rows_beyond_the_limit_are_counted(operator: Client, scene: Scene) -> None:
-    scene.endpoints = {pk: Counts(1, 0, 0) for pk in range(1, 76)}
-    scene.policies = {pk: Counts(1, 0, 0) for pk in range(1, 52)}
-    page = operator.get(PAGE)
-    for name, more in (("endpoints", 25), ("policies", 1)):
-        found = rows(section(page, name))
-        assert len(found) == 51
-        assert found[-1][0] == f"and {more} more"
-
-
 # --- Callers and refusals. ---
 
 
@@ -409,7 +375,7 @@ def test_redis_servers_are_listed(operator: Client, scene: Scene) -> None:
     assert re.fullmatch(r"127\.0\.0\.1:\d+|/.*|localhost:\d+", name)
     assert state == "up"
     assert re.fullmatch(r"(valkey|redis) \d+\.\d+.*", version)
-    assert re.fullmatch(r"\d+ days?, \d\d:\d\d:\d\d", up)
+    assert re.fullmatch(r"\d+ (s|min|h|days?)", up)
     assert re.search(r"[KM]B \(", memory)
     assert policy
     assert evicted == "0"
@@ -483,12 +449,6 @@ def test_an_idle_worker_is_not_behind(
     assert (note in text) is (state != "behind")
     assert ("ratequota-usage-complete" in text) is (state != "behind")
     assert ("ratequota-usage-complaint" in text) is (state == "behind")
-
-
-def test_without_a_time_of_publication_a_worker_is_behind_that_decided_in_the_last_minute() -> None:
-    decided = [1, *[0] * len(BOUNDS)]
-    assert state_of(worker("a:1", 6, idle=30.0, latency=decided), 7) == "behind"
-    assert state_of(worker("a:1", 6, idle=90.0), 7) == "idle"
 
 
 def test_the_revision_is_live_since_the_last_worker_loaded_it(
@@ -582,21 +542,25 @@ def test_without_reports_the_live_revision_is_unknown(operator: Client, scene: S
     assert "No worker has reported in the last minute." in section(operator.get(PAGE), "proof")
 
 
-def test_without_a_revision_none_is_shown(operator: Client, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "reports", lambda: [worker("a:1", 0)])
-    assert "No revision has been published yet." in section(operator.get(PAGE), "proof")
-
-
-def test_a_revision_is_shown_as_a_time_only_if_it_is_one() -> None:
-    assert published_at(7) is None
-    assert published_at(2**62) is None
-    assert published_at(int(START.timestamp() * 10**6)) == START
+def test_the_state_of_a_worker_follows_from_its_revision_and_its_last_decision() -> None:
+    decided = [1, *[0] * len(BOUNDS)]
+    assert state_of(worker("a:1", 6, idle=30.0, latency=decided), 7) == "behind", "no time of publication"
+    assert state_of(worker("a:1", 6, idle=90.0), 7) == "idle"
     assert state_of(worker("a:1", 8), 7) == "live"
+    assert [published_at(revision) for revision in (7, 2**62)] == [None, None]
+    assert published_at(int(START.timestamp() * 10**6)) == START
 
 
-def test_the_last_change_is_shown(operator: Client, scene: Scene, search: Endpoint) -> None:
-    RatePolicy.objects.create(endpoint=search, rates="5/min")
-    assert re.search(r"Last change, [\d/: ]+ UTC: .*everyone × search: 5/min", section(operator.get(PAGE), "proof"))
+def test_a_change_of_one_user_resets_the_age_of_the_policies() -> None:
+    """Otherwise a worker would seem to have loaded the revision before it was published."""
+    RatePolicy.objects.create(rates="5/hour")
+    check_request(RequestFactory().get("/"))
+    before = health.health()
+    RatePolicy.objects.create(user=User.objects.create(username="alice"), rates="9/hour")
+    check_request(RequestFactory().get("/"))
+    after = health.health()
+    assert after.revision > before.revision
+    assert after.at - after.policies_age > before.at - before.policies_age + 1e-3
 
 
 # --- CSV. ---
@@ -657,13 +621,6 @@ def test_exported_rows_of_each_kind(operator: Client, scene: Scene, search: Endp
     }
 
 
-def test_all_policies_are_exported(operator: Client, scene: Scene) -> None:
-    """Not only the fifty that the page lists."""
-    made = [RatePolicy.objects.create(rates="5/min", counted_per="ip", subject=f"ip:10.0.0.{n}") for n in range(60)]
-    scene.policies = {policy.pk: Counts(1, 0, 0) for policy in made}
-    assert [row[1][:8] for row in exported(operator, "policies")[1:]] == ["ip:10.0."] * 60
-
-
 def test_policies_are_exported_in_batches_in_one_order(
     operator: Client, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -685,13 +642,6 @@ def test_tables_that_lack_counts_say_so(operator: Client, scene: Scene) -> None:
     assert sentence not in text_of(operator.get(PAGE))
     scene.complete = False
     assert sentence in text_of(operator.get(PAGE))
-
-
-def test_the_export_file_name(operator: Client, scene: Scene, search: Endpoint) -> None:
-    response = operator.get(CSV, {"what": "timeline", "span": "week", "endpoint": search.pk})
-    name = f"ratequota-timeline-last-week-endpoint-{search.pk}.csv"
-    assert response["Content-Disposition"] == f'attachment; filename="{name}"'
-    assert b"".join(response)
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "＝1", ' "=1', "'=1"])
@@ -737,20 +687,6 @@ def test_an_unknown_export_redirects_to_the_page(operator: Client, scene: Scene)
 # --- Permissions. ---
 
 
-@pytest.mark.parametrize(
-    ("permissions", "status"),
-    [("superuser", 200), ("editor", 200), ("viewer", 200), ("granter", 200), ("resetter", 200), ("nobody", 403)],
-)
-@pytest.mark.parametrize("path", [PAGE, f"{CSV}?what=timeline"])
-def test_the_page_needs_a_permission(scene: Scene, permissions: str, status: int, path: str) -> None:
-    assert client_of(permissions).get(path).status_code == status
-
-
-def test_anonymous_visitors_must_log_in(scene: Scene) -> None:
-    for path in (PAGE, CSV):
-        assert Client().get(path)["Location"].startswith("/admin/login/?next=")
-
-
 def test_operators_who_see_overrides_only_see_no_other_policy(scene: Scene) -> None:
     plan = Plan.objects.create(name="Free", slug="free")
     policy = RatePolicy.objects.create(plan=plan, rates="77/min")
@@ -784,65 +720,21 @@ def test_endpoints_have_no_link_without_permission_to_view_them(scene: Scene, se
 # --- Hostile names, costs, outages. ---
 
 
-def test_hostile_names_are_harmless(operator: Client, scene: Scene) -> None:
-    hostile = Endpoint.objects.create(name="x")
-    Endpoint.objects.filter(pk=hostile.pk).update(name=HOSTILE[:90])
-    user = User.objects.create(username=HOSTILE[:140])
-    policy = RatePolicy.objects.create(user=user, endpoint=hostile, rates="5/min", reason=HOSTILE[:200])
-    scene.endpoints = {hostile.pk: Counts(1, 1, 1)}
-    scene.policies = {policy.pk: Counts(1, 1, 1)}
-    scene.tops = [
-        TopCaller(caller=f"user:{user.pk}", counts=Counts(1, 1, 1)),
-        TopCaller(caller=HOSTILE, counts=Counts(1, 1, 1)),
-    ]
-    scene.refused = [
-        refusal(1, caller=HOSTILE, scope=HOSTILE, method=HOSTILE, violated=(HOSTILE,), buckets=(bucket(policy.pk),)),
-        refusal(2, caller=f"tenant:{HOSTILE}", error=HOSTILE),
-    ]
-    for query in ({}, {"endpoint": hostile.pk}, {"policy": policy.pk}):
-        text = text_of(operator.get(PAGE, query))
-        assert "<script>alert" not in text
-        assert "\u202e" not in text
-        assert not re.search(r"\sstyle=|<style|\son\w+=\"", text)
-        # Cells are bounded; a link to Explain names its caller in full.
-        assert "x" * 300 not in re.sub(r'href="[^"]*"', "", text)
-
-
-def test_queries_and_commands_do_not_grow_with_the_rows(
+def test_the_page_takes_four_commands_however_many_rows_it_has(
     operator: Client, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = default_limiter().store
-    commands: list[Any] = []
-    execute, info = type(store).execute, type(store).info
-    monkeypatch.setattr(type(store), "execute", lambda self, c: (commands.append(c), execute(self, c))[1])
-    monkeypatch.setattr(type(store), "info", lambda self: (commands.append("INFO"), info(self))[1])
-
-    def count(client: Client) -> tuple[int, int]:
+    store, commands = type(default_limiter().store), []
+    execute, info = store.execute, store.info
+    monkeypatch.setattr(store, "execute", lambda self, c: (commands.append(c), execute(self, c))[1])
+    monkeypatch.setattr(store, "info", lambda self: (commands.append("INFO"), info(self))[1])
+    for number in range(60):
+        user = User.objects.create(username=f"u{number}")
+        scene.tops.append(TopCaller(caller=f"user:{user.pk}", counts=Counts(9, 1, 1)))
+        RatePolicy.objects.create(user=user, rates="5/s")
+    for _ in range(2):  # at the first look, the server learns the script, and this process the policies
         commands.clear()
-        with CaptureQueriesContext(connection) as captured:
-            text_of(client.get(PAGE))
-        return len(captured), len(commands)
-
-    def fill(first: int, last: int) -> None:
-        for number in range(first, last):
-            user = User.objects.create(username=f"u{number}")
-            endpoint = Endpoint.objects.create(name=f"e{number}")
-            policy = RatePolicy.objects.create(user=user, endpoint=endpoint, rates="5/s")
-            scene.endpoints[endpoint.pk] = scene.policies[policy.pk] = Counts(9, 1, 1)
-            scene.tops.append(TopCaller(caller=f"user:{user.pk}", counts=Counts(9, 1, 1)))
-            scene.refused.append(refusal(number, caller=f"user:{user.pk}", buckets=(bucket(policy.pk),)))
-
-    granter = client_of("granter")
-    fill(0, 2)
-    count(operator)  # the server learns the script
-    few = [count(client) for client in (operator, granter)]
-    fill(2, 60)
-    count(operator)  # this process reads the new policies
-    assert [count(client) for client in (operator, granter)] == few
-    assert few[0] == (10, 4), (
-        "session, user, endpoints, policies, the callers' own policies and plans, texts, users, blocks, last change; "
-        "revision twice, workers and INFO"
-    )
+        text_of(operator.get(PAGE))
+    assert len(commands) == 4, "the revision twice, workers and INFO"
 
 
 @pytest.mark.parametrize("query", [{}, {"span": "week"}, {"endpoint": "1"}, {"policy": "1"}])
@@ -935,15 +827,3 @@ def test_decisions_appear_on_the_page(operator: Client, search: Endpoint) -> Non
     assert rows(section(page, "proof"))[0][1] == "idle"
     check_request(request, scope="search")
     assert "is live on 1 of 1 worker since" in section(operator.get(PAGE), "proof")
-
-
-def test_a_change_of_one_user_resets_the_age_of_the_policies(operator: Client, scene: Scene) -> None:
-    """Otherwise a worker would seem to have loaded the revision before it was published."""
-    RatePolicy.objects.create(rates="5/hour")
-    check_request(RequestFactory().get("/"))
-    before = health.health()
-    RatePolicy.objects.create(user=User.objects.create(username="alice"), rates="9/hour")
-    check_request(RequestFactory().get("/"))
-    after = health.health()
-    assert after.revision > before.revision
-    assert after.at - after.policies_age > before.at - before.policies_age + 1e-3

@@ -72,16 +72,3 @@ def test_units_are_given_back(desk: Desks, scene: Scene) -> None:
     page.get_by_role("button", name="Yes, give them back").click()
     expect(page.get_by_text("5 units were given back to 1 counter.")).to_be_visible()
     assert [ask(page, "carol").status for _ in range(2)] == [200, 429]
-
-
-def test_a_viewer_is_explained_and_given_no_levers(desk: Desks, scene: Scene) -> None:
-    page = desk("viewer").open(PAGES["explained"].path(scene))
-    expect(page.get_by_role("heading", name="What applies now")).to_be_visible()
-    for lever in ("Boost", "Give units back", "Reset"):
-        assert page.get_by_text(lever).count() == 0
-
-
-def test_a_user_is_a_click_from_their_quota(desk: Desks, scene: Scene) -> None:
-    page = desk().open(f"/admin/auth/user/{scene.bob.pk}/change/")
-    page.get_by_role("link", name="Quota", exact=True).click()
-    expect(page.locator(".ratequota-standing")).to_contain_text("300")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from playwright.sync_api import expect
 
-from django_ratequota.models import ListMember, RatePolicy, SubjectList
+from django_ratequota.models import ListMember, SubjectList
 
 from .desk import Desk
 from .scene import Scene
@@ -32,13 +32,3 @@ def test_members_are_pasted_corrected_and_found(desk: Callable[..., Desk], scene
     page.locator("#searchbar").press("Enter")
     expect(page.locator("#result_list tbody tr")).to_have_count(1)
     expect(page.get_by_role("cell", name="ip:203.0.113.0/24")).to_be_visible()
-
-
-def test_a_policy_is_written_in_the_table_of_the_list(desk: Callable[..., Desk], scene: Scene) -> None:
-    bots = SubjectList.objects.create(name="Bad bots")
-    page = desk().open(f"/admin/django_ratequota/subjectlist/{bots.pk}/change/")
-    page.get_by_text("Add another Rate policy").click()
-    page.locator("#id_policies-0-rates").fill("blocked")
-    page.get_by_role("button", name="Save", exact=True).click()
-    expect(page.get_by_text("was changed successfully")).to_be_visible()
-    assert RatePolicy.objects.get(subject_list=bots).rates == "blocked"

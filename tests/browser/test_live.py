@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
@@ -52,39 +51,6 @@ def test_what_is_decided_is_drawn_and_counted(desk: Desks, scene: Scene) -> None
     expect(table.locator("tbody tr").last).to_contain_text(re.compile(r"\d\d:\d\d\s*2\s*0\s*2"))
     expect(page.get_by_text("is live on 1 of 1 worker since")).to_be_visible()
     own.look()
-
-
-def test_the_page_leads_on(desk: Desks, scene: Scene) -> None:
-    own = desk()
-    decide(own)
-    page = own.open(PAGES["policies"].path(scene))
-    page.get_by_role("link", name="Live usage").click()
-    page.get_by_label("Endpoint", exact=True).select_option("reports")
-    page.get_by_role("button", name="Show").click()
-    expect(page.get_by_text("No requests were counted in this time.").first).to_be_visible()
-    page.get_by_label("Endpoint", exact=True).select_option("search")
-    page.get_by_role("button", name="Show").click()
-    expect(page.get_by_role("heading", name="Live usage: last hour, endpoint search")).to_be_visible()
-    refused = page.get_by_role("region", name="Most requests refused")
-    refused.get_by_role("link", name="user carol", exact=True).click()
-    assert f"explain/?user={scene.carol.pk}&endpoint=search" in page.url
-    expect(page.get_by_text("10/min").first).to_be_visible()
-    page.go_back()
-    page.get_by_role("region", name="Table of refusals").get_by_role("link").first.click()
-    assert re.search(r"explain/\?id=\w{10}$", page.url)
-    expect(page.get_by_text("carol").first).to_be_visible()
-
-
-def test_tables_are_downloaded(desk: Desks, scene: Scene, tmp_path: Path) -> None:
-    own = desk()
-    decide(own)
-    page = own.open(PAGES["live usage"].path(scene))
-    with page.expect_download() as download:
-        page.get_by_role("link", name="Busiest callers as CSV").click()
-    assert download.value.suggested_filename == "ratequota-callers-last-day.csv"
-    download.value.save_as(tmp_path / "callers.csv")
-    text = (tmp_path / "callers.csv").read_text("utf-8-sig")
-    assert f'"user:{scene.carol.pk}","user carol","2","0","2"' in text
 
 
 def test_the_page_asks_again_while_it_is_told_to(desk: Desks, scene: Scene) -> None:

@@ -1,4 +1,4 @@
-"""Months that begin on the customer's day: checkpoints, what is restored of them, and who is near a limit."""
+"""Months that begin on the customer's day: checkpoints, and what is restored of them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from django.contrib.auth.models import User
 from django_ratequota import Decision, check_request
 from django_ratequota.engine.keys import bucket_key
 from django_ratequota.models import Plan, PlanAssignment, QuotaWindow, RatePolicy
-from django_ratequota.monitoring import checkpoints, near
+from django_ratequota.monitoring import checkpoints
 from django_ratequota.monitoring.checkpoints import flush
 from django_ratequota.monitoring.months import batches
-from django_ratequota.monitoring.near import Noted, Window
 from django_ratequota.operations.quotas import used_in_month
 from django_ratequota.runtime import default_limiter
 from tests.conftest import Clock
@@ -186,21 +185,6 @@ def test_invoices_count_each_unit_once_however_often_the_day_changes(
     assert sum(found.values_list("used", flat=True)) == admitted
     ends = [(row.ends_at, following.ends_at) for row, following in pairwise(found)]
     assert all(end < following for end, following in ends)
-
-
-def test_a_customer_near_the_limit_stays_listed_when_the_calendar_s_month_ends(ask: Ask) -> None:
-    RatePolicy.objects.update(durable=False)  # what has checkpoints is listed by these
-    noted, limiter = Noted(), default_limiter()
-    [status] = ask("2025-11-28", 15, 80).statuses
-    noted.note(status, limiter.now_us)
-    noted.send(limiter)
-
-    def listed() -> list[str]:
-        return [one.subject for one in near.candidates(Window.of(status.bucket.rate), 50, 0, 9)]
-
-    assert listed() == [status.bucket.subject]
-    ask("2025-12-03", 15)
-    assert listed() == [status.bucket.subject]
 
 
 def test_batches_are_in_one_order_and_have_a_counter_once() -> None:

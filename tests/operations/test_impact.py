@@ -31,7 +31,7 @@ from django_ratequota.operations import impact
 from django_ratequota.operations.impact import Impact, estimate, sentences
 from django_ratequota.operations.impact_audience import NotEstimable, RecordedAudience
 from django_ratequota.operations.replay import replay
-from django_ratequota.operations.spans import never_refused, spread
+from django_ratequota.operations.spans import has_room, peak, spread
 from tests.conftest import Clock
 from tests.project.views import request_from
 from tests.support.properties import examples
@@ -180,7 +180,7 @@ def test_skipped_callers_would_not_have_been_refused(
     burst = burst if algorithm in BURST_ALGORITHMS else None
     for limit in range(1, 50):
         rates = [Rate(limit=limit, period=period, algorithm=algorithm, burst=burst)]
-        if never_refused(rates, records):
+        if has_room(rates[0], peak(rates[0], records)):
             assert all(replay(rates, [(at, cost) for at, cost, _ in spread(records)]))
             break
 
@@ -190,10 +190,52 @@ def test_skipped_callers_would_not_have_been_refused(
 )
 def test_callers_within_the_limit_are_skipped(text: str) -> None:
     """Most callers cannot reach the limit in any case."""
-    rates = [Rate.parse(text)]
-    assert never_refused(rates, [record(admitted=5)])
-    assert not never_refused(rates, [record(admitted=6)])
-    assert never_refused(rates, [record(START + day * 90_000, admitted=5) for day in range(3)])
+    rate = Rate.parse(text)
+    assert has_room(rate, peak(rate, [record(admitted=5)]))
+    assert not has_room(rate, peak(rate, [record(admitted=6)]))
+    assert has_room(rate, peak(rate, [record(START + day * 90_000, admitted=5) for day in range(3)]))
+
+
+@examples(150)
+@given(
+    algorithm=st.sampled_from(ALGORITHMS),
+    period=st.sampled_from([1, 2, 60]),
+    rows=st.lists(
+        st.builds(
+            record,
+            second=st.integers(START, START + 5) | st.integers(START, START + 300),
+            caller=st.sampled_from([f"user:{number}" for number in range(150)]),
+            cost=st.sampled_from([1, 3]),
+            admitted=st.integers(0, 4),
+        ),
+        min_size=1,
+        max_size=300,
+    ),
+)
+def test_limits_that_fit_keep_their_promise(recorded: Any, algorithm: str, period: int, rows: list[Attempts]) -> None:
+    recorded(*sorted(rows, key=lambda one: one.second))
+    rates = str(Rate(limit=7, period=period, algorithm=algorithm))
+    for fit in estimate(RatePolicy(rates=rates), seconds=60).fits:
+        nobody, most = (
+            estimate(RatePolicy(rates=text, algorithm=algorithm), seconds=60)
+            for text in (fit.nobody, fit.one_percent)
+        )
+        assert nobody.refused_requests == 0
+        assert most.refused_clients * 100 <= most.clients
+
+
+def test_limits_that_fit_are_said_by_rate(recorded: Any) -> None:
+    recorded(*(record(caller=f"user:{number}", cost=2, admitted=1 + number) for number in range(200)))
+    found = estimate(RatePolicy(rates="5/min, 4 requests/hour, 9/day gcra"))
+    texts = [text for text in sentences(found) if text.startswith("A limit")]
+    assert texts == [
+        "A limit of 400/min would have refused nobody, 396/min at most 1 % of the counters.",
+        "A limit of 200 requests/hour would have refused nobody, 198 requests/hour at most 1 % of the counters.",
+        "A limit of 400/day gcra would have refused nobody, 396/day gcra at most 1 % of the counters.",
+    ]
+    recorded(record(admitted=3))
+    assert "A limit of 3/min would have refused nobody." in sentences(estimate(RatePolicy(rates="5/min")))
+    assert estimate(RatePolicy(rates="blocked")).fits == ()
 
 
 def test_attempts_are_spread_over_their_second() -> None:
@@ -447,6 +489,7 @@ def test_the_sentences_of_an_estimate() -> None:
         really_refused_requests=1,
         left_out_clients=2,
         unknown_policies=1,
+        fits=(),
     )
     assert sentences(found) == [
         "In the last 24 h this would have refused 37 of 4,210 clients, 1.2 % of 100,000 requests.",

@@ -29,7 +29,6 @@ from django_ratequota.conf import KEYS
 from django_ratequota.enforcement import check as enforcement
 from django_ratequota.engine.rates import normalize_rates, parse_rates
 from django_ratequota.monitoring import alerts
-from django_ratequota.operations.scenarios import scenarios
 from django_ratequota.recording import publication
 from docs import generate, plots
 from example_project.check import Browser, basic, log_in, policy_path, set_rates
@@ -326,7 +325,7 @@ def test_the_plots_are_up_to_date(redis_client: object) -> None:
 @pytest.mark.parametrize("rates", ["60/min", "60/min burst 10"])
 def test_algorithms_called_equal_decide_the_same(redis_client: object, algorithm: str, rates: str) -> None:
     same, bucket = Rate.parse(rates, algorithm), Rate.parse(rates, "token_bucket")
-    shown = [[(one.admitted, one.refused) for one in scenarios([rate], rate)] for rate in (same, bucket)]
+    shown = [[(one.admitted, one.refused) for one in plots.scenarios([rate])] for rate in (same, bucket)]
     assert shown[0] == shown[1]
 
 

@@ -25,7 +25,6 @@ from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange
 from django_ratequota.monitoring.attempts import recorded_attempts
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.monitoring.health import report
-from django_ratequota.monitoring.near import Window, keep, windows
 from django_ratequota.monitoring.records import DecisionRecord
 from django_ratequota.monitoring.refusals import refusals
 from django_ratequota.monitoring.timeline import timeline, top_callers
@@ -103,8 +102,6 @@ def use_every_verb(server: Node) -> None:
     collector._pending.append(note)
     collector._refusals.add(note, "", "", "GET", Decision(allowed=False))
     collector.flush()
-    windows()
-    keep(Window("fixed_window", "month"), int(time.time()) + 60, {b"[1]": 90}, default_limiter())
     for read in (lambda: timeline("hour"), lambda: top_callers("day"), recorded_attempts, lambda: refusals(1)):
         read()
     out = io.StringIO()

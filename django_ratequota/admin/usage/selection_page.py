@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from django.contrib import messages
 from django.utils.translation import gettext_lazy as _
 
-from ...monitoring.timeline import Span
-from ..formatting import shown
-from ..pages import AdminPage
+from ..pages import AdminPage, is_id
 from .counts import SPANS, Selection
 from .labels import VisibleNames
-
-_ID = re.compile("[0-9]{1,18}")
 
 
 class SelectionPage(AdminPage):
@@ -23,17 +18,16 @@ class SelectionPage(AdminPage):
     def selection(self, request: Any) -> tuple[Selection, VisibleNames]:
         """Return the selection and the names for it; warns of parameters that are ignored."""
         names = VisibleNames(self.admin, request)
-        params = {name: request.GET.get(name, "") for name in ("span", "endpoint", "policy")}
-        span: Span = next((span for span in SPANS if span == params["span"]), "hour")
-        ids = {name: int(params[name]) if _ID.fullmatch(params[name]) else None for name in ("endpoint", "policy")}
-        if ids["policy"] is not None and not names.may_select(ids["policy"]):
-            ids["policy"] = None
-        known = {"span": params["span"] in SPANS, **{name: pk is not None for name, pk in ids.items()}}
-        for name, value in params.items():
-            if value and not known[name]:
-                text = _("%(name)s=%(value)s was ignored: unknown value.")
-                words = {"name": name, "value": shown(value)[:60]}
-                self.admin.message_user(request, text % words, messages.WARNING)
+        found = self.known_parameters(
+            request,
+            {
+                "span": SPANS.__contains__,
+                "endpoint": is_id,
+                "policy": lambda text: is_id(text) and names.may_select(int(text)),
+            },
+        )
+        span: Any = found["span"] or "hour"
+        ids = {name: int(found[name]) if found[name] else None for name in ("endpoint", "policy")}
         if None not in ids.values():
             ids["endpoint"] = None
             text = _(

@@ -17,7 +17,7 @@ from ...conf import settings
 from ...monitoring.health import NO_BREAKER, Health, has_late_checkpoint, published_at, state_of
 from ...store.base import server_version
 from ...utils.histogram import merged, quantile
-from ..formatting import duration, milliseconds, moment, number_text, revision_text, shown, uptime
+from ..formatting import duration, milliseconds, moment, number_text, revision_text, shown
 
 _STATES = {
     "live": _("up to date"),
@@ -194,7 +194,7 @@ def _server(name: str, info: dict[str, str]) -> dict[str, Any]:
     cells = [
         gettext("up"),
         shown(f"{product} {version}"),
-        "–" if up is None else uptime(up),
+        "–" if up is None else duration(up),
         gettext("%(used)s (%(limit)s)") % memory,
         shown(info.get("maxmemory_policy", "")) or "–",
         "–" if evicted is None else number_text(evicted),

@@ -10,18 +10,18 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import Error as DatabaseError
 
 from ...exceptions import StoreError
-from .. import callers, history, maintenance, policyfile, quotas, suggest
+from .. import callers, history, maintenance, policyfile, quotas
 
 
 class Command(BaseCommand):
-    """One command with a verb for each task; ``explain``, ``near``, ``suggest``, ``status``, ``export`` only read."""
+    """One command with a verb for each task; ``explain``, ``near``, ``status`` and ``export`` only read."""
 
-    help = "Explain, suggest, export, import and undo limits, list who is near one, and look after the counters."
+    help = "Explain, export, import and undo limits, list who is near one, and look after the counters."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Add the verbs; the function of each is its option ``run``, and may yield lines to print."""
         verbs = parser.add_subparsers(dest="verb", required=True)
-        for module in (callers, maintenance, policyfile, history, suggest, quotas):
+        for module in (callers, maintenance, policyfile, history, quotas):
             module.add_verbs(verbs)
         verbs.metavar = " | ".join(verbs.choices)
 

@@ -33,12 +33,3 @@ def test_an_organisation_is_put_on_a_plan_and_its_history_says_so(desk: Desks, s
     own.look()
     page = own.open("/admin/django_ratequota/policychange/?q=tenant:acme")
     expect(page.locator("#result_list tbody tr").first).to_contain_text("Contract 7")
-
-
-def test_neither_a_user_nor_a_subject_is_refused_in_words(desk: Desks, scene: Scene) -> None:
-    own = desk()
-    page = own.open(f"/admin/django_ratequota/planassignment/add/?plan={scene.pro.pk}")
-    own.look()
-    page.get_by_role("button", name="Save", exact=True).click()
-    expect(page.get_by_text("Choose a user, or write a subject: exactly one of them.")).to_be_visible()
-    own.look()

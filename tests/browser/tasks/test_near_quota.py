@@ -8,7 +8,6 @@ from typing import Any
 
 from playwright.sync_api import expect
 
-from django_ratequota.admin.formatting import shown
 from django_ratequota.models import Endpoint, PlanAssignment, QuotaWindow, RatePolicy
 from django_ratequota.monitoring.checkpoints import flush
 from tests.browser.desk import Desk
@@ -82,17 +81,6 @@ def test_a_row_leads_to_past_windows_and_on_to_explain(desk: Desks, scene: Scene
     page.get_by_role("link", name="Explain", exact=True).click()
     page.get_by_role("link", name="Past windows").click()
     expect(page.locator(".ratequota-plot-bar")).to_have_count(4)
-
-
-def test_quotas_of_a_plan(desk: Desks, scene: Scene) -> None:
-    a_month(scene)
-    page = desk().open("/admin/django_ratequota/ratepolicy/quotas/")
-    page.get_by_label("Plan").select_option(label=shown(scene.hostile_plan.name))
-    page.get_by_label("Used", exact=True).select_option("0")
-    page.get_by_role("button", name="Show").click()
-    rows = page.get_by_role("region", name="Table of quotas").locator("tbody tr")
-    expect(rows).to_have_count(1)
-    expect(rows.first).to_contain_text("90,000 of 100,000")
 
 
 def organisations(_subjects: list[str]) -> dict[str, str]:

@@ -51,12 +51,6 @@ def test_a_limit_is_added_in_log_mode_watched_and_enforced(desk: Desks, scene: S
     assert check_request(request_from(address="198.51.100.7"), scope="reports").allowed
 
 
-def test_who_may_only_look_sees_the_records_and_no_button(desk: Desks, scene: Scene) -> None:
-    page = desk("viewer").open(f"/admin/django_ratequota/ratepolicy/{scene.logged.pk}/rollout/")
-    expect(page.get_by_role("heading", name="What it would have refused")).to_be_visible()
-    expect(page.locator("#content button[type=submit]")).to_have_count(0)
-
-
 def test_live_usage_leads_to_the_would_be_refusals(desk: Desks, scene: Scene) -> None:
     own = desk()
     page = own.open(PAGES["live usage"].path(scene))
