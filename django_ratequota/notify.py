@@ -25,12 +25,12 @@ from urllib.request import Request, urlopen
 from django.core.mail import mail_managers
 from django.db import models
 
+from .changes.validators import visible
 from .conf import settings
 from .engine.keys import bucket_key
 from .engine.types import BucketStatus
 from .models import PolicyChange
 from .operations.differences import differences, label, related_names
-from .recording.validators import visible
 from .utils.locks import ForkSafeLock
 
 __all__ = ["change_text", "mail_operators", "post_to", "threshold_text"]

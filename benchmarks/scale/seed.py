@@ -14,8 +14,8 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from benchmarks.scale import Size
+from django_ratequota.changes.writer import field_values
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, QuotaWindow, RatePolicy
-from django_ratequota.recording.recorder import field_values
 
 #: A superuser, an operator who may edit plans and policies but not see endpoints; the password is the name.
 ADMIN, PLANNER = "admin", "planner"

@@ -17,10 +17,10 @@ from django.db import IntegrityError
 from django.http import HttpResponseRedirect
 from django.utils.translation import gettext_lazy as _
 
+from ..changes.writer import changed_by
 from ..conf import settings
-from ..models import Plan, PolicyChange, RatePolicy, RecordedModel
+from ..models import Plan, PolicyChange, RatePolicy, TrackedModel
 from ..models.fields import SubjectField
-from ..recording.recorder import recorded_as
 from .deletion import deleted_objects
 from .names import set_display_names
 from .pages import AdminPage, may_view, model_url, show_mode
@@ -139,7 +139,7 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def history_view(self, request: Any, object_id: str, extra_context: Any = None) -> Any:
         """Show the object's saves, with reasons and differences; Django's log to those who may not view them."""
-        obj = self.get_object(request, unquote(object_id)) if issubclass(self.model, RecordedModel) else None
+        obj = self.get_object(request, unquote(object_id)) if issubclass(self.model, TrackedModel) else None
         viewable = obj is not None and self.has_view_permission(request, obj)
         if obj is None or not viewable or not may_view(self.admin_site, PolicyChange, request):
             return super().history_view(request, object_id, extra_context)
@@ -172,7 +172,7 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
         try:
             reason = request.POST.get(REASON_FIELD, "").replace("\x00", "").strip()
-            with recorded_as(request.user, reason, unpublished=warn):
+            with changed_by(request.user, reason, unpublished=warn):
                 return view(request, *args, **kwargs)
         except IntegrityError:
             # The forms were valid, but another request wrote first.

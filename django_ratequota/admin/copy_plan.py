@@ -17,11 +17,11 @@ from django.utils.text import slugify
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
+from ..changes.databases import policy_alias
+from ..changes.writer import changed_by
 from ..models import Plan
 from ..operations.copy_plan import copy_policies
 from ..operations.plan_order import make_room_after
-from ..recording.databases import policy_alias
-from ..recording.recorder import recorded_as
 from .base import ReasonField
 from .formatting import shown, when
 from .pages import AdminPage
@@ -83,7 +83,7 @@ class CopyPlanPage(AdminPage):
         if request.method == "POST" and form.is_valid():
             reason = form.cleaned_data["reason"] or gettext("copy of %(plan)s") % {"plan": shown(plan.name)}
             try:
-                with recorded_as(request.user, reason), transaction.atomic(using=policy_alias(Plan)):
+                with changed_by(request.user, reason), transaction.atomic(using=policy_alias(Plan)):
                     copy = form.save(commit=False)
                     # Later plans may have to make room, which takes the permission to change them.
                     moves = self.admin.has_change_permission(request)

@@ -10,9 +10,9 @@ from django.utils.html import format_html
 from django.utils.text import capfirst
 from django.utils.translation import gettext
 
+from ..changes.databases import policy_alias
 from ..models import RatePolicy
 from ..models.fields import cascade
-from ..recording.databases import policy_alias
 from .pages import model_url
 from .permissions import OVERRIDES
 

@@ -11,9 +11,9 @@ from django.utils.html import format_html, format_html_join
 from django.utils.text import Truncator
 from django.utils.translation import gettext, ngettext
 
+from ..changes.validators import visible
 from ..models import PolicyChange
 from ..operations.differences import Difference, differences, label, related_names
-from ..recording.validators import visible
 from .formatting import isolated, moment
 from .names import deleted
 

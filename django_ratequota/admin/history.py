@@ -12,10 +12,10 @@ from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
+from ..changes.validators import visible
 from ..models import Plan, PolicyChange
 from ..operations.cascades import KINDS
 from ..operations.differences import differences
-from ..recording.validators import visible
 from .base import AutocompleteAdmin, RecordedAdmin, user_search_fields
 from .diff import RelatedNames, as_table
 from .filters import ConditionFilter, RelatedFilter

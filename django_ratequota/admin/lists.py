@@ -12,8 +12,8 @@ from django.db import models
 from django.db.models import Count, OuterRef, QuerySet, Subquery
 from django.utils.translation import gettext_lazy as _
 
+from ..changes.validators import canonical_subject
 from ..models import ListMember, SubjectList
-from ..recording.validators import canonical_subject
 from .filters import ActiveFilter, RelatedFilter
 from .formatting import about, shown, when
 from .list_members import AddMembersPage, RemoveMembersPage

@@ -14,11 +14,11 @@ from django.http import HttpResponseRedirect
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
+from ..changes.databases import policy_alias
 from ..engine.types import Bucket
 from ..exceptions import StoreError
 from ..models import PolicyChange, RatePolicy
 from ..operations import counters
-from ..recording.databases import policy_alias
 from .base import ReasonField
 from .formatting import shown
 from .names import audience_text, caller_names

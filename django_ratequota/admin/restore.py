@@ -15,13 +15,13 @@ from django.http import Http404, HttpResponseRedirect
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from ..changes.databases import policy_alias
+from ..changes.validators import visible
+from ..changes.writer import field_values
 from ..models import PolicyChange, RatePolicy
 from ..operations.cascades import Deletion
 from ..operations.differences import fields_of
 from ..operations.restore import KINDS, Restoration, plan_restoration, problems, restore, versions
-from ..recording.databases import policy_alias
-from ..recording.recorder import field_values
-from ..recording.validators import visible
 from .diff import as_table
 from .formatting import moment, shown
 from .pages import AdminPage

@@ -13,10 +13,10 @@ from django.utils import timezone
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
+from ..changes.databases import policy_alias
 from ..models import PolicyChange, RatePolicy
 from ..monitoring.refusals import Refusal, would_be_refusals
 from ..monitoring.timeline import Counts, Span, TopCaller
-from ..recording.databases import policy_alias
 from ..runtime import default_limiter
 from .base import ChangeReasonForm
 from .formatting import moment, number_text, percent, shown

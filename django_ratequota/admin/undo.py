@@ -17,15 +17,15 @@ from django.http import Http404, HttpResponseRedirect
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from ..models import PolicyChange, RatePolicy, RecordedModel
+from ..changes.databases import policy_alias
+from ..changes.publication import current_save
+from ..changes.validators import visible
+from ..changes.writer import field_values
+from ..models import PolicyChange, RatePolicy, TrackedModel
 from ..operations.cascades import KINDS
 from ..operations.differences import Difference, differences
 from ..operations.undo import Undo, plan_undo, undo
 from ..operations.undo_plan import Step
-from ..recording.databases import policy_alias
-from ..recording.publication import current_save
-from ..recording.recorder import field_values
-from ..recording.validators import visible
 from .diff import RelatedNames, as_table
 from .formatting import moment, shown
 from .pages import AdminPage
@@ -189,7 +189,7 @@ def kinds() -> dict[str, Any]:
     names: dict[str, Any] = {
         str(model._meta.model_name): model._meta.verbose_name
         for model in apps.get_app_config("django_ratequota").get_models()
-        if issubclass(model, RecordedModel)
+        if issubclass(model, TrackedModel)
     }
     return {**names, "counter": _("counter"), "*": _("everything")}
 

@@ -14,8 +14,8 @@ from django.db import connections
 from django.utils import timezone
 
 from .. import conf
-from ..recording.databases import policy_alias
-from ..recording.validators import unsupported_constraints, visible
+from ..changes.databases import policy_alias
+from ..changes.validators import unsupported_constraints, visible
 from .settings import MIDDLEWARE
 
 Messages = list[checks.CheckMessage]

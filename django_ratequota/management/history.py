@@ -10,10 +10,10 @@ from uuid import UUID
 from django.core.management.base import BaseCommand, CommandError
 from django.db import transaction
 
+from ..changes.databases import policy_alias
+from ..changes.validators import visible
 from ..models import PolicyChange, RatePolicy
 from ..operations.undo import plan_undo, undo
-from ..recording.databases import policy_alias
-from ..recording.validators import visible
 
 #: Most objects that are named because they stay as they are.
 _LISTED = 20

@@ -10,12 +10,12 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
+from ..changes.writer import write_publication
 from ..conf import settings
 from ..models import PolicyChange
 from ..monitoring.health import Health, has_late_checkpoint, reports, request_checkpoint, state_of
 from ..monitoring.rollup import KEEP_DAYS, KEEP_HOURS, roll_up
 from ..policies.unreadable import find_unreadable
-from ..recording.recorder import record_publication
 from ..runtime import default_limiter
 from ..store.base import server_version
 from ..utils.histogram import merged, quantile
@@ -45,7 +45,7 @@ def publish(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     """Publish a new revision and record it in the history."""
     limiter = default_limiter()
     before = limiter.stored_revision()
-    record_publication(options["reason"])
+    write_publication(options["reason"])
     if limiter.store.absent:
         yield f"Recorded, not published: {limiter.store.absent}"
         yield "Other processes that enforce policies reload all of them within POLL_SECONDS"

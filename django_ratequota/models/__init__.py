@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .audiences import ListMember, Plan, PlanAssignment, SubjectList
-from .base import RecordedModel
+from .base import TrackedModel
 from .counts import QuotaWindow, UsageCount
 from .endpoints import METHODS, Endpoint
 from .history import PolicyChange
@@ -18,7 +18,7 @@ __all__ = [
     "PolicyChange",
     "QuotaWindow",
     "RatePolicy",
-    "RecordedModel",
     "SubjectList",
+    "TrackedModel",
     "UsageCount",
 ]

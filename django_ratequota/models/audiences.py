@@ -12,12 +12,12 @@ from django.db.models import Q
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from ..recording.validators import assignable_subject, canonical_subject, check_dates, visible
-from .base import RecordedModel
+from ..changes.validators import assignable_subject, canonical_subject, check_dates, visible
+from .base import TrackedModel
 from .fields import SubjectField, cascade, user_or_subject
 
 
-class Plan(RecordedModel):
+class Plan(TrackedModel):
     """A named tier, such as Free or Pro."""
 
     class DefaultFor(models.TextChoices):
@@ -47,7 +47,7 @@ class Plan(RecordedModel):
         help_text=_("Callers who are on this plan without an assignment. Each kind has at most one default plan."),
     )
 
-    class Meta(RecordedModel.Meta):
+    class Meta(TrackedModel.Meta):
         verbose_name = _("plan")
         verbose_name_plural = _("plans")
         ordering = ["position", "name"]
@@ -64,7 +64,7 @@ class Plan(RecordedModel):
         return visible(self.name)
 
 
-class PlanAssignment(RecordedModel):
+class PlanAssignment(TrackedModel):
     """A user, or a subject of IDENTIFIERS, is on a plan, from ``starts_at`` until ``ends_at``."""
 
     user = models.ForeignKey(
@@ -126,7 +126,7 @@ class PlanAssignment(RecordedModel):
         _("created at"), auto_now_add=True, help_text=_("When the assignment was made.")
     )
 
-    class Meta(RecordedModel.Meta):
+    class Meta(TrackedModel.Meta):
         verbose_name = _("plan assignment")
         verbose_name_plural = _("plan assignments")
         ordering = ["-starts_at"]
@@ -157,7 +157,7 @@ class PlanAssignment(RecordedModel):
         _clean(self, assignable_subject)
 
 
-class SubjectList(RecordedModel):
+class SubjectList(TrackedModel):
     """A named set of users, subjects and networks, such as Bad bots or Partners."""
 
     name = models.CharField(
@@ -165,7 +165,7 @@ class SubjectList(RecordedModel):
     )
     description = models.TextField(_("description"), blank=True, help_text=_("For operators; clients never see it."))
 
-    class Meta(RecordedModel.Meta):
+    class Meta(TrackedModel.Meta):
         verbose_name = _("subject list")
         verbose_name_plural = _("subject lists")
         ordering = ["name"]
@@ -174,7 +174,7 @@ class SubjectList(RecordedModel):
         return visible(self.name)
 
 
-class ListMember(RecordedModel):
+class ListMember(TrackedModel):
     """A user, a subject or a network is in a list, from ``starts_at`` until ``ends_at``."""
 
     subject_list = models.ForeignKey(
@@ -211,7 +211,7 @@ class ListMember(RecordedModel):
         _("reason"), max_length=200, blank=True, help_text=_("The reason, such as a ticket or a contract.")
     )
 
-    class Meta(RecordedModel.Meta):
+    class Meta(TrackedModel.Meta):
         verbose_name = _("list member")
         verbose_name_plural = _("list members")
         ordering = ["subject_list__name", "pk"]

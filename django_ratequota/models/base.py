@@ -14,25 +14,25 @@ from django.core.exceptions import ValidationError
 from django.db import models, transaction
 from django.db.models.signals import post_save, pre_delete, pre_save
 
-from ..recording.databases import PrimaryQuerySet, policy_alias
-from ..recording.publication import join_save
-from ..recording.recorder import (
+from ..changes.databases import PrimaryQuerySet, policy_alias
+from ..changes.publication import join_save
+from ..changes.validators import refuse_unreadable
+from ..changes.writer import (
     BATCH,
     change_row,
     deleting,
     in_batches,
-    record,
-    record_deletion,
-    record_publication,
     rows_by_pk,
+    write_change,
     write_changes,
+    write_deletion,
+    write_publication,
 )
-from ..recording.validators import refuse_unreadable
 
 _BEFORE = "_ratequota_before"
 
 
-class RecordingQuerySet(PrimaryQuerySet):
+class TrackingQuerySet(PrimaryQuerySet):
     """A queryset whose bulk changes are recorded and published like single ones."""
 
     def update(self, **kwargs: Any) -> int:
@@ -43,14 +43,14 @@ class RecordingQuerySet(PrimaryQuerySet):
             # By key, because a matching row that another transaction commits meanwhile would go unrecorded.
             for batch in in_batches(pks) or [[]]:
                 before = rows_by_pk(self.model, batch, self.db, lock=True)
-                count += super(RecordingQuerySet, rows.filter(pk__in=list(before))).update(**kwargs)
+                count += super(TrackingQuerySet, rows.filter(pk__in=list(before))).update(**kwargs)
                 after = rows_by_pk(self.model, before, self.db)
                 for pk, row in before.items():
                     refuse_unreadable(row, after.get(pk))
                 self._record((before[pk], after.get(pk)) for pk in before)
                 if len(after) < len(before):
                     # The update has changed primary keys, and the database does not return the new ones.
-                    record_publication(f"new keys of {self.model._meta.verbose_name_plural}", self.db)
+                    write_publication(f"new keys of {self.model._meta.verbose_name_plural}", self.db)
         return count
 
     update.alters_data = True  # type: ignore[attr-defined]
@@ -62,7 +62,7 @@ class RecordingQuerySet(PrimaryQuerySet):
             over = kwargs.get("update_conflicts") or kwargs.get("ignore_conflicts") or len(args) > 1
             if over or any(instance.pk is None for instance in created):
                 # The database does not return which rows were overwritten, and MySQL returns no keys at all.
-                record_publication(f"bulk_create of {self.model._meta.verbose_name_plural}", self.db)
+                write_publication(f"bulk_create of {self.model._meta.verbose_name_plural}", self.db)
             else:
                 for batch in in_batches([instance.pk for instance in created]):
                     self._record((None, row) for row in rows_by_pk(self.model, batch, self.db).values())
@@ -120,13 +120,13 @@ class RecordingQuerySet(PrimaryQuerySet):
             write_changes(written, self.db)
 
 
-RecordingManager = models.Manager.from_queryset(RecordingQuerySet)
+TrackingManager = models.Manager.from_queryset(TrackingQuerySet)
 
 
-class RecordedModel(models.Model):
+class TrackedModel(models.Model):
     """A model whose changes are recorded in the transaction that makes them."""
 
-    objects = RecordingManager()
+    objects = TrackingManager()
 
     class Meta:
         abstract = True
@@ -177,12 +177,12 @@ def _after_save(sender: Any, instance: Any, using: str, raw: bool, **_: Any) -> 
         with transaction.atomic(using=using, savepoint=False):
             join_save(using)
     else:
-        record(instance.__dict__.pop(_BEFORE, None), _stored(sender, instance.pk, using), using)
+        write_change(instance.__dict__.pop(_BEFORE, None), _stored(sender, instance.pk, using), using)
 
 
 def _before_delete(sender: Any, instance: Any, using: str, **_: Any) -> None:
     # Before the first row of a cascade is deleted, because its endpoint or user may be gone afterwards.
-    record_deletion(sender, instance.pk, using)
+    write_deletion(sender, instance.pk, using)
 
 
 def _stored(model: Any, pk: Any, using: str, lock: bool = False) -> Any:
@@ -193,7 +193,7 @@ def _stored(model: Any, pk: Any, using: str, lock: bool = False) -> Any:
 def connect_receivers() -> None:
     """Record the changes of all recorded models, a project's proxies of them included; called once at start."""
     for model in apps.get_models():
-        if issubclass(model, RecordedModel):
+        if issubclass(model, TrackedModel):
             for signal, receiver in (
                 (pre_save, _before_save),
                 (post_save, _after_save),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from ..recording.databases import PrimaryQuerySet
+from ..changes.databases import PrimaryQuerySet
 
 
 class UsageCount(models.Model):

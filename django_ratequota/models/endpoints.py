@@ -11,13 +11,13 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from ..engine.rates import MAX_UNITS
-from .base import RecordedModel
+from .base import TrackedModel
 
 _STATUS = re.compile(r"[1-5](?:xx|[0-9]{2})", re.ASCII)
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
 
 
-class Endpoint(RecordedModel):
+class Endpoint(TrackedModel):
     """A named set of requests that policies limit: code names it as a scope, or routes and methods match it."""
 
     name = models.SlugField(
@@ -74,7 +74,7 @@ class Endpoint(RecordedModel):
         ),
     )
 
-    class Meta(RecordedModel.Meta):
+    class Meta(TrackedModel.Meta):
         verbose_name = _("endpoint")
         verbose_name_plural = _("endpoints")
         ordering = ["name"]

@@ -9,9 +9,9 @@ from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
+from ..changes.validators import canonical_subject, check_rates, rate_problem
 from ..engine.rates import DEFAULT_ALGORITHM, MAX_TEXT, normalize_rates
 from ..exceptions import InvalidRate
-from ..recording.validators import canonical_subject, check_rates, rate_problem
 
 
 class RatesField(models.CharField):  # type: ignore[type-arg]

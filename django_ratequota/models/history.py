@@ -8,8 +8,8 @@ from django.conf import settings as django_settings
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from ..recording.databases import PrimaryQuerySet
-from ..recording.validators import visible
+from ..changes.databases import PrimaryQuerySet
+from ..changes.validators import visible
 
 
 class PolicyChange(models.Model):

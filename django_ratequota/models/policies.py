@@ -12,16 +12,16 @@ from django.db.models import CharField, F, Q, Value
 from django.db.models.functions import Cast, Coalesce
 from django.utils.translation import gettext_lazy as _
 
+from ..changes.validators import canonical_subject, check_dates, check_rates, visible
 from ..conf import COUNTED_PER, settings
 from ..engine.rates import ALGORITHMS, DEFAULT_ALGORITHM
-from ..recording.validators import canonical_subject, check_dates, check_rates, visible
 from .audiences import Plan, SubjectList
-from .base import RecordedModel
+from .base import TrackedModel
 from .endpoints import Endpoint
 from .fields import RatesField, SubjectField
 
 
-class RatePolicy(RecordedModel):
+class RatePolicy(TrackedModel):
     """Who × what → rates: an audience, an endpoint, and how much."""
 
     class Mode(models.TextChoices):
@@ -138,7 +138,7 @@ class RatePolicy(RecordedModel):
         _("reason"), max_length=200, blank=True, help_text=_("The reason, such as a ticket or a contract.")
     )
 
-    class Meta(RecordedModel.Meta):
+    class Meta(TrackedModel.Meta):
         verbose_name = _("rate policy")
         verbose_name_plural = _("rate policies")
         ordering = ["endpoint__name", "plan__position", "plan__name", "pk"]

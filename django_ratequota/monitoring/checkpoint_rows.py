@@ -9,10 +9,10 @@ from typing import Any
 from django.apps import apps
 from django.db import connections
 
+from ..changes.databases import reading_and_writing
 from ..engine.keys import short
 from ..engine.types import BucketStatus
 from ..policies.facts import to_datetime, to_us
-from ..recording.databases import reading_and_writing
 from .months import end_months
 
 #: A counter's name in the database, and the start of its window (µs).

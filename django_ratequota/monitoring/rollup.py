@@ -12,9 +12,9 @@ from django.db import connections
 from django.db.models import Sum
 from django.utils import timezone
 
+from ..changes.databases import reading_and_writing
 from ..conf import settings
 from ..models import QuotaWindow, UsageCount
-from ..recording.databases import reading_and_writing
 from ..runtime import default_limiter
 from .packing import HOUR, KEPT_SECONDS, OUTCOMES, QUARTERS
 from .timeline import slot_counts

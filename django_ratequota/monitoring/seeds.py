@@ -11,12 +11,12 @@ from typing import Any
 
 from django.db import Error as DatabaseError
 
+from ..changes.databases import reading_policies
 from ..conf import settings
 from ..engine.backend import LimitRequest
 from ..engine.decision import Decision, charges_of
 from ..engine.limiter import Limiter
 from ..engine.types import Bucket
-from ..recording.databases import reading_policies
 from ..store.base import Call
 from ..utils.bounded_cache import BoundedCache
 from ..utils.problems import note_problem

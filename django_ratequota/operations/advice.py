@@ -13,6 +13,7 @@ from typing import Any
 from django.db.models import Q
 from django.utils.translation import gettext as _
 
+from ..changes.validators import visible
 from ..engine.rates import BURST_ALGORITHMS, Rate
 from ..models import Endpoint, RatePolicy
 from ..policies.exemptions import skips_all_endpoints
@@ -22,7 +23,6 @@ from ..policies.precedence import precedence, strongest
 from ..policies.requests.routes import known_routes, known_scopes, known_views
 from ..policies.requests.view_declarations import scopes_of
 from ..policies.snapshot import Snapshot
-from ..recording.validators import visible
 from .scenarios import number
 
 #: Most characters of a name in a warning.

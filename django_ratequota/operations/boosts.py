@@ -11,6 +11,9 @@ from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.utils.translation import gettext as _
 
+from ..changes.databases import policy_alias
+from ..changes.validators import canonical_subject
+from ..changes.writer import write_grant
 from ..conf import settings
 from ..engine.backend import LimitRequest
 from ..engine.calendar_windows import window_end_us
@@ -25,9 +28,6 @@ from ..policies.precedence import never_outranked, specificity
 from ..policies.requests.caller import UNKNOWN
 from ..policies.resolver import EvaluationContext, resolve
 from ..policies.snapshot import with_rows
-from ..recording.databases import policy_alias
-from ..recording.recorder import record_grant
-from ..recording.validators import canonical_subject
 from ..runtime import default_limiter
 from ..utils.sansio import drive
 from .counters import by_subject, peek, shared_reason, write_checkpoints
@@ -86,7 +86,7 @@ def grant(buckets: Iterable[Bucket], units: int, reason: str = "") -> tuple[Buck
             raise ValidationError(text % {"counter": status.bucket.title, "used": status.used})
     for subject, own in by_subject(before):
         with transaction.atomic(using=policy_alias(PolicyChange)):
-            record_grant(subject, [before[bucket] for bucket in own], units, reason)
+            write_grant(subject, [before[bucket] for bucket in own], units, reason)
             # Each bucket's own units: else rates that count requests would keep theirs.
             request = LimitRequest(mode="refund", buckets=tuple(own), cost=units, costs=(units,) * len(own))
             given = drive(limiter.steps(request), limiter.store.call().do)

@@ -8,8 +8,8 @@ from typing import Any
 
 from django.db import models
 
+from ..changes.writer import in_batches
 from ..models import Endpoint, ListMember, Plan, PlanAssignment, PolicyChange, RatePolicy, SubjectList
-from ..recording.recorder import in_batches
 
 KINDS: dict[str, Any] = {
     str(model._meta.model_name): model

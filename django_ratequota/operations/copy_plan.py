@@ -8,8 +8,8 @@ from django.core.exceptions import ValidationError
 from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 
+from ..changes.validators import visible
 from ..models import Plan, RatePolicy
-from ..recording.validators import visible
 
 
 def copy_policies(policies: Sequence[RatePolicy], plan: Plan) -> int:

@@ -9,6 +9,8 @@ from typing import Any
 from django.db import transaction
 from django.utils.translation import gettext as _
 
+from ..changes.databases import policy_alias
+from ..changes.writer import write_reset
 from ..conf import settings
 from ..engine.decision import Decision
 from ..engine.protocol import MAX_BUCKETS
@@ -21,8 +23,6 @@ from ..policies.assigned import entries_of
 from ..policies.facts import UNREADABLE, PolicyFacts, endpoint_facts, policy_facts
 from ..policies.requests.caller import UNKNOWN, Caller, DescribedCaller, client_text, failed_kind
 from ..policies.resolver import EvaluationContext, make_buckets
-from ..recording.databases import policy_alias
-from ..recording.recorder import record_reset
 from ..runtime import default_limiter
 from .explain import explain_caller, newest_policies
 
@@ -57,7 +57,7 @@ def reset(buckets: Iterable[Bucket], reason: str = "") -> tuple[BucketStatus, ..
     for subject, own in by_subject(buckets):
         statuses = tuple(peek(own).values())
         with transaction.atomic(using=policy_alias(PolicyChange)):
-            record_reset(subject, statuses, reason)
+            write_reset(subject, statuses, reason)
             limiter.reset(own)
         checkpoints.note(limiter.peek(own), lowered=checkpoints.ALL)
         before += statuses

@@ -11,13 +11,13 @@ from django.core.exceptions import ValidationError
 from django.urls import Resolver404
 from django.utils.translation import gettext as _
 
+from ..changes.validators import visible
 from ..conf import settings
 from ..models import Endpoint, Plan
 from ..monitoring.refusals import Refusal
 from ..policies.requests.caller import UNKNOWN, DescribedCaller, client_text
 from ..policies.requests.routes import find_route, known_views, resolve_path, resolved
 from ..policies.requests.view_declarations import cost_of, least_cost, scope_of, scopes_of, shows_usage
-from ..recording.validators import visible
 from ..utils.addresses import unmap
 from .explain import Explanation, explain_caller
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from django.db.models import Count, Q, QuerySet
 
+from ..changes.databases import subject_begins
 from ..conf import settings
 from ..enforcement.steps import limiter_or_error, now_us
 from ..engine.types import Bucket, BucketStatus
@@ -19,7 +20,6 @@ from ..exceptions import StoreError
 from ..models import QuotaWindow, RatePolicy
 from ..monitoring import checkpoints
 from ..policies.facts import to_datetime, to_us
-from ..recording.databases import subject_begins
 from ..runtime import default_limiter
 from .counters import peeked
 

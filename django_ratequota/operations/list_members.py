@@ -21,11 +21,11 @@ from django.utils import timezone
 from django.utils.dateparse import parse_date, parse_datetime
 from django.utils.translation import gettext as _
 
+from ..changes.databases import policy_alias
+from ..changes.validators import canonical_subject, check_year, visible
+from ..changes.writer import in_batches
 from ..conf import settings
 from ..models import ListMember, SubjectList
-from ..recording.databases import policy_alias
-from ..recording.recorder import in_batches
-from ..recording.validators import canonical_subject, check_year, visible
 from .scenarios import number
 
 #: Most lines at once; a longer file is refused, because a worker that takes long is ended by its server: each line is

@@ -18,9 +18,9 @@ from django.db import IntegrityError, models, transaction
 from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 
+from ..changes.databases import policy_alias
+from ..changes.writer import changed_by, field_values, in_batches, rows_by_pk, write_change
 from ..models import PolicyChange
-from ..recording.databases import policy_alias
-from ..recording.recorder import field_values, in_batches, record, recorded_as, rows_by_pk
 from .cascades import KINDS, Deletion, deleted_along
 
 __all__ = ["KINDS", "Restoration", "Version", "plan_restoration", "problems", "restore", "versions"]
@@ -91,7 +91,7 @@ def restore(
     problems; then nothing has changed.
     """
     using = policy_alias(type(restoration.target))
-    with recorded_as(actor, reason), transaction.atomic(using=using):
+    with changed_by(actor, reason), transaction.atomic(using=using):
         written([_write(restoration, using)])
         for batch in _restore_along(restoration.along, using) if along else ():
             written(batch)
@@ -259,7 +259,7 @@ def _write(restoration: Restoration, using: str) -> models.Model:
     if restoration.current is None:
         # Raw, because ``auto_now_add`` would replace the time at which an assignment was created.
         target.save_base(raw=True, using=using, force_insert=True)
-        record(None, target, using)
+        write_change(None, target, using)
     else:
         target.save(using=using, force_update=True)
     return target

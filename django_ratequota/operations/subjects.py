@@ -14,13 +14,13 @@ from django.db.models import QuerySet
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
+from ..changes.databases import subject_begins
+from ..changes.validators import visible
 from ..conf import settings
 from ..exceptions import StoreError
 from ..models import QuotaWindow
 from ..monitoring.timeline import seen_callers
 from ..policies.facts import to_us
-from ..recording.databases import subject_begins
-from ..recording.validators import visible
 from ..utils.problems import note_problem
 
 #: Most characters of a display name.

@@ -16,10 +16,10 @@ from django.db import IntegrityError, models, transaction
 from django.utils import timezone
 from django.utils.text import Truncator
 
+from ..changes.databases import policy_alias
+from ..changes.validators import visible
+from ..changes.writer import change_row, changed_by, in_batches, rows_by_pk, write_changes
 from ..models import PolicyChange, RatePolicy
-from ..recording.databases import policy_alias
-from ..recording.recorder import change_row, in_batches, recorded_as, rows_by_pk, write_changes
-from ..recording.validators import visible
 from .cascades import KINDS
 from .restore import problems_of, read_value, related_objects, restore_deleted, target_of
 from .undo_plan import CHILDREN, PARENTS, Step, Undo, Verb, plan_undo, references
@@ -50,7 +50,7 @@ def undo(
     they are deleted, after they are changed or created. Raises ``ValidationError``; then nothing has changed.
     """
     using = policy_alias(RatePolicy)
-    with recorded_as(actor, reason), transaction.atomic(using=using):
+    with changed_by(actor, reason), transaction.atomic(using=using):
         _delete(plan, CHILDREN, overwrite, using, written, unreferenced=False)
         # Their names may be those that others get back. Those that policies are on until these are moved come last.
         _delete(plan, PARENTS, overwrite, using, written, unreferenced=True)

@@ -16,9 +16,9 @@ from django.db.models import Count
 from django.db.models.deletion import get_candidate_relations_to_delete
 from django.utils.translation import gettext as _
 
+from ..changes.databases import policy_alias
+from ..changes.writer import field_values, in_batches, rows_by_pk
 from ..models import PolicyChange
-from ..recording.databases import policy_alias
-from ..recording.recorder import field_values, in_batches, rows_by_pk
 from .cascades import KINDS, relations
 from .restore import missing_objects, read_value, related_objects, target_of
 

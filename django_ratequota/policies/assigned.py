@@ -7,8 +7,8 @@ from itertools import takewhile
 
 from django.db import Error as DatabaseError
 
+from ..changes.databases import reading_policies
 from ..conf import settings
-from ..recording.databases import reading_policies
 from ..runtime import process
 from .facts import NOBODY, Assigned, SubjectKey, UserEntry
 from .loading import load_users

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 from django.core.signals import setting_changed
 from django.db import Error as DatabaseError
 
+from ..changes.databases import in_transaction, reading_policies
+from ..changes.publication import publication_pending
 from ..conf import settings
-from ..recording.databases import in_transaction, reading_policies
-from ..recording.publication import publication_pending
 from ..utils.locks import ForkSafeLock
 from .change_feed import FEW, ChangeCursor
 from .facts import SubjectKey, UserEntry

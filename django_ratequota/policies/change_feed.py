@@ -16,7 +16,7 @@ from django.apps import apps
 from django.db.models import Q
 from django.utils import timezone
 
-from ..recording.recorder import affects_requests
+from ..changes.writer import affects_requests
 from .facts import SubjectKey, subject_key
 
 #: Seconds during which a missing id below the newest may still appear.

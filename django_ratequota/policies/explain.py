@@ -10,9 +10,9 @@ from itertools import chain
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from ..changes.validators import visible
 from ..conf import settings
 from ..engine.types import Bucket
-from ..recording.validators import visible
 from .facts import UNREADABLE, EndpointFacts, MemberFacts, PolicyFacts
 from .precedence import precedence, why_beaten, why_first
 from .resolver import (

@@ -10,9 +10,9 @@ from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError
 from django.utils import timezone
 
+from ..changes.databases import subject_begins
+from ..changes.writer import in_batches
 from ..conf import settings
-from ..recording.databases import subject_begins
-from ..recording.recorder import in_batches
 from .change_feed import ENDPOINT, LIST, MEMBER, PLAN, POLICY
 from .facts import (
     MEMBER_COLUMNS,

@@ -15,10 +15,10 @@ from typing import Any
 from django.apps import apps
 from django.db.models import Count, Min
 
+from ..changes.validators import rate_problem
+from ..changes.writer import BATCH, in_batches
 from ..engine.rates import Rate, parse_rates, show
 from ..exceptions import InvalidRate
-from ..recording.recorder import BATCH, in_batches
-from ..recording.validators import rate_problem
 from .change_feed import POLICY
 from .facts import UNREADABLE, PolicyFacts, policy_facts, read_rates
 

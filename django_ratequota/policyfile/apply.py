@@ -7,9 +7,9 @@ from typing import Any
 
 from django.db import models, transaction
 
+from ..changes.databases import policy_alias
+from ..changes.writer import changed_by, in_batches, rows_by_pk, write_change
 from ..models import Plan
-from ..recording.databases import policy_alias
-from ..recording.recorder import in_batches, record, recorded_as, rows_by_pk
 from .diff import Diff, compare
 from .schema import PLANS, REFERRED, SECTIONS, Section, Values, model_value
 
@@ -23,7 +23,7 @@ def apply_file(text: str, *, prune: bool = False, dry_run: bool = False, reason:
     using = policy_alias(Plan)
     if dry_run:
         return compare(text, prune, using)[0]
-    with transaction.atomic(using=using), recorded_as(None, reason):
+    with transaction.atomic(using=using), changed_by(None, reason):
         diff, users = compare(text, prune, using, lock=True)
         _write(diff, users, using)
     return diff
@@ -84,4 +84,4 @@ def _change_plans(changed: dict[Any, Values], using: str) -> None:
         unrecorded.filter(pk=pk).update(name=secrets.token_hex(16), default_for="")
     for pk, old in before.items():
         unrecorded.filter(pk=pk).update(**{"name": old.name, "default_for": old.default_for, **changed[pk]})
-        record(old, rows_by_pk(Plan, [pk], using)[pk], using)
+        write_change(old, rows_by_pk(Plan, [pk], using)[pk], using)

@@ -9,9 +9,9 @@ from typing import Any
 from django.contrib.auth import get_user_model
 from django.core.exceptions import MultipleObjectsReturned, ObjectDoesNotExist, ValidationError
 
+from ..changes.writer import in_batches
 from ..engine.rates import show
 from ..exceptions import FileProblem
-from ..recording.recorder import in_batches
 from .parser import did_you_mean
 from .schema import POLICIES, REFERRED, Item, Items, Section, by_identity, file_value, model_value
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from django.core.exceptions import ValidationError
 
+from ..changes.validators import assignable_subject, canonical_subject
 from ..conf import settings
 from ..models import Endpoint, RatePolicy
 from ..policies.cache import in_plan_order
@@ -28,7 +29,6 @@ from ..policies.facts import (
 )
 from ..policies.members import Members
 from ..policies.snapshot import Snapshot, group_policies
-from ..recording.validators import assignable_subject, canonical_subject
 
 _REVISION = 1
 

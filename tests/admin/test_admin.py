@@ -466,7 +466,7 @@ def test_history_outlives_earlier_fields_and_kinds(operator: Client) -> None:
     [("model=plan", {"plan"}), ("model=endpoint", {"endpoint"}), ("q=support", {"endpoint"}), ("q=Free", {"plan"})],
 )
 def test_history_is_filtered_and_searched(operator: Client, free: Plan, query: str, found: set[str]) -> None:
-    with base.recorded_as(User.objects.create(username="support")):
+    with base.changed_by(User.objects.create(username="support")):
         Endpoint.objects.create(name="search")
     listed = operator.get(f"{BASE}/policychange/?{query}").context["cl"].queryset
     assert {change.model for change in listed} == found

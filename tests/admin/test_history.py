@@ -11,8 +11,8 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from django_ratequota.admin import undo as page_of_saves
+from django_ratequota.changes.writer import changed_by, write_reset
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
-from django_ratequota.recording.recorder import record_reset, recorded_as
 from tests.support.operators import client_of, text_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
@@ -55,7 +55,7 @@ def edited(free: Plan, search: Endpoint) -> PolicyChange:
     RatePolicy.objects.create(plan=free, rates="1/s")
     RatePolicy.objects.create(plan=free, endpoint=search, rates="2/s")
     RatePolicy.objects.create(rates="9/s", counted_per="ip")
-    with recorded_as(User.objects.create(username="anna"), "Ticket 4711"):
+    with changed_by(User.objects.create(username="anna"), "Ticket 4711"):
         RatePolicy.objects.filter(plan=free).update(mode="log")
         RatePolicy.objects.create(endpoint=search, rates="3/s")
         RatePolicy.objects.filter(counted_per="ip").delete()
@@ -110,9 +110,9 @@ def test_words_are_searched_in_the_newest_changes_and_ids_in_all(
 ) -> None:
     bob = User.objects.create(username="bob")
     RatePolicy.objects.create(user=bob, rates="1/s")
-    with recorded_as(User.objects.create(username="anna")):
+    with changed_by(User.objects.create(username="anna")):
         Endpoint.objects.create(name="first")
-    with recorded_as(None, "Ticket 4711"):
+    with changed_by(None, "Ticket 4711"):
         Endpoint.objects.create(name="second")
     monkeypatch.setattr("django_ratequota.admin.history._SEARCHED", 1)
     page = operator.get(f"{HISTORY}/{query.format(plan=free.pk, user=bob.pk)}")
@@ -266,7 +266,7 @@ def test_overrides_need_the_permission_to_grant_them(grants: bool) -> None:
 
 
 def test_a_save_of_counters_is_shown_and_cannot_be_undone(operator: Client) -> None:
-    record_reset("everyone", [], "Ticket 4711")
+    write_reset("everyone", [], "Ticket 4711")
     page = text_of(operator.get(url()))
     assert "Nothing of this can be undone" in page
     assert "counter reset" in page

@@ -15,11 +15,11 @@ from django.utils import timezone
 
 from django_ratequota import check_request
 from django_ratequota.admin import home
+from django_ratequota.changes.writer import changed_by
 from django_ratequota.engine.keys import statistics_key
 from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
 from django_ratequota.monitoring import health
 from django_ratequota.monitoring.collector import collector
-from django_ratequota.recording.recorder import recorded_as
 from django_ratequota.runtime import default_limiter
 from tests.admin.test_permissions import client_of
 from tests.support import operators
@@ -100,7 +100,7 @@ def test_changes_of_the_day_name_who_changed_what_and_why() -> None:
 
 
 def test_a_save_of_several_rows_is_one_change() -> None:
-    with recorded_as(None, "Imported"), transaction.atomic():
+    with changed_by(None, "Imported"), transaction.atomic():
         for number in range(4):
             Plan.objects.create(name=f"p{number}", slug=f"p{number}")
     found = parts(client_of("superuser"))["changes"]

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from playwright.sync_api import expect
 
+from django_ratequota.changes.writer import changed_by
 from django_ratequota.models import PolicyChange
 from django_ratequota.monitoring import health
-from django_ratequota.recording.recorder import recorded_as
 
 from .desk import Desk
 from .pages import PAGES
@@ -18,7 +18,7 @@ Desks = Callable[..., Desk]
 
 
 def test_the_home_leads_to_a_refused_caller_and_to_the_newest_change(desk: Desks, scene: Scene) -> None:
-    with recorded_as(scene.operators["superuser"], "Ticket 4711"):
+    with changed_by(scene.operators["superuser"], "Ticket 4711"):
         scene.free_search.rates = "12/min"
         scene.free_search.save()
     health.report()

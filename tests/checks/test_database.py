@@ -12,9 +12,9 @@ from django.core.management.base import SystemCheckError
 from django.db import IntegrityError, connection
 from django.db.migrations.recorder import MigrationRecorder
 
+from django_ratequota.changes.validators import unsupported_constraints
 from django_ratequota.checks.database import check_assigned_kinds, check_constraints, check_migrated
 from django_ratequota.models import Plan, PlanAssignment, RatePolicy
-from django_ratequota.recording.validators import unsupported_constraints
 from tests.checks import ids
 
 DATABASES = ["default"]

@@ -21,9 +21,9 @@ from django.core import mail
 from django.db import transaction
 
 from django_ratequota import Bucket, BucketStatus, Rate, check_request, conf, notify
+from django_ratequota.changes.writer import changed_by, write_publication
 from django_ratequota.models import Plan, PolicyChange, RatePolicy
 from django_ratequota.notify import change_text, mail_operators, post_to, threshold_text
-from django_ratequota.recording.recorder import record_publication, recorded_as
 from django_ratequota.signals import policies_changed, quota_threshold
 from django_ratequota.testing import isolated
 from tests.enforcement.test_propagation import Process, environment, migrated  # noqa: F401 - fixtures
@@ -54,7 +54,7 @@ def test_a_mail_has_the_values_before_and_after(free: Plan, alice: User) -> None
     pro = Plan.objects.create(name="Pro", slug="pro")
     policy = RatePolicy.objects.create(plan=free, rates="10/min", reason="A trial")
     policies_changed.connect(mail_operators)
-    with recorded_as(alice, "Ticket 4711"), transaction.atomic():
+    with changed_by(alice, "Ticket 4711"), transaction.atomic():
         RatePolicy.objects.filter(pk=policy.pk).update(rates="20/min", plan=pro, reason="")
         RatePolicy.objects.create(rates="1/s")
     join()
@@ -89,7 +89,7 @@ def test_hostile_names_break_no_header() -> None:
     subject, text = change_text(PolicyChange.objects.all(), None, "x\u202e")
     assert subject == "Rate limits: plan created: a Bcc: b@example.com\\u202e"
     assert "\u202e" not in text
-    record_publication("by hand")
+    write_publication("by hand")
     assert change_text(PolicyChange.objects.all(), None, "")[0] == "Rate limits: published and 1 more"
 
 

@@ -17,11 +17,11 @@ from django.db.models import Count, F, Q
 from django.db.models.signals import pre_delete
 from django.test import Client
 
+from django_ratequota.changes.writer import BATCH
 from django_ratequota.models import Endpoint, ListMember, Plan, PlanAssignment, PolicyChange, RatePolicy, SubjectList
 from django_ratequota.operations.cascades import deleted_along
 from django_ratequota.operations.restore import plan_restoration, restore
 from django_ratequota.policyfile import apply_file
-from django_ratequota.recording.recorder import BATCH
 from tests.support.operators import client_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]

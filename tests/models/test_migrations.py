@@ -9,8 +9,8 @@ import pytest
 from django.core.management import call_command
 from django.db import IntegrityError, connection, transaction
 
+from django_ratequota.changes.validators import unsupported_constraints
 from django_ratequota.models import Plan, RatePolicy
-from django_ratequota.recording.validators import unsupported_constraints
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 

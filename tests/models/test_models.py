@@ -15,12 +15,12 @@ from django.db import IntegrityError, transaction
 from django.test import RequestFactory
 from django.utils.functional import Promise
 
+from django_ratequota.changes.validators import canonical_subject
 from django_ratequota.engine.rates import MAX_UNITS
 from django_ratequota.models import Endpoint, ListMember, Plan, PlanAssignment, PolicyChange, RatePolicy, SubjectList
 from django_ratequota.policies.loading import load_snapshot
 from django_ratequota.policies.requests.caller import Caller
 from django_ratequota.policies.requests.routes import known_routes
-from django_ratequota.recording.validators import canonical_subject
 
 pytestmark = pytest.mark.django_db
 

@@ -21,8 +21,8 @@ from django_ratequota.monitoring.packing import DAY, HOUR
 from django_ratequota.monitoring.records import DecisionRecord
 from django_ratequota.monitoring.rollup import RolledUp, roll_up
 from django_ratequota.monitoring.timeline import timeline
+from tests.changes.test_databases import Start, start  # noqa: F401 - a fixture
 from tests.enforcement.test_propagation import migrated  # noqa: F401 - a fixture
-from tests.recording.test_databases import Start, start  # noqa: F401 - a fixture
 from tests.support.commands import run
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("redis_client")]

@@ -18,9 +18,9 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
+from django_ratequota.changes.writer import field_values, write_publication
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from django_ratequota.operations.restore import plan_restoration, problems, restore, versions
-from django_ratequota.recording.recorder import field_values, record_publication
 from tests.support.operators import client_of, text_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
@@ -471,7 +471,7 @@ def test_versions_offered_for_each_action(operator: Client, free: Plan) -> None:
     updated = last()
     free.delete()
     deleted = last()
-    record_publication("by hand")
+    write_publication("by hand")
     published = last()
     assert [versions(c) for c in (created, updated, deleted, published)] == [
         ("after",),

@@ -10,9 +10,9 @@ from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.utils import timezone
 
+from django_ratequota.changes.writer import changed_by, field_values, write_reset
 from django_ratequota.models import Endpoint, ListMember, Plan, PlanAssignment, PolicyChange, RatePolicy, SubjectList
 from django_ratequota.operations.undo import Undo, plan_undo, undo
-from django_ratequota.recording.recorder import field_values, record_reset, recorded_as
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "tenants")]
 
@@ -308,8 +308,8 @@ def test_a_version_that_cannot_be_read_any_more_is_named(scene: dict[str, Any]) 
 
 
 def test_counters_and_publications_are_not_undone() -> None:
-    with recorded_as(None, "x"):
-        record_reset("everyone", [])
+    with changed_by(None, "x"):
+        write_reset("everyone", [])
     assert undone().steps == []
 
 

@@ -25,11 +25,11 @@ from django.core.management import call_command
 
 import django_ratequota
 from django_ratequota import Rate, checks, runtime, signals
+from django_ratequota.changes import publication
 from django_ratequota.conf import KEYS
 from django_ratequota.enforcement import check as enforcement
 from django_ratequota.engine.rates import normalize_rates, parse_rates
 from django_ratequota.monitoring import alerts
-from django_ratequota.recording import publication
 from docs import generate, plots
 from example_project.check import Browser, basic, log_in, policy_path, set_rates
 from tests.faults.servers import free_port

@@ -63,7 +63,7 @@ NEEDS_DJANGO_6 = {"tasks"}
 #: Modules that Django finds by their names, and what all others share.
 SHARED = "__init__ admin apps checks conf management migrations runtime templatetags".split()
 #: Packages that nobody else imports.
-PRIVATE = "engine enforcement monitoring operations policies policyfile recording store utils".split()
+PRIVATE = "engine enforcement monitoring operations policies policyfile changes store utils".split()
 #: The keys of RATEQUOTA.
 SETTINGS = """
 CACHE CALLER CHECKPOINT_SECONDS CLUSTER COUNT_UNCHECKED DENY_CACHE_SECONDS ENABLED ENFORCE_ALL

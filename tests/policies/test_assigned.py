@@ -14,6 +14,7 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_ratequota import Decision, acheck_caller, check_caller, check_request
+from django_ratequota.changes.writer import write_publication
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
 from django_ratequota.operations.caller_limits import caller_limits
 from django_ratequota.operations.explain import explain_caller
@@ -22,7 +23,6 @@ from django_ratequota.operations.tightest import tightest
 from django_ratequota.policies.cache import policies
 from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.policies.resolver import Resolution
-from django_ratequota.recording.recorder import record_publication
 from django_ratequota.runtime import default_limiter
 from django_ratequota.testing import isolated
 from tests.enforcement.test_check import database_down
@@ -199,7 +199,7 @@ class TestEdits:
             cursor.execute(
                 "UPDATE django_ratequota_planassignment SET subject = 'api_key:k1' WHERE id = %s", [made.pk]
             )
-        record_publication("raw SQL")
+        write_publication("raw SQL")
         assert limits(check_caller(identifiers=ACME)) == []
         assert limits(check_caller(identifiers=KEY)) == [2]
 

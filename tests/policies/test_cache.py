@@ -19,6 +19,8 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_ratequota import check_request
+from django_ratequota.changes.publication import publication_pending
+from django_ratequota.changes.writer import write_publication
 from django_ratequota.exceptions import StoreError
 from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
 from django_ratequota.policies import cache as module
@@ -27,8 +29,6 @@ from django_ratequota.policies.facts import UserEntry
 from django_ratequota.policies.loading import load_snapshot
 from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.policies.resolver import EvaluationContext, Resolution, resolve
-from django_ratequota.recording.publication import publication_pending
-from django_ratequota.recording.recorder import record_publication
 from django_ratequota.runtime import default_limiter
 from tests.support.connections import close_connection
 
@@ -335,7 +335,7 @@ def test_a_lost_publication_is_found_by_polling(policies: PolicyCache, settings:
     policies.reload(newest())
     revision = newest()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("django_ratequota.recording.publication.default_limiter", unreachable)
+        patch.setattr("django_ratequota.changes.publication.default_limiter", unreachable)
         RatePolicy.objects.create(rates="1/s")
     assert newest() == revision
     assert not policies.overdue()
@@ -562,7 +562,7 @@ def test_a_change_whose_publication_was_lost_comes_with_the_next_one(
     policies.reload(newest())
     policies.load_user(str(alice.pk))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("django_ratequota.recording.publication.default_limiter", unreachable)
+        patch.setattr("django_ratequota.changes.publication.default_limiter", unreachable)
         RatePolicy.objects.create(rates="1/s")
         RatePolicy.objects.create(user=alice, rates="2/s")
     Endpoint.objects.create(name="search")
@@ -578,7 +578,7 @@ def test_a_publication_by_hand_drops_everyone(policies: PolicyCache, alice: User
     with connection.cursor() as cursor:
         cursor.execute("UPDATE django_ratequota_ratepolicy SET rates = '2/s'")
     with transaction.atomic():
-        record_publication("raw SQL")
+        write_publication("raw SQL")
     policies.reload(newest())
     assert rates(policies) == ["2/s"]
     assert policies.user(str(alice.pk)) is None

@@ -17,6 +17,7 @@ from django.db import IntegrityError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from django_ratequota.changes.writer import write_publication
 from django_ratequota.models import (
     Endpoint,
     ListMember,
@@ -36,7 +37,6 @@ from django_ratequota.policies.matching import match_endpoints
 from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.policies.resolver import EvaluationContext, resolve, resolve_uncached
 from django_ratequota.policies.snapshot import Group, Snapshot
-from django_ratequota.recording.recorder import record_publication
 from django_ratequota.runtime import default_limiter, process
 from tests.faults import poll
 from tests.policies.test_cache import newest, queries, rows_read
@@ -281,7 +281,7 @@ class Editing:
     def by_hand(self) -> None:
         with connection.cursor() as cursor:
             cursor.execute("UPDATE django_ratequota_ratepolicy SET rates = '3/s' WHERE rates = '5/hour'")
-        record_publication("raw SQL")
+        write_publication("raw SQL")
 
 
 @pytest.mark.slow

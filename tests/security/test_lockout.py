@@ -11,10 +11,10 @@ from django.db import connection
 from django.test import Client, RequestFactory
 
 from django_ratequota import check_request
+from django_ratequota.changes.validators import canonical_subject
 from django_ratequota.identifiers import network
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.policies.requests.caller import Caller, client_address
-from django_ratequota.recording.validators import canonical_subject
 from django_ratequota.utils.addresses import unmap, unmap_network
 from tests.package.test_docs import Page
 from tests.project.views import request_from

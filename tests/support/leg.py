@@ -53,9 +53,9 @@ PARTS = {
         compat/test_ratelimit security/test_mails_of_refusals security/test_forwarded_headers
         security/test_passwords""",
     "database": """models/test_models models/test_migrations policies/test_cache policies/test_snapshot
-        policies/test_unreadable recording/test_recorder operations/test_restore admin/test_copy_plan
-        monitoring/test_rollup recording/test_publication
-        recording/test_saves operations/test_undo monitoring/test_checkpoints policies/test_lists
+        policies/test_unreadable changes/test_writer operations/test_restore admin/test_copy_plan
+        monitoring/test_rollup changes/test_publication
+        changes/test_saves operations/test_undo monitoring/test_checkpoints policies/test_lists
         admin/test_assignments policyfile/test_assignments""",
     "users": """enforcement/test_check front/test_throttling front/test_decorators front/test_middleware
         policies/requests/test_caller operations/test_boosts admin/test_permissions admin/test_explain

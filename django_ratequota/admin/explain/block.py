@@ -13,11 +13,11 @@ from django.utils.html import format_html
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
+from ...changes.databases import policy_alias
 from ...models import Endpoint, RatePolicy
 from ...operations import blocks
 from ...operations.explain_query import ExplainQuery
 from ...policies.requests.caller import Caller
-from ...recording.databases import policy_alias
 from ..base import ChangeReasonForm
 from ..formatting import moment, number_text, shown
 from ..names import audience_text, caller_names, described

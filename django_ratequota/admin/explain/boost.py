@@ -14,11 +14,11 @@ from django.utils.html import format_html
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from ...changes.databases import policy_alias
 from ...models import RatePolicy
 from ...operations import boosts
 from ...operations.explain import Explanation
 from ...policies.facts import PolicyFacts, to_datetime
-from ...recording.databases import policy_alias
 from ..formatting import clock, moment, shown
 from ..names import audience_text, caller_names
 from ..pages import AdminPage

@@ -13,11 +13,11 @@ from django.utils import timezone
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
+from ...changes.databases import policy_alias
 from ...models import RatePolicy
 from ...monitoring import refusals
 from ...operations import boosts
 from ...operations.boosts import Proposal
-from ...recording.databases import policy_alias
 from ..formatting import moment, shown
 from ..names import audience_text, caller_names, described_callers
 from ..pages import reply, unanswered

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from playwright.sync_api import expect
 
+from django_ratequota.changes.writer import changed_by
 from django_ratequota.models import RatePolicy
-from django_ratequota.recording.recorder import recorded_as
 from tests.browser.desk import Desk
 from tests.browser.scene import Scene
 
@@ -16,7 +16,7 @@ Desks = Callable[..., Desk]
 
 def edit(scene: Scene) -> None:
     """One save that edits the policies of the plan Free, creates a policy and deletes another."""
-    with recorded_as(scene.operators["superuser"], "Ticket 4711 of the fair"):
+    with changed_by(scene.operators["superuser"], "Ticket 4711 of the fair"):
         RatePolicy.objects.filter(plan=scene.free).update(rates="1/min", mode="log")
         RatePolicy.objects.create(plan=scene.pro, endpoint=scene.reports, rates="3/min")
         scene.override.delete()

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from playwright.sync_api import expect
 
+from django_ratequota.changes.writer import changed_by
 from django_ratequota.models import PlanAssignment, RatePolicy
-from django_ratequota.recording.recorder import recorded_as
 from tests.browser.desk import Desk
 from tests.browser.scene import Scene
 
@@ -16,7 +16,7 @@ Desks = Callable[..., Desk]
 
 def test_a_plans_history_says_who_changed_its_policies_and_why(desk: Desks, scene: Scene) -> None:
     anna = scene.dave
-    with recorded_as(anna, "The contract of Acme"):
+    with changed_by(anna, "The contract of Acme"):
         RatePolicy.objects.filter(plan=scene.pro, endpoint=scene.search).update(rates="2000/min")
     PlanAssignment.objects.create(user=scene.carol, plan=scene.pro)
     own = desk()

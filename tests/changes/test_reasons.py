@@ -178,7 +178,7 @@ def test_viewers_get_no_reason_field(policy: RatePolicy) -> None:
 
 
 def test_the_reason_of_a_saved_object_is_recorded_when_it_changes(policy: RatePolicy) -> None:
-    """An unchanged reason belongs to an earlier change. See ``recorded_as`` for the other way to pass a reason."""
+    """An unchanged reason belongs to an earlier change. See ``changed_by`` for the other way to pass a reason."""
     changes: list[Any] = []
     for fields in ({"rates": "2/s"}, {"rates": "3/s", "reason": REASON}, {"rates": "4/s"}, {"reason": ""}):
         for name, value in fields.items():

@@ -17,9 +17,9 @@ from django.db.models import QuerySet
 from django.test import RequestFactory, TestCase
 
 from django_ratequota import check_request
+from django_ratequota.changes.publication import publication_pending
+from django_ratequota.changes.writer import changed_by, write_publication, write_reset
 from django_ratequota.models import Plan, PolicyChange, RatePolicy
-from django_ratequota.recording.publication import publication_pending
-from django_ratequota.recording.recorder import record_publication, record_reset, recorded_as
 from django_ratequota.runtime import default_limiter
 from tests.enforcement.test_propagation import Process, environment, migrated  # noqa: F401 - fixtures
 
@@ -47,7 +47,7 @@ def limits() -> list[int]:
 def test_the_changes_of_a_transaction_are_published_together(published: list[int | None]) -> None:
     with transaction.atomic():
         Plan.objects.create(name="Free", slug="free")
-        with recorded_as(None, "Ticket 4711"):
+        with changed_by(None, "Ticket 4711"):
             Plan.objects.create(name="Pro", slug="pro")
         assert (stored(), published, publication_pending()) == (0, [], True)
     assert published == [stored(), stored()], "two saves, one revision"
@@ -77,7 +77,7 @@ def test_what_no_request_can_see_is_not_pending(published: list[int | None]) -> 
     with transaction.atomic():
         plan.description = "For everyone"
         plan.save()
-        record_reset("everyone", [])
+        write_reset("everyone", [])
         assert not publication_pending()
     assert (stored(), len(published)) == (before, 1)
 
@@ -140,7 +140,7 @@ def test_an_error_while_publishing_does_not_fail_the_commit(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, published: list[int | None]
 ) -> None:
     """The edit was committed, and then raised an exception."""
-    monkeypatch.setattr("django_ratequota.recording.publication.default_limiter", fail)
+    monkeypatch.setattr("django_ratequota.changes.publication.default_limiter", fail)
     Plan.objects.create(name="Free", slug="free")
     assert Plan.objects.count() == 1
     assert published == [None]
@@ -151,13 +151,13 @@ def test_an_error_while_publishing_does_not_fail_the_commit(
 def test_an_author_is_told_once_that_a_publication_failed(settings: Any) -> None:
     """Also if the commit comes later, and only of changes of their own."""
     told: list[str] = []
-    with recorded_as(None, unpublished=lambda: told.append("reached")):
+    with changed_by(None, unpublished=lambda: told.append("reached")):
         Plan.objects.create(name="Free", slug="free")
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": DOWN}
-    with transaction.atomic(), recorded_as(None, unpublished=lambda: told.append("mine")):
+    with transaction.atomic(), changed_by(None, unpublished=lambda: told.append("mine")):
         Plan.objects.create(name="Pro", slug="pro")
         Plan.objects.create(name="Team", slug="team")
-    with recorded_as(None, unpublished=lambda: told.append("nothing changed")):
+    with changed_by(None, unpublished=lambda: told.append("nothing changed")):
         pass
     Plan.objects.create(name="Max", slug="max")
     assert told == ["mine"]
@@ -199,7 +199,7 @@ def manual(environment: dict[str, str]) -> Iterator[Process]:  # noqa: F811
             "from django.db import connection, transaction\n"
             "from django.test import RequestFactory; from django_ratequota import check_request\n"
             "from django_ratequota.runtime import default_limiter\n"
-            "from django_ratequota.recording.publication import publication_pending\n"
+            "from django_ratequota.changes.publication import publication_pending\n"
             "stored = lambda: default_limiter().stored_revision()\n"
             "limits = lambda: [s.limit for s in check_request(RequestFactory().get('/')).statuses]"
         )
@@ -253,7 +253,7 @@ def test_a_fixture_is_obeyed_inside_its_transaction_and_published_by_hand(
     assert limits() == []
     call_command("loaddata", str(fixture), verbosity=0)
     assert (PolicyChange.objects.count(), published) == (0, [])
-    record_publication("fixtures")
+    write_publication("fixtures")
     assert limits() == [5]
 
 

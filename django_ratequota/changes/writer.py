@@ -44,7 +44,7 @@ _FOR_OPERATORS = {
 
 
 @contextmanager
-def recorded_as(actor: Any, reason: str = "", *, unpublished: Callable[[], None] | None = None) -> Iterator[None]:
+def changed_by(actor: Any, reason: str = "", *, unpublished: Callable[[], None] | None = None) -> Iterator[None]:
     """Record the changes made inside as one save of ``actor`` (a user or None), for ``reason``.
 
     ``unpublished`` is called after the commit if it could not be published.
@@ -90,7 +90,7 @@ def rows_by_pk(
     return {row.pk: row for row in (rows.select_related(*related) if related else rows)}
 
 
-def record(before: models.Model | None, after: models.Model | None, using: str) -> None:
+def write_change(before: models.Model | None, after: models.Model | None, using: str) -> None:
     """Record one change, from the stored object ``before`` to ``after``, and publish it on commit."""
     change = change_row(before, after)
     if change is not None:
@@ -108,7 +108,7 @@ def deleting(using: str) -> Iterator[None]:
 
     def record_first(execute: Callable[..., Any], *statement: Any) -> Any:
         rows, announced[:] = announced[:], []
-        _record_deletions(rows, using)
+        _write_deletions(rows, using)
         return execute(*statement)
 
     token = _deletions.set((using, announced))
@@ -119,16 +119,16 @@ def deleting(using: str) -> Iterator[None]:
         _deletions.reset(token)
 
 
-def record_deletion(model: Any, pk: Any, using: str) -> None:
+def write_deletion(model: Any, pk: Any, using: str) -> None:
     """Record that the row will be deleted: inside ``deleting`` together with others, else at once."""
     collected = _deletions.get()
     if collected is not None and collected[0] == using:
         collected[1].append((model, pk))
     else:
-        _record_deletions([(model, pk)], using)
+        _write_deletions([(model, pk)], using)
 
 
-def _record_deletions(rows: list[tuple[Any, Any]], using: str) -> None:
+def _write_deletions(rows: list[tuple[Any, Any]], using: str) -> None:
     for model, announced in groupby(rows, key=itemgetter(0)):
         for pks in in_batches([pk for _model, pk in announced]):
             # As stored, because a cascade deletes what belongs to the stored object, not to the one in memory.
@@ -137,7 +137,7 @@ def _record_deletions(rows: list[tuple[Any, Any]], using: str) -> None:
                 write_changes([change_row(row, None) for row in held.values()], using)
 
 
-def record_publication(reason: str, using: str | None = None) -> None:
+def write_publication(reason: str, using: str | None = None) -> None:
     """Record a change that makes every process read all policies again, after edits by other means (raw SQL)."""
     PolicyChange = _policy_change()
     actor = _author.get()[0]
@@ -145,20 +145,20 @@ def record_publication(reason: str, using: str | None = None) -> None:
     write_changes([change], using or policy_alias())
 
 
-def record_reset(subject: str, before: Sequence[BucketStatus], reason: str = "") -> None:
+def write_reset(subject: str, before: Sequence[BucketStatus], reason: str = "") -> None:
     """Record a reset of the subject's counters; ``before`` holds their statuses before it.
 
     Nothing is published, because processes hold nothing that a reset makes stale.
     """
-    _record_counters(_policy_change().Action.RESET, subject, before, reason, lambda status: status.used)
+    _write_counters(_policy_change().Action.RESET, subject, before, reason, lambda status: status.used)
 
 
-def record_grant(subject: str, before: Sequence[BucketStatus], units: int, reason: str = "") -> None:
+def write_grant(subject: str, before: Sequence[BucketStatus], units: int, reason: str = "") -> None:
     """Record that each of the subject's counters gets up to ``units`` back. Nothing is published."""
-    _record_counters(_policy_change().Action.GRANT, subject, before, reason, lambda status: min(units, status.used))
+    _write_counters(_policy_change().Action.GRANT, subject, before, reason, lambda status: min(units, status.used))
 
 
-def _record_counters(
+def _write_counters(
     action: str, subject: str, before: Sequence[BucketStatus], reason: str, returned: Callable[[BucketStatus], int]
 ) -> None:
     """``returned`` computes the units that a counter gets back."""

@@ -14,9 +14,9 @@ from django.test import Client, TestCase
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
+from django_ratequota.changes.writer import changed_by, write_publication, write_reset
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from django_ratequota.policyfile import apply_file
-from django_ratequota.recording.recorder import record_publication, record_reset, recorded_as
 from django_ratequota.signals import policies_changed
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
@@ -92,9 +92,9 @@ def test_an_import_is_one_save(sent: list[dict[str, Any]]) -> None:
 
 
 def test_one_author_makes_one_save_of_several_transactions(sent: list[dict[str, Any]], alice: User) -> None:
-    with recorded_as(alice, "Ticket 4711"):
+    with changed_by(alice, "Ticket 4711"):
         plan("Free")
-        with recorded_as(alice, "A part of it"):
+        with changed_by(alice, "A part of it"):
             plan("Pro")
         assert sent == []
     plan("Max")
@@ -108,9 +108,9 @@ def test_one_author_makes_one_save_of_several_transactions(sent: list[dict[str, 
 def test_authors_inside_of_a_transaction_make_a_save_each(sent: list[dict[str, Any]], alice: User) -> None:
     with transaction.atomic():
         plan("Free")
-        with recorded_as(alice, "first"):
+        with changed_by(alice, "first"):
             plan("Pro")
-        with recorded_as(None, "second"):
+        with changed_by(None, "second"):
             plan("Max")
         assert sent == []
     assert saves() == [["Free"], ["Pro"], ["Max"]]
@@ -120,7 +120,7 @@ def test_authors_inside_of_a_transaction_make_a_save_each(sent: list[dict[str, A
 
 def test_what_is_committed_is_sent_if_the_rest_fails(sent: list[dict[str, Any]]) -> None:
     def edit() -> None:
-        with recorded_as(None, "by hand"):
+        with changed_by(None, "by hand"):
             plan("Free")
             with transaction.atomic():
                 plan("Pro")
@@ -147,7 +147,7 @@ def test_the_first_row_left_by_a_savepoint_is_marked(sent: list[dict[str, Any]],
 
     with transaction.atomic():
         if author:
-            with recorded_as(None, "x"):
+            with changed_by(None, "x"):
                 edit()
         else:
             edit()
@@ -243,11 +243,11 @@ def test_captured_hooks_end_a_save(sent: list[dict[str, Any]]) -> None:
 
 
 def test_publications_and_resets_have_a_change_id() -> None:
-    record_publication("by hand")
-    record_reset("everyone", [])
-    with recorded_as(None, "both"):
-        record_reset("ip:203.0.113.7", [])
-        record_reset("everyone", [])
+    write_publication("by hand")
+    write_reset("everyone", [])
+    with changed_by(None, "both"):
+        write_reset("ip:203.0.113.7", [])
+        write_reset("everyone", [])
     assert saves() == [[""], ["everyone"], ["ip:203.0.113.7", "everyone"]]
 
 

@@ -18,10 +18,10 @@ from django.db.models import F
 from django.db.models.signals import pre_save
 from django.test.utils import CaptureQueriesContext
 
+from django_ratequota.changes.validators import unsupported_constraints
+from django_ratequota.changes.writer import changed_by, field_values, write_publication
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
-from django_ratequota.models.base import RecordingQuerySet, connect_receivers
-from django_ratequota.recording.recorder import field_values, record_publication, recorded_as
-from django_ratequota.recording.validators import unsupported_constraints
+from django_ratequota.models.base import TrackingQuerySet, connect_receivers
 from django_ratequota.runtime import default_limiter
 from tests.faults import poll
 
@@ -244,7 +244,7 @@ def test_a_bulk_create_over_existing_rows_publishes_everything(how: str, free: P
     plans = [Plan(name="Free", slug="free", description="new"), Plan(name="Pro", slug="pro")]
 
     def write() -> None:
-        with recorded_as(alice):
+        with changed_by(alice):
             if how == "ignore":
                 Plan.objects.bulk_create(plans, ignore_conflicts=True)
             elif how == "positional":
@@ -269,7 +269,7 @@ def test_an_update_records_every_row_that_it_changes(
 ) -> None:
     """A row that another transaction committed after the rows were read was changed, and not recorded."""
     PlanAssignment.objects.create(user=alice, plan=free)
-    plain_rows = RecordingQuerySet._rows
+    plain_rows = TrackingQuerySet._rows
 
     def rows_before_another_change(self: Any) -> Any:
         rows = plain_rows(self)
@@ -277,7 +277,7 @@ def test_an_update_records_every_row_that_it_changes(
         PlanAssignment.objects.create(user=bob, plan=free)
         return rows
 
-    monkeypatch.setattr(RecordingQuerySet, "_rows", rows_before_another_change)
+    monkeypatch.setattr(TrackingQuerySet, "_rows", rows_before_another_change)
     rows = recorded_by(lambda: PlanAssignment.objects.filter(plan=free).update(reason="OPS-7"))
     recorded = sorted(row.touched_user for row in rows if row.action == "update")
     changed = PlanAssignment.objects.filter(reason="OPS-7")
@@ -327,7 +327,7 @@ def test_users_may_delete_themselves(alice: User) -> None:
     """The rows of cascaded deletions referred to an actor who was deleted when the transaction committed."""
     RatePolicy.objects.create(user=alice, rates="1/s")
     own = str(alice.pk)
-    with recorded_as(alice):
+    with changed_by(alice):
         rows = recorded_by(alice.delete)
     assert summary(rows) == [("ratepolicy", "delete", own)]
     assert rows[0].actor is None
@@ -372,7 +372,7 @@ def test_changes_through_a_proxy_model_are_recorded(free: Plan) -> None:
 
 def test_asynchronous_changes_are_recorded(alice: User, bob: User, free: Plan) -> None:
     async def changes() -> None:
-        with recorded_as(bob, "OPS-9"):
+        with changed_by(bob, "OPS-9"):
             policy = await RatePolicy.objects.acreate(user=alice, rates="1/s")
             policy.rates = "2/s"
             await policy.asave()
@@ -397,18 +397,18 @@ def test_recorded_as_sets_actor_and_reason(alice: User, bob: User) -> None:
     policy = RatePolicy(rates="1/s")
     assert [(row.actor, row.reason) for row in recorded_by(policy.save)] == [(None, "")]
     policy.rates = "2/s"
-    with recorded_as(alice, "OPS-1"):
+    with changed_by(alice, "OPS-1"):
         assert [(row.actor, row.reason) for row in recorded_by(policy.save)] == [(alice, "OPS-1")]
-        with recorded_as(bob):
+        with changed_by(bob):
             policy.reason = "contract 7"
             assert [(row.actor, row.reason) for row in recorded_by(policy.save)] == [(bob, "contract 7")]
         policy.rates = "3/s"
         assert [(row.actor, row.reason) for row in recorded_by(policy.save)] == [(alice, "OPS-1")]
     policy.rates = "4/s"
     assert [(row.actor, row.reason) for row in recorded_by(policy.save)] == [(None, "")]
-    with pytest.raises(Failure), recorded_as(alice, "OPS-1"):
+    with pytest.raises(Failure), changed_by(alice, "OPS-1"):
         raise Failure
-    with recorded_as(None, "é" * 500):
+    with changed_by(None, "é" * 500):
         assert [(row.actor, row.reason) for row in recorded_by(policy.delete)] == [(None, "é" * 200)]
 
 
@@ -495,7 +495,7 @@ def test_a_change_that_cannot_be_recorded_is_rolled_back(monkeypatch: pytest.Mon
 
     policy = RatePolicy.objects.create(rates="1/s")
     before = everything()
-    monkeypatch.setattr("django_ratequota.recording.recorder.join_save", fail)
+    monkeypatch.setattr("django_ratequota.changes.writer.join_save", fail)
     for change in CHANGES.values():
         with pytest.raises(Failure):
             change(policy)
@@ -546,8 +546,8 @@ def test_a_single_save_takes_few_queries(alice: User) -> None:
 
 
 def test_record_publication_is_recorded_as_its_own_row(alice: User, published: list[int | None]) -> None:
-    with recorded_as(alice), transaction.atomic():
-        rows = recorded_by(lambda: record_publication("after a migration"))
+    with changed_by(alice), transaction.atomic():
+        rows = recorded_by(lambda: write_publication("after a migration"))
         assert published == []
     (row,) = rows
     assert (row.model, row.action, row.reason, row.actor) == ("*", "publish", "after a migration", alice)
