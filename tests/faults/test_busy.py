@@ -22,7 +22,7 @@ import pytest
 from django_ratequota import Bucket, Limiter, Rate
 from django_ratequota.exceptions import StoreError
 from django_ratequota.signals import store_state_changed
-from tests.support.properties import scaled
+from tests.support.properties import scaled, thorough_after
 
 from .servers import Node
 from .wire import Wire
@@ -80,7 +80,7 @@ def judge(outcomes: list[str], openings: list[str]) -> None:
     assert not openings
 
 
-@pytest.mark.parametrize("threads", [8, 24, 40])
+@pytest.mark.parametrize("threads", thorough_after(1, [24, 8, 40]))
 def test_busy_threads(node: Node, limiters: Make, openings: list[str], threads: int) -> None:
     """Of 8 threads that burn 20 ms a request, 90 of 196 decisions were undecided; of 24, 179 of 202."""
     limiter, start = limiters(node, timeout=0.1), Barrier(threads)
@@ -192,6 +192,7 @@ print(json.dumps(results))
 """
 
 
+@pytest.mark.thorough
 def test_a_process_that_gevent_patched(node: Node) -> None:
     """Greenlets that burn 20 ms a request, and 200 cold ones at once."""
     environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.project.settings"}

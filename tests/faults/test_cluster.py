@@ -28,7 +28,7 @@ from django_ratequota.monitoring import checkpoints
 from django_ratequota.monitoring import seeds as seeds_module
 from django_ratequota.monitoring.seeds import seeds
 from django_ratequota.utils.sansio import adrive, drive
-from tests.support.properties import scaled
+from tests.support.properties import scaled, thorough_after
 
 from . import poll
 from .cluster import Cluster
@@ -120,7 +120,7 @@ def ask(request: pytest.FixtureRequest) -> Callable[..., Decision]:
     return run
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", thorough_after(1, ALGORITHMS))
 def test_a_refusal_by_a_shared_bucket_gives_the_callers_own_units_back(
     emptied: Cluster, limiter_of: Callable[..., Limiter], ask: Callable[..., Any], algorithm: str
 ) -> None:
@@ -268,7 +268,7 @@ def decides(ask: Callable[[], object]) -> bool:
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("fresh_policies")
-@pytest.mark.parametrize("awaited", [False, True])
+@pytest.mark.parametrize("awaited", thorough_after(1, [False, True]))
 def test_an_edit_binds_within_a_second(emptied: Cluster, awaited: bool) -> None:
     """The revision's key lives on one master; it is read once a second, not with every decision."""
 
@@ -338,7 +338,7 @@ def addresses_elsewhere(cluster: Cluster, dead: Node) -> list[str]:
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("fresh_policies")
-@pytest.mark.parametrize("awaited", [False, True])
+@pytest.mark.parametrize("awaited", thorough_after(1, [False, True]))
 def test_callers_elsewhere_are_decided_while_the_master_of_the_revision_hangs(
     patient: Cluster, awaited: bool, caplog: Any
 ) -> None:
@@ -369,7 +369,7 @@ def test_callers_elsewhere_are_decided_while_the_master_of_the_revision_hangs(
         poll(lambda: not check(callers[0]).statuses, 20, "an edit binds again")
 
 
-@pytest.mark.parametrize("tasks", [False, True])
+@pytest.mark.parametrize("tasks", thorough_after(1, [False, True]))
 def test_many_callers_at_once_are_decided_as_well(
     patient: Cluster, limiter_of: Callable[..., Limiter], tasks: bool
 ) -> None:
@@ -419,6 +419,7 @@ def test_many_callers_at_once_are_decided_as_well(
     assert len(failed) <= (decided[0] - before) / 100
 
 
+@pytest.mark.thorough
 def test_slots_move_under_load(cluster: Cluster, limiter_of: Callable[..., Limiter]) -> None:
     """32 threads, two buckets in the slot that moves and one elsewhere: exactly the limit, and no error at all."""
     limiter = limiter_of(cluster, 20.0)

@@ -10,6 +10,7 @@ import pytest
 
 from django_ratequota import Bucket, Limiter, Rate
 from django_ratequota.exceptions import StoreError
+from tests.support.properties import thorough_after
 
 from . import poll
 from .servers import Node
@@ -39,7 +40,7 @@ async def adecided(limiter: Limiter) -> bool:
 
 
 @pytest.mark.parametrize("reset", [False, True], ids=["silent", "reset"])
-@pytest.mark.parametrize(("links", "at_once"), [(1, False), (12, False), (64, False), (64, True)])
+@pytest.mark.parametrize(("links", "at_once"), thorough_after(1, [(12, False), (1, False), (64, False), (64, True)]))
 @pytest.mark.parametrize("way", ["plain", "awaited"])
 def test_limits_are_enforced_again(
     node: Node, limiters: Make, way: str, at_once: bool, links: int, reset: bool

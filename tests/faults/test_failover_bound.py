@@ -10,6 +10,7 @@ import pytest
 from django_ratequota import Bucket, Limiter
 from django_ratequota.engine.rates import ALGORITHMS
 from django_ratequota.exceptions import StoreError
+from tests.support.properties import thorough_after
 
 from . import poll
 from .asking import Way, one_of_each, plainly, slow
@@ -72,7 +73,7 @@ def decides(limiter: Limiter, bucket: Bucket) -> bool:
     return True
 
 
-@pytest.mark.parametrize(("replicated", "lost"), [(120, 80), (LIMIT - 1, 1), (0, LIMIT)])
+@pytest.mark.parametrize(("replicated", "lost"), thorough_after(1, [(120, 80), (LIMIT - 1, 1), (0, LIMIT)]))
 def test_a_failover_with_a_stalled_link(
     failover: Failover, limiters: Make, way: Way, replicated: int, lost: int
 ) -> None:

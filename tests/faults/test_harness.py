@@ -100,6 +100,7 @@ def test_a_port_that_another_took_is_changed(node: Node) -> None:
 # --- Several. ---
 
 
+@pytest.mark.thorough
 def test_a_pair_is_in_step(pair: Pair) -> None:
     pair.primary.command("SET", "key", "value")
     assert pair.primary.command("WAIT", 1, 5000) == 1
@@ -108,6 +109,7 @@ def test_a_pair_is_in_step(pair: Pair) -> None:
         pair.replica.command("SET", "key", "value")
 
 
+@pytest.mark.thorough
 def test_sentinels_promote_the_replica_and_take_the_old_primary_back(sentinels: Sentinels) -> None:
     old, new = sentinels.primary, sentinels.replica
     with old.client() as client:
@@ -129,6 +131,7 @@ def test_sentinels_promote_the_replica_and_take_the_old_primary_back(sentinels: 
     assert old.command("GET", "key") == "value"
 
 
+@pytest.mark.thorough
 def test_a_cluster_serves_moves_slots_and_fails_over(cluster: Cluster) -> None:
     keys = [f"{{user:1}}:{number}" for number in range(250)]
     with RedisCluster.from_url(cluster.url) as client:
@@ -151,6 +154,7 @@ def test_a_cluster_serves_moves_slots_and_fails_over(cluster: Cluster) -> None:
     poll(cluster.well, PATIENCE, "the old primary is a replica")
 
 
+@pytest.mark.thorough
 def test_a_slot_on_its_way_answers_ask(cluster: Cluster) -> None:
     key = "{user:1}:0"
     source = cluster.owner(key)

@@ -99,6 +99,7 @@ def test_a_process_holds_no_more_records_than_its_bound(monkeypatch: Any) -> Non
     assert total(timeline("hour").total) == Counts(10, 0, 0)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_many_callers_stay_within_the_bounds(redis_client: redis.Redis) -> None:
     """Bounds of a process between two flushes, and of Redis for each of 48 hours."""

@@ -77,6 +77,7 @@ def test_a_target_says_whether_and_by_how_much_it_is_missed() -> None:
     assert [row[3] for row in compare({}, whole=True).rows] == ["not measured"] * len(TARGETS)
 
 
+@pytest.mark.thorough
 def test_a_quick_run_measures_and_names_missing_packages() -> None:
     words = [sys.executable, "-m", "benchmarks", "one_decision", "memory", "--quick"]
     inherited = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}

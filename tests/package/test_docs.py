@@ -242,6 +242,7 @@ def test_the_tutorial_shows_what_the_example_project_does(place: Place, redis_cl
     assert demo.stop(by=signal.SIGINT, everyone=True) == (0, "\nStopped; nothing is left behind.\n")
 
 
+@pytest.mark.thorough
 def test_the_tutorials_own_project_works_as_typed(redis_client: object, tmp_path: Path) -> None:
     """Each file and each line of its last section, in an empty folder, with the suite's server and a free port."""
     heading, address = "\n## 5. Your own project", f"127.0.0.1:{free_port()}"
