@@ -177,11 +177,11 @@ def fresh_policies(redis_client: redis.Redis) -> Iterator[None]:
 @pytest.fixture
 def recording(settings: Any, monkeypatch: pytest.MonkeyPatch, redis_client: redis.Redis) -> Iterator[None]:
     """Record decisions, and send them when the test calls ``flush``."""
-    from django_ratequota.monitoring import collector, health
+    from django_ratequota.monitoring import collector
+    from django_ratequota.monitoring.sending import sending
 
     settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1}
-    monkeypatch.setattr(collector._background, "keep", lambda: None)
-    monkeypatch.setattr(health._reporting, "_start", lambda generation, seconds: None)
+    monkeypatch.setattr(sending, "keep", lambda: None)
     monkeypatch.setattr(collector, "_CHUNK_SECONDS", 0.0)
     collector.collector.clear()
     yield

@@ -30,8 +30,7 @@ from ..runtime import default_limiter
 from ..utils.locks import ForkSafeLock
 from ..utils.problems import note_problem
 from .background import Background
-from .checkpoint_rows import Figure, Window, write
-from .months import batches
+from .checkpoint_rows import Figure, Window, batches, write
 
 logger = logging.getLogger("django_ratequota")
 

@@ -1,5 +1,4 @@
-"""Records the decisions of this process: a request appends one tuple, and a thread counts them and sends the counts
-to Redis every STATISTICS_SECONDS.
+"""Records the decisions of this process: a request appends one tuple, and ``sending`` has them counted and sent.
 
 Everything is bounded: a process holds at most ``MAX_PENDING`` decisions and ``MAX_REFUSALS`` refusals that are not
 sent yet; ``lua/collect.lua`` bounds what Redis keeps, to less than 100 MB even when every bound is met for 48 hours.
@@ -28,7 +27,6 @@ from ..runtime import default_limiter
 from ..store.base import run_script
 from ..utils.locks import ForkSafeLock
 from ..utils.sansio import drive
-from .background import Background
 from .near import MIN_WINDOW_US, Noted
 from .packing import HOUR, KEPT_SECONDS, MINUTES, OUTCOMES, QUARTERS, Records, pack_attempts, pack_counts
 from .pending_refusals import PendingRefusals
@@ -65,7 +63,7 @@ class Collector:
     def record(
         self,
         context: EvaluationContext,
-        route: str,
+        route: str | None,
         method: str,
         resolution: Resolution,
         decision: Decision,
@@ -75,8 +73,11 @@ class Collector:
 
         Requests that a policy in log mode would have refused are recorded as refusals are, without an id.
         """
-        name, ip = context.caller.name, context.caller.client_address.text
-        allowed = decision.allowed
+        if not settings.statistics_seconds:
+            return ""
+        caller, plan, allowed = context.caller, resolution.plan, decision.allowed
+        name, ip = caller.name, caller.client_address.text
+        plan_is_known = caller.user_read or settings.plan_resolver
         # A plain loop, because every request pays for this.
         against: tuple[int | None, ...] = resolution.would_block if allowed else resolution.blocking
         for status in decision.statuses:
@@ -90,7 +91,7 @@ class Collector:
             (decision.at_us or time.time_ns() // 1000) // 10**6,
             name if len(name) <= MAX_NAME and name.isascii() else stored_name(name),
             "" if ip is None else f"ip:{ip}",
-            _plan_id(context, resolution),
+            (plan.id if plan else None) if plan_is_known else UNKNOWN_PLAN,
             resolution.endpoint_ids,
             cost,
             resolution.policy_ids,
@@ -106,7 +107,7 @@ class Collector:
             return ""
         described = DecisionRecord._make(record)
         refusal_id = self._refusals.add(
-            described, context.scope or "", route, method, decision, resolution.assigned_to
+            described, context.scope or "", route or "", method, decision, resolution.assigned_to
         )
         return "" if allowed else refusal_id
 
@@ -204,31 +205,9 @@ class Collector:
         self._near.clear()
 
 
-def _plan_id(context: EvaluationContext, resolution: Resolution) -> int | None:
-    if not context.caller.user_read and not settings.plan_resolver:
-        return UNKNOWN_PLAN
-    return resolution.plan.id if resolution.plan else None
-
-
 #: Called by every flush with its records and how often each was made, also when Redis fails: for ``metrics``.
 listeners: list[Callable[[Records], None]] = []
 #: This process's.
 collector = Collector()
-_background = Background("ratequota-statistics", lambda: settings.statistics_seconds, collector.flush)
 atexit.register(collector.close)
 os.register_at_fork(after_in_child=collector.clear)
-
-
-def record(
-    context: EvaluationContext,
-    route: str | None,
-    method: str,
-    resolution: Resolution,
-    decision: Decision,
-    cost: int | RequestCost,
-) -> str:
-    """Record a decision, for a thread to send; returns the id of a refusal, "" where there is none."""
-    if not settings.statistics_seconds:
-        return ""
-    _background.keep()
-    return collector.record(context, route or "", method, resolution, decision, cost)

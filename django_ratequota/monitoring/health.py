@@ -19,7 +19,7 @@ from ..engine.keys import workers_key
 from ..engine.limiter import Limiter
 from ..engine.scripts import REPORT
 from ..exceptions import ANSWERS, StoreError
-from ..policies.cache import listeners, policies
+from ..policies.cache import policies
 from ..runtime import default_limiter
 from ..store.base import reading, run_script
 from ..utils.histogram import BOUNDS, merged, quantile
@@ -28,14 +28,11 @@ from ..utils.problems import forget as forget_problems
 from ..utils.problems import recent, remember
 from ..utils.sansio import drive
 from . import checkpoints
-from .background import Background
 
 logger = logging.getLogger("django_ratequota")
 
 #: Seconds that Redis keeps a report; those of ended processes disappear after it.
 REPORT_TTL = 60
-#: Most seconds between two reports.
-_LONGEST = 20
 #: Stands for a process's name in the key of the last request for a checkpoint; a process's own has a colon.
 _REQUEST = "checkpoint"
 #: 2020, as Unix time: a smaller revision is a counter and no time.
@@ -183,7 +180,7 @@ def state_of(worker: Health, revision: int) -> str:
 
     An idle worker has an older revision, but has decided nothing since ``revision`` was published.
     """
-    if time.time() - worker.at > 10 + 3 * report_seconds():
+    if time.time() - worker.at > 10 + 3 * settings.statistics_seconds:
         return "silent"
     if not worker.revision:
         return "fresh"
@@ -218,18 +215,6 @@ def _read(report: Any) -> Health | None:
 def _process() -> str:
     host = re.sub(r"[^0-9A-Za-z_.-]", "-", socket.gethostname())[:64]
     return f"{host}:{os.getpid()}"
-
-
-def report_seconds() -> float:
-    """Return the seconds between two reports of this process; 0 = none."""
-    return float(min(_LONGEST, 5 * settings.statistics_seconds)) if settings.enabled and not settings.in_memory else 0
-
-
-_reporting = Background("ratequota-report", report_seconds, lambda: report())
-# At once after a load: the last report may be seconds old, and names a revision that no longer applies.
-listeners.append(_reporting.soon)
-#: Starts the thread that reports every ``report_seconds``, unless it runs in this process by these settings.
-keep_reporting = _reporting.keep
 
 
 def _clear() -> None:

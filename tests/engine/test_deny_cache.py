@@ -23,7 +23,8 @@ from django_ratequota.engine.types import BucketStatus
 from django_ratequota.exceptions import InvalidCost, NewerRevision, StoreError
 from django_ratequota.headers import decision_headers, retry_after_seconds
 from django_ratequota.models import RatePolicy
-from django_ratequota.monitoring import collector as collecting
+from django_ratequota.monitoring.collector import collector
+from django_ratequota.monitoring.sending import sending
 from django_ratequota.monitoring.timeline import timeline
 from django_ratequota.runtime import default_limiter
 from django_ratequota.signals import request_refused
@@ -664,10 +665,10 @@ def _assert_same(true: Decision, found: Decision) -> None:
 def remembering(settings: Any, fresh_policies: None, monkeypatch: Any) -> Iterator[None]:
     """Refusals are cached and counted; the counts are flushed when the test asks for it."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "DENY_CACHE_SECONDS": 60, "STATISTICS_SECONDS": 1}
-    monkeypatch.setattr(collecting._background, "keep", lambda: None)
-    collecting.collector.clear()
+    monkeypatch.setattr(sending, "keep", lambda: None)
+    collector.clear()
     yield
-    collecting.collector.clear()
+    collector.clear()
 
 
 @pytest.mark.django_db(transaction=True)
@@ -696,7 +697,7 @@ def test_a_repeated_refusal_is_a_refused_request_like_any_other(
     assert again.revision == first.revision > 0
     assert retry_after_seconds(again) in (retry_after_seconds(first), (retry_after_seconds(first) or 0) - 1)
     assert decision_headers(again).keys() == decision_headers(first).keys()
-    collecting.collector.flush()
+    collector.flush()
     total = timeline("hour").total
     assert (sum(one.admitted for one in total), sum(one.refused for one in total)) == (1, 2)
 

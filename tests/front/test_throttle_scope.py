@@ -27,8 +27,8 @@ from rest_framework.viewsets import ModelViewSet, ViewSet
 
 from django_ratequota.exceptions import InvalidCost
 from django_ratequota.models import Endpoint, RatePolicy
+from django_ratequota.monitoring.attempts import recorded_attempts
 from django_ratequota.monitoring.collector import collector
-from django_ratequota.monitoring.records import DecisionRecord
 from django_ratequota.operations.explain_query import ExplainQuery
 from django_ratequota.policies.requests.routes import find_route, known_scopes
 from django_ratequota.policies.requests.view_declarations import scope_of
@@ -372,15 +372,11 @@ def test_operators_see_every_scope_that_is_declared() -> None:
     ]
 
 
-def test_statistics_count_the_declared_scope_and_cost(scopes: Any, settings: Any) -> None:
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 60}
-    collector.clear()
-    try:
-        request("/api/files/above/", "get")
-        [record] = [DecisionRecord._make(one) for one in collector._pending]
-        assert (scopes["exports"].pk in record.endpoint_ids, record.cost) == (True, 3)
-    finally:
-        collector.clear()
+def test_statistics_count_the_declared_scope_and_cost(scopes: Any, recording: None) -> None:
+    request("/api/files/above/", "get")
+    collector.flush()
+    [attempt] = recorded_attempts().attempts
+    assert (scopes["exports"].pk in attempt.endpoint_ids, attempt.cost) == (True, 3)
 
 
 def test_refusals_come_from_the_declared_scope(get: Get, scopes: Any) -> None:

@@ -53,16 +53,6 @@ def test_recording_adds_no_round_trip_to_a_request(redis_client: redis.Redis, mo
     assert [command[0] for command in sent] == ["EVALSHA"] * 5
 
 
-def test_a_thread_flushes_periodically(monkeypatch: Any, settings: Any) -> None:
-    monkeypatch.undo()
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 0.01}
-    check_request(request_from())
-    deadline = time.monotonic() + 30
-    while total(timeline("hour").total) != Counts(1, 0, 0):
-        assert time.monotonic() < deadline
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 0}
-
-
 def test_with_redis_down_a_flush_drops_the_records(settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": CLOSED, "ON_ERROR": "deny"}
     RatePolicy.objects.create(rates="5/day")

@@ -15,8 +15,8 @@ from django_ratequota import Decision, check_request
 from django_ratequota.engine.keys import bucket_key
 from django_ratequota.models import Plan, PlanAssignment, QuotaWindow, RatePolicy
 from django_ratequota.monitoring import checkpoints, near
+from django_ratequota.monitoring.checkpoint_rows import batches
 from django_ratequota.monitoring.checkpoints import flush
-from django_ratequota.monitoring.months import batches
 from django_ratequota.monitoring.near import Noted, Window
 from django_ratequota.operations.quotas import used_in_month
 from django_ratequota.runtime import default_limiter

@@ -417,8 +417,9 @@ RECORD = """
 from django.conf import settings
 from django.test import override_settings
 from django_ratequota.monitoring import collector
+from django_ratequota.monitoring.sending import sending
 override_settings(RATEQUOTA={**settings.RATEQUOTA, "STATISTICS_SECONDS": 1}).enable()
-collector._background.keep = lambda: None
+sending.keep = lambda: None
 """
 READ = """
 from django_ratequota.monitoring.near import Window

@@ -17,6 +17,7 @@ from django_ratequota.monitoring import alerts, pending_refusals
 from django_ratequota.monitoring import collector as collecting
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.monitoring.refusals import find_refusal
+from django_ratequota.monitoring.sending import sending
 from django_ratequota.signals import quota_threshold
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
@@ -45,7 +46,7 @@ def told(monkeypatch: Any) -> Iterator[Told]:
 def noted(settings: Any, monkeypatch: Any) -> Iterator[None]:
     """Refusals get ids, and are sent when the test calls ``flush``; the minute does not end meanwhile."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1.0}
-    monkeypatch.setattr(collecting._background, "keep", lambda: None)
+    monkeypatch.setattr(sending, "keep", lambda: None)
     monkeypatch.setattr(pending_refusals, "MINUTE", int(time.time()))
     collector.clear()
     yield

@@ -436,10 +436,9 @@ def test_policies_per_caller_are_left_to_the_view(get: Get, account: Endpoint, a
 
 
 def test_each_request_is_recorded_once_and_signals_once(
-    get: Get, settings: Any, account: Endpoint, alice: User, monkeypatch: pytest.MonkeyPatch
+    get: Get, recording: None, account: Endpoint, alice: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(alerts._background, "keep", lambda: None)  # else a thread sends the queued signals
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 20}
     RatePolicy.objects.create(endpoint=account, counted_per="ip", rates="3/hour")
     RatePolicy.objects.create(rates="30/hour")
     refused: list[Any] = []
