@@ -196,10 +196,10 @@ def checkpointing(monkeypatch: pytest.MonkeyPatch, redis_client: redis.Redis) ->
     for module in (checkpoints, seeds):
         monkeypatch.setattr(module, "in_test_run", lambda: False)
     monkeypatch.setattr(checkpoints._background, "keep", lambda: None)
-    checkpoints._forget()
+    checkpoints.forget()
     seeds.seeds.forget()
     yield
-    checkpoints._forget()
+    checkpoints.forget()
     seeds.seeds.forget()
 
 

@@ -641,5 +641,5 @@ def test_a_master_that_lost_its_data_is_noticed_by_its_counts(
         moved.append(10.0)
         checkpoints.flush()
         poll(lambda: (ask() or 0) < 500, 30, "the checkpoint to be restored")
-    checkpoints._forget()
+    checkpoints.forget()
     seeds.forget()

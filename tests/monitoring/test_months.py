@@ -82,7 +82,7 @@ def test_a_month_with_a_later_beginning_ends_the_one_before(ask: Ask) -> None:
     flush()
     ask("2025-11-19 12:00", 1, 2)
     late = dict(checkpoints._dirty)
-    checkpoints._forget()
+    checkpoints.forget()
     assert ask("2025-11-20", 15, 30).remaining == 70
     flush()
     assert rows() == [("11-01", "11-20", 7), ("11-15", "12-15", 30)]
