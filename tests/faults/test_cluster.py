@@ -32,7 +32,7 @@ from tests.support.properties import scaled, thorough_after
 
 from . import poll
 from .cluster import Cluster
-from .servers import Node
+from .servers import PATIENCE, Node
 
 ALGORITHMS = ["token_bucket", "fixed_window", "sliding_window_log", "sliding_window_counter", "leaky_bucket", "gcra"]
 THREADS = 32
@@ -45,11 +45,22 @@ def steady() -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.fixture
-def patient() -> Iterator[Cluster]:
+@pytest.fixture(scope="module")
+def enduring() -> Iterator[Cluster]:
     """A cluster whose replicas do not take over while a test freezes their master."""
     with Cluster(node_timeout_ms=60_000) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def patient(enduring: Cluster) -> Iterator[Cluster]:
+    """The same, empty and with every node awake again for the next test."""
+    yield enduring
+    for node in enduring.nodes:
+        node.thaw()
+    poll(enduring.well, PATIENCE, "all nodes are back")
+    for node in enduring.primaries():
+        node.command("FLUSHALL")
 
 
 @pytest.fixture
