@@ -524,6 +524,7 @@ def test_a_refusal_is_not_repeated_once_its_place_is_forgotten() -> None:
     assert not knows(denials, mine)
 
 
+@pytest.mark.slow
 def test_threads_that_check_and_refund_get_no_wrong_refusal(redis_client: redis.Redis) -> None:
     """After a refund has returned, its client is admitted, whatever other threads do meanwhile."""
     limiter = Limiter(client=redis_client, prefix="rqtest", timeout=5, deny_cache_seconds=60)

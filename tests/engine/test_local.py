@@ -383,6 +383,7 @@ def test_the_window_before_counts_less_and_less(seconds: Seconds) -> None:
 # --- The bound on counters, and eviction. ---
 
 
+@pytest.mark.slow
 def test_the_number_of_counters_is_bounded(seconds: Seconds) -> None:
     limiter = LocalLimiter(1, clock=seconds)
     for number in range(scaled(100_000)):

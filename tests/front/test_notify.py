@@ -184,6 +184,7 @@ def test_post_to_refuses_other_addresses() -> None:
         post_to("file:///etc/passwd")
 
 
+@pytest.mark.slow
 def test_a_process_ends_after_it_has_sent(webhook: tuple[str, list[Any], threading.Event]) -> None:
     """A daemon thread would end with the command, and nobody would hear of an import."""
     url, posted, go = webhook
@@ -381,6 +382,7 @@ def test_what_cannot_be_notified_is_a_problem_of_the_settings(value: Any, hint: 
     assert hint in problem.hint
 
 
+@pytest.mark.slow
 def test_two_processes_send_one_message(
     environment: dict[str, str],  # noqa: F811
     webhook: tuple[str, list[Any], threading.Event],

@@ -180,6 +180,7 @@ class TestWhatIsRead:
         assert policies.assigned_kinds == ("user", "tenant")
         assert queries(lambda: check_caller(identifiers=KEY)) == 0
 
+    @pytest.mark.slow
     def test_subjects_in_memory_are_bounded_and_the_least_used_go(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("django_ratequota.policies.cache.MOST_ENTRIES", 100)
         plan = plan_of(1)

@@ -405,6 +405,7 @@ def test_reloading_reads_no_more_than_it_needs(policies: PolicyCache, alice: Use
     assert queries(lambda: policies.reload(newest())) == 2
 
 
+@pytest.mark.slow
 def test_a_process_that_starts_reads_the_latest_changes_only(policies: PolicyCache) -> None:
     """Each start read the ids of the whole history."""
     PolicyChange.objects.bulk_create([PolicyChange(model="plan", action="update") for _ in range(5000)])

@@ -823,6 +823,7 @@ def questions(draw: st.DrawFn) -> list[EvaluationContext]:
     return context
 
 
+@pytest.mark.slow
 @given(questions())
 @examples(1000)
 def test_remembering_changes_no_answer(contexts: list[EvaluationContext]) -> None:

@@ -173,6 +173,7 @@ def test_a_server_that_never_completes_the_login_times_out(ask: Ask) -> None:
     assert took < 5
 
 
+@pytest.mark.slow
 @BOTH
 def test_connecting_counts_into_the_time(peers: Callable[..., Peer], ask: Ask) -> None:
     """Each reply of a slow login came in time; all together took four times as long."""

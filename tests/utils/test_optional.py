@@ -75,7 +75,7 @@ def test_everything_else_does_without_all_of_them() -> None:
     assert run(f"{hidden}{SETUP}\nfrom django_ratequota import errors, metrics, urls\nprint('ran')") == "ran\n"
 
 
-@pytest.mark.parametrize("module", USERS)
+@pytest.mark.parametrize("module", thorough_after(1, USERS))
 def test_a_missing_package_raises_an_error_that_names_its_extra(module: str) -> None:
     extra, package = USERS[module]
     code = f"""{HIDE.format(package=package)}{SETUP}
