@@ -28,11 +28,6 @@ both = problem_details(standardized)
 
 
 @pytest.fixture
-def search() -> Endpoint:
-    return Endpoint.objects.create(name="search")
-
-
-@pytest.fixture
 def limited(search: Endpoint) -> None:
     RatePolicy.objects.create(endpoint=search, rates="1/hour")
 
