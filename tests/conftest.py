@@ -169,7 +169,7 @@ def fresh_policies(redis_client: redis.Redis) -> Iterator[None]:
     from django_ratequota.policies.cache import policies
 
     policies.forget()
-    health._clear()
+    health.forget()
     yield
     policies.forget()
 
@@ -192,10 +192,11 @@ def recording(settings: Any, monkeypatch: pytest.MonkeyPatch, redis_client: redi
 def checkpointing(monkeypatch: pytest.MonkeyPatch, redis_client: redis.Redis) -> Iterator[None]:
     """Note what durable counters have used, and write it when the test calls ``checkpoints.flush``."""
     from django_ratequota.monitoring import checkpoints, seeds
+    from django_ratequota.monitoring.background import Background
 
     for module in (checkpoints, seeds):
         monkeypatch.setattr(module, "in_test_run", lambda: False)
-    monkeypatch.setattr(checkpoints._background, "keep", lambda: None)
+    monkeypatch.setattr(Background, "keep", lambda _: None)
     checkpoints.forget()
     seeds.seeds.forget()
     yield

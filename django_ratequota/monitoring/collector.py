@@ -49,9 +49,10 @@ class Collector:
     """The decisions that one process has recorded and not sent yet."""
 
     def __init__(self) -> None:
-        #: ``DecisionRecord``s as plain tuples: these cost less to make, and the garbage collector passes them over.
-        self._pending: deque[tuple[Any, ...]] = deque()
-        self._refusals = PendingRefusals()
+        #: What is recorded and not sent yet: ``DecisionRecord``s as plain tuples, which cost less to make, and the
+        #: garbage collector passes them over; and the refusals among them.
+        self.pending: deque[tuple[Any, ...]] = deque()
+        self.refusals = PendingRefusals()
         #: ``DecisionRecord.attempt`` -> [how many were admitted, and refused]
         self._attempts: dict[tuple[Any, ...], list[int]] = {}
         self._attempts_sent = time.monotonic()
@@ -98,15 +99,15 @@ class Collector:
             allowed,
             against,
         )
-        if len(self._pending) < MAX_PENDING:
-            self._pending.append(record)
+        if len(self.pending) < MAX_PENDING:
+            self.pending.append(record)
         if allowed and not against:
             return ""
         # Nobody could look up a refusal in memory. Not ``in_memory``, which is slower to read.
         if settings.redis_url == "memory://":
             return ""
         described = DecisionRecord._make(record)
-        refusal_id = self._refusals.add(
+        refusal_id = self.refusals.add(
             described, context.scope or "", route or "", method, decision, resolution.assigned_to
         )
         return "" if allowed else refusal_id
@@ -121,7 +122,7 @@ class Collector:
                 self._near.send(limiter)
 
     def _flush(self, limiter: Limiter) -> None:
-        plain = Counter(self._pending.popleft() for _ in range(len(self._pending)))
+        plain = Counter(self.pending.popleft() for _ in range(len(self.pending)))
         counts = [(DecisionRecord._make(fields), times) for fields, times in plain.items()]
         for listen in listeners:
             listen(counts)
@@ -131,7 +132,7 @@ class Collector:
         for hour, records in hours.items():
             self._add_attempts(records, self._level_for(hour))
         chunks = self._take_chunks()
-        refusals = self._refusals.take()
+        refusals = self.refusals.take()
         for hour in sorted({*hours, *chunks} or ({time.time_ns() // 10**9 // HOUR} if refusals else ())):
             rest = iter(hours.get(hour, ()))
             chunk = chunks.get(hour, b"")
@@ -190,7 +191,7 @@ class Collector:
     def close(self) -> None:
         """Send what is left, as the process ends."""
         self._attempts_sent = -_CHUNK_SECONDS
-        if self._pending or self._attempts or self._refusals:
+        if self.pending or self._attempts or self.refusals:
             try:
                 self.flush()
             except StoreError:
@@ -198,8 +199,8 @@ class Collector:
 
     def clear(self) -> None:
         """Drop everything that is not sent yet."""
-        self._pending.clear()
-        self._refusals.clear()
+        self.pending.clear()
+        self.refusals.clear()
         self._attempts.clear()
         self._level = (0, 0)
         self._near.clear()

@@ -217,15 +217,15 @@ def _process() -> str:
     return f"{host}:{os.getpid()}"
 
 
-def _clear() -> None:
-    # The counts and the report are the parent's.
+def forget() -> None:
+    """Begin as in a process that just started: the counts and the report are those of another one."""
     global _carried_out, _has_reported
     _carried_out, _has_reported = 0, False
     _degraded.clear()
     forget_problems()
 
 
-def _leave() -> None:
+def leave() -> None:
     """Take the report back at a clean exit, so that ``ratequota checkpoint`` waits only for processes that run."""
     if not _has_reported or not checkpoints.flush_at_exit():
         return
@@ -236,5 +236,5 @@ def _leave() -> None:
         logger.debug("the report could not be taken back: %s", error)
 
 
-atexit.register(_leave)
-os.register_at_fork(after_in_child=_clear)
+atexit.register(leave)
+os.register_at_fork(after_in_child=forget)

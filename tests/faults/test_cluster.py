@@ -26,6 +26,7 @@ from django_ratequota.exceptions import NewerRevision, StoreError
 from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.monitoring import checkpoints
 from django_ratequota.monitoring import seeds as seeds_module
+from django_ratequota.monitoring.background import Background
 from django_ratequota.monitoring.seeds import seeds
 from django_ratequota.utils.sansio import adrive, drive
 from tests.support.properties import scaled, thorough_after
@@ -624,7 +625,7 @@ def test_a_master_that_lost_its_data_is_noticed_by_its_counts(
     """The revision lives on another master, and does not tell."""
     for module in (checkpoints, seeds_module):
         monkeypatch.setattr(module, "in_test_run", lambda: False)
-    monkeypatch.setattr(checkpoints._background, "keep", lambda: None)
+    monkeypatch.setattr(Background, "keep", lambda _: None)
     moved = [0.0]
     monkeypatch.setattr(checkpoints, "time", SimpleNamespace(monotonic=lambda: moved[-1]))
     with override_settings(RATEQUOTA=settings_of(emptied)):

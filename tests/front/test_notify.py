@@ -384,7 +384,8 @@ def test_two_processes_send_one_message(
             process.run(
                 "from django.conf import settings; from django.test import override_settings; "
                 "override_settings(RATEQUOTA={**settings.RATEQUOTA, 'NOTIFY': 'tests.support.hooks.post'}).enable(); "
-                "from django_ratequota.monitoring import alerts; alerts._background.keep = lambda: None"
+                "from django_ratequota.monitoring import alerts, background; "
+                "background.Background.keep = lambda _: None"
             )
             for _ in range(4):
                 process.check()

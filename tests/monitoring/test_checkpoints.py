@@ -30,6 +30,7 @@ from django_ratequota.exceptions import StoreError
 from django_ratequota.models import Endpoint, QuotaWindow, RatePolicy
 from django_ratequota.monitoring import checkpoint_rows, checkpoints
 from django_ratequota.monitoring import seeds as seeds_module
+from django_ratequota.monitoring.background import Background
 from django_ratequota.monitoring.checkpoints import flush
 from django_ratequota.monitoring.rollup import forget_windows
 from django_ratequota.monitoring.seeds import Seeds, seeds
@@ -56,7 +57,7 @@ def _no_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Checkpoints are written when a test says so."""
     for module in (checkpoints, seeds_module):
         monkeypatch.setattr(module, "in_test_run", lambda: False)
-    monkeypatch.setattr(checkpoints._background, "keep", lambda: None)
+    monkeypatch.setattr(Background, "keep", lambda _: None)
     checkpoints.forget()
     seeds.forget()
     yield

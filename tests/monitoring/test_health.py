@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, fields
 from types import SimpleNamespace
@@ -39,19 +40,21 @@ from tests.support.threads import on_threads
 #: A port without a listener, and a timeout long enough for the refused connection.
 CLOSED = {"PREFIX": "rqtest", "REDIS_URL": "redis://127.0.0.1:1/0", "TIMEOUT": 5}
 LIST = workers_key("rqtest")
-THREAD = "ratequota-report"
 
 
 @pytest.fixture(autouse=True)
-def new_process(monkeypatch: Any, settings: Any) -> None:
+def new_process(settings: Any) -> None:
     """No degraded decision, nothing logged, and a limiter that has made no decision."""
-    monkeypatch.setattr(health, "_degraded", Counter())
-    monkeypatch.setattr(problems, "_problems", {})
+    health.forget()
     settings.RATEQUOTA = dict(settings.RATEQUOTA)
 
 
+#: This process's names on two hosts.
+FIRST, SECOND = (f"{host}:{os.getpid()}" for host in ("web-1", "web-2"))
+
+
 def set_process_name(monkeypatch: Any, name: str) -> None:
-    monkeypatch.setattr(health, "_process", lambda: name)
+    monkeypatch.setattr(socket, "gethostname", lambda: name.partition(":")[0])
 
 
 def decide(times: int = 1) -> None:
@@ -68,17 +71,17 @@ def decide(times: int = 1) -> None:
 @pytest.mark.usefixtures("fresh_policies")
 def test_a_new_process_has_an_empty_health() -> None:
     mine = health.health()
-    assert mine.process == health._process()
+    assert mine.process == f"{socket.gethostname()}:{os.getpid()}"
     assert mine.at == pytest.approx(time.time(), abs=60)
     assert (mine.revision, mine.policies_age, mine.degraded, mine.down, mine.decisions) == (0, 0.0, {}, {}, 0)
     assert mine.latency_quantile(0.99) is None
 
 
 def test_a_process_is_named_by_host_and_number(monkeypatch: Any) -> None:
-    monkeypatch.setattr(health.socket, "gethostname", lambda: "büro {7}:a" + "x" * 90)
-    host, _, number = health._process().rpartition(":")
+    monkeypatch.setattr(socket, "gethostname", lambda: "büro {7}:a" + "x" * 90)
+    host, _, number = health.health().process.rpartition(":")
     assert host == "b-ro--7--a" + "x" * 54
-    assert number == str(health.os.getpid())
+    assert number == str(os.getpid())
 
 
 @pytest.mark.usefixtures("redis_client")
@@ -140,17 +143,8 @@ def at(monkeypatch: Any) -> Callable[[float], None]:
     """Sets the monotonic clock of ``problems``."""
     clock = SimpleNamespace(now=100.0)
 
-    def monotonic() -> float:
-        # Without the lock, two threads would both log.
-        assert problems._lock.locked()
-        return clock.now
-
-    monkeypatch.setattr(problems, "time", SimpleNamespace(monotonic=monotonic))
-
-    def move(now: float) -> None:
-        clock.now = now
-
-    return move
+    monkeypatch.setattr(problems, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    return lambda now: setattr(clock, "now", now)
 
 
 @pytest.mark.parametrize("reason", ["configuration", "wrongtype", "noscript", "response", "clock", "database"])
@@ -265,45 +259,45 @@ def test_a_report_is_read_back_unchanged(redis_client: redis.Redis, monkeypatch:
 
 def test_two_processes_report_side_by_side(redis_client: redis.Redis, monkeypatch: Any, settings: Any) -> None:
     decide(3)
-    set_process_name(monkeypatch, "web-2:8")
+    set_process_name(monkeypatch, SECOND)
     assert [report(), report()] == [1, 1]
     settings.RATEQUOTA = dict(settings.RATEQUOTA)
     decide(1)
-    set_process_name(monkeypatch, "web-1:7")
+    set_process_name(monkeypatch, FIRST)
     assert report() == 2
-    assert [(one.process, one.decisions) for one in reports()] == [("web-1:7", 1), ("web-2:8", 3)]
+    assert [(one.process, one.decisions) for one in reports()] == [(FIRST, 1), (SECOND, 3)]
     # A process that reports again replaces its last report.
     decide(1)
     report()
-    assert [(one.process, one.decisions) for one in reports()] == [("web-1:7", 2), ("web-2:8", 3)]
+    assert [(one.process, one.decisions) for one in reports()] == [(FIRST, 2), (SECOND, 3)]
 
 
 def test_a_process_that_stopped_reporting_is_removed(redis_client: redis.Redis, monkeypatch: Any) -> None:
-    set_process_name(monkeypatch, "web-1:7")
+    set_process_name(monkeypatch, FIRST)
     report()
-    set_process_name(monkeypatch, "web-2:8")
+    set_process_name(monkeypatch, SECOND)
     report()
     now = redis_client.time()[0]
-    redis_client.zadd(LIST, {"web-1:7": now - REPORT_TTL - 1})
-    redis_client.delete(workers_key("rqtest", "web-1:7"))
-    assert [one.process for one in reports()] == ["web-2:8"]
+    redis_client.zadd(LIST, {FIRST: now - REPORT_TTL - 1})
+    redis_client.delete(workers_key("rqtest", FIRST))
+    assert [one.process for one in reports()] == [SECOND]
     assert report() == 1
-    assert redis_client.zrange(LIST, 0, -1) == [b"web-2:8"]
+    assert redis_client.zrange(LIST, 0, -1) == [SECOND.encode()]
     # A process is removed only after REPORT_TTL.
-    redis_client.zadd(LIST, {"web-1:7": now - REPORT_TTL + 30})
+    redis_client.zadd(LIST, {FIRST: now - REPORT_TTL + 30})
     assert report() == 2
 
 
 def test_reports_expire(redis_client: redis.Redis, monkeypatch: Any) -> None:
-    set_process_name(monkeypatch, "web-1:7")
+    set_process_name(monkeypatch, FIRST)
     report()
-    for key in (LIST, workers_key("rqtest", "web-1:7")):
+    for key in (LIST, workers_key("rqtest", FIRST)):
         assert 0 < redis_client.ttl(key) <= REPORT_TTL
         redis_client.expire(key, 5)
     report()
-    for key in (LIST, workers_key("rqtest", "web-1:7")):
+    for key in (LIST, workers_key("rqtest", FIRST)):
         assert 5 < redis_client.ttl(key) <= REPORT_TTL
-    assert sorted(redis_client.scan_iter("rqtest:*")) == [b"rqtest:{workers}", b"rqtest:{workers}:web-1:7"]
+    assert sorted(redis_client.scan_iter("rqtest:*")) == [b"rqtest:{workers}", f"rqtest:{{workers}}:{FIRST}".encode()]
 
 
 def test_a_report_is_not_counted_as_a_decision(redis_client: redis.Redis) -> None:
@@ -324,7 +318,7 @@ def test_a_process_that_is_asked_writes_a_checkpoint_and_reports_that(
         return len(written) > 1  # the first time the database is down
 
     monkeypatch.setattr(checkpoints, "flush_all", flush_all)
-    health._clear()
+    health.forget()
     report()
     assert reports()[0].checkpoint == len(written) == 0
     number = request_checkpoint(60)
@@ -337,7 +331,7 @@ def test_a_process_that_is_asked_writes_a_checkpoint_and_reports_that(
     assert request_checkpoint(60) > number
     report()
     assert len(written) == 3
-    health._clear()
+    health.forget()
 
 
 def test_a_request_is_newer_than_any_that_was_carried_out(
@@ -355,17 +349,17 @@ def test_a_process_that_ends_takes_its_report_back(
 ) -> None:
     report()
     monkeypatch.setattr(checkpoints, "flush_at_exit", lambda: False)
-    health._leave()
+    health.leave()
     assert len(reports()) == 1, "its counts are not written: ratequota checkpoint names it"
     monkeypatch.setattr(checkpoints, "flush_at_exit", lambda: True)
-    health._leave()
+    health.leave()
     assert reports() == []
 
 
 def test_a_process_without_reports_asks_redis_nothing_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    health._clear()
+    health.forget()
     monkeypatch.setattr(health, "default_limiter", lambda: pytest.fail("a limiter was made"))
-    health._leave()
+    health.leave()
 
 
 def test_reports_of_another_version_are_ignored(settings: Any, redis_client: redis.Redis) -> None:

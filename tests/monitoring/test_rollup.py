@@ -45,7 +45,7 @@ def count(now: int) -> Callable[..., None]:
                 second=now - hours_ago * HOUR, caller="user:1", ip="", plan_id=None, cost=1, **values
             )
             collector.clear()
-            collector._pending.extend([record] * times)
+            collector.pending.extend([record] * times)
             collector.flush()
 
     return run

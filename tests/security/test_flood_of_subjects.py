@@ -15,6 +15,7 @@ from django_ratequota.engine.keys import statistics_key
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.monitoring import alerts, pending_refusals
 from django_ratequota.monitoring import collector as collecting
+from django_ratequota.monitoring.background import Background
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.monitoring.refusals import find_refusal
 from django_ratequota.monitoring.sending import sending
@@ -33,13 +34,13 @@ class Told(list[Any]):
 @pytest.fixture
 def told(monkeypatch: Any) -> Iterator[Told]:
     """The received signals; crossings are sent when the test calls ``send``."""
-    monkeypatch.setattr(alerts._background, "keep", lambda: None)
-    alerts._clear()
+    monkeypatch.setattr(Background, "keep", lambda _: None)
+    alerts.forget()
     told = Told()
     quota_threshold.connect(told)
     yield told
     quota_threshold.disconnect(told)
-    alerts._clear()
+    alerts.forget()
 
 
 @pytest.fixture

@@ -101,8 +101,8 @@ def use_every_verb(server: Node) -> None:
     finally:
         limiter.store.close()
     note = DecisionRecord(int(time.time()), "user:1", "", None, (), 1, (), False, ())
-    collector._pending.append(note)
-    collector._refusals.add(note, "", "", "GET", Decision(allowed=False))
+    collector.pending.append(note)
+    collector.refusals.add(note, "", "", "GET", Decision(allowed=False))
     collector.flush()
     windows()
     keep(Window("fixed_window", "month"), int(time.time()) + 60, {b"[1]": 90}, default_limiter())
