@@ -327,7 +327,7 @@ def routes(settings: Any) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.usefixtures("fresh_policies", "routes")
+@pytest.mark.usefixtures("fresh_policies", "routes", "recording")
 def test_made_up_traffic_fills_the_pages_of_the_admin(redis_client: redis.Redis) -> None:
     seed()
     number = record_traffic()
@@ -351,7 +351,7 @@ def test_made_up_traffic_fills_the_pages_of_the_admin(redis_client: redis.Redis)
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.usefixtures("fresh_policies", "routes")
+@pytest.mark.usefixtures("fresh_policies", "routes", "recording")
 def test_made_up_traffic_is_recorded_once_and_counts_against_nobody(redis_client: redis.Redis) -> None:
     seed()
     before = set(redis_client.scan_iter())
