@@ -22,7 +22,7 @@ class RateQuotaConfig(AppConfig):
         from .policies import cache
         from .runtime import process
 
-        process.policies, process.record, process.observe = cache.policies, collector.record, alerts.observe
+        process.policies, process.record, process.observe = cache.policies, collector.collector.record, alerts.observe
         base.connect_receivers()
         request_log.connect()
         alerts.connect_receivers()

@@ -145,9 +145,8 @@ class Settings:
     poll_seconds: float = _key(30.0, _number(0, 86_400))
     #: Seconds for which this process may repeat a refusal without asking Redis again; 0 = it always asks.
     deny_cache_seconds: float = _key(1.0, _number(0, 60))
-    #: Seconds between two transfers of this process's counts to Redis, for the admin to show; its reports, which
-    #: `ratequota status` shows, are five times as far apart, 20 seconds at most. 0 = nothing is counted or reported,
-    #: and refusals have no id.
+    #: Seconds between two transfers to Redis of what this process has counted, for the admin to show, and of its
+    #: report, which `ratequota status` shows; 0 = nothing is counted or reported, and refusals have no id.
     statistics_seconds: float = _key(1.0, _number(0, 20))
     #: Seconds between two checkpoints of durable counts in the database; 0 = they are not kept there.
     checkpoint_seconds: float = _key(10.0, _number(0, 3600))

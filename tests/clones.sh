@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs a recipe in fresh clones of what is committed, with the oldest and with the newest supported Python that are
 # here: `tests/clones.sh make test` is what newcomers see. Where only one of these Pythons is here, it runs once.
-# The last run tries all examples of the property tests.
+# The last run tries all examples of the property tests, and the tests that are marked `thorough`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 supported=$(sed -n 's/.*"Programming Language :: Python :: \(3\.[0-9]*\)".*/\1/p' pyproject.toml | paste --serial --delimiters='|')

@@ -169,7 +169,7 @@ def fresh_policies(redis_client: redis.Redis) -> Iterator[None]:
     from django_ratequota.policies.cache import policies
 
     policies.forget()
-    health._clear()
+    health.forget()
     yield
     policies.forget()
 
@@ -177,11 +177,11 @@ def fresh_policies(redis_client: redis.Redis) -> Iterator[None]:
 @pytest.fixture
 def recording(settings: Any, monkeypatch: pytest.MonkeyPatch, redis_client: redis.Redis) -> Iterator[None]:
     """Record decisions, and send them when the test calls ``flush``."""
-    from django_ratequota.monitoring import collector, health
+    from django_ratequota.monitoring import collector
+    from django_ratequota.monitoring.sending import sending
 
     settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1}
-    monkeypatch.setattr(collector._background, "keep", lambda: None)
-    monkeypatch.setattr(health._reporting, "_start", lambda generation, seconds: None)
+    monkeypatch.setattr(sending, "keep", lambda: None)
     monkeypatch.setattr(collector, "_CHUNK_SECONDS", 0.0)
     collector.collector.clear()
     yield
@@ -192,14 +192,15 @@ def recording(settings: Any, monkeypatch: pytest.MonkeyPatch, redis_client: redi
 def checkpointing(monkeypatch: pytest.MonkeyPatch, redis_client: redis.Redis) -> Iterator[None]:
     """Note what durable counters have used, and write it when the test calls ``checkpoints.flush``."""
     from django_ratequota.monitoring import checkpoints, seeds
+    from django_ratequota.monitoring.background import Background
 
     for module in (checkpoints, seeds):
         monkeypatch.setattr(module, "in_test_run", lambda: False)
-    monkeypatch.setattr(checkpoints._background, "keep", lambda: None)
-    checkpoints._forget()
+    monkeypatch.setattr(Background, "keep", lambda _: None)
+    checkpoints.forget()
     seeds.seeds.forget()
     yield
-    checkpoints._forget()
+    checkpoints.forget()
     seeds.seeds.forget()
 
 

@@ -22,8 +22,9 @@ from ..engine.decision import Decision
 from ..engine.limiter import Limiter
 from ..engine.types import check_cost
 from ..exceptions import NewerRevision, StoreError
-from ..monitoring.health import keep_reporting, note_degraded
+from ..monitoring.health import note_degraded
 from ..monitoring.records import RequestCost
+from ..monitoring.sending import sending
 from ..policies.assigned import resolve_assigned
 from ..policies.exemptions import Exemption, exempt, exemption_of, exemption_of_instance, narrow
 from ..policies.facts import NOBODY, EndpointFacts, PolicyFacts, UserEntry
@@ -121,7 +122,7 @@ class Evaluation:
 
     def decide(self) -> Generator[Step, Any, Decision]:
         """Decide by the policies in force, and again by the next ones where they have just changed."""
-        keep_reporting()
+        sending.keep()
         try:
             revision = yield from self.load()
             resolution = yield from self.resolve()

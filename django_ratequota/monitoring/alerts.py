@@ -199,11 +199,12 @@ def sent_for_us(status: BucketStatus) -> int:
 _background = Background("ratequota-alerts", lambda: _SECONDS, send)
 
 
-def _clear() -> None:
+def forget() -> None:
+    """Drop what is queued and what was sent, as in a process that just started."""
     global _log_at
     for crossings in (_queue, _sent_until, _suppressed, _unlogged):
         crossings.clear()
     _log_at = 0.0
 
 
-os.register_at_fork(after_in_child=_clear)
+os.register_at_fork(after_in_child=forget)

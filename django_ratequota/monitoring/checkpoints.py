@@ -30,8 +30,7 @@ from ..runtime import default_limiter
 from ..utils.locks import ForkSafeLock
 from ..utils.problems import note_problem
 from .background import Background
-from .checkpoint_rows import Figure, Window, write
-from .months import batches
+from .checkpoint_rows import Figure, Window, batches, write
 
 logger = logging.getLogger("django_ratequota")
 
@@ -233,7 +232,8 @@ def flush_at_exit() -> bool:
         return False
 
 
-def _forget() -> None:
+def forget() -> None:
+    """Drop the figures that are not written yet, as in a process that just started."""
     global _written_at
     _written_at = None
     _dirty.clear()
@@ -242,4 +242,4 @@ def _forget() -> None:
 
 _background = Background("ratequota-checkpoints", lambda: settings.checkpoint_seconds, flush)
 atexit.register(flush_at_exit)
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=forget)

@@ -1,5 +1,4 @@
-"""Records the decisions of this process: a request appends one tuple, and a thread counts them and sends the counts
-to Redis every STATISTICS_SECONDS.
+"""Records the decisions of this process: a request appends one tuple, and ``sending`` has them counted and sent.
 
 Everything is bounded: a process holds at most ``MAX_PENDING`` decisions and ``MAX_REFUSALS`` refusals that are not
 sent yet; ``lua/collect.lua`` bounds what Redis keeps, to less than 100 MB even when every bound is met for 48 hours.
@@ -28,7 +27,6 @@ from ..runtime import default_limiter
 from ..store.base import run_script
 from ..utils.locks import ForkSafeLock
 from ..utils.sansio import drive
-from .background import Background
 from .packing import HOUR, KEPT_SECONDS, MINUTES, OUTCOMES, QUARTERS, Records, pack_attempts, pack_counts
 from .pending_refusals import PendingRefusals
 from .records import MAX_NAME, UNKNOWN_PLAN, DecisionRecord, RequestCost, is_sampled, stored_name
@@ -50,9 +48,10 @@ class Collector:
     """The decisions that one process has recorded and not sent yet."""
 
     def __init__(self) -> None:
-        #: ``DecisionRecord``s as plain tuples: these cost less to make, and the garbage collector passes them over.
-        self._pending: deque[tuple[Any, ...]] = deque()
-        self._refusals = PendingRefusals()
+        #: What is recorded and not sent yet: ``DecisionRecord``s as plain tuples, which cost less to make, and the
+        #: garbage collector passes them over; and the refusals among them.
+        self.pending: deque[tuple[Any, ...]] = deque()
+        self.refusals = PendingRefusals()
         #: ``DecisionRecord.attempt`` -> [how many were admitted, and refused]
         self._attempts: dict[tuple[Any, ...], list[int]] = {}
         self._attempts_sent = time.monotonic()
@@ -63,7 +62,7 @@ class Collector:
     def record(
         self,
         context: EvaluationContext,
-        route: str,
+        route: str | None,
         method: str,
         resolution: Resolution,
         decision: Decision,
@@ -73,8 +72,11 @@ class Collector:
 
         Requests that a policy in log mode would have refused are recorded as refusals are, without an id.
         """
-        name, ip = context.caller.name, context.caller.client_address.text
-        allowed = decision.allowed
+        if not settings.statistics_seconds:
+            return ""
+        caller, plan, allowed = context.caller, resolution.plan, decision.allowed
+        name, ip = caller.name, caller.client_address.text
+        plan_is_known = caller.user_read or settings.plan_resolver
         # A plain loop, because every request pays for this.
         against: tuple[int | None, ...] = resolution.would_block if allowed else resolution.blocking
         for status in decision.statuses:
@@ -84,23 +86,23 @@ class Collector:
             (decision.at_us or time.time_ns() // 1000) // 10**6,
             name if len(name) <= MAX_NAME and name.isascii() else stored_name(name),
             "" if ip is None else f"ip:{ip}",
-            _plan_id(context, resolution),
+            (plan.id if plan else None) if plan_is_known else UNKNOWN_PLAN,
             resolution.endpoint_ids,
             cost,
             resolution.policy_ids,
             allowed,
             against,
         )
-        if len(self._pending) < MAX_PENDING:
-            self._pending.append(record)
+        if len(self.pending) < MAX_PENDING:
+            self.pending.append(record)
         if allowed and not against:
             return ""
         # Nobody could look up a refusal in memory. Not ``in_memory``, which is slower to read.
         if settings.redis_url == "memory://":
             return ""
         described = DecisionRecord._make(record)
-        refusal_id = self._refusals.add(
-            described, context.scope or "", route, method, decision, resolution.assigned_to
+        refusal_id = self.refusals.add(
+            described, context.scope or "", route or "", method, decision, resolution.assigned_to
         )
         return "" if allowed else refusal_id
 
@@ -110,7 +112,7 @@ class Collector:
             self._flush(default_limiter())
 
     def _flush(self, limiter: Limiter) -> None:
-        plain = Counter(self._pending.popleft() for _ in range(len(self._pending)))
+        plain = Counter(self.pending.popleft() for _ in range(len(self.pending)))
         counts = [(DecisionRecord._make(fields), times) for fields, times in plain.items()]
         for listen in listeners:
             listen(counts)
@@ -120,7 +122,7 @@ class Collector:
         for hour, records in hours.items():
             self._add_attempts(records, self._level_for(hour))
         chunks = self._take_chunks()
-        refusals = self._refusals.take()
+        refusals = self.refusals.take()
         for hour in sorted({*hours, *chunks} or ({time.time_ns() // 10**9 // HOUR} if refusals else ())):
             rest = iter(hours.get(hour, ()))
             chunk = chunks.get(hour, b"")
@@ -179,7 +181,7 @@ class Collector:
     def close(self) -> None:
         """Send what is left, as the process ends."""
         self._attempts_sent = -_CHUNK_SECONDS
-        if self._pending or self._attempts or self._refusals:
+        if self.pending or self._attempts or self.refusals:
             try:
                 self.flush()
             except StoreError:
@@ -187,37 +189,15 @@ class Collector:
 
     def clear(self) -> None:
         """Drop everything that is not sent yet."""
-        self._pending.clear()
-        self._refusals.clear()
+        self.pending.clear()
+        self.refusals.clear()
         self._attempts.clear()
         self._level = (0, 0)
-
-
-def _plan_id(context: EvaluationContext, resolution: Resolution) -> int | None:
-    if not context.caller.user_read and not settings.plan_resolver:
-        return UNKNOWN_PLAN
-    return resolution.plan.id if resolution.plan else None
 
 
 #: Called by every flush with its records and how often each was made, also when Redis fails: for ``metrics``.
 listeners: list[Callable[[Records], None]] = []
 #: This process's.
 collector = Collector()
-_background = Background("ratequota-statistics", lambda: settings.statistics_seconds, collector.flush)
 atexit.register(collector.close)
 os.register_at_fork(after_in_child=collector.clear)
-
-
-def record(
-    context: EvaluationContext,
-    route: str | None,
-    method: str,
-    resolution: Resolution,
-    decision: Decision,
-    cost: int | RequestCost,
-) -> str:
-    """Record a decision, for a thread to send; returns the id of a refusal, "" where there is none."""
-    if not settings.statistics_seconds:
-        return ""
-    _background.keep()
-    return collector.record(context, route or "", method, resolution, decision, cost)

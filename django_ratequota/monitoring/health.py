@@ -19,7 +19,7 @@ from ..engine.keys import workers_key
 from ..engine.limiter import Limiter
 from ..engine.scripts import REPORT
 from ..exceptions import ANSWERS, StoreError
-from ..policies.cache import listeners, policies
+from ..policies.cache import policies
 from ..runtime import default_limiter
 from ..store.base import reading, run_script
 from ..utils.histogram import BOUNDS, merged, quantile
@@ -28,14 +28,11 @@ from ..utils.problems import forget as forget_problems
 from ..utils.problems import recent, remember
 from ..utils.sansio import drive
 from . import checkpoints
-from .background import Background
 
 logger = logging.getLogger("django_ratequota")
 
 #: Seconds that Redis keeps a report; those of ended processes disappear after it.
 REPORT_TTL = 60
-#: Most seconds between two reports.
-_LONGEST = 20
 #: Stands for a process's name in the key of the last request for a checkpoint; a process's own has a colon.
 _REQUEST = "checkpoint"
 #: 2020, as Unix time: a smaller revision is a counter and no time.
@@ -183,7 +180,7 @@ def state_of(worker: Health, revision: int) -> str:
 
     An idle worker has an older revision, but has decided nothing since ``revision`` was published.
     """
-    if time.time() - worker.at > 10 + 3 * report_seconds():
+    if time.time() - worker.at > 10 + 3 * settings.statistics_seconds:
         return "silent"
     if not worker.revision:
         return "fresh"
@@ -220,27 +217,15 @@ def _process() -> str:
     return f"{host}:{os.getpid()}"
 
 
-def report_seconds() -> float:
-    """Return the seconds between two reports of this process; 0 = none."""
-    return float(min(_LONGEST, 5 * settings.statistics_seconds)) if settings.enabled and not settings.in_memory else 0
-
-
-_reporting = Background("ratequota-report", report_seconds, lambda: report())
-# At once after a load: the last report may be seconds old, and names a revision that no longer applies.
-listeners.append(_reporting.soon)
-#: Starts the thread that reports every ``report_seconds``, unless it runs in this process by these settings.
-keep_reporting = _reporting.keep
-
-
-def _clear() -> None:
-    # The counts and the report are the parent's.
+def forget() -> None:
+    """Begin as in a process that just started: the counts and the report are those of another one."""
     global _carried_out, _has_reported
     _carried_out, _has_reported = 0, False
     _degraded.clear()
     forget_problems()
 
 
-def _leave() -> None:
+def leave() -> None:
     """Take the report back at a clean exit, so that ``ratequota checkpoint`` waits only for processes that run."""
     if not _has_reported or not checkpoints.flush_at_exit():
         return
@@ -251,5 +236,5 @@ def _leave() -> None:
         logger.debug("the report could not be taken back: %s", error)
 
 
-atexit.register(_leave)
-os.register_at_fork(after_in_child=_clear)
+atexit.register(leave)
+os.register_at_fork(after_in_child=forget)

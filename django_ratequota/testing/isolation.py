@@ -67,7 +67,7 @@ class Scene:
 
     def record(self, context: Any, route: str | None, *decided: Any) -> str:
         """Record a decision and return the id of a refusal, as in production; "" without one."""
-        return self._collector.record(context, route or "", *decided) if settings.statistics_seconds else ""
+        return self._collector.record(context, route, *decided)
 
     def observe(self, decision: Decision) -> None:
         """Send ``quota_threshold`` at once: a test does not wait for a thread."""

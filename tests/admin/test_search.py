@@ -12,6 +12,7 @@ from django.test import Client
 
 from django_ratequota.admin import base, search
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
+from tests.support.properties import thorough_after
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -33,7 +34,7 @@ def policies() -> None:
     PlanAssignment.objects.create(user=malika, plan=free, reason="Two words")
 
 
-@pytest.mark.parametrize("most", [500, 0])
+@pytest.mark.parametrize("most", thorough_after(1, [500, 0]))
 @pytest.mark.parametrize("model", ["ratepolicy", "planassignment"])
 def test_the_search_finds_what_djangos_finds(
     operator: Client, policies: None, monkeypatch: pytest.MonkeyPatch, model: str, most: int

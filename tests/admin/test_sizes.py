@@ -24,6 +24,7 @@ from benchmarks.scale.seed import seed
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from tests.admin.test_admin import BASE, TWIN
 from tests.support.operators import client_of
+from tests.support.properties import thorough_after
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -98,7 +99,7 @@ def page_with_policies(kind: str, count: int) -> str:
 
 
 @pytest.mark.parametrize("kind", ["plan", "endpoint"])
-@pytest.mark.parametrize("count", [99, 141, 400])
+@pytest.mark.parametrize("count", thorough_after(1, [141, 99, 400]))
 def test_a_table_of_many_policies_is_saved(operator: Client, kind: str, count: int) -> None:
     """Regression: from 141 policies on, saving was a 400: a row has seven fields, and Django accepts 1,000."""
     path = page_with_policies(kind, count)
@@ -374,6 +375,7 @@ def test_a_nul_in_a_filter_is_refused(operator: Client, path: str) -> None:
 _OTHERS = ("matrix", "explain", "live usage", "CSV")
 
 
+@pytest.mark.thorough
 def test_pages_stay_small_and_take_few_queries_on_a_larger_installation(db: None) -> None:
     if connection.vendor == "mysql":
         pytest.skip("make scale seeds SQLite and PostgreSQL")

@@ -13,6 +13,7 @@ from django.conf import settings
 from django.test import Client
 
 from django_ratequota.monitoring import collector
+from django_ratequota.monitoring.sending import sending
 from tests.browser.desk import Desk
 from tests.browser.scene import Scene
 
@@ -77,7 +78,7 @@ def scene(
 
     What is counted is flushed when a test says so, not in the background once a second.
     """
-    monkeypatch.setattr(collector._background, "keep", lambda: None)
+    monkeypatch.setattr(sending, "keep", lambda: None)
     monkeypatch.setattr(collector, "_CHUNK_SECONDS", 0.0)  # else the first flush may be too early for them
     collector.collector.clear()
     scene = Scene()

@@ -16,6 +16,7 @@ from django_ratequota.checks.store import check_exposed, check_round_trip
 from tests.checks import ids
 from tests.faults import poll
 from tests.faults.proxy import Proxy
+from tests.support.properties import thorough_after
 
 # --- Servers without a password. ---
 
@@ -116,7 +117,7 @@ def test_the_password_is_checked_only_with_deploy(settings: Any, deploy: bool) -
 # --- Servers with a slow network. ---
 
 
-@pytest.mark.parametrize("delay", [0.05, 0.15])
+@pytest.mark.parametrize("delay", thorough_after(1, [0.05, 0.15]))
 def test_a_timeout_shorter_than_three_round_trips_is_a_warning(settings: Any, proxy: Proxy, delay: float) -> None:
     """Also if TIMEOUT is shorter than one round trip, so that it would end the measurement."""
     proxy.delay = delay

@@ -8,7 +8,6 @@ import pytest
 
 
 @pytest.fixture
-def everything_checks(settings: Any) -> None:
+def everything_checks(settings: Any, recording: None) -> None:
     """The middleware checks every view, also before the view runs, and decisions are recorded."""
-    more = {"ENFORCE_ALL": True, "COUNT_UNCHECKED": True, "STATISTICS_SECONDS": 3600}
-    settings.RATEQUOTA = {**settings.RATEQUOTA, **more}
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": True, "COUNT_UNCHECKED": True}

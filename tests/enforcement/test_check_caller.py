@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from ipaddress import ip_address
 from typing import Any
 from uuid import UUID
@@ -19,6 +20,7 @@ from django_ratequota import Decision, acheck_caller, check_caller, check_reques
 from django_ratequota.exceptions import InvalidCaller, InvalidCost
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
 from django_ratequota.monitoring import refusals
+from django_ratequota.monitoring.attempts import recorded_attempts
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.operations.caller_limits import caller_limits
 from django_ratequota.operations.explain_query import ExplainQuery
@@ -339,9 +341,8 @@ class TestRecords:
             signal.disconnect(receiver)
 
     def test_a_refusal_is_found_and_explained_by_its_id(
-        self, ask: CheckCaller, alice: User, exports: Endpoint, settings: Any, heard: list[Any]
+        self, ask: CheckCaller, alice: User, exports: Endpoint, recording: None, heard: list[Any]
     ) -> None:
-        with_settings(settings, STATISTICS_SECONDS=3600)
         RatePolicy.objects.create(endpoint=exports, rates="2/hour")
         assert ask(user=alice, ip="203.0.113.7", scope="exports").allowed
         decision = ask(user=alice, ip="203.0.113.7", scope="exports")
@@ -366,15 +367,15 @@ class TestRecords:
             assert "errornote" not in page
 
     def test_statistics_count_its_callers_like_those_of_requests(
-        self, ask: CheckCaller, alice: User, settings: Any
+        self, ask: CheckCaller, alice: User, recording: None
     ) -> None:
-        with_settings(settings, STATISTICS_SECONDS=3600)
         RatePolicy.objects.create(rates="10/hour")
-        collector.clear()
         ask(user=alice)
         check_request(request_from(alice))
-        (record, same) = collector._pending
-        assert record[1:] == (same[1], "", *same[3:])
+        collector.flush()
+        found = {replace(attempt, second=0, ip="") for attempt in recorded_attempts().attempts}
+        assert [attempt.admitted for attempt in found] == [1], "equal but for the address"
+        assert len(recorded_attempts().attempts) == 2
 
     def test_the_usage_of_the_caller_shows_it(self, ask: CheckCaller, alice: User) -> None:
         RatePolicy.objects.create(rates="10/hour")

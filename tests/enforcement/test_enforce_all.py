@@ -23,8 +23,9 @@ from rest_framework.views import APIView
 
 from django_ratequota import check_request
 from django_ratequota.models import Endpoint, Plan, RatePolicy
+from django_ratequota.monitoring.attempts import recorded_attempts
 from django_ratequota.monitoring.collector import collector
-from django_ratequota.monitoring.records import UNKNOWN_PLAN, DecisionRecord
+from django_ratequota.monitoring.records import UNKNOWN_PLAN
 from django_ratequota.operations.explain import explain_caller
 from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.throttling import QuotaThrottle
@@ -243,19 +244,16 @@ class TestTheUser:
         policy.delete()
         assert not reads()
 
-    def test_statistics_record_no_plan_where_the_user_was_not_read(self, alice: User, settings: Any) -> None:
+    def test_statistics_record_no_plan_where_the_user_was_not_read(self, alice: User, recording: None) -> None:
         """Logged-in users were recorded with the plan of anonymous callers."""
-        settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 60}
         Plan.objects.create(name="Guests", slug="guests", default_for="anonymous")
         free = Plan.objects.create(name="Free", slug="free", default_for="authenticated")
         RatePolicy.objects.create(rates="100/hour")
-        try:
-            check_request(request_from(alice))
-            RatePolicy.objects.create(plan=free, rates="100/hour")
-            check_request(request_from(alice))
-            assert [DecisionRecord._make(noted).plan_id for noted in collector._pending] == [UNKNOWN_PLAN, free.pk]
-        finally:
-            collector.clear()
+        check_request(request_from(alice))
+        RatePolicy.objects.create(plan=free, rates="100/hour")
+        check_request(request_from(alice))
+        collector.flush()
+        assert {attempt.plan_id for attempt in recorded_attempts().attempts} == {UNKNOWN_PLAN, free.pk}
 
     def test_an_override_that_ended_long_ago_asks_for_nobody(self, reads: Any, alice: User) -> None:
         """Responses stayed out of shared caches until somebody deleted the row."""

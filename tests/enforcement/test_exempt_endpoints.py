@@ -59,7 +59,7 @@ class TestRequests:
             response = get("/plain/")
             assert response.status_code == 200
             assert [name for name in response.headers if "ratelimit" in name.lower()] == []
-        assert len(collector._pending) == 0, "nothing is counted"
+        assert len(collector.pending) == 0, "nothing is counted"
 
     def test_so_is_a_matching_scope(self, check: Check, health: Endpoint, blocked: None) -> None:
         decision = check(request_from(), "health")

@@ -224,7 +224,7 @@ def test_an_exempt_view_is_limited_by_nothing(blocked: None, get: Get, url: str)
         response = get(url)
     assert (response.status_code, response.json()) == (200, {"ran": True})
     assert [name for name in response.headers if "ratelimit" in name.lower()] == []
-    assert (commands, len(collector._pending)) == ([], 0)
+    assert (commands, len(collector.pending)) == ([], 0)
 
 
 def test_the_cost_of_an_exempt_view_is_not_computed(get: Get, caplog: pytest.LogCaptureFixture) -> None:

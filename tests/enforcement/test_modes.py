@@ -127,13 +127,13 @@ class TestDisabled:
 
     def test_decorated_views_are_not_limited_and_send_no_headers(self, get: Get) -> None:
         limit("blocked")
-        before, pending = threads(), len(collector._pending)
+        before, pending = threads(), len(collector.pending)
         for _ in range(3):
             response = get("/decorated/")
             assert response.status_code == 200
             assert not [name for name in response.headers if "ratelimit" in name.lower() or name == "Retry-After"]
         assert threads() == before
-        assert len(collector._pending) == pending
+        assert len(collector.pending) == pending
 
     def test_throttles_admit(self) -> None:
         limit()

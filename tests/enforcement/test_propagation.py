@@ -369,7 +369,8 @@ def test_a_redis_flushed_under_load_loses_what_was_admitted_since_the_checkpoint
     """Sixteen threads of two processes count one quota: none is restored twice, none is forgotten."""
     for process in processes:
         process.run(
-            "from django_ratequota.monitoring import checkpoints; checkpoints._background.keep = lambda: None"
+            "from django_ratequota.monitoring import background, checkpoints; "
+            "background.Background.keep = lambda _: None"
         )
     processes[1].run("RatePolicy.objects.create(rates='1000000/month')")
     used = "answer = list(QuotaWindow.objects.filter(subject__startswith='user:').values_list('used', flat=True))"

@@ -110,6 +110,7 @@ def test_requests_of_one_instant_are_the_same_to_the_log(limiter: Limiter, clock
     assert same[0].refund(2) is same[0]
 
 
+@pytest.mark.slow
 def test_a_long_log_is_written_anew_behind_the_request(
     redis_client: redis.Redis, limiter: Limiter, clock: Clock
 ) -> None:

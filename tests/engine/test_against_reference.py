@@ -283,6 +283,7 @@ class Walk(RuleBasedStateMachine):
             assert ttl > 0, bucket
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rewinds", [False, True], ids=["forward", "rewinding"])
 def test_every_step_of_a_random_walk_equals_the_exact_models(
     redis_client: redis.Redis, clock: Clock, limiter: Limiter, rewinds: bool

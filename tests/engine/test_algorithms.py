@@ -20,7 +20,7 @@ from django_ratequota.engine.backend import LimitRequest
 from django_ratequota.engine.keys import bucket_key
 from django_ratequota.engine.rates import ALGORITHMS, BURST_ALGORITHMS
 from tests.conftest import NOON_US, Clock
-from tests.support.properties import examples
+from tests.support.properties import examples, thorough_after
 
 SECOND = 10**6
 METERS = sorted(BURST_ALGORITHMS)
@@ -291,7 +291,7 @@ def test_a_bucket_that_refills_within_milliseconds_is_not_lost(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", thorough_after(1, ALGORITHMS))
 def test_ten_thousand_a_second_saturated_for_seconds(
     redis_client: redis.Redis, limiter: Limiter, clock: Clock, algorithm: str
 ) -> None:

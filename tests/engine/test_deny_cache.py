@@ -24,7 +24,8 @@ from django_ratequota.engine.types import BucketStatus
 from django_ratequota.exceptions import InvalidCost, NewerRevision, StoreError
 from django_ratequota.headers import decision_headers, retry_after_seconds
 from django_ratequota.models import RatePolicy
-from django_ratequota.monitoring import collector as collecting
+from django_ratequota.monitoring.collector import collector
+from django_ratequota.monitoring.sending import sending
 from django_ratequota.monitoring.timeline import timeline
 from django_ratequota.runtime import default_limiter
 from django_ratequota.signals import request_refused
@@ -472,6 +473,7 @@ def test_a_refusal_is_not_repeated_once_its_place_is_forgotten() -> None:
     assert not knows(denials, mine)
 
 
+@pytest.mark.slow
 def test_threads_that_check_and_refund_get_no_wrong_refusal(redis_client: redis.Redis) -> None:
     """After a refund has returned, its client is admitted, whatever other threads do meanwhile."""
     limiter = Limiter(client=redis_client, prefix="rqtest", timeout=5, deny_cache_seconds=60)
@@ -613,10 +615,10 @@ def _assert_same(true: Decision, found: Decision) -> None:
 def remembering(settings: Any, fresh_policies: None, monkeypatch: Any) -> Iterator[None]:
     """Refusals are cached and counted; the counts are flushed when the test asks for it."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "DENY_CACHE_SECONDS": 60, "STATISTICS_SECONDS": 1}
-    monkeypatch.setattr(collecting._background, "keep", lambda: None)
-    collecting.collector.clear()
+    monkeypatch.setattr(sending, "keep", lambda: None)
+    collector.clear()
     yield
-    collecting.collector.clear()
+    collector.clear()
 
 
 @pytest.mark.django_db(transaction=True)
@@ -645,7 +647,7 @@ def test_a_repeated_refusal_is_a_refused_request_like_any_other(
     assert again.revision == first.revision > 0
     assert retry_after_seconds(again) in (retry_after_seconds(first), (retry_after_seconds(first) or 0) - 1)
     assert decision_headers(again).keys() == decision_headers(first).keys()
-    collecting.collector.flush()
+    collector.flush()
     total = timeline("hour").total
     assert (sum(one.admitted for one in total), sum(one.refused for one in total)) == (1, 2)
 

@@ -43,6 +43,7 @@ class MemoryWalk(Walk):
         """Nothing to check: there are no keys."""
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_memory")
 def test_every_step_of_a_random_walk_equals_the_exact_models() -> None:
     # Shrinking a walk takes minutes.

@@ -162,6 +162,7 @@ print(json.dumps(results))
 """
 
 
+@pytest.mark.thorough
 def test_a_process_that_gevent_patched(node: Node) -> None:
     """Greenlets that burn 20 ms a request, and 200 cold ones at once."""
     environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.project.settings"}

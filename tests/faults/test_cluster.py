@@ -28,14 +28,15 @@ from django_ratequota.exceptions import NewerRevision, StoreError
 from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.monitoring import checkpoints
 from django_ratequota.monitoring import seeds as seeds_module
+from django_ratequota.monitoring.background import Background
 from django_ratequota.monitoring.seeds import seeds
 from django_ratequota.utils.sansio import adrive, drive
-from tests.support.properties import scaled
+from tests.support.properties import scaled, thorough_after
 
 from . import poll
 from .asking import decides, slow
 from .cluster import Cluster
-from .servers import Node
+from .servers import PATIENCE, Node
 
 THREADS = 32
 
@@ -47,11 +48,22 @@ def steady() -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.fixture
-def patient() -> Iterator[Cluster]:
+@pytest.fixture(scope="module")
+def enduring() -> Iterator[Cluster]:
     """A cluster whose replicas do not take over while a test freezes their master."""
     with Cluster(node_timeout_ms=60_000) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def patient(enduring: Cluster) -> Iterator[Cluster]:
+    """The same, empty and with every node awake again for the next test."""
+    yield enduring
+    for node in enduring.nodes:
+        node.thaw()
+    poll(enduring.well, PATIENCE, "all nodes are back")
+    for node in enduring.primaries():
+        node.command("FLUSHALL")
 
 
 @pytest.fixture
@@ -132,7 +144,7 @@ def ask(request: pytest.FixtureRequest) -> Callable[..., Decision]:
     return run
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", thorough_after(1, ALGORITHMS))
 def test_a_refusal_by_a_shared_bucket_gives_the_callers_own_units_back(
     emptied: Cluster, limiter_of: Callable[..., Limiter], ask: Callable[..., Any], algorithm: str
 ) -> None:
@@ -255,7 +267,7 @@ def test_a_failed_master_leaves_no_charge_on_the_others(
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("fresh_policies")
-@pytest.mark.parametrize("awaited", [False, True])
+@pytest.mark.parametrize("awaited", thorough_after(1, [False, True]))
 def test_an_edit_binds_within_a_second(emptied: Cluster, awaited: bool) -> None:
     """The revision's key lives on one master; it is read once a second, not with every decision."""
 
@@ -316,7 +328,7 @@ def addresses_elsewhere(cluster: Cluster, dead: Node) -> list[str]:
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("fresh_policies")
-@pytest.mark.parametrize("awaited", [False, True])
+@pytest.mark.parametrize("awaited", thorough_after(1, [False, True]))
 def test_callers_elsewhere_are_decided_while_the_master_of_the_revision_hangs(
     patient: Cluster, awaited: bool, caplog: Any
 ) -> None:
@@ -390,6 +402,7 @@ def test_many_callers_at_once_are_decided_as_well(patient: Cluster, limiter_of: 
     assert len(failed) <= (len(outcomes) - before) / 100
 
 
+@pytest.mark.thorough
 def test_slots_move_under_load(cluster: Cluster, limiter_of: Callable[..., Limiter]) -> None:
     """32 threads, two buckets in the slot that moves and one elsewhere: exactly the limit, and no error at all."""
     limiter = limiter_of(cluster, 20.0)
@@ -583,7 +596,7 @@ def test_a_master_that_lost_its_data_is_noticed_by_its_counts(
     """The revision lives on another master, and does not tell."""
     for module in (checkpoints, seeds_module):
         monkeypatch.setattr(module, "in_test_run", lambda: False)
-    monkeypatch.setattr(checkpoints._background, "keep", lambda: None)
+    monkeypatch.setattr(Background, "keep", lambda _: None)
     moved = [0.0]
     monkeypatch.setattr(checkpoints, "time", SimpleNamespace(monotonic=lambda: moved[-1]))
     with override_settings(RATEQUOTA=settings_of(emptied)):
@@ -611,5 +624,5 @@ def test_a_master_that_lost_its_data_is_noticed_by_its_counts(
         moved.append(10.0)
         checkpoints.flush()
         poll(lambda: (ask() or 0) < 500, 30, "the checkpoint to be restored")
-    checkpoints._forget()
+    checkpoints.forget()
     seeds.forget()

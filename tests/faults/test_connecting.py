@@ -22,6 +22,7 @@ from django_ratequota import Decision, Limiter
 from django_ratequota.exceptions import StoreError
 from django_ratequota.store import pool_size
 from django_ratequota.store.pool_size import PoolSize
+from tests.support.properties import thorough_after
 
 from . import Address, poll
 from .asking import ENDLESS, Ask, failure
@@ -148,7 +149,7 @@ class AsyncProvider(Provider):
         return "default", "secret"
 
 
-@pytest.mark.parametrize("kind", [Provider, AsyncProvider])
+@pytest.mark.parametrize("kind", thorough_after(1, [Provider, AsyncProvider]))
 def test_slow_credentials_break_no_deadline_and_arrive(
     node: Node, limiters: Make, ask: Ask, kind: type[Provider]
 ) -> None:
@@ -298,7 +299,7 @@ def test_one_caller_opens_one_connection(node: Node, limiters: Make, ask: Ask) -
 # --- What a login proves about the server. ---
 
 
-@pytest.mark.parametrize("callers", [1, 8])
+@pytest.mark.parametrize("callers", thorough_after(1, [8, 1]))
 def test_a_server_that_replies_only_to_logins_opens_the_breaker(
     node: Node, limiters: Make, ask: Ask, callers: int
 ) -> None:

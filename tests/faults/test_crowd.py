@@ -26,6 +26,7 @@ from django_ratequota.runtime import default_limiter
 from tests.faults import poll
 from tests.project.views import request_from
 from tests.support import server
+from tests.support.properties import thorough_after
 
 ROOT = Path(__file__).parent.parent.parent
 LOOPS = 3
@@ -133,7 +134,7 @@ def quick(settings: Any) -> Iterator[None]:
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("fresh_policies", "quick")
-@pytest.mark.parametrize("at_once", [False, True], ids=["one after another", "at the same time"])
+@pytest.mark.parametrize("at_once", thorough_after(1, [True, False]), ids=["at the same time", "one after another"])
 @pytest.mark.parametrize("way", [by_limiter, by_request])
 def test_a_thousand_cancelled_calls_in_three_loops(way: Any, at_once: bool) -> None:
     """A connection released with an unread reply delivers it to the next caller; one not released is lost."""
@@ -269,7 +270,7 @@ print(json.dumps(answers))
 """
 
 
-@pytest.mark.parametrize("way", ["plain", "awaited"])
+@pytest.mark.parametrize("way", thorough_after(1, ["plain", "awaited"]))
 @pytest.mark.usefixtures("redis_client")
 def test_four_forks_of_a_process_that_had_asked_before(tmp_path: Path, way: str) -> None:
     """As gunicorn --preload: a connection opened before the fork, and used after it, mixes the replies of five."""

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from django_ratequota import Limiter
+from tests.support.properties import thorough_after
 
 from . import poll
 from .asking import aoutcome, outcome
@@ -22,7 +23,7 @@ Make = Callable[..., Limiter]
 
 
 @pytest.mark.parametrize("reset", [False, True], ids=["silent", "reset"])
-@pytest.mark.parametrize(("links", "at_once"), [(1, False), (12, False), (64, False), (64, True)])
+@pytest.mark.parametrize(("links", "at_once"), thorough_after(1, [(12, False), (1, False), (64, False), (64, True)]))
 @pytest.mark.parametrize("way", ["plain", "awaited"])
 def test_limits_are_enforced_again(
     node: Node, limiters: Make, way: str, at_once: bool, links: int, reset: bool

@@ -12,6 +12,7 @@ import pytest
 import redis
 
 from django_ratequota import Limiter
+from tests.support.properties import thorough_after
 
 from . import Address
 from .asking import aoutcome, outcome
@@ -42,7 +43,7 @@ def awaiting(limiter: Limiter) -> int:
     return asyncio.run(ask())
 
 
-@pytest.mark.parametrize("round_trip", [0.010, 0.025, 0.040])
+@pytest.mark.parametrize("round_trip", thorough_after(1, [0.025, 0.010, 0.040]))
 def test_decisions_are_made_from_the_second_second_on(
     nodes: Callable[..., Node], terminator: Wire, node: Node, trusted: str, round_trip: float
 ) -> None:
@@ -69,7 +70,7 @@ def test_decisions_are_made_from_the_second_second_on(
     assert min(made.values()) >= 0.9 * COUNTED, made  # a busy machine may miss a few
 
 
-@pytest.mark.parametrize("ask", [plainly, awaiting])
+@pytest.mark.parametrize("ask", thorough_after(1, [plainly, awaiting]))
 def test_one_caller_alone(node: Node, limiters: Callable[..., Limiter], ask: Callable[[Limiter], int]) -> None:
     """Connecting took two round trips and left no time for a third: the first command dropped each connection."""
     with Wire(node, 0.045) as wire:

@@ -17,6 +17,7 @@ from redis.sentinel import Sentinel
 from django_ratequota import Bucket, Decision, Limiter, Rate
 from django_ratequota.exceptions import StoreError
 from django_ratequota.store.sentinel import SentinelStore
+from tests.support.properties import thorough_after
 
 from . import poll
 from .asking import aoutcome, outcome
@@ -117,7 +118,7 @@ def by_url(sentinels: Sentinels) -> Limiter:
         return Limiter()
 
 
-@pytest.mark.parametrize("limiter_by", [by_client, by_async_client, by_alias, by_url])
+@pytest.mark.parametrize("limiter_by", thorough_after(2, [by_client, by_async_client, by_alias, by_url]))
 def test_sentinel_fails_over_under_load(
     sentinels: Sentinels, closing: Callable[[Limiter], Limiter], limiter_by: Callable[[Sentinels], Limiter]
 ) -> None:
@@ -196,7 +197,7 @@ def test_a_dead_sentinel_and_one_that_hangs_are_passed_over(
 
 
 @BOTH
-@pytest.mark.parametrize("algorithm", ["token_bucket", "sliding_window_log", "fixed_window"])
+@pytest.mark.parametrize("algorithm", thorough_after(1, ["token_bucket", "sliding_window_log", "fixed_window"]))
 def test_a_lost_reply_counts_once_under_sentinel(
     sentinels: Sentinels,
     proxies: Callable[[Node], Proxy],

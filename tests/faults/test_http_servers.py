@@ -22,6 +22,7 @@ import redis
 
 from tests.enforcement.test_propagation import Process
 from tests.faults import poll
+from tests.support.properties import thorough_after
 
 ROOT = Path(__file__).parent.parent.parent
 CLIENTS = 64
@@ -31,10 +32,10 @@ GUNICORN = "gunicorn --bind 127.0.0.1:0 --workers 2 --threads 8 --keep-alive 75 
 UVICORN = "uvicorn --port 0 --timeout-keep-alive 75 --lifespan off --factory"
 SERVERS = [
     pytest.param(f"{GUNICORN} django.core.wsgi:get_wsgi_application()", "/decorated/", id="gunicorn"),
+    pytest.param(f"{UVICORN} django.core.asgi:get_asgi_application", "/adecorated/", id="uvicorn, an async view"),
     pytest.param(
         f"{GUNICORN} --preload tests.faults.test_http_servers:preloaded()", "/search/", id="gunicorn --preload"
     ),
-    pytest.param(f"{UVICORN} django.core.asgi:get_asgi_application", "/adecorated/", id="uvicorn, an async view"),
     pytest.param(f"{UVICORN} django.core.asgi:get_asgi_application", "/search/", id="uvicorn, a sync view"),
 ]
 
@@ -201,7 +202,7 @@ def editor(environment: dict[str, str]) -> Iterator[Process]:
         process.close()
 
 
-@pytest.mark.parametrize(("command", "path"), SERVERS)
+@pytest.mark.parametrize(("command", "path"), thorough_after(2, SERVERS))
 def test_exactly_the_limit_is_admitted(
     command: str, path: str, editor: Process, environment: dict[str, str], tmp_path: Path
 ) -> None:

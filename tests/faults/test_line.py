@@ -20,6 +20,7 @@ from django_ratequota.store import connections, loop_connections, pool_size
 from django_ratequota.store.base import Budget
 from django_ratequota.store.pool_size import MIN_IDLE, pop_unused
 from django_ratequota.store.server import Server, ServerStore
+from tests.support.properties import thorough_after
 
 from . import Address, poll
 from .servers import Node
@@ -276,7 +277,7 @@ CALLERS, TIMES, MOST = 24, 60, 5
 
 
 @BOTH
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", thorough_after(1, range(3)))
 def test_no_count_drifts(node: Node, server_of: Make, kind: Any, seed: int) -> None:
     """Callers that time out or are cancelled at any moment, closed connections, a full server."""
     rng, outcomes = Random(seed), set()

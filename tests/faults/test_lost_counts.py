@@ -19,6 +19,7 @@ import redis
 from django_ratequota.engine.keys import revision_key
 from django_ratequota.testing.server import VARIABLE
 from tests.enforcement.test_propagation import Process, environment, migrated  # noqa: F401 - fixtures
+from tests.support.properties import thorough_after
 
 from . import poll
 from .cluster import Cluster
@@ -91,7 +92,7 @@ class Crowd:
 Crowds = Callable[..., Crowd]
 
 
-@pytest.fixture(params=[False, True], ids=["threads", "awaited"])
+@pytest.fixture(params=thorough_after(1, [False, True]), ids=["threads", "awaited"])
 def crowds(environment: dict[str, str], request: pytest.FixtureRequest) -> Iterator[Crowds]:  # noqa: F811
     """Makes the processes, with these settings."""
     made: list[Crowd] = []
@@ -149,6 +150,7 @@ def test_a_flushed_cluster(crowds: Crowds, cluster: Cluster) -> None:
     assert LIMIT <= crowd.admitted <= LIMIT + old - kept
 
 
+@pytest.mark.thorough
 def test_writers_of_the_same_rows_wait_in_no_circle(environment: dict[str, str]) -> None:  # noqa: F811
     """Four processes insert and raise the same rows; a deadlock would be an error."""
     crowd = Crowd(environment, awaited=False, CHECKPOINT_SECONDS=3600, STATISTICS_SECONDS=0)

@@ -52,6 +52,7 @@ def identifiers(rng: Random) -> Iterator[Bucket]:
         yield Bucket(subject, RATES[n % len(RATES)], scope=("", "search", "ex ports")[n % 3])
 
 
+@pytest.mark.thorough
 def test_many_identifiers_leave_keys_that_all_end(
     redis_client: redis.Redis, real_limiter: Limiter, capsys: pytest.CaptureFixture[str]
 ) -> None:

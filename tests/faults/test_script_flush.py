@@ -14,6 +14,7 @@ import pytest
 from django_ratequota import Bucket, Limiter
 from django_ratequota.engine.rates import ALGORITHMS
 from django_ratequota.exceptions import StoreError
+from tests.support.properties import thorough_after
 
 from . import poll
 from .asking import Way, one_of_each, slow
@@ -110,7 +111,7 @@ def test_scripts_are_flushed_under_load(node: Node, limiters: Make, way: Way, mi
     assert [status.remaining for status in statuses] == [0] * len(ALGORITHMS)
 
 
-@pytest.mark.parametrize("durable", [False, True], ids=["forgets", "remembers"])
+@pytest.mark.parametrize("durable", thorough_after(1, [False, True]), ids=["forgets", "remembers"])
 def test_the_server_dies_and_comes_back_under_load(
     nodes: Callable[..., Node], limiters: Make, way: Way, durable: bool
 ) -> None:

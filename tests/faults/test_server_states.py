@@ -15,6 +15,7 @@ from django.test import RequestFactory, override_settings
 from django_ratequota import Decision, Limiter, acheck_request, check_request
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.responses import refusal_response, status_code
+from tests.support.properties import thorough_after
 
 from . import poll
 from .asking import Ask, failure, one_of_each
@@ -133,7 +134,7 @@ def answers(node: Node, prefix: str) -> bool:
     return False
 
 
-TROUBLES = pytest.mark.parametrize("trouble", [oom, busy, loading, misconf, noreplicas, noperm])
+TROUBLES = pytest.mark.parametrize("trouble", thorough_after(3, [oom, busy, noperm, loading, misconf, noreplicas]))
 
 
 # --- Outcomes. ---

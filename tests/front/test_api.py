@@ -25,16 +25,6 @@ from tests.project.views import request_from
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
 
-@pytest.fixture
-def search() -> Endpoint:
-    return Endpoint.objects.create(name="search")
-
-
-@pytest.fixture
-def alice() -> User:
-    return User.objects.create_user("alice")
-
-
 def usage(client: Client, **query: Any) -> Any:
     response = client.get(reverse("ratequota:usage"), query)
     assert response.status_code == 200, response.content

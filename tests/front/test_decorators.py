@@ -26,11 +26,6 @@ EVERY_KIND = ["/decorated/", "/adecorated/", "/class/", "/aclass/", "/astacked/"
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
 
-@pytest.fixture
-def search() -> Endpoint:
-    return Endpoint.objects.create(name="search")
-
-
 @pytest.mark.parametrize("path", EVERY_KIND)
 def test_every_kind_of_view_is_held_to_its_scope(get: Get, search: Endpoint, path: str) -> None:
     RatePolicy.objects.create(endpoint=search, rates="2/hour")
@@ -152,22 +147,18 @@ def test_a_function_that_answers_the_client_is_counted_and_refunded_by_its_answe
     assert "the endpoint's cost counts" not in caplog.text
 
 
-@pytest.mark.parametrize("cost", [lambda: 3, lambda request, view: 3])
-def test_a_function_of_other_arguments_is_an_error_when_decorating(cost: Any) -> None:
-    with pytest.raises(TypeError, match=r"cost is a number of units or a function of \(request\), not <"):
-        ratequota("search", cost=cost)
-
-
-@pytest.mark.parametrize("cost", [-1, 1.5, True, float("nan"), 10**30, "3"])
-def test_a_bad_cost_is_an_error_when_decorating(cost: Any) -> None:
-    with pytest.raises(InvalidCost, match="a cost is a whole number"):
-        ratequota(cost=cost)
-
-
-@pytest.mark.parametrize("scope", [7, ["search"], b"search"])
-def test_a_bad_scope_is_an_error_when_decorating(scope: Any) -> None:
-    with pytest.raises(TypeError, match="scope must be the name of an endpoint"):
-        ratequota(scope)
+@pytest.mark.parametrize(
+    ("error", "text", "options"),
+    [
+        (TypeError, r"cost is a number of units or a function of \(request\), not <", {"cost": lambda: 3}),
+        (TypeError, r"a function of \(request\), not <", {"cost": lambda request, view: 3}),
+        *[(InvalidCost, "a whole number", {"cost": cost}) for cost in (-1, 1.5, True, float("nan"), 10**30, "3")],
+        *[(TypeError, "scope must be the name of an endpoint", {"scope": scope}) for scope in (7, ["search"], b"s")],
+    ],
+)
+def test_a_mistake_is_an_error_when_decorating(error: Any, text: str, options: dict[str, Any]) -> None:
+    with pytest.raises(error, match=text):
+        ratequota(**options)
 
 
 @pytest.mark.parametrize("awaited", [False, True])
@@ -185,7 +176,7 @@ def test_decorating_a_method_directly_raises_a_helpful_error(awaited: bool) -> N
         run(request_from())
 
 
-def test_the_view_keeps_its_name_and_kind() -> None:
+def test_the_view_keeps_its_name_its_kind_and_its_arguments() -> None:
     @ratequota
     def view(request: Any) -> HttpResponse:
         """What it does."""
@@ -194,16 +185,13 @@ def test_the_view_keeps_its_name_and_kind() -> None:
     async def aview(request: Any) -> HttpResponse:
         """What it does."""
 
-    assert (view.__name__, view.__doc__, iscoroutinefunction(view)) == ("view", "What it does.", False)
-    assert (aview.__name__, aview.__doc__, iscoroutinefunction(aview)) == ("aview", "What it does.", True)
-
-
-def test_arguments_of_the_route_reach_the_view() -> None:
     @ratequota(scope="search", cost=0)
-    def view(request: Any, first: str, *, second: int) -> HttpResponse:
+    def routed(request: Any, first: str, *, second: int) -> HttpResponse:
         return HttpResponse(f"{first} {second}")
 
-    assert view(request_from(), "a", second=2).content == b"a 2"
+    assert routed(request_from(), "a", second=2).content == b"a 2"
+    assert (view.__name__, view.__doc__, iscoroutinefunction(view)) == ("view", "What it does.", False)
+    assert (aview.__name__, aview.__doc__, iscoroutinefunction(aview)) == ("aview", "What it does.", True)
 
 
 def test_an_error_of_the_view_is_the_views(search: Endpoint) -> None:

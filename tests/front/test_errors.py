@@ -14,7 +14,8 @@ from rest_framework.throttling import BaseThrottle
 
 from django_ratequota.errors import problem_details
 from django_ratequota.models import Endpoint, RatePolicy
-from django_ratequota.monitoring import collector as collecting
+from django_ratequota.monitoring.collector import collector
+from django_ratequota.monitoring.sending import sending
 from django_ratequota.throttling import QuotaThrottle
 from tests.project.views import Search
 
@@ -24,11 +25,6 @@ TYPES = "https://iana.org/assignments/http-problem-types#"
 THROTTLES = ["django_ratequota.throttling.QuotaThrottle"]
 DOWN = {"REDIS_URL": "redis://127.0.0.1:1/0", "STATISTICS_SECONDS": 0}
 both = problem_details(standardized)
-
-
-@pytest.fixture
-def search() -> Endpoint:
-    return Endpoint.objects.create(name="search")
 
 
 @pytest.fixture
@@ -191,8 +187,8 @@ def test_what_is_no_refusal_is_left_to_theirs(client: Client, handled: Any, monk
 @pytest.mark.usefixtures("limited")
 def test_a_recorded_refusal_carries_its_id(client: Client, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1}
-    monkeypatch.setattr(collecting._background, "keep", lambda: None)
+    monkeypatch.setattr(sending, "keep", lambda: None)
     response = refused(client)
-    collecting.collector.clear()
+    collector.clear()
     assert len(response.json()["refusal_id"]) == 10
     assert response["X-RateLimit-Refusal"] == response.json()["refusal_id"]

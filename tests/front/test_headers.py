@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from django_ratequota import Bucket, BucketStatus, Decision, Limiter, Rate
 from django_ratequota.conf import HEADER_FORMS
 from django_ratequota.engine.rates import ALGORITHMS, BURST_ALGORITHMS
-from django_ratequota.headers import FORMS, add_headers, decision_headers, retry_after_seconds
+from django_ratequota.headers import FORMS, add_headers, decision_headers
 from tests.conftest import NOON_US, Clock
 from tests.project.views import request_from
 from tests.support.properties import examples
@@ -88,17 +88,10 @@ def test_a_refused_request(limiter: Limiter, clock: Clock) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("retry_us", "expected"),
-    [(1, "1"), (SECOND, "1"), (SECOND + 1, "2"), (5 * SECOND, "5"), (3600 * SECOND - 1, "3600"), (None, None)],
-)
-def test_retry_after_is_rounded_up_and_left_out_where_waiting_cannot_help(
-    retry_us: int | None, expected: str | None
-) -> None:
-    assert refusal(standing(passed=False, retry_us=retry_us)).get("Retry-After") == expected
-
-
-def test_retry_after_is_the_longest_wait_and_nothing_when_one_bucket_never_passes() -> None:
+def test_retry_after_is_the_longest_wait_rounded_up_and_left_out_where_waiting_cannot_help() -> None:
+    rounded = {1: "1", SECOND: "1", SECOND + 1: "2", 5 * SECOND: "5", 3600 * SECOND - 1: "3600", None: None}
+    for retry_us, expected in rounded.items():
+        assert refusal(standing(passed=False, retry_us=retry_us)).get("Retry-After") == expected
     waits = [standing(passed=False, retry_us=seconds * SECOND) for seconds in (3, 90, 7)]
     assert refusal(*waits, standing(retry_us=0))["Retry-After"] == "90"
     assert "Retry-After" not in refusal(*waits, standing(passed=False, retry_us=None))
@@ -143,29 +136,24 @@ def test_every_header_can_be_read_back_and_no_t_is_later_than_retry_after(drawn:
         assert "qu" not in headers["RateLimit-Policy"]
 
 
-@pytest.mark.parametrize(
-    ("statuses", "limit"),
-    [
-        # admitted: the smallest remaining share, not the smallest number
+def test_x_ratelimit_describes_the_bucket_with_the_smallest_share() -> None:
+    for statuses, limit in (
+        # Of an admitted request the smallest remaining share, not the smallest number.
         ([("10/min", 9), ("100/min", 50), ("1000/min", 999)], "100"),
         ([("10/min", 0), ("100/min", 0)], "10"),
         ([("10/min burst 50", 10), ("100/min", 30)], "50"),
-    ],
-)
-def test_x_ratelimit_describes_the_bucket_with_the_smallest_share(
-    statuses: list[tuple[str, int]], limit: str
-) -> None:
-    decision = Decision(allowed=True, statuses=tuple(standing(rate, remaining=left) for rate, left in statuses))
-    assert decision_headers(decision)["X-RateLimit-Limit"] == limit
+    ):
+        decision = Decision(allowed=True, statuses=tuple(standing(rate, remaining=left) for rate, left in statuses))
+        assert decision_headers(decision)["X-RateLimit-Limit"] == limit
 
 
-@pytest.mark.parametrize(("waits", "limit"), [([5, 9, 7], "2"), ([5, None, 7], "2"), ([8, 3, 8], "1")])
-def test_x_ratelimit_describes_the_refusing_bucket_with_the_longest_wait(waits: list[int | None], limit: str) -> None:
-    statuses = [
-        standing(f"{n}/min", passed=False, remaining=n, retry_us=None if wait is None else wait * SECOND)
-        for n, wait in enumerate(waits, 1)
-    ]
-    assert refusal(*statuses, standing("4/min", remaining=0))["X-RateLimit-Limit"] == limit
+def test_x_ratelimit_describes_the_refusing_bucket_with_the_longest_wait() -> None:
+    for waits, limit in (([5, 9, 7], "2"), ([5, None, 7], "2"), ([8, 3, 8], "1")):
+        statuses = [
+            standing(f"{n}/min", passed=False, remaining=n, retry_us=None if wait is None else wait * SECOND)
+            for n, wait in enumerate(waits, 1)
+        ]
+        assert refusal(*statuses, standing("4/min", remaining=0))["X-RateLimit-Limit"] == limit
 
 
 def test_a_burst_is_what_remaining_counts_down_from_and_the_quota_is_the_limit(limiter: Limiter) -> None:
@@ -175,21 +163,16 @@ def test_a_burst_is_what_remaining_counts_down_from_and_the_quota_is_the_limit(l
     assert (headers["X-RateLimit-Limit"], headers["X-RateLimit-Remaining"]) == ("20", "19")
 
 
-@pytest.mark.parametrize(
-    ("rate", "policy"),
-    [
-        (Rate(limit=5, period=0.5), '"all/0.5s";q=5'),
-        (Rate(limit=5, period=1.5), '"all/1.5s";q=5;w=1'),
-        (Rate(limit=5, period=1), '"all/s";q=5;w=1'),
-        (Rate.parse("5/15min gcra"), '"all/15min gcra";q=5;w=900'),
-        # the injected clock stands in November
-        (Rate.parse("5/month"), '"all/month";q=5;w=2592000'),
-        (Rate.parse("5/day fixed_window"), '"all/day fixed_window";q=5;w=86400'),
-    ],
-    ids=str,
-)
-def test_windows(limiter: Limiter, rate: Rate, policy: str) -> None:
-    assert decision_headers(limiter.check([Bucket("user:1", rate)]))["RateLimit-Policy"] == policy
+def test_windows(limiter: Limiter) -> None:
+    for rate, policy in {
+        Rate(limit=5, period=0.5): '"all/0.5s";q=5',
+        Rate(limit=5, period=1.5): '"all/1.5s";q=5;w=1',
+        Rate(limit=5, period=1): '"all/s";q=5;w=1',
+        Rate.parse("5/15min gcra"): '"all/15min gcra";q=5;w=900',
+        Rate.parse("5/month"): '"all/month";q=5;w=2592000',  # the injected clock stands in November
+        Rate.parse("5/day fixed_window"): '"all/day fixed_window";q=5;w=86400',
+    }.items():
+        assert decision_headers(limiter.check([Bucket("user:1", rate)]))["RateLimit-Policy"] == policy
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -284,56 +267,44 @@ def test_log_mode_is_invisible(limiter: Limiter) -> None:
     assert decision_headers(limiter.check([logged])) == {}
 
 
-@pytest.mark.parametrize(
-    ("chosen", "expected"),
-    [
-        (["ietf"], {"RateLimit", "RateLimit-Policy"}),
-        (["ietf-11"], {"RateLimit", "RateLimit-Policy"}),
-        (["ietf", "ietf-11"], {"RateLimit", "RateLimit-Policy"}),
-        (["x-ratelimit"], {"X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"}),
-        ([], set()),
-    ],
-)
-def test_the_setting_chooses_headers(settings: Any, chosen: list[str], expected: set[str]) -> None:
-    settings.RATEQUOTA = {"HEADERS": chosen}
-    assert set(decision_headers(Decision(allowed=True, statuses=(standing(),)))) == expected
-    # A refusal has Retry-After in any case.
-    assert set(refusal(standing(passed=False, retry_us=SECOND))) == expected | {"Retry-After"}
+def test_the_setting_chooses_headers(settings: Any) -> None:
+    ietf, old = {"RateLimit", "RateLimit-Policy"}, {"X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"}
+    for chosen, expected in (
+        (["ietf"], ietf),
+        (["ietf-11"], ietf),
+        (["ietf", "ietf-11"], ietf),
+        (["x-ratelimit"], old),
+        ([], set[str]()),
+    ):
+        settings.RATEQUOTA = {"HEADERS": chosen}
+        assert set(decision_headers(Decision(allowed=True, statuses=(standing(),)))) == expected
+        # A refusal has Retry-After in any case.
+        assert set(refusal(standing(passed=False, retry_us=SECOND))) == expected | {"Retry-After"}
 
 
-@pytest.mark.parametrize(
-    ("scope", "title"),
-    [
-        ("suche-größe", "suche-gr??e/min"),
-        ('say "hi" \\ bye~', 'say "hi" \\ bye~/min'),
-        ("a\r\nSet-Cookie: x=1", "a??Set-Cookie: x=1/min"),
-        ("\x00\ud800\x7f", "???/min"),
-    ],
-)
-def test_scopes_of_the_engine_may_be_any_text(limiter: Limiter, scope: str, title: str) -> None:
-    headers = decision_headers(limiter.check([Bucket("user:1", Rate.parse("5/min"), scope=scope)]))
-    for name in ("RateLimit", "RateLimit-Policy"):
-        assert [found for found, _ in parsed(headers[name])] == [title]
+def test_scopes_of_the_engine_may_be_any_text(limiter: Limiter) -> None:
+    for scope, title in {
+        "suche-größe": "suche-gr??e/min",
+        'say "hi" \\ bye~': 'say "hi" \\ bye~/min',
+        "a\r\nSet-Cookie: x=1": "a??Set-Cookie: x=1/min",
+        "\x00\ud800\x7f": "???/min",
+    }.items():
+        headers = decision_headers(limiter.check([Bucket("user:1", Rate.parse("5/min"), scope=scope)]))
+        for name in ("RateLimit", "RateLimit-Policy"):
+            assert [found for found, _ in parsed(headers[name])] == [title]
 
 
-@pytest.mark.parametrize(
-    ("decision", "expected"),
-    [
+def test_where_there_are_no_numbers() -> None:
+    for decision, expected in (
         (Decision(allowed=True), {}),
         (Decision(allowed=True, error="timeout"), {}),
         (Decision(allowed=False, blocked_by=("all/blocked",)), {}),
         (Decision(allowed=False, denied_by=("all/min",), error="timeout"), {"Retry-After": "1"}),
         (Decision(allowed=False, denied_by=("all/min",), blocked_by=("x/blocked",), error="timeout"), {}),
-        # charged before the store went down: the numbers are out of date
+        # Charged before the store went down: the numbers are out of date.
         (Decision(allowed=True, statuses=(standing(),), error="timeout"), {}),
-    ],
-)
-def test_where_there_are_no_numbers(decision: Decision, expected: dict[str, str]) -> None:
-    assert decision_headers(decision) == expected
-
-
-def test_an_admitted_request_has_no_retry_after() -> None:
-    assert retry_after_seconds(Decision(allowed=True, statuses=(standing(),))) is None
+    ):
+        assert decision_headers(decision) == expected
 
 
 def test_headers_that_are_there_are_left_alone() -> None:

@@ -142,36 +142,29 @@ class Either(Open):
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("fresh_policies")
 @pytest.mark.parametrize(
-    ("kind", "header", "value"),
+    ("kind", "counted"),
     [
-        (f"{OURS}.oauth_client", "Test oauth", "shop"),
-        (f"{OURS}.oauth_client", "Test oauth of nobody", None),
-        (f"{OURS}.oauth_client", "Test jwt", None),
-        (f"{OURS}.oauth_client", "", None),
-        (f"{__name__}.tenant_claim", "Test jwt", "acme"),
-        (f"{__name__}.tenant_claim", "Test jwt of a number", "7"),
-        (f"{__name__}.tenant_claim", "Test jwt without", None),
-        (f"{__name__}.tenant_claim", "Test jwt of a list", None),
-        (f"{__name__}.tenant_claim", "Test jwt of a truth", None),
-        (f"{__name__}.tenant_claim", "Test a dict", "acme"),
-        (f"{__name__}.tenant_claim", "Test text", None),
-        (f"{__name__}.tenant_claim", "", None),
-        (f"{OURS}.drf_api_key", "Api-Key good.secret", "good"),
-        (f"{OURS}.drf_api_key", "Api-Key good.guess", None),
-        (f"{OURS}.drf_api_key", "Api-Key made-up.secret", None),
-        (f"{OURS}.drf_api_key", "Api-Key old.secret", None),
-        (f"{OURS}.drf_api_key", "Test key", "good"),
-        (f"{OURS}.drf_api_key", "Test jwt", None),
-        (f"{OURS}.drf_api_key", "", None),
+        (f"{OURS}.oauth_client", {"Test oauth": "shop", "Test oauth of nobody": None, "Test jwt": None, "": None}),
+        (
+            f"{__name__}.tenant_claim",
+            {"Test jwt": "acme", "Test jwt of a number": "7", "Test a dict": "acme", "Test text": None, "": None}
+            | dict.fromkeys(("Test jwt without", "Test jwt of a list", "Test jwt of a truth")),
+        ),
+        (
+            f"{OURS}.drf_api_key",
+            {"Api-Key good.secret": "good", "Test key": "good", "Test jwt": None, "": None}
+            | dict.fromkeys(("Api-Key good.guess", "Api-Key made-up.secret", "Api-Key old.secret")),
+        ),
     ],
 )
-def test_what_rest_framework_s_throttle_counts_by(settings: Any, kind: str, header: str, value: str | None) -> None:
+def test_what_rest_framework_s_throttle_counts_by(settings: Any, kind: str, counted: dict[str, str | None]) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"client": kind}}
     RatePolicy.objects.create(counted_per="client", rates="5/hour")
-    request = RequestFactory().get("/", headers={"Authorization": header} if header else {})
-    assert Either.as_view()(request).status_code == 200
-    subjects = [status.bucket.subject for status in request.ratequota.statuses]
-    assert subjects == ([] if value is None else [f"client:{value}"])
+    for header, value in counted.items():
+        request = RequestFactory().get("/", headers={"Authorization": header} if header else {})
+        assert Either.as_view()(request).status_code == 200
+        subjects = [status.bucket.subject for status in request.ratequota.statuses]
+        assert subjects == ([] if value is None else [f"client:{value}"]), header
 
 
 @pytest.mark.parametrize("kind", ["drf_api_key", "oauth_client"])

@@ -7,7 +7,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -20,7 +21,7 @@ from django.contrib.auth.models import User
 from django.core import mail
 from django.db import transaction
 
-from django_ratequota import Bucket, BucketStatus, Rate, check_request, conf, notify
+from django_ratequota import Bucket, BucketStatus, Rate, check_request, conf
 from django_ratequota.changes.writer import changed_by, write_publication
 from django_ratequota.models import Plan, PolicyChange, RatePolicy
 from django_ratequota.notify import change_text, mail_operators, post_to, threshold_text
@@ -39,8 +40,7 @@ def managers(settings: Any) -> Iterator[None]:
     settings.MANAGERS = ["ops@example.com"] if django.VERSION >= (6, 0) else [("Ops", "ops@example.com")]
     settings.MAILERS = {"default": {"BACKEND": "django.core.mail.backends.locmem.EmailBackend"}}
     yield
-    policies_changed.disconnect(mail_operators)
-    notify._clear()
+    join()
 
 
 def join() -> None:
@@ -50,7 +50,7 @@ def join() -> None:
             thread.join()
 
 
-def test_a_mail_has_the_values_before_and_after(free: Plan, alice: User) -> None:
+def test_a_mail_has_the_values_before_and_after(free: Plan, alice: User, connect: Connect) -> None:
     pro = Plan.objects.create(name="Pro", slug="pro")
     policy = RatePolicy.objects.create(plan=free, rates="10/min", reason="A trial")
     policies_changed.connect(mail_operators)
@@ -93,67 +93,78 @@ def test_hostile_names_break_no_header() -> None:
     assert change_text(PolicyChange.objects.all(), None, "")[0] == "Rate limits: published and 1 more"
 
 
-#: Headers and body of each request to the webhook.
-received: list[tuple[Message, bytes]] = []
+Connect = Callable[[Any], None]
+
+
+class Webhook(HTTPServer):
+    """A server that keeps what is posted to it, and answers while ``go`` is set."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}/"
+        #: Headers and body of each request, and the bodies as JSON.
+        self.received: list[tuple[Message, bytes]] = []
+        self.posted: list[Any] = []
+        self.go = threading.Event()
+        self.go.set()
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Webhook
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.received.append((self.headers, body))
+        self.server.posted.append(json.loads(body))
+        self.server.go.wait()
+        self.send_response(500 if self.path.endswith("secret-broken") else 200)
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        pass
 
 
 @pytest.fixture
-def webhook() -> Iterator[tuple[str, list[Any], threading.Event]]:
-    """The address of a server, what was posted to it, and the event that it waits for before it answers."""
-    posted: list[Any] = []
-    received.clear()
-    go = threading.Event()
+def webhook() -> Iterator[Webhook]:
+    with Webhook() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.go.set()
+        join()
+        server.shutdown()
+        thread.join()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            posted.append(json.loads(body))
-            received.append((self.headers, body))
-            go.wait()
-            self.send_response(500 if self.path.endswith("secret-broken") else 200)
-            self.end_headers()
 
-        def log_message(self, *_: Any) -> None:
-            pass
+@pytest.fixture
+def connect() -> Iterator[Connect]:
+    """Connects a receiver to ``policies_changed`` for the time of the test."""
+    with ExitStack() as connected:
 
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/", posted, go
-    go.set()
+        def connect(receiver: Any) -> None:
+            policies_changed.connect(receiver)
+            connected.callback(policies_changed.disconnect, receiver)
+
+        yield connect
+
+
+def test_a_webhook_that_does_not_answer_delays_no_save(webhook: Webhook, connect: Connect) -> None:
+    webhook.go.clear()
+    connect(post_to(webhook.url))
+    Plan.objects.create(name="Free", slug="free")
+    Plan.objects.create(name="Pro", slug="pro")
+    assert not webhook.go.is_set(), "both are saved, and neither is answered"
+    webhook.go.set()
     join()
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-def test_a_webhook_that_does_not_answer_delays_no_save(webhook: tuple[str, list[Any], threading.Event]) -> None:
-    url, posted, go = webhook
-    receiver = post_to(url)
-    policies_changed.connect(receiver)
-    try:
-        Plan.objects.create(name="Free", slug="free")
-        Plan.objects.create(name="Pro", slug="pro")
-    finally:
-        policies_changed.disconnect(receiver)
-    assert not go.is_set(), "both are saved, and neither is answered"
-    go.set()
-    join()
-    titles = [one["text"].splitlines()[0] for one in posted]
+    titles = [one["text"].splitlines()[0] for one in webhook.posted]
     assert titles == ["Rate limits: plan created: Free", "Rate limits: plan created: Pro"]
 
 
 def test_a_failure_is_logged_without_the_address(
-    webhook: tuple[str, list[Any], threading.Event], caplog: pytest.LogCaptureFixture
+    webhook: Webhook, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
-    url, _posted, go = webhook
-    go.set()
-    receiver = post_to(f"{url}secret-broken")
-    policies_changed.connect(receiver)
-    try:
-        Plan.objects.create(name="Free", slug="free")
-    finally:
-        policies_changed.disconnect(receiver)
+    connect(post_to(f"{webhook.url}secret-broken"))
+    Plan.objects.create(name="Free", slug="free")
     join()
     assert [record.getMessage() for record in caplog.records if record.name == "django_ratequota"] == [
         "a notification was not sent: HTTPError"
@@ -161,22 +172,15 @@ def test_a_failure_is_logged_without_the_address(
     assert "secret" not in caplog.text
 
 
-def test_a_server_that_never_answers_holds_a_bounded_number(
-    webhook: tuple[str, list[Any], threading.Event], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url, posted, go = webhook
-    monkeypatch.setattr(notify, "_MOST_WAITING", 2)
-    receiver = post_to(url)
-    policies_changed.connect(receiver)
-    try:
-        for number in range(5):
-            Plan.objects.create(name=f"P{number}", slug=f"p{number}")
-    finally:
-        policies_changed.disconnect(receiver)
-    go.set()
+def test_a_server_that_never_answers_holds_a_bounded_number(webhook: Webhook, caplog: Any) -> None:
+    webhook.go.clear()
+    receiver = post_to(webhook.url)
+    for _ in range(103):
+        post_threshold(receiver)
+    webhook.go.set()
     join()
-    assert 2 <= len(posted) <= 3
-    assert "was dropped: 2 are waiting already" in caplog.text
+    assert 100 <= len(webhook.posted) <= 101
+    assert "was dropped: 100 are waiting already" in caplog.text
 
 
 def test_post_to_refuses_other_addresses() -> None:
@@ -184,21 +188,24 @@ def test_post_to_refuses_other_addresses() -> None:
         post_to("file:///etc/passwd")
 
 
-def test_a_process_ends_after_it_has_sent(webhook: tuple[str, list[Any], threading.Event]) -> None:
+@pytest.mark.slow
+def test_a_process_ends_after_it_has_sent(webhook: Webhook) -> None:
     """A daemon thread would end with the command, and nobody would hear of an import."""
-    url, posted, go = webhook
     code = f"""
 import django
 from django.conf import settings
-settings.configure(INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django_ratequota"])
+settings.configure(
+    INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django_ratequota"],
+    DATABASES={{"default": {{"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}}},
+)
 django.setup()
-from django_ratequota import notify
-notify._send_later(lambda: notify._post({url!r}, b'"hello"'))
+from django_ratequota.models import PolicyChange
+from django_ratequota.notify import post_to
+post_to({webhook.url!r})(changes=PolicyChange.objects.none(), actor=None, reason="")
 """
     with subprocess.Popen([sys.executable, "-c", code]) as process:
-        go.set()
         assert process.wait() == 0
-    assert posted == ["hello"]
+    assert [one["text"].splitlines()[0] for one in webhook.posted] == ["Rate limits: policies changed"]
 
 
 # --- Limits that are nearly used up. ---
@@ -271,31 +278,27 @@ def post_threshold(receiver: Any, used: int = 8, **more: Any) -> None:
     receiver(level=80, status=status_of("10/month", used, **more), at=AT, suppressed=0, signal=quota_threshold)
 
 
-def test_a_chat_gets_the_text(webhook: tuple[str, list[Any], threading.Event]) -> None:
-    url, posted, go = webhook
-    go.set()
-    post_threshold(post_to(url))
+def test_a_chat_gets_the_text(webhook: Webhook) -> None:
+    post_threshold(post_to(webhook.url))
     join()
-    [message] = posted
+    [message] = webhook.posted
     assert list(message) == ["text"]
     assert message["text"].startswith("Rate limits: tenant:acme has used 80 % of 10/month at all endpoints\nUsed: 8")
 
 
 def test_a_signed_webhook_is_verified_as_the_page_shows(
-    webhook: tuple[str, list[Any], threading.Event], monkeypatch: pytest.MonkeyPatch, rf: Any
+    webhook: Webhook, monkeypatch: pytest.MonkeyPatch, rf: Any
 ) -> None:
     hooks, views = ModuleType("billing.hooks"), ModuleType("billing.views")
     monkeypatch.setitem(sys.modules, "billing.hooks", hooks)
     exec(snippet(PAGE, "billing/hooks.py"), vars(hooks))
     exec(snippet(PAGE, "billing/views.py"), vars(views))
-    url, posted, go = webhook
-    go.set()
-    post_threshold(post_to(url, vars(hooks)["SECRET"]))
+    post_threshold(post_to(webhook.url, vars(hooks)["SECRET"]))
     join()
-    [(headers, body)] = received
+    [(headers, body)] = webhook.received
     [shown] = [json.loads(one.text) for one in snippets(PAGE) if one.language == "json"]
-    assert {**shown, "data": list(shown["data"])} == {**posted[0], "data": list(posted[0]["data"])}
-    assert (posted[0]["data"]["used"], posted[0]["data"]["subject"]) == (8, "tenant:acme")
+    assert {**shown, "data": list(shown["data"])} == {**webhook.posted[0], "data": list(webhook.posted[0]["data"])}
+    assert (webhook.posted[0]["data"]["used"], webhook.posted[0]["data"]["subject"]) == (8, "tenant:acme")
 
     def answer(body: bytes, **changed: str) -> int:
         sent = {f"HTTP_{name.upper().replace('-', '_')}": value for name, value in headers.items()}
@@ -315,46 +318,34 @@ def test_a_signed_webhook_is_verified_as_the_page_shows(
     assert [answer(changed, **more) for changed, more in forged] == [403] * len(forged)
 
 
-def test_the_id_of_an_event_is_the_same_from_every_process(
-    webhook: tuple[str, list[Any], threading.Event],
-) -> None:
-    url, _, go = webhook
-    go.set()
-    receiver = post_to(url, SECRET)
+def test_the_id_of_an_event_is_the_same_from_every_process(webhook: Webhook) -> None:
+    receiver = post_to(webhook.url, SECRET)
     post_threshold(receiver, used=8)
     post_threshold(receiver, used=9, reset_after_us=5 * 10**6)  # noticed earlier by another clock
     post_threshold(receiver, subject="tenant:other")
     post_threshold(receiver, reset_after_us=10**12)  # the next window
     join()
-    first, second, *others = [headers["webhook-id"] for headers, _ in received]
+    first, second, *others = [headers["webhook-id"] for headers, _ in webhook.received]
     assert first == second
     assert len({first, *others}) == 3
 
 
-def test_crossings_a_period_apart_are_two_events(webhook: tuple[str, list[Any], threading.Event]) -> None:
+def test_crossings_a_period_apart_are_two_events(webhook: Webhook) -> None:
     """A rate that refills reaches a level again, with the same time left or another."""
-    url, _, go = webhook
-    go.set()
-    receiver, minute = post_to(url, SECRET), timedelta(minutes=1)
+    receiver, minute = post_to(webhook.url, SECRET), timedelta(minutes=1)
     for at, left in ((AT + minute * 0.1, 60 * 10**6), (AT + minute * 1.1, 48 * 10**6)):
         receiver(level=80, status=status_of("10/min", 8, left), at=at, suppressed=0, signal=quota_threshold)
     join()
-    assert len({headers["webhook-id"] for headers, _ in received}) == 2
+    assert len({headers["webhook-id"] for headers, _ in webhook.received}) == 2
 
 
-def test_a_save_may_be_posted_signed(webhook: tuple[str, list[Any], threading.Event]) -> None:
-    url, posted, go = webhook
-    go.set()
-    receiver = post_to(url, SECRET)
-    policies_changed.connect(receiver)
-    try:
-        Plan.objects.create(name="Free", slug="free")
-    finally:
-        policies_changed.disconnect(receiver)
+def test_a_save_may_be_posted_signed(webhook: Webhook, connect: Connect) -> None:
+    connect(post_to(webhook.url, SECRET))
+    Plan.objects.create(name="Free", slug="free")
     join()
-    [(headers, _)] = received
-    assert posted[0]["type"] == "policies_changed"
-    assert posted[0]["data"]["text"].startswith("Rate limits: plan created: Free")
+    [(headers, _)] = webhook.received
+    assert webhook.posted[0]["type"] == "policies_changed"
+    assert webhook.posted[0]["data"]["text"].startswith("Rate limits: plan created: Free")
     assert str(PolicyChange.objects.get().change_id) == headers["webhook-id"]
 
 
@@ -381,20 +372,20 @@ def test_what_cannot_be_notified_is_a_problem_of_the_settings(value: Any, hint: 
     assert hint in problem.hint
 
 
+@pytest.mark.slow
 def test_two_processes_send_one_message(
     environment: dict[str, str],  # noqa: F811
-    webhook: tuple[str, list[Any], threading.Event],
+    webhook: Webhook,
 ) -> None:
-    url, posted, go = webhook
-    go.set()
-    pair = [Process({**environment, "RATEQUOTA_TEST_HOOK": url}) for _ in range(2)]
+    pair = [Process({**environment, "RATEQUOTA_TEST_HOOK": webhook.url}) for _ in range(2)]
     try:
         pair[0].run("User.objects.create(username='alice'); RatePolicy.objects.create(rates='10/month')")
         for process in pair:
             process.run(
                 "from django.conf import settings; from django.test import override_settings; "
                 "override_settings(RATEQUOTA={**settings.RATEQUOTA, 'NOTIFY': 'tests.support.hooks.post'}).enable(); "
-                "from django_ratequota.monitoring import alerts; alerts._background.keep = lambda: None"
+                "from django_ratequota.monitoring import alerts, background; "
+                "background.Background.keep = lambda _: None"
             )
             for _ in range(4):
                 process.check()
@@ -408,5 +399,5 @@ def test_two_processes_send_one_message(
     finally:
         for process in pair:
             process.close()
-    assert [one["data"]["level"] for one in posted] == [80, 100]
-    assert {one["data"]["used"] for one in posted} <= {8, 9, 10}
+    assert [one["data"]["level"] for one in webhook.posted] == [80, 100]
+    assert {one["data"]["used"] for one in webhook.posted} <= {8, 9, 10}

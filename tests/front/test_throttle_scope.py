@@ -27,8 +27,8 @@ from rest_framework.viewsets import ModelViewSet, ViewSet
 
 from django_ratequota.exceptions import InvalidCost
 from django_ratequota.models import Endpoint, RatePolicy
+from django_ratequota.monitoring.attempts import recorded_attempts
 from django_ratequota.monitoring.collector import collector
-from django_ratequota.monitoring.records import DecisionRecord
 from django_ratequota.operations.explain_query import ExplainQuery
 from django_ratequota.policies.requests.routes import find_route, known_scopes
 from django_ratequota.policies.requests.view_declarations import scope_of
@@ -149,21 +149,19 @@ class Users(ModelViewSet[User]):
     serializer_class = UserSerializer
 
 
-class Other(ModelViewSet[User]):
-    queryset = User.objects.order_by("pk")
-    serializer_class = UserSerializer
-
-
-class Listed(ListModelMixin, GenericAPIView[User]):
-    queryset = User.objects.order_by("pk")
-    serializer_class = UserSerializer
-    get = throttle_scope("search", cost=2)(ListModelMixin.list)
-
-
 class Unlisted(ListModelMixin, GenericAPIView[User]):
     queryset = User.objects.order_by("pk")
     serializer_class = UserSerializer
     get = ListModelMixin.list
+
+
+class Listed(Unlisted):
+    get = throttle_scope("search", cost=2)(ListModelMixin.list)
+
+
+class Other(ModelViewSet[User]):
+    queryset = User.objects.order_by("pk")
+    serializer_class = UserSerializer
 
 
 @throttle_scope("search", cost=5)
@@ -255,15 +253,9 @@ DECLARED = {
 }
 #: Of them, those whose cost is a function: one unit at least.
 COMPUTED = [
-    ("/api/files/below/", "get"),
-    ("/api/files/below/?units=8", "post"),
-    ("/search/?units=8", "post"),
-    ("/narrower/", "post"),
-    ("/computed/?units=8", "get"),
-    ("/at-the-route/", "post"),
-    ("/below/", "get"),
-    ("/below/", "post"),
-    ("/above-others/?units=8", "get"),
+    *[("/api/files/below/", "get"), ("/api/files/below/?units=8", "post"), ("/search/?units=8", "post")],
+    *[("/narrower/", "post"), ("/computed/?units=8", "get"), ("/at-the-route/", "post")],
+    *[("/below/", "get"), ("/below/", "post"), ("/above-others/?units=8", "get")],
 ]
 #: The same, where the units are what is known before the view runs.
 LEAST = {asked: (scope, 1 if asked in COMPUTED else units) for asked, (scope, units) in DECLARED.items()}
@@ -349,11 +341,9 @@ def test_explain_knows_scope_and_cost_of_a_path(scopes: Any) -> None:
 
 
 def test_explain_says_that_the_view_computes_its_cost(scopes: Any) -> None:
-    def explained(path: str) -> bool:
-        return "the view computes its own" in run("explain", "--ip", "203.0.113.7", "--path", path)
-
-    assert explained("/api/files/below/")
-    assert not explained("/api/files/above/")
+    for path_, computed in {"/api/files/below/": True, "/api/files/above/": False}.items():
+        text = run("explain", "--ip", "203.0.113.7", "--path", path_)
+        assert ("the view computes its own" in text) is computed
 
 
 def test_explain_of_a_scope_finds_the_view_of_a_method(scopes: Any) -> None:
@@ -372,15 +362,11 @@ def test_operators_see_every_scope_that_is_declared() -> None:
     ]
 
 
-def test_statistics_count_the_declared_scope_and_cost(scopes: Any, settings: Any) -> None:
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 60}
-    collector.clear()
-    try:
-        request("/api/files/above/", "get")
-        [record] = [DecisionRecord._make(one) for one in collector._pending]
-        assert (scopes["exports"].pk in record.endpoint_ids, record.cost) == (True, 3)
-    finally:
-        collector.clear()
+def test_statistics_count_the_declared_scope_and_cost(scopes: Any, recording: None) -> None:
+    request("/api/files/above/", "get")
+    collector.flush()
+    [attempt] = recorded_attempts().attempts
+    assert (scopes["exports"].pk in attempt.endpoint_ids, attempt.cost) == (True, 3)
 
 
 def test_refusals_come_from_the_declared_scope(get: Get, scopes: Any) -> None:
@@ -430,35 +416,32 @@ class TestCostsThatRaise:
 def function(request: Any) -> Response: ...
 
 
-@pytest.mark.parametrize("scope", ["", 7, b"search", function, None])
-def test_a_bad_scope_is_an_error_when_decorating(scope: Any) -> None:
-    with pytest.raises(TypeError, match=r"write @throttle_scope\('search'\), with the name of an endpoint"):
-        throttle_scope(scope)
+async def coroutine(request: Any, view: Any) -> int: ...
 
 
-@pytest.mark.parametrize("cost", [-1, 1.5, True, "3"])
-def test_a_bad_cost_is_an_error_when_decorating(cost: Any) -> None:
-    with pytest.raises(InvalidCost, match="a cost is a whole number"):
-        throttle_scope("search", cost)
+SCOPE = r"write @throttle_scope\('search'\), with the name of an endpoint"
+UNITS, FORM = "a cost is a whole number", r"cost is a number of units or a function of \(request, view\), not <"
 
 
-@pytest.mark.parametrize("cost", [function, lambda: 3, lambda self, request, view: 3])
-def test_a_cost_of_other_arguments_is_an_error_when_decorating(cost: Any) -> None:
-    with pytest.raises(TypeError, match=r"cost is a number of units or a function of \(request, view\), not <"):
-        throttle_scope("search", cost)
+@pytest.mark.parametrize(
+    ("error", "text", "declarations"),
+    [
+        (TypeError, SCOPE, [("",), (7,), (b"search",), (function,), (None,)]),
+        (InvalidCost, UNITS, [("search", cost) for cost in (-1, 1.5, True, "3")]),
+        (TypeError, FORM, [("search", cost) for cost in (function, lambda: 3, lambda self, request, view: 3)]),
+        (TypeError, "throttles are not async, so cost must not be", [("search", coroutine)]),
+    ],
+)
+def test_a_mistake_is_an_error_when_decorating(error: Any, text: str, declarations: list[Any]) -> None:
+    for declaration in declarations:
+        with pytest.raises(error, match=text):
+            throttle_scope(*declaration)
 
 
-def test_an_async_cost_is_an_error_when_decorating() -> None:
-    async def cost(request: Any, view: Any) -> int: ...
-
-    with pytest.raises(TypeError, match="throttles are not async, so cost must not be"):
-        throttle_scope("search", cost)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("target", [View, View.as_view()])
-def test_other_views_than_rest_framework_s_are_an_error_when_decorating(target: Any) -> None:
-    with pytest.raises(TypeError, match=r"which View is not: write @method_decorator\(ratequota"):
-        throttle_scope("search")(target)
+def test_other_views_than_rest_framework_s_are_an_error_when_decorating() -> None:
+    for target in (View, View.as_view()):
+        with pytest.raises(TypeError, match=r"which View is not: write @method_decorator\(ratequota"):
+            throttle_scope("search")(target)
 
 
 def test_looking_for_declarations_reads_no_lazy_attribute(scopes: Any) -> None:

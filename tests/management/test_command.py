@@ -246,6 +246,7 @@ def test_checkpoint_without_any_report(settings: Any) -> None:
     assert run("checkpoint") == "No process has reported in the last minute: none has counts to write\n"
 
 
+@pytest.mark.slow
 def test_checkpoint_names_the_processes_that_have_not_written(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1}
     report_as("web-1:7", checkpoint=7)

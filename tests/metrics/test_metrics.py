@@ -250,13 +250,14 @@ from django.db import connections
 from django.http import HttpResponse
 from django.test import Client
 from django.urls import path
-from django_ratequota.monitoring import collector
 from django_ratequota.decorators import ratequota
 from django_ratequota.metrics import prometheus
 from django_ratequota.models import Endpoint, RatePolicy
+from django_ratequota.monitoring.collector import collector
+from django_ratequota.monitoring.sending import sending
 from django_ratequota.runtime import default_limiter
 
-collector._background.keep = lambda: None
+sending.keep = lambda: None
 search = ratequota(scope="search")(lambda request: HttpResponse())
 urlpatterns = [path("search/", search), path("metrics/", prometheus.view)]
 prometheus.register()
@@ -267,7 +268,7 @@ get = Client().get
 def work(times):
     for _ in range(times):
         get("/search/")
-        collector.collector.flush()
+        collector.flush()
 
 work(1)
 connections.close_all()

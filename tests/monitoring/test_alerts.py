@@ -15,6 +15,7 @@ import redis
 from django_ratequota import Bucket, Limiter, Rate, check_request
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.monitoring import alerts
+from django_ratequota.monitoring.background import Background
 from django_ratequota.signals import quota_threshold
 from tests.conftest import Clock
 from tests.project.views import request_from
@@ -31,10 +32,10 @@ class Receiver(list[Any]):
 @pytest.fixture(autouse=True)
 def by_hand(monkeypatch: Any, redis_client: redis.Redis) -> Iterator[None]:
     """Signals are sent when the test calls ``send``."""
-    monkeypatch.setattr(alerts._background, "keep", lambda: None)
-    alerts._clear()
+    monkeypatch.setattr(Background, "keep", lambda _: None)
+    alerts.forget()
     yield
-    alerts._clear()
+    alerts.forget()
 
 
 @pytest.fixture
@@ -121,7 +122,7 @@ def test_another_process_does_not_send_the_signal_again(limiter: Limiter, receiv
     bucket = Bucket("user:1", Rate.parse("10/day"))
     spend(limiter, bucket, 8)
     alerts.send()
-    alerts._clear()  # another process, which has sent nothing
+    alerts.forget()  # another process, which has sent nothing
     spend(limiter, bucket, 1)
     alerts.send()
     assert received == [(80, "user:1", 8)]

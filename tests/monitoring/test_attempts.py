@@ -53,7 +53,7 @@ def test_without_requests_there_are_no_attempts() -> None:
 def test_equal_attempts_of_several_processes_are_merged() -> None:
     now = int(time.time())
     for _ in range(3):
-        collector._pending.extend([record(now), record(now), record(now, allowed=False)])
+        collector.pending.extend([record(now), record(now), record(now, allowed=False)])
         collector.flush()
     [attempt] = recorded_attempts().attempts
     assert (attempt.second, attempt.admitted, attempt.refused) == (now, 6, 3)
@@ -81,7 +81,7 @@ def test_beyond_the_bound_callers_are_sampled_with_all_their_attempts(
             for _ in range(300):
                 caller = f"user:{dice.randrange(3000)}"
                 attempts_of[caller] += 1
-                collector._pending.append(record(now + round_ * 10, caller))
+                collector.pending.append(record(now + round_ * 10, caller))
             collector.flush()
         found = recorded_attempts()
     kept: Counter[str] = Counter()
@@ -98,7 +98,7 @@ def test_the_next_hour_starts_one_sampling_level_lower(monkeypatch: Any) -> None
     monkeypatch.setattr("django_ratequota.monitoring.collector.MAX_USAGE_BYTES", 4_000)
     now = int(time.time()) // HOUR * HOUR
     for round_ in range(10):
-        collector._pending.extend(record(now, f"user:{round_}-{number}") for number in range(300))
+        collector.pending.extend(record(now, f"user:{round_}-{number}") for number in range(300))
         collector.flush()
     hour, level = collector._level
     assert (hour, level > 1) == (now // HOUR, True)
@@ -108,7 +108,7 @@ def test_the_next_hour_starts_one_sampling_level_lower(monkeypatch: Any) -> None
 
 def test_attempts_are_compressed(redis_client: redis.Redis) -> None:
     now = int(time.time()) // 60 * 60  # ten seconds of one hour
-    collector._pending.extend(record(now + number % 10, f"ip:198.51.100.{number % 200}") for number in range(2000))
+    collector.pending.extend(record(now + number % 10, f"ip:198.51.100.{number % 200}") for number in range(2000))
     collector.flush()
     [key] = redis_client.scan_iter("rqtest:{statistics}:usage:*")
     chunk = b"".join(redis_client.lrange(key, 0, -1))

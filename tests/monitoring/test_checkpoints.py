@@ -30,6 +30,7 @@ from django_ratequota.exceptions import StoreError
 from django_ratequota.models import Endpoint, QuotaWindow, RatePolicy
 from django_ratequota.monitoring import checkpoint_rows, checkpoints
 from django_ratequota.monitoring import seeds as seeds_module
+from django_ratequota.monitoring.background import Background
 from django_ratequota.monitoring.checkpoints import flush
 from django_ratequota.monitoring.rollup import forget_windows
 from django_ratequota.monitoring.seeds import Seeds, seeds
@@ -45,6 +46,9 @@ from tests.project.views import request_from
 from tests.support.commands import run
 from tests.support.connections import close_connection
 
+Ask = Callable[..., Decision]
+Later = Callable[[float], None]
+
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "redis_client")]
 
 
@@ -53,16 +57,16 @@ def _no_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Checkpoints are written when a test says so."""
     for module in (checkpoints, seeds_module):
         monkeypatch.setattr(module, "in_test_run", lambda: False)
-    monkeypatch.setattr(checkpoints._background, "keep", lambda: None)
-    checkpoints._forget()
+    monkeypatch.setattr(Background, "keep", lambda _: None)
+    checkpoints.forget()
     seeds.forget()
     yield
-    checkpoints._forget()
+    checkpoints.forget()
     seeds.forget()
 
 
 @pytest.fixture
-def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+def later(monkeypatch: pytest.MonkeyPatch) -> Later:
     """Moves the process's clock."""
     moved = [0.0]
     monkeypatch.setattr(checkpoints, "time", SimpleNamespace(monotonic=lambda: moved[0]))
@@ -70,12 +74,9 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 @pytest.fixture
-def alice() -> User:
-    return User.objects.create(username="alice")
-
-
-@pytest.fixture
-def ask(alice: User) -> Callable[..., Decision]:
+def ask(alice: User) -> Ask:
+    """Makes a request of alice's, under ten units a month, or what the test says."""
+    RatePolicy.objects.create(rates="10/month")
     return lambda cost=1: check_request(request_from(alice), cost=cost)
 
 
@@ -83,8 +84,14 @@ def used() -> list[int]:
     return list(QuotaWindow.objects.order_by("rate").values_list("used", flat=True))
 
 
-def lose(redis_client: redis.Redis) -> None:
-    redis_client.flushall()
+def flush_redis() -> None:
+    default_limiter().store.execute(("FLUSHALL",))
+
+
+def lose() -> None:
+    """Write a checkpoint, and lose what Redis has counted."""
+    flush()
+    flush_redis()
 
 
 # --- Checkpoints. ---
@@ -106,41 +113,34 @@ def test_a_checkpoint_says_who_has_used_how_much_of_which_window(alice: User) ->
 
 
 @pytest.mark.parametrize("rates", ["10/min", "10/day", "10/hour fixed_window", "10/2days fixed_window", "unlimited"])
-def test_other_rates_than_calendar_windows_are_not_kept(ask: Callable[..., Decision], rates: str) -> None:
-    RatePolicy.objects.create(rates=rates)
+def test_other_rates_than_calendar_windows_are_not_kept(ask: Ask, rates: str) -> None:
+    RatePolicy.objects.update(rates=rates)
     ask()
     assert (flush(), used()) == (0, [])
 
 
-def test_a_policy_that_is_not_durable_is_not_kept(ask: Callable[..., Decision]) -> None:
-    RatePolicy.objects.create(rates="10/month", durable=False)
+def test_what_is_not_durable_is_not_kept(ask: Ask, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    RatePolicy.objects.update(durable=False)
     ask()
-    assert (flush(), used()) == (0, [])
-
-
-def test_without_checkpoint_seconds_nothing_is_noted(settings: Any, ask: Callable[..., Decision]) -> None:
+    RatePolicy.objects.update(durable=True)
     settings.RATEQUOTA = {**settings.RATEQUOTA, "CHECKPOINT_SECONDS": 0}
-    RatePolicy.objects.create(rates="10/month")
     ask()
-    assert (flush(), used(), len(checkpoints._dirty)) == (0, [], 0)
-
-
-def test_in_other_tests_nothing_is_noted(ask: Callable[..., Decision], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    RatePolicy.objects.create(rates="10/month")
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "CHECKPOINT_SECONDS": 10}
+    assert ask().remaining == 7
+    checkpoints.forget()
+    monkeypatch.undo()  # as in other tests
     ask()
-    assert len(checkpoints._dirty) == 0
+    assert (flush(), used()) == (0, [])
 
 
-def test_refused_requests_change_no_checkpoint(ask: Callable[..., Decision]) -> None:
-    RatePolicy.objects.create(rates="2/month")
+def test_refused_requests_change_no_checkpoint(ask: Ask) -> None:
+    RatePolicy.objects.update(rates="2/month")
     assert [ask().allowed for _ in range(4)] == [True, True, False, False]
     flush()
     assert used() == [2]
 
 
-def test_refunds_and_charges_by_hand_are_kept_and_so_are_debts(ask: Callable[..., Decision]) -> None:
-    RatePolicy.objects.create(rates="10/month")
+def test_refunds_and_charges_by_hand_are_kept_and_so_are_debts(ask: Ask) -> None:
     decision = ask(5)
     flush()
     decision.refund(2)
@@ -149,25 +149,18 @@ def test_refunds_and_charges_by_hand_are_kept_and_so_are_debts(ask: Callable[...
     decision.charge(11)
     flush()
     assert used() == [14]
-
-
-def test_a_window_of_which_all_was_given_back_is_at_zero(ask: Callable[..., Decision]) -> None:
-    RatePolicy.objects.create(rates="10/month")
-    decision = ask(5)
-    flush()
-    decision.refund(5)
+    decision.refund(14)
     assert (flush(), used()) == (1, [0])
 
 
-def test_units_and_requests_have_a_row_each(ask: Callable[..., Decision]) -> None:
-    RatePolicy.objects.create(rates="10 requests/month, 100/month")
+def test_units_and_requests_have_a_row_each(ask: Ask) -> None:
+    RatePolicy.objects.update(rates="10 requests/month, 100/month")
     ask(7)
     flush()
     assert used() == [1, 7]
 
 
-def test_processes_never_lower_each_other_s_figure(ask: Callable[..., Decision]) -> None:
-    RatePolicy.objects.create(rates="10/month")
+def test_processes_never_lower_each_other_s_figure(ask: Ask) -> None:
     ask()
     older = dict(checkpoints._dirty)
     ask()
@@ -177,14 +170,13 @@ def test_processes_never_lower_each_other_s_figure(ask: Callable[..., Decision])
     assert (flush(), used()) == (0, [3])
 
 
-def test_a_refund_by_another_process_is_no_loss(ask: Callable[..., Decision]) -> None:
+def test_a_refund_by_another_process_is_no_loss(ask: Ask) -> None:
     """Its figure is written after ours, which is newer and lower than the row."""
-    RatePolicy.objects.create(rates="10/month")
     decision = ask(5)
     flush()
     decision.refund(2)
     others = dict(checkpoints._dirty)
-    checkpoints._forget()
+    checkpoints.forget()
     ask()  # 4
     before = default_limiter().stored_revision()
     flush()
@@ -195,10 +187,7 @@ def test_a_refund_by_another_process_is_no_loss(ask: Callable[..., Decision]) ->
     assert (used(), default_limiter().stored_revision()) == ([4], before)
 
 
-def test_while_the_database_is_down_figures_wait(
-    ask: Callable[..., Decision], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    RatePolicy.objects.create(rates="10/month")
+def test_while_the_database_is_down_figures_wait(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     ask()
 
     def fail(*_: Any) -> int:
@@ -234,14 +223,12 @@ def test_while_the_database_does_not_answer_few_statements_wait_for_it(
 
 
 def test_a_refund_is_written_once_although_the_rest_of_its_batch_fails(
-    ask: Callable[..., Decision], alice: User, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Figures without a row are inserted after the others are written; only these are tried again."""
-    RatePolicy.objects.create(rates="10/month")
     ask(6)
     late = ask()
-    flush()
-    lose(redis_client)
+    lose()
     late.refund(1)
     check_request(request_from(User.objects.create(username="bob")))
 
@@ -257,9 +244,8 @@ def test_a_refund_is_written_once_although_the_rest_of_its_batch_fails(
 
 
 def test_the_age_of_the_checkpoint_grows_while_figures_cannot_be_written(
-    ask: Callable[..., Decision], monkeypatch: pytest.MonkeyPatch, later: Callable[[float], None]
+    ask: Ask, monkeypatch: pytest.MonkeyPatch, later: Later
 ) -> None:
-    RatePolicy.objects.create(rates="10/month")
     assert checkpoints.age() is None
     ask()
     assert checkpoints.age() is None, "nothing was written yet, and nothing should have been"
@@ -283,10 +269,9 @@ def test_the_age_of_the_checkpoint_grows_while_figures_cannot_be_written(
 
 
 def test_the_last_checkpoint_waits_for_the_one_that_is_being_written(
-    ask: Callable[..., Decision], monkeypatch: pytest.MonkeyPatch
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that ended meanwhile lost it: its threads end in the middle of the transaction."""
-    RatePolicy.objects.create(rates="10/month")
     ask()
     write, begun, go_on = checkpoints.write, threading.Event(), threading.Event()
 
@@ -334,83 +319,60 @@ def test_many_counters_take_few_statements(django_assert_max_num_queries: Any) -
 # --- Restoring. ---
 
 
-def test_a_redis_that_lost_its_data_goes_on_from_the_checkpoint(
-    ask: Callable[..., Decision], redis_client: redis.Redis
-) -> None:
-    RatePolicy.objects.create(rates="10/month, 100/min")
+def test_a_redis_that_lost_its_data_goes_on_from_the_checkpoint(ask: Ask) -> None:
+    RatePolicy.objects.update(rates="10/month, 100/min")
     for _ in range(7):
         ask()
-    flush()
-    lose(redis_client)
+    lose()
     decision = ask()
     assert [status.remaining for status in decision.statuses] == [2, 99]
     assert [ask().allowed for _ in range(3)] == [True, True, False]
 
 
-def test_a_redis_in_which_nobody_has_published_goes_on_from_the_checkpoint(
-    ask: Callable[..., Decision], redis_client: redis.Redis
-) -> None:
+def test_a_redis_in_which_nobody_has_published_goes_on_from_the_checkpoint(ask: Ask) -> None:
     """A process that started with an empty Redis noticed no loss before the second checkpoint after."""
-    RatePolicy.objects.create(rates="10/month")
-    lose(redis_client)
+    flush_redis()
     process.policies.forget()
     assert [ask(4).allowed, ask(5).allowed] == [True, True]
-    flush()
-    lose(redis_client)
+    lose()
     assert [ask().allowed for _ in range(2)] == [True, False]
 
 
-def test_a_lost_quota_that_was_used_up_stays_used_up(ask: Callable[..., Decision], redis_client: redis.Redis) -> None:
-    RatePolicy.objects.create(rates="3/month")
+def test_a_lost_quota_that_was_used_up_stays_used_up(ask: Ask) -> None:
+    RatePolicy.objects.update(rates="3/month")
     assert [ask().allowed for _ in range(4)] == [True, True, True, False]
-    flush()
-    lose(redis_client)
+    lose()
     assert not any(ask().allowed for _ in range(3))
 
 
-def test_what_is_lost_is_what_was_admitted_since_the_checkpoint(
-    ask: Callable[..., Decision], redis_client: redis.Redis
-) -> None:
-    RatePolicy.objects.create(rates="10/month")
+def test_what_is_lost_is_what_was_admitted_since_the_checkpoint(ask: Ask) -> None:
     ask(4)
     flush()
     ask(3)
-    lose(redis_client)
+    flush_redis()
     assert ask().remaining == 5
 
 
-def test_processes_that_restore_at_once_neither_double_nor_lose(
-    ask: Callable[..., Decision], redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    RatePolicy.objects.create(rates="10/month")
+def test_processes_that_restore_at_once_neither_double_nor_lose(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     ask(4)
-    flush()
-    lose(redis_client)
+    lose()
     assert ask().remaining == 5
     monkeypatch.setattr(decide, "seeds", Seeds())  # another process
     assert ask().remaining == 4
 
 
-def test_a_refused_first_request_does_not_forget_the_checkpoint(
-    ask: Callable[..., Decision], redis_client: redis.Redis
-) -> None:
-    RatePolicy.objects.create(rates="10/month")
+def test_a_refused_first_request_does_not_forget_the_checkpoint(ask: Ask) -> None:
     everyone = RatePolicy.objects.create(rates="1/month", counted_per="everyone")
     ask()
-    flush()
-    lose(redis_client)
+    lose()
     assert not ask().allowed
     everyone.delete()
     assert ask().remaining == 8
 
 
-def test_in_the_steady_state_nothing_is_read(
-    ask: Callable[..., Decision], redis_client: redis.Redis, django_assert_num_queries: Any
-) -> None:
-    RatePolicy.objects.create(rates="10/month")
+def test_in_the_steady_state_nothing_is_read(ask: Ask, django_assert_num_queries: Any) -> None:
     ask()
-    flush()
-    lose(redis_client)
+    lose()
     ask()
     with django_assert_num_queries(0):
         for _ in range(3):
@@ -418,9 +380,8 @@ def test_in_the_steady_state_nothing_is_read(
 
 
 def test_windows_that_began_after_the_data_are_never_read(
-    ask: Callable[..., Decision], redis_client: redis.Redis, alice: User, django_assert_num_queries: Any
+    ask: Ask, redis_client: redis.Redis, django_assert_num_queries: Any
 ) -> None:
-    RatePolicy.objects.create(rates="10/month")
     ask()
     limiter = default_limiter()
     limiter.born_us = 1
@@ -431,26 +392,19 @@ def test_windows_that_began_after_the_data_are_never_read(
         assert check_request(request_from(bob)).remaining == 9
 
 
-def test_all_buckets_of_a_request_are_read_by_one_query(
-    ask: Callable[..., Decision], redis_client: redis.Redis
-) -> None:
-    RatePolicy.objects.create(rates="10/month, 9/week fixed_window, 8/day fixed_window")
+def test_all_buckets_of_a_request_are_read_by_one_query(ask: Ask) -> None:
+    RatePolicy.objects.update(rates="10/month, 9/week fixed_window, 8/day fixed_window")
     RatePolicy.objects.create(rates="100/month", counted_per="everyone")
     ask()
-    flush()
-    lose(redis_client)
+    lose()
     with CaptureQueriesContext(connection) as queries:
         assert [status.remaining for status in ask().statuses] == [8, 7, 6, 98]
     assert sum("quotawindow" in query["sql"] for query in queries) == 1
 
 
-def test_without_the_database_requests_go_on(
-    ask: Callable[..., Decision], redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    RatePolicy.objects.create(rates="10/month")
+def test_without_the_database_requests_go_on(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     ask(6)
-    flush()
-    lose(redis_client)
+    lose()
 
     def fail(*_: Any) -> Any:
         raise DatabaseError("gone")
@@ -461,7 +415,7 @@ def test_without_the_database_requests_go_on(
     assert ask().remaining == 3, "once it is back, the rest is restored"
 
 
-def go_back_in_time(ask: Callable[..., Decision], client: redis.Redis, kept: int, lost: int) -> None:
+def go_back_in_time(ask: Ask, client: redis.Redis, kept: int, lost: int) -> None:
     """As after a restart from a snapshot: neither the revision nor the counter is missing."""
     key = bucket_key("rqtest", ask(kept).statuses[0].bucket)
     earlier = client.get(key)
@@ -470,10 +424,7 @@ def go_back_in_time(ask: Callable[..., Decision], client: redis.Redis, kept: int
     client.set(key, earlier or b"", keepttl=True)
 
 
-def test_a_redis_that_went_back_in_time_is_noticed(
-    ask: Callable[..., Decision], redis_client: redis.Redis, later: Callable[[float], None]
-) -> None:
-    RatePolicy.objects.create(rates="10/month")
+def test_a_redis_that_went_back_in_time_is_noticed(ask: Ask, redis_client: redis.Redis, later: Later) -> None:
     go_back_in_time(ask, redis_client, 2, 5)
     assert ask().remaining == 7
     before = default_limiter().stored_revision()
@@ -491,10 +442,10 @@ def test_a_redis_that_went_back_in_time_is_noticed(
 
 
 def test_a_loss_is_not_taken_for_the_refunds_of_settled_reservations(
-    ask: Callable[..., Decision], redis_client: redis.Redis, later: Callable[[float], None]
+    ask: Ask, redis_client: redis.Redis, later: Later
 ) -> None:
     """Together they are more than what was lost, but each of them gave back what was charged after the loss."""
-    RatePolicy.objects.create(rates="10000/month")
+    RatePolicy.objects.update(rates="10000/month")
     go_back_in_time(ask, redis_client, 500, 1500)
     for _ in range(4):
         ask(400).refund(390)
@@ -506,9 +457,9 @@ def test_a_loss_is_not_taken_for_the_refunds_of_settled_reservations(
     assert ask(10).remaining == 7990
 
 
-def test_refunds_of_many_requests_are_no_loss(ask: Callable[..., Decision], later: Callable[[float], None]) -> None:
+def test_refunds_of_many_requests_are_no_loss(ask: Ask, later: Later) -> None:
     """Another process may have written the row when all of them were charged."""
-    RatePolicy.objects.create(rates="10000/month")
+    RatePolicy.objects.update(rates="10000/month")
     decisions = [ask(400) for _ in range(4)]
     flush()
     for decision in decisions:
@@ -526,10 +477,10 @@ def test_the_setting_has_a_default() -> None:
 
 
 def test_a_birth_that_was_evicted_is_written_again_by_the_first_process_that_looks(
-    ask: Callable[..., Decision], redis_client: redis.Redis, alice: User, django_assert_num_queries: Any
+    ask: Ask, redis_client: redis.Redis, django_assert_num_queries: Any
 ) -> None:
     """Without it each process read each counter once, also in windows that began long after."""
-    RatePolicy.objects.create(rates="10/day fixed_window")
+    RatePolicy.objects.update(rates="10/day fixed_window")
     ask()
     flush()
     redis_client.delete(birth_key("rqtest"))
@@ -542,26 +493,14 @@ def test_a_birth_that_was_evicted_is_written_again_by_the_first_process_that_loo
 # --- What operators do. ---
 
 
-def test_a_reset_is_not_undone_by_a_loss(
-    ask: Callable[..., Decision], redis_client: redis.Redis, alice: User
-) -> None:
-    RatePolicy.objects.create(rates="10/month")
+@pytest.mark.parametrize(("give_back", "left"), [(reset, 0), (lambda buckets, why: grant(buckets, 3, why), 4)])
+def test_what_operators_give_back_is_not_lost_again(ask: Ask, give_back: Callable[..., object], left: int) -> None:
     bucket = ask(7).statuses[0].bucket
     flush()
-    reset([bucket], "A mistake of ours")
-    assert (flush(), used()) == (0, [0]), "written at once"
-    lose(redis_client)
-    assert ask().remaining == 9
-
-
-def test_units_given_back_are_not_lost_again(ask: Callable[..., Decision], redis_client: redis.Redis) -> None:
-    RatePolicy.objects.create(rates="10/month")
-    bucket = ask(7).statuses[0].bucket
-    flush()
-    grant([bucket], 3, "A mistake of ours")
-    assert (flush(), used()) == (0, [4])
-    lose(redis_client)
-    assert ask().remaining == 5
+    give_back([bucket], "A mistake of ours")
+    assert (flush(), used()) == (0, [left]), "written at once"
+    flush_redis()
+    assert ask().remaining == 10 - left - 1
 
 
 def in_another_process(monkeypatch: pytest.MonkeyPatch, own: Seeds) -> None:
@@ -570,12 +509,11 @@ def in_another_process(monkeypatch: pytest.MonkeyPatch, own: Seeds) -> None:
 
 @pytest.mark.parametrize("others", [False, True], ids=["this process", "another process"])
 def test_a_reset_ends_the_refusals_by_what_was_restored(
-    ask: Callable[..., Decision], redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch, others: bool
+    ask: Ask, monkeypatch: pytest.MonkeyPatch, others: bool
 ) -> None:
-    RatePolicy.objects.create(rates="3/month")
+    RatePolicy.objects.update(rates="3/month")
     bucket = ask(3).statuses[0].bucket
-    flush()
-    lose(redis_client)
+    lose()
     refusing = Seeds() if others else seeds
     in_another_process(monkeypatch, refusing)
     assert not ask().allowed
@@ -586,20 +524,17 @@ def test_a_reset_ends_the_refusals_by_what_was_restored(
 
 
 def test_a_process_that_first_sees_a_counter_after_its_reset_restores_nothing(
-    ask: Callable[..., Decision], redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    RatePolicy.objects.create(rates="10/month")
     bucket = ask(8).statuses[0].bucket
-    flush()
-    lose(redis_client)
+    lose()
     ask()
     reset([bucket], "A mistake of ours")
     in_another_process(monkeypatch, Seeds())
     assert ask().remaining == 9
 
 
-def test_a_reset_makes_no_process_read_again_where_nothing_was_lost(ask: Callable[..., Decision]) -> None:
-    RatePolicy.objects.create(rates="10/month")
+def test_a_reset_makes_no_process_read_again_where_nothing_was_lost(ask: Ask) -> None:
     bucket = ask().statuses[0].bucket
     default_limiter().store.execute(("SET", birth_key("rqtest"), 1))
     default_limiter().born_us = 1
@@ -608,14 +543,10 @@ def test_a_reset_makes_no_process_read_again_where_nothing_was_lost(ask: Callabl
     assert default_limiter().stored_revision() == before
 
 
-def test_a_refund_after_a_loss_lowers_the_checkpoint_by_no_more_than_it_gave_back(
-    ask: Callable[..., Decision], redis_client: redis.Redis
-) -> None:
-    RatePolicy.objects.create(rates="10/month")
+def test_a_refund_after_a_loss_lowers_the_checkpoint_by_no_more_than_it_gave_back(ask: Ask) -> None:
     ask(6)
     late = ask()
-    flush()
-    lose(redis_client)
+    lose()
     late.refund(1)
     flush()
     assert used() == [7], "another process's refund may not be written yet"
@@ -625,25 +556,18 @@ def test_a_refund_after_a_loss_lowers_the_checkpoint_by_no_more_than_it_gave_bac
     assert ask().remaining == 3
 
 
-def test_units_can_be_given_back_after_a_loss_that_nobody_has_noticed(
-    ask: Callable[..., Decision], redis_client: redis.Redis
-) -> None:
-    RatePolicy.objects.create(rates="10/month")
+def test_units_can_be_given_back_after_a_loss_that_nobody_has_noticed(ask: Ask) -> None:
     bucket = ask(7).statuses[0].bucket
-    flush()
-    lose(redis_client)
+    lose()
     grant([bucket], 3, "A mistake of ours")
     assert (used(), ask().remaining) == ([4], 5)
 
 
-def test_a_refund_after_a_loss_is_not_undone_by_another_process(
-    ask: Callable[..., Decision], redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refund_after_a_loss_is_not_undone_by_another_process(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checkpoint that it reads may be older than the refund, but what it says is in Redis."""
-    RatePolicy.objects.create(rates="100/month")
+    RatePolicy.objects.update(rates="100/month")
     ask(10)
-    flush()
-    lose(redis_client)
+    lose()
     decision = ask(30)
     flush()
     QuotaWindow.objects.update(at_us=F("at_us") + 2 * 10**6)  # as if it were not just after the loss
@@ -652,14 +576,11 @@ def test_a_refund_after_a_loss_is_not_undone_by_another_process(
     assert ask().remaining == 79
 
 
-def test_units_charged_by_hand_after_a_loss_are_added_to_what_is_restored(
-    ask: Callable[..., Decision], redis_client: redis.Redis
-) -> None:
+def test_units_charged_by_hand_after_a_loss_are_added_to_what_is_restored(ask: Ask) -> None:
     """A process that settles a request from before the loss wrote a count that lacked the checkpoint's units."""
-    RatePolicy.objects.create(rates="100/month")
+    RatePolicy.objects.update(rates="100/month")
     decision = ask(40)
-    flush()
-    lose(redis_client)
+    lose()
     check_request(request_from(User.objects.create(username="bob")))  # who notices it
     decision.charge(30)
     assert ask().remaining == 29
@@ -667,23 +588,23 @@ def test_units_charged_by_hand_after_a_loss_are_added_to_what_is_restored(
     assert sorted(used()) == [1, 71]
 
 
-def test_a_reset_of_another_counter_undoes_no_refund_of_another_process(ask: Callable[..., Decision]) -> None:
-    RatePolicy.objects.create(rates="100/month")
+def test_a_reset_of_another_counter_undoes_no_refund_of_another_process(ask: Ask) -> None:
+    RatePolicy.objects.update(rates="100/month")
     decision = ask(40)
     flush()
     decision.refund(30)
-    checkpoints._forget()  # another process has it, and has not written it yet
+    checkpoints.forget()  # another process has it, and has not written it yet
     bob = check_request(request_from(User.objects.create(username="bob"))).statuses[0].bucket
     reset([bob], "A mistake of ours")
     assert ask().remaining == 89
 
 
-def test_units_given_back_stay_although_another_process_refunds(ask: Callable[..., Decision]) -> None:
-    RatePolicy.objects.create(rates="100/month")
+def test_units_given_back_stay_although_another_process_refunds(ask: Ask) -> None:
+    RatePolicy.objects.update(rates="100/month")
     decision = ask(40)
     flush()
     decision.refund(30)
-    checkpoints._forget()
+    checkpoints.forget()
     grant([decision.statuses[0].bucket], 5, "A mistake of ours")
     assert ask().remaining == 94
 
@@ -693,9 +614,9 @@ def of(own: Seeds, bucket: Bucket) -> Generator[Callable[[], Any], Any, tuple[in
 
 
 def test_a_thread_that_read_for_older_data_spoils_nothing_for_the_newer(
-    ask: Callable[..., Decision], monkeypatch: pytest.MonkeyPatch
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    RatePolicy.objects.create(rates="100/month")
+    RatePolicy.objects.update(rates="100/month")
     bucket = ask(40).statuses[0].bucket
     flush()
     limiter, own = default_limiter(), Seeds()
@@ -713,10 +634,8 @@ def test_a_thread_that_read_for_older_data_spoils_nothing_for_the_newer(
 
 
 @pytest.mark.parametrize(("of_older_data", "sent"), [(True, 40), (False, 39)])
-def test_only_a_decision_that_carried_the_seed_ends_it(
-    ask: Callable[..., Decision], of_older_data: bool, sent: int
-) -> None:
-    RatePolicy.objects.create(rates="100/month")
+def test_only_a_decision_that_carried_the_seed_ends_it(ask: Ask, of_older_data: bool, sent: int) -> None:
+    RatePolicy.objects.update(rates="100/month")
     decision = ask(40)
     bucket = decision.statuses[0].bucket
     flush()
@@ -730,8 +649,7 @@ def test_only_a_decision_that_carried_the_seed_ends_it(
         assert drive(of(own, bucket), lambda read: read()) == ()
 
 
-def test_a_subject_that_no_database_takes_spoils_no_other_figure(ask: Callable[..., Decision]) -> None:
-    RatePolicy.objects.create(rates="10/month")
+def test_a_subject_that_no_database_takes_spoils_no_other_figure(ask: Ask) -> None:
     ask(4)
     [(key, figure)] = checkpoints._dirty.items()
     bucket = replace(key[0], subject="api_key:\ud800\0")
@@ -740,13 +658,9 @@ def test_a_subject_that_no_database_takes_spoils_no_other_figure(ask: Callable[.
     assert QuotaWindow.objects.filter(subject="api_key:\\ud800\\0").exists()
 
 
-def test_pages_and_clients_see_what_will_be_restored(
-    ask: Callable[..., Decision], redis_client: redis.Redis, alice: User
-) -> None:
-    RatePolicy.objects.create(rates="10/month")
+def test_pages_and_clients_see_what_will_be_restored(ask: Ask, alice: User) -> None:
     bucket = ask(7).statuses[0].bucket
-    flush()
-    lose(redis_client)
+    lose()
     caller = DescribedCaller(user_id=str(alice.pk), address=None)
     [(_, status)] = caller_limits(caller).limits
     assert status is not None
@@ -847,15 +761,12 @@ def test_old_windows_are_forgotten_by_rollup(settings: Any) -> None:
     assert QuotaWindow.objects.get().subject == "user:10"
 
 
-def test_a_redis_that_fails_after_a_reset_fails_no_request(
-    ask: Callable[..., Decision], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_redis_that_fails_after_a_reset_fails_no_request(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     """With ATOMIC_REQUESTS the checkpoint is written once the view has returned."""
 
     def fail(_buckets: Any) -> None:
         raise StoreError("connection", "gone")
 
-    RatePolicy.objects.create(rates="10/month")
     bucket = ask().statuses[0].bucket
     monkeypatch.setattr(checkpoints, "write_now", fail)
     with transaction.atomic():

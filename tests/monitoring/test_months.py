@@ -15,8 +15,8 @@ from django_ratequota import Decision, check_request
 from django_ratequota.engine.keys import bucket_key
 from django_ratequota.models import Plan, PlanAssignment, QuotaWindow, RatePolicy
 from django_ratequota.monitoring import checkpoints
+from django_ratequota.monitoring.checkpoint_rows import batches
 from django_ratequota.monitoring.checkpoints import flush
-from django_ratequota.monitoring.months import batches
 from django_ratequota.operations.quotas import used_in_month
 from django_ratequota.runtime import default_limiter
 from tests.conftest import Clock
@@ -81,7 +81,7 @@ def test_a_month_with_a_later_beginning_ends_the_one_before(ask: Ask) -> None:
     flush()
     ask("2025-11-19 12:00", 1, 2)
     late = dict(checkpoints._dirty)
-    checkpoints._forget()
+    checkpoints.forget()
     assert ask("2025-11-20", 15, 30).remaining == 70
     flush()
     assert rows() == [("11-01", "11-20", 7), ("11-15", "12-15", 30)]

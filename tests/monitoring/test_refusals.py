@@ -97,7 +97,7 @@ def test_the_refusals_of_a_caller_are_those_of_the_last_day(search: Endpoint) ->
     now = int(time.time())
     ids = []
     for hours in (25, 23, 1):
-        ids.append(collector._refusals.add(record(now - hours * HOUR, "user:7"), "", "", "GET", decision))
+        ids.append(collector.refusals.add(record(now - hours * HOUR, "user:7"), "", "", "GET", decision))
         collector.flush()
     assert [one.id for one in caller_refusals("user:7").refusals] == [ids[2], ids[1]]
 
@@ -109,7 +109,7 @@ def test_refusals_of_one_minute_are_listed_newest_first(search: Endpoint) -> Non
     collector.clear()
     minute = int(time.time()) // 60 * 60 - 120
     for second in range(30):
-        collector._refusals.add(record(minute + second, f"user:{second}"), "", "", "GET", decision)
+        collector.refusals.add(record(minute + second, f"user:{second}"), "", "", "GET", decision)
     collector.flush()
     seconds = [int(one.at.timestamp()) - minute for one in refusals()]
     assert seconds == list(reversed(range(30)))
@@ -145,7 +145,7 @@ def test_redis_drops_the_oldest_refusals_beyond_its_bound(monkeypatch: Any, redi
     for ago in (5, 4, 3, 2, 1):
         decision = check_request(request_from())
         collector.clear()
-        ids.append(collector._refusals.add(record(now - ago * 60, f"user:{ago}"), "", "", "GET", decision))
+        ids.append(collector.refusals.add(record(now - ago * 60, f"user:{ago}"), "", "", "GET", decision))
         collector.flush()
     assert [find_refusal(one) is not None for one in ids] == [False, False, True, True, True]
     assert redis_client.hlen(statistics_key("rqtest", "refusals")) == 6
@@ -155,10 +155,10 @@ def test_refusals_expire_after_48_hours(search: Endpoint, redis_client: redis.Re
     RatePolicy.objects.create(endpoint=search, rates="blocked")
     decision = check_request(request_from(), scope="search")
     collector.clear()
-    old = collector._refusals.add(record(int(time.time()) - 50 * HOUR), "", "", "GET", decision)
+    old = collector.refusals.add(record(int(time.time()) - 50 * HOUR), "", "", "GET", decision)
     collector.flush()
     assert find_refusal(old) is None
-    young = collector._refusals.add(record(int(time.time()) - 47 * HOUR), "", "", "GET", decision)
+    young = collector.refusals.add(record(int(time.time()) - 47 * HOUR), "", "", "GET", decision)
     collector.flush()
     assert find_refusal(young) is not None
     redis_client.zadd(statistics_key("rqtest", "refused_at"), {young: time.time() - 50 * HOUR})
@@ -194,7 +194,7 @@ def test_would_be_refusals_never_displace_refusals(monkeypatch: Any, redis_clien
 
     def note(last: int, policy: int, allowed: bool = True, ago: int = 0) -> str:
         noted = record(now - ago, f"ip:203.0.113.{last}", allowed=allowed, against=(policy,))
-        return collector._refusals.add(noted, "", "", "GET", Decision(allowed=allowed))
+        return collector.refusals.add(noted, "", "", "GET", Decision(allowed=allowed))
 
     assert [bool(note(last, 1)) for last in range(4)] == [True, True, True, False]
     assert [bool(note(last, 2)) for last in range(2)] == [True, False]

@@ -45,7 +45,7 @@ def count(now: int) -> Callable[..., None]:
                 second=now - hours_ago * HOUR, caller="user:1", ip="", plan_id=None, cost=1, **values
             )
             collector.clear()
-            collector._pending.extend([record] * times)
+            collector.pending.extend([record] * times)
             collector.flush()
 
     return run
@@ -123,6 +123,7 @@ def test_a_partly_expired_hour_is_not_rolled_up(count: Callable[..., None], at: 
     assert rows("hour") == [(5, 0, 0)]
 
 
+@pytest.mark.slow
 def test_another_process_that_writes_to_sqlite_waits_for_a_rollup(
     start: Start,  # noqa: F811
     count: Callable[..., None],

@@ -104,8 +104,8 @@ def test_the_busiest_callers_are_not_evicted_by_many_others(monkeypatch: Any, re
     monkeypatch.setattr("django_ratequota.monitoring.collector.MAX_CALLERS", 20)
     now = int(time.time())
     for round_ in range(20):
-        collector._pending.extend([record(now, "user:busy")] * 5)
-        collector._pending.extend(record(now, f"user:{round_}-{number}") for number in range(50))
+        collector.pending.extend([record(now, "user:busy")] * 5)
+        collector.pending.extend(record(now, f"user:{round_}-{number}") for number in range(50))
         collector.flush()
     assert top_callers("hour", most=1)["admitted"][0].counts == Counts(100, 0, 0)
     for key in redis_client.scan_iter("rqtest:{statistics}:admitted:*"):
@@ -115,9 +115,9 @@ def test_the_busiest_callers_are_not_evicted_by_many_others(monkeypatch: Any, re
 def test_counts_are_bounded_and_totals_stay_exact(monkeypatch: Any, redis_client: redis.Redis) -> None:
     monkeypatch.setattr("django_ratequota.monitoring.collector.MAX_FIELDS", 50)
     now = int(time.time())
-    collector._pending.append(record(now))
+    collector.pending.append(record(now))
     collector.flush()
-    collector._pending.extend(record(now, policy_ids=(number,)) for number in range(500))
+    collector.pending.extend(record(now, policy_ids=(number,)) for number in range(500))
     collector.flush()
     line = timeline("hour")
     assert total(line.total) == Counts(501, 0, 0)
@@ -133,11 +133,11 @@ def test_the_chart_goes_on_where_a_key_is_full(monkeypatch: Any) -> None:
     noon = int(time.time()) // DAY * DAY + 12 * HOUR
     with time_machine.travel(noon + 1800, tick=False):
         collector.clear()
-        collector._pending.append(record(noon))
+        collector.pending.append(record(noon))
         collector.flush()
         assert timeline("hour").complete
         for minute in range(1, 30):
-            collector._pending.extend(record(noon + 60 * minute, policy_ids=(number,)) for number in range(10))
+            collector.pending.extend(record(noon + 60 * minute, policy_ids=(number,)) for number in range(10))
             collector.flush()
         for span in ("hour", "day", "week"):
             line = timeline(span)
@@ -175,7 +175,7 @@ def test_of_each_hour_the_week_has_what_redis_or_the_database_counted_more_of() 
         collector.clear()
         for hours_ago, times in ((1, 5), (2, 3), (0, 1)):
             one = record(noon - hours_ago * HOUR, endpoint_ids=(4,), policy_ids=(7,))
-            collector._pending.extend([one] * times)
+            collector.pending.extend([one] * times)
         collector.flush()
         rolled_up(1, t=(4, 0, 0), e4=(4, 0, 0), p7=(4, 0, 0))  # late counts came after the rollup
         rolled_up(2, t=(6, 3, 1), e4=(6, 3, 1), p7=(6, 3, 1), p8=(1, 0, 0))  # Redis has lost its data since
@@ -209,7 +209,7 @@ def test_a_machine_whose_clock_is_ahead_is_no_error() -> None:
     noon = int(time.time()) // DAY * DAY + 12 * HOUR
     with time_machine.travel(noon, tick=False):
         collector.clear()
-        collector._pending.extend([record(noon + 3 * HOUR), record(noon)])
+        collector.pending.extend([record(noon + 3 * HOUR), record(noon)])
         collector.flush()
         for span in ("hour", "day", "week"):
             assert total(timeline(span).total) == Counts(1, 0, 0)

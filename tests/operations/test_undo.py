@@ -344,6 +344,7 @@ def test_the_hash_names_the_state_that_was_compared(scene: dict[str, Any]) -> No
     assert plan_undo(change_id).seen != seen
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("action", ["create", "update", "delete"])
 def test_many_objects_are_undone_in_batches(
     scene: dict[str, Any], action: str, django_assert_max_num_queries: Any

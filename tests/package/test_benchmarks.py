@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -21,6 +22,13 @@ def test_blocks_take_turns_and_rotate_who_begins() -> None:
     made: list[str] = []
     interleave({name: lambda name=name: made.append(name) for name in "abc"}, blocks=3, times=2)
     assert "".join(made) == "aabbcc" + "bbccaa" + "ccaabb" + "aabbcc"
+    made.clear()
+
+    async def note(name: str) -> None:
+        made.append(name)
+
+    asyncio.run(ainterleave({name: lambda name=name: note(name) for name in "ab"}, 2, 1))
+    assert "".join(made) == "abbaab"
 
 
 def test_a_figure_is_the_median_of_all_blocks_but_the_first() -> None:
@@ -37,19 +45,6 @@ def test_a_figure_is_the_median_of_all_blocks_but_the_first() -> None:
 def test_several_clocks_are_read_around_the_same_blocks() -> None:
     clocks = (lambda: 3.0, iter(range(100)).__next__)
     assert interleave_by(clocks, {"it": int}, blocks=2, times=4) == [{"it": 0.0}, {"it": 0.25}]
-
-
-@pytest.mark.parametrize("blocks", [1, 2])
-def test_coroutines_take_turns_as_well(blocks: int) -> None:
-    import asyncio
-
-    made: list[str] = []
-
-    async def note(name: str) -> None:
-        made.append(name)
-
-    asyncio.run(ainterleave({name: lambda name=name: note(name) for name in "ab"}, blocks, 1))
-    assert "".join(made) == "abbaab"[: 2 * blocks + 2]
 
 
 def test_a_table_aligns_numbers_and_shows_three_digits() -> None:
@@ -77,6 +72,7 @@ def test_a_target_says_whether_and_by_how_much_it_is_missed() -> None:
     assert [row[3] for row in compare({}, whole=True).rows] == ["not measured"] * len(TARGETS)
 
 
+@pytest.mark.thorough
 def test_a_quick_run_measures_and_names_missing_packages() -> None:
     words = [sys.executable, "-m", "benchmarks", "one_decision", "memory", "--quick"]
     inherited = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}

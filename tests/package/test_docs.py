@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from http import HTTPStatus
 from pathlib import Path
 from types import ModuleType
@@ -176,12 +177,12 @@ def test_snippets_run(name: str, settings: Any, monkeypatch: pytest.MonkeyPatch,
     Page(DOCS / name, settings, monkeypatch, tmp_path).run()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_links_lead_somewhere(name: str) -> None:
-    page = DOCS / name
-    assert [link for link in links(page) if not (page.parent / link).exists()] == []
+def test_links_lead_somewhere() -> None:
+    pages = [DOCS / name for name in NAMES]
+    assert [(page.name, link) for page in pages for link in links(page) if not (page.parent / link).exists()] == []
 
 
+@cache
 def slugs(page: Path) -> set[str]:
     """Return the anchors of the page's headings, as code hosts and the site make them."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
@@ -190,13 +191,11 @@ def slugs(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in plain}
 
 
-@pytest.mark.parametrize(
-    "page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(DOCS / name for name in NAMES)], ids=str
-)
-def test_anchors_in_links_are_headings(page: Path) -> None:
-    text = re.sub(r"^```.*?^```|`[^`\n]+`", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-    for file, anchor in re.findall(r"\]\((?!\w+:)([^)#\s]*)#([^)\s]+)\)", text):
-        assert anchor in slugs(page.parent / file if file else page), f"{file}#{anchor}"
+def test_anchors_in_links_are_headings() -> None:
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(DOCS / name for name in NAMES)):
+        text = re.sub(r"^```.*?^```|`[^`\n]+`", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        for file, anchor in re.findall(r"\]\((?!\w+:)([^)#\s]*)#([^)\s]+)\)", text):
+            assert anchor in slugs(page.parent / file if file else page), f"{page.name}: {file}#{anchor}"
 
 
 def test_every_setting_is_linked_to_its_section() -> None:
@@ -241,6 +240,7 @@ def test_the_tutorial_shows_what_the_example_project_does(place: Place, redis_cl
     assert demo.stop(by=signal.SIGINT, everyone=True) == (0, "\nStopped; nothing is left behind.\n")
 
 
+@pytest.mark.thorough
 def test_the_tutorials_own_project_works_as_typed(redis_client: object, tmp_path: Path) -> None:
     """Each file and each line of its last section, in an empty folder, with the suite's server and a free port."""
     heading, address = "\n## 5. Your own project", f"127.0.0.1:{free_port()}"

@@ -185,6 +185,7 @@ def test_check_tries_everything_and_leaves_nothing_behind(place: Place) -> None:
     assert place.left_behind() == []
 
 
+@pytest.mark.thorough
 def test_check_leaves_a_kept_database_and_a_shared_redis_as_they_were(
     place: Place, kept: dict[str, str], redis_client: redis.Redis
 ) -> None:
@@ -196,6 +197,7 @@ def test_check_leaves_a_kept_database_and_a_shared_redis_as_they_were(
     assert place.left_behind() == []
 
 
+@pytest.mark.thorough
 def test_check_reports_a_difference(place: Place, kept: dict[str, str], redis_client: redis.Redis) -> None:
     exports_on_free(kept, "UPDATE django_ratequota_ratepolicy SET mode = 'off' WHERE rates = '3/hour'")
     status, output = place.run("demo", "--check", **kept)
@@ -245,6 +247,7 @@ def request(words: list[str], address: str) -> list[int]:
     return [browser.get(url.removeprefix(address)).status for _ in range(times)]
 
 
+@pytest.mark.thorough
 def test_an_edit_in_the_admin_of_one_server_applies_in_another(place: Place, kept: dict[str, str]) -> None:
     first, second = Demo(place, **kept), Demo(place, **kept)
     first.ready(), second.ready()
@@ -261,6 +264,7 @@ def test_an_edit_in_the_admin_of_one_server_applies_in_another(place: Place, kep
     assert exports_on_free(kept) == "6/hour"
 
 
+@pytest.mark.thorough
 def test_an_interrupted_check_fails_and_leaves_nothing_behind(place: Place) -> None:
     process = place.start("demo", "--check")
     place.find("*/demo.sqlite3")  # now another process migrates
@@ -323,7 +327,7 @@ def routes(settings: Any) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.usefixtures("fresh_policies", "routes")
+@pytest.mark.usefixtures("fresh_policies", "routes", "recording")
 def test_made_up_traffic_fills_the_pages_of_the_admin(redis_client: redis.Redis) -> None:
     seed()
     number = record_traffic()
@@ -347,7 +351,7 @@ def test_made_up_traffic_fills_the_pages_of_the_admin(redis_client: redis.Redis)
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.usefixtures("fresh_policies", "routes")
+@pytest.mark.usefixtures("fresh_policies", "routes", "recording")
 def test_made_up_traffic_is_recorded_once_and_counts_against_nobody(redis_client: redis.Redis) -> None:
     seed()
     before = set(redis_client.scan_iter())

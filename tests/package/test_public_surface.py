@@ -8,7 +8,6 @@ from pathlib import Path
 from pkgutil import resolve_name
 
 import django
-import pytest
 
 import django_ratequota
 from django_ratequota import signals, testing
@@ -82,16 +81,13 @@ def test_the_top_level_has_these_modules() -> None:
     assert found == {*PUBLIC, *SHARED, *PRIVATE}
 
 
-@pytest.mark.parametrize("module", PUBLIC)
-def test_a_public_module_is_documented(module: str) -> None:
-    assert [page.name for page in PAGES if re.search(rf"\bdjango_ratequota\.{module}\b", page.read_text())]
-
-
-@pytest.mark.parametrize("module", [*PUBLIC, *NESTED])
-def test_a_public_module_has_its_names(module: str) -> None:
-    for name in {**PUBLIC, **NESTED}[module].split():
+def test_public_modules_are_documented_and_have_their_names() -> None:
+    pages = "\n".join(page.read_text() for page in PAGES)
+    assert {module for module in PUBLIC if not re.search(rf"\bdjango_ratequota\.{module}\b", pages)} == set()
+    for module, names in {**PUBLIC, **NESTED}.items():
         if module not in NEEDS_DJANGO_6 or django.VERSION >= (6, 0):
-            resolve_name(f"django_ratequota.{module}.{name}")
+            for name in names.split():
+                resolve_name(f"django_ratequota.{module}.{name}")
 
 
 def test_the_package_and_its_faces_export_no_other_names() -> None:
@@ -113,9 +109,8 @@ def named_paths(page: Path) -> Iterator[str]:
             yield path
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_a_path_on_a_page_can_be_imported(page: Path) -> None:
-    for path in set(named_paths(page)):
+def test_paths_on_pages_can_be_imported() -> None:
+    for path in {path for page in PAGES for path in named_paths(page)}:
         if path.split(".")[1] not in NEEDS_DJANGO_6 or django.VERSION >= (6, 0):
             resolve_name(path)
 

@@ -161,25 +161,20 @@ def test_hooks_pin_what_lint_runs() -> None:
     assert {pin for pin in pins if pin.startswith("ruff")} <= linters
 
 
-@pytest.mark.parametrize(
-    ("output", "factor", "fits"),
-    [
-        ("Redis server v=7.0.15 sha=00000000:0 malloc=jemalloc-5.3.0 bits=64 build=ae4d7c971a948f0", "redis70", True),
-        ("Redis server v=8.0.2 sha=00000000:1 malloc=jemalloc-5.3.0 bits=64 build=ae4d7c971a948f0", "redis70", False),
-        ("Valkey server v=9.1.2 sha=00000000:1 malloc=libc bits=64 build=0", "valkey91", True),
-        ("Valkey server v=7.0.1 sha=00000000:1 malloc=libc bits=64 build=0", "redis70", False),
-    ],
-)
-def test_a_server_has_the_version_of_its_leg(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, factor: str, fits: bool
-) -> None:
+def test_a_server_has_the_version_of_its_leg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "server"
-    program.write_text(f"#!/bin/sh\necho '{output}'\n")
-    program.chmod(0o755)
-    monkeypatch.setitem(leg.SERVERS, factor, lambda: str(program))
-    found, name = leg.find_server(factor)
-    assert found == (str(program) if fits else None)
-    assert output.split()[2].removeprefix("v=") in name
+    for server, factor, fits in (
+        ("Redis server v=7.0.15", "redis70", True),
+        ("Redis server v=8.0.2", "redis70", False),
+        ("Valkey server v=9.1.2", "valkey91", True),
+        ("Valkey server v=7.0.1", "redis70", False),
+    ):
+        program.write_text(f"#!/bin/sh\necho '{server} sha=00000000:1 malloc=libc bits=64 build=0'\n")
+        program.chmod(0o755)
+        monkeypatch.setitem(leg.SERVERS, factor, lambda: str(program))
+        found, name = leg.find_server(factor)
+        assert found == (str(program) if fits else None)
+        assert server.partition("v=")[2] in name
 
 
 def test_a_missing_server_is_reported(

@@ -31,6 +31,7 @@ from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.policies.resolver import EvaluationContext, Resolution, resolve
 from django_ratequota.runtime import default_limiter
 from tests.support.connections import close_connection
+from tests.support.properties import thorough_after
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -367,6 +368,7 @@ def test_reloading_reads_no_more_than_it_needs(policies: PolicyCache, alice: Use
     assert queries(lambda: policies.reload(newest())) == 2
 
 
+@pytest.mark.slow
 def test_a_process_that_starts_reads_the_latest_changes_only(policies: PolicyCache) -> None:
     """Each start read the ids of the whole history."""
     PolicyChange.objects.bulk_create([PolicyChange(model="plan", action="update") for _ in range(5000)])
@@ -393,7 +395,7 @@ def change_of(user: User, **fields: Any) -> PolicyChange:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("when", ["before", "during", "after"])
+@pytest.mark.parametrize("when", thorough_after(1, ["during", "before", "after"]))
 def test_a_row_that_commits_late_is_not_missed_however_many_came_since(
     policies: PolicyCache, alice: User, when: str
 ) -> None:
@@ -418,7 +420,7 @@ def test_a_row_that_commits_late_is_not_missed_however_many_came_since(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", [0, 5000, 9999])
+@pytest.mark.parametrize("place", thorough_after(1, [5000, 0, 9999]))
 def test_a_mass_change_that_commits_late_is_not_missed(policies: PolicyCache, alice: User, place: int) -> None:
     """One save was committed while thousands of rows were being written: most of these were never looked at."""
     bob = User.objects.create(username="bob")
@@ -457,7 +459,7 @@ def test_saves_by_turns_with_an_open_transactions_own_are_not_missed(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("history", ["none", "some"])
+@pytest.mark.parametrize("history", thorough_after(1, ["some", "none"]))
 @pytest.mark.parametrize("place", [0, 4999])
 def test_a_mass_change_drops_each_of_its_users(policies: PolicyCache, alice: User, history: str, place: int) -> None:
     """Where more rows were unseen than are read one by one, the oldest were passed over."""
@@ -471,7 +473,7 @@ def test_a_mass_change_drops_each_of_its_users(policies: PolicyCache, alice: Use
     assert policies.user(str(alice.pk)) is None
 
 
-@pytest.mark.parametrize("number", [998, 999, 1000, 1001, 1998, 1999, 2000, 2001])
+@pytest.mark.parametrize("number", thorough_after(2, [999, 1000, 998, 1001, 1998, 1999, 2000, 2001]))
 def test_a_late_row_is_seen_in_the_company_of_a_mass_change(policies: PolicyCache, alice: User, number: int) -> None:
     """The rows of a look are cut off at a number: the late one, lowest of all, was the first to fall off."""
     bob = User.objects.create(username="bob")

@@ -40,6 +40,7 @@ from django_ratequota.policies.snapshot import Group, Snapshot
 from django_ratequota.runtime import default_limiter, process
 from tests.faults import poll
 from tests.policies.test_cache import newest, queries, rows_read
+from tests.support.properties import thorough_after
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -285,7 +286,7 @@ class Editing:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", thorough_after(2, range(12)))
 def test_changed_rows_make_the_snapshot_that_loading_makes(policies: PolicyCache, seed: int) -> None:
     """After any edits: what was remembered of the snapshot before answers nothing wrongly, either."""
     editing = Editing(seed)

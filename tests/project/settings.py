@@ -62,7 +62,7 @@ CACHES = {
 }
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 # A long deadline, because the machine may stall. Tests of the deadline set their own.
-# No reports, no statistics and no deny cache, because tests count keys and commands.
+# No statistics, no reports and no deny cache, because tests count keys and commands.
 RATEQUOTA = {
     "PREFIX": "rqtest",
     "TIMEOUT": float(os.environ.get("RATEQUOTA_TEST_TIMEOUT", 5)),

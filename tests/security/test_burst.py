@@ -27,6 +27,7 @@ from tests.faults.servers import Node
 from tests.faults.test_http_servers import UVICORN, serving
 from tests.faults.wire import Wire
 from tests.project.views import request_from
+from tests.support.properties import thorough_after
 
 ATTACKER = "127.0.0.1"
 BURST = 300
@@ -104,7 +105,7 @@ def test_a_burst_opens_no_more_connections_than_the_bound(settings: Any, node: N
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("fresh_policies", "refused")
-@pytest.mark.parametrize("burst", [by_threads, by_tasks])
+@pytest.mark.parametrize("burst", thorough_after(1, [by_threads, by_tasks]))
 def test_waiting_for_a_connection_admits_no_refused_client(settings: Any, node: Node, burst: Any) -> None:
     """With four connections, and 20 ms an answer, the last of 300 waits for three times the timeout."""
     timeout = 0.5
@@ -154,7 +155,12 @@ def ask_at_once(port: int, path: str) -> Counter[int]:
     ("command", "path"),
     [
         pytest.param(f"{GUNICORN} django.core.wsgi:get_wsgi_application()", "/decorated/", id="gunicorn"),
-        pytest.param(f"{UVICORN} django.core.asgi:get_asgi_application", "/adecorated/", id="uvicorn"),
+        pytest.param(
+            f"{UVICORN} django.core.asgi:get_asgi_application",
+            "/adecorated/",
+            id="uvicorn",
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_a_burst_over_http(command: str, path: str, node: Node, tmp_path: Path) -> None:

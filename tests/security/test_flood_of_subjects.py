@@ -15,8 +15,10 @@ from django_ratequota.engine.keys import statistics_key
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.monitoring import alerts, pending_refusals
 from django_ratequota.monitoring import collector as collecting
+from django_ratequota.monitoring.background import Background
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.monitoring.refusals import find_refusal
+from django_ratequota.monitoring.sending import sending
 from django_ratequota.signals import quota_threshold
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
@@ -32,20 +34,20 @@ class Told(list[Any]):
 @pytest.fixture
 def told(monkeypatch: Any) -> Iterator[Told]:
     """The received signals; crossings are sent when the test calls ``send``."""
-    monkeypatch.setattr(alerts._background, "keep", lambda: None)
-    alerts._clear()
+    monkeypatch.setattr(Background, "keep", lambda _: None)
+    alerts.forget()
     told = Told()
     quota_threshold.connect(told)
     yield told
     quota_threshold.disconnect(told)
-    alerts._clear()
+    alerts.forget()
 
 
 @pytest.fixture
 def noted(settings: Any, monkeypatch: Any) -> Iterator[None]:
     """Refusals get ids, and are sent when the test calls ``flush``; the minute does not end meanwhile."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1.0}
-    monkeypatch.setattr(collecting._background, "keep", lambda: None)
+    monkeypatch.setattr(sending, "keep", lambda: None)
     monkeypatch.setattr(pending_refusals, "MINUTE", int(time.time()))
     collector.clear()
     yield

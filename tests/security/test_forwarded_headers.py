@@ -20,6 +20,7 @@ from packaging.requirements import Requirement
 
 from django_ratequota.policies.requests.caller import Caller
 from tests.faults.test_http_servers import GUNICORN, SECONDS, UVICORN, serving
+from tests.support.properties import thorough_after
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -85,7 +86,7 @@ def asgi() -> Any:
 
 @pytest.mark.parametrize(
     "command",
-    [f"{GUNICORN} {__name__}:wsgi()", f"{UVICORN} --no-proxy-headers {__name__}:asgi"],
+    thorough_after(1, [f"{GUNICORN} {__name__}:wsgi()", f"{UVICORN} --no-proxy-headers {__name__}:asgi"]),
     ids=["gunicorn", "uvicorn"],
 )
 def test_underscores_forge_no_address_at_a_real_server(command: str, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from django_ratequota.policies.requests.caller import Caller, client_address
 from django_ratequota.utils.addresses import unmap, unmap_network
 from tests.package.test_docs import Page
 from tests.project.views import request_from
+from tests.support.properties import thorough_after
 from tests.support.snippets import ROOT
 
 database = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
@@ -85,7 +86,7 @@ def test_many_addresses_at_one_name_end_at_its_own_fuse(how_to: None) -> None:
 
 
 @with_database
-@pytest.mark.parametrize("address", ["203.0.113.{}", "2001:db8:7:{}::1"], ids=["IPv4", "IPv6"])
+@pytest.mark.parametrize("address", thorough_after(1, ["203.0.113.{}", "2001:db8:7:{}::1"]), ids=["IPv4", "IPv6"])
 def test_many_names_from_one_network_end(how_to: None, address: str) -> None:
     """Each address of a /48 has a name of its own to guess at: 65,536 counters of an IPv6 client's."""
     statuses = [log_in(f"user{n}", "guess", address.format(n % 250)) for n in range(340)]

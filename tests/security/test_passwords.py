@@ -17,6 +17,7 @@ from django_ratequota.models import RatePolicy
 from django_ratequota.runtime import store_from_settings
 from django_ratequota.store.factory import store_from_url
 from tests.project.views import request_from
+from tests.support.properties import thorough_after
 
 #: What URLs, percent-encoding and lists of URLs are made of, and what text is made of.
 SPECIAL = [
@@ -77,7 +78,7 @@ def everything_said(settings: Any, caplog: Any, ratequota: dict[str, Any], locat
     return "\n".join([*texts, caplog.text])
 
 
-@pytest.mark.parametrize("form", URLS)
+@pytest.mark.parametrize("form", thorough_after(2, URLS))
 def test_no_part_of_a_password_is_logged(settings: Any, caplog: Any, form: str) -> None:
     nowhere = "redis://127.0.0.1:1/0"
     leaks = []

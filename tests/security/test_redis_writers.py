@@ -30,6 +30,7 @@ from tests.admin.test_permissions import client_of
 from tests.conftest import Check
 from tests.enforcement.test_check import left, monitored
 from tests.project.views import request_from
+from tests.support.properties import thorough_after
 
 Write = Callable[[redis.Redis, str], object]
 REVISION = revision_key("rqtest")
@@ -234,7 +235,7 @@ def hostile_writes(algorithm: str, now_us: int) -> list[Write]:
 class TestCounters:
     """A counter that cannot be read failed the script: ``on_error`` decided, and let everything through."""
 
-    @pytest.mark.parametrize("real_time", [False, True])
+    @pytest.mark.parametrize("real_time", thorough_after(1, [False, True]))
     @pytest.mark.parametrize("algorithm", ALGORITHMS)
     def test_no_value_fails_a_decision_or_lifts_another_limit(
         self, redis_client: redis.Redis, limiter: Limiter, clock: Any, algorithm: str, real_time: bool

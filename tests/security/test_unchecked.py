@@ -30,6 +30,7 @@ from django_ratequota import check_request
 from django_ratequota.decorators import ratequota
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
 from django_ratequota.monitoring import alerts
+from django_ratequota.monitoring.background import Background
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.monitoring.records import DecisionRecord
 from django_ratequota.ninja import QuotaThrottle as NinjaThrottle
@@ -436,10 +437,9 @@ def test_policies_per_caller_are_left_to_the_view(get: Get, account: Endpoint, a
 
 
 def test_each_request_is_recorded_once_and_signals_once(
-    get: Get, settings: Any, account: Endpoint, alice: User, monkeypatch: pytest.MonkeyPatch
+    get: Get, recording: None, account: Endpoint, alice: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(alerts._background, "keep", lambda: None)  # else a thread sends the queued signals
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 20}
+    monkeypatch.setattr(Background, "keep", lambda _: None)  # else a thread sends the queued signals
     RatePolicy.objects.create(endpoint=account, counted_per="ip", rates="3/hour")
     RatePolicy.objects.create(rates="30/hour")
     refused: list[Any] = []
@@ -450,11 +450,11 @@ def test_each_request_is_recorded_once_and_signals_once(
     request_refused.connect(receive)
     alerts.quota_threshold.connect(receive)
     collector.clear()
-    alerts._clear()
+    alerts.forget()
     try:
         seen = [statuses(get, "/account/", times, headers=key) for times, key in ((1, RIGHT), (2, WRONG), (1, RIGHT))]
         assert seen == [[200], [401, 401], [429]]
-        noted = [DecisionRecord._make(one) for one in collector._pending]
+        noted = [DecisionRecord._make(one) for one in collector.pending]
         assert [(one.caller, one.allowed) for one in noted] == [
             ("user:1", True),
             ("ip:127.0.0.1", True),
@@ -465,7 +465,7 @@ def test_each_request_is_recorded_once_and_signals_once(
         assert sorted(one.level for limit in alerts._queue.values() for one in limit) == [80, 100]
     finally:
         collector.clear()
-        alerts._clear()
+        alerts.forget()
         request_refused.disconnect(receive)
         alerts.quota_threshold.disconnect(receive)
 

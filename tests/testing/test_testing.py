@@ -278,7 +278,7 @@ class TestSideEffects:
         settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 0.05}
         with override_policies({"search": "blocked"}):
             assert Client().get("/decorated/")["X-RateLimit-Refusal"]
-        assert not collector._pending
+        assert not collector.pending
 
     def test_the_usage_api_and_rest_framework_use_the_override(self) -> None:
         with override_policies({"search": "2/min"}):

@@ -13,6 +13,7 @@ import pytest
 
 from django_ratequota.exceptions import ConfigurationError
 from django_ratequota.utils.optional import require
+from tests.support.properties import thorough_after
 
 ROOT = Path(__file__).parents[2]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -74,7 +75,7 @@ def test_everything_else_does_without_all_of_them() -> None:
     assert run(f"{hidden}{SETUP}\nfrom django_ratequota import errors, metrics, urls\nprint('ran')") == "ran\n"
 
 
-@pytest.mark.parametrize("module", USERS)
+@pytest.mark.parametrize("module", thorough_after(1, USERS))
 def test_a_missing_package_raises_an_error_that_names_its_extra(module: str) -> None:
     extra, package = USERS[module]
     code = f"""{HIDE.format(package=package)}{SETUP}
@@ -90,7 +91,7 @@ except ConfigurationError as error:
     assert extra in EXTRAS
 
 
-@pytest.mark.parametrize("module", USERS)
+@pytest.mark.parametrize("module", thorough_after(1, USERS))
 def test_a_package_that_is_there_is_used(module: str) -> None:
     package = USERS[module][1]
     code = f"{SETUP}\nfrom importlib import import_module\nimport_module('django_ratequota.{module}')"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from traceback import format_exception_only
@@ -13,7 +13,6 @@ from django.utils.module_loading import import_string
 
 from ...conf import UNIX, settings
 from ...engine.keys import short
-from ...runtime import OncePerSettings
 from ...utils.addresses import Address, Network, unmap
 from ...utils.problems import note_problem
 
@@ -70,7 +69,11 @@ class Caller:
     def client_address(self) -> ClientAddress:
         """Return the client's address, and its text as part of a subject."""
         meta = self._request.META
-        return _reader()(meta.get("REMOTE_ADDR") or "", meta.get("HTTP_X_FORWARDED_FOR") or "")
+        remote = meta.get("REMOTE_ADDR") or ""
+        # Without trusted proxies any client could have written the header.
+        forwarded = (meta.get("HTTP_X_FORWARDED_FOR") or "") if settings.trusted_proxies else ""
+        read = _read_cached if len(remote) + len(forwarded) <= _LONGEST else _read
+        return read(remote, forwarded, settings.generation)
 
     @cached_property
     def plan_slug(self) -> str | None:
@@ -162,7 +165,7 @@ class DescribedCaller(Caller):
         plan_slug: str | None = None,
     ) -> None:
         self.user_id = user_id
-        self.client_address = NO_ADDRESS if address is None else _reader()(address, "")
+        self.client_address = NO_ADDRESS if address is None else _read(address, "", settings.generation)
         self.plan_slug = plan_slug
         self._values = {kind: short(value) for kind, value in (identifiers or {}).items()}
 
@@ -185,29 +188,14 @@ class Unidentified(Caller):
         return None
 
 
-def _make_reader() -> Callable[[str, str], ClientAddress]:
-    networks, trust_unix = settings.networks, UNIX in settings.trusted_proxies
-
-    def read(remote: str, forwarded: str) -> ClientAddress:
-        return _with_text(client_address(remote, forwarded, networks, trust_unix))
-
-    # Cached, because parsing the address is the slowest part of identifying a known caller.
-    read_cached = lru_cache(_HEADERS)(read)
-
-    def read_headers(remote: str, forwarded: str) -> ClientAddress:
-        if not networks and not trust_unix:
-            forwarded = ""  # because without trusted proxies any client could have written it
-        return (read_cached if len(remote) + len(forwarded) <= _LONGEST else read)(remote, forwarded)
-
-    return read_headers
-
-
-#: (REMOTE_ADDR, X-Forwarded-For) -> ClientAddress, by the settings in force.
-_reader = OncePerSettings(_make_reader)
-
-
-def _with_text(address: Address | None) -> ClientAddress:
+def _read(remote: str, forwarded: str, _generation: int) -> ClientAddress:
+    """Return the address that REMOTE_ADDR and X-Forwarded-For name, by the settings of this generation."""
+    address = client_address(remote, forwarded, settings.networks, UNIX in settings.trusted_proxies)
     return ClientAddress(address, None if address is None else client_text(address, settings.ipv6_prefix))
+
+
+# Because parsing is the slowest part of identifying a known caller.
+_read_cached = lru_cache(_HEADERS)(_read)
 
 
 def client_address(
