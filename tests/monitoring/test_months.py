@@ -11,14 +11,14 @@ import pytest
 import redis
 from django.contrib.auth.models import User
 
-from django_ratequota import Decision, check_request
+from django_ratequota import Decision, Limiter, check_request
 from django_ratequota.engine.keys import bucket_key
 from django_ratequota.models import Plan, PlanAssignment, QuotaWindow, RatePolicy
 from django_ratequota.monitoring import checkpoints
 from django_ratequota.monitoring.checkpoint_rows import batches
 from django_ratequota.monitoring.checkpoints import flush
 from django_ratequota.operations.quotas import used_in_month
-from django_ratequota.runtime import default_limiter
+from django_ratequota.runtime import default_limiter, process
 from tests.conftest import Clock
 from tests.project.views import request_from
 
@@ -28,11 +28,11 @@ Ask = Callable[..., Decision]
 
 
 @pytest.fixture
-def ask(alice: User, free: Plan, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Ask:
+def ask(alice: User, free: Plan, clock: Clock, limiter: Limiter, monkeypatch: pytest.MonkeyPatch) -> Ask:
     """Make a request of alice's at a time, under 100/month from a day of the month."""
     RatePolicy.objects.create(rates="100/month")
     assignment = PlanAssignment.objects.create(user=alice, plan=free, starts_at=moment("2024-01-01"))
-    monkeypatch.setattr(default_limiter(), "_clock", clock)
+    monkeypatch.setattr(process, "limiter", lambda: limiter)
 
     def ask(at: str, anchor: int, cost: int = 1, user: User = alice) -> Decision:
         clock.now_us = round(moment(at).timestamp()) * 10**6

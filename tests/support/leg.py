@@ -56,7 +56,7 @@ PARTS = {
         policies/test_unreadable changes/test_writer operations/test_restore admin/test_copy_plan
         monitoring/test_rollup changes/test_publication
         changes/test_saves operations/test_undo monitoring/test_checkpoints policies/test_lists
-        admin/test_assignments policyfile/test_assignments""",
+        admin/test_assignments""",
     "users": """enforcement/test_check front/test_throttling front/test_decorators front/test_middleware
         policies/requests/test_caller operations/test_boosts admin/test_permissions admin/test_explain
         admin/test_usage_page operations/test_counters admin/test_preview operations/test_impact admin/test_matrix
@@ -66,7 +66,7 @@ PARTS = {
         policyfile/test_validator policyfile/test_diff policyfile/test_apply policyfile/test_round_trips
         compat/test_drf compat/test_ratelimit management/test_drf_settings operations/test_near
         admin/test_quotas_page monitoring/test_checkpoints admin/test_lists operations/test_undo
-        admin/test_assignments policyfile/test_assignments""",
+        admin/test_assignments""",
 }
 
 #: Tests that need integer primary keys of users, or the default user model; two of them take half a minute each.
