@@ -35,6 +35,7 @@ nitpick_ignore_regex = [(r"py:.*", r"(?!django_ratequota).*")]
 # Only annotations name these.
 nitpick_ignore = [
     ("py:class", "django_ratequota.engine.decision.Charge"),
+    ("py:class", "django_ratequota.engine.decision.Charged"),
     ("py:class", "django_ratequota.engine.decision.Charges"),
     ("py:class", "django_ratequota.engine.decision.Settler"),
     ("py:class", "django_ratequota.decorators.View"),
