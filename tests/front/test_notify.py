@@ -53,7 +53,7 @@ def join() -> None:
 def test_a_mail_has_the_values_before_and_after(free: Plan, alice: User, connect: Connect) -> None:
     pro = Plan.objects.create(name="Pro", slug="pro")
     policy = RatePolicy.objects.create(plan=free, rates="10/min", reason="A trial")
-    policies_changed.connect(mail_operators)
+    connect(mail_operators)
     with changed_by(alice, "Ticket 4711"), transaction.atomic():
         RatePolicy.objects.filter(pk=policy.pk).update(rates="20/min", plan=pro, reason="")
         RatePolicy.objects.create(rates="1/s")
