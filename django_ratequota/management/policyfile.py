@@ -22,13 +22,7 @@ def add_verbs(verbs: Any) -> None:
     out.add_argument("--assignments", action="store_true", help="Include the plan assignments.")
     into = verbs.add_parser("import", help="Import plans, endpoints and policies from a file.")
     into.set_defaults(run=import_file)
-    source = into.add_mutually_exclusive_group(required=True)
-    source.add_argument(
-        "file", metavar="FILE", nargs="?", help="YAML or JSON as export writes it; - = standard input."
-    )
-    source.add_argument(
-        "--from-drf-settings", action="store_true", help="Import the DEFAULT_THROTTLE_RATES of DRF instead."
-    )
+    into.add_argument("file", metavar="FILE", help="YAML or JSON as export writes it; - = standard input.")
     into.add_argument("--dry-run", action="store_true", help="Show what would change, and change nothing.")
     into.add_argument("--prune", action="store_true", help="Delete what the sections of the file leave out.")
     into.add_argument("--reason", default="", help="Recorded in the history.")
@@ -50,17 +44,10 @@ def export_file(command: BaseCommand, options: dict[str, Any]) -> None:
 
 def import_file(command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     """Import a file, or print its problems; raises ``CommandError``."""
-    name: str = options["file"]
-    notes: list[str] = []
-    arguments = {key: options[key] for key in ("prune", "dry_run", "reason")}
+    name = "<stdin>" if options["file"] == "-" else options["file"]
     try:
-        if options["from_drf_settings"]:
-            from . import drf_settings as drf
-
-            name, (text, notes) = drf.NAME, drf.file_of_settings()
-        else:
-            name, text = "<stdin>" if name == "-" else name, decode(_bytes(name))
-        diff = apply_file(text, **arguments)
+        text = decode(_bytes(options["file"]))
+        diff = apply_file(text, prune=options["prune"], dry_run=options["dry_run"], reason=options["reason"])
     except InvalidFile as error:
         for number, path, message in error.problems:
             command.stderr.write(f"{name}:{number}: {path}: {message}" if path else f"{name}:{number}: {message}")
@@ -79,7 +66,6 @@ def import_file(command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     kept = [f"{count} {kind.singular if count == 1 else kind.name}" for kind, count in diff.unnamed.items() if count]
     if kept:
         yield f"Kept although the file does not name them: {', '.join(kept)}; --prune deletes them"
-    yield from (f"Note: {note}" for note in notes)
 
 
 def _bytes(name: str) -> bytes:

@@ -55,7 +55,7 @@ from django.conf import settings
 from rest_framework.settings import api_settings
 from django.test.utils import override_settings
 from settings_policies import REST_FRAMEWORK as then
-call_command("ratequota", "import", "--from-drf-settings", stdout=__import__("io").StringIO())
+call_command("ratequota", "import", "drf.yaml", stdout=__import__("io").StringIO())
 from urls import Api
 with override_settings(REST_FRAMEWORK=then):
     Api.throttle_classes = api_settings.DEFAULT_THROTTLE_CLASSES
@@ -64,7 +64,7 @@ with override_settings(REST_FRAMEWORK=then):
 
 
 def snippet(name: str) -> str:
-    found = re.search(rf"```python\n(# {re.escape(name)}\n.*?)```", GUIDE, re.DOTALL)
+    found = re.search(rf"```(?:python|yaml)\n(# {re.escape(name)}\n.*?)```", GUIDE, re.DOTALL)
     assert found, name
     return found[1]
 
@@ -72,7 +72,7 @@ def snippet(name: str) -> str:
 def run(home: Path, code: str) -> list[str]:
     (home / "project.py").write_text(SETTINGS + server_line() + snippet("settings.py"))
     (home / "urls.py").write_text(URLS)
-    for name in ("throttles.py", "settings_policies.py", "views.py"):
+    for name in ("throttles.py", "settings_policies.py", "drf.yaml", "views.py"):
         (home / name).write_text(snippet(name))
     environment = os.environ | {"DJANGO_SETTINGS_MODULE": "project", "PYTHONPATH": f"{ROOT}{os.pathsep}{home}"}
     done = subprocess.run(

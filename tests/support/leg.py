@@ -64,7 +64,7 @@ PARTS = {
         admin/test_admin package/test_locale security/test_promises management/test_command
         enforcement/test_on_error operations/test_advice policyfile/test_export policyfile/test_document
         policyfile/test_validator policyfile/test_diff policyfile/test_apply policyfile/test_round_trips
-        compat/test_drf compat/test_ratelimit management/test_drf_settings operations/test_near
+        compat/test_drf compat/test_ratelimit operations/test_near
         admin/test_quotas_page monitoring/test_checkpoints admin/test_lists operations/test_undo
         admin/test_assignments""",
 }
