@@ -115,40 +115,47 @@ def store_from_settings(settings: Settings) -> Store:
 
 def _alias_pool(alias: str) -> Any:
     """Return the connection pool of a Redis alias in CACHES; raises ``ConfigurationError``."""
-    from django.core.cache import InvalidCacheBackendError, caches
-    from django.core.cache.backends.redis import RedisCache as DjangosRedisCache
-    from django.core.exceptions import ImproperlyConfigured
-    from django_redis.cache import RedisCache
+    from django.core.cache import caches
 
-    from .store.factory import check_readable, safe_message
-
-    # Other errors may quote a LOCATION, with its password.
-    known = (InvalidCacheBackendError, ImproperlyConfigured, ImportError)
     if "://" in alias:
         raise ConfigurationError("CACHE is the name of an alias in CACHES; a URL belongs to RATEQUOTA['REDIS_URL']")
     try:
         cache: Any = caches[alias]
     except Exception as error:  # whatever its backend raises, its settings are to blame
-        text = str(error) if isinstance(error, known) else type(error).__name__
-        raise ConfigurationError(f"CACHES has no alias {alias!r} that works: {text}") from None
+        raise ConfigurationError(f"CACHES has no alias {alias!r} that works: {_safe_text(error)}") from None
+    return client_of_cache(cache, f"CACHES[{alias!r}]").connection_pool
+
+
+def client_of_cache(cache: Any, name: str) -> Any:
+    """Return redis-py's client of a cache; raises ``ConfigurationError``, which calls the cache ``name``."""
+    from django.core.cache.backends.redis import RedisCache as DjangosRedisCache
+    from django_redis.cache import RedisCache
+
+    from .store.factory import check_readable, safe_message
+
     djangos = isinstance(cache, DjangosRedisCache)
     if not djangos and not isinstance(cache, RedisCache):
         kind = f"{type(cache).__module__}.{type(cache).__qualname__}"
-        raise ConfigurationError(
-            f"CACHES[{alias!r}] is {kind}, not django_redis.cache.RedisCache or Django's own RedisCache; "
-            "set RATEQUOTA['CACHE'] to the alias of one, or RATEQUOTA['REDIS_URL']"
-        )
+        raise ConfigurationError(f"{name} is {kind}, not django_redis.cache.RedisCache or Django's own RedisCache")
     try:
         urls: Any = getattr(cache, "_servers" if djangos else "_server", None) or ()  # with commas between, or a list
         for url in urls.split(",") if isinstance(urls, str) else urls:
             if isinstance(url, str):
                 check_readable(url)
-        return (cache._cache if djangos else cache.client).get_client(write=True).connection_pool
+        return (cache._cache if djangos else cache.client).get_client(write=True)
     except ValueError as error:
-        raise ConfigurationError(f"CACHES[{alias!r}] cannot be used: LOCATION: {safe_message(error)}") from None
+        raise ConfigurationError(f"{name} cannot be used: LOCATION: {safe_message(error)}") from None
     except Exception as error:
-        text = str(error) if isinstance(error, known) else type(error).__name__
-        raise ConfigurationError(f"CACHES[{alias!r}] cannot be used: {text}") from None
+        raise ConfigurationError(f"{name} cannot be used: {_safe_text(error)}") from None
+
+
+def _safe_text(error: Exception) -> str:
+    """Return the text of an error of Django's or an import; others may quote a LOCATION, with its password."""
+    from django.core.cache import InvalidCacheBackendError
+    from django.core.exceptions import ImproperlyConfigured
+
+    known = isinstance(error, InvalidCacheBackendError | ImproperlyConfigured | ImportError)
+    return str(error) if known else type(error).__name__
 
 
 def limiter_options() -> dict[str, Any]:

@@ -82,7 +82,6 @@ def _unconfigured(problem: str) -> checks.CheckMessage:
     if conf.settings.redis_url or not _debugging():
         hint = f"{ways}, or to 'memory://' and nothing more."
         return checks.Error(problem, hint=hint, id="django_ratequota.E002")
-    problem = problem.partition("; ")[0]
     text = f"Limits need Redis, and none is configured: {problem}. Until then each policy's on_error decides."
     hint = (
         "To develop without Redis, set RATEQUOTA['REDIS_URL'] = 'memory://' (limits are counted in this process) or "

@@ -62,7 +62,7 @@ class SimpleRateThrottle(drf.SimpleRateThrottle):
         self.key = self.get_cache_key(request, view)
         if self.key is None:
             return True
-        decision = self._decide(self.key)
+        self._decision = decision = self._decide(self.key)
         if decision.denied_by:
             raise StoreUnavailable(decision)
         return self.throttle_success() if decision.allowed else self.throttle_failure()
@@ -97,24 +97,20 @@ class SimpleRateThrottle(drf.SimpleRateThrottle):
         self.now = self.timer()
         if self.num_requests < 1:
             self._history = []
-            self._decision = Decision(allowed=False)
-            return self._decision
-        self._limiter = limiter = self._limiter_in_use()
-        bucket = _bucket(key, self.num_requests, self.duration)
-        if limiter is None:
-            self._history = []
-            decision = Decision(allowed=True)
-        else:
-            if clocked:
-                _timer_us.set(round(self.now * 10**6) + _EPOCH_US)
-            try:
-                decision = limiter.check((bucket,))
-            except StoreError as error:
-                note_degraded(error.reason, error)
-                decision = decide_without_store((bucket,), error.reason, 1)
-        if decision.at_us and not clocked:
+            return Decision(allowed=False)
+        self._limiter = self._limiter_in_use()
+        if self._limiter is None:
+            return Decision(allowed=True)
+        if clocked:
+            _timer_us.set(round(self.now * 10**6) + _EPOCH_US)
+        buckets = (Bucket(f"throttle:{short(str(key))}", _rate(self.num_requests, self.duration)),)
+        try:
+            decision = self._limiter.check(buckets)
+        except StoreError as error:
+            note_degraded(error.reason, error)
+            return decide_without_store(buckets, error.reason, 1)
+        if not clocked and decision.at_us:
             self.now = decision.at_us / 10**6
-        self._decision = decision
         return decision
 
     def _limiter_in_use(self) -> Limiter | None:
@@ -155,10 +151,6 @@ class UserRateThrottle(drf.UserRateThrottle, SimpleRateThrottle):
 
 class ScopedRateThrottle(drf.ScopedRateThrottle, SimpleRateThrottle):
     """DRF's, counted in Redis: views by their ``throttle_scope``."""
-
-
-def _bucket(key: object, limit: int, seconds: float) -> Bucket:
-    return Bucket(f"throttle:{short(str(key))}", _rate(limit, seconds))
 
 
 @lru_cache(maxsize=256)

@@ -8,14 +8,12 @@ from typing import Any
 
 from django.core.cache import caches
 from django.core.cache.backends.dummy import DummyCache
-from django.core.cache.backends.redis import RedisCache as DjangosRedisCache
 from django.core.exceptions import ImproperlyConfigured
-from django_redis.cache import RedisCache
 
 from ..conf import settings
 from ..engine.limiter import Limiter
 from ..exceptions import ConfigurationError, StoreError
-from ..runtime import OncePerSettings, default_limiter
+from ..runtime import OncePerSettings, client_of_cache, default_limiter
 
 Clock = Callable[[], int]
 
@@ -35,49 +33,27 @@ def limiter_of(
     objects. ``clock`` returns µs, see ``Limiter``. Raises ``ImproperlyConfigured`` where the cache is not Redis;
     ``setting`` is what the message names as wrong.
     """
-    if not settings.enabled:
+    if not settings.enabled or isinstance(cache, DummyCache):
         return None
-    if cache is None:
-        return _limiter_of_settings(clock)
-    if isinstance(cache, DummyCache):
-        return None
-    limiters, key = _limiters(), (name or cache, clock)
-    limiter = limiters.get(key)
-    if limiter is None:
-        limiter = limiters.setdefault(key, _limiter_of_cache(cache, setting, clock))
-    return limiter
-
-
-def _limiter_of_settings(clock: Clock | None) -> Limiter | None:
-    if not settings.redis_url and isinstance(caches[settings.cache], DummyCache):
+    if cache is None and not settings.redis_url and isinstance(caches[settings.cache], DummyCache):
         return None
     try:
-        if clock is None:
+        if cache is None and clock is None:
             return default_limiter()
-        limiters = _limiters()
-        return limiters.get(clock) or limiters.setdefault(clock, Limiter(clock=clock, deny_cache_seconds=0))
+        limiters, key = _limiters(), (name or cache, clock)
+        return limiters.get(key) or limiters.setdefault(key, _make_limiter(cache, setting, clock))
     except (ConfigurationError, StoreError) as error:
         raise ImproperlyConfigured(str(error)) from error
 
 
-def _limiter_of_cache(cache: Any, setting: str, clock: Clock | None) -> Limiter:
-    try:
-        if isinstance(cache, RedisCache):
-            client = cache.client.get_client(write=True)
-        elif isinstance(cache, DjangosRedisCache):
-            client = cache._cache.get_client(None, write=True)
-        else:
-            raise ImproperlyConfigured(
-                f"{setting} names a {type(cache).__name__}, but requests are counted in Redis: name a cache of "
-                "django_redis.cache.RedisCache, or a DummyCache to limit nothing"
-            )
-        return Limiter(
-            client=client,
-            clock=clock,
-            prefix=settings.prefix,
-            time_zone=settings.time_zone,
-            timeout=settings.timeout,
-            deny_cache_seconds=0 if clock else settings.deny_cache_seconds,
-        )
-    except (TypeError, NotImplementedError, ValueError) as error:  # a client of several servers, or an invalid URL
-        raise ImproperlyConfigured(f"{setting} names a cache that is not one Redis: {error}") from error
+def _make_limiter(cache: Any, setting: str, clock: Clock | None) -> Limiter:
+    if cache is None:
+        return Limiter(clock=clock, deny_cache_seconds=0)
+    return Limiter(
+        client=client_of_cache(cache, setting),
+        clock=clock,
+        prefix=settings.prefix,
+        time_zone=settings.time_zone,
+        timeout=settings.timeout,
+        deny_cache_seconds=0 if clock else settings.deny_cache_seconds,
+    )

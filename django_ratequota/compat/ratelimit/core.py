@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -22,13 +22,13 @@ from django.utils.module_loading import import_string
 
 from ...conf import settings
 from ...engine.calendar_windows import window_end_us
-from ...engine.decision import Decision
 from ...engine.keys import short
 from ...engine.limiter import Limiter
 from ...engine.rates import MAX_UNITS, Rate
 from ...engine.types import Bucket
 from ...exceptions import InvalidRate, StoreError
 from ...monitoring.health import note_degraded
+from ...utils.sansio import Twins, acall, adrive, call, drive
 from ..limiters import limiter_of
 from .keys import get_ip as _get_ip
 from .keys import may_block, value_of
@@ -69,15 +69,7 @@ def get_usage(
     ``rate`` is text such as ``5/m`` or ``100/15m``, (requests, seconds), None, or a function of the same kind that
     returns one. ``increment`` counts this request. Raises ``ImproperlyConfigured``.
     """
-    query = _make_query(request, group, fn, key, rate, method)
-    if query is None or query.limiter is None:
-        return query and _uncounted(query, increment)
-    limiter, buckets = query.limiter, (query.bucket,)
-    try:
-        decision = limiter.charge(buckets) if increment else limiter.peek(buckets, 0)
-    except StoreError as error:
-        return _unanswered(query, increment, error)
-    return _usage(query, decision)
+    return drive(_usage_steps(increment, request, group, fn, key, rate, method), call)
 
 
 async def aget_usage(
@@ -90,17 +82,26 @@ async def aget_usage(
     increment: bool = False,
 ) -> Usage | None:
     """``get_usage``, awaited; ``key`` and ``rate`` run in a thread where they may read session or database."""
-    arguments = (request, group, fn, key, rate, method)
-    in_thread = may_block(key) or callable(rate) or (isinstance(rate, str) and "." in rate)
-    query = await sync_to_async(_make_query)(*arguments) if in_thread else _make_query(*arguments)
+    return await adrive(_usage_steps(increment, request, group, fn, key, rate, method), acall)
+
+
+def _usage_steps(increment: bool, *arguments: Any) -> Generator[Twins, Any, Usage | None]:
+    query = yield Twins(_make_query, _amake_query, arguments)
     if query is None or query.limiter is None:
         return query and _uncounted(query, increment)
     limiter, buckets = query.limiter, (query.bucket,)
     try:
-        decision = await (limiter.acharge(buckets) if increment else limiter.apeek(buckets, 0))
+        if increment:
+            decision = yield Twins(limiter.charge, limiter.acharge, (buckets,))
+        else:
+            decision = yield Twins(limiter.peek, limiter.apeek, (buckets, 0))
     except StoreError as error:
         return _unanswered(query, increment, error)
-    return _usage(query, decision)
+    status = decision.statuses[0]
+    left_us = status.reset_after_us
+    if not left_us:
+        left_us = window_end_us(status.bucket.rate, decision.at_us, settings.time_zone) - decision.at_us
+    return _usage_dict(status.used, query.limit, ceil(left_us / 10**6))
 
 
 _functions: list[Any] = [is_ratelimited, ais_ratelimited, get_usage, aget_usage]
@@ -132,6 +133,12 @@ def _make_query(request: Any, group: str | None, fn: Any, key: Any, rate: Any, m
     prefix = getattr(django_settings, "RATELIMIT_CACHE_PREFIX", "rl:")
     named = [prefix, group, limit, seconds, value_of(key, group, request), _named_methods(method)]
     return _Query(Bucket(f"ratelimit:{short(json.dumps(named))}", _counted(seconds)), limit, _limiter())
+
+
+async def _amake_query(*arguments: Any) -> _Query | None:
+    _request, _group, _fn, key, rate, _method = arguments
+    in_thread = may_block(key) or callable(rate) or (isinstance(rate, str) and "." in rate)
+    return await sync_to_async(_make_query)(*arguments) if in_thread else _make_query(*arguments)
 
 
 def _limiter() -> Limiter | None:
@@ -184,14 +191,6 @@ def _named_methods(method: Any) -> list[str] | None:
 def _upper(method: Any) -> list[str]:
     methods = method if isinstance(method, list | tuple | set | frozenset) else [method]
     return [str(name).upper() for name in methods]
-
-
-def _usage(query: _Query, decision: Decision) -> Usage:
-    status = decision.statuses[0]
-    left_us = status.reset_after_us
-    if not left_us:
-        left_us = window_end_us(status.bucket.rate, decision.at_us, settings.time_zone) - decision.at_us
-    return _usage_dict(status.used, query.limit, ceil(left_us / 10**6))
 
 
 def _uncounted(query: _Query, increment: bool) -> Usage:
