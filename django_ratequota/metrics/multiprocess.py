@@ -7,14 +7,14 @@ metrics to the files. So the thread that sends counts to Redis copies the values
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import prometheus_client
 
 from ..monitoring.collector import listeners
-from . import BUCKETS, HELP, METRICS, PREFIX, latency
+from . import BUCKETS, HELP, METRICS, PREFIX, Metric, latency
 
 #: How prometheus-client combines the gauges of all processes; revisions stay apart, by pid, to be compared.
 _MODES: Mapping[str, Any] = {
@@ -40,47 +40,38 @@ class Writer:
         self._latency: Any = prometheus_client.Histogram(
             f"{PREFIX}decision_seconds", HELP["decision_seconds"], buckets=BUCKETS, registry=None
         )
-        self._written: dict[tuple[str, tuple[str, ...]], float] = {}
-        self._bins: list[int] = []
-        self._total = 0.0
+        self._written: dict[object, float] = {}
 
     def skip(self) -> None:
         """Mark the current values as written: a forked child's numbers begin with its parent's."""
-        self._written = {
-            (metric.name, labels): value
-            for metric in METRICS
-            for labels, value in metric.read()
-            if metric.kind == "counter"
-        }
-        durations = latency()
-        self._bins, self._total = list(durations.counts), durations.total
+        self._written = {key: value for key, _increment, value in self._counts()}
 
     def write(self, records: object = None) -> None:
         """Update the files."""
         for metric in METRICS:
-            family = self._families[metric.name]
-            for labels, value in metric.read():
-                child = family.labels(*labels) if labels else family
-                if metric.kind == "gauge":
-                    child.set(value)
-                    continue
-                key = (metric.name, labels)
-                child.inc(max(0.0, value - self._written.get(key, 0.0)))
+            for labels, value in metric.read() if metric.kind == "gauge" else ():
+                self._child(metric, labels).set(value)
+        for key, increment, value in self._counts():
+            before = self._written.get(key, 0.0)
+            if value != before:
+                # It is lower when it began again: the settings have changed, and with them the limiter.
+                increment(value - before if value > before else value)
                 self._written[key] = value
-        self._write_latency()
 
-    def _write_latency(self) -> None:
+    def _child(self, metric: Metric, labels: tuple[str, ...]) -> Any:
+        family = self._families[metric.name]
+        return family.labels(*labels) if labels else family
+
+    def _counts(self) -> Iterator[tuple[object, Callable[[float], None], float]]:
+        """Yield what only grows: its key, the method that adds to the files, and its value in this process."""
+        for metric in METRICS:
+            for labels, value in metric.read() if metric.kind == "counter" else ():
+                yield (metric.name, labels), self._child(metric, labels).inc, value
         durations = latency()
-        counts, total = list(durations.counts), durations.total
-        if total < self._total:  # the settings have changed, and with them the limiter
-            self._bins, self._total = [], 0.0
-        for position, count in enumerate(counts):
-            added = count - (self._bins[position] if self._bins else 0)
-            if added:
-                # observe() once per decision would take as long as counting the decisions.
-                self._latency._buckets[position // _BINS].inc(added)
-        self._latency._sum.inc(total - self._total)
-        self._bins, self._total = counts, total
+        yield "seconds", self._latency._sum.inc, durations.total
+        for position, count in enumerate(durations.counts):
+            # observe() once per decision would take as long as counting the decisions.
+            yield position, self._latency._buckets[position // _BINS].inc, count
 
 
 def start() -> None:
