@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 from django.contrib.auth import get_user_model
@@ -23,6 +21,7 @@ from ..operations.ledger import LEVELS, Chosen, current_periods
 from ..operations.near import Row, all_near
 from ..operations.subjects import named, printable, subject_names
 from ..policies.explain import others_in_words
+from ..policies.facts import to_datetime
 from ..policies.requests.caller import UNKNOWN, failed_kind
 
 
@@ -54,9 +53,6 @@ def add_verbs(verbs: Any) -> None:
     )
     text = "Default: the longest of which any is used."
     listing.add_argument("--window", choices=QuotaWindow.Period.values, help=text)
-    listing.add_argument(
-        "--format", choices=("text", "json"), default="text", help="text (default), or a JSON object per line."
-    )
     explaining.add_argument("--id", help="Id from a refused response, instead of all other options.")
     resetting.add_argument("--reason", default="", help="Recorded in the history.")
 
@@ -77,39 +73,19 @@ def explain(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
 
 
 def list_near(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
-    """Yield the subjects of windows of one length, a line each; as JSON, each line is an object."""
-    periods = [options["window"]] if options["window"] else current_periods()[:1]
-    for batch in (batch for period in periods for batch in all_near(period, Chosen(level=int(options["level"])))):
-        if options["format"] == "json":
-            yield from (json.dumps(_values(row)) for row in batch)
-        else:
+    """Yield the subjects of windows of one length, a line each."""
+    chosen = Chosen(level=int(options["level"]))
+    for period in [options["window"]] if options["window"] else current_periods()[:1]:
+        for batch in all_near(period, chosen):
             names = subject_names(row.status.bucket.subject for row in batch)
             yield from (_line(row, names) for row in batch)
 
 
-def _as_of(row: Row) -> str | None:
-    return None if row.at_us is None else datetime.fromtimestamp(row.at_us / 10**6, UTC).isoformat(timespec="seconds")
-
-
-def _values(row: Row) -> dict[str, Any]:
-    bucket, status = row.status.bucket, row.status
-    return {
-        "subject": bucket.subject,
-        "policy": row.policy.pk,
-        "endpoint": bucket.scope,
-        "rate": str(bucket.rate),
-        "used": row.used,
-        "limit": status.limit,
-        "percent": row.percent,
-        "reset_after": status.reset_after,
-        "as_of": _as_of(row),
-    }
-
-
 def _line(row: Row, names: Mapping[str, str]) -> str:
-    bucket = row.status.bucket
+    bucket, note = row.status.bucket, ""
+    if row.at_us is not None:
+        note = f", as of {to_datetime(row.at_us).isoformat(timespec='seconds')}: Redis did not answer"
     place = f"{bucket.rate} at {bucket.scope or 'all endpoints'} (policy {row.policy.pk})"
-    note = f", as of {_as_of(row)}: Redis did not answer" if row.at_us is not None else ""
     who = _subject_name(bucket.subject, names)
     return f"{row.percent:>3} %  {row.used} of {row.status.limit}  {who}: {place}{note}"
 
@@ -187,9 +163,9 @@ def _subject_name(subject: str, names: Mapping[str, str]) -> str:
 def _explanation_lines(explanation: Explanation) -> Iterator[str]:
     plan = explanation.plan
     yield f"plan         {plan.name if plan else 'none'} ({explanation.plan_source})"
+    if explanation.exempt:
+        yield f"exempt       nothing limits it: {explanation.exempt}"
     if not explanation.candidates and not explanation.built_in and not explanation.others:
-        if explanation.exempt:
-            yield f"exempt       nothing limits it: {explanation.exempt}"
         yield "There is no policy for this endpoint: nothing is limited"
         return
     yield "policies"
@@ -197,13 +173,12 @@ def _explanation_lines(explanation: Explanation) -> Iterator[str]:
     names = subject_names([explanation.customer, *(bucket.subject for bucket in explanation.resolution.buckets)])
 
     def counter(bucket: Bucket) -> str:
-        status = statuses.get((bucket.policy_id, bucket.rate))
-        state = _counter_state(status) if status else "no live counter"
-        if bucket.subject == UNKNOWN != explanation.customer:
-            state = "each of its callers has one"
-            return f"{bucket.title} of {_subject_name(explanation.customer, names)}: {state}"
-        months = f" (months begin on day {anchor_of(bucket)})" if anchor_of(bucket) else ""
-        return f"{bucket.title} of {_subject_name(bucket.subject, names)}: {state}{months}"
+        subject, state = bucket.subject, _counter_state(statuses.get((bucket.policy_id, bucket.rate)))
+        if subject == UNKNOWN != explanation.customer:
+            subject, state = explanation.customer, "each of its callers has one"
+        elif anchor_of(bucket):
+            state += f" (months begin on day {anchor_of(bucket)})"
+        return f"{bucket.title} of {_subject_name(subject, names)}: {state}"
 
     for candidate in explanation.candidates:
         policy = candidate.policy
@@ -215,17 +190,17 @@ def _explanation_lines(explanation: Explanation) -> Iterator[str]:
         yield f"  {sentence}"
     for bucket in explanation.built_in:
         yield f"  built in: {counter(bucket)}"
-    if explanation.exempt:
-        yield f"exempt       nothing limits it: {explanation.exempt}"
     yield f"decision     {_verdict(explanation)}"
 
 
-def _counter_state(status: BucketStatus) -> str:
-    if status.allowed:
-        return f"{status.remaining} of {status.limit} left, full again in {status.reset_after:.1f} s"
-    if status.retry_after is None:
-        return f"{status.remaining} of {status.limit} left, never enough for this cost"
-    return f"{status.remaining} of {status.limit} left, room again in {status.retry_after:.1f} s"
+def _counter_state(status: BucketStatus | None) -> str:
+    if status is None:
+        return "no live counter"
+    when = f"full again in {status.reset_after:.1f} s"
+    if not status.allowed:
+        wait = status.retry_after
+        when = "never enough for this cost" if wait is None else f"room again in {wait:.1f} s"
+    return f"{status.remaining} of {status.limit} left, {when}"
 
 
 def _verdict(explanation: Explanation) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import timedelta
 from typing import Any
 
@@ -329,9 +328,6 @@ def test_the_command_lists_them(alice: User, search: Endpoint, settings: Any) ->
     assert run("near", "--level", "100") == ""
     without_redis(settings)
     assert f"{text}, as of 20" in run("near")
-    found = [json.loads(line) for line in run("near", "--format", "json").splitlines()]
-    assert {row["subject"]: row["used"] for row in found} == {f"user:{alice.pk}": 8, "tenant:acme\n“é”": 8}
-    assert all(row["as_of"].endswith("+00:00") for row in found)
 
 
 def hostile(_request: Any) -> str:
