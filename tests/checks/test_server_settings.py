@@ -19,41 +19,35 @@ from tests.checks import ids
 from tests.support import server
 
 
-@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl", "noeviction"])
-def test_a_server_that_evicts_keys_is_a_warning(settings: Any, own_server: ValkeyServer, policy: str) -> None:
-    settings.RATEQUOTA = {"REDIS_URL": own_server.connection_url, "TIMEOUT": 5}
-    with redis.Redis.from_url(own_server.connection_url) as client:
-        client.config_set("maxmemory-policy", policy)
+def found_at(settings: Any, url: str, **raw: Any) -> list[checks.CheckMessage]:
+    settings.RATEQUOTA = {"REDIS_URL": url, "TIMEOUT": 5, "PREFIX": "rqtest", **raw}
     messages = check_store()
     default_limiter().store.close()
-    if policy == "noeviction":
-        assert messages == []
-        return
-    [warning] = messages
-    assert (ids(messages), warning.level) == (["W004"], checks.WARNING)
-    name = f"127.0.0.1:{own_server.port}"
-    assert warning.msg == f"The server at {name} evicts keys when its memory is full ({policy}), which resets limits."
-    assert warning.hint == "Set maxmemory-policy to noeviction, or give django-ratequota a server of its own."
+    return messages
+
+
+def test_a_server_that_evicts_keys_is_a_warning(settings: Any, own_server: ValkeyServer) -> None:
+    url = own_server.connection_url
+    with redis.Redis.from_url(url) as client:
+        client.config_set("maxmemory-policy", "volatile-ttl")
+        [warning] = found_at(settings, url)
+        client.config_set("maxmemory-policy", "noeviction")
+    assert ids([warning]) == ["W004"]
+    assert f"127.0.0.1:{own_server.port} evicts keys when its memory is full (volatile-ttl)" in warning.msg
+    assert found_at(settings, url) == []
 
 
 def test_a_server_that_accepts_too_few_clients_is_a_warning(settings: Any, own_server: ValkeyServer) -> None:
-    url = {"REDIS_URL": own_server.connection_url, "TIMEOUT": 5}
-    with redis.Redis.from_url(own_server.connection_url) as client:
-        client.config_set("maxmemory-policy", "noeviction")
+    url = own_server.connection_url
+    with redis.Redis.from_url(url) as client:
         client.config_set("maxclients", 300)
         for change, warned in (
             ({}, False),
-            ({"LOCAL_SHARE": 5}, True),
             ({"MAX_CONNECTIONS": 76}, True),
             ({"LOCAL_SHARE": 5, "MAX_CONNECTIONS": 60}, False),
         ):
-            settings.RATEQUOTA = {**url, **change}
-            messages = check_store()
-            default_limiter().store.close()
-            assert ids(messages) == ["W016"] * warned
-        settings.RATEQUOTA = {**url, "LOCAL_SHARE": 5}
-        [warning] = check_store()
-        default_limiter().store.close()
+            assert ids(found_at(settings, url, **change)) == ["W016"] * warned
+        [warning] = found_at(settings, url, LOCAL_SHARE=5)
         client.config_set("maxclients", 10_000)
     assert "accepts 300 clients" in warning.msg
     assert warning.hint == "Raise maxclients, or set RATEQUOTA['MAX_CONNECTIONS'] = 60."
@@ -77,11 +71,9 @@ def test_a_user_without_permission_for_a_command_of_the_scripts_is_an_error(
     with redis.Redis.from_url(own_server.connection_url) as client:
         client.execute_command("ACL", "SETUSER", "app", "reset", "on", ">secret", *rules)
     url = f"redis://app:secret@{own_server.host}:{own_server.port}"
-    settings.RATEQUOTA = {"REDIS_URL": url, "TIMEOUT": 5, "PREFIX": "rqtest"}
-    errors = [message for message in check_store() if message.id == "django_ratequota.E005"]
-    assert len(errors) == bool(denied)
-    for error in errors:
-        assert f"may not run {denied} on" in error.msg
+    errors = found_at(settings, url)
+    assert ids(errors) == ["E005"] * bool(denied)
+    assert all(f"may not run {denied} on" in error.msg for error in errors)
     with redis.Redis.from_url(own_server.connection_url) as client:
         assert client.keys("rqtest:*") == []
 
@@ -115,21 +107,13 @@ def cluster_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.mark.slow
 def test_a_cluster_without_the_setting_is_an_error(settings: Any, cluster_node: str) -> None:
-    text = f"The server at {cluster_node[8:-2]} is a node of a Cluster."
-    is_an_error(settings, {"REDIS_URL": cluster_node, "CLUSTER": False}, text, "True")
+    [error] = found_at(settings, cluster_node)
+    assert (ids([error]), error.hint) == (["E004"], "Set RATEQUOTA['CLUSTER'] = True.")
+    assert error.msg == f"The server at {cluster_node[8:-2]} is a node of a Cluster."
+    assert found_at(settings, cluster_node, CLUSTER=True) == []
 
 
 def test_a_single_server_with_the_cluster_setting_is_an_error(settings: Any) -> None:
-    text = "CLUSTER is True, but the server is not a node of a Cluster."
-    is_an_error(settings, {"REDIS_URL": server.url(), "CLUSTER": True}, text, "False")
-
-
-def is_an_error(settings: Any, raw: dict[str, Any], text: str, right: str) -> None:
-    settings.RATEQUOTA = {**raw, "TIMEOUT": 5}
-    [error] = check_store()
-    default_limiter().store.close()
-    assert (ids([error]), error.level, error.msg) == (["E004"], checks.ERROR, text)
-    assert error.hint == f"Set RATEQUOTA['CLUSTER'] = {right}."
-    settings.RATEQUOTA = {**raw, "TIMEOUT": 5, "CLUSTER": not raw["CLUSTER"]}
-    assert check_store() == []
-    default_limiter().store.close()
+    [error] = found_at(settings, server.url(), CLUSTER=True)
+    assert (ids([error]), error.hint) == (["E004"], "Set RATEQUOTA['CLUSTER'] = False.")
+    assert error.msg == "CLUSTER is True, but the server is not a node of a Cluster."

