@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import redis
 from django.contrib import admin
-from django.core import checks
 from django.http import HttpResponse
 from django.urls import path
 from django.utils.decorators import method_decorator
@@ -38,13 +37,9 @@ from django_ratequota.decorators import ratequota
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.policies.requests.routes import known_views
 from django_ratequota.throttling import QuotaThrottle, throttle_scope
+from tests.checks import ids
 
 DATABASES = ["default"]
-
-
-def ids(messages: list[Any]) -> list[str]:
-    assert all(message.hint and message.level == checks.WARNING for message in messages)
-    return [str(message.id).removeprefix("django_ratequota.") for message in messages]
 
 
 # --- Enforcement. ---
@@ -77,27 +72,25 @@ def plain(request: Any) -> HttpResponse:
     return HttpResponse()
 
 
-class Unlimited(APIView):
-    throttle_classes = ()
+def nothing(view: Any) -> Any:
+    return view
+
+
+def rest(declare: Any, *throttles: Any, **body: Any) -> Any:
+    """A view of REST framework under the decorator, with these throttles."""
+    get = body.pop("get", plain)
+    return declare(type("Rest", (APIView,), {"throttle_classes": throttles, "get": get, **body}))
+
+
+def django_view(declare: Any) -> Any:
+    return method_decorator(declare, name="dispatch")(type("Plain", (View,), {"get": plain}))
 
 
 class Limited(APIView):
     """Limited by DEFAULT_THROTTLE_CLASSES in this suite's settings."""
 
 
-class WithCompatThrottle(APIView):
-    throttle_classes = (AnonRateThrottle,)
-
-
-class WithOtherThrottle(APIView):
-    class Throttle(BaseThrottle):
-        pass
-
-    throttle_classes = (Throttle,)
-
-
-@method_decorator(ratequota(scope="search"), name="dispatch")
-class Decorated(View):
+class OtherThrottle(BaseThrottle):
     pass
 
 
@@ -105,11 +98,11 @@ class Decorated(View):
     ("views", "enforced"),
     [
         ([], False),
-        ([plain, Unlimited, WithOtherThrottle], False),
+        ([plain, rest(nothing), rest(nothing, OtherThrottle)], False),
         ([UsageView.as_view()], False),  # it has its own limit, but is no view of the project
         ([plain, Limited], True),
-        ([plain, Decorated], True),
-        ([WithCompatThrottle], True),
+        ([plain, django_view(ratequota("search"))], True),
+        ([rest(nothing, AnonRateThrottle)], True),
         ([plain, ratequota(scope="search")(plain)], True),
     ],
 )
@@ -148,44 +141,36 @@ def test_a_module_of_the_project_that_limits_is_enforcement(
 
 
 def test_default_throttles_that_no_view_uses_are_a_warning(project: Any, settings: Any) -> None:
-    project()
-    settings.REST_FRAMEWORK = {"DEFAULT_THROTTLE_CLASSES": ["django_ratequota.throttling.QuotaThrottle"]}
-    assert check_enforced() == []
-    project(plain)
-    settings.REST_FRAMEWORK = {"DEFAULT_THROTTLE_CLASSES": ["django_ratequota.throttling.QuotaThrottle"]}
-    [warning] = check_enforced()
-    assert ids([warning]) == ["W010"]
-    assert warning.hint.startswith("DEFAULT_THROTTLE_CLASSES has QuotaThrottle, but no view")
+    for views in ((), (plain,)):
+        project(*views)
+        settings.REST_FRAMEWORK = {"DEFAULT_THROTTLE_CLASSES": ["django_ratequota.throttling.QuotaThrottle"]}
+        found = check_enforced()
+        assert ids(found) == ["W010"] * len(views)
+    assert found[0].hint.startswith("DEFAULT_THROTTLE_CLASSES has QuotaThrottle, but no view")
+
+
+def route_to_ninja(namespace: str, *operations: Any) -> None:
+    """Route to an API of Django Ninja with these (function, throttles)."""
+    from ninja import NinjaAPI
+
+    api = NinjaAPI(urls_namespace=namespace, docs_url=None)
+    for number, (function, throttles) in enumerate(operations):
+        api.get(f"/{number}", throttle=throttles)(function)
+    sys.modules["project_urls"].urlpatterns.append(path("api/", api.urls))
 
 
 @pytest.mark.parametrize("limited", [False, True])
 def test_one_throttled_ninja_operation_is_enforcement(project: Any, limited: bool) -> None:
-    from ninja import NinjaAPI
-
     from django_ratequota.ninja import QuotaThrottle
 
-    api = NinjaAPI(urls_namespace=f"checked-{limited}")
-
-    @api.get("/reports", throttle=[QuotaThrottle()] if limited else [])
-    def reports(request: Any) -> list[int]:
-        return []
-
-    @api.post("/reports")
-    def report(request: Any) -> list[int]:
-        return []
-
     project()
-    sys.modules["project_urls"].urlpatterns.append(path("api/", api.urls))
+    route_to_ninja(
+        f"checked-{limited}", (lambda request: [], [QuotaThrottle()] if limited else []), (lambda request: [], [])
+    )
     assert ids(check_enforced()) == ([] if limited else ["W010"])
 
 
 # --- Declared scopes. ---
-
-
-def rest(declare: Any, *throttles: Any, **body: Any) -> Any:
-    """A view of REST framework under the decorator, with these throttles."""
-    get = body.pop("get", plain)
-    return declare(type("Rest", (APIView,), {"throttle_classes": throttles, "get": get, **body}))
 
 
 def function_view(declare: Any, *throttles: Any, below: bool) -> Any:
@@ -198,10 +183,6 @@ def function_view(declare: Any, *throttles: Any, below: bool) -> Any:
 
 SEARCH = throttle_scope("search")
 DECIDING = {"get_throttles": lambda self: [QuotaThrottle()]}
-
-
-def nothing(view: Any) -> Any:
-    return view
 
 
 @pytest.mark.parametrize(
@@ -247,12 +228,8 @@ def test_a_declaration_of_an_action_needs_a_throttle(project: Any) -> None:
 
 
 def test_a_declaration_for_ninja_needs_ninja_s_throttle(project: Any) -> None:
-    from ninja import NinjaAPI
-
-    api = NinjaAPI(urls_namespace="declared", docs_url=None)
-    api.get("/one")(SEARCH(plain))
     project()
-    sys.modules["project_urls"].urlpatterns.append(path("api/", api.urls))
+    route_to_ninja("declared", (SEARCH(plain), []))
     assert ids(check_declared()) == ["W022"]
 
 
@@ -262,7 +239,7 @@ def test_a_declaration_for_ninja_needs_ninja_s_throttle(project: Any) -> None:
         (rest(method_decorator(ratequota, name="dispatch")), ["W023"]),
         (rest(method_decorator(ratequota, name="dispatch"), QuotaThrottle), ["W023"]),
         (rest(method_decorator(ratequota, name="dispatch"), authentication_classes=[]), []),
-        (method_decorator(ratequota, name="dispatch")(type("Plain", (View,), {"get": plain})), []),
+        (django_view(ratequota), []),
         (rest(nothing, get=method_decorator(ratequota("search"))(plain)), []),
         (function_view(ratequota("search"), below=False), []),
         (ratequota(plain), []),
@@ -278,35 +255,24 @@ class OwnScope(QuotaThrottle):
 
 
 class OwnKey(QuotaThrottle):
-    scope = "burst"
-
-    def get_cache_key(self, request: Any, view: Any) -> str:
-        return f"{self.scope}:1"
+    scope, get_cache_key = "burst", lambda self, request, view: f"{self.scope}:1"
 
 
-class ReadsItsScope(QuotaThrottle):
-    scope = "burst"
-
+class ReadsItsScope(OwnScope):
     def allow_request(self, request: Any, view: Any) -> bool:
         view.throttle_scope = self.scope
         return super().allow_request(request, view)
 
 
-@pytest.mark.parametrize(
-    ("throttles", "expected"),
-    [
-        ([OwnScope], ["OwnScope sets scope, rate, which nothing reads."]),
-        ([QuotaThrottle, OwnKey], ["OwnKey sets scope, get_cache_key, which nothing reads."]),
-        ([QuotaThrottle, ReadsItsScope, AnonRateThrottle], []),
-    ],
-)
-def test_a_throttle_class_that_sets_a_scope_or_a_rate_is_named(
-    project: Any, throttles: list[Any], expected: list[str]
-) -> None:
-    project(rest(nothing, *throttles), rest(nothing, *throttles))
+def test_a_throttle_class_that_sets_a_scope_or_a_rate_is_named(project: Any) -> None:
+    throttles = (QuotaThrottle, OwnScope, OwnKey, ReadsItsScope, AnonRateThrottle)
+    project(rest(nothing, *throttles), rest(nothing, OwnKey))
     found = check_throttle_classes()
-    assert ids(found) == ["W024"] * len(expected)
-    assert [message.msg.rpartition("test_views.")[2] for message in found] == expected
+    assert ids(found) == ["W024"] * 2
+    assert [message.msg.rpartition("test_views.")[2] for message in found] == [
+        "OwnScope sets scope, rate, which nothing reads.",
+        "OwnKey sets scope, get_cache_key, which nothing reads.",
+    ]
 
 
 @pytest.mark.parametrize("check", [check_enforced, check_declared, check_authenticated, check_throttle_classes])
@@ -318,44 +284,36 @@ def test_checks_of_views_leave_a_broken_urlconf_to_djangos(settings: Any, check:
 # --- Requests that views refuse before their throttle. ---
 
 
-class Throttled(APIView):
-    throttle_classes = [QuotaThrottle]
+IP = {"counted_per": "ip", "rates": "100/min"}
 
 
 @pytest.mark.django_db
 @pytest.mark.parametrize(
     ("view", "count_unchecked", "policy", "expected"),
     [
-        (Throttled, True, None, ["W017"]),
-        (Throttled, False, None, []),
+        (rest(nothing, QuotaThrottle), True, None, ["W017"]),
+        (rest(nothing, QuotaThrottle), False, None, []),
         (plain, True, None, []),
         (UsageView, True, None, []),
-        (Throttled, True, {"endpoint": None}, []),
-        (Throttled, True, {"routes": "/0/"}, []),
-        (Throttled, True, {"routes": "/other/"}, ["W017"]),
-        (Throttled, True, {"endpoint": None, "counted_per": "caller"}, ["W017"]),
-        (Throttled, True, {"endpoint": None, "mode": "off"}, ["W017"]),
-        (Throttled, True, {"endpoint": None, "ends_at": "2020-01-01T00:00Z"}, ["W017"]),
-        (Throttled, True, {"endpoint": None, "subject": "ip:203.0.113.7"}, ["W017"]),
+        (rest(nothing, QuotaThrottle), True, IP, []),
+        (rest(nothing, QuotaThrottle), True, IP | {"routes": "/0/"}, []),
+        (rest(nothing, QuotaThrottle), True, IP | {"routes": "/other/"}, ["W017"]),
+        (rest(nothing, QuotaThrottle), True, IP | {"counted_per": "caller"}, ["W017"]),
+        (rest(nothing, QuotaThrottle), True, IP | {"mode": "off"}, ["W017"]),
+        (rest(nothing, QuotaThrottle), True, IP | {"ends_at": "2020-01-01T00:00Z"}, ["W017"]),
+        (rest(nothing, QuotaThrottle), True, IP | {"subject": "ip:203.0.113.7"}, ["W017"]),
     ],
 )
 def test_count_unchecked_needs_a_policy_counted_per_ip(
-    project: Any,
-    settings: Any,
-    view: Any,
-    count_unchecked: bool,
-    policy: dict[str, Any] | None,
-    expected: list[str],
+    project: Any, settings: Any, view: Any, count_unchecked: bool, policy: dict[str, Any] | None, expected: list[str]
 ) -> None:
     project(view)
     settings.RATEQUOTA = {**settings.RATEQUOTA, "COUNT_UNCHECKED": count_unchecked}
     if policy is not None:
-        fields = {"counted_per": "ip", "rates": "100/min", **policy}
-        if routes := fields.pop("routes", ""):
-            fields["endpoint"] = Endpoint.objects.create(name="one", routes=routes)
-        RatePolicy.objects.create(**fields)
+        routes = policy.get("routes")
+        endpoint = Endpoint.objects.create(name="one", routes=routes) if routes else None
+        RatePolicy.objects.create(endpoint=endpoint, **{name: policy[name] for name in policy if name != "routes"})
     found = check_unlimited(databases=DATABASES)
     assert ids(found) == expected
+    assert all(message.msg.endswith("no policy counted per ip applies (/0/).") for message in found)
     assert check_unlimited() == []
-    if found:
-        assert found[0].msg == "COUNT_UNCHECKED counts nothing where no policy counted per ip applies (/0/)."
