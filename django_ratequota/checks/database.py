@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from .. import conf
 from ..changes.databases import policy_alias
-from ..changes.validators import unsupported_constraints, visible
+from ..changes.validators import visible
 from .settings import MIDDLEWARE
 
 Messages = list[checks.CheckMessage]
@@ -35,24 +35,6 @@ def of_policies(check: Callable[..., Messages]) -> Callable[..., Messages]:
             return []
 
     return run
-
-
-@of_policies
-def check_constraints(**_: Any) -> Messages:
-    """I001: MySQL and MariaDB hold no constraints that have conditions."""
-    from ..models import Plan, RatePolicy
-
-    using = policy_alias()
-    names = [rule.name for model in (Plan, RatePolicy) for rule in unsupported_constraints(model, using)]
-    if not names:
-        return []
-    text = f"{connections[using].display_name} cannot hold some constraints of django-ratequota ({', '.join(names)})."
-    hint = (
-        "Each write is checked instead, but two writes at the same moment may store two policies for the same "
-        "audience, endpoint and counted_per without dates (the highest id applies), or two default plans. "
-        "PostgreSQL and SQLite refuse that. Django's models.W036 and models.W044 are about the same constraints."
-    )
-    return [checks.Info(text, hint=hint, id="django_ratequota.I001")]
 
 
 @of_policies

@@ -11,20 +11,19 @@ _SECOND = 10**6
 class Clock:
     """A clock that stands still until the test moves it; also for ``Limiter(clock=...)``.
 
-    With ``running=True`` it runs with real time. Keys in Redis always expire by real time: after a stop in a debugger
+    Keys in Redis always expire by real time: after a stop in a debugger
     that is longer than a limit's period, that limit is unused.
     """
 
-    def __init__(self, at: datetime | None = None, *, running: bool = False) -> None:
-        """``at`` is the time it begins at (aware; None = now)."""
-        self._running = running
-        self._offset_us = 0 if running else _now_us()
+    def __init__(self, at: datetime | None = None) -> None:
+        """``at`` is the time it shows (aware; None = now)."""
+        self._now_us = time.time_ns() // 1000
         if at is not None:
             self.move_to(at)
 
     def __call__(self) -> int:
         """Return µs since the Unix epoch."""
-        return self._offset_us + (_now_us() if self._running else 0)
+        return self._now_us
 
     def __repr__(self) -> str:
         return f"<Clock {self.now.isoformat()}>"
@@ -32,18 +31,14 @@ class Clock:
     @property
     def now(self) -> datetime:
         """The time it shows, in UTC."""
-        return datetime.fromtimestamp(self() / _SECOND, UTC)
+        return datetime.fromtimestamp(self._now_us / _SECOND, UTC)
 
     def advance(self, seconds: float) -> None:
         """Move forward, or back where ``seconds`` is negative."""
-        self._offset_us += round(seconds * _SECOND)
+        self._now_us += round(seconds * _SECOND)
 
     def move_to(self, at: datetime) -> None:
         """Move to ``at``; raises ``ValueError`` unless it is aware."""
         if at.tzinfo is None:
             raise ValueError(f"{at!r} has no time zone: write datetime(..., tzinfo=UTC)")
-        self._offset_us += round(at.timestamp() * _SECOND) - self()
-
-
-def _now_us() -> int:
-    return time.time_ns() // 1000
+        self._now_us = round(at.timestamp() * _SECOND)

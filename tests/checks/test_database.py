@@ -12,24 +12,11 @@ from django.db import IntegrityError, connection
 from django.db.migrations.recorder import MigrationRecorder
 
 from django_ratequota.changes.validators import unsupported_constraints
-from django_ratequota.checks.database import check_assigned_kinds, check_constraints, check_migrated
+from django_ratequota.checks.database import check_assigned_kinds, check_migrated
 from django_ratequota.models import Plan, PlanAssignment, RatePolicy
 from tests.checks import ids
 
 DATABASES = ["default"]
-
-
-@pytest.mark.django_db
-def test_a_database_without_conditional_constraints_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection.features, "supports_partial_indexes", True)
-    monkeypatch.setattr(connection.features, "supports_expression_indexes", True)
-    assert check_constraints(databases=["default"]) == []
-    monkeypatch.setattr(connection.features, "supports_partial_indexes", False)
-    assert check_constraints(databases=None) == []
-    (message,) = check_constraints(databases=["default"])
-    assert ids([message]) == ["I001"]
-    assert f"{connection.display_name} cannot hold" in message.msg
-    assert "ratequota_plan_one_default, ratequota_policy_one_undated" in message.msg
 
 
 @pytest.mark.django_db(transaction=True)

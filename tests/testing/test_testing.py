@@ -231,14 +231,6 @@ class TestClock:
         clock = Clock()
         assert Limiter(client=redis_client, clock=clock).now_us == clock()
 
-    def test_a_running_clock_goes_on(self) -> None:
-        clock = Clock(running=True)
-        clock.advance(3600)
-        first = clock()
-        assert abs(clock.now - datetime.now(UTC) - timedelta(hours=1)) < timedelta(seconds=60)
-        while clock() == first:
-            pass
-
     def test_a_naive_time_is_refused(self) -> None:
         with pytest.raises(ValueError, match="has no time zone"):
             Clock(datetime(2026, 1, 1))
