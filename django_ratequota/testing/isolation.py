@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from contextlib import suppress
 from contextvars import ContextVar
 from copy import copy
 from datetime import UTC, datetime
@@ -16,7 +17,7 @@ from typing import Any
 from ..conf import settings
 from ..engine.backend import LimitRequest
 from ..engine.decision import Decision
-from ..engine.keys import birth_key, bucket_key, revision_key
+from ..engine.keys import birth_key, revision_key
 from ..engine.limiter import Limiter, LimiterSteps
 from ..engine.memory import LocalLimiter
 from ..engine.types import Bucket
@@ -28,8 +29,6 @@ from ..runtime import OncePerSettings, limiter_options, process
 from .clock import Clock
 from .policies import FixedPolicies
 
-#: Most keys deleted by one command.
-_MAX_KEYS = 500
 #: Seconds that a decision may take, at least: the machine that tests may be busy.
 _MIN_TIMEOUT = 5.0
 
@@ -108,7 +107,8 @@ class SceneLimiter(Limiter):
         own = {"prefix": f"{settings.prefix[:5]}:{name}", "deny_cache_seconds": 0.0}
         LimiterSteps.__init__(self, clock=clock, **{**_options(), **own})
         self._fixed = fixed
-        self._buckets: set[Bucket] = set()
+        #: One of each counter.
+        self._buckets: dict[object, Bucket] = {}
         # Whether Redis may hold one of its keys.
         self._used = False
         if fixed:  # nothing can be published, so requests without limits need no Redis
@@ -121,24 +121,18 @@ class SceneLimiter(Limiter):
         return super().publish(lost=lost)
 
     def _begin(self, request: LimitRequest) -> Any:
-        self._buckets.update(request.buckets)
+        self._buckets |= {bucket.counter: bucket for bucket in request.buckets}
         self._used = self._used or bool(request.buckets) or not self._fixed
         return super()._begin(request)
 
     def forget_keys(self) -> None:
         """Delete its keys; if Redis fails, they expire by themselves."""
-        keys = [*{bucket_key(self.prefix, bucket) for bucket in self._buckets}]
-        keys += [revision_key(self.prefix), birth_key(self.prefix)]
-        used, self._used = self._used, False
-        if self.store.absent:
-            self.reset(self._buckets)
-        self._buckets = set()
-        size = 1 if self.store.clustered else _MAX_KEYS
-        try:
-            for start in range(0, len(keys) if used else 0, size):
-                self.store.execute(("DEL", *keys[start : start + size]))
-        except StoreError:
-            pass
+        buckets, used = self._buckets, self._used and not self.store.absent
+        self._buckets, self._used = {}, False
+        with suppress(StoreError):
+            self.reset(buckets.values())
+            for key in (revision_key, birth_key) if used else ():
+                self.store.execute(("DEL", key(self.prefix)))
 
 
 #: The scenes entered in this context; the last one is in force. Async code and the threads of asgiref inherit them.

@@ -69,8 +69,12 @@ class FixedPolicies:
     anchored = False
 
     def __init__(self, snapshot: Snapshot, entries: Mapping[str | SubjectKey, UserEntry]) -> None:
-        self._snapshot = snapshot
-        self._entries = entries
+        self._snapshot, self._entries = snapshot, entries
+        own = [policy for entry in entries.values() for policy in entry.policies]
+        self.user_endpoints: Mapping[int | None, frozenset[str]] = {
+            at: frozenset(policy.counted_per for policy in own if policy.endpoint_id == at)
+            for at in {policy.endpoint_id for policy in own}
+        }
 
     def current(self, revision: int = 0, instead_of: int | None = None) -> Snapshot:
         return self._snapshot
@@ -79,13 +83,6 @@ class FixedPolicies:
 
     def overdue(self) -> bool:
         return False
-
-    @property
-    def user_endpoints(self) -> Mapping[int | None, frozenset[str]]:
-        found: dict[int | None, frozenset[str]] = {}
-        for policy in (policy for entry in self._entries.values() for policy in entry.policies):
-            found[policy.endpoint_id] = found.get(policy.endpoint_id, frozenset()) | {policy.counted_per}
-        return found
 
     def load_user_endpoints(self) -> Mapping[int | None, frozenset[str]]:
         return self.user_endpoints
