@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import threading
 
-import pytest
-
 from django_ratequota.utils.bounded_cache import BoundedCache
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 10, 1000])
-def test_it_holds_no_more_than_its_size(size: int) -> None:
-    recent: BoundedCache[str] = BoundedCache(size)
-    for number in range(3 * size):
-        recent.put(number, str(number))
-        assert recent.get(number) == str(number), "the newest is there"
-        assert len(recent) <= size
-
-
-def test_the_latest_half_is_there() -> None:
-    recent: BoundedCache[int] = BoundedCache(100)
-    for number in range(1, 1001):
-        recent.put(number, number)
-    assert [recent.get(number) for number in range(951, 1001)] == list(range(951, 1001))
+def test_it_holds_no_more_than_its_size_and_the_latest_half_of_that() -> None:
+    for size in (1, 2, 3, 10, 1000):
+        recent: BoundedCache[str] = BoundedCache(size)
+        for number in range(3 * size):
+            recent.put(number, str(number))
+            assert recent.get(number) == str(number), "the newest is there"
+            assert len(recent) <= size
+            latest = range(max(0, number + 1 - size // 2), number + 1) if number % 50 == 49 else ()
+            assert all(recent.get(one) == str(one) for one in latest)
 
 
 def test_a_value_that_is_put_again_drops_no_other() -> None:

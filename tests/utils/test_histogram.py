@@ -58,14 +58,11 @@ def test_a_duration_is_counted_in_the_bin_that_bounds_it(seconds: Seconds) -> No
 # --- Quantiles. ---
 
 
-def test_an_empty_histogram_has_no_quantile(histogram: Histogram) -> None:
+def test_quantiles_without_durations_and_above_the_last_bound(histogram: Histogram) -> None:
     for share in (0.0, 0.5, 0.99, 1.0):
         assert quantile(histogram.counts, share) is None
         assert quantile(histogram.last_minute(), share) is None
         assert quantile(merged([]), share) is None
-
-
-def test_durations_above_the_last_bound_have_an_infinite_quantile(histogram: Histogram) -> None:
     histogram.record(0.001)
     histogram.record(60.0)
     assert quantile(histogram.counts, 0.5) == BOUNDS[bisect_left(BOUNDS, 0.001)]
@@ -101,50 +98,30 @@ def test_the_last_minute_moves_with_the_clock(histogram: Histogram, seconds: Sec
     assert sum(histogram.counts) == 10
 
 
-@pytest.mark.parametrize("begin", [0.0, 5.0, 9.999, 1000.0, 86_405.5])
-def test_it_keeps_a_duration_for_a_minute_and_forgets_it_after_seventy_seconds(
-    histogram: Histogram, seconds: Seconds, begin: float
-) -> None:
-    seconds.now = begin
-    histogram.record(0.001)
-    for later, kept in ((0, 1), (30, 1), (59.999, 1), (70, 0), (75, 0), (140, 0), (10**6, 0)):
-        seconds.now = begin + later
-        assert sum(histogram.last_minute()) == kept, later
-    assert sum(histogram.counts) == 1
-
-
-def test_a_slice_that_comes_round_again_begins_empty(histogram: Histogram, seconds: Seconds) -> None:
-    for _ in range(5):
+def test_it_keeps_a_duration_for_a_minute_and_forgets_it_after_seventy_seconds() -> None:
+    for begin in (0.0, 5.0, 9.999, 1000.0, 86_405.5):
+        seconds = Seconds()
+        histogram, seconds.now = Histogram(seconds), begin
         histogram.record(0.001)
+        minute = histogram.last_minute()
+        for later, kept in ((0, 1), (30, 1), (59.999, 1), (70, 0), (75, 0), (140, 0), (10**6, 0)):
+            seconds.now = begin + later
+            assert sum(histogram.last_minute()) == kept, (begin, later)
+        assert sum(histogram.counts) == 1
         histogram.record(2.0)
-        assert sum(histogram.last_minute()) == 2
-        seconds.now += 70
-    histogram.record(0.001)
-    counts = histogram.last_minute()
-    assert [at for at, count in enumerate(counts) if count] == [bisect_left(BOUNDS, 0.001)]
-
-
-def test_returned_counts_do_not_change(histogram: Histogram) -> None:
-    histogram.record(0.001)
-    minute = histogram.last_minute()
-    histogram.record(0.001)
-    assert sum(minute) == 1
+        assert [at for at, count in enumerate(histogram.last_minute()) if count] == [bisect_left(BOUNDS, 2.0)]
+        assert sum(minute) == 1, "what was returned does not change"
 
 
 # --- Several. ---
 
 
 def test_merged_is_all_of_them_together() -> None:
-    one, two = Histogram(lambda: 0.0), Histogram(lambda: 0.0)
-    for duration in (0.001, 0.002, 20.0):
-        one.record(duration)
-    for duration in (0.001, 0.1):
-        two.record(duration)
-    both = Histogram(lambda: 0.0)
-    for duration in (0.001, 0.002, 20.0, 0.001, 0.1):
-        both.record(duration)
+    one, two, both = (Histogram(lambda: 0.0) for _ in range(3))
+    for histogram, durations in ((one, (0.001, 0.002, 20.0)), (two, (0.001, 0.1))):
+        for duration in durations:
+            histogram.record(duration)
+            both.record(duration)
     assert merged([one.counts, two.counts]) == both.counts
-    assert merged(histogram.counts for histogram in (two, one)) == both.counts
     assert merged([one.counts]) == one.counts
     assert merged(()) == [0] * BINS
-    assert sum(one.counts) == 3

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
-from datetime import UTC
 from pathlib import Path
-
-from django_ratequota.engine.memory import LocalLimiter
-from django_ratequota.policies.cache import PolicyCache
-from django_ratequota.runtime import OncePerSettings
-from django_ratequota.store.breaker import Breaker
-from django_ratequota.store.cluster import ClusterStore
-from django_ratequota.utils.locks import ForkSafeLock
 
 FORKING = """
 import os, signal, sys, threading
@@ -53,14 +46,7 @@ def test_a_fork_while_another_thread_holds_the_lock_does_not_hang() -> None:
     assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_objects_that_serve_after_a_fork_have_a_fork_safe_lock() -> None:
-    policies = PolicyCache()
-    for lock in (
-        Breaker("redis.example:6379")._lock,
-        ClusterStore([], object, {}, 1)._lock,
-        OncePerSettings(object)._lock,
-        LocalLimiter(1, UTC)._lock,
-        policies._lock,
-        policies._entries_lock,
-    ):
-        assert isinstance(lock, ForkSafeLock)
+def test_the_package_keeps_no_other_lock() -> None:
+    package = Path(__file__).parents[2] / "django_ratequota"
+    plain = {path.name for path in package.rglob("*.py") if re.search(r"\bR?Lock\(\)", path.read_text())}
+    assert plain == {"locks.py", "connections.py"}, "a forked child has connections of its own"
