@@ -120,7 +120,10 @@ def _make_query(request: Any, group: str | None, fn: Any, key: Any, rate: Any, m
     """Return the counter of the request; None where nothing limits it. Raises ``ImproperlyConfigured``."""
     if group is None and fn is None:
         raise ImproperlyConfigured("pass group='login', or fn=the view: requests of one group are counted together")
-    if not getattr(django_settings, "RATELIMIT_ENABLE", True) or not _counts_method(request, method):
+    methods = None if method == ALL else _upper(method)
+    if not getattr(django_settings, "RATELIMIT_ENABLE", True):
+        return None
+    if methods is not None and request.method not in methods:
         return None
     group = _name_of(fn) if group is None else group
     if isinstance(rate, str) and "." in rate:
@@ -131,7 +134,7 @@ def _make_query(request: Any, group: str | None, fn: Any, key: Any, rate: Any, m
         return None
     limit, seconds = _split_rate(rate)
     prefix = getattr(django_settings, "RATELIMIT_CACHE_PREFIX", "rl:")
-    named = [prefix, group, limit, seconds, value_of(key, group, request), _named_methods(method)]
+    named = [prefix, group, limit, seconds, value_of(key, group, request), methods]
     return _Query(Bucket(f"ratelimit:{short(json.dumps(named))}", _counted(seconds)), limit, _limiter())
 
 
@@ -180,17 +183,9 @@ def _name_of(fn: Any) -> str:
     return ".".join([fn.__module__, *own, getattr(fn, "__qualname__", type(fn).__qualname__)])
 
 
-def _counts_method(request: Any, method: Any) -> bool:
-    return method == ALL or request.method in _upper(method)
-
-
-def _named_methods(method: Any) -> list[str] | None:
-    return None if method is None or method == ALL else sorted(_upper(method))
-
-
 def _upper(method: Any) -> list[str]:
     methods = method if isinstance(method, list | tuple | set | frozenset) else [method]
-    return [str(name).upper() for name in methods]
+    return sorted(str(name).upper() for name in methods)
 
 
 def _uncounted(query: _Query, increment: bool) -> Usage:
