@@ -20,7 +20,7 @@ from ..models import Endpoint, Plan, RatePolicy
 from ..policies.facts import NOBODY, UNREADABLE, PlanFacts, PolicyFacts, endpoint_facts
 from ..policies.requests.caller import DescribedCaller
 from ..policies.resolver import EvaluationContext, resolve_uncached
-from ..policies.snapshot import Snapshot, group_policies
+from ..policies.snapshot import Snapshot, regrouped
 from ..policies.unreadable import readable_facts
 from .filters import not_ended, started
 from .formatting import moment, shown, when
@@ -90,8 +90,8 @@ class Cells:
             self.remarks[facts.id] = tuple(_remarks(policy, facts))
         # Without default plans, so that the column for everyone shows callers without a plan.
         known = {plan.pk: PlanFacts(id=plan.pk, name=plan.name, slug=plan.slug) for plan in plans}
-        groups = group_policies(found)
-        self._snapshot = Snapshot(revision=0, plans=known, defaults={}, endpoints={}, groups=groups)
+        groups = regrouped({}, {facts.id: facts for facts in found})
+        self._snapshot = Snapshot(revision=0, plans=known, groups=groups)
 
     def row(self, endpoint: Endpoint | None) -> list[Cell]:
         """Return the cells of everyone and of each plan at the endpoint; None = all endpoints."""

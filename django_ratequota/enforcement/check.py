@@ -326,11 +326,8 @@ class RequestCheck(Evaluation):
         matched = match_policies(self.snapshot, self.endpoints, self.scope, NOBODY)
         if matched.exempt:
             return False
-        if "user" in matched.kinds:
+        if matched.by_plan or "user" in matched.kinds:
             return True
-        for _endpoint, counted_per, _own, group in matched.groups:
-            if counted_per == "plan" or (group and group.has_plans):
-                return True
         own = policies.user_endpoints
         if own is None or self.pending is None:
             try:

@@ -86,10 +86,10 @@ class FirstCheck(RequestCheck):
             by_address = policy.network is not None or policy.list_id is not None
             if by_address and policy.rates == BLOCKED:  # which no policy outranks
                 return True
-            kinds = group.kinds.keys() | self.snapshot.members.kinds_of(group.by_list) - {"ip"}
-            if kinds or "ip" in user_endpoints.get(policy.endpoint_id, ()):
+            kinds = group.kinds | self.snapshot.members.kinds_of(group.having("list"))
+            if kinds - {"ip"} or "ip" in user_endpoints.get(policy.endpoint_id, ()):
                 continue
-            if by_address or not group.has_plans:
+            if by_address or not group.having("plan"):
                 return True
         return False
 

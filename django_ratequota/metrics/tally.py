@@ -6,7 +6,6 @@ import operator
 import os
 from collections import Counter
 from collections.abc import Iterable
-from itertools import chain
 from typing import Any
 
 from ..monitoring.collector import listeners
@@ -77,7 +76,7 @@ class Tally:
             endpoint = "all" if endpoint_id is None else self._endpoint_names.get(endpoint_id, OTHER)
             # Only policies of plans, lists and everyone: one label per subject would show subjects, and be too many.
             for group in groups.values():
-                for policy in chain.from_iterable((*group.by_plan.values(), *group.by_list.values())):
+                for policy in group.without_subject(group.having("list"), group.having("plan")):
                     plan = None if policy.plan_id is None else snapshot.plans.get(policy.plan_id)
                     name = snapshot.lists.get(policy.list_id or 0) or (plan.slug if plan else "everyone")
                     self._policy_names[policy.id] = (endpoint, f"{name}-{policy.id}")

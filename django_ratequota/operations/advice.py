@@ -110,7 +110,7 @@ def matched_routes(endpoint: Endpoint, routes: Iterable[tuple[str, str]]) -> lis
     """Return the (route, URL name or "") that the endpoint's patterns match, for any method."""
     patterns = tuple(endpoint.routes.split())
     facts = EndpointFacts(id=0, name="", routes=patterns, methods=frozenset(), cost=1)
-    alone = Snapshot(revision=0, plans={}, defaults={}, endpoints={0: facts}, groups={})
+    alone = Snapshot(revision=0, endpoints={0: facts})
     return [
         (route, name)
         for route, name in routes

@@ -21,10 +21,10 @@ from ..enforcement.steps import limiter_or_error, now_us
 from ..engine.rates import BLOCKED
 from ..models import Endpoint, RatePolicy
 from ..monitoring.attempts import Attempts, recorded_attempts
+from ..policies.audiences import Group
 from ..policies.facts import policy_facts, to_datetime
 from ..policies.requests.caller import Caller
 from ..policies.resolver import contenders
-from ..policies.snapshot import Group
 from .boosts import unnameable_reason
 from .impact_audience import NotEstimable, applies_to
 

@@ -18,7 +18,7 @@ from ..policies.facts import NOBODY, POLICY_COLUMNS, PolicyFacts, UserEntry, pol
 from ..policies.precedence import strongest
 from ..policies.requests.caller import UNKNOWN, DescribedCaller
 from ..policies.resolver import EvaluationContext, resolve_uncached
-from ..policies.snapshot import Memo, Snapshot, group_policies
+from ..policies.snapshot import Memo, Snapshot, regrouped
 from .explain import newest_policies
 
 
@@ -79,7 +79,7 @@ class _Trial:
     """Some policies of one endpoint and ``counted_per``, as if there were no others."""
 
     def __init__(self, policies: Sequence[PolicyFacts], snapshot: Snapshot, now_us: int) -> None:
-        shared = group_policies(policy for policy in policies if not policy.user)
+        shared = regrouped({}, {policy.id: policy for policy in policies if not policy.user})
         # Without default plans, because the records hold each caller's plan.
         self._snapshot, self._now_us = snapshot.copied(groups=shared, defaults={}, memo=Memo()), now_us
         users: dict[str, tuple[PolicyFacts, ...]] = {}
@@ -138,8 +138,7 @@ def _others(policy: PolicyFacts, snapshot: Snapshot) -> Iterable[PolicyFacts]:
     rows = RatePolicy.objects.filter(user__isnull=False, **place).order_by()
     # Values instead of model instances, because there may be thousands.
     overrides = [policy_facts(row) for row in rows.values_list(*POLICY_COLUMNS, named=True)]
-    shared = group.policies if group else ()
-    return (one for one in (*shared, *overrides) if one.id != policy.id and one.mode != "off")
+    return (one for one in (*(group or ()), *overrides) if one.id != policy.id and one.mode != "off")
 
 
 def _are_apart(one: PolicyFacts, other: PolicyFacts) -> bool:

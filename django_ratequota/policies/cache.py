@@ -233,7 +233,7 @@ class PolicyCache:
             snapshot = without_ended(snapshot)
             self.assigned_kinds = None
         if snapshot.revision != revision:
-            snapshot = snapshot.at(revision)
+            snapshot = snapshot.copied(revision=revision)
         with self._entries_lock:
             users: set[Any] = {user for change in changes for user in change.users}
             subjects = {subject for change in changes for subject in change.subjects}

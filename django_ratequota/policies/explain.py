@@ -13,6 +13,7 @@ from django.utils.translation import ngettext
 from ..changes.validators import visible
 from ..conf import settings
 from ..engine.types import Bucket
+from .audiences import Group
 from .facts import UNREADABLE, EndpointFacts, MemberFacts, PolicyFacts
 from .precedence import precedence, why_beaten, why_first
 from .resolver import (
@@ -24,7 +25,6 @@ from .resolver import (
     plan_of,
     resolve,
 )
-from .snapshot import Group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ def explain(context: EvaluationContext, others: Counter[str] | None = None) -> t
     lists = {entry.list_id for entry in entries}
     candidates: list[Candidate] = []
     for endpoint, counted_per, own, group in matched.groups:
-        policies = group.policies if group else ()
+        policies = group or ()
         # Policies that are off have no place in the index of their group.
         off = Group(replace(policy, mode="log") for policy in policies if policy.mode == "off")
         found = (contenders(context.caller, [], one, plan_id, lists) for one in (group, off))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -19,6 +20,13 @@ from ..utils.addresses import Network, unmap_network
 _NEW_ID = 2**63
 #: ``PolicyFacts.rates`` if this version can read neither the text nor an earlier one: ``on_error`` decides.
 UNREADABLE = "unreadable"
+#: What an index finds an entry by: a subject such as ``tenant:acme``, a network (address length in bits, host bits,
+#: network number), or a text without a colon for lists and plans.
+Key = str | tuple[int, int, int]
+#: The key of policies for everyone.
+EVERYONE = "everyone"
+#: What an index counts: (name, value).
+Trait = tuple[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +102,31 @@ class PolicyFacts(_Dated):
     #: The subject list whose members it is for; None for other audiences.
     list_id: int | None = None
 
+    @property
+    def key(self) -> Key | None:
+        """Return what the index of its group finds it by; None if it is off."""
+        if self.mode == "off":
+            return None
+        if self.network is not None:
+            return _network_key(self.network)
+        if self.list_id is not None:
+            return list_key(self.list_id)
+        return self.subject or (EVERYONE if self.plan_id is None else plan_key(self.plan_id))
+
+    @property
+    def traits(self) -> Iterator[Trait]:
+        """Yield what the index of its group counts: kinds of subjects, lists, plans, and calendar months."""
+        if self.mode == "off":
+            return
+        if self.subject:
+            yield "subject", self.subject.partition(":")[0]
+        if self.list_id is not None:
+            yield "list", self.list_id
+        if self.plan_id is not None:
+            yield "plan", self.plan_id
+        if isinstance(self.rates, tuple) and any(rate.calendar == "month" for rate in self.rates):
+            yield "month", True
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberFacts(_Dated):
@@ -101,8 +134,8 @@ class MemberFacts(_Dated):
 
     id: int
     list_id: int
-    #: ``user:42``, ``tenant:acme``, or (address length in bits, host bits, network number).
-    key: str | tuple[int, int, int]
+    #: ``user:42``, ``tenant:acme``, or a network.
+    key: Key
     starts_us: int | None
     ends_us: int | None
 
@@ -110,6 +143,11 @@ class MemberFacts(_Dated):
     def kind(self) -> str:
         """Return ``ip``, ``user`` or a name of IDENTIFIERS."""
         return self.key.partition(":")[0] if isinstance(self.key, str) else "ip"
+
+    @property
+    def traits(self) -> Iterator[Trait]:
+        """Yield what the index counts: the members of a list by kind."""
+        yield self.kind, self.list_id
 
     def __str__(self) -> str:
         """Return the subject as text."""
@@ -210,16 +248,12 @@ def member_facts(
     pk: int, list_id: int, user_id: Any, subject: str | None, starts_at: Any, ends_at: Any
 ) -> MemberFacts:
     """Return the facts of a ``ListMember`` from its columns."""
-    key: str | tuple[int, int, int] = subject or f"user:{user_id}"
     network = _network(subject or "")
-    if network is not None:
-        # Numbers instead of the network, because that takes ten times the memory.
-        hosts = network.max_prefixlen - network.prefixlen
-        key = (network.max_prefixlen, hosts, int(network.network_address) >> hosts)
     return MemberFacts(
         id=pk,
         list_id=list_id,
-        key=key,
+        # Numbers instead of the network, because that takes ten times the memory.
+        key=(subject or f"user:{user_id}") if network is None else _network_key(network),
         starts_us=starts_at and to_us(starts_at),
         ends_us=ends_at and to_us(ends_at),
     )
@@ -242,6 +276,21 @@ def to_datetime(at_us: int) -> datetime:
     """Return a model field's value for µs since the Unix epoch: aware, unless USE_TZ is off."""
     aware = datetime.fromtimestamp(at_us / 10**6, tz=UTC)
     return aware if django_settings.USE_TZ else timezone.make_naive(aware)
+
+
+def list_key(list_id: int) -> str:
+    """Return the key of policies for a list."""
+    return f"list {list_id}"
+
+
+def plan_key(plan_id: int) -> str:
+    """Return the key of policies for a plan."""
+    return f"plan {plan_id}"
+
+
+def _network_key(network: Network) -> tuple[int, int, int]:
+    hosts = network.max_prefixlen - network.prefixlen
+    return network.max_prefixlen, hosts, int(network.network_address) >> hosts
 
 
 def _network(subject: str) -> Network | None:

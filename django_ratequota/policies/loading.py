@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from itertools import chain
 from typing import Any
 
 from django.contrib.auth import get_user_model
@@ -30,8 +31,7 @@ from .facts import (
     subject_key,
     to_us,
 )
-from .members import Members
-from .snapshot import Snapshot, group_policies, with_rows
+from .snapshot import Snapshot, with_rows
 from .unreadable import FindPolicy, with_readable_rates
 
 #: Policies are kept for a day after their end, because Redis' clock decides what has ended, not this one.
@@ -43,42 +43,46 @@ def load_snapshot(revision: int, before: Snapshot | None = None) -> Snapshot:
 
     ``before`` is the snapshot that this one replaces: its rates are kept where the new ones are unreadable.
     """
-    from ..models import Endpoint, ListMember, Plan, SubjectList
-
-    plans = [_plan_facts(plan) for plan in Plan.objects.order_by()]
-    return Snapshot(
-        revision=revision,
-        plans={plan.id: plan for plan in plans},
-        defaults={plan.default_for: plan.id for plan in plans if plan.default_for},
-        endpoints={endpoint.pk: endpoint_facts(endpoint) for endpoint in Endpoint.objects.order_by()},
-        groups=group_policies(_active_facts(_shared(), _remembered(before))),
-        lists=dict(SubjectList.objects.order_by().values_list("pk", "name")),
-        members=Members().changed(load_members(ListMember.objects)),
-    )
+    return _with_read_rows(Snapshot(revision=revision), before, {})
 
 
 def update_snapshot(snapshot: Snapshot, rows: Iterable[tuple[str, int]]) -> Snapshot:
     """Read the rows, (model, primary key) each, and return the snapshot with them. Raises ``django.db.Error``."""
-    from ..models import Endpoint, ListMember, Plan, SubjectList
-
     ids: dict[str, list[int]] = {PLAN: [], ENDPOINT: [], POLICY: [], LIST: [], MEMBER: []}
     for model, pk in rows:
         ids[model].append(pk)
-    plans = [_plan_facts(plan) for plan in _found(Plan.objects.order_by(), ids[PLAN])]
-    endpoints = [endpoint_facts(endpoint) for endpoint in _found(Endpoint.objects.order_by(), ids[ENDPOINT])]
-    policies = _active_facts(_shared(), _remembered(snapshot), ids[POLICY])
+    return _with_read_rows(snapshot, snapshot, ids)
+
+
+def _with_read_rows(snapshot: Snapshot, before: Snapshot | None, ids: Mapping[str, list[int]]) -> Snapshot:
+    """Return the snapshot with the rows of these ids, by model; of a model that is missing in ``ids``, all rows."""
+    from ..models import Endpoint, ListMember, Plan, RatePolicy, SubjectList
+
+    def read(model: str, rows: Any) -> Iterator[Any]:
+        return _found(rows.order_by(), ids.get(model))
+
+    plans = (
+        PlanFacts(id=plan.pk, name=plan.name, slug=plan.slug, default_for=plan.default_for)
+        for plan in read(PLAN, Plan.objects)
+    )
+    shared = _active_facts(RatePolicy.objects.filter(user__isnull=True), _remembered(before), ids.get(POLICY))
+    members = read(MEMBER, not_ended(ListMember.objects).values_list(*MEMBER_COLUMNS))
+    found: dict[str, dict[int, Any]] = {
+        "plans": {plan.id: plan for plan in plans},
+        "endpoints": {row.pk: endpoint_facts(row) for row in read(ENDPOINT, Endpoint.objects)},
+        "policies": {policy.id: policy for policy in shared},
+        "lists": dict(read(LIST, SubjectList.objects.values_list("pk", "name"))),
+        "members": {row[0]: member_facts(*row) for row in members},
+    }
+    models = (PLAN, ENDPOINT, POLICY, LIST, MEMBER)
+    missing = (dict.fromkeys(ids.get(model, ())) for model in models)
     return with_rows(
-        snapshot,
-        plans=dict.fromkeys(ids[PLAN]) | {plan.id: plan for plan in plans},
-        endpoints=dict.fromkeys(ids[ENDPOINT]) | {endpoint.id: endpoint for endpoint in endpoints},
-        policies=dict.fromkeys(ids[POLICY]) | {policy.id: policy for policy in policies},
-        lists=dict.fromkeys(ids[LIST]) | dict(_found(SubjectList.objects.values_list("pk", "name"), ids[LIST])),
-        members=dict.fromkeys(ids[MEMBER]) | load_members(ListMember.objects, ids[MEMBER]),
+        snapshot, **{name: {**none, **rows} for (name, rows), none in zip(found.items(), missing, strict=True)}
     )
 
 
 def held_policies(snapshot: Snapshot) -> Iterator[PolicyFacts]:
-    return (policy for groups in snapshot.groups.values() for group in groups.values() for policy in group.policies)
+    return (policy for groups in snapshot.groups.values() for group in groups.values() for policy in group)
 
 
 def without_ended(snapshot: Snapshot) -> Snapshot:
@@ -97,26 +101,11 @@ def not_ended(rows: Any) -> Any:
     return rows.exclude(ends_at__lt=timezone.now() - _KEPT)
 
 
-def _plan_facts(plan: Any) -> PlanFacts:
-    return PlanFacts(id=plan.pk, name=plan.name, slug=plan.slug, default_for=plan.default_for)
-
-
-def _shared() -> Any:
-    from ..models import RatePolicy
-
-    return RatePolicy.objects.filter(user__isnull=True)
-
-
-def load_members(rows: Any, ids: Sequence[int] | None = None) -> dict[int, MemberFacts]:
-    """Return a queryset's members by id (only ``ids`` if not None), without those that ended long ago."""
-    plain = not_ended(rows).order_by().values_list(*MEMBER_COLUMNS)
-    return {row[0]: member_facts(*row) for row in (plain.iterator() if ids is None else _found(plain, ids))}
-
-
-def _found(rows: Any, ids: Sequence[int]) -> Iterator[Any]:
-    """Yield the rows with these primary keys, in batches."""
-    for batch in in_batches(ids):
-        yield from rows.filter(pk__in=batch)
+def _found(rows: Any, ids: Sequence[int] | None) -> Iterator[Any]:
+    """Return the rows with these primary keys, in batches; all rows if ``ids`` is None."""
+    if ids is None:
+        return iter(rows)
+    return chain.from_iterable(rows.filter(pk__in=batch) for batch in in_batches(ids))
 
 
 def _remembered(snapshot: Snapshot | None) -> FindPolicy:
@@ -223,6 +212,4 @@ def _active_facts(
     rows = not_ended(policies).order_by()
     # Plain rows, because model objects would double the time that loading takes.
     plain = rows.values_list(*POLICY_COLUMNS, named=True)
-    return with_readable_rates(
-        [policy_facts(row) for row in (plain if ids is None else _found(plain, ids))], remembered
-    )
+    return with_readable_rates([policy_facts(row) for row in _found(plain, ids)], remembered)

@@ -18,10 +18,11 @@ from ..conf import settings
 from ..engine.rates import BLOCKED
 from ..engine.types import Bucket
 from ..utils.problems import note_problem
+from .audiences import Group
 from .facts import NOBODY, UNREADABLE, Assigned, Assignment, EndpointFacts, PlanFacts, PolicyFacts, UserEntry
 from .precedence import strongest
 from .requests.caller import Caller
-from .snapshot import Group, Snapshot
+from .snapshot import Snapshot
 
 #: Resolutions of callers with longer names are not kept.
 _LONGEST = 200
@@ -51,6 +52,8 @@ class MatchedPolicies:
     list_kinds: tuple[str, ...]
     endpoint_ids: tuple[int, ...]
     cost: int
+    #: Whether the contests depend on the caller's plan.
+    by_plan: bool = False
     #: Whether limits count months that a caller's assignment may begin on another day.
     monthly: bool = False
     #: Name of an exempt endpoint among these: then no policy applies. "" = none is exempt.
@@ -242,19 +245,9 @@ def contenders(
     """Yield the policies of a contest whose audience includes the caller, who is in ``lists`` now."""
     if own:
         yield from (policy for policy in own if policy.mode != "off")
-    if group is None:
-        return
-    for kind in group.kinds:
-        value = caller.value(kind)
-        if value:  # "" = the identifier failed, and no policy names such callers
-            yield from group.by_subject.get(f"{kind}:{value}", ())
-    if group.by_network and caller.address is not None:
-        yield from group.containing(caller.address)
-    for list_id in lists:
-        yield from group.by_list.get(list_id, ())
-    if plan_id is not None:
-        yield from group.by_plan.get(plan_id, ())
-    yield from group.everyone
+    if group is not None:
+        yield from group.entries_of(caller, group.kinds)
+        yield from group.without_subject(lists, () if plan_id is None else (plan_id,))
 
 
 def make_buckets(
@@ -309,17 +302,20 @@ def _find_policies(
                 own.setdefault(policy.counted_per, []).append(policy)
         groups = snapshot.groups.get(endpoint_id, {})
         found += [Contest(endpoint, per, own.get(per, []), groups.get(per)) for per in {**groups, **own}]
-    kinds = {contest.counted_per for contest in found}.difference(("caller", "plan", "everyone"))
-    lists = {list_id for contest in found if contest.group for list_id in contest.group.by_list}
+    held = [contest.group for contest in found if contest.group]
+    lists = frozenset[int]().union(*[group.having("list") for group in held])
     list_kinds = snapshot.members.kinds_of(lists) if lists else frozenset()
-    kinds |= list_kinds - {"ip"}
+    audiences = list_kinds.union(*[group.kinds for group in held])
+    counted = {contest.counted_per for contest in found}
+    months = [one for one in found if one.group and one.counted_per not in ("everyone", "ip")]
     return MatchedPolicies(
         groups=tuple(found),
-        kinds=tuple(kinds.union(*[contest.group.kinds for contest in found if contest.group])),
-        by_address="ip" in list_kinds or any(contest.group and contest.group.by_network for contest in found),
+        kinds=tuple(counted.difference(("caller", "plan", "everyone")) | audiences - {"ip"}),
+        by_address="ip" in audiences,
         list_kinds=tuple(list_kinds),
         endpoint_ids=tuple(endpoint.id for endpoint in endpoints),
         cost=(endpoints[0].cost if named else 0) or max((e.cost for e in endpoints), default=1),
-        monthly=any(one.group and one.group.monthly and one.counted_per not in ("everyone", "ip") for one in found),
+        by_plan="plan" in counted or any(group.having("plan") for group in held),
+        monthly=any(one.group and one.group.having("month") for one in months),
         exempt=next((endpoint.name for endpoint in endpoints if endpoint.exempt), ""),
     )

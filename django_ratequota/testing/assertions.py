@@ -105,6 +105,6 @@ def _policies_in_force() -> str:
         f"{snapshot.endpoints[endpoint].name if endpoint else 'all endpoints'} ({policy.text})"
         for endpoint, groups in snapshot.groups.items()
         for group in groups.values()
-        for policy in group.policies
+        for policy in group
     ]
     return f"; in force: {', '.join(names) or 'none for everyone, plans or subjects'}"

@@ -12,6 +12,7 @@ from django.core.exceptions import ValidationError
 from ..changes.validators import assignable_subject, canonical_subject
 from ..conf import settings
 from ..models import Endpoint, RatePolicy
+from ..policies.audiences import Members
 from ..policies.cache import in_plan_order
 from ..policies.facts import (
     NOBODY,
@@ -27,8 +28,7 @@ from ..policies.facts import (
     policy_facts,
     subject_key,
 )
-from ..policies.members import Members
-from ..policies.snapshot import Snapshot, group_policies
+from ..policies.snapshot import Snapshot, regrouped
 
 _REVISION = 1
 
@@ -121,15 +121,18 @@ def fixed_policies(
     snapshot = Snapshot(
         revision=_REVISION,
         plans={plan.id: plan for plan in by_slug.values()},
-        defaults={audience: by_slug[slug].id for audience, slug in (default_plans or {}).items()},
         endpoints={endpoint.id: endpoint for endpoint in by_name.values()},
-        groups=group_policies(policy for policy in facts if not policy.user),
+        groups=regrouped({}, {policy.id: policy for policy in facts if not policy.user}),
         lists={number: name for name, number in list_ids.items()},
-        members=Members().changed(_members(lists or {}, list_ids)),
+        members=Members(_members(lists or {}, list_ids)),
     )
     assigned = {_owner("plans", who, assignable_subject): by_slug[slug].id for who, slug in (plans or {}).items()}
+    # One plan may be the default for both kinds of callers here.
+    defaults = {audience: by_slug[slug].id for audience, slug in (default_plans or {}).items()}
     owners = {*assigned, *(policy.user for policy in facts if policy.user)}
-    return FixedPolicies(snapshot, {owner: _entry(owner, facts, assigned) for owner in owners})
+    return FixedPolicies(
+        snapshot.copied(defaults=defaults), {owner: _entry(owner, facts, assigned) for owner in owners}
+    )
 
 
 def _as_list(name: object, entry: object) -> list[Policy]:
@@ -193,8 +196,7 @@ def _policy_facts(
     )
 
 
-def _members(lists: Mapping[str, Iterable[Any]], ids: Mapping[str, int]) -> dict[int, MemberFacts]:
-    """Return the lists' members by number."""
+def _members(lists: Mapping[str, Iterable[Any]], ids: Mapping[str, int]) -> list[MemberFacts]:
     rows: list[tuple[int, str | None, str | None]] = []
     for name, members in lists.items():
         if isinstance(members, str):
@@ -202,7 +204,7 @@ def _members(lists: Mapping[str, Iterable[Any]], ids: Mapping[str, int]) -> dict
         for member in members:
             owner = _owner(f"lists[{name!r}]", member, canonical_subject)
             rows.append((ids[name], owner, None) if isinstance(owner, str) else (ids[name], None, ":".join(owner)))
-    return {pk: member_facts(pk, *row, None, None) for pk, row in enumerate(rows, start=1)}
+    return [member_facts(pk, *row, None, None) for pk, row in enumerate(rows, start=1)]
 
 
 def _owner(where: str, who: Any, canonical: Callable[[str], str]) -> str | SubjectKey:

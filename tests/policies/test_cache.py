@@ -55,7 +55,7 @@ def rates(policies: PolicyCache) -> list[str]:
     snapshot = policies.current()
     assert snapshot is not None
     group = snapshot.groups.get(None, {}).get("caller")
-    return [policy.text for policy in group.policies] if group else []
+    return [policy.text for policy in group] if group else []
 
 
 def queries(call: Callable[[], Any]) -> int:
@@ -322,7 +322,7 @@ def test_what_an_open_transaction_reads_is_not_kept(policies: PolicyCache, alice
         RatePolicy.objects.create(rates="2/s")
         assert len(policies.load_user(str(alice.pk)).policies) == 1
         own = policies.reload(newest() + 1)
-        assert [policy.text for policy in own.groups[None]["caller"].policies] == ["2/s"]
+        assert [policy.text for policy in own.groups[None]["caller"]] == ["2/s"]
         transaction.set_rollback(True)
     assert policies.user(str(alice.pk)) is None
     assert rates(policies) == []

@@ -16,9 +16,9 @@ from django_ratequota import Decision, check_request
 from django_ratequota.models import ListMember, PolicyChange, RatePolicy, SubjectList
 from django_ratequota.operations.explain import explain_caller
 from django_ratequota.operations.restore import plan_restoration, restore
+from django_ratequota.policies.audiences import Members
 from django_ratequota.policies.explain import others_in_words
 from django_ratequota.policies.facts import member_facts
-from django_ratequota.policies.members import Members
 from django_ratequota.policies.requests.caller import DescribedCaller
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]

@@ -25,7 +25,7 @@ from django_ratequota.policies.loading import load_snapshot
 from django_ratequota.policies.matching import NO_METHOD, match_endpoints
 from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.policies.resolver import EvaluationContext, Resolution, plan_of, resolve, resolve_uncached
-from django_ratequota.policies.snapshot import Group, Snapshot
+from django_ratequota.policies.snapshot import Snapshot, regrouped
 from tests.project.views import request_from
 
 # Ahead of the real clock, by which policies that ended long ago are not even loaded.
@@ -352,15 +352,11 @@ def test_explain_counts_the_policies_of_other_callers_by_kind(alice: User) -> No
 
 def picture(endpoints: list[EndpointFacts], rows: list[PolicyFacts] = [], **fields: Any) -> Snapshot:  # noqa: B006
     """A snapshot of these; users' own policies left out."""
-    groups: dict[int | None, dict[str, list[PolicyFacts]]] = {}
-    for row in rows:
-        if not row.user:
-            groups.setdefault(row.endpoint_id, {}).setdefault(row.counted_per, []).append(row)
     return Snapshot(
         revision=1,
-        **{"plans": {}, "defaults": {}, **fields},
         endpoints={endpoint.id: endpoint for endpoint in endpoints},
-        groups={e: {per: Group(rivals) for per, rivals in named.items()} for e, named in groups.items()},
+        groups=regrouped({}, {row.id: row for row in rows if not row.user}),
+        **fields,
     )
 
 

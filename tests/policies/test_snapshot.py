@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import astuple
@@ -29,6 +29,7 @@ from django_ratequota.models import (
 )
 from django_ratequota.policies import cache as module
 from django_ratequota.policies.assigned import assigned_to
+from django_ratequota.policies.audiences import Group
 from django_ratequota.policies.cache import PolicyCache
 from django_ratequota.policies.change_feed import Change
 from django_ratequota.policies.facts import Assigned, UserEntry
@@ -36,7 +37,7 @@ from django_ratequota.policies.loading import load_snapshot
 from django_ratequota.policies.matching import match_endpoints
 from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.policies.resolver import EvaluationContext, resolve, resolve_uncached
-from django_ratequota.policies.snapshot import Group, Snapshot
+from django_ratequota.policies.snapshot import Snapshot
 from django_ratequota.runtime import default_limiter, process
 from tests.faults import poll
 from tests.policies.test_cache import newest, queries, rows_read
@@ -76,14 +77,8 @@ def picture(snapshot: Snapshot) -> Any:
 
 
 def shape(group: Group) -> Any:
-    def ids(index: dict[Any, Any]) -> Any:
-        if index and isinstance(next(iter(index.values())), Mapping):
-            return {key: ids(inner) for key, inner in index.items()}
-        return {key: sorted(policy.id for policy in rivals) for key, rivals in index.items()}
-
-    everyone = sorted(policy.id for policy in group.everyone)
-    indexes = [ids(index) for index in (group.by_subject, group.by_network, group.by_list, group.by_plan)]
-    return group.by_id, *indexes, everyone, dict(group.kinds)
+    found = {policy.key: sorted(one.id for one in group.at(policy.key)) for policy in group if policy.key}
+    return dict(group.by_id), found, group.traits
 
 
 def answers(
@@ -330,7 +325,7 @@ def test_a_change_of_some_rows_reads_these_rows(policies: PolicyCache, rows: int
         snapshot = policies.reload(newest())
     assert len(captured) == 2
     assert rows_read(captured) <= 2 * rows + 1, "the changes, and the newest known; and the policies"
-    assert sorted(p.id for p in snapshot.groups[None]["caller"].policies if p.text == "6/s") == pks
+    assert sorted(p.id for p in snapshot.groups[None]["caller"] if p.text == "6/s") == pks
 
 
 def test_rows_are_read_in_batches_that_every_database_takes(policies: PolicyCache) -> None:
@@ -350,7 +345,7 @@ def test_more_changes_than_are_worth_it_are_read_at_once(
     assert queries(lambda: policies.reload(newest())) == 2 + 5, (
         "the changes and their ids; plans, endpoints, policies, lists, members"
     )
-    assert {policy.text for policy in load_snapshot(1).groups[None]["caller"].policies} == {"6/s"}
+    assert {policy.text for policy in load_snapshot(1).groups[None]["caller"]} == {"6/s"}
 
 
 def test_what_a_change_does_not_touch_is_shared(policies: PolicyCache) -> None:
@@ -365,7 +360,7 @@ def test_what_a_change_does_not_touch_is_shared(policies: PolicyCache) -> None:
     assert after.groups[search.pk] is before.groups[search.pk]
     assert after.memo.endpoints is before.memo.endpoints
     assert after.memo.resolutions is not before.memo.resolutions
-    assert before.groups[None]["caller"].by_subject["tenant:t1"][0].text == "5/s", "the one before is as it was"
+    assert before.groups[None]["caller"].at("tenant:t1")[0].text == "5/s", "the one before is as it was"
     search.routes = "/b/*"
     search.save()
     assert policies.reload(newest()).memo.endpoints is not before.memo.endpoints
@@ -378,7 +373,7 @@ def test_rows_with_changed_keys_are_held_under_the_new_ones(policies: PolicyCach
     RatePolicy.objects.update(id=policy.pk + 1000)
     snapshot = policies.reload(newest())
     assert picture(snapshot) == picture(load_snapshot(snapshot.revision))
-    assert [held.id for held in snapshot.groups[None]["caller"].policies] == [policy.pk + 1000]
+    assert [held.id for held in snapshot.groups[None]["caller"]] == [policy.pk + 1000]
 
 
 def test_a_change_that_leaves_what_the_snapshot_holds_keeps_what_it_remembers(policies: PolicyCache) -> None:
@@ -502,7 +497,7 @@ def test_policies_that_ended_long_ago_leave_the_snapshot(
     monkeypatch.setattr(timezone, "now", lambda: now + timedelta(days=2))
     policies._tidied = float("-inf")
     snapshot = policies.reload(default_limiter().publish())
-    assert [policy.text for policy in snapshot.groups[None]["caller"].policies] == ["1/s"]
+    assert [policy.text for policy in snapshot.groups[None]["caller"]] == ["1/s"]
 
 
 def test_a_user_key_too_long_for_its_column_goes_stale_nowhere(

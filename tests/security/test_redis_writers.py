@@ -157,7 +157,7 @@ class TestRevision:
         check(request_from())
         published = default_limiter().stored_revision()
         assert policies._snapshot is not None
-        policies._snapshot = policies._snapshot.at(published + ahead)
+        policies._snapshot = policies._snapshot.copied(revision=published + ahead)
         policies._wanted = published + ahead
         decision = check(request_from())
         assert (decision.error, left(decision), decision.revision) == ("", [8], published)
@@ -176,7 +176,7 @@ class TestRevision:
         ahead = time.time_ns() // 1000 + 10 * DAY_US
         for stored in (ahead, None):
             assert policies._snapshot is not None
-            policies._snapshot = policies._snapshot.at(ahead)
+            policies._snapshot = policies._snapshot.copied(revision=ahead)
             redis_client.delete(REVISION) if stored is None else redis_client.set(REVISION, stored)
             assert check(request_from()).error == ""
             policy.rates = "20/hour" if stored else "30/hour"

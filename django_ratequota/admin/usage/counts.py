@@ -132,7 +132,7 @@ def newest_refusals(selection: Selection, endpoints: Mapping[int, Any], most: in
             if any(bucket.refused and bucket.policy_id == selection.policy_id for bucket in refusal.buckets)
         ][:most]
     facts = {pk: endpoint_facts(endpoint) for pk, endpoint in endpoints.items()}
-    snapshot = Snapshot(revision=0, plans={}, defaults={}, endpoints=facts, groups={})
+    snapshot = Snapshot(revision=0, endpoints=facts)
     views = {route: (name or None, view) for route, name, view in known_views()}
 
     def matches(refusal: Refusal) -> bool:
