@@ -136,22 +136,6 @@ def test_explain_says_what_a_block_outranks(alice: User) -> None:
     ]
 
 
-def test_a_block_in_log_mode_stands_in_no_other_blocks_way(alice: User) -> None:
-    RatePolicy.objects.create(user=alice, rates="blocked", mode="log")
-    RatePolicy.objects.create(subject="ip:203.0.113.0/24", rates="blocked")
-    found = resolve(context(alice))
-    assert (found.blocked_by, found.would_block) == (("all/blocked",), ())
-
-
-@database
-@pytest.mark.parametrize("subject", ["ip:::ffff:203.0.113.7", "ip:203.0.113.7/32", " ip:203.0.113.7"])
-def test_an_address_is_meant_however_it_is_written(subject: str) -> None:
-    policy = RatePolicy(subject=subject, rates="5/hour")
-    policy.full_clean()
-    policy.save()
-    assert limits(resolve(context())) == [f"ip:{ADDRESS} 5/hour"]
-
-
 @pytest.mark.parametrize(
     ("counted_per", "logged_in", "named", "subject"),
     [
@@ -225,24 +209,14 @@ ROUTE, NAME = "/api/reports/(?P<pk>[^/.]+)/", "v1:report-detail"
         ("", False),
         (ROUTE, True),
         ("/api/reports/*", True),
-        ("/api/*/", True),
-        ("/*", True),
         ("*", True),
-        ("/api/reports/", False),
-        ("/api/reports", False),
-        ("api/reports/*", False),
         ("/API/reports/*", False),
-        ("/api/reports/(?P<pk>[^/.]+)", False),
         # only * is special
         ("/api/reports/?????????????????", False),
-        ("/api/reports/[(]*", False),
-        ("/api.reports/*", False),
         ("v1:report-detail", True),
         ("v1:*", True),
         ("*:report-*", True),
         ("report-detail", False),
-        ("v1:report", False),
-        ("V1:*", False),
         ("/nowhere/\nv1:*\nother", True),
         ("/nowhere/\nother", False),
     ],

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratequota import check_request
-from django_ratequota.models import Plan, PlanAssignment, RatePolicy
+from django_ratequota.models import RatePolicy
 from django_ratequota.policies.requests import caller as caller_module
 from django_ratequota.policies.requests.caller import Caller, DescribedCaller, client_address, client_text
 from tests.project.views import request_from
@@ -191,59 +191,6 @@ def test_an_identifier_without_an_answer_limits_nobody_by_it(value: Any, caplog:
         decision = check_request(request_from(tenant=value))
         assert [status.remaining for status in decision.statuses] == [left]
     assert caplog.records == []
-
-
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.usefixtures("fresh_policies")
-@pytest.mark.parametrize(
-    ("answer", "limit"),
-    [("pro", 200), (None, 50), ("", 50), ("gold", 50), ("Pro", 50), ("\x00\ud800", 50), (ValueError("down"), 50)],
-)
-@pytest.mark.parametrize("who", ["anonymous", "authenticated"])
-def test_the_plan_is_the_one_that_plan_resolver_returns(
-    settings: Any, caplog: Any, answer: Any, limit: int, who: str
-) -> None:
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "PLAN_RESOLVER": "tests.project.views.tenant"}
-    pro = Plan.objects.create(name="Pro", slug="pro")
-    free = Plan.objects.create(name="Free", slug="free", default_for=who)
-    RatePolicy.objects.create(plan=pro, rates="200/hour")
-    RatePolicy.objects.create(plan=free, rates="50/hour")
-    # An assignment is not looked at.
-    alice = User.objects.create(username="alice")
-    assigned = Plan.objects.create(name="Assigned", slug="assigned")
-    PlanAssignment.objects.create(user=alice, plan=assigned)
-    RatePolicy.objects.create(plan=assigned, rates="7/hour")
-    decision = check_request(request_from(alice if who == "authenticated" else None, tenant=answer))
-    assert [status.limit for status in decision.statuses] == [limit]
-    unknown = [record for record in caplog.records if "no plan has that slug" in record.message]
-    assert bool(unknown) == (answer in ("gold", "Pro", "\x00\ud800"))
-
-
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.usefixtures("fresh_policies")
-def test_a_key_keeps_its_limit_within_a_limited_network(settings: Any) -> None:
-    settings.RATEQUOTA = {
-        **settings.RATEQUOTA,
-        "IDENTIFIERS": {"api_key": "tests.project.views.api_key"},
-        "CALLER": ["user", "api_key", "ip"],
-    }
-    RatePolicy.objects.create(subject="api_key:vip", rates="1000/min")
-    RatePolicy.objects.create(subject=f"ip:{CLIENT}/32", rates="10/min")
-    limits = [
-        [status.limit for status in check_request(request_from(address=CLIENT, headers=headers)).statuses]
-        for headers in ({"X-Api-Key": "vip"}, {"X-Api-Key": "other"}, {})
-    ]
-    assert limits == [[1000], [10], [10]]
-
-
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.usefixtures("fresh_policies")
-def test_no_override_leads_through_a_blocked_network() -> None:
-    alice = User.objects.create(username="alice")
-    RatePolicy.objects.create(user=alice, rates="1000/min")
-    RatePolicy.objects.create(subject="ip:203.0.113.0/24", rates="blocked")
-    assert check_request(request_from(alice, address="203.0.113.7")).blocked_by == ("all/blocked",)
-    assert check_request(request_from(alice, address="198.51.100.7")).allowed
 
 
 @pytest.mark.django_db(transaction=True)
