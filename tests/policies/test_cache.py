@@ -334,15 +334,15 @@ def late(offsets: Iterable[int], place: int, *seen: Iterable[int], start: int = 
     ("offsets", "place", "seen", "start"),
     [
         # A mass change went by while another transaction was open.
-        *(late([0], 0, range(1, 5001), [6000], start=start) for start in thorough_after(1, [1, 0, 2])),
+        *thorough_after(1, [late([0], 0, range(1, 5001), [6000], start=start) for start in (1, 0, 2)]),
         # One save was committed while thousands of rows were being written.
-        *(late(range(10_000), place, [10_000]) for place in thorough_after(1, [5000, 0, 9999])),
+        *thorough_after(1, [late(range(10_000), place, [10_000]) for place in (5000, 0, 9999)]),
         # Two imports at once, one of them in one transaction: its ids are hundreds of gaps among the other's.
         *(late(range(0, 600, 2), n, range(1, 600, 2), start=s, slow=False) for n in (0, 300, 598) for s in (0, 1)),
         # More rows than are read one by one: the oldest were passed over.
-        *(late(range(5000), place) for place in thorough_after(1, [4999, 0])),
+        *thorough_after(1, [late(range(5000), place) for place in (0, 4999)]),
         # The rows of a look were cut off at a number, and the lowest was the first to fall off.
-        *(late([0, *range(2, 2 + n)], 0, [1], slow=False) for n in (998, 999, 1000, 1001, 1998, 1999, 2000, 2001)),
+        *thorough_after(2, [late([0, *range(2, 2 + n)], 0, [1], slow=False) for n in (999, 1000, 1999, 2000, 2001)]),
     ],
 )
 def test_rows_that_commit_late_are_not_missed(

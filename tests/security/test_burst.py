@@ -7,11 +7,9 @@ of the requests in; a server with a small ``maxclients`` refused the rest.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,10 +19,8 @@ from django_ratequota import acheck_request, check_request
 from django_ratequota.models import RatePolicy
 from django_ratequota.runtime import default_limiter
 from django_ratequota.store.pool_size import MAX_CONNECTIONS
-from tests.enforcement.test_propagation import Process
 from tests.faults import poll
 from tests.faults.servers import Node
-from tests.faults.test_http_servers import UVICORN, serving
 from tests.faults.wire import Wire
 from tests.project.views import request_from
 from tests.support.properties import thorough_after
@@ -32,7 +28,6 @@ from tests.support.properties import thorough_after
 ATTACKER = "127.0.0.1"
 BURST = 300
 SECONDS = 60.0
-GUNICORN = f"gunicorn --bind 127.0.0.1:0 --workers 1 --threads {BURST} --no-control-socket"
 
 
 @pytest.fixture
@@ -45,9 +40,6 @@ def node() -> Iterator[Node]:
 def connected(node: Node) -> int:
     """How many connections the server has, the one that asks aside."""
     return len(node.command("CLIENT", "LIST").splitlines()) - 1
-
-
-# --- In one process. ---
 
 
 @pytest.fixture
@@ -130,59 +122,3 @@ def test_a_small_maxclients_admits_no_refused_client(settings: Any, node: Node, 
     check_request(request_from(address="192.0.2.1"))
     node.command("CONFIG", "SET", "maxclients", connected(node) + 6)
     assert burst(lambda: None) == {False: BURST}
-
-
-# --- Over HTTP. ---
-
-
-def ask_at_once(port: int, path: str) -> Counter[int]:
-    """The statuses of as many answers: all clients are connected before one of them asks."""
-
-    async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
-        writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
-        answer = await reader.readline()
-        writer.close()
-        return int(answer.split(b" ", 2)[1])
-
-    async def run() -> Counter[int]:
-        streams = [await asyncio.open_connection("127.0.0.1", port) for _ in range(BURST)]
-        return Counter(await asyncio.wait_for(asyncio.gather(*(ask(*stream) for stream in streams)), SECONDS))
-
-    return asyncio.run(run())
-
-
-@pytest.mark.parametrize(
-    ("command", "path"),
-    [
-        pytest.param(f"{GUNICORN} django.core.wsgi:get_wsgi_application()", "/decorated/", id="gunicorn"),
-        pytest.param(
-            f"{UVICORN} django.core.asgi:get_asgi_application",
-            "/adecorated/",
-            id="uvicorn",
-            marks=pytest.mark.thorough,
-        ),
-    ],
-)
-def test_a_burst_over_http(command: str, path: str, node: Node, tmp_path: Path) -> None:
-    """To a worker that has just started, and to the same one again."""
-    environment = {name: value for name, value in os.environ.items() if name != "DATABASE_URL"}
-    environment |= {
-        "DJANGO_SETTINGS_MODULE": "tests.project.settings",
-        "RATEQUOTA_TEST_DATABASE": f"sqlite:///{tmp_path / 'burst.sqlite3'}",
-        "RATEQUOTA_TEST_REDIS_URL": node.url,
-        "RATEQUOTA_TEST_TIMEOUT": "0.5",  # a machine that does other work too may keep Redis itself waiting
-    }
-    editor = Process(environment)
-    try:
-        editor.run("from django.core.management import call_command; call_command('migrate', verbosity=0)")
-        editor.run("RatePolicy.objects.create(rates='1/3650day')")
-        editor.run("from django_ratequota import check_request; from tests.project.views import request_from")
-        assert editor.run(f"answer = check_request(request_from(address={ATTACKER!r})).allowed")
-        with serving(command, environment, tmp_path / "log") as port:
-            before = connected(node)
-            for _ in range(2):
-                assert ask_at_once(port, path) == {429: BURST}
-                # Threads and one event loop: policies are read in a thread.
-                assert connected(node) - before <= MAX_CONNECTIONS + 4
-    finally:
-        editor.close()

@@ -187,15 +187,6 @@ def test_a_cached_site(settings: Any, url: str, order: tuple[str, ...], enforce_
         assert (response.status_code, rates(response)) == (200, set())
 
 
-@pytest.mark.parametrize("order", [(UPDATE, QUOTA, FETCH), (QUOTA, UPDATE, FETCH), (UPDATE, FETCH, QUOTA)])
-def test_a_cached_site_is_one(settings: Any, get: Get, order: tuple[str, ...]) -> None:
-    settings.MIDDLEWARE = site(order)
-    for url in ("/decorated/", "/adecorated/"):
-        first, second = get(url), get(url)
-        assert first.content == second.content
-        assert rates(first) == rates(second) == set()
-
-
 @pytest.mark.parametrize("order", [(UPDATE, QUOTA, FETCH), (QUOTA, UPDATE, FETCH)])
 def test_what_such_a_site_does_not_keep_has_them(settings: Any, order: tuple[str, ...]) -> None:
     settings.MIDDLEWARE = site(order)

@@ -150,13 +150,6 @@ def test_one_network_takes_its_share_of_refusal_ids(search: Endpoint, attackers:
 
 
 @pytest.mark.usefixtures("noted")
-def test_callers_without_an_address_share_one_network(search: Endpoint) -> None:
-    RatePolicy.objects.create(endpoint=search, rates="blocked")
-    assert refusal_id("")
-    assert refusal_id("garbage") == refusal_id("")
-
-
-@pytest.mark.usefixtures("noted")
 def test_a_busy_network_evicts_its_own_refusals_first(
     search: Endpoint, monkeypatch: Any, redis_client: redis.Redis
 ) -> None:

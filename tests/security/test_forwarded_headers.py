@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import tomllib
-from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 import pytest
-from django.conf import settings as django_settings
 from django.core.asgi import get_asgi_application
-from django.core.wsgi import get_wsgi_application
 from django.http import HttpRequest, JsonResponse
 from django.urls import path
 from packaging.requirements import Requirement
 
 from django_ratequota.policies.requests.caller import Caller
-from tests.faults.test_http_servers import GUNICORN, SECONDS, UVICORN, serving
-from tests.support.properties import thorough_after
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -66,37 +60,6 @@ def test_underscores_forge_no_address_under_asgi(settings: Any, name: bytes, las
     proxys, clients = (b"x-forwarded-for", CLIENT.encode()), (name, FORGED.encode())
     headers = [proxys, clients] if last else [clients, proxys]
     assert asyncio.run(ask(headers)) == {"ip": CLIENT}
-
-
-def served(make: Any) -> Any:
-    """What a server process runs: its peer on the loopback is the proxy."""
-    application = make()
-    django_settings.RATEQUOTA = {**django_settings.RATEQUOTA, "TRUSTED_PROXIES": ["127.0.0.1/32"]}
-    django_settings.ROOT_URLCONF = __name__
-    return application
-
-
-def wsgi() -> Any:
-    return served(get_wsgi_application)
-
-
-def asgi() -> Any:
-    return served(get_asgi_application)
-
-
-@pytest.mark.parametrize(
-    "command",
-    thorough_after(1, [f"{GUNICORN} {__name__}:wsgi()", f"{UVICORN} --no-proxy-headers {__name__}:asgi"]),
-    ids=["gunicorn", "uvicorn"],
-)
-def test_underscores_forge_no_address_at_a_real_server(command: str, tmp_path: Path) -> None:
-    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.project.settings"}
-    with serving(command, environment, tmp_path / "log") as port:
-        connection = HTTPConnection("127.0.0.1", port, timeout=SECONDS)
-        for name in ("X_Forwarded_For", "X-Forwarded_For", "x_forwarded_for"):
-            connection.request("GET", "/who/", headers={"X-Forwarded-For": CLIENT, name: FORGED})
-            assert json.loads(connection.getresponse().read()) == {"ip": CLIENT}
-        connection.close()
 
 
 def test_no_django_that_merges_such_headers_is_installed_beside_us() -> None:

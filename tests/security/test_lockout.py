@@ -67,15 +67,11 @@ def test_cross_site_posts_lock_out_no_account(how_to: None, settings: Any, with_
 
 @with_database
 def test_a_guesser_elsewhere_locks_out_himself(how_to: None) -> None:
+    assert [log_in("alice", "secret", "203.0.113.7") for _ in range(25)] == [200] * 25, "right ones are not counted"
     guesses = [log_in("alice", "guess", "203.0.113.7") for _ in range(8)]
     assert guesses == [400] * 5 + [429] * 3
     assert log_in("alice", "secret", "198.51.100.1") == 200
     assert log_in("bob", "secret", "203.0.113.7") == 200
-
-
-@with_database
-def test_successful_logins_are_not_counted(how_to: None) -> None:
-    assert [log_in("alice", "secret", "198.51.100.1") for _ in range(25)] == [200] * 25
 
 
 @with_database

@@ -11,13 +11,12 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-from asgiref.sync import async_to_sync, sync_to_async
 from django.contrib.auth import authenticate
 from django.contrib.auth.models import User, UserManager
 from django.contrib.auth.views import LoginView
 from django.db import connection
 from django.http import HttpResponse
-from django.test import AsyncClient, Client, RequestFactory
+from django.test import Client, RequestFactory
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views.decorators.csrf import csrf_exempt
@@ -69,12 +68,6 @@ def json_login(request: Any) -> HttpResponse:
     return HttpResponse(status=302 if user else 400)
 
 
-@csrf_exempt
-@ratequota(scope="login")
-async def ajson_login(request: Any) -> HttpResponse:
-    return await sync_to_async(json_login.__wrapped__)(request)
-
-
 @method_decorator(ratequota(scope="login"), name="dispatch")
 class OuterLogin(ApiLogin):
     throttle_classes: list[Any] = []
@@ -82,7 +75,6 @@ class OuterLogin(ApiLogin):
 
 urlpatterns = [
     path("outer/", OuterLogin.as_view()),
-    path("ajson/", ajson_login),
     path("form/", ratequota(scope="login")(FormLogin.as_view()), name="form"),
     path("api/", ApiLogin.as_view()),
     path("api-json/", JsonOnlyLogin.as_view()),
@@ -165,13 +157,6 @@ def test_no_body_hides_the_name_from_the_limit(trick: str) -> None:
         response = Client().generic("POST", "/json/", body, content_type=kind)
         statuses.append(response.status_code)
     assert statuses == [302] * LIMIT + [429] * 10
-
-
-def test_an_async_view_has_the_same_limit() -> None:
-    post = async_to_sync(AsyncClient().post)
-    bodies = [{**GUESS, "username": text} for text in (4915, NAME, "\uff46inchley") for _ in range(LIMIT)]
-    statuses = [post("/ajson/", body, content_type="application/json").status_code for body in bodies]
-    assert statuses == [400] * LIMIT + [302] * LIMIT + [429] * LIMIT
 
 
 @pytest.mark.parametrize("kind", [None, "application/x-www-form-urlencoded", "application/json"])

@@ -20,7 +20,6 @@ from rest_framework.decorators import api_view, throttle_classes
 from rest_framework.response import Response
 
 from django_ratequota.decorators import ratequota
-from django_ratequota.errors import exception_handler
 from django_ratequota.models import RatePolicy
 from django_ratequota.ninja import QuotaThrottle as NinjaThrottle
 from django_ratequota.throttling import QuotaThrottle
@@ -150,13 +149,6 @@ def test_a_flood_while_redis_is_down_mails_once_at_most(
     assert [(record.levelname, record.getMessage()) for record in lines] == [
         ("WARNING", f"Service Unavailable: {path}")
     ] * FLOOD
-
-
-@pytest.mark.usefixtures("down", "own_errors")
-def test_a_handler_of_the_project_changes_nothing(settings: Any) -> None:
-    settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "EXCEPTION_HANDLER": exception_handler}
-    assert [ask("/drf/") for _ in range(FLOOD)] == [503] * FLOOD
-    assert len(mail.outbox) <= 1
 
 
 @pytest.mark.usefixtures("admins")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from django.core.management import call_command
 from django.test import Client
 
 from django_ratequota import Bucket, Rate
+from django_ratequota.engine.backend import LimitRequest
 from django_ratequota.engine.limiter import Limiter
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.operations.caller_limits import caller_limits
@@ -61,11 +62,6 @@ class TestAFlood:
         assert [client.get(USAGE).status_code for _ in range(3)] == [200, 200, 429]
         RatePolicy.objects.update(rates="unlimited")
         assert "RateLimit" not in client.get(USAGE)
-
-    def test_so_does_an_endpoint_by_its_route(self, client: Client) -> None:
-        route = Endpoint.objects.create(name="quota", routes="/quota/*")
-        RatePolicy.objects.create(endpoint=route, rates="1/hour", counted_per="ip")
-        assert [client.get(USAGE).status_code for _ in range(2)] == [200, 429]
 
     def test_a_policy_that_only_logs_takes_no_limit_away(self, client: Client) -> None:
         RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="usage"), rates="2/hour", mode="log")
@@ -146,9 +142,9 @@ class TestManyEndpoints:
             done["groups"] += 1
             return strongest(*args)
 
-        def ask(self: Limiter, asked: Any) -> Any:
-            done["buckets"] += len(asked.buckets)
-            return steps(self, asked)
+        def ask(self: Limiter, request: LimitRequest) -> Any:
+            done["buckets"] += len(request.buckets)
+            return steps(self, request)
 
         monkeypatch.setattr(resolver, "strongest", compare)
         monkeypatch.setattr(Limiter, "steps", ask)
@@ -171,17 +167,6 @@ class TestManyEndpoints:
         found = client.get(USAGE).json()
         assert (found["limits"], found["truncated"]) == ([], True)
         assert work["groups"] <= 50
-
-    def test_endpoints_are_sorted_once(self, client: Client) -> None:
-        limited_endpoints(60)
-        client.get(USAGE)
-        snapshot = policies.current()
-        assert snapshot is not None
-        overview = snapshot.memo.overview
-        assert overview is not None
-        client.get(USAGE)
-        assert policies.current() is snapshot
-        assert snapshot.memo.overview is overview
 
     def test_a_users_own_limits_are_among_those_shown(self, client: Client) -> None:
         endpoints = limited_endpoints(60)
@@ -228,36 +213,15 @@ class TestRedisHangs:
             yield sent
             default_limiter().store.close()
 
-    @staticmethod
-    def waits(look: Callable[[], None], asked: list[Any]) -> list[int]:
-        """How often each look asked the server, until its breaker was open and three times more."""
-        found, store = [], default_limiter().store
-        for _ in range(50):
-            before, was_open = len(asked), store.breakers[0].open
-            look()
-            found.append(len(asked) - before)
-            if was_open and found[-3:] == [0, 0, 0]:
-                break
-        assert store.breakers[0].open
-        return found
-
     def test_a_look_waits_once_and_an_open_breaker_is_left_alone(self, client: Client, asked: list[Any]) -> None:
         """Each request waited twice, even with an open breaker, and made other views wait in their worker's queue."""
-
-        def look() -> None:
+        waits, breaker = [], default_limiter().store.breakers[0]
+        while waits[-3:] != [0, 0, 0] and len(waits) < 50:
+            before = len(asked)
             found = client.get(USAGE)
             assert (found.status_code, found.json()["available"]) == (200, False)
             assert found.json()["limits"][0]["limit"] == 9
-
-        waits = self.waits(look, asked)
+            waits.append(len(asked) - before)
         assert waits == [1] * (len(waits) - 3) + [0] * 3
         assert len(waits) >= 6, "three failures open the breaker"
-
-    def test_so_is_it_without_the_throttle(self, asked: list[Any]) -> None:
-        """The template tag asks that way."""
-
-        def look() -> None:
-            assert not caller_limits(Caller(request_from())).available
-
-        waits = self.waits(look, asked)
-        assert waits == [1] * (len(waits) - 3) + [0] * 3
+        assert breaker.open
