@@ -11,6 +11,7 @@ Ninja to await ``QuotaThrottle`` after its own checks. Import it before the API'
 from __future__ import annotations
 
 import functools
+from collections.abc import Generator
 from contextvars import ContextVar
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from .headers import add_headers, retry_after_seconds
 from .policies.requests.view_declarations import LIMITED_ATTRIBUTE, SCOPE_ATTRIBUTE, LateCheck, least_cost
 from .responses import problem, refusal_text, status_code
 from .utils.optional import require
+from .utils.sansio import Twins, acall, adrive, call, drive
 
 if TYPE_CHECKING:
     from ninja import errors, operation, throttling
@@ -35,8 +37,8 @@ else:
 
 #: The request of an async operation: its QuotaThrottles are awaited later, and must not block the event loop.
 _awaiting: ContextVar[Any] = ContextVar("ratequota_awaiting", default=None)
-#: The last decision in this thread: Ninja calls wait() right after, without the request.
-_decided: ContextVar[Decision | None] = ContextVar("ratequota_decided", default=None)
+#: The last refusal in this thread, None = the request was admitted: Ninja calls wait() right after, without it.
+_refusal: ContextVar[Exception | None] = ContextVar("ratequota_refusal", default=None)
 
 
 class StoreUnavailable(errors.Throttled):
@@ -69,39 +71,34 @@ class QuotaThrottle(throttling.BaseThrottle):
         """
         if _awaiting.get() is request:
             return True
+        refusal = drive(self._refuse(request), call)
+        _refusal.set(refusal)
+        if refusal is None or type(refusal) is errors.Throttled:
+            return refusal is None
+        raise refusal
+
+    async def arefuse(self, request: HttpRequest) -> Exception | None:
+        """Return the exception that refuses an async operation's request; None when it is admitted."""
+        return await adrive(self._refuse(request), acall)
+
+    def _refuse(self, request: HttpRequest) -> Generator[Twins, Any, Exception | None]:
         decision: Decision | None = getattr(request, "ratequota", None)
         answer = None
         # Ninja calls all throttles: after a refusal by one, the next must not charge.
         if decision is None or decision.allowed:
             cost = self.cost
             if callable(cost):
-                cost, answer = compute_cost(cost, request, self._of)
-            decision = check_request(_with_user(request), self.scope, cost)
-        _decided.set(decision)
-        if not decision.allowed and status_code(decision) == 503:
-            raise StoreUnavailable(decision)
-        if decision.allowed and answer is not None:
-            raise answer
-        return decision.allowed
-
-    async def arefuse(self, request: HttpRequest) -> Exception | None:
-        """``allow_request``, awaited: return the exception that refuses the request, None when it is admitted."""
-        cost, answer = self.cost, None
-        if callable(cost):
-            cost, answer = await acompute_cost(cost, request, self._of)
-        decision = await acheck_request(_with_user(request), self.scope, cost)
-        if decision.allowed and answer is not None:
-            raise answer
+                cost, answer = yield Twins(compute_cost, acompute_cost, (cost, request, self._of))
+            decision = yield Twins(check_request, acheck_request, (_with_user(request), self.scope, cost))
         if decision.allowed:
-            return None
+            return answer
         if status_code(decision) == 503:
             return StoreUnavailable(decision)
         return errors.Throttled(wait=retry_after_seconds(decision))
 
     def wait(self) -> float | None:
         """Return whole seconds until the request just refused would be admitted; None when waiting cannot help."""
-        decision = _decided.get()
-        return retry_after_seconds(decision) if decision else None
+        return getattr(_refusal.get(), "wait", None)
 
 
 def problem_details(request: HttpRequest, exc: Exception) -> HttpResponse:
@@ -132,20 +129,15 @@ def _with_user(request: HttpRequest) -> Any:
     return _Authenticated(request, auth) if getattr(auth, "is_authenticated", False) is True else request
 
 
-def _refusal_response(api: Any, request: HttpRequest, exc: Any) -> HttpResponse:
-    """Return the response of the API's own exception handlers."""
-    response: HttpResponse = api.on_exception(request, exc)
-    if exc.wait is not None:
-        response["Retry-After"] = str(exc.wait)
-    return _with_headers(request, response)
-
-
-def _error_response(api: Any, request: HttpRequest, exc: Exception) -> HttpResponse:
-    """Return the API's response to an exception that answers the client; raise any other."""
-    if not answers_client(exc):
+def _response(api: Any, request: HttpRequest, exc: Exception) -> HttpResponse:
+    """Return the response of the API's own exception handlers; raise what answers no client."""
+    refused = isinstance(exc, errors.Throttled)
+    if not refused and not answers_client(exc):
         raise exc
     response: HttpResponse = api.on_exception(request, exc)
-    return response
+    if refused and exc.wait is not None:
+        response["Retry-After"] = str(exc.wait)
+    return _with_headers(request, response)
 
 
 def _with_headers(request: HttpRequest, response: HttpResponse) -> HttpResponse:
@@ -191,10 +183,8 @@ def _patch_ninja() -> None:
     def check_throttles(self: Any, request: HttpRequest) -> HttpResponse | None:
         try:
             response: HttpResponse | None = check(self, request)
-        except StoreUnavailable as exc:
-            return _refusal_response(self.api, request, exc)
         except Exception as exc:
-            return _error_response(self.api, request, exc)
+            return _response(self.api, request, exc)
         return response if response is None else _with_headers(request, response)
 
     @functools.wraps(acheck)
@@ -205,12 +195,9 @@ def _patch_ninja() -> None:
         finally:
             _awaiting.reset(token)
         for throttle in () if response else _throttles(self):
-            try:
-                exc = await throttle.arefuse(request)
-            except Exception as error:
-                return _error_response(self.api, request, error)
+            exc = await throttle.arefuse(request)
             if exc is not None:
-                return _refusal_response(self.api, request, exc)
+                return _response(self.api, request, exc)
         return response
 
     @functools.wraps(get_view)
