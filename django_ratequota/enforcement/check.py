@@ -184,7 +184,7 @@ class Evaluation:
             entry = policies.user(user_id, self.pending) or (yield from _load_user(user_id))
         context = EvaluationContext(caller, entry, self.endpoints, self.scope, self.snapshot, now_us(self.limiter))
         if self.identified and (self.pending is None or policies.assigned_kinds != ()):
-            resolution = yield partial(resolve_assigned, context, self.pending)
+            resolution = yield partial(resolve_assigned, context)
         elif settings.identifiers or settings.plan_resolver:  # they may read the database
             resolution = yield partial(resolve, context)
         else:

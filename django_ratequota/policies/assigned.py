@@ -16,24 +16,22 @@ from .requests.caller import Caller
 from .resolver import EvaluationContext, Resolution, resolve
 
 
-def assigned_to(caller: Caller, entry: UserEntry, pending: bool | None = None) -> Assigned:
+def assigned_to(caller: Caller, entry: UserEntry) -> Assigned:
     """Return the caller's subjects on plans, and the user whose ``entry`` it is; () = no subject is on a plan.
 
-    ``pending`` is as in ``PolicyCache.user``. Calls the project's functions. Raises ``django.db.Error``.
+    Calls the project's functions. Raises ``django.db.Error``.
     """
-    kinds = process.policies.plan_kinds(pending)
+    kinds = process.policies.plan_kinds()
     keys = _keys(caller, kinds)
-    return _in_order(keys, entry, kinds, process.policies.subjects(keys, pending)) if keys else ()
+    return _in_order(keys, entry, kinds, process.policies.subjects(keys)) if keys else ()
 
 
 def resolve_assigned(
-    context: EvaluationContext,
-    pending: bool | None = None,
-    how: Callable[[EvaluationContext], Resolution] = resolve,
+    context: EvaluationContext, how: Callable[[EvaluationContext], Resolution] = resolve
 ) -> Resolution:
     """Resolve with the plans of the caller's subjects; without these while the database is down."""
     try:
-        context.assigned = assigned_to(context.caller, context.entry, pending)
+        context.assigned = assigned_to(context.caller, context.entry)
     except DatabaseError:
         pass
     return how(context)

@@ -156,25 +156,17 @@ class PolicyCache:
         """Read the user's entry from the database (two queries); raises ``django.db.Error``."""
         return self._read(lambda: {user_id: load_user(user_id)}, self._keep_entries)[user_id]
 
-    def subjects(self, keys: Collection[SubjectKey], pending: bool | None = None) -> dict[SubjectKey, UserEntry]:
-        """Return the subjects' entries, those that are not in memory in one query; raises ``django.db.Error``.
-
-        ``pending`` is as in ``user``.
-        """
-        pending = publication_pending() if pending is None else pending
-        found = {} if pending else {key: entry for key in keys if (entry := self._entries.get(key)) is not None}
-        if len(found) == len(keys):
-            return found
+    def subjects(self, keys: Collection[SubjectKey]) -> dict[SubjectKey, UserEntry]:
+        """Return the subjects' entries, those that are not in memory in one query; raises ``django.db.Error``."""
+        held = {} if publication_pending() else self._entries
+        found = {key: entry for key in keys if (entry := held.get(key)) is not None}
         missing = [key for key in keys if key not in found]
-        return found | self._read(lambda: load_subjects(missing), self._keep_entries)
+        return found | self._read(lambda: load_subjects(missing), self._keep_entries) if missing else found
 
-    def plan_kinds(self, pending: bool | None = None) -> tuple[str, ...]:
-        """Return ``assigned_kinds``, loaded if necessary (one query each); raises ``django.db.Error``.
-
-        ``pending`` is as in ``user``.
-        """
-        known = None if (publication_pending() if pending is None else pending) else self.assigned_kinds
-        if known is not None:
+    def plan_kinds(self) -> tuple[str, ...]:
+        """Return ``assigned_kinds``, loaded if necessary (one query each); raises ``django.db.Error``."""
+        known = self.assigned_kinds
+        if known is not None and not publication_pending():
             return known
         if not settings.identifiers or settings.plan_resolver:
             self.assigned_kinds = ()

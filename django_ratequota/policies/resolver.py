@@ -158,7 +158,7 @@ def resolve(context: EvaluationContext) -> Resolution:
     """Return what applies to a request, from the snapshot's memo where it is still valid there."""
     matched = match_policies(context.snapshot, context.endpoints, context.scope, context.entry)
     caller = context.caller
-    names = [caller.user_id, caller.subject("caller", None), caller.plan_slug, *map(caller.value, matched.kinds)]
+    names = [caller.user_id, caller.name, caller.plan_slug, *map(caller.value, matched.kinds)]
     # Everything that the resolution depends on, except the time.
     key = (matched, context.entry, context.assigned, caller.address if matched.by_address else None, *names)
     resolutions = context.snapshot.memo.resolutions

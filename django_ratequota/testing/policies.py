@@ -92,10 +92,10 @@ class FixedPolicies:
 
     load_user = user
 
-    def subjects(self, keys: Collection[SubjectKey], pending: bool | None = None) -> dict[SubjectKey, UserEntry]:
+    def subjects(self, keys: Collection[SubjectKey]) -> dict[SubjectKey, UserEntry]:
         return {key: self._entries.get(key, NOBODY) for key in keys}
 
-    def plan_kinds(self, pending: bool | None = None) -> tuple[str, ...]:
+    def plan_kinds(self) -> tuple[str, ...]:
         return in_plan_order({key[0] for key in self._entries if isinstance(key, tuple)})
 
     @property

@@ -118,11 +118,12 @@ class Caller:
         return None if value is None else f"{counted_per}:{value}"
 
     def _find(self, kind: str) -> str | None:
-        path = settings.identifiers.get(kind)
-        return self._call(path) if path else None
+        return self._call(settings.identifiers.get(kind))
 
-    def _call(self, path: str) -> str | None:
+    def _call(self, path: str | None) -> str | None:
         """Call a configured function; return ``FAILED`` if it raises, which is logged and never fails the request."""
+        if not path:
+            return None
         try:
             value = import_string(path)(self._request)
             text = "" if value is None else identifier_text(value)
@@ -173,19 +174,18 @@ class DescribedCaller(Caller):
         return None
 
 
-class Unidentified(Caller):
+class Unidentified(DescribedCaller):
     """A caller before the view authenticates it: only its address is known.
 
     The project's functions are not called, because they may rely on the user.
     """
 
-    def __init__(self, request: Any) -> None:
-        super().__init__(request)
-        self.user_id, self.user_read, self.plan_slug = None, False, None
-        self.name = self.subject("ip", None) or UNKNOWN
+    user_read = False
 
-    def _find(self, kind: str) -> str | None:
-        return None
+    def __init__(self, request: Any) -> None:
+        super().__init__(user_id=None, address=None)
+        self.client_address = Caller(request).client_address
+        self.name = self.subject("ip", None) or UNKNOWN
 
 
 def _read(remote: str, forwarded: str, _generation: int) -> ClientAddress:
