@@ -131,11 +131,10 @@ def _with_user(request: HttpRequest) -> Any:
 
 def _response(api: Any, request: HttpRequest, exc: Exception) -> HttpResponse:
     """Return the response of the API's own exception handlers; raise what answers no client."""
-    refused = isinstance(exc, errors.Throttled)
-    if not refused and not answers_client(exc):
+    if not isinstance(exc, errors.Throttled) and not answers_client(exc):
         raise exc
     response: HttpResponse = api.on_exception(request, exc)
-    if refused and exc.wait is not None:
+    if isinstance(exc, errors.Throttled) and exc.wait is not None:
         response["Retry-After"] = str(exc.wait)
     return _with_headers(request, response)
 

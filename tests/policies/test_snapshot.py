@@ -419,17 +419,6 @@ def test_what_no_request_can_see_makes_no_process_reload(policies: PolicyCache, 
     assert policies.user(str(alice.pk)) is entry
 
 
-def test_a_transaction_is_published_for_what_a_request_can_see(policies: PolicyCache) -> None:
-    plan = Plan.objects.create(name="Pro", slug="pro")
-    before = newest()
-    with transaction.atomic():
-        Plan.objects.update(description="x")
-        assert policies.current() is None
-        RatePolicy.objects.create(plan=plan, rates="1/s")
-        Plan.objects.update(description="y")
-    assert newest() > before
-
-
 def test_what_others_wait_for_is_read_in_one_look(policies: PolicyCache, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of the threads that waited looked by itself, one after the other."""
     RatePolicy.objects.create(rates="1/s")

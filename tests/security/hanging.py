@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import path
 
-from django_ratequota import check_request
 from tests.support.snippets import ROOT, snippet
 
 #: How often the model was called, and how many words it has returned.
 counts = {"asked": 0, "said": 0}
-answered = threading.Event()
 
 
 async def ask_model(prompt: str, max_tokens: int) -> tuple[str, int]:
@@ -41,19 +38,6 @@ async def failing(request: HttpRequest) -> HttpResponse:
     return HttpResponse()
 
 
-def steady(request: HttpRequest) -> HttpResponse:
-    """A sync view, in a thread, that charges once its model has answered."""
-    decision = check_request(request, "completions", 1)
-    counts["asked"] += 1
-    answered.wait(60)
-    return JsonResponse({"left": decision.charge(99).remaining})
-
-
-def release(request: HttpRequest) -> HttpResponse:
-    answered.set()
-    return HttpResponse()
-
-
 def asked(request: HttpRequest) -> HttpResponse:
     return JsonResponse(counts)
 
@@ -71,8 +55,6 @@ def served() -> Any:
     page |= {"ask_model": ask_model, "ask_words": ask_words}
     urlpatterns[:] = [
         path("asked/", asked),
-        path("steady/", steady),
-        path("release/", release),
         path("complete/", page["complete"]),
         path("stream/", page["stream"]),
         path("failing/", failing),

@@ -100,12 +100,6 @@ def test_what_was_streamed_until_then_is_charged(model: Model, editor: Process) 
     poll(lambda: editor.run(LEFT) == 1000 - 20, SECONDS, "20 words are charged")
 
 
-def test_a_sync_view_runs_to_its_end(model: Model, editor: Process) -> None:
-    assert model.attack("/steady/", 1)["asked"] == 1
-    model.get("/release/")
-    poll(lambda: editor.run(LEFT) == 1000 - 100, SECONDS, "all is charged")
-
-
 def test_units_that_only_failures_cost_are_not_given_back(model: Model) -> None:
     """What its response would have been is not known: guesses would be free."""
     assert model.attack("/failing/", 10)["asked"] == 3
