@@ -42,7 +42,6 @@ class CountersPage(AdminPage):
     """Shows counters live and asks; changes them once the operator has confirmed."""
 
     media = forms.Media(css={"all": ["django_ratequota/explain.css"]})
-    form_class: ClassVar[type[forms.Form]] = ReasonForm
     title: ClassVar[Any] = _("Reset counters")
     lead: ClassVar[Any] = _(
         "These counters are reset to zero. The limits and the counters of other callers stay unchanged."
@@ -55,9 +54,9 @@ class CountersPage(AdminPage):
         """Return whether the operator may reset what was counted for the policy."""
         return bool(self.admin.has_reset_permission(request, obj))
 
-    def form_for(self, buckets: Iterable[Bucket]) -> type[forms.Form]:
+    def form(self, buckets: Iterable[Bucket], data: Any) -> forms.Form:
         """Return the form that asks about these counters."""
-        return self.form_class
+        return ReasonForm(data)
 
     def confirm(
         self,
@@ -71,7 +70,7 @@ class CountersPage(AdminPage):
         Once confirmed, call ``change`` with the form. Return None then, unless it has added an error to the form.
         """
         confirmed = request.method == "POST" and "post" in request.POST
-        form = self.form_for(rows)(request.POST if confirmed else None)
+        form = self.form(rows, request.POST if confirmed else None)
         if confirmed and rows and form.is_valid():
             change(form)
             if not form.errors:

@@ -34,25 +34,6 @@ class GrantForm(ReasonForm):
     field_order = ["units", "reason"]
 
 
-class RequestsForm(GrantForm):
-    """The requests to give back, to counters that count these, and the reason."""
-
-    units = forms.IntegerField(
-        label=_("Requests to give back"), min_value=1, max_value=MAX_UNITS, widget=AdminIntegerFieldWidget
-    )
-
-
-class EitherForm(GrantForm):
-    """What to give back to counters some of which count requests, and the reason."""
-
-    units = forms.IntegerField(
-        label=_("Units (or requests, where these are counted) to give back"),
-        min_value=1,
-        max_value=MAX_UNITS,
-        widget=AdminIntegerFieldWidget,
-    )
-
-
 class CallerCountersPage(CountersPage):
     """Changes the counters that the operator has chosen on the Explain page, and returns there."""
 
@@ -112,7 +93,6 @@ class GrantPage(CallerCountersPage):
 
     path = "grant/"
     name = "grant"
-    form_class = GrantForm
     title = _("Give units back")
     lead = _(
         "What you enter below is given back to each of these counters. The limits and the counters of other callers "
@@ -120,12 +100,15 @@ class GrantPage(CallerCountersPage):
     )
     yes = _("Yes, give them back")
 
-    def form_for(self, buckets: Iterable[Bucket]) -> type[forms.Form]:
-        """Return the form that names what these counters count."""
+    def form(self, buckets: Iterable[Bucket], data: Any) -> forms.Form:
+        """Return the form, which names what these counters count."""
+        form = GrantForm(data)
         counted = {bucket.rate.counts for bucket in buckets}
-        if "requests" not in counted:
-            return GrantForm
-        return RequestsForm if len(counted) == 1 else EitherForm
+        if counted == {"requests"}:
+            form.fields["units"].label = _("Requests to give back")
+        elif "requests" in counted:
+            form.fields["units"].label = _("Units (or requests, where these are counted) to give back")
+        return form
 
     def change(self, buckets: list[Bucket], data: dict[str, Any]) -> tuple[tuple[BucketStatus, ...], str]:
         """Give the units to each counter. Raises ``ValidationError`` where one has used fewer."""
@@ -135,7 +118,7 @@ class GrantPage(CallerCountersPage):
             "%(units)d units were given back to %(count)d counters.",
             len(before),
         )
-        if self.form_for(buckets) is RequestsForm:
+        if {bucket.rate.counts for bucket in buckets} == {"requests"}:
             text = ngettext(
                 "%(units)d requests were given back to %(count)d counter.",
                 "%(units)d requests were given back to %(count)d counters.",
