@@ -1,10 +1,8 @@
-"""The live usage page: what it shows and exports, permissions, and the page while Redis is down."""
+"""The live usage page: what it shows, permissions, and the page while Redis is down."""
 
 from __future__ import annotations
 
-import csv
 import html
-import io
 import re
 import time
 from dataclasses import replace
@@ -13,14 +11,11 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import Permission, User
-from django.db import connection
 from django.test import Client, RequestFactory
-from django.test.utils import CaptureQueriesContext
 
 from django_ratequota import check_request
 from django_ratequota.admin.formatting import moment
 from django_ratequota.admin.usage.counts import Selection
-from django_ratequota.admin.usage.export import cell
 from django_ratequota.admin.usage.workers import servers
 from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.monitoring import health, refusals, timeline
@@ -38,7 +33,6 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 LIST = "/admin/django_ratequota/ratepolicy/"
 PAGE = f"{LIST}usage/"
-CSV = f"{PAGE}csv/"
 HOSTILE = "<script>alert(1)</script>\u202e" + "x" * 10_000
 START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 #: A minute, in revisions.
@@ -218,10 +212,6 @@ def test_callers_of_a_policy_have_no_admitted_count_and_no_share(operator: Clien
     ]
     assert re.findall('<th scope="col">(.*?)</th>', callers) == ["Caller", LIMIT, "Would be refused", "Refused"] * 2
     assert rows(callers) == [["ip:203.0.113.7", "0 of 5 used all/min", "1", "2"]] * 2
-    assert exported(operator, "callers", policy=policy.pk) == [
-        ["caller", "name", "would be refused", "refused"],
-        ["ip:203.0.113.7", "ip:203.0.113.7", "1", "2"],
-    ]
 
 
 def test_endpoint_and_policy_together_select_the_policy(operator: Client, scene: Scene, search: Endpoint) -> None:
@@ -246,11 +236,8 @@ def test_endpoint_and_policy_together_select_the_policy(operator: Client, scene:
         {"policy": "\x00"},
     ],
 )
-@pytest.mark.parametrize("path", [PAGE, CSV])
-def test_unknown_parameters_are_ignored_with_a_warning(
-    operator: Client, scene: Scene, query: dict[str, str], path: str
-) -> None:
-    page = operator.get(path, {**query, "what": "nothing"}, follow=True)
+def test_unknown_parameters_are_ignored_with_a_warning(operator: Client, scene: Scene, query: dict[str, str]) -> None:
+    page = operator.get(PAGE, query)
     assert f"{next(iter(query))}=" in warnings(page)[0]
     assert "was ignored: unknown value." in warnings(page)[0]
     assert len(warnings(page)[0]) < 200
@@ -263,7 +250,6 @@ def test_links_keep_the_selection(operator: Client, scene: Scene, search: Endpoi
     page = operator.get(PAGE, {"span": "day", "refresh": "1"})
     assert f'href="?span=day&amp;endpoint={search.pk}&amp;refresh=1"' in section(page, "endpoints")
     assert 'value="1" checked' in text_of(page)
-    assert f'href="{CSV}?span=day&amp;what=timeline"' in text_of(page)
     assert 'value="1" checked' not in text_of(operator.get(PAGE))
 
 
@@ -563,125 +549,11 @@ def test_a_change_of_one_user_resets_the_age_of_the_policies() -> None:
     assert after.at - after.policies_age > before.at - before.policies_age + 1e-3
 
 
-# --- CSV. ---
-
-
-def exported(client: Client, what: str, **query: Any) -> list[list[str]]:
-    response = client.get(CSV, {"what": what, **query})
-    assert response.status_code == 200
-    assert response.streaming
-    assert response["Content-Type"] == "text/csv; charset=utf-8"
-    text = b"".join(response).decode()
-    assert text[0] == "\N{ZERO WIDTH NO-BREAK SPACE}"
-    return list(csv.reader(io.StringIO(text[1:])))
-
-
-def test_exported_rows_of_each_kind(operator: Client, scene: Scene, search: Endpoint) -> None:
-    alice = User.objects.create(username="=alice")
-    policy = RatePolicy.objects.create(endpoint=search, rates="5/min")
-    scene.total = [Counts(1500, 500, 100), Counts()]
-    scene.endpoints = {search.pk: Counts(3, 1, 2), 0: Counts(9, 0, 0)}
-    scene.policies = {policy.pk: Counts(3, 1, 0)}
-    scene.tops = [
-        TopCaller(caller=f"user:{alice.pk}", counts=Counts(3, 1, 0)),
-        TopCaller(caller="@b:c", counts=Counts(9, 0, 0)),
-    ]
-    scene.refused = [refusal(1, caller="-1+1:x", violated=("search/min", "all/day"))]
-    counts = ["admitted", "of these would be refused", "refused"]
-    assert exported(operator, "timeline") == [
-        ["from", *counts],
-        ["2026-11-21T12:00:00+00:00", "1500", "100", "500"],
-        ["2026-11-21T12:01:00+00:00", "0", "0", "0"],
-    ]
-    assert exported(operator, "timeline", endpoint=search.pk)[1][1:] == ["3", "2", "1"]
-    assert exported(operator, "endpoints") == [
-        ["id", "endpoint", *counts],
-        [str(search.pk), "search", "3", "2", "1"],
-        ["0", "no endpoint", "9", "0", "0"],
-    ]
-    assert exported(operator, "policies")[1:] == [[str(policy.pk), "everyone × search: 5/min", "3", "0", "1"]]
-    assert exported(operator, "callers")[1:] == [
-        [f"user:{alice.pk}", "user =alice", "3", "0", "1"],
-        ["'@b:c", "'@b:c", "9", "0", "0"],
-    ]
-    (heads, row) = exported(operator, "refusals")
-    assert dict(zip(heads, row, strict=True)) == {
-        "id": "refused001",
-        "at": "2026-11-21T12:00:00+00:00",
-        "refusals": "3",
-        "caller": "'-1+1:x",
-        "name": "'-1+1:x",
-        "address": "ip:203.0.113.7",
-        "method": "GET",
-        "scope": "search",
-        "route": "/search/",
-        "refused by": "search/min, all/day",
-        "error": "",
-        "revision": "1",
-    }
-
-
-def test_policies_are_exported_in_batches_in_one_order(
-    operator: Client, scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("django_ratequota.admin.usage.labels._BATCH", 4)
-    made = [RatePolicy.objects.create(rates="5/min", subject=f"ip:10.0.0.{n}") for n in range(10)]
-    scene.policies = {policy.pk: Counts(1, at, 0) for at, policy in enumerate(made)} | {9999: Counts(1, 20, 0)}
-    for client in (operator, client_of("granter")):
-        with CaptureQueriesContext(connection) as captured:
-            found = exported(client, "policies")[1:]
-        newest_first = [str(policy.pk) for policy in reversed(made)]
-        assert [row[0] for row in found] == ["9999"] * (client is operator) + newest_first
-        assert found[-1][1].startswith("ip:10.0.0.0 ")
-        named = [query for query in captured if "username" in query["sql"] and "IN (" in query["sql"]]
-        assert len(named) == 3, "one for each batch"
-
-
 def test_tables_that_lack_counts_say_so(operator: Client, scene: Scene) -> None:
     sentence = "More endpoints and policies were active than Redis counts apart."
     assert sentence not in text_of(operator.get(PAGE))
     scene.complete = False
     assert sentence in text_of(operator.get(PAGE))
-
-
-@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "＝1", ' "=1', "'=1"])
-def test_no_cell_is_a_formula(text: str) -> None:
-    harmless = re.sub("(?=[=+@＝-])", "'", text, count=1)
-    for before in ("", "a;", "a,", "a\t", "a\r", "a\n", 'a;"\n'):
-        assert cell(before + text) == before + harmless
-
-
-#: How spreadsheets read a file, by the operator's country.
-DIALECTS = [{"delimiter": ","}, {"delimiter": ";"}, {"delimiter": "\t"}]
-
-
-@pytest.mark.parametrize("dialect", DIALECTS, ids=["comma", "semicolon", "tab"])
-@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_NONE], ids=["quotes", "no quotes"])
-@pytest.mark.parametrize("caller", ["a;=cmd|'/C calc'!A0", 'a";"=cmd', "a,=cmd", "a;\n=cmd", "=cmd", 'a;;" =cmd'])
-def test_names_are_no_formulas_after_a_spreadsheets_separators(
-    operator: Client, scene: Scene, caller: str, dialect: Any, quoting: Any
-) -> None:
-    """A German Excel splits at semicolons, which nothing quoted: ``=cmd|'/C calc'!A0`` was a cell of its own."""
-    scene.tops = [TopCaller(caller=f"tenant:{caller}", counts=Counts(3, 1, 0))]
-    scene.refused = [refusal(1, caller=caller, scope=caller, route=caller, violated=(caller, caller))]
-    for what in ("callers", "refusals"):
-        text = b"".join(operator.get(CSV, {"what": what})).decode()
-        assert re.fullmatch(r'\ufeff(?:"(?:[^"]|"")*"(?:,|\r\n))+', text), "every cell is quoted"
-        found = csv.reader(io.StringIO(text[1:]), quoting=quoting, **dialect)
-        cells = [one.strip(' \t\r\n"') for row in found for one in row]
-        assert [one for one in cells if one.startswith(("=", "+", "-", "@"))] == []
-
-
-@pytest.mark.parametrize("value", [5, -5, 0.5, "a=1", "", "1-1", "a; b, c", "search/min, all/day"])
-def test_other_cells_stay_as_they_are(value: Any) -> None:
-    assert cell(value) == value
-
-
-def test_an_unknown_export_redirects_to_the_page(operator: Client, scene: Scene) -> None:
-    page = operator.get(CSV, {"what": HOSTILE, "span": "day"}, follow=True)
-    assert page.redirect_chain == [(f"{PAGE}?span=day", 302)]
-    assert "Choose one of: timeline, endpoints, policies, callers, refusals." in warnings(page)[0]
-    assert "<script>alert" not in text_of(page)
 
 
 # --- Permissions. ---
@@ -701,7 +573,6 @@ def test_operators_who_see_overrides_only_see_no_other_policy(scene: Scene) -> N
     assert "77/min" not in refused
     assert f"deleted (id {policy.pk})" not in text_of(page)
     assert page.context["totals"][0]["number"] == "10"
-    assert [row[0] for row in exported(granter, "policies")[1:]] == [str(override.pk)]
     page = granter.get(PAGE, {"policy": policy.pk})
     assert "was ignored: unknown value" in warnings(page)[0]
     assert page.context["selection"].policy_id is None
@@ -778,14 +649,6 @@ def test_without_a_redis_the_page_says_why_and_makes_no_claims(
         assert claim not in text
 
 
-@pytest.mark.parametrize("what", ["timeline", "endpoints", "policies", "callers", "refusals"])
-def test_nothing_is_exported_while_redis_is_down(operator: Client, settings: Any, what: str) -> None:
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": "redis://127.0.0.1:1/0"}
-    page = operator.get(CSV, {"what": what, "span": "day"}, follow=True)
-    assert page.redirect_chain == [(f"{PAGE}?span=day", 302)]
-    assert warnings(page) == ["Redis did not answer (connection). Nothing was exported. Try again later."]
-
-
 # --- With real decisions. ---
 
 
@@ -817,7 +680,6 @@ def test_decisions_appear_on_the_page(operator: Client, search: Endpoint) -> Non
     assert by == "search/houreveryone × search: 3/hour"
     assert "is live on 1 of 1 worker since" in section(page, "proof")
     assert rows(section(page, "proof"))[0][1] == "up to date"
-    assert [row[1:] for row in exported(operator, "endpoints")[1:]] == [["search", "3", "2", "2"]]
     # After the next edit this worker has an older revision until it decides again; then it is proven live at once,
     # although its last report names the older one.
     limit.rates = "4/hour"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from django.utils.functional import cached_property
@@ -18,7 +18,7 @@ from .counts import SPANS, Selection, most_refused
 
 #: Rows of a table; the others are counted.
 MOST_LISTED = 50
-#: Policies named by one query; SQLite takes 32,766 parameters.
+#: Policies looked up by one query; SQLite takes 32,766 parameters.
 _BATCH = 5_000
 
 
@@ -59,18 +59,14 @@ class VisibleNames:
         sums = most_refused(timeline.policies)
         if self.sees_all:
             return sums
-        ids = (self._in(batch).values_list("pk", flat=True) for batch in _batches(sums))
-        visible = {pk for batch in ids for pk in batch}
+        visible = {
+            pk
+            for start in range(0, len(sums), _BATCH)
+            for pk in self._visible.filter(pk__in=[pk for pk, _counts in sums[start : start + _BATCH]])
+            .order_by()
+            .values_list("pk", flat=True)
+        }
         return [(pk, counts) for pk, counts in sums if pk in visible]
-
-    def policy_rows(self, sums: Sequence[tuple[int, Counts]]) -> Iterator[tuple[int, str, Counts]]:
-        """Yield id, name and sum of each of these policies; a query for each ``_BATCH`` of them."""
-        for batch in _batches(sums):
-            names = {policy.pk: shown(policy) for policy in self._in(batch).iterator()}
-            yield from ((pk, names.get(pk) or deleted(pk), counts) for pk, counts in batch)
-
-    def _in(self, sums: Sequence[tuple[int, Counts]]) -> Any:
-        return self._visible.filter(pk__in=[pk for pk, _counts in sums]).order_by()
 
     def place(self, selection: Selection) -> Endpoint | None:
         """Return the endpoint selected, or that of the policy selected; None = all."""
@@ -110,10 +106,6 @@ class VisibleNames:
         if selection.policy_id is not None:
             words.append(gettext("policy %s") % self.policy(selection.policy_id))
         return ", ".join(words)
-
-
-def _batches(sums: Sequence[tuple[int, Counts]]) -> Iterator[Sequence[tuple[int, Counts]]]:
-    return (sums[start : start + _BATCH] for start in range(0, len(sums), _BATCH))
 
 
 def explain_url(site: Any, caller: str, endpoint: str = "") -> str:
