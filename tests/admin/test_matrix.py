@@ -174,20 +174,6 @@ def test_cells_agree_with_the_resolver(operator: Client, free: Plan, search: End
     assert len(seen) > 6, "the winners changed often"
 
 
-def test_a_plans_rates_apply_where_everyone_is_blocked(operator: Client, free: Plan, search: Endpoint) -> None:
-    """A gated feature: blocked for everyone, open for a plan, and blocked for an address on any plan."""
-    RatePolicy.objects.create(endpoint=search, rates="blocked")
-    RatePolicy.objects.create(endpoint=search, plan=free, rates="5/s")
-    RatePolicy.objects.create(endpoint=search, subject="ip:203.0.113.0/24", rates="blocked")
-    page = cells(operator.get(MATRIX))
-    assert [words(page["search", plan]) for plan in ("everyone", "Free")] == ["blocked", "5/s"]
-    allowed = {
-        address: check_request(RequestFactory().get("/", REMOTE_ADDR=address), scope="search").allowed
-        for address in ("203.0.113.7", "198.51.100.7")
-    }
-    assert allowed == {"203.0.113.7": False, "198.51.100.7": True}
-
-
 def test_unreadable_rates_show_what_applies_instead(operator: Client, free: Plan) -> None:
     RatePolicy.objects.create(plan=free, rates="1/s")
     with connection.cursor() as cursor:
