@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -177,13 +178,13 @@ def test_the_chart_and_the_totals_of_requests(operator: Client, scene: Scene) ->
     ]
 
 
-@pytest.mark.parametrize("span", ["hour", "day", "week"])
-def test_select_a_span(operator: Client, scene: Scene, span: str) -> None:
-    page = operator.get(PAGE, {"span": span})
-    assert f"Live usage: last {span}" in text_of(page)
-    assert f'<option value="{span}" selected>' in text_of(page)
-    assert scene.queried[0] == span
-    assert warnings(page) == []
+def test_select_a_span(operator: Client, scene: Scene) -> None:
+    for span in ("hour", "day", "week"):
+        page = operator.get(PAGE, {"span": span})
+        assert f"Live usage: last {span}" in text_of(page)
+        assert f'<option value="{span}" selected>' in text_of(page)
+        assert scene.queried[-2] == span
+        assert warnings(page) == []
 
 
 def test_select_an_endpoint(operator: Client, scene: Scene, search: Endpoint) -> None:
@@ -222,27 +223,18 @@ def test_endpoint_and_policy_together_select_the_policy(operator: Client, scene:
     assert page.context["selection"] == Selection(policy_id=policy.pk)
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        {"span": "year"},
-        {"span": HOSTILE},
-        {"endpoint": "-1"},
-        {"endpoint": "1_0"},
-        {"endpoint": "١"},
-        {"policy": "9" * 40},
-        {"policy": "1; DROP TABLE"},
-        {"endpoint": HOSTILE},
-        {"policy": "\x00"},
-    ],
-)
-def test_unknown_parameters_are_ignored_with_a_warning(operator: Client, scene: Scene, query: dict[str, str]) -> None:
-    page = operator.get(PAGE, query)
-    assert f"{next(iter(query))}=" in warnings(page)[0]
-    assert "was ignored: unknown value." in warnings(page)[0]
-    assert len(warnings(page)[0]) < 200
-    assert page.context["selection"] == Selection()
-    assert "<script>alert" not in text_of(page)
+def test_unknown_parameters_are_ignored_with_a_warning(operator: Client, scene: Scene) -> None:
+    for name, value in (
+        *(("span", "year"), ("span", HOSTILE), ("endpoint", "-1"), ("endpoint", "1_0"), ("endpoint", "١")),
+        *(("policy", "9" * 40), ("policy", "1; DROP TABLE"), ("endpoint", HOSTILE), ("policy", "\x00")),
+    ):
+        page = operator.get(PAGE, {name: value})
+        (warning,) = warnings(page)
+        assert f"{name}=" in warning
+        assert "was ignored: unknown value." in warning
+        assert len(warning) < 200
+        assert page.context["selection"] == Selection()
+        assert "<script>alert" not in text_of(page)
 
 
 def test_links_keep_the_selection(operator: Client, scene: Scene, search: Endpoint) -> None:
@@ -377,6 +369,22 @@ def test_evictions_are_a_warning() -> None:
     assert row["cells"] == ["up", "redis 7.4.0", "–", "– (no limit)", "–", "–"]
 
 
+Reported = Callable[..., Any]
+
+
+@pytest.fixture
+def reported(operator: Client, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Reported:
+    """Opens the page after these reports of workers; ``revision`` is the stored one."""
+
+    def show(*found: Health, revision: int | None = None) -> Any:
+        monkeypatch.setattr(health, "reports", lambda: found)
+        if revision is not None:
+            monkeypatch.setattr(type(default_limiter()), "stored_revision", lambda self: revision)
+        return operator.get(PAGE)
+
+    return show
+
+
 @pytest.mark.parametrize(
     ("revisions", "proof", "complaints"),
     [
@@ -389,25 +397,14 @@ def test_evictions_are_a_warning() -> None:
     ],
 )
 def test_the_page_shows_how_many_workers_have_the_revision(
-    operator: Client,
-    scene: Scene,
-    monkeypatch: pytest.MonkeyPatch,
-    revisions: list[int | None],
-    proof: str,
-    complaints: list[str],
+    reported: Reported, revisions: list[int | None], proof: str, complaints: list[str]
 ) -> None:
     # Published a minute ago: the workers have decided since.
     published = default_limiter().publish() - BEHIND
-    monkeypatch.setattr(type(default_limiter()), "stored_revision", lambda self: published)
-    found = [
-        worker(f"web-1:{number}", 0 if behind is None else published + behind, idle=0.5)
-        for number, behind in enumerate(revisions)
-    ]
-    monkeypatch.setattr(health, "reports", lambda: found)
-    page = operator.get(PAGE)
-    at = datetime.fromtimestamp(published / 10**6, UTC)
+    loaded = [0 if behind is None else published + behind for behind in revisions]
+    page = reported(*(worker(f"web-1:{at}", one, idle=0.5) for at, one in enumerate(loaded)), revision=published)
     text = section(page, "proof")
-    assert f"Revision {moment(at, seconds=True)} {proof}" in text
+    assert f"Revision {moment(datetime.fromtimestamp(published / 10**6, UTC), seconds=True)} {proof}" in text
     assert f"<code>{published}</code></p>" in text, "to be copied"
     shown = re.findall('<p class="ratequota-usage-complaint">(.*?)</p>', text)
     assert len(shown) == len(complaints)
@@ -420,16 +417,11 @@ def test_the_page_shows_how_many_workers_have_the_revision(
     ("idle", "state"),
     [(None, "idle"), (120.0, "idle"), (58.0, "idle"), (30.0, "behind")],
 )
-def test_an_idle_worker_is_not_behind(
-    operator: Client, scene: Scene, monkeypatch: pytest.MonkeyPatch, idle: float | None, state: str
-) -> None:
+def test_an_idle_worker_is_not_behind(reported: Reported, idle: float | None, state: str) -> None:
     """After each edit, workers without requests stood there as behind."""
     published = default_limiter().publish() - BEHIND
-    monkeypatch.setattr(type(default_limiter()), "stored_revision", lambda self: published)
-    monkeypatch.setattr(
-        health, "reports", lambda: [worker("a:1", published, idle=0.5), worker("b:2", published - 1, idle=idle)]
-    )
-    text = section(operator.get(PAGE), "proof")
+    found = (worker("a:1", published, idle=0.5), worker("b:2", published - 1, idle=idle))
+    text = section(reported(*found, revision=published), "proof")
     assert sorted(row[1] for row in rows(text)) == sorted([state, "up to date"])
     note = "1 worker is idle: it has made no decision since, and loads the newest policies before its next one."
     assert (note in text) is (state != "behind")
@@ -437,46 +429,34 @@ def test_an_idle_worker_is_not_behind(
     assert ("ratequota-usage-complaint" in text) is (state == "behind")
 
 
-def test_the_revision_is_live_since_the_last_worker_loaded_it(
-    operator: Client, scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_revision_is_live_since_the_last_worker_loaded_it(reported: Reported) -> None:
     published = default_limiter().publish()
     later = [worker("a:1", published, loaded=-100), worker("b:2", published, loaded=-500)]
-    monkeypatch.setattr(health, "reports", lambda: later)
     since = datetime.fromtimestamp(later[1].at - later[1].policies_age, UTC)
-    assert f"since {since:%m/%d/%Y %H:%M:%S} UTC." in section(operator.get(PAGE), "proof")
+    assert f"since {since:%m/%d/%Y %H:%M:%S} UTC." in section(reported(*later), "proof")
     # A worker's clock that lags cannot make a revision live before it was published.
-    monkeypatch.setattr(health, "reports", lambda: [worker("a:1", published, loaded=5000)])
     at = datetime.fromtimestamp(published / 10**6, UTC)
-    assert f"since {at:%m/%d/%Y %H:%M:%S} UTC." in section(operator.get(PAGE), "proof")
+    text = section(reported(worker("a:1", published, loaded=5000)), "proof")
+    assert f"since {at:%m/%d/%Y %H:%M:%S} UTC." in text
 
 
-def test_a_worker_that_stops_reporting_is_a_warning(
-    operator: Client, scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_stops_reporting_is_a_warning(reported: Reported) -> None:
     published = default_limiter().publish()
-    found = [worker("web-1:1", published), worker("web-2:7", published, age=45)]
-    monkeypatch.setattr(health, "reports", lambda: found)
-    text = section(operator.get(PAGE), "proof")
+    text = section(reported(worker("web-1:1", published), worker("web-2:7", published, age=45)), "proof")
     assert "is live on 1 of 2 workers" in text
     assert "1 worker does not report: it has ended, hangs, or cannot reach Redis." in text
     assert rows(text)[0][:2] == ["web-2:7", "not reporting"], "trouble comes first"
     assert rows(text)[0][3] == "45 s ago"
 
 
-def test_an_open_breaker_and_decisions_without_redis_are_shown(
-    operator: Client, scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_open_breaker_and_decisions_without_redis_are_shown(reported: Reported) -> None:
     published = default_limiter().publish()
     latency = [0] * (len(BOUNDS) + 1)
-    latency[10] = 990
-    latency[-1] = 10
-    found = [
+    latency[10], latency[-1] = 990, 10
+    page = reported(
         worker("a:1", published, down={"cache:6379": "timeout"}, degraded={"timeout": 7}, latency=latency),
         worker("b:2", published, degraded={"timeout": 3, "oom": 1}, latency=latency, checkpoint_age=4.2),
-    ]
-    monkeypatch.setattr(health, "reports", lambda: found)
-    page = operator.get(PAGE)
+    )
     assert [row[-3:] for row in rows(section(page, "proof"))] == [
         ["1,000", "open: cache:6379 (timeout)", "–"],
         ["1,000", "closed", "4 s ago"],
@@ -488,29 +468,23 @@ def test_an_open_breaker_and_decisions_without_redis_are_shown(
     assert numbers["Decided without Redis since the workers started"] == "timeout 10, oom 1"
 
 
-def test_late_checkpoints_are_a_warning(operator: Client, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_checkpoints_are_a_warning(reported: Reported) -> None:
     published = default_limiter().publish()
     ages = {"a:1": 41.0, "b:2": 39.0, "c:3": 300.0}  # by default one is due every 10 s
     found = [worker(name, published, checkpoint_age=age) for name, age in ages.items()]
-    monkeypatch.setattr(health, "reports", lambda: found)
-    text = section(operator.get(PAGE), "proof")
-    assert "2 workers have not saved their counts of quotas to the database for up to 5 min: if Redis loses" in text
-    monkeypatch.setattr(health, "reports", lambda: found[1:2])
-    assert "counts of quotas" not in section(operator.get(PAGE), "proof")
+    late = "2 workers have not saved their counts of quotas to the database for up to 5 min: if Redis loses"
+    assert late in section(reported(*found), "proof")
+    assert "counts of quotas" not in section(reported(found[1]), "proof")
 
 
-def test_errors_that_open_no_breaker_are_shown(
-    operator: Client, scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_that_open_no_breaker_are_shown(reported: Reported) -> None:
     """Every decision was an error of the script, while the page showed closed breakers and a server that is up."""
     published = default_limiter().publish()
-    found = [
+    page = reported(
         worker("a:1", published, errors={"wrongtype": "WRONGTYPE <Operation>", "response": "at driver.lua:7"}),
         worker("b:2", published, errors={"wrongtype": "WRONGTYPE <Operation>"}, down={"cache:6379": "oom"}),
         worker("c:3", published),
-    ]
-    monkeypatch.setattr(health, "reports", lambda: found)
-    page = operator.get(PAGE)
+    )
     assert [row[-2] for row in rows(section(page, "proof"))] == [
         "closed; errors: wrongtype, response",
         "open: cache:6379 (oom); errors: wrongtype",
