@@ -15,7 +15,7 @@ from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from ..changes.databases import policy_alias
-from ..engine.types import Bucket
+from ..engine.types import Bucket, BucketStatus
 from ..exceptions import StoreError
 from ..models import PolicyChange, RatePolicy
 from ..operations import counters
@@ -142,9 +142,7 @@ class ResetPage(CountersPage):
                 with transaction.atomic(using=policy_alias(PolicyChange)):
                     own = (bucket for bucket, owner in owners.items() if owner == policy)
                     before = counters.reset(own, form.cleaned_data["reason"])
-                    texts = ", ".join(f"{shown(s.bucket.title)} ({s.used} / {s.limit})" for s in before)
-                    entry = gettext("Reset counters: %(counters)s.") % {"counters": texts}
-                    self.admin.log_change(request, policy, entry)
+                    self.admin.log_change(request, policy, f"{reset_message(len(before))} {counters_text(before)}")
                 done += len(before)
         except StoreError as error:
             then = _("%(done)d of %(all)d counters were reset. Try again later.") % {"done": done, "all": len(owners)}
@@ -166,3 +164,8 @@ def reset_usage(model_admin: Any, request: Any, queryset: Any) -> Any:
 def reset_message(count: int) -> str:
     """Return how many counters were reset, in words."""
     return ngettext("%(count)d counter was reset.", "%(count)d counters were reset.", count) % {"count": count}
+
+
+def counters_text(before: Iterable[BucketStatus]) -> str:
+    """Return the counters in words, and how they stood before they were changed."""
+    return "; ".join(f"{shown(s.bucket.title)}, {shown(s.bucket.subject)} ({s.used} / {s.limit})" for s in before)

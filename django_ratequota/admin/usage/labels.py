@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from django.utils.functional import cached_property
@@ -11,8 +11,8 @@ from django.utils.translation import gettext
 from ...models import Endpoint, RatePolicy
 from ...monitoring.refusals import Refusal
 from ...monitoring.timeline import Counts, Timeline
-from ..formatting import shown
-from ..names import deleted
+from ..formatting import moment, number_text, shown
+from ..names import caller_text, deleted
 from ..pages import may_view, model_url
 from .counts import SPANS, Selection, most_refused
 
@@ -115,3 +115,15 @@ def explain_url(site: Any, caller: str, endpoint: str = "") -> str:
         return ""
     query = {kind: value} if kind in ("user", "ip") else {"caller": caller}
     return model_url(site, RatePolicy, "explain", query={**query, "endpoint": endpoint} if endpoint else query)
+
+
+def refusal_row(site: Any, refusal: Refusal, names: Mapping[str, str]) -> dict[str, Any]:
+    """Return what a table shows of a refusal; ``names`` are those of its caller (see ``caller_names``)."""
+    return {
+        "at": moment(refusal.at, seconds=True),
+        "count": number_text(refusal.count),
+        "caller": caller_text(refusal.caller, names),
+        "url": explain_url(site, refusal.caller),
+        "what": shown(f"{refusal.method} {refusal.scope or refusal.route}"),
+        "cost": number_text(refusal.cost),
+    }

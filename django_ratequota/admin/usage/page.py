@@ -40,7 +40,7 @@ from .counts import (
     top_callers,
     totals,
 )
-from .labels import MOST_LISTED, VisibleNames, explain_url
+from .labels import MOST_LISTED, VisibleNames, explain_url, refusal_row
 
 _MOST_CALLERS = 10
 _MOST_REFUSALS = 50
@@ -168,15 +168,10 @@ class UsagePage(AdminPage):
         self, refusal: Refusal, users: Mapping[str, str], names: VisibleNames, blocks: BlockLinks
     ) -> dict[str, Any]:
         ids = dict.fromkeys(b.policy_id for b in refusal.buckets if b.refused and b.policy_id in names.policies)
-        return {
+        return refusal_row(self.site, refusal, users) | {
             "id": refusal.id,
             "explain": self.admin.page_url("explain", query={"id": refusal.id}),
-            "at": moment(refusal.at, seconds=True),
-            "count": number_text(refusal.count),
-            "caller": caller_text(refusal.caller, users),
-            "caller_url": explain_url(self.site, refusal.caller),
             "block": blocks.link(refusal.caller, refusal.ip, refusal.scope),
-            "what": shown(f"{refusal.method} {refusal.scope or refusal.route}"),
             "violated": shown(", ".join(refusal.violated)),
             "error": shown(refusal.error),
             "policies": [{"text": names.policy(pk), "url": names.policy_url(pk)} for pk in ids if pk],

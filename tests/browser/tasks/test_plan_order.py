@@ -42,7 +42,7 @@ def test_a_plan_team_between_pro_and_enterprise(desk: Desks, scene: Scene, plans
         page.keyboard.type("Team")
         expect(page.get_by_label("Slug")).to_have_value("team")
         page.get_by_role("button", name="Copy").click()
-        expect(page.get_by_text("Plan Team was created with 2 policies.")).to_be_visible()
+        expect(page.get_by_text("Team: Copied from Pro, with 2 policies.")).to_be_visible()
     assert order() == ["Free", "Pro", "Team", "Enterprise"]
     assert Plan.objects.get(slug="team").policies.count() == 2
 
