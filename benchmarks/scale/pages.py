@@ -17,7 +17,6 @@ from django_ratequota.monitoring.refusals import refusals
 BASE = "users (Django's own list)"
 _APP = "/admin/django_ratequota"
 _POLICIES = f"{_APP}/ratepolicy"
-_CSV = ("timeline", "endpoints", "policies", "callers", "refusals")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +105,7 @@ def _quota_pages(plan: Any) -> dict[str, Page]:
         "quotas, search a user": Page(f"{page}?level=0&q={user.username}"),
         "quotas, search subjects": Page(f"{page}?level=0&q={row.subject[:-1]}"),
         "quotas, search nothing": Page(f"{page}?level=0&q=nothing-like-it"),
-        "quotas, CSV of those used up": Page(f"{page}csv/?level=100"),
+        "quotas, CSV of those used up": Page(f"{page}?csv=1&level=100"),
         "past quotas": Page(f"{page}history/?subject={row.subject}"),
     }
 
@@ -139,7 +138,6 @@ def _policy_pages(policy: Any, override: Any, subject: str, user: Any, endpoint:
         "live usage, day": Page(f"{_POLICIES}/usage/?span=day"),
         "live usage, week": Page(f"{_POLICIES}/usage/?span=week"),
         **_quota_pages(plan),
-        **{f"CSV of {name}, week": Page(f"{_POLICIES}/usage/csv/?what={name}&span=week") for name in _CSV},
     }
     newest = refusals(1)
     if newest:

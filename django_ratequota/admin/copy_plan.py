@@ -90,12 +90,15 @@ class CopyPlanPage(AdminPage):
                     copy.position = make_room_after(plan) if moves else plan.position
                     copy.save()
                     count = copy_policies(policies, copy)
-                    self.admin.log_addition(request, form.instance, _log_message(plan, count))
+                    text = _message(plan, count)
+                    self.admin.log_addition(request, copy, text)
             except ValidationError as error:
                 form.instance.pk = None
                 form.add_error(None, error)
             else:
-                return self._done(request, form.instance, count)
+                self.admin.message_user(request, f"{shown(copy.name)}: {text}", messages.SUCCESS)
+                link = self.object_url(request, Plan, copy.pk, copy)
+                return HttpResponseRedirect(link or reverse(f"{self.site.name}:index"))
         context = {
             "title": _("Copy plan %(plan)s") % {"plan": shown(plan.name)},
             "original": gettext("Copy"),
@@ -109,16 +112,6 @@ class CopyPlanPage(AdminPage):
         }
         return self.render(request, "copy.html", context, form)
 
-    def _done(self, request: Any, copy: Plan, count: int) -> HttpResponseRedirect:
-        text = ngettext(
-            "Plan %(plan)s was created with %(count)d policy.",
-            "Plan %(plan)s was created with %(count)d policies.",
-            count,
-        )
-        self.admin.message_user(request, text % {"plan": shown(copy.name), "count": count}, messages.SUCCESS)
-        link = self.object_url(request, Plan, copy.pk, copy)
-        return HttpResponseRedirect(link or reverse(f"{self.site.name}:index"))
-
 
 def _initial(plan: Plan) -> dict[str, str]:
     name = Plan._meta.get_field("name").max_length
@@ -126,8 +119,7 @@ def _initial(plan: Plan) -> dict[str, str]:
     return {"name": copy[:name], "description": plan.description}
 
 
-def _log_message(plan: Plan, count: int) -> str:
-    """Return the entry for the copy's own history."""
+def _message(plan: Plan, count: int) -> str:
     text = ngettext(
         "Copied from %(plan)s, with %(count)d policy.", "Copied from %(plan)s, with %(count)d policies.", count
     )

@@ -48,32 +48,30 @@ class KindFilter(ConditionFilter):
         return {kind: (name, Q(model=kind)) for kind, name in kinds().items()}
 
 
-class AffectedUserFilter(admin.SimpleListFilter):
-    """Filter by whether a change affects one user only; the page of a change links here with that user's id."""
+class TouchedFilter(admin.SimpleListFilter):
+    """Filter by the only object that a change affects; links choose it, because a list of all would be too long."""
+
+    model: Any
+
+    def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, Any]]:
+        """Return the selected object."""
+        pk = str(self.value() or "")
+        return [(pk, shown(object_name(self.model, pk)))] if pk else []
+
+    def queryset(self, request: Any, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        """Return the rows of the selected object."""
+        return queryset.filter(**{str(self.parameter_name): self.value()})
+
+
+class AffectedUserFilter(TouchedFilter):
+    """Filter by the user; the page of a change links here."""
 
     title = _("affected user")
     parameter_name = "touched_user"
-
-    def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, Any]]:
-        """Return whether one user is affected, and the selected user: a list of all would be too long."""
-        choices: list[tuple[str, Any]] = [("one", _("one user only")), ("other", _("several or none"))]
-        user = self._user()
-        return [*choices, (user, shown(object_name(get_user_model(), user)))] if user else choices
-
-    def queryset(self, request: Any, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """Return the rows of the choice."""
-        if self._user():
-            return queryset.filter(touched_user=self._user())
-        if self.value():
-            return queryset.filter(touched_user="") if self.value() == "other" else queryset.exclude(touched_user="")
-        return queryset
-
-    def _user(self) -> str:
-        value = str(self.value() or "")
-        return "" if value in ("one", "other") else value
+    model = get_user_model()
 
 
-class PlanFilter(admin.SimpleListFilter):
+class PlanFilter(TouchedFilter):
     """Filter by a plan: its own changes and those of its policies. The plan's button *History* links here.
 
     Assignments are left out unless the kind is chosen, because there may be thousands of them.
@@ -81,11 +79,7 @@ class PlanFilter(admin.SimpleListFilter):
 
     title = _("plan")
     parameter_name = "touched_plan"
-
-    def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, Any]]:
-        """Return the selected plan: a list of all would be too long."""
-        plan = str(self.value() or "")
-        return [(plan, shown(object_name(Plan, plan)))] if plan else []
+    model = Plan
 
     def queryset(self, request: Any, queryset: QuerySet[Any]) -> QuerySet[Any]:
         """Return the rows of the plan, those of policies that were moved to another plan included."""

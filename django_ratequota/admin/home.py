@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from ..models import Endpoint, PolicyChange, RatePolicy
-from ..monitoring import health, timeline
+from ..monitoring import timeline
 from ..operations.differences import object_names
 from ..runtime import default_limiter
 from .diff import RelatedNames
@@ -48,15 +48,12 @@ def _status() -> dict[str, Any]:
     absent, error = reply(lambda: default_limiter().store.absent)
     found = None
     if not absent and not error:
-        found, error = reply(lambda: (default_limiter().stored_revision(), health.reports()))
+        found, error = reply(lambda: (default_limiter().stored_revision(), workers.current_reports()))
     if error:
         text = _("Redis did not answer (%(reason)s). Until it does, the “on error” of each policy decides.")
         status["error"] = text % {"reason": error}
     if found:
         revision, reports = found
-        mine = health.health()
-        # This worker's state is known as of now; its last report may be older.
-        reports = [mine if worker.process == mine.process else worker for worker in reports]
         live = workers.propagation(revision, reports)
         errors = workers.errors(reports)
         status |= {

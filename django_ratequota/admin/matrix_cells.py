@@ -5,12 +5,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from django.db.models import Count, Q
 from django.utils import timezone
-from django.utils.http import urlencode
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
@@ -27,39 +25,7 @@ from .formatting import moment, shown, when
 from .pages import model_url
 from .permissions import FOR_CHOSEN, may
 
-_PLACEHOLDER = "primary-key"
 _WORDS = {UNLIMITED: _("unlimited"), BLOCKED: _("blocked")}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InForce:
-    """A policy that applies in a cell."""
-
-    rates: str
-    #: Plan and endpoint, and that it is inherited, for screen readers.
-    label: str
-    #: Shown unless it is the cell's only policy and counted per caller; else "".
-    counted_per: str
-    #: Log mode and dates, in words.
-    remarks: tuple[str, ...]
-    inherited: bool
-    blocked: bool
-    #: Its page; of an inherited policy the page that adds one for this plan. "" where neither is allowed.
-    link: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """The limits of a plan's callers at an endpoint."""
-
-    #: Plan and endpoint, for screen readers.
-    label: str
-    in_force: tuple[InForce, ...]
-    #: Number of the cell's policies that have not ended but do not apply now; ``others_link`` lists them.
-    others: int
-    others_link: str
-    #: The page that adds a policy counted per caller; "" where there is one, or adding is not allowed.
-    add: str
 
 
 class Cells:
@@ -77,7 +43,6 @@ class Cells:
         # Translated once for hundreds of cells.
         self._label = gettext("%(plan)s at %(endpoint)s")
         self._inherited = gettext("%(place)s, inherited from everyone")
-        self._bases: dict[str, str] = {}
         #: (endpoint id, plan id) -> number of policies that have not ended.
         self.own: Counter[tuple[int | None, int | None]] = Counter()
         self.remarks: dict[int, tuple[str, ...]] = {}
@@ -93,7 +58,7 @@ class Cells:
         groups = regrouped({}, {facts.id: facts for facts in found})
         self._snapshot = Snapshot(revision=0, plans=known, groups=groups)
 
-    def row(self, endpoint: Endpoint | None) -> list[Cell]:
+    def row(self, endpoint: Endpoint | None) -> list[dict[str, Any]]:
         """Return the cells of everyone and of each plan at the endpoint; None = all endpoints."""
         name = gettext("all endpoints") if endpoint is None else shown(endpoint.name)
         return [
@@ -101,22 +66,37 @@ class Cells:
             for plan, plan_name in self._columns
         ]
 
-    def _cell(self, endpoint: Endpoint | None, plan: Plan | None, label: str) -> Cell:
+    def _cell(self, endpoint: Endpoint | None, plan: Plan | None, label: str) -> dict[str, Any]:
+        """Return the limits of a plan's callers at an endpoint; ``label`` names the two for screen readers.
+
+        ``others`` are the cell's policies that have not ended but do not apply now. ``add`` leads to a policy counted
+        per caller; "" where there is one, or adding is not allowed.
+        """
         winners = self._winners(endpoint, plan)
-        own = self.own[_key(endpoint), plan.pk if plan else None]
         several = len(winners) > 1
-        in_force = tuple(self._in_force(winner, endpoint, plan, label, several) for winner in winners)
-        others = own - sum(not policy.inherited for policy in in_force)
+        inherited = [plan is not None and winner.plan_id is None for winner in winners]
+        others = self.own[_key(endpoint), plan.pk if plan else None] - inherited.count(False)
         audience = {"plan__id__exact": plan.pk} if plan else {"audience": "everyone"}
-        return Cell(
-            label=label,
-            in_force=in_force,
-            others=others,
-            others_link=self.list_url(audience, endpoint) if others else "",
-            add=""
-            if (endpoint and endpoint.exempt) or "caller" in (winner.counted_per for winner in winners)
-            else self._add(endpoint, plan, "caller"),
-        )
+        full = (endpoint and endpoint.exempt) or "caller" in (winner.counted_per for winner in winners)
+        return {
+            "label": label,
+            "in_force": [
+                {
+                    "rates": str(_WORDS.get(policy.text, policy.text)),
+                    "label": self._inherited % {"place": label} if of_everyone else label,
+                    # Shown unless it is the cell's only policy and counted per caller.
+                    "counted_per": policy.counted_per if several or policy.counted_per != "caller" else "",
+                    "remarks": self.remarks[policy.id],
+                    "inherited": of_everyone,
+                    "blocked": policy.rates == BLOCKED,
+                    "link": self._link(policy, endpoint, plan if of_everyone else None),
+                }
+                for policy, of_everyone in zip(winners, inherited, strict=True)
+            ],
+            "others": others,
+            "others_link": self.list_url(audience, endpoint) if others else "",
+            "add": "" if full else self._add(endpoint, plan, "caller"),
+        }
 
     def _winners(self, endpoint: Endpoint | None, plan: Plan | None) -> list[PolicyFacts]:
         """Return the endpoint's policies that apply to a caller on the plan who has every identifier."""
@@ -134,33 +114,13 @@ class Cells:
         if not self.sees:
             return ""
         filters = {"endpoint__id__exact": endpoint.pk} if endpoint else {"endpoint__isnull": "True"}
-        return f"{self._url('changelist')}?{urlencode({**query, **filters})}"
+        return model_url(self.site, RatePolicy, "changelist", query={**query, **filters})
 
-    def _url(self, page: str, *args: Any) -> str:
-        """Return the address of a page of the policies' admin."""
-        # reverse() takes 20 µs, and there are hundreds of cells.
-        base = self._bases.get(page)
-        if base is None:
-            base = self._bases[page] = model_url(self.site, RatePolicy, page, *[_PLACEHOLDER for _arg in args])
-        return base.replace(_PLACEHOLDER, str(args[0])) if args else base
-
-    def _in_force(
-        self, policy: PolicyFacts, endpoint: Endpoint | None, plan: Plan | None, label: str, several: bool
-    ) -> InForce:
-        inherited = plan is not None and policy.plan_id is None
-        if inherited:
-            link = self._add(endpoint, plan, policy.counted_per)
-        else:
-            link = self._url("change", policy.id) if self.changes else ""
-        return InForce(
-            rates=str(_WORDS.get(policy.text, policy.text)),
-            label=self._inherited % {"place": label} if inherited else label,
-            counted_per=policy.counted_per if several or policy.counted_per != "caller" else "",
-            remarks=self.remarks[policy.id],
-            inherited=inherited,
-            blocked=policy.rates == BLOCKED,
-            link=link,
-        )
+    def _link(self, policy: PolicyFacts, endpoint: Endpoint | None, heir: Plan | None) -> str:
+        """Return the policy's page, or the page that adds one for its heir; "" where that is not allowed."""
+        if heir is not None:
+            return self._add(endpoint, heir, policy.counted_per)
+        return model_url(self.site, RatePolicy, "change", policy.id) if self.changes else ""
 
     def _add(self, endpoint: Endpoint | None, plan: Plan | None, counted_per: str) -> str:
         if not self.adds:
@@ -168,7 +128,7 @@ class Cells:
         query: dict[str, Any] = {"plan": plan.pk} if plan else {}
         if endpoint:
             query["endpoint"] = endpoint.pk
-        return f"{self._url('add')}?{urlencode({**query, 'counted_per': counted_per})}"
+        return model_url(self.site, RatePolicy, "add", query={**query, "counted_per": counted_per})
 
 
 def _key(endpoint: Endpoint | None) -> int | None:

@@ -15,7 +15,6 @@ from .explain.block import BlockPage
 from .explain.boost import BoostPage
 from .explain.boost_all import BoostAllPage
 from .explain.page import ExplainPage
-from .explain.refusals import offer_explain
 from .filters import ActiveFilter, AudienceFilter, RelatedFilter, is_active
 from .formatting import when
 from .names import with_display_name
@@ -23,13 +22,12 @@ from .permissions import PolicyPermissions
 from .policy_forms import PolicyForm, RowForm, StoredRows
 from .policy_table import WITHOUT
 from .preview import ImpactPage, PreviewPage
-from .quota_history import QuotaHistoryExport, QuotaHistoryPage
-from .quotas import QuotasExport, QuotasPage
+from .quota_history import QuotaHistoryPage
+from .quotas import QuotasPage
 from .reset import ResetPage, reset_usage
 from .rollout import RolloutPage, link_text
 from .search import SearchesRelated
 from .subjects import SubjectsPage
-from .usage.export import UsageExport
 from .usage.page import UsagePage
 from .warnings import WarnsOnSave
 
@@ -50,12 +48,9 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, SearchesRelated, War
         PreviewPage,
         ImpactPage,
         UsagePage,
-        UsageExport,
         QuotasPage,
-        QuotasExport,
         SubjectsPage,
         QuotaHistoryPage,
-        QuotaHistoryExport,
     )
     form = PolicyForm
     actions = [reset_usage]
@@ -109,11 +104,6 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, SearchesRelated, War
     def get_changelist_formset(self, request: Any, **kwargs: Any) -> Any:
         """Return the formset of the list's rows."""
         return super().get_changelist_formset(request, **{**kwargs, "formset": StoredRows})
-
-    def changelist_view(self, request: Any, extra_context: Any = None) -> Any:
-        """Show the list; for the id of a refusal or a user name in the search, a link to Explain, too."""
-        offer_explain(self, request)
-        return super().changelist_view(request, extra_context)
 
     def response_add(self, request: Any, obj: Any, post_url_continue: Any = None) -> Any:
         """Warn about the new policy."""

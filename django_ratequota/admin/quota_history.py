@@ -16,43 +16,40 @@ from ..operations.ledger import local_date, time_us
 from ..operations.quotas import Past, past_of
 from ..policies.facts import to_datetime
 from .charts import Series, plot
+from .csv_file import csv_response
 from .formatting import isolated, shown
 from .names import caller_names, caller_text, deleted
 from .pages import AdminPage
-from .usage.export import Table, csv_response
 from .usage.labels import explain_url
 
 #: Counters of a page.
 _PAGE = 8
 #: Period -> windows shown of each counter, and days to look back for them.
 _SHOWN = {"month": (24, 24 * 31), "week": (26, 26 * 7), "day": (31, 31)}
+_HEADS = (
+    *(_("subject"), _("name"), _("from"), _("until"), _("endpoint"), _("rate"), _("policy"), _("used")),
+    *(_("limit"), _("percent")),
+)
 
 
-class _SubjectPage(AdminPage):
-    """A page about the windows of one subject."""
+class QuotaHistoryPage(AdminPage):
+    """The past windows of a subject, one chart per rate; with ``csv`` in the address all of them, as a file."""
 
+    path, name = "quotas/history/", "quota_history"
     media = forms.Media(
         css={"all": ["django_ratequota/plots.css", "django_ratequota/usage.css", "django_ratequota/quotas.css"]},
         js=["django_ratequota/subjects.js"],
     )
 
-    def windows(self, request: Any) -> tuple[str, Any]:
-        """Return the subject, and its windows by policies that the operator may see."""
-        subject = request.GET.get("subject", "").replace("\x00", "").strip()[:250]
-        windows = QuotaWindow.objects.filter(subject=stored_subject(subject))
-        if not self.admin.sees_all_policies(request):
-            windows = windows.filter(policy_id__in=self.admin.get_queryset(request).order_by().values("pk"))
-        return subject, windows
-
-
-class QuotaHistoryPage(_SubjectPage):
-    """The past windows of a subject, one chart per rate."""
-
-    path, name = "quotas/history/", "quota_history"
-
     def view(self, request: Any) -> Any:
         """Return the page, which is read from the database alone."""
-        subject, windows = self.windows(request)
+        subject = request.GET.get("subject", "").replace("\x00", "").strip()[:250]
+        windows: Any = QuotaWindow.objects.filter(subject=stored_subject(subject))
+        if not self.admin.sees_all_policies(request):
+            windows = windows.filter(policy_id__in=self.admin.get_queryset(request).order_by().values("pk"))
+        users = caller_names([subject])
+        if "csv" in request.GET:
+            return csv_response("ratequota-past-quotas", _HEADS, _lines(windows, caller_text(subject, users)))
         found = set(windows.values_list("period", flat=True).distinct().order_by())
         periods = [period for period in reversed(QuotaWindow.Period.values) if period in found]
         period = request.GET.get("period", "")
@@ -62,7 +59,6 @@ class QuotaHistoryPage(_SubjectPage):
         first = int(start) if start.isascii() and start.isdecimal() and len(start) < 10 else 0
         past = _past(windows.filter(period=period), period) if period else []
         rows = past[first : first + _PAGE]
-        users = caller_names([subject])
         query = {"subject": subject, "period": period}
         further = first + _PAGE < len(past)
         context = {
@@ -75,7 +71,7 @@ class QuotaHistoryPage(_SubjectPage):
             "explain": explain_url(self.site, subject),
             "first": self.url(query=query) if first else "",
             "next": self.url(query={**query, "start": str(first + _PAGE)}) if further else "",
-            "csv": self.admin.page_url("quota_history_csv", query={"subject": subject}),
+            "csv": self.url(query={"subject": subject, "csv": "1"}),
         }
         return self.render(request, "quota_history.html", context)
 
@@ -91,19 +87,6 @@ class QuotaHistoryPage(_SubjectPage):
             url = "" if policy is None else self.admin.page_url("change", policy.pk)
             found.append((_chart(row, endpoints), text, url))
         return found
-
-
-class QuotaHistoryExport(_SubjectPage):
-    """All windows of a subject as CSV."""
-
-    path, name = "quotas/history/csv/", "quota_history_csv"
-
-    def view(self, request: Any) -> Any:
-        """Return the file."""
-        subject, windows = self.windows(request)
-        name = caller_text(subject, caller_names([subject]))
-        endpoints = dict(Endpoint.objects.values_list("pk", "name"))
-        return csv_response("ratequota-past-quotas", _table(windows, name, endpoints))
 
 
 def _past(windows: Any, period: str) -> list[Past]:
@@ -135,12 +118,8 @@ def _label(day: date, row: Past) -> str:
     return f"{day:%Y-%m}" if whole else f"{day:%Y-%m-%d}"
 
 
-def _table(windows: Any, name: str, endpoints: dict[int, str]) -> Table:
-    heads = [_("subject"), _("name"), _("from"), _("until"), _("endpoint"), _("rate"), _("policy"), _("used")]
-    return [*heads, _("limit"), _("percent")], _lines(windows, name, endpoints)
-
-
-def _lines(windows: Any, name: str, endpoints: dict[int, str]) -> Iterator[list[Any]]:
+def _lines(windows: Any, name: str) -> Iterator[list[Any]]:
+    endpoints = dict(Endpoint.objects.values_list("pk", "name"))
     for window in windows.order_by("-starts_at", "counter").iterator(chunk_size=2000):
         pk = window.endpoint_id
         yield [

@@ -19,11 +19,11 @@ from ..models import Endpoint, Plan, QuotaWindow, RatePolicy
 from ..operations.counters import shared_reason
 from ..operations.ledger import AFTER, LEVELS, Chosen, current_periods, time_us
 from ..operations.near import Row, all_near, near_rows
+from .csv_file import csv_response
 from .formatting import clock, clock_and_wait, number_text, shown
 from .names import caller_names, caller_text
 from .pages import AdminPage, is_id, unanswered
 from .permissions import may
-from .usage.export import csv_response
 from .usage.labels import explain_url
 
 _PAGE = 50
@@ -70,10 +70,30 @@ class Selection:
         return bool(self.search) or (self.plan_id, self.endpoint_id, self.policy_id) != (None, None, None)
 
 
-class _ListPage(AdminPage):
-    """A page about what the query string selects."""
+class QuotasPage(AdminPage):
+    """Who is near a limit now, the fullest first; with ``csv`` in the address all of them, as a file."""
 
-    def selection(self, request: Any) -> tuple[Selection, dict[str, Any]]:
+    path, name = "quotas/", "quotas"
+    media = forms.Media(css={"all": ["django_ratequota/usage.css", "django_ratequota/quotas.css"]})
+
+    def links(self, request: Any, obj: Any) -> list[tuple[str, Any]]:
+        """Return the link from a policy to those who are near its limits."""
+        return [(self.url(query={"policy": str(obj.pk), "level": str(LEVELS[0])}), _("Quotas"))]
+
+    def view(self, request: Any) -> Any:
+        """Return the page; without Redis it shows what was written to the database last, and says so."""
+        selection, choices = self._selection(request)
+        if "csv" in request.GET:
+            chosen = self._chosen(request, selection)
+            batches = all_near(selection.period, chosen) if selection.period else iter(())
+            name = f"ratequota-quotas-{selection.period or 'none'}-{selection.level}"
+            return csv_response(name, _HEADS, _lines(batches))
+        context = {"title": gettext("Quotas"), "selection": selection}
+        if selection.period:
+            context |= self._choices(selection, choices) | self._rows(request, selection)
+        return self.render(request, "quotas.html", context)
+
+    def _selection(self, request: Any) -> tuple[Selection, dict[str, Any]]:
         """Return the selection, and what there is to choose from; warns of parameters that are ignored."""
         periods = current_periods()
         # Others see overrides only, which are of no plan.
@@ -103,7 +123,7 @@ class _ListPage(AdminPage):
         )
         return selection, {"periods": periods, "plans": plans, "endpoints": endpoints}
 
-    def chosen(self, request: Any, selection: Selection) -> Chosen:
+    def _chosen(self, request: Any, selection: Selection) -> Chosen:
         """Return which counters are selected, and of policies that the operator may see: one query at most."""
         sees_all = self.admin.sees_all_policies(request)
         policies: Any = RatePolicy.objects.all() if sees_all else self.admin.get_queryset(request)
@@ -122,25 +142,6 @@ class _ListPage(AdminPage):
             beginnings=() if text.startswith("user:") else (text, *(f"{kind}:{text}" for kind in kinds)),
         )
 
-
-class QuotasPage(_ListPage):
-    """Who is near a limit now, the fullest first."""
-
-    path, name = "quotas/", "quotas"
-    media = forms.Media(css={"all": ["django_ratequota/usage.css", "django_ratequota/quotas.css"]})
-
-    def links(self, request: Any, obj: Any) -> list[tuple[str, Any]]:
-        """Return the link from a policy to those who are near its limits."""
-        return [(self.url(query={"policy": str(obj.pk), "level": str(LEVELS[0])}), _("Quotas"))]
-
-    def view(self, request: Any) -> Any:
-        """Return the page; without Redis it shows what was written to the database last, and says so."""
-        selection, choices = self.selection(request)
-        context = {"title": gettext("Quotas"), "selection": selection}
-        if selection.period:
-            context |= self._choices(selection, choices) | self._rows(request, selection)
-        return self.render(request, "quotas.html", context)
-
     def _choices(self, selection: Selection, choices: dict[str, Any]) -> dict[str, Any]:
         chosen = {"plan": selection.plan_id, "endpoint": selection.endpoint_id}
         labels = {period: QuotaWindow.Period(period).label for period in choices["periods"]}
@@ -156,7 +157,7 @@ class QuotasPage(_ListPage):
 
     def _rows(self, request: Any, selection: Selection) -> dict[str, Any]:
         """Return the rows, and why their counters could not be read."""
-        page = near_rows(selection.period, self.chosen(request, selection), selection.start, _PAGE)
+        page = near_rows(selection.period, self._chosen(request, selection), selection.start, _PAGE)
         users = caller_names(row.status.bucket.subject for row in page.rows)
         policies = {row.policy.pk: shown(row.policy) for row in page.rows}
         if selection.policy_id is not None:
@@ -173,7 +174,7 @@ class QuotasPage(_ListPage):
             "lower": selection.query(level=LEVELS[0]) if selection.level > LEVELS[0] else "",
             "first": selection.query() if selection.start else "",
             "next": selection.query(start=page.following) if page.following else "",
-            "csv": self.admin.page_url("quotas_csv") + selection.query(),
+            "csv": selection.query() + "&csv=1",
             "error": page.error and unanswered(page.error, _("Shown is what was last written to the database.")),
         }
 
@@ -202,19 +203,6 @@ class QuotasPage(_ListPage):
             "boost": f"{boost}&policy={policy.pk}" if boost and boosts and bucket.mode == "enforce" else "",
             "past": self.admin.page_url("quota_history", query=past),
         }
-
-
-class QuotasExport(_ListPage):
-    """The selected list as CSV, with all its rows."""
-
-    path, name = "quotas/csv/", "quotas_csv"
-
-    def view(self, request: Any) -> Any:
-        """Return the file."""
-        selection, _choices = self.selection(request)
-        batches = all_near(selection.period, self.chosen(request, selection)) if selection.period else iter(())
-        name = f"ratequota-quotas-{selection.period or 'none'}-{selection.level}"
-        return csv_response(name, (_HEADS, _lines(batches)))
 
 
 def _lines(batches: Iterator[list[Row]]) -> Iterator[list[Any]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import ForeignKey, Model
+from django.db.models import ForeignKey
 
 from .formatting import shown
 from .pages import may_view
@@ -19,35 +19,20 @@ def unlink_related(site: Any, request: Any, context: dict[str, Any]) -> None:
     """
     form = context["adminform"]
     editable = set(form.form.fields) - set(form.readonly_fields)
-    _replace(form, _texts(site, request, type(form.form.instance), form.form.instance, editable))
-    for table in context["inline_admin_formsets"]:
-        if not table.has_change_permission and not table.has_add_permission:
-            empty = table.opts.get_empty_value_display()
-            _replace(table, _texts(site, request, table.formset.model, None, set(), empty))
-
-
-def _texts(
-    site: Any, request: Any, model: type[Model], obj: Model | None, editable: set[str], empty: Any = ""
-) -> dict[str, Callable[[Any], str]]:
-    """Return by field the texts of the objects that may not be viewed; without ``obj``, of any row of the model.
-
-    Such a row has ``empty`` where it has no object.
-    """
-    return {
-        field.name: _text(field, empty)
-        for field in model._meta.concrete_fields
-        if isinstance(field, ForeignKey)
-        and field.name not in editable
-        and (obj is None or getattr(obj, field.attname) is not None)
-        and not may_view(site, field.remote_field.model, request, getattr(obj, field.name) if obj else None)
-    }
-
-
-def _replace(shown_form: Any, texts: dict[str, Callable[[Any], str]]) -> None:
-    shown_form.fieldsets = [
-        (title, {**options, "fields": _replaced(options["fields"], texts)}) for title, options in shown_form.fieldsets
-    ]
-    shown_form.readonly_fields = _replaced(shown_form.readonly_fields, texts)
+    tables = [table for table in context["inline_admin_formsets"] if not table.has_change_permission]
+    shown_forms = [(form, type(form.form.instance), editable)]
+    shown_forms += [(table, table.formset.model, set()) for table in tables if not table.has_add_permission]
+    for own, model, fields in shown_forms:
+        texts = {
+            field.name: _text(field, form.model_admin.get_empty_value_display())
+            for field in model._meta.concrete_fields
+            if isinstance(field, ForeignKey) and not may_view(site, field.remote_field.model, request)
+        }
+        texts = {name: text for name, text in texts.items() if name not in fields}
+        own.fieldsets = [
+            (title, {**options, "fields": _replaced(options["fields"], texts)}) for title, options in own.fieldsets
+        ]
+        own.readonly_fields = _replaced(own.readonly_fields, texts)
 
 
 def _replaced(fields: Any, texts: dict[str, Callable[[Any], str]]) -> list[Any]:

@@ -15,7 +15,7 @@ from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from ..changes.databases import policy_alias
-from ..engine.types import Bucket
+from ..engine.types import Bucket, BucketStatus
 from ..exceptions import StoreError
 from ..models import PolicyChange, RatePolicy
 from ..operations import counters
@@ -42,7 +42,6 @@ class CountersPage(AdminPage):
     """Shows counters live and asks; changes them once the operator has confirmed."""
 
     media = forms.Media(css={"all": ["django_ratequota/explain.css"]})
-    form_class: ClassVar[type[forms.Form]] = ReasonForm
     title: ClassVar[Any] = _("Reset counters")
     lead: ClassVar[Any] = _(
         "These counters are reset to zero. The limits and the counters of other callers stay unchanged."
@@ -55,9 +54,9 @@ class CountersPage(AdminPage):
         """Return whether the operator may reset what was counted for the policy."""
         return bool(self.admin.has_reset_permission(request, obj))
 
-    def form_for(self, buckets: Iterable[Bucket]) -> type[forms.Form]:
+    def form(self, buckets: Iterable[Bucket], data: Any) -> forms.Form:
         """Return the form that asks about these counters."""
-        return self.form_class
+        return ReasonForm(data)
 
     def confirm(
         self,
@@ -71,7 +70,7 @@ class CountersPage(AdminPage):
         Once confirmed, call ``change`` with the form. Return None then, unless it has added an error to the form.
         """
         confirmed = request.method == "POST" and "post" in request.POST
-        form = self.form_for(rows)(request.POST if confirmed else None)
+        form = self.form(rows, request.POST if confirmed else None)
         if confirmed and rows and form.is_valid():
             change(form)
             if not form.errors:
@@ -143,9 +142,7 @@ class ResetPage(CountersPage):
                 with transaction.atomic(using=policy_alias(PolicyChange)):
                     own = (bucket for bucket, owner in owners.items() if owner == policy)
                     before = counters.reset(own, form.cleaned_data["reason"])
-                    texts = ", ".join(f"{shown(s.bucket.title)} ({s.used} / {s.limit})" for s in before)
-                    entry = gettext("Reset counters: %(counters)s.") % {"counters": texts}
-                    self.admin.log_change(request, policy, entry)
+                    self.admin.log_change(request, policy, f"{reset_message(len(before))} {counters_text(before)}")
                 done += len(before)
         except StoreError as error:
             then = _("%(done)d of %(all)d counters were reset. Try again later.") % {"done": done, "all": len(owners)}
@@ -167,3 +164,8 @@ def reset_usage(model_admin: Any, request: Any, queryset: Any) -> Any:
 def reset_message(count: int) -> str:
     """Return how many counters were reset, in words."""
     return ngettext("%(count)d counter was reset.", "%(count)d counters were reset.", count) % {"count": count}
+
+
+def counters_text(before: Iterable[BucketStatus]) -> str:
+    """Return the counters in words, and how they stood before they were changed."""
+    return "; ".join(f"{shown(s.bucket.title)}, {shown(s.bucket.subject)} ({s.used} / {s.limit})" for s in before)

@@ -74,7 +74,7 @@ class RestorePage(AdminPage):
             try:
                 restoration = plan_restoration(change, version, lock=confirmed)
             except ValidationError as error:
-                if not self._may_write(request, KINDS[change.model]):
+                if not self._may_add(request, KINDS[change.model]):
                     raise PermissionDenied from error
                 return self._page(request, change, version, None, None, error.messages)
             if not self._may(request, restoration):
@@ -142,33 +142,23 @@ class RestorePage(AdminPage):
         try:
             return self._may(request, plan_restoration(change, version, along=False))
         except ValidationError:  # the page shows why
-            return self._may_write(request, KINDS[change.model])
+            return self._may_add(request, KINDS[change.model])
 
     def _may(self, request: Any, restoration: Restoration) -> bool:
         """Return whether the operator may make this edit on the object's own page."""
-        model = type(restoration.target)
-        if not self._may_write(request, model, restoration.current):
-            return False
-        if not isinstance(restoration.target, RatePolicy):
-            return True
-        verb = "add" if restoration.current is None else "change"
-        return may(request.user, verb, override=is_override(restoration.target))
+        return not missing_permission(self.site, request, restoration.current, restoration.target)
 
     def _may_along(self, request: Any, restoration: Restoration) -> bool:
-        for kind, override in {(deletion.model, deletion.override) for deletion in restoration.along}:
-            if not self._may_write(request, KINDS[kind]):
-                return False
-            if KINDS[kind] is RatePolicy and not may(request.user, "add", override=override):
-                return False
-        return True
+        found = {(KINDS[deletion.model], deletion.override) for deletion in restoration.along}
+        return all(
+            self._may_add(request, model) and (model is not RatePolicy or may(request.user, "add", override=override))
+            for model, override in found
+        )
 
-    def _may_write(self, request: Any, model: Any, current: Any = None) -> bool:
-        """Return whether the model's own admin lets the operator change the object, or add one where it is None."""
-        if not self.site.is_registered(model):
-            return False
-        admin = self.site.get_model_admin(model)
-        adds = current is None
-        return bool(admin.has_add_permission(request) if adds else admin.has_change_permission(request, current))
+    def _may_add(self, request: Any, model: Any) -> bool:
+        """Return whether the model's own admin lets the operator add an object."""
+        registered = self.site.is_registered(model)
+        return registered and bool(self.site.get_model_admin(model).has_add_permission(request))
 
 
 def missing_permission(site: Any, request: Any, now: Any, then: Any) -> str:

@@ -10,12 +10,12 @@ from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import transaction
 from django.http import HttpResponseRedirect
 from django.utils import timezone
-from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..changes.databases import policy_alias
 from ..models import PolicyChange, RatePolicy
-from ..monitoring.refusals import Refusal, would_be_refusals
+from ..monitoring.refusals import would_be_refusals
 from ..monitoring.timeline import Counts, Span, TopCaller
 from ..runtime import default_limiter
 from .base import ChangeReasonForm
@@ -33,7 +33,7 @@ from .usage.counts import (
     top_callers,
     totals,
 )
-from .usage.labels import explain_url
+from .usage.labels import explain_url, refusal_row
 
 _MOST_CALLERS = 20
 _MOST_REFUSALS = 20
@@ -118,27 +118,17 @@ class RolloutPage(AdminPage):
         names = caller_names([*(top.caller for top in callers), *(refusal.caller for refusal in newest)])
         return {
             "logs": logs,
-            "sentence": _sentence(counts, len(callers), selection, logs),
+            "sentence": _sentence(counts, selection, logs),
             "earlier": _earlier(timeline, changed),
             "plot": chart(timeline, selection),
             "totals": totals(counts),
             "callers": [self._caller(top, names) for top in callers],
-            "newest": [self._refusal(refusal, names) for refusal in newest],
+            "newest": [refusal_row(self.site, refusal, names) for refusal in newest],
         }
 
     def _caller(self, top: TopCaller, names: dict[str, str]) -> dict[str, Any]:
         text = caller_text(top.caller, names)
         return {"name": text, "query": explain_url(self.site, top.caller), "cells": cells(top.counts)[1:3]}
-
-    def _refusal(self, refusal: Refusal, names: dict[str, str]) -> dict[str, Any]:
-        return {
-            "at": moment(refusal.at, seconds=True),
-            "count": number_text(refusal.count),
-            "caller": caller_text(refusal.caller, names),
-            "url": explain_url(self.site, refusal.caller),
-            "what": shown(f"{refusal.method} {refusal.scope or refusal.route}"),
-            "cost": number_text(refusal.cost),
-        }
 
     def _switch(self, request: Any, policy: RatePolicy, data: dict[str, Any]) -> None:
         """Save the mode, unless the policy is not what the operator saw any more."""
@@ -180,7 +170,7 @@ def _state(changed: PolicyChange | None) -> str:
     return "" if changed is None else str(changed.pk)
 
 
-def _sentence(counts: Counts, callers: int, selection: Selection, logs: bool) -> str:
+def _sentence(counts: Counts, selection: Selection, logs: bool) -> str:
     """Return what the policy refused of the recorded requests, or would have."""
     requests, refused = counts.admitted + counts.refused, counts.would_refuse if logs else counts.refused
     if not requests:
@@ -192,24 +182,17 @@ def _sentence(counts: Counts, callers: int, selection: Selection, logs: bool) ->
         "requests": number_text(requests),
         "refused": number_text(refused),
         "percent": percent(refused, requests) if refused else number_text(0),
-        "callers": number_text(callers) if callers < _MOST_CALLERS else gettext("at least %d") % callers,
     }
     if not refused:
         return gettext("In the %(span)s the policy applied to %(requests)s requests and had room for all.") % words
-    text = ngettext(
+    text = gettext(
         "In the %(span)s the policy applied to %(requests)s requests. It would have refused %(refused)s of them "
-        "(%(percent)s), from %(callers)s caller.",
-        "In the %(span)s the policy applied to %(requests)s requests. It would have refused %(refused)s of them "
-        "(%(percent)s), from %(callers)s callers.",
-        callers,
+        "(%(percent)s)."
     )
     if not logs:
-        text = ngettext(
+        text = gettext(
             "In the %(span)s the policy applied to %(requests)s requests. It refused %(refused)s of them "
-            "(%(percent)s), from %(callers)s caller.",
-            "In the %(span)s the policy applied to %(requests)s requests. It refused %(refused)s of them "
-            "(%(percent)s), from %(callers)s callers.",
-            callers,
+            "(%(percent)s)."
         )
     return text % words
 

@@ -19,7 +19,7 @@ from django.utils import timezone
 
 from django_ratequota import check_request
 from django_ratequota.admin import base
-from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
+from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
 from tests.project import views
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
@@ -82,30 +82,26 @@ def test_system_checks_pass(root: User) -> None:
     call_command("check", fail_level="WARNING")
 
 
-@pytest.mark.parametrize(
-    "query",
-    ["mode__exact=log", "audience=user", "audience=subject", "audience=plan", "audience=everyone", "counted_per=ip"]
-    + [f"time={value}" for value in ("active", "future", "ended", "dated")],
-)
-def test_filters_select_policies(operator: Client, root: User, free: Plan, query: str) -> None:
+def test_filters_select_policies(operator: Client, root: User, free: Plan) -> None:
     now = timezone.now()
     day = timedelta(days=1)
-    kinds = {
-        "mode__exact=log": RatePolicy.objects.create(rates="1/s", mode="log", counted_per="plan"),
-        "audience=user": RatePolicy.objects.create(rates="2/s", user=root),
-        "audience=subject": RatePolicy.objects.create(rates="3/s", subject="ip:::1"),
-        "audience=plan": RatePolicy.objects.create(rates="4/s", plan=free),
-        "audience=everyone": RatePolicy.objects.create(rates="5/s"),
-        "counted_per=ip": RatePolicy.objects.create(rates="6/s", counted_per="ip"),
-        "time=active": RatePolicy.objects.create(rates="7/s", starts_at=now - day, ends_at=now + day),
-        "time=future": RatePolicy.objects.create(rates="8/s", starts_at=now + day),
-        "time=ended": RatePolicy.objects.create(rates="9/s", ends_at=now - day),
-        "time=dated": RatePolicy.objects.create(rates="10/s", ends_at=now + 2 * day),
+    kinds: dict[str, dict[str, Any]] = {
+        "mode__exact=log": {"mode": "log", "counted_per": "plan"},
+        "audience=user": {"user": root},
+        "audience=subject": {"subject": "ip:::1"},
+        "audience=plan": {"plan": free},
+        "audience=everyone": {},
+        "counted_per=ip": {"counted_per": "ip"},
+        "time=active": {"starts_at": now - day, "ends_at": now + day},
+        "time=future": {"starts_at": now + day},
+        "time=ended": {"ends_at": now - day},
+        "time=dated": {"ends_at": now + 2 * day},
     }
-    page = operator.get(f"{BASE}/ratepolicy/?{query}")
-    found = {policy.rates for policy in page.context["cl"].queryset}
-    assert kinds[query].rates in found
-    assert found != {policy.rates for policy in kinds.values()}
+    policies = {query: RatePolicy.objects.create(rates="1/s", **fields) for query, fields in kinds.items()}
+    for query, policy in policies.items():
+        found = set(operator.get(f"{BASE}/ratepolicy/?{query}").context["cl"].queryset)
+        assert policy in found, query
+        assert found != set(policies.values()), query
 
 
 def test_edits_in_a_plans_table_apply_to_the_next_request(operator: Client, root: User, free: Plan) -> None:
@@ -153,26 +149,21 @@ def test_errors_of_fields_outside_the_table_are_shown(operator: Client, free: Pl
     assert "The end must lie after the start" in page.content.decode()
 
 
-@pytest.mark.parametrize("stored", [True, False], ids=["against a stored row", "two new rows"])
-@pytest.mark.parametrize("new_plan", [True, False], ids=["new plan", "plan"])
-def test_a_second_policy_without_dates_in_the_table_is_refused_in_words(
-    operator: Client, free: Plan, stored: bool, new_plan: bool
-) -> None:
+def test_a_second_policy_without_dates_in_the_table_is_refused_in_words(operator: Client, free: Plan) -> None:
     rows = [{"rates": "5/min"}, {"rates": "6/min"}]
-    if new_plan:
-        RatePolicy.objects.create(rates="1/s")  # no conflict, though the new plan has no id yet
-        plan = Plan(name="Pro", slug="pro")
-        page = operator.post(f"{BASE}/plan/add/", plan_form(plan, *(rows[:1] if stored else rows)))
-        if stored:
-            assert page.status_code == 302, "one policy of a new plan conflicts with none"
-            return
-    else:
-        if stored:
-            RatePolicy.objects.create(plan=free, rates="1/s")
-            rows = rows[:1]
-        page = operator.post(f"{BASE}/plan/{free.pk}/change/", plan_form(free, *rows))
-    assert page.status_code == 200
-    assert TWIN in page.content.decode()
+
+    def sent(path: str, plan: Plan, *rows: dict[str, str]) -> bool:
+        page = operator.post(f"{BASE}/plan/{path}/", plan_form(plan, *rows))
+        assert (page.status_code == 302) is (TWIN not in page.content.decode())
+        return page.status_code == 302
+
+    RatePolicy.objects.create(rates="1/s")  # no conflict, though the new plan has no id yet
+    pro = Plan(name="Pro", slug="pro")
+    assert not sent("add", pro, *rows)
+    assert sent("add", pro, *rows[:1])
+    assert not sent(f"{free.pk}/change", free, *rows)
+    RatePolicy.objects.create(plan=free, rates="1/s")
+    assert not sent(f"{free.pk}/change", free, *rows[:1])
 
 
 def test_a_new_row_may_replace_a_deleted_one(operator: Client, free: Plan) -> None:
@@ -275,14 +266,6 @@ def test_deletions_are_recorded_with_the_operator(operator: Client, root: User, 
     assert PolicyChange.objects.first().actor == root
 
 
-def test_an_assignment_stores_its_creator(operator: Client, root: User, free: Plan) -> None:
-    alice = User.objects.create(username="alice")
-    form = {"user": alice.pk, "plan": free.pk, "starts_at_0": "2026-01-01", "starts_at_1": "00:00"}
-    page = operator.post(f"{BASE}/planassignment/add/", form)
-    assert page.status_code == 302, page.content.decode()
-    assert PlanAssignment.objects.get().created_by == root
-
-
 def test_users_are_looked_up_by_autocomplete(operator: Client, root: User) -> None:
     page = operator.get(f"{BASE}/ratepolicy/add/").content.decode()
     assert re.search(r'<select name="user"[^>]*admin-autocomplete', page)
@@ -322,17 +305,6 @@ def test_users_are_searched_by_the_fields_of_the_user_model(monkeypatch: pytest.
     assert base.user_search_fields("actor") == ["actor__last_name"]
 
 
-def test_users_are_found_by_name_and_by_mail_address(operator: Client, root: User, free: Plan) -> None:
-    alice = User.objects.create(username="alice", email="wonder@example.com")
-    RatePolicy.objects.create(user=alice, rates="1/s")
-    RatePolicy.objects.create(rates="2/s")
-    PlanAssignment.objects.create(user=alice, plan=free)
-    PlanAssignment.objects.create(user=root, plan=free)
-    for model in ("ratepolicy", "planassignment"):
-        for term in ("alic", "wonder@"):
-            assert [row.user for row in operator.get(f"{BASE}/{model}/?q={term}").context["cl"].queryset] == [alice]
-
-
 def test_pages_open_without_time_zones(operator: Client, free: Plan, settings: Any) -> None:
     settings.USE_TZ = False
     RatePolicy.objects.create(plan=free, rates="1/s", ends_at=datetime(2031, 5, 6))
@@ -351,6 +323,8 @@ def test_scopes_of_the_code_without_an_endpoint_are_listed_and_created(operator:
     form = operator.get(f"{BASE}/endpoint/add/?name=search").content.decode()
     assert re.search(r'<input type="text" name="name" value="search"[^>]* list="id_name_scopes"', form)
     assert '<option value="search"></option>' in form
+    assert 'data-pattern="/search/"' in form
+    assert 'data-pattern="search"' in form
     assert 'data-pattern="/admin/' not in form, "the admin's own routes are no API"
 
 
@@ -404,12 +378,6 @@ def test_an_edited_endpoint_matches_from_the_next_request_on(operator: Client) -
     assert not check_request(RequestFactory().get("/plain/"), scope="search").allowed
 
 
-def test_routes_of_the_project_are_offered(operator: Client) -> None:
-    form = operator.get(f"{BASE}/endpoint/add/").content.decode()
-    assert 'data-pattern="/search/"' in form
-    assert 'data-pattern="search"' in form
-
-
 def test_overrides_are_left_out_of_an_endpoints_table(operator: Client, root: User, free: Plan) -> None:
     search = Endpoint.objects.create(name="search")
     RatePolicy.objects.create(endpoint=search, user=root, rates="71/s")
@@ -461,17 +429,6 @@ def test_history_outlives_earlier_fields_and_kinds(operator: Client) -> None:
     assert difference(operator, PolicyChange.objects.create(model="*", action="publish")) == []
 
 
-@pytest.mark.parametrize(
-    ("query", "found"),
-    [("model=plan", {"plan"}), ("model=endpoint", {"endpoint"}), ("q=support", {"endpoint"}), ("q=Free", {"plan"})],
-)
-def test_history_is_filtered_and_searched(operator: Client, free: Plan, query: str, found: set[str]) -> None:
-    with base.changed_by(User.objects.create(username="support")):
-        Endpoint.objects.create(name="search")
-    listed = operator.get(f"{BASE}/policychange/?{query}").context["cl"].queryset
-    assert {change.model for change in listed} == found
-
-
 def test_history_is_read_only(operator: Client, root: User, free: Plan) -> None:
     change = PolicyChange.objects.first()
     assert operator.post(f"{BASE}/policychange/{change.pk}/delete/", {"post": "yes"}).status_code == 403
@@ -482,6 +439,3 @@ def test_history_is_read_only(operator: Client, root: User, free: Plan) -> None:
     assert operator.post(f"{BASE}/plan/{free.pk}/delete/", {"post": "yes"}).status_code == 302
     root.delete()
     assert set(PolicyChange.objects.values_list("action", "actor")) == {("create", None), ("delete", None)}
-
-
-PATHS = ["plan/", "endpoint/", "ratepolicy/", "planassignment/", "policychange/"]

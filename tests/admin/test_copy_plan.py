@@ -85,7 +85,7 @@ def test_a_copy_has_every_field_of_the_policies(operator: Client, free: Plan) ->
     }
     assert len(changes) == 3
     assert LogEntry.objects.get().get_change_message() == "Copied from Free, with 2 policies."
-    assert "Plan Pro was created with 2 policies." in operator.get(f"{BASE}/{pro.pk}/change/").content.decode()
+    assert "Pro: Copied from Free, with 2 policies." in operator.get(f"{BASE}/{pro.pk}/change/").content.decode()
 
 
 def test_without_a_reason_the_history_names_the_plan(operator: Client, free: Plan) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from html import unescape
@@ -13,7 +12,6 @@ from urllib.parse import urlencode
 import pytest
 import redis
 from django.contrib.auth.models import User
-from django.core.exceptions import ValidationError
 from django.core.management import CommandError
 from django.test import Client
 from django.utils import timezone
@@ -237,15 +235,6 @@ def test_the_plan_of_a_plan_resolver_is_entered_in_the_form(operator: Client, al
     assert "gold is not one of the choices." in explain(operator, user=alice.pk, plan="gold")
 
 
-@pytest.mark.parametrize("path", ["/api/reports/7/", "/api/reports/7/?page=2", "/api/reports/(?P<pk>[^/.]+)/"])
-def test_a_path_or_a_route_finds_the_endpoint(operator: Client, path: str) -> None:
-    endpoint = Endpoint.objects.create(name="reports", routes="/api/reports/*", methods="GET")
-    RatePolicy.objects.create(endpoint=endpoint, counted_per="ip", rates="5/min")
-    for method, found in (("GET", True), ("HEAD", True), ("DELETE", False)):
-        text = explain(operator, ip="203.0.113.7", path=path, method=method)
-        assert ("reports/min per ip" in text) is found
-
-
 def test_a_route_is_found_by_its_url_name(operator: Client) -> None:
     endpoint = Endpoint.objects.create(name="items", routes="v1:*")
     RatePolicy.objects.create(endpoint=endpoint, counted_per="ip", rates="5/min")
@@ -253,23 +242,22 @@ def test_a_route_is_found_by_its_url_name(operator: Client) -> None:
         assert "items/min per ip" in explain(operator, ip="203.0.113.7", path=path)
 
 
-def test_the_scope_of_a_view_is_found_by_its_path(operator: Client, alice: User) -> None:
-    assert f"search/min user:{alice.pk} (alice)" in counters(explain(operator, user=alice.pk, path="/decorated/"))[1]
-
-
 @pytest.mark.parametrize(
-    ("address", "subject"),
+    ("query", "subject"),
     [
-        ("203.0.113.7", "ip:203.0.113.7"),
-        ("::ffff:203.0.113.7", "ip:203.0.113.7"),
-        ("2001:db8::7", "ip:2001:db8::/64"),
-        ("2001:db8::/64", "ip:2001:db8::/64"),
-        ("unknown", "ip:unknown"),
+        ({"ip": "203.0.113.7"}, "ip:203.0.113.7"),
+        ({"ip": "::ffff:203.0.113.7"}, "ip:203.0.113.7"),
+        ({"ip": "2001:db8::7"}, "ip:2001:db8::/64"),
+        ({"ip": "2001:db8::/64"}, "ip:2001:db8::/64"),
+        ({"ip": "unknown"}, "ip:unknown"),
+        ({"caller": "ip:203.0.113.7"}, "ip:203.0.113.7"),
+        ({"caller": "ip:2001:db8::/64"}, "ip:2001:db8::/64"),
+        ({"caller": "ip:unknown"}, "ip:unknown"),
     ],
 )
-def test_an_anonymous_caller_is_explained_by_address(operator: Client, address: str, subject: str) -> None:
+def test_an_anonymous_caller_is_explained_by_address(operator: Client, query: dict[str, str], subject: str) -> None:
     RatePolicy.objects.create(rates="5/min")
-    (card,) = counters(explain(operator, ip=address))
+    (card,) = counters(explain(operator, **query))
     assert card.startswith(f"all/min {subject} 0 of 5 used")
 
 
@@ -297,24 +285,6 @@ def test_a_refusal_by_an_identifier_fills_in_its_value(
     }
 
 
-@pytest.mark.parametrize(
-    ("caller", "subject"),
-    [
-        ("user:{user}", "user:{user} (bob)"),
-        ("ip:203.0.113.7", "ip:203.0.113.7"),
-        ("ip:2001:db8::/64", "ip:2001:db8::/64"),
-        ("ip:unknown", "ip:unknown"),
-    ],
-)
-def test_links_name_callers_as_counters_do(operator: Client, settings: Any, caller: str, subject: str) -> None:
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
-    bob = User.objects.create(username="bob")
-    search = Endpoint.objects.create(name="search")
-    RatePolicy.objects.create(rates="5/min", endpoint=search)
-    [card] = counters(explain(operator, caller=caller.format(user=bob.pk), endpoint="search"))
-    assert card.startswith(f"search/min {subject.format(user=bob.pk)} 0 of 5 used")
-
-
 def test_the_callers_of_an_organisation_are_counted_apart(operator: Client, settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
     RatePolicy.objects.create(rates="5/min")
@@ -332,19 +302,14 @@ def test_the_callers_of_an_organisation_are_counted_apart(operator: Client, sett
     [
         ({"method": "GET"}, "Enter a caller: a user, an IP address or another identifier."),
         ({"user": "4711"}, "There is no such user. Choose one, or enter a user's id."),
-        ({"user": "alice"}, "There is no such user. Choose one, or enter a user's id."),
         ({"user": "9" * 40}, "There is no such user. Choose one, or enter a user's id."),
         ({"ip": "300.1.1.1"}, "'300.1.1.1' does not appear to be an IPv4 or IPv6 address; write an address such as"),
         ({"ip": "203.0.113.0/24"}, "203.0.113.0/24 is many clients; write the address of one."),
-        ({"ip": "1/2/3"}, "write an address such as"),
         ({"ip": "a\x00b"}, "Null characters are not allowed."),
         ({"ip": "::1", "endpoint": "serach"}, "serach is not one of the choices."),
         ({"ip": "::1", "path": "/nowhere/"}, "No route matches '/nowhere/'; write a path such as /api/reports/"),
-        ({"ip": "::1", "path": "https://example.com/search/"}, "No route matches 'https://example.com/search/'"),
         ({"ip": "::1", "method": "BREW"}, "BREW is not one of the available choices."),
         ({"ip": "::1", "cost": "-1"}, "Ensure this value is greater than or equal to 0."),
-        ({"ip": "::1", "cost": "1e9"}, "Enter a whole number."),
-        ({"identifier_tenant": ""}, "Enter a caller: a user, an IP address or another identifier."),
         ({"identifier_tenant": "a\x00b"}, "Null characters are not allowed."),
         ({"identifier_planet": "mars"}, "planet is not in RATEQUOTA['IDENTIFIERS'], which has: tenant."),
         ({"caller": "planet:mars"}, "planet is not in RATEQUOTA['IDENTIFIERS'], which has: tenant."),
@@ -401,17 +366,6 @@ def test_operators_see_what_their_permissions_allow(
         # A policy that they may not view is listed where it wins, without a link.
         plan_policy = RatePolicy.objects.get(plan__isnull=False, endpoint__isnull=False)
         assert (f"{LIST}{plan_policy.pk}/change/" in text) is (rows == 4)
-
-
-def test_the_user_is_searched_or_entered_by_id(alice: User) -> None:
-    operator = staff(None)
-    text = explain(operator, user=alice.pk)
-    assert "admin-autocomplete" in text
-    assert f'<option value="{alice.pk}" selected>alice</option>' in text
-    User.objects.filter(username="support").update(username="root")
-    text = explain(staff(("view_ratepolicy",)), user=alice.pk)
-    assert "admin-autocomplete" not in text
-    assert f'name="user" value="{alice.pk}"' in text
 
 
 def test_policies_for_other_callers_are_one_line_for_each_kind(operator: Client, alice: User) -> None:
@@ -474,7 +428,6 @@ def test_winners_are_shown_while_redis_is_down(
     assert "ratequota-bar" not in text
     assert f"The next request, of 1 unit, {verdict}" in text
     assert "Redis did not answer (connection). The refusal cannot be looked up." in explain(operator, id="ABCDE12345")
-    assert operator.get(f"{LIST}?q=ABCDE12345").status_code == 200
 
 
 # --- Refusals. ---
@@ -530,13 +483,16 @@ def test_the_form_is_filled_in_with_the_refused_caller(
 def test_a_refusal_is_shown_after_its_caller_plan_and_policy_are_deleted(
     operator: Client, alice: User, recorded: RecordedRefusals
 ) -> None:
-    gone = refused(alice, caller="user:4711", plan_id=4711, route="/gone/", scope="gone", method="BREW")
+    gone = refused(
+        alice, caller="user:4711", plan_id=4711, route="/gone/", scope="gone", method="BREW", error="timeout"
+    )
     recorded.refusals = [gone]
     RatePolicy.objects.all().delete()
     text = explain(operator, id="ABCDE12345")
     assert "Refusal ABCDE12345" in text
     assert "There is no such user" in text
     assert "No route matches '/gone/'" in text
+    assert "Redis gave no decision (timeout), so the policies' “on error” decided." in text
 
 
 def test_an_unknown_refusal_id_is_reported(operator: Client, recorded: RecordedRefusals) -> None:
@@ -649,21 +605,6 @@ def test_a_cost_that_the_view_computes_is_marked(
     assert ("The view computes the cost of each request, so it may differ." in text) is computed
 
 
-def test_searching_a_users_name_links_to_the_page(operator: Client, alice: User) -> None:
-    text = operator.get(f"{LIST}?q=alice").content.decode()
-    assert f'There is a user alice. <a href="{PAGE}?id=alice">See what applies to them' in text
-
-
-@pytest.mark.parametrize(("query", "linked"), [("abcde12345", True), ("abcde1234", False), ("zzzzz99999", False)])
-def test_searching_a_refusal_id_links_to_the_page(
-    operator: Client, alice: User, recorded: RecordedRefusals, query: str, linked: bool
-) -> None:
-    recorded.refusals = [refused(alice)]
-    text = operator.get(f"{LIST}?q={query}").content.decode()
-    assert (f'ABCDE12345 is the id of a refusal. <a href="{PAGE}?id=ABCDE12345">' in text) is linked
-    assert bool(recorded.searched_ids) == (len(query) == 10)
-
-
 def test_the_command_shows_the_same(alice: User, recorded: RecordedRefusals) -> None:
     recorded.refusals = [refused(alice)]
     text = run("explain", "--id", "abcde12345")
@@ -675,12 +616,6 @@ def test_the_command_shows_the_same(alice: User, recorded: RecordedRefusals) -> 
     assert f"search/min of user:{alice.pk}: 10 of 10 left" in text
     with pytest.raises(CommandError, match="No refusal 'ZZZZZ99999' is recorded; refusals are kept for 48 hours"):
         run("explain", "--id", "ZZZZZ99999")
-
-
-def test_a_refusal_id_without_redis_is_reported(operator: Client, alice: User, recorded: RecordedRefusals) -> None:
-    recorded.refusals = [refused(alice, error="timeout", buckets=())]
-    text = explain(operator, id="abcde12345")
-    assert "Redis gave no decision (timeout), so the policies' “on error” decided." in text
 
 
 @pytest.mark.usefixtures("recording")
@@ -714,22 +649,4 @@ def test_the_id_of_a_refused_response_finds_its_decision(
     assert "errornote" not in text
     assert re.search(rf"of 1 unit, would be refused by {'all/blocked' if blocked else 'search/hour'}, ", text)
     assert f'<a href="{PAGE}?id={refusal_id}">GET search</a>' in explain(operator, user=alice.pk)
-    assert f'<a href="{PAGE}?id={refusal_id}">' in operator.get(f"{LIST}?q={refusal_id}").content.decode()
     assert "request      GET /decorated/ search, cost 1" in run("explain", "--id", refusal_id)
-
-
-# --- Questions. ---
-
-
-@pytest.mark.parametrize(
-    ("read", "field"),
-    [
-        (lambda: ExplainQuery(ip="nonsense").caller(), "ip"),
-        (lambda: ExplainQuery(ip="::1", endpoint="gone").request_arguments(), "endpoint"),
-        (lambda: ExplainQuery(ip="::1", path="/gone/").request_arguments(), "path"),
-    ],
-)
-def test_unreadable_queries_name_the_field(read: Callable[[], Any], field: str) -> None:
-    with pytest.raises(ValidationError) as caught:
-        read()
-    assert list(caught.value.message_dict) == [field]

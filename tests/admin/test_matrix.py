@@ -174,20 +174,6 @@ def test_cells_agree_with_the_resolver(operator: Client, free: Plan, search: End
     assert len(seen) > 6, "the winners changed often"
 
 
-def test_a_plans_rates_apply_where_everyone_is_blocked(operator: Client, free: Plan, search: Endpoint) -> None:
-    """A gated feature: blocked for everyone, open for a plan, and blocked for an address on any plan."""
-    RatePolicy.objects.create(endpoint=search, rates="blocked")
-    RatePolicy.objects.create(endpoint=search, plan=free, rates="5/s")
-    RatePolicy.objects.create(endpoint=search, subject="ip:203.0.113.0/24", rates="blocked")
-    page = cells(operator.get(MATRIX))
-    assert [words(page["search", plan]) for plan in ("everyone", "Free")] == ["blocked", "5/s"]
-    allowed = {
-        address: check_request(RequestFactory().get("/", REMOTE_ADDR=address), scope="search").allowed
-        for address in ("203.0.113.7", "198.51.100.7")
-    }
-    assert allowed == {"203.0.113.7": False, "198.51.100.7": True}
-
-
 def test_unreadable_rates_show_what_applies_instead(operator: Client, free: Plan) -> None:
     RatePolicy.objects.create(plan=free, rates="1/s")
     with connection.cursor() as cursor:
@@ -220,29 +206,7 @@ def test_overrides_are_counted_and_listed(operator: Client, search: Endpoint) ->
     assert "71/s" not in page
 
 
-def test_endpoints_are_filtered_by_name_and_paged(operator: Client) -> None:
-    Endpoint.objects.bulk_create([Endpoint(name=f"e{number:03}") for number in range(230)])
-    RatePolicy.objects.create(endpoint=Endpoint.objects.get(name="e150"), rates="7/s")
-
-    def names(query: str) -> list[str]:
-        return list(dict.fromkeys(endpoint for endpoint, _plan in cells(operator.get(f"{MATRIX}?{query}"))))
-
-    assert names("")[:2] == ["all endpoints", "e000"]
-    assert len(names("")) == 101
-    assert names("p=3") == ["all endpoints", *(f"e{number}" for number in range(200, 230))]
-    assert names("p=99") == names("p=3")
-    assert names("p=x") == names("")
-    assert names("q=E15") == ["all endpoints", *(f"e{number}" for number in range(150, 160))]
-    assert len(names("q=e1&p=1")) == 101
-    assert names("q=nothing%00") == ["all endpoints"]
-    assert "7/s" in text_of(operator.get(f"{MATRIX}?p=2"))
-    page = text_of(operator.get(f"{MATRIX}?q=e%26"))
-    assert 'value="e&amp;"' in page
-    assert "No endpoint matches this search." in page
-    assert '<a href="?q=e&amp;p=2">2</a>' in text_of(operator.get(f"{MATRIX}?q=e"))
-
-
-def test_plans_are_filtered_by_name_and_paged(operator: Client) -> None:
+def test_plans_and_endpoints_are_filtered_by_name_and_paged(operator: Client) -> None:
     Plan.objects.bulk_create([Plan(name=f"p{number:02}", slug=f"p{number:02}") for number in range(45)])
     Endpoint.objects.bulk_create([Endpoint(name=f"e{number:02}") for number in range(25)])
     RatePolicy.objects.create(plan=Plan.objects.get(name="p30"), rates="7/s")
@@ -260,10 +224,11 @@ def test_plans_are_filtered_by_name_and_paged(operator: Client) -> None:
         ["all endpoints", *(f"e{number}" for number in range(21, 25))],
     ), "as many endpoints to a page although it has fewer plans"
     assert axes("pp=99&p=99") == last
-    assert axes("pp=x") == (plans, endpoints)
+    assert axes("pp=x&p=x") == (plans, endpoints)
     assert axes("plan=P1")[0] == ["everyone", *(f"p{number}" for number in range(10, 20))]
     assert len(axes("plan=p1")[1]) == 26, "fewer plans leave room for all endpoints"
-    assert axes("plan=nothing%00") == (["everyone"], axes("plan=p1")[1])
+    assert axes("q=E1")[1] == ["all endpoints", *(f"e{number}" for number in range(10, 20))]
+    assert axes("plan=nothing%00&q=nothing%00") == (["everyone"], ["all endpoints"])
     assert "7/s" in words(cells(operator.get(f"{MATRIX}?pp=2"))["all endpoints", "p30"])
     page = text_of(operator.get(f"{MATRIX}?plan=p&own_endpoints=&pp=2&p=2"))
     assert 'name="plan" id="ratequota-matrix-plan" value="p"' in page
@@ -271,7 +236,10 @@ def test_plans_are_filtered_by_name_and_paged(operator: Client) -> None:
     links = [html.unescape(link) for link in re.findall(r'<a href="(\?[^"]*)">\d', page)]
     assert links == ["?plan=p&p=2", "?plan=p&pp=3&p=2", "?plan=p&pp=2"]
     assert page.count('aria-current="page">2<') == 2
-    assert "No plan matches this search." in text_of(operator.get(f"{MATRIX}?plan=nothing"))
+    page = text_of(operator.get(f"{MATRIX}?plan=nothing&q=e%26"))
+    assert 'value="e&amp;"' in page
+    assert "No plan matches this search." in page
+    assert "No endpoint matches this search." in page
 
 
 def test_only_plans_and_endpoints_with_policies_of_their_own(operator: Client, free: Plan, search: Endpoint) -> None:

@@ -27,7 +27,6 @@ of_auth_users = pytest.mark.skipif(
 )
 
 LIST = "/admin/django_ratequota/ratepolicy/"
-HISTORY = "/admin/django_ratequota/policychange/"
 OPERATORS: dict[str, tuple[str, ...] | None] = {
     "superuser": None,
     "editor": ("add_ratepolicy", "change_ratepolicy", "delete_ratepolicy", "view_ratepolicy"),
@@ -131,46 +130,18 @@ TAKES_EFFECT = {
 def test_edits_take_effect_only_with_permission(operator: str, post: str) -> None:
     scene = Scene(operator)
     path, form = POSTS[post](scene)
-    before = scene.state()
+    before, allowed = scene.state(), post in TAKES_EFFECT[operator]
     page = scene.client.post(LIST + path, form)
     if post.startswith("reset"):
         assert scene.state() == before
-        assert scene.ask() == (9 if post in TAKES_EFFECT[operator] else 8)
+        assert scene.ask() == (9 if allowed else 8)
     else:
-        assert (scene.state() != before) == (post in TAKES_EFFECT[operator]), page.content.decode()
-    if post in TAKES_EFFECT[operator]:
-        assert page.status_code == 302
-    elif operator in ("viewer", "nobody") and "action" not in post:
+        assert (scene.state() != before) == allowed, page.content.decode()
+    assert page.status_code == 302 or not allowed
+    if operator in ("viewer", "nobody") and "action" not in post:
         assert page.status_code == 403
-    if operator != "superuser":
-        assert RatePolicy.objects.filter(pk=scene.policy.pk).exists() == (
-            operator != "editor" or post not in ("delete policy", "delete action policy")
-        )
-
-
-GETS: dict[str, Callable[[Scene], str]] = {
-    "list": lambda s: LIST,
-    "add": lambda s: f"{LIST}add/",
-    "override": lambda s: f"{LIST}{s.override.pk}/change/",
-    "policy": lambda s: f"{LIST}{s.policy.pk}/change/",
-    "delete": lambda s: f"{LIST}{s.override.pk}/delete/",
-    "own history": lambda s: f"{LIST}{s.override.pk}/history/",
-    "other history": lambda s: f"{LIST}{s.policy.pk}/history/",
-    "reset": lambda s: f"{LIST}{s.override.pk}/reset/",
-    "reset policy": lambda s: f"{LIST}{s.policy.pk}/reset/",
-    "reset nothing": lambda s: f"{LIST}4711/reset/",
-    "history": lambda s: HISTORY,
-}
-#: 302 of a history = its saves, for operators who may view policy changes.
-#: Else 302 = "doesn't exist. Perhaps it was deleted?", as for any object that the operator may not see.
-OPENS = {
-    "superuser": [200, 200, 200, 200, 200, 302, 302, 200, 200, 404, 200],
-    "editor": [200, 200, 200, 200, 403, 200, 200, 403, 403, 403, 403],
-    "granter": [200, 200, 200, 302, 200, 200, 302, 403, 403, 403, 403],
-    "resetter": [200, 403, 200, 302, 403, 200, 302, 200, 404, 404, 403],
-    "viewer": [200, 403, 200, 200, 403, 302, 302, 403, 403, 403, 200],
-    "nobody": [403, 403, 403, 403, 403, 302, 302, 403, 403, 403, 403],
-}
+    if operator == "granter":
+        assert RatePolicy.objects.filter(pk=scene.policy.pk).exists()
 
 
 @pytest.mark.parametrize(

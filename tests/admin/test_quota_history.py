@@ -19,7 +19,7 @@ from tests.support.operators import client_of, text_of
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("fresh_policies", "redis_client")]
 
 PAGE = "/admin/django_ratequota/ratepolicy/quotas/history/"
-CSV = f"{PAGE}csv/"
+CSV = f"{PAGE}?csv=1"
 ENDS = {"month": 31, "week": 7, "day": 1}
 
 
@@ -149,7 +149,7 @@ def test_subjects_without_windows(operator: Client, subject: str) -> None:
 def test_the_export_has_all_windows_without_formulas(operator: Client, search: Endpoint) -> None:
     window(date(2020, 1, 1), 40, subject="tenant:=1+1", endpoint_id=search.pk, policy_id=7)
     window(date(2020, 2, 1), 50, subject="tenant:=1+1", endpoint_id=99)
-    page = operator.get(CSV, {"subject": "tenant:=1+1"})
+    page = operator.get(PAGE, {"csv": "1", "subject": "tenant:=1+1"})
     rows = list(csv.DictReader(io.StringIO(page.getvalue().decode("utf-8-sig"))))
     assert [(row["from"], row["endpoint"], row["used"], row["policy"]) for row in rows] == [
         ("2020-02-01T00:00:00+00:00", "#99", "50", ""),
@@ -165,7 +165,7 @@ def test_operators_see_windows_of_policies_that_they_may_see(permission: str, se
     window(this_month(), 5, policy_id=RatePolicy.objects.create(rates="9/month").pk, limit=9)
     client = client_of(permission)
     assert len(client.get(f"{PAGE}?subject=tenant:acme").context["plots"]) == seen
-    lines = client.get(f"{CSV}?subject=tenant:acme").getvalue().decode().splitlines()
+    lines = client.get(f"{CSV}&subject=tenant:acme").getvalue().decode().splitlines()
     assert len(lines) == 1 + seen
 
 

@@ -53,8 +53,7 @@ def switch(client: Client, policy: RatePolicy, mode: str, state: str = "", **fie
 
 def test_the_page_shows_what_a_policy_in_log_mode_would_have_refused(root: Client, trial: RatePolicy) -> None:
     page = text_of(root.get(url(trial)))
-    assert "In the last day the policy applied to 6 requests. It would have refused 2 of them (33.3 %), from" in page
-    assert "1 caller." in page
+    assert "In the last day the policy applied to 6 requests. It would have refused 2 of them (33.3 %)." in page
     assert page.count("user alice") >= 2, "among the callers, and among the newest"
     assert "GET search" in page
     for span in ("hour", "week", "nonsense"):

@@ -339,10 +339,9 @@ def test_a_filter_without_a_choice_filters_nothing(operator: Client, free: Plan)
     assert page.context["cl"].result_count == 1
 
 
-@pytest.mark.parametrize("value", ["x", "9" * 30, "-1", "\x00", "1,2"])
-def test_a_filter_by_an_invalid_id_redirects(operator: Client, free: Plan, value: str) -> None:
-    page = operator.get(f"{BASE}/ratepolicy/", {"plan__id__exact": value}, follow=True)
-    assert page.status_code == 200
+def test_a_filter_by_an_invalid_id_redirects(operator: Client, free: Plan) -> None:
+    for value in ("x", "9" * 30, "-1", "\x00", "1,2"):
+        assert operator.get(f"{BASE}/ratepolicy/", {"plan__id__exact": value}, follow=True).status_code == 200
 
 
 def test_operators_who_may_not_search_filter_by_a_select(free: Plan) -> None:

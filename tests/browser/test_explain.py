@@ -28,10 +28,9 @@ def test_a_refusal_leads_to_its_reason_and_to_a_boost(desk: Desks, scene: Scene)
     collector.flush()
     reference = answers[-1].headers["x-ratelimit-refusal"]
 
-    own.open(PAGES["policies"].path(scene))
-    page.locator("#searchbar").fill(reference)
-    page.locator("#searchbar").press("Enter")
-    page.get_by_role("link", name="See why the request was refused.").click()
+    own.open(PAGES["explain"].path(scene))
+    page.get_by_label("Customer or refusal").fill(reference)
+    page.get_by_label("Customer or refusal").press("Enter")
     expect(page.get_by_role("heading", name=f"Refusal {reference}")).to_be_visible()
     expect(page.locator(".ratequota-verdict").first).to_contain_text("Refused by search/hour")
     own.look()

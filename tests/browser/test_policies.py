@@ -55,17 +55,6 @@ def test_the_list_is_filtered_by_autocomplete(desk: Desks, scene: Scene) -> None
     own.look(once=True)
 
 
-def test_the_filters_of_those_who_may_not_search(desk: Desks, scene: Scene) -> None:
-    viewer = scene.operators["viewer"]
-    viewer.user_permissions.remove(*viewer.user_permissions.filter(codename__in=["view_plan", "view_endpoint"]))
-    own = desk("viewer")
-    page = own.open(PAGES["policies"].path(scene))
-    page.get_by_role("combobox", name="endpoint").select_option("search")
-    page.locator(".ratequota-filter").last.get_by_role("button", name="Filter").click()
-    expect(page.locator("#result_list tbody tr")).to_have_count(3)
-    own.look()
-
-
 def test_a_plan_of_many_policies_is_edited_and_leads_to_the_others(desk: Desks, scene: Scene) -> None:
     for number in range(120):
         endpoint = Endpoint.objects.create(name=f"many-{number:03d}")

@@ -37,14 +37,6 @@ def test_the_preview_and_the_impact_are_shown_on_a_click(desk: Desks, scene: Sce
     assert RatePolicy.objects.count() == before
 
 
-def test_a_viewer_sees_what_a_stored_policy_does(desk: Desks, scene: Scene) -> None:
-    page = desk("viewer").open(PAGES["policy"].path(scene))
-    page.get_by_role("button", name="Preview").click()
-    expect(page.locator("svg.ratequota-plot-drawing")).to_have_count(1)
-    page.get_by_role("button", name="Estimate impact").click()
-    expect(page.locator("#ratequota-impact")).to_contain_text("would have")
-
-
 def test_a_version_is_restored(desk: Desks, scene: Scene) -> None:
     scene.free_search.rates = "99/min"
     scene.free_search.save()

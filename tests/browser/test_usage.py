@@ -18,18 +18,6 @@ from .scene import Scene
 Desks = Callable[..., Desk]
 
 
-def test_what_was_decided_is_seen_and_leads_to_its_reason(desk: Desks, scene: Scene) -> None:
-    own = desk()
-    page = own.open(PAGES["live usage"].path(scene))
-    expect(page.locator(".ratequota-plot svg").first).to_be_visible()
-    expect(page.locator(".ratequota-usage-totals").first).to_contain_text("55")
-    page.get_by_role("combobox", name="Endpoint").select_option("search")
-    page.get_by_role("button", name="Show").click()
-    expect(page.locator(".ratequota-usage-totals").first).to_contain_text("45")
-    page.locator(".ratequota-usage a[href*='explain/?']").first.click()
-    expect(page.get_by_role("heading", name="Explain", exact=True)).to_be_visible()
-
-
 def test_a_bar_shows_how_full_the_tightest_limit_of_a_busy_caller_is(desk: Desks, scene: Scene) -> None:
     # Where organisations have plans, only a request tells whose plan counts, unless the user has an own one.
     own_plan = Plan.objects.filter(default_for="authenticated").first() or Plan.objects.create(name="Own", slug="own")

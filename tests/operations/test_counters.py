@@ -201,7 +201,8 @@ def test_confirming_resets_only_the_listed_counters(operator: Client, root: User
     }
     logged = LogEntry.objects.get()
     assert (logged.user, logged.get_edited_object()) == (root, override)
-    assert "search/hour (1 / 5), search/day (1 / 9)" in logged.get_change_message()
+    who = f"user:{alice.pk}"
+    assert logged.get_change_message().endswith(f"search/hour, {who} (1 / 5); search/day, {who} (1 / 9)")
     assert not LogEntry.objects.filter(object_id=other.pk).exists()
 
 
@@ -281,7 +282,7 @@ def test_history_shows_the_reset_counters(operator: Client, alice: User) -> None
     assert '<th scope="row">all/hour</th><td>1 used, 4 left</td><td>0 used, 5 left</td>' in page
     assert f"alice (id {alice.pk})" in page
     [entry] = LogEntry.objects.filter(object_id=str(override.pk))
-    assert entry.get_change_message() == "Reset counters: all/hour (1 / 5)."
+    assert entry.get_change_message() == f"1 counter was reset. all/hour, user:{alice.pk} (1 / 5)"
 
 
 def test_the_command_records_an_entry_for_each_subject(alice: User, settings: Any) -> None:

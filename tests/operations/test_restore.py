@@ -647,8 +647,6 @@ def test_changes_are_filtered_by_user(operator: Client, free: Plan) -> None:
         assert page.status_code == 200
         return {row.touched_user for row in page.context["cl"].queryset}
 
-    assert found("one") == {str(alice.pk), str(bob.pk)}
-    assert found("other") == {""}
     assert found(str(alice.pk)) == {str(alice.pk)}
     assert found("nobody") == set()
     page = text_of(operator.get(f"{HISTORY}/{change.pk}/change/"))

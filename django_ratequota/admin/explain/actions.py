@@ -9,7 +9,6 @@ from django import forms
 from django.contrib import messages
 from django.contrib.admin.widgets import AdminIntegerFieldWidget
 from django.core.exceptions import ValidationError
-from django.http import HttpResponseRedirect
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
@@ -18,11 +17,12 @@ from ...engine.types import Bucket, BucketStatus
 from ...exceptions import StoreError
 from ...models import RatePolicy
 from ...operations import boosts, counters
+from ...operations.explain import Explanation
 from ..formatting import shown
 from ..names import described_callers
 from ..pages import unanswered
-from ..reset import CountersPage, ReasonForm, reset_message
-from .form import read_query
+from ..reset import CountersPage, ReasonForm, counters_text, reset_message
+from .form import CallerPage
 
 
 class GrantForm(ReasonForm):
@@ -34,26 +34,7 @@ class GrantForm(ReasonForm):
     field_order = ["units", "reason"]
 
 
-class RequestsForm(GrantForm):
-    """The requests to give back, to counters that count these, and the reason."""
-
-    units = forms.IntegerField(
-        label=_("Requests to give back"), min_value=1, max_value=MAX_UNITS, widget=AdminIntegerFieldWidget
-    )
-
-
-class EitherForm(GrantForm):
-    """What to give back to counters some of which count requests, and the reason."""
-
-    units = forms.IntegerField(
-        label=_("Units (or requests, where these are counted) to give back"),
-        min_value=1,
-        max_value=MAX_UNITS,
-        widget=AdminIntegerFieldWidget,
-    )
-
-
-class CallerCountersPage(CountersPage):
+class CallerCountersPage(CallerPage, CountersPage):
     """Changes the counters that the operator has chosen on the Explain page, and returns there."""
 
     heads = (_("Counter"), _("Who"))
@@ -62,12 +43,8 @@ class CallerCountersPage(CountersPage):
         """Change the counters; return how they stood before, and a message."""
         raise NotImplementedError
 
-    def view(self, request: Any) -> Any:
-        """GET asks, POST changes."""
-        params, explanation = read_query(self.admin, request)
-        back = self.admin.page_url("explain", query=params)
-        if explanation is None:
-            return HttpResponseRedirect(back)
+    def ask(self, request: Any, explanation: Explanation, back: str) -> Any:
+        """Return the page that asks; change the counters once the operator has confirmed."""
         titles = request.GET.getlist("bucket")
         buckets = [
             bucket
@@ -77,11 +54,10 @@ class CallerCountersPage(CountersPage):
         if not buckets:
             text = gettext("Select at least one of the caller's own counters.")
             self.admin.message_user(request, text, messages.ERROR)
-            return HttpResponseRedirect(back)
+            return None
         names = described_callers([bucket.subject for bucket in buckets])
         rows = {bucket: (shown(bucket.title), names[bucket.subject]) for bucket in buckets}
-        page = self.confirm(request, rows, lambda form: self._change(request, buckets, form), {"back": back})
-        return page or HttpResponseRedirect(back)
+        return self.confirm(request, rows, lambda form: self._change(request, buckets, form), {"back": back})
 
     def _change(self, request: Any, buckets: list[Bucket], form: Any) -> None:
         try:
@@ -99,12 +75,8 @@ class CallerCountersPage(CountersPage):
         """Write an entry into the history of each policy whose counters were changed."""
         policies = RatePolicy.objects.in_bulk({status.bucket.policy_id for status in before})
         for pk, policy in policies.items():
-            texts = [
-                f"{shown(s.bucket.title)}, {shown(s.bucket.subject)} ({s.used} / {s.limit})"
-                for s in before
-                if s.bucket.policy_id == pk
-            ]
-            self.admin.log_change(request, policy, f"{text} {'; '.join(texts)}")
+            own = (status for status in before if status.bucket.policy_id == pk)
+            self.admin.log_change(request, policy, f"{text} {counters_text(own)}")
 
 
 class GrantPage(CallerCountersPage):
@@ -112,7 +84,6 @@ class GrantPage(CallerCountersPage):
 
     path = "grant/"
     name = "grant"
-    form_class = GrantForm
     title = _("Give units back")
     lead = _(
         "What you enter below is given back to each of these counters. The limits and the counters of other callers "
@@ -120,12 +91,15 @@ class GrantPage(CallerCountersPage):
     )
     yes = _("Yes, give them back")
 
-    def form_for(self, buckets: Iterable[Bucket]) -> type[forms.Form]:
-        """Return the form that names what these counters count."""
+    def form(self, buckets: Iterable[Bucket], data: Any) -> forms.Form:
+        """Return the form, which names what these counters count."""
+        form = GrantForm(data)
         counted = {bucket.rate.counts for bucket in buckets}
-        if "requests" not in counted:
-            return GrantForm
-        return RequestsForm if len(counted) == 1 else EitherForm
+        if counted == {"requests"}:
+            form.fields["units"].label = _("Requests to give back")
+        elif "requests" in counted:
+            form.fields["units"].label = _("Units (or requests, where these are counted) to give back")
+        return form
 
     def change(self, buckets: list[Bucket], data: dict[str, Any]) -> tuple[tuple[BucketStatus, ...], str]:
         """Give the units to each counter. Raises ``ValidationError`` where one has used fewer."""
@@ -135,7 +109,7 @@ class GrantPage(CallerCountersPage):
             "%(units)d units were given back to %(count)d counters.",
             len(before),
         )
-        if self.form_for(buckets) is RequestsForm:
+        if {bucket.rate.counts for bucket in buckets} == {"requests"}:
             text = ngettext(
                 "%(units)d requests were given back to %(count)d counter.",
                 "%(units)d requests were given back to %(count)d counters.",

@@ -5,10 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from django import forms
 from django.contrib import messages
 from django.db import transaction
-from django.http import HttpResponseRedirect
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.translation import gettext
@@ -21,10 +19,9 @@ from ...operations.explain import Explanation
 from ...policies.facts import PolicyFacts, to_datetime
 from ..formatting import clock, moment, shown
 from ..names import audience_text, caller_names
-from ..pages import AdminPage
 from ..permissions import may
 from .dated import dated_form
-from .form import read_query
+from .form import CallerPage
 
 #: The lengths of time that a boost is offered for.
 BOOST_LENGTHS = ("hour", "hours", "day")
@@ -33,26 +30,18 @@ BOOST_LENGTHS = ("hour", "hours", "day")
 _SHORTEST = timedelta(minutes=1)
 
 
-class BoostPage(AdminPage):
+class BoostPage(CallerPage):
     """Asks for rates and an end, shows what they would change, then grants the override."""
 
     path = "boost/"
     name = "boost"
-    media = forms.Media(css={"all": ["django_ratequota/explain.css"]})
 
     def has_permission(self, request: Any, obj: Any = None) -> bool:
         """Return whether the operator may grant overrides."""
         return may(request.user, "add", override=True) and super().has_permission(request, obj)
 
-    def view(self, request: Any) -> Any:
-        """GET shows the form, POST what it would change, and POST with ``post`` grants the boost."""
-        params, explanation = read_query(self.admin, request)
-        back = self.admin.page_url("explain", query=params)
-        page = None if explanation is None else self._boost(request, explanation, back)
-        return page or HttpResponseRedirect(back)
-
-    def _boost(self, request: Any, explanation: Explanation, back: str) -> Any:
-        """Return the page; None once the boost is granted, or with a message why it cannot be."""
+    def ask(self, request: Any, explanation: Explanation, back: str) -> Any:
+        """Return the form, then what the boost would change (POST), and grant it (POST with ``post``)."""
         winners = {str(c.policy.id): c.policy for c in explanation.candidates if c.won}
         facts = winners.get(request.GET.get("policy", ""))
         row = None if facts is None else RatePolicy.objects.select_related("endpoint").filter(pk=facts.id).first()

@@ -8,7 +8,6 @@ from typing import Any
 from django.contrib import messages
 from django.db import transaction
 from django.forms.models import modelform_factory
-from django.http import HttpResponseRedirect
 from django.utils import timezone
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
@@ -18,12 +17,12 @@ from ...models import RatePolicy
 from ...monitoring import refusals
 from ...operations import boosts
 from ...operations.boosts import Proposal
+from ...operations.explain import Explanation
 from ..formatting import moment, shown
 from ..names import audience_text, caller_names, described_callers
 from ..pages import reply, unanswered
 from .boost import BOOST_LENGTHS, BoostPage, warnings_about
 from .dated import LENGTHS, dated_form
-from .form import read_query
 
 
 class BoostAllPage(BoostPage):
@@ -32,22 +31,15 @@ class BoostAllPage(BoostPage):
     path = "boost-all/"
     name = "boost_all"
 
-    def view(self, request: Any) -> Any:
-        """GET shows the form; POST grants the boosts, or shows the form with its errors."""
-        params, explanation = read_query(self.admin, request)
-        back = self.admin.page_url("explain", query=params)
-        page = None
-        if explanation is not None:
-            caller = explanation.customer
-            found, error = reply(lambda: refusals.caller_refusals(caller))
-            proposals, without = boosts.propose_boosts(found.refusals if found else ())
-            if proposals:
-                page = self._ask(
-                    request, proposals, without, {"back": back, "who": described_callers([caller])[caller]}
-                )
-            else:
-                self._say_why(request, error, without)
-        return page or HttpResponseRedirect(back)
+    def ask(self, request: Any, explanation: Explanation, back: str) -> Any:
+        """Return the form; grant the boosts (POST), or show the form with its errors."""
+        caller = explanation.customer
+        found, error = reply(lambda: refusals.caller_refusals(caller))
+        proposals, without = boosts.propose_boosts(found.refusals if found else ())
+        if not proposals:
+            self._say_why(request, error, without)
+            return None
+        return self._ask(request, proposals, without, {"back": back, "who": described_callers([caller])[caller]})
 
     def _say_why(self, request: Any, error: str, without: dict[str, str]) -> None:
         if error:

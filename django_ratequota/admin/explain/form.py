@@ -9,6 +9,7 @@ from django import forms
 from django.contrib.admin.widgets import AdminIntegerFieldWidget, AdminTextInputWidget
 from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError
+from django.http import HttpResponseRedirect
 from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
@@ -19,6 +20,7 @@ from ...operations.explain import Explanation
 from ...operations.explain_query import ExplainQuery
 from ...policies.matching import NO_METHOD
 from ..formatting import shown
+from ..pages import AdminPage
 from ..subjects import SubjectsPage
 from ..widgets import complete_subjects
 
@@ -188,12 +190,24 @@ def find_caller(model_admin: Any, request: Any, text: str) -> dict[str, str]:
     return {"caller": found[0]} if len(found) == 1 else {}
 
 
-def read_query(model_admin: Any, request: Any) -> tuple[dict[str, str], Explanation | None]:
-    """Return the query string of Explain (for a link back there), and its answer; None where it has errors."""
-    form = explain_form(model_admin, request, data_of(request.GET))
-    explanation = form.explain()
-    refusal_id = request.GET.get("id")
-    return {**form.params(), **({"id": refusal_id} if refusal_id else {})}, explanation
+class CallerPage(AdminPage):
+    """A page that Explain leads to, about the same caller and request; it returns to Explain."""
+
+    media = forms.Media(css={"all": ["django_ratequota/explain.css"]})
+
+    def view(self, request: Any) -> Any:
+        """Return the page; redirect to Explain where its form has errors, and once all is done."""
+        form = explain_form(self.admin, request, data_of(request.GET))
+        explanation = form.explain()
+        refusal_id = request.GET.get("id")
+        params = {**form.params(), **({"id": refusal_id} if refusal_id else {})}
+        back = self.admin.page_url("explain", query=params)
+        page = None if explanation is None else self.ask(request, explanation, back)
+        return page or HttpResponseRedirect(back)
+
+    def ask(self, request: Any, explanation: Explanation, back: str) -> Any:
+        """Return the page; None once all is done, or with a message why it cannot be."""
+        raise NotImplementedError
 
 
 def form_data(query: ExplainQuery) -> dict[str, str]:

@@ -5,11 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-from django.contrib import messages
-from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
 from ...models import Plan, RatePolicy
@@ -20,7 +17,6 @@ from ..formatting import bar_percent, clock, revision_text, shown
 from ..names import caller_names, caller_text, described, described_callers
 from ..pages import reply, unanswered
 from ..usage.labels import explain_url
-from .form import find_user
 
 #: The id of a refusal: ten letters and digits.
 _ID = re.compile(r"[0-9A-Za-z]{10}", re.ASCII)
@@ -40,27 +36,6 @@ def _found(refusal_id: str) -> Refusal | None:
         collector.flush()  # it may be this worker's, and not sent yet
         found = refusals.find_refusal(refusal_id)
     return found
-
-
-def offer_explain(model_admin: Any, request: Any) -> None:
-    """Show a link to Explain when the search of a list is the id of a refusal, or a user's name."""
-    wanted = request.GET.get("q", "").strip()
-    if request.method != "GET" or not wanted or not model_admin.has_view_permission(request):
-        return
-    refusal, _reason = find_refusal(wanted)
-    if refusal is not None:
-        text, query = (
-            _('{id} is the id of a refusal. <a href="{link}">See why the request was refused.</a>'),
-            refusal.id,
-        )
-    else:
-        user = find_user(wanted)
-        if user is None:
-            return
-        text = _('There is a user {id}. <a href="{link}">See what applies to them, and what refused them.</a>')
-        query = wanted
-    link = model_admin.page_url("explain", query={"id": query})
-    model_admin.message_user(request, format_html(str(text), id=shown(query), link=link), messages.INFO)
 
 
 def refusal_details(model_admin: Any, request: Any, refusal: Refusal, users: Mapping[str, str]) -> dict[str, Any]:
@@ -106,62 +81,46 @@ def refusal_details(model_admin: Any, request: Any, refusal: Refusal, users: Map
     }
 
 
-@dataclass(slots=True)
-class RefusedPlace:
-    """The refusals of one caller at one endpoint, or at one route without an endpoint."""
-
-    name: str
-    #: Link to the newest of them.
-    link: str
-    #: When the newest was decided.
-    last: str
-    endpoint: str
-    ip: str
-    count: int = 0
-    violated: list[str] = field(default_factory=list)
-    #: Caller -> how often that one was refused there.
-    callers: Counter[str] = field(default_factory=Counter)
-    #: The callers refused most often, as (text, link), and how many others there are; none for one's own refusals.
-    people: list[tuple[str, str]] = field(default_factory=list)
-    more: int = 0
-
-
 def refused_places(model_admin: Any, caller: str, found: CallerRefusals | None, error: str) -> dict[str, Any]:
     """Return what refused a caller in the last day, by endpoint, and how far back that was searched.
 
     ``found`` and ``error`` are the reply of ``caller_refusals``.
     """
-    places: dict[tuple[str, str], RefusedPlace] = {}
+    by_place: dict[tuple[str, str], list[Refusal]] = {}
     for refusal in found.refusals if found else ():
-        key = (refusal.method, refusal.scope or refusal.route)
-        if key not in places:
-            places[key] = RefusedPlace(
-                name=shown(" ".join(key)),
-                link=model_admin.page_url("explain", query={"id": refusal.id}),
-                last=clock(refusal.at.timestamp()),
-                endpoint=refusal.scope,
-                ip=refusal.ip,
-            )
-        place = places[key]
-        place.count += refusal.count
-        place.callers[refusal.caller] += refusal.count
-        place.violated += [name for name in map(shown, refusal.violated) if name not in place.violated]
+        by_place.setdefault((refusal.method, refusal.scope or refusal.route), []).append(refusal)
+    callers: dict[tuple[str, str], Counter[str]] = {place: Counter() for place in by_place}
+    for place, own in by_place.items():
+        for refusal in own:
+            callers[place][refusal.caller] += refusal.count
+    users = caller_names(name for counts in callers.values() for name, _count in counts.most_common(_MAX_PEOPLE))
     since = found.since if found else None
-    most = {
-        key: place.callers.most_common(_MAX_PEOPLE) for key, place in places.items() if {*place.callers} != {caller}
-    }
-    users = caller_names(name for people in most.values() for name, _count in people)
-    for key, people in most.items():
-        places[key].people = [
-            (caller_text(name, users), explain_url(model_admin.admin_site, name)) for name, _count in people
-        ]
-        places[key].more = len(places[key].callers) - len(people)
     return {
-        "places": list(places.values()),
-        "by_people": bool(most),
+        "places": [_place(model_admin, caller, own, callers[place], users) for place, own in by_place.items()],
+        "by_people": any(counts.keys() != {caller} for counts in callers.values()),
         "places_error": error and unanswered(error, _("Refusals cannot be looked up. Try again later.")),
         "searched": refusals.SEARCHED,
         "searched_since": since and clock(since.timestamp()),
+    }
+
+
+def _place(
+    model_admin: Any, caller: str, own: list[Refusal], callers: Counter[str], users: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the refusals at one endpoint, or at one route without an endpoint; the newest comes first.
+
+    ``people`` are the callers refused most often, as (text, link); none where these are one's own refusals.
+    """
+    newest = own[0]
+    people = [] if callers.keys() == {caller} else [name for name, _count in callers.most_common(_MAX_PEOPLE)]
+    return {
+        "name": shown(f"{newest.method} {newest.scope or newest.route}"),
+        "link": model_admin.page_url("explain", query={"id": newest.id}),
+        "last": clock(newest.at.timestamp()),
+        "count": callers.total(),
+        "violated": list(dict.fromkeys(shown(name) for refusal in own for name in refusal.violated)),
+        "people": [(caller_text(name, users), explain_url(model_admin.admin_site, name)) for name in people],
+        "more": len(callers) - len(people) if people else 0,
     }
 
 

@@ -55,12 +55,6 @@ class Selection:
         }
         return "?" + urlencode({name: value for name, value in params.items() if value is not None})
 
-    @property
-    def slug(self) -> str:
-        """The selection as a part of a file name."""
-        ids = {"endpoint": self.endpoint_id, "policy": self.policy_id}
-        return "-".join([f"last-{self.span}", *(f"{name}-{pk}" for name, pk in ids.items() if pk is not None)])
-
 
 def sum_counts(counts: Iterable[Counts]) -> Counts:
     """Return the sum of the slots."""

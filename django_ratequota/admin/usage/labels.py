@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from django.utils.functional import cached_property
@@ -11,14 +11,14 @@ from django.utils.translation import gettext
 from ...models import Endpoint, RatePolicy
 from ...monitoring.refusals import Refusal
 from ...monitoring.timeline import Counts, Timeline
-from ..formatting import shown
-from ..names import deleted
+from ..formatting import moment, number_text, shown
+from ..names import caller_text, deleted
 from ..pages import may_view, model_url
 from .counts import SPANS, Selection, most_refused
 
 #: Rows of a table; the others are counted.
 MOST_LISTED = 50
-#: Policies named by one query; SQLite takes 32,766 parameters.
+#: Policies looked up by one query; SQLite takes 32,766 parameters.
 _BATCH = 5_000
 
 
@@ -59,18 +59,14 @@ class VisibleNames:
         sums = most_refused(timeline.policies)
         if self.sees_all:
             return sums
-        ids = (self._in(batch).values_list("pk", flat=True) for batch in _batches(sums))
-        visible = {pk for batch in ids for pk in batch}
+        visible = {
+            pk
+            for start in range(0, len(sums), _BATCH)
+            for pk in self._visible.filter(pk__in=[pk for pk, _counts in sums[start : start + _BATCH]])
+            .order_by()
+            .values_list("pk", flat=True)
+        }
         return [(pk, counts) for pk, counts in sums if pk in visible]
-
-    def policy_rows(self, sums: Sequence[tuple[int, Counts]]) -> Iterator[tuple[int, str, Counts]]:
-        """Yield id, name and sum of each of these policies; a query for each ``_BATCH`` of them."""
-        for batch in _batches(sums):
-            names = {policy.pk: shown(policy) for policy in self._in(batch).iterator()}
-            yield from ((pk, names.get(pk) or deleted(pk), counts) for pk, counts in batch)
-
-    def _in(self, sums: Sequence[tuple[int, Counts]]) -> Any:
-        return self._visible.filter(pk__in=[pk for pk, _counts in sums]).order_by()
 
     def place(self, selection: Selection) -> Endpoint | None:
         """Return the endpoint selected, or that of the policy selected; None = all."""
@@ -112,10 +108,6 @@ class VisibleNames:
         return ", ".join(words)
 
 
-def _batches(sums: Sequence[tuple[int, Counts]]) -> Iterator[Sequence[tuple[int, Counts]]]:
-    return (sums[start : start + _BATCH] for start in range(0, len(sums), _BATCH))
-
-
 def explain_url(site: Any, caller: str, endpoint: str = "") -> str:
     """Return the link to Explain for the caller, at the endpoint of this name; "" for a caller without a value."""
     kind, _colon, value = caller.partition(":")
@@ -123,3 +115,15 @@ def explain_url(site: Any, caller: str, endpoint: str = "") -> str:
         return ""
     query = {kind: value} if kind in ("user", "ip") else {"caller": caller}
     return model_url(site, RatePolicy, "explain", query={**query, "endpoint": endpoint} if endpoint else query)
+
+
+def refusal_row(site: Any, refusal: Refusal, names: Mapping[str, str]) -> dict[str, Any]:
+    """Return what a table shows of a refusal; ``names`` are those of its caller (see ``caller_names``)."""
+    return {
+        "at": moment(refusal.at, seconds=True),
+        "count": number_text(refusal.count),
+        "caller": caller_text(refusal.caller, names),
+        "url": explain_url(site, refusal.caller),
+        "what": shown(f"{refusal.method} {refusal.scope or refusal.route}"),
+        "cost": number_text(refusal.cost),
+    }

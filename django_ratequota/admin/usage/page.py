@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from django import forms
+from django.contrib import messages
 from django.utils.html import format_html
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -25,7 +26,7 @@ from ...runtime import default_limiter
 from ..explain.block import BlockLinks
 from ..formatting import bar_percent, moment, number_text, shown
 from ..names import caller_names, caller_text
-from ..pages import Replies, reply, unanswered
+from ..pages import AdminPage, Replies, is_id, reply, unanswered
 from . import workers
 from .counts import (
     SPANS,
@@ -39,9 +40,7 @@ from .counts import (
     top_callers,
     totals,
 )
-from .export import EXPORTS
-from .labels import MOST_LISTED, VisibleNames, explain_url
-from .selection_page import SelectionPage
+from .labels import MOST_LISTED, VisibleNames, explain_url, refusal_row
 
 _MOST_CALLERS = 10
 _MOST_REFUSALS = 50
@@ -57,7 +56,7 @@ _TOP_NOTES = {
 }
 
 
-class UsagePage(SelectionPage):
+class UsagePage(AdminPage):
     """What happens now, and in the last hour, day or week."""
 
     path, name = "usage/", "usage"
@@ -67,7 +66,8 @@ class UsagePage(SelectionPage):
 
     def view(self, request: Any) -> Any:
         """Return the page. Each part that Redis does not answer says so; the others are shown."""
-        selection, names = self.selection(request)
+        names = VisibleNames(self.admin, request)
+        selection = self._selection(request, names)
         ask = Replies()
         propagation = _workers(ask)  # first, because reading the callers' limits loads the newest policies
         timeline, timeline_error = ask(lambda: read_timeline(selection))
@@ -112,18 +112,38 @@ class UsagePage(SelectionPage):
         }
         return self.render(request, "usage.html", context)
 
+    def _selection(self, request: Any, names: VisibleNames) -> Selection:
+        """Return the selection in the query string; warns of parameters that are ignored."""
+        found = self.known_parameters(
+            request,
+            {
+                "span": SPANS.__contains__,
+                "endpoint": is_id,
+                "policy": lambda text: is_id(text) and names.may_select(int(text)),
+            },
+        )
+        span: Any = found["span"] or "hour"
+        ids = {name: int(found[name]) if found[name] else None for name in ("endpoint", "policy")}
+        if None not in ids.values():
+            ids["endpoint"] = None
+            text = _(
+                "The endpoint was ignored: requests are counted by endpoint or by policy, not by both. "
+                "These are the policy's counts."
+            )
+            self.admin.message_user(request, text, messages.WARNING)
+        refresh = request.GET.get("refresh") == "1"
+        return Selection(span=span, endpoint_id=ids["endpoint"], policy_id=ids["policy"], refresh=refresh)
+
     def _choices(self, selection: Selection, names: VisibleNames) -> dict[str, Any]:
-        """Return the choices of the page's form, and the links to the exports."""
+        """Return the choices of the page's form."""
         endpoints = dict.fromkeys([*names.endpoints, 0])
         if selection.endpoint_id is not None:
             endpoints.setdefault(selection.endpoint_id)
-        csv = self.admin.page_url("usage_csv")
         return {
             "selection": selection,
             "spans": [(span, text, span == selection.span) for span, text in SPANS.items()],
             "endpoint_choices": [(str(pk), names.endpoint(pk), pk == selection.endpoint_id) for pk in endpoints],
             "policy_choices": [(str(pk), names.policy(pk), pk == selection.policy_id) for pk in names.policies],
-            "csv": {table: f"{csv}{selection.query(refresh=False)}&what={table}" for table in EXPORTS},
         }
 
     def _top(
@@ -148,15 +168,10 @@ class UsagePage(SelectionPage):
         self, refusal: Refusal, users: Mapping[str, str], names: VisibleNames, blocks: BlockLinks
     ) -> dict[str, Any]:
         ids = dict.fromkeys(b.policy_id for b in refusal.buckets if b.refused and b.policy_id in names.policies)
-        return {
+        return refusal_row(self.site, refusal, users) | {
             "id": refusal.id,
             "explain": self.admin.page_url("explain", query={"id": refusal.id}),
-            "at": moment(refusal.at, seconds=True),
-            "count": number_text(refusal.count),
-            "caller": caller_text(refusal.caller, users),
-            "caller_url": explain_url(self.site, refusal.caller),
             "block": blocks.link(refusal.caller, refusal.ip, refusal.scope),
-            "what": shown(f"{refusal.method} {refusal.scope or refusal.route}"),
             "violated": shown(", ".join(refusal.violated)),
             "error": shown(refusal.error),
             "policies": [{"text": names.policy(pk), "url": names.policy_url(pk)} for pk in ids if pk],
@@ -238,11 +253,11 @@ def _absent() -> str:
 
 def _workers(ask: Replies) -> dict[str, Any]:
     """Return what the workers reported; without an answer of Redis, the state of this worker alone."""
-    mine = health.health()
-    found, error = ask(lambda: (default_limiter().stored_revision(), [mine] if _absent() else health.reports()))
-    revision, reports = found or (None, [mine])
-    # This worker's state is known as of now, whereas its last report may be older than its last request.
-    reports = [mine if worker.process == mine.process else worker for worker in reports]
+    mine = [health.health()]
+    found, error = ask(
+        lambda: (default_limiter().stored_revision(), mine if _absent() else workers.current_reports())
+    )
+    revision, reports = found or (None, mine)
     newest = PolicyChange.objects.exclude(action=PolicyChange.Action.RESET).order_by("-pk").first()
     return {
         **workers.propagation(revision, reports),

@@ -14,6 +14,7 @@ from django.utils.translation import gettext, ngettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
 from ...conf import settings
+from ...monitoring import health
 from ...monitoring.health import NO_BREAKER, Health, has_late_checkpoint, published_at, state_of
 from ...store.base import server_version
 from ...utils.histogram import merged, quantile
@@ -61,6 +62,15 @@ _LATE: Any = ngettext_lazy(
 )
 #: Workers listed; the others are counted.
 _MOST_LISTED = 50
+
+
+def current_reports() -> list[Health]:
+    """Return what the workers reported; this worker's state as of now. Raises ``StoreError``.
+
+    Its last report may be older than its last request.
+    """
+    mine = health.health()
+    return [mine if worker.process == mine.process else worker for worker in health.reports()]
 
 
 def propagation(revision: int | None, workers: Sequence[Health]) -> dict[str, Any]:

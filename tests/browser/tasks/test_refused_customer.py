@@ -44,29 +44,6 @@ def test_all_that_refused_a_customer_is_raised_for_two_hours(desk: Desks, scene:
     assert (boost.rates, boost.reason, boost.ends_at is None) == ("20/hour", "Ticket 4714", False)
 
 
-def test_from_the_start_page_of_the_app(desk: Desks, scene: Scene) -> None:
-    own = refuse_carol(desk, scene)
-    page = own.open("/admin/django_ratequota/")
-    with own.task(clicks=3, pages=3):
-        page.get_by_label("Customer or refusal").fill("carol")
-        page.get_by_label("Customer or refusal").press("Enter")
-        page.get_by_role("link", name="for 2 hours").click()
-        page.get_by_label("Reason").fill("Ticket 4714")
-        page.get_by_role("button", name="Yes, grant them").click()
-        expect(page.locator(".messagelist .success")).to_be_visible()
-
-
-def test_from_the_customers_own_page(desk: Desks, scene: Scene) -> None:
-    own = refuse_carol(desk, scene)
-    page = own.open(f"/admin/auth/user/{scene.carol.pk}/change/")
-    with own.task(clicks=3, pages=3):
-        page.get_by_role("link", name="Quota", exact=True).click()
-        page.get_by_role("link", name="for 2 hours").click()
-        page.get_by_label("Reason").fill("Ticket 4714")
-        page.get_by_role("button", name="Yes, grant them").click()
-        expect(page.locator(".messagelist .success")).to_be_visible()
-
-
 def test_the_pages_are_fit_for_everybody(desk: Desks, scene: Scene) -> None:
     own = refuse_carol(desk, scene)
     page = own.open(f"/admin/django_ratequota/ratepolicy/explain/?user={scene.carol.pk}")

@@ -35,20 +35,3 @@ def test_a_save_of_several_objects_is_undone(desk: Desks, scene: Scene) -> None:
         page.get_by_role("button", name="Undo this save").click()
         expect(page.get_by_text("5 objects were restored.")).to_be_visible()
     assert sorted(RatePolicy.objects.values_list("pk", "rates", "mode")) == before
-
-
-def test_what_is_undone_is_shown_with_later_edits(desk: Desks, scene: Scene) -> None:
-    edit(scene)
-    RatePolicy.objects.filter(pk=scene.free_search.pk).update(rates="2/min")
-    own = desk()
-    page = own.open("/admin/django_ratequota/policychange/")
-    page.locator("#result_list tbody tr").filter(has_text="Ticket 4711 of the fair").locator("th a").click()
-    expect(page.get_by_text("It was edited again since then, and stays as it is")).to_have_count(1)
-    own.look()
-    page.get_by_label("Undo these as well").check()
-    page.get_by_label("Reason").fill("Ticket 4712")
-    page.get_by_role("button", name="Undo this save").click()
-    expect(page.get_by_text("5 objects were restored.")).to_be_visible()
-    scene.free_search.refresh_from_db()
-    assert (scene.free_search.rates, scene.free_search.mode) == ("10/min", "enforce")
-    assert scene.last_change().reason == "Ticket 4712"

@@ -121,16 +121,6 @@ def test_a_plan_is_moved_by_keys(desk: Desks, scene: Scene) -> None:
     assert Plan.objects.all()[0] == scene.pro
 
 
-def test_a_plan_is_edited(desk: Desks, scene: Scene) -> None:
-    page = desk().open(PAGES["plan"].path(scene))
-    page.locator("#id_policies-2-rates").fill("11/min")
-    page.get_by_label("Reason for this change").fill("Ticket 4712")
-    page.get_by_role("button", name="Save and continue editing").click()
-    expect(page.get_by_text("was changed successfully")).to_be_visible()
-    assert "11/min" in scene.free.policies.values_list("rates", flat=True)
-    assert scene.last_change().reason == "Ticket 4712"
-
-
 def test_the_list_is_filtered_and_edited(desk: Desks, scene: Scene) -> None:
     page = desk().open(f"{PAGES['policies'].path(scene)}?audience=plan")
     page.locator(".filter-open-button").click()
@@ -146,18 +136,3 @@ def test_the_list_is_filtered_and_edited(desk: Desks, scene: Scene) -> None:
     expect(page.get_by_text("1 rate policy was changed successfully.")).to_be_visible()
     assert scene.free.policies.get(endpoint=scene.reports).mode == "log"
     assert scene.last_change().reason == "Ticket 4712"
-
-
-def test_a_click_adds_a_route(desk: Desks, scene: Scene) -> None:
-    page = desk().open(PAGES["endpoint"].path(scene))
-    page.get_by_text("Routes of this project").click()
-    page.get_by_role("button", name="/plain/", exact=True).click()
-    expect(page.locator("#id_routes")).to_have_value("/plain/")
-
-
-def test_a_reset_is_asked_for_and_done(desk: Desks, scene: Scene) -> None:
-    page = desk().open(PAGES["override"].path(scene))
-    page.get_by_role("link", name="Reset usage").click()
-    page.get_by_role("button", name="Yes, reset them").click()
-    expect(page.get_by_text("1 counter was reset.")).to_be_visible()
-    assert scene.last_change().action == "reset"
