@@ -6,7 +6,7 @@ parameters of a statement.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
@@ -90,12 +90,16 @@ def rows_by_pk(
     return {row.pk: row for row in (rows.select_related(*related) if related else rows)}
 
 
-def write_change(before: models.Model | None, after: models.Model | None, using: str) -> None:
-    """Record one change, from the stored object ``before`` to ``after``, and publish it on commit."""
-    change = change_row(before, after)
-    if change is not None:
-        refuse_unreadable(before, after)
-        write_changes([change], using)
+def write_changes(changes: Iterable[tuple[models.Model | None, models.Model | None]], using: str) -> None:
+    """Record changes, each from one stored object to the other, and publish them on commit."""
+    rows = []
+    for before, after in changes:
+        row = _change_row(before, after)
+        if row is not None:
+            refuse_unreadable(before, after)
+            rows.append(row)
+    if rows:
+        _write(rows, using)
 
 
 @contextmanager
@@ -132,9 +136,7 @@ def _write_deletions(rows: list[tuple[Any, Any]], using: str) -> None:
     for model, announced in groupby(rows, key=itemgetter(0)):
         for pks in in_batches([pk for _model, pk in announced]):
             # As stored, because a cascade deletes what belongs to the stored object, not to the one in memory.
-            held = rows_by_pk(model, pks, using, lock=True)
-            if held:
-                write_changes([change_row(row, None) for row in held.values()], using)
+            write_changes(((row, None) for row in rows_by_pk(model, pks, using, lock=True).values()), using)
 
 
 def write_publication(reason: str, using: str | None = None) -> None:
@@ -142,7 +144,7 @@ def write_publication(reason: str, using: str | None = None) -> None:
     PolicyChange = _policy_change()
     actor = _author.get()[0]
     change = PolicyChange(model="*", action=PolicyChange.Action.PUBLISH, actor=actor, reason=reason[:200])
-    write_changes([change], using or policy_alias())
+    _write([change], using or policy_alias())
 
 
 def write_reset(subject: str, before: Sequence[BucketStatus], reason: str = "") -> None:
@@ -189,7 +191,7 @@ def _policy_change() -> Any:
     return apps.get_model("django_ratequota", "PolicyChange")
 
 
-def change_row(before: models.Model | None, after: models.Model | None) -> Any:
+def _change_row(before: models.Model | None, after: models.Model | None) -> Any:
     """Return the unsaved PolicyChange from one stored object to the other; None if no field differs."""
     PolicyChange = _policy_change()
     instance = after or before
@@ -236,7 +238,7 @@ def _new_reason(states: list[dict[str, Any] | None]) -> str:
     return "" if after == before else after
 
 
-def write_changes(changes: list[Any], using: str) -> None:
+def _write(changes: list[Any], using: str) -> None:
     # A transaction of its own only outside of any other, or with AUTOCOMMIT False.
     with transaction.atomic(using=using, savepoint=False):
         _refuse_duplicates(changes, using)

@@ -19,7 +19,7 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 
 from ..changes.databases import policy_alias
-from ..changes.writer import changed_by, field_values, in_batches, rows_by_pk, write_change
+from ..changes.writer import changed_by, field_values, in_batches, rows_by_pk, write_changes
 from ..models import PolicyChange
 from .cascades import KINDS, Deletion, deleted_along
 
@@ -259,7 +259,7 @@ def _write(restoration: Restoration, using: str) -> models.Model:
     if restoration.current is None:
         # Raw, because ``auto_now_add`` would replace the time at which an assignment was created.
         target.save_base(raw=True, using=using, force_insert=True)
-        write_change(None, target, using)
+        write_changes([(None, target)], using)
     else:
         target.save(using=using, force_update=True)
     return target
