@@ -32,15 +32,8 @@ _author: ContextVar[tuple[Any, str]] = ContextVar("ratequota_author", default=(N
 BATCH = 500
 #: (alias, [(model, primary key)]) of the deletions that ``deleting`` has collected and not recorded yet.
 _deletions: ContextVar[tuple[str, list[tuple[Any, Any]]] | None] = ContextVar("ratequota_deletions", default=None)
-#: Model -> fields that no request depends on.
-_FOR_OPERATORS = {
-    "plan": ("description", "position"),
-    "endpoint": ("description",),
-    "ratepolicy": ("reason",),
-    "planassignment": ("reason", "created_by", "created_at"),
-    "subjectlist": ("description",),
-    "listmember": ("reason",),
-}
+#: Fields of the models that no request depends on.
+_FOR_OPERATORS = frozenset({"description", "position", "reason", "created_by", "created_at"})
 
 
 @contextmanager
@@ -147,40 +140,32 @@ def write_publication(reason: str, using: str | None = None) -> None:
     _write([change], using or policy_alias())
 
 
-def write_reset(subject: str, before: Sequence[BucketStatus], reason: str = "") -> None:
-    """Record a reset of the subject's counters; ``before`` holds their statuses before it.
+def write_reset(subject: str, before: Sequence[BucketStatus], reason: str = "", units: int | None = None) -> None:
+    """Record a reset of the subject's counters, or with ``units`` that each of them gets up to so many back.
 
-    Nothing is published, because processes hold nothing that a reset makes stale.
+    ``before`` holds their statuses before it. Nothing is published, because processes hold nothing that it makes
+    stale.
     """
-    _write_counters(_policy_change().Action.RESET, subject, before, reason, lambda status: status.used)
+    PolicyChange = _policy_change()
 
+    def state(status: BucketStatus, returned: int) -> dict[str, int]:
+        return {"used": status.used - returned, "remaining": status.remaining + returned}
 
-def write_grant(subject: str, before: Sequence[BucketStatus], units: int, reason: str = "") -> None:
-    """Record that each of the subject's counters gets up to ``units`` back. Nothing is published."""
-    _write_counters(_policy_change().Action.GRANT, subject, before, reason, lambda status: min(units, status.used))
-
-
-def _write_counters(
-    action: str, subject: str, before: Sequence[BucketStatus], reason: str, returned: Callable[[BucketStatus], int]
-) -> None:
-    """``returned`` computes the units that a counter gets back."""
     kind, _colon, user_id = subject.partition(":")
     users: Any = get_user_model()
     user = users._base_manager.using(policy_alias(users)).filter(pk=user_id).first() if kind == "user" else None
     actor, default_reason = _author.get()
-    change = _policy_change()(
+    change = PolicyChange(
         model="counter",
         object_text=visible(subject if user is None else _("user %s") % user)[:300],
         touched_user="" if user is None else _fitting(user_id),
-        action=action,
+        action=PolicyChange.Action.RESET if units is None else PolicyChange.Action.GRANT,
         actor=actor,
         reason=(reason or default_reason)[:200],
-        before={s.bucket.title: {"used": s.used, "remaining": s.remaining} for s in before},
-        after={
-            s.bucket.title: {"used": s.used - returned(s), "remaining": s.remaining + returned(s)} for s in before
-        },
+        before={s.bucket.title: state(s, 0) for s in before},
+        after={s.bucket.title: state(s, s.used if units is None else min(units, s.used)) for s in before},
     )
-    using = policy_alias(type(change))
+    using = policy_alias(PolicyChange)
     with transaction.atomic(using=using, savepoint=False):
         _join_save([change], using, publishes=False)
         change.save(using=using, force_insert=True)
@@ -224,12 +209,11 @@ def _fitting(user_id: str) -> str:
     return user_id if len(user_id) <= _policy_change()._meta.get_field("touched_user").max_length else ""
 
 
-def affects_requests(model: str, before: Any, after: Any) -> bool:
+def affects_requests(before: Any, after: Any) -> bool:
     """Whether requests depend on the change of the fields from ``before`` to ``after``; None = no object."""
     if not before or not after:
         return True
-    ignored = _FOR_OPERATORS.get(model, ())
-    return any(before.get(name) != after.get(name) for name in {*before, *after} if name not in ignored)
+    return any(before.get(name) != after.get(name) for name in {*before, *after} - _FOR_OPERATORS)
 
 
 def _new_reason(states: list[dict[str, Any] | None]) -> str:
@@ -242,7 +226,7 @@ def _write(changes: list[Any], using: str) -> None:
     # A transaction of its own only outside of any other, or with AUTOCOMMIT False.
     with transaction.atomic(using=using, savepoint=False):
         _refuse_duplicates(changes, using)
-        publishes = any(affects_requests(change.model, change.before, change.after) for change in changes)
+        publishes = any(affects_requests(change.before, change.after) for change in changes)
         _join_save(changes, using, publishes)
         _policy_change().objects.using(using).bulk_create(changes, batch_size=BATCH)
 
