@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import User, UserManager
+from django.contrib.auth.models import User
 from django.core.management import CommandError
 
 from django_ratequota.models import Endpoint, PolicyChange, RatePolicy
@@ -188,12 +188,6 @@ def test_users_are_named_by_username_field(monkeypatch: pytest.MonkeyPatch) -> N
     assert "more than one user has the name 'Alice@Example.com'" in refused(text)[0]
 
 
-def test_users_are_found_by_natural_key(alice: User, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(UserManager, "get_by_natural_key", lambda self, username: self.get(username__iexact=username))
-    RatePolicy.objects.create(user=alice, rates="5/s")
-    text = export()
-    assert not apply_file(text.replace("alice", "ALICE"), prune=True).changes
-    assert "no user has the name 'bob'" in refused(text.replace("alice", "bob"))[0]
 
 
 def test_username_field_may_be_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
