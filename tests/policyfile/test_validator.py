@@ -188,8 +188,6 @@ def test_users_are_named_by_username_field(monkeypatch: pytest.MonkeyPatch) -> N
     assert "more than one user has the name 'Alice@Example.com'" in refused(text)[0]
 
 
-
-
 def test_username_field_may_be_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     user = User.objects.create(username="x")
     monkeypatch.setattr(User, "USERNAME_FIELD", "id")
