@@ -19,7 +19,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_ratequota.changes.validators import unsupported_constraints
 from django_ratequota.changes.writer import changed_by, field_values, write_publication
-from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
+from django_ratequota.models import Endpoint, ListMember, Plan, PlanAssignment, PolicyChange, RatePolicy, SubjectList
 from django_ratequota.models.base import connect_receivers
 from django_ratequota.runtime import default_limiter
 from tests.faults import poll
@@ -261,7 +261,7 @@ def test_an_update_records_every_row_that_it_changes(alice: User, bob: User, fre
 @pytest.mark.parametrize(
     ("what", "models"),
     [
-        ("user", ["planassignment", "ratepolicy"]),
+        ("user", ["listmember", "planassignment", "ratepolicy"]),
         ("plan", ["plan", "planassignment", "ratepolicy"]),
         ("endpoint", ["endpoint", "ratepolicy"]),
     ],
@@ -274,12 +274,15 @@ def test_cascaded_deletions_are_recorded(
     for owner, rates in (({"user": alice}, "1/s"), ({"plan": free}, "2/s"), ({"endpoint": search}, "3/s")):
         RatePolicy.objects.create(**owner, rates=rates)
     PlanAssignment.objects.create(user=alice, plan=free)
+    ListMember.objects.create(user=alice, subject_list=SubjectList.objects.create(name="Partners"))
+    own = str(alice.pk) if what == "user" else ""
     doomed: Any = {"user": alice, "plan": free, "endpoint": search}[what]
     # Read again, as a view would, because the object caches related ones.
     doomed = type(doomed).objects.filter(pk=doomed.pk)
     rows = recorded_by(doomed.delete if how == "queryset" else doomed.get().delete)
     assert sorted(row.model for row in rows) == models
     assert {row.action for row in rows} == {"delete"}
+    assert {row.touched_user for row in rows if row.model != "planassignment"} == {own}
     [text] = [row.object_text for row in rows if row.model == "ratepolicy"]
     texts = {"user": "user alice × all endpoints: 1/s", "plan": "plan Free × all endpoints: 2/s"}
     assert text == texts.get(what, "everyone × search: 3/s")
