@@ -165,10 +165,7 @@ def write_reset(subject: str, before: Sequence[BucketStatus], reason: str = "", 
         before={s.bucket.title: state(s, 0) for s in before},
         after={s.bucket.title: state(s, s.used if units is None else min(units, s.used)) for s in before},
     )
-    using = policy_alias(PolicyChange)
-    with transaction.atomic(using=using, savepoint=False):
-        _join_save([change], using, publishes=False)
-        change.save(using=using, force_insert=True)
+    _write([change], policy_alias(PolicyChange))
 
 
 def _policy_change() -> Any:
@@ -223,26 +220,18 @@ def _new_reason(states: list[dict[str, Any] | None]) -> str:
 
 
 def _write(changes: list[Any], using: str) -> None:
+    """Write unsaved rows as part of the current save, mark the first row of it, and publish it on commit."""
     # A transaction of its own only outside of any other, or with AUTOCOMMIT False.
     with transaction.atomic(using=using, savepoint=False):
-        _refuse_duplicates(changes, using)
-        publishes = any(affects_requests(change.before, change.after) for change in changes)
-        _join_save(changes, using, publishes)
-        _policy_change().objects.using(using).bulk_create(changes, batch_size=BATCH)
-
-
-def _join_save(changes: list[Any], using: str, publishes: bool) -> None:
-    """Give the unsaved rows the id of the current save, and mark its first row."""
-    save = join_save(using, publishes)
-    rows = _policy_change().objects.using(using).filter(change_id=save.change_id)
-    # Asked of the database, because a savepoint's rollback may have removed the rows written before.
-    first = not (save.written and rows.exists())
-    save.written = True
-    for change in changes:
-        change.change_id, change.first, first = save.change_id, first, False
-        save.actor, save.reason = save.actor or change.actor, save.reason or change.reason
-
-
-def _refuse_duplicates(changes: list[Any], using: str) -> None:
-    for name in {change.model for change in changes if change.after is not None}:
-        refuse_duplicates(apps.get_model("django_ratequota", name), using)
+        of_policies = [change for change in changes if change.model != "counter"]
+        for name in {change.model for change in of_policies if change.after is not None}:
+            refuse_duplicates(apps.get_model("django_ratequota", name), using)
+        save = join_save(using, any(affects_requests(change.before, change.after) for change in of_policies))
+        rows = _policy_change().objects.using(using)
+        # Asked of the database, because a savepoint's rollback may have removed the rows written before.
+        first = not (save.written and rows.filter(change_id=save.change_id).exists())
+        save.written = True
+        for change in changes:
+            change.change_id, change.first, first = save.change_id, first, False
+            save.actor, save.reason = save.actor or change.actor, save.reason or change.reason
+        rows.bulk_create(changes, batch_size=BATCH)

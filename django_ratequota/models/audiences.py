@@ -115,7 +115,7 @@ class PlanAssignment(TrackedModel):
         help_text=_("The operator who made the assignment."),
     )
     created_at = models.DateTimeField(
-        _("created at"), auto_now_add=True, help_text=_("When the assignment was made.")
+        _("created at"), default=timezone.now, editable=False, help_text=_("When the assignment was made.")
     )
 
     class Meta(TrackedModel.Meta):

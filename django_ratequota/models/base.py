@@ -80,20 +80,6 @@ class TrackingQuerySet(PrimaryQuerySet):
     delete.alters_data = True  # type: ignore[attr-defined]
     delete.queryset_only = True  # type: ignore[attr-defined]
 
-    def insert_as_they_are(self, objs: Sequence[models.Model]) -> list[models.Model]:
-        """Insert and record objects unchanged, with their keys and ``auto_now_add`` times; return the stored rows."""
-        fields = self.model._meta.concrete_fields
-        with transaction.atomic(using=self.db):
-            size = max(1, transaction.get_connection(self.db).ops.bulk_batch_size(list(fields), list(objs)))
-            for start in range(0, len(objs), size):
-                # Raw, as for fixtures, because ``bulk_create`` would set ``auto_now_add`` fields.
-                self._insert(objs[start : start + size], fields=fields, using=self.db, raw=True)  # type: ignore[attr-defined]
-            rows = list(rows_by_pk(self.model, [one.pk for one in objs], self.db).values())
-            write_changes(((None, row) for row in rows), self.db)
-        return rows
-
-    insert_as_they_are.queryset_only = True  # type: ignore[attr-defined]
-
     def _rows(self) -> tuple[Any, list[Any]]:
         """Return a queryset from which an update takes batches, and the keys of the rows that it will change."""
         ordered = self.order_by()
