@@ -168,9 +168,9 @@ class RatePolicy(TrackedModel):
         if self.subject:
             return visible(self.subject)
         if self.subject_list_id is not None:
-            return _("list %s") % self.subject_list
+            return str(_("list %s") % self.subject_list)
         if self.plan_id is not None:
-            return _("plan %s") % self.plan
+            return str(_("plan %s") % self.plan)
         return str(_("everyone"))
 
     def clean(self) -> None:
