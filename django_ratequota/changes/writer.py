@@ -6,7 +6,7 @@ parameters of a statement.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
@@ -32,15 +32,8 @@ _author: ContextVar[tuple[Any, str]] = ContextVar("ratequota_author", default=(N
 BATCH = 500
 #: (alias, [(model, primary key)]) of the deletions that ``deleting`` has collected and not recorded yet.
 _deletions: ContextVar[tuple[str, list[tuple[Any, Any]]] | None] = ContextVar("ratequota_deletions", default=None)
-#: Model -> fields that no request depends on.
-_FOR_OPERATORS = {
-    "plan": ("description", "position"),
-    "endpoint": ("description",),
-    "ratepolicy": ("reason",),
-    "planassignment": ("reason", "created_by", "created_at"),
-    "subjectlist": ("description",),
-    "listmember": ("reason",),
-}
+#: Fields of the models that no request depends on.
+_FOR_OPERATORS = frozenset({"description", "position", "reason", "created_by", "created_at"})
 
 
 @contextmanager
@@ -90,12 +83,16 @@ def rows_by_pk(
     return {row.pk: row for row in (rows.select_related(*related) if related else rows)}
 
 
-def write_change(before: models.Model | None, after: models.Model | None, using: str) -> None:
-    """Record one change, from the stored object ``before`` to ``after``, and publish it on commit."""
-    change = change_row(before, after)
-    if change is not None:
-        refuse_unreadable(before, after)
-        write_changes([change], using)
+def write_changes(changes: Iterable[tuple[models.Model | None, models.Model | None]], using: str) -> None:
+    """Record changes, each from one stored object to the other, and publish them on commit."""
+    rows = []
+    for before, after in changes:
+        row = _change_row(before, after)
+        if row is not None:
+            refuse_unreadable(before, after)
+            rows.append(row)
+    if rows:
+        _write(rows, using)
 
 
 @contextmanager
@@ -132,9 +129,7 @@ def _write_deletions(rows: list[tuple[Any, Any]], using: str) -> None:
     for model, announced in groupby(rows, key=itemgetter(0)):
         for pks in in_batches([pk for _model, pk in announced]):
             # As stored, because a cascade deletes what belongs to the stored object, not to the one in memory.
-            held = rows_by_pk(model, pks, using, lock=True)
-            if held:
-                write_changes([change_row(row, None) for row in held.values()], using)
+            write_changes(((row, None) for row in rows_by_pk(model, pks, using, lock=True).values()), using)
 
 
 def write_publication(reason: str, using: str | None = None) -> None:
@@ -142,46 +137,35 @@ def write_publication(reason: str, using: str | None = None) -> None:
     PolicyChange = _policy_change()
     actor = _author.get()[0]
     change = PolicyChange(model="*", action=PolicyChange.Action.PUBLISH, actor=actor, reason=reason[:200])
-    write_changes([change], using or policy_alias())
+    _write([change], using or policy_alias())
 
 
-def write_reset(subject: str, before: Sequence[BucketStatus], reason: str = "") -> None:
-    """Record a reset of the subject's counters; ``before`` holds their statuses before it.
+def write_reset(subject: str, before: Sequence[BucketStatus], reason: str = "", units: int | None = None) -> None:
+    """Record a reset of the subject's counters, or with ``units`` that each of them gets up to so many back.
 
-    Nothing is published, because processes hold nothing that a reset makes stale.
+    ``before`` holds their statuses before it. Nothing is published, because processes hold nothing that it makes
+    stale.
     """
-    _write_counters(_policy_change().Action.RESET, subject, before, reason, lambda status: status.used)
+    PolicyChange = _policy_change()
 
+    def state(status: BucketStatus, returned: int) -> dict[str, int]:
+        return {"used": status.used - returned, "remaining": status.remaining + returned}
 
-def write_grant(subject: str, before: Sequence[BucketStatus], units: int, reason: str = "") -> None:
-    """Record that each of the subject's counters gets up to ``units`` back. Nothing is published."""
-    _write_counters(_policy_change().Action.GRANT, subject, before, reason, lambda status: min(units, status.used))
-
-
-def _write_counters(
-    action: str, subject: str, before: Sequence[BucketStatus], reason: str, returned: Callable[[BucketStatus], int]
-) -> None:
-    """``returned`` computes the units that a counter gets back."""
     kind, _colon, user_id = subject.partition(":")
     users: Any = get_user_model()
     user = users._base_manager.using(policy_alias(users)).filter(pk=user_id).first() if kind == "user" else None
     actor, default_reason = _author.get()
-    change = _policy_change()(
+    change = PolicyChange(
         model="counter",
         object_text=visible(subject if user is None else _("user %s") % user)[:300],
         touched_user="" if user is None else _fitting(user_id),
-        action=action,
+        action=PolicyChange.Action.RESET if units is None else PolicyChange.Action.GRANT,
         actor=actor,
         reason=(reason or default_reason)[:200],
-        before={s.bucket.title: {"used": s.used, "remaining": s.remaining} for s in before},
-        after={
-            s.bucket.title: {"used": s.used - returned(s), "remaining": s.remaining + returned(s)} for s in before
-        },
+        before={s.bucket.title: state(s, 0) for s in before},
+        after={s.bucket.title: state(s, s.used if units is None else min(units, s.used)) for s in before},
     )
-    using = policy_alias(type(change))
-    with transaction.atomic(using=using, savepoint=False):
-        _join_save([change], using, publishes=False)
-        change.save(using=using, force_insert=True)
+    _write([change], policy_alias(PolicyChange))
 
 
 def _policy_change() -> Any:
@@ -189,7 +173,7 @@ def _policy_change() -> Any:
     return apps.get_model("django_ratequota", "PolicyChange")
 
 
-def change_row(before: models.Model | None, after: models.Model | None) -> Any:
+def _change_row(before: models.Model | None, after: models.Model | None) -> Any:
     """Return the unsaved PolicyChange from one stored object to the other; None if no field differs."""
     PolicyChange = _policy_change()
     instance = after or before
@@ -222,12 +206,11 @@ def _fitting(user_id: str) -> str:
     return user_id if len(user_id) <= _policy_change()._meta.get_field("touched_user").max_length else ""
 
 
-def affects_requests(model: str, before: Any, after: Any) -> bool:
+def affects_requests(before: Any, after: Any) -> bool:
     """Whether requests depend on the change of the fields from ``before`` to ``after``; None = no object."""
     if not before or not after:
         return True
-    ignored = _FOR_OPERATORS.get(model, ())
-    return any(before.get(name) != after.get(name) for name in {*before, *after} if name not in ignored)
+    return any(before.get(name) != after.get(name) for name in {*before, *after} - _FOR_OPERATORS)
 
 
 def _new_reason(states: list[dict[str, Any] | None]) -> str:
@@ -236,27 +219,19 @@ def _new_reason(states: list[dict[str, Any] | None]) -> str:
     return "" if after == before else after
 
 
-def write_changes(changes: list[Any], using: str) -> None:
+def _write(changes: list[Any], using: str) -> None:
+    """Write unsaved rows as part of the current save, mark the first row of it, and publish it on commit."""
     # A transaction of its own only outside of any other, or with AUTOCOMMIT False.
     with transaction.atomic(using=using, savepoint=False):
-        _refuse_duplicates(changes, using)
-        publishes = any(affects_requests(change.model, change.before, change.after) for change in changes)
-        _join_save(changes, using, publishes)
-        _policy_change().objects.using(using).bulk_create(changes, batch_size=BATCH)
-
-
-def _join_save(changes: list[Any], using: str, publishes: bool) -> None:
-    """Give the unsaved rows the id of the current save, and mark its first row."""
-    save = join_save(using, publishes)
-    rows = _policy_change().objects.using(using).filter(change_id=save.change_id)
-    # Asked of the database, because a savepoint's rollback may have removed the rows written before.
-    first = not (save.written and rows.exists())
-    save.written = True
-    for change in changes:
-        change.change_id, change.first, first = save.change_id, first, False
-        save.actor, save.reason = save.actor or change.actor, save.reason or change.reason
-
-
-def _refuse_duplicates(changes: list[Any], using: str) -> None:
-    for name in {change.model for change in changes if change.after is not None}:
-        refuse_duplicates(apps.get_model("django_ratequota", name), using)
+        of_policies = [change for change in changes if change.model != "counter"]
+        for name in {change.model for change in of_policies if change.after is not None}:
+            refuse_duplicates(apps.get_model("django_ratequota", name), using)
+        save = join_save(using, any(affects_requests(change.before, change.after) for change in of_policies))
+        rows = _policy_change().objects.using(using)
+        # Asked of the database, because a savepoint's rollback may have removed the rows written before.
+        first = not (save.written and rows.filter(change_id=save.change_id).exists())
+        save.written = True
+        for change in changes:
+            change.change_id, change.first, first = save.change_id, first, False
+            save.actor, save.reason = save.actor or change.actor, save.reason or change.reason
+        rows.bulk_create(changes, batch_size=BATCH)

@@ -100,7 +100,7 @@ class Migration(migrations.Migration):
                 ('starts_at', models.DateTimeField(default=django.utils.timezone.now, help_text='The plan counts from this moment on.', verbose_name='starts at')),
                 ('ends_at', models.DateTimeField(blank=True, help_text='The plan counts until this moment; empty = open-ended.', null=True, verbose_name='ends at')),
                 ('reason', models.CharField(blank=True, help_text='The reason, such as a ticket or a contract.', max_length=200, verbose_name='reason')),
-                ('created_at', models.DateTimeField(auto_now_add=True, help_text='When the assignment was made.', verbose_name='created at')),
+                ('created_at', models.DateTimeField(default=django.utils.timezone.now, editable=False, help_text='When the assignment was made.', verbose_name='created at')),
                 ('created_by', models.ForeignKey(blank=True, editable=False, help_text='The operator who made the assignment.', null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.AUTH_USER_MODEL, verbose_name='created by')),
                 ('plan', models.ForeignKey(db_index=False, help_text='An assignment with an end outranks an open-ended one; among equals, the latest start counts.', on_delete=django.db.models.deletion.CASCADE, related_name='assignments', to='django_ratequota.plan', verbose_name='plan')),
                 ('user', models.ForeignKey(blank=True, help_text='The user who is put on the plan; or write a subject instead.', null=True, on_delete=django_ratequota.models.fields.cascade, related_name='ratequota_assignments', to=settings.AUTH_USER_MODEL, verbose_name='user')),

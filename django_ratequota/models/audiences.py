@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from django.conf import settings as django_settings
-from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 from django.db.models import Q
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from ..changes.validators import assignable_subject, canonical_subject, check_dates, visible
+from ..changes.validators import assignable_subject, check_dates, visible
 from .base import TrackedModel
-from .fields import SubjectField, cascade, user_or_subject
+from .fields import SubjectField, cascade, optional_reference, optional_time, reason, user_or_subject
 
 
 class Plan(TrackedModel):
@@ -67,13 +64,11 @@ class Plan(TrackedModel):
 class PlanAssignment(TrackedModel):
     """A user, or a subject of IDENTIFIERS, is on a plan, from ``starts_at`` until ``ends_at``."""
 
-    user = models.ForeignKey(
+    user = optional_reference(
         django_settings.AUTH_USER_MODEL,
-        on_delete=cascade,
-        null=True,
-        blank=True,
+        _("user"),
         related_name="ratequota_assignments",
-        verbose_name=_("user"),
+        on_delete=cascade,
         help_text=_("The user who is put on the plan; or write a subject instead."),
     )
     # Null instead of "", because a unique constraint then needs no condition, which MariaDB cannot enforce.
@@ -83,6 +78,7 @@ class PlanAssignment(TrackedModel):
         null=True,
         blank=True,
         db_index=True,
+        canonical=assignable_subject,
         help_text=_("kind:value, such as tenant:acme or api_key:k_7: all of its callers are put on the plan."),
     )
     plan = models.ForeignKey(
@@ -96,9 +92,7 @@ class PlanAssignment(TrackedModel):
     starts_at = models.DateTimeField(
         _("starts at"), default=timezone.now, help_text=_("The plan counts from this moment on.")
     )
-    ends_at = models.DateTimeField(
-        _("ends at"), null=True, blank=True, help_text=_("The plan counts until this moment; empty = open-ended.")
-    )
+    ends_at = optional_time(_("ends at"), _("The plan counts until this moment; empty = open-ended."))
     anchor = models.PositiveSmallIntegerField(
         _("months begin on day"),
         null=True,
@@ -109,9 +103,7 @@ class PlanAssignment(TrackedModel):
             "months; empty = the first. A month with a new beginning starts a new count."
         ),
     )
-    reason = models.CharField(
-        _("reason"), max_length=200, blank=True, help_text=_("The reason, such as a ticket or a contract.")
-    )
+    reason = reason()
     created_by = models.ForeignKey(
         django_settings.AUTH_USER_MODEL,
         on_delete=models.SET_NULL,
@@ -123,7 +115,7 @@ class PlanAssignment(TrackedModel):
         help_text=_("The operator who made the assignment."),
     )
     created_at = models.DateTimeField(
-        _("created at"), auto_now_add=True, help_text=_("When the assignment was made.")
+        _("created at"), default=timezone.now, editable=False, help_text=_("When the assignment was made.")
     )
 
     class Meta(TrackedModel.Meta):
@@ -153,8 +145,8 @@ class PlanAssignment(TrackedModel):
         return visible(self.user if self.user_id is not None else self.subject or "")
 
     def clean(self) -> None:
-        """Bring the subject into canonical form; raise ``ValidationError`` with what to write instead."""
-        _clean(self, assignable_subject)
+        """Raise ``ValidationError`` with what is wrong with the dates."""
+        check_dates(self.starts_at, self.ends_at)
 
 
 class SubjectList(TrackedModel):
@@ -184,13 +176,11 @@ class ListMember(TrackedModel):
         verbose_name=_("subject list"),
         help_text=_("The list. Its policies apply to all of its members."),
     )
-    user = models.ForeignKey(
+    user = optional_reference(
         django_settings.AUTH_USER_MODEL,
-        on_delete=cascade,
-        null=True,
-        blank=True,
+        _("user"),
         related_name="ratequota_list_entries",
-        verbose_name=_("user"),
+        on_delete=cascade,
         help_text=_("The user who is in the list; or write a subject instead."),
     )
     # Null as in PlanAssignment.
@@ -201,15 +191,9 @@ class ListMember(TrackedModel):
         blank=True,
         help_text=_("kind:value, such as tenant:acme, ip:203.0.113.7, or a network such as ip:203.0.113.0/24."),
     )
-    starts_at = models.DateTimeField(
-        _("starts at"), null=True, blank=True, help_text=_("In the list from this moment on; empty = at once.")
-    )
-    ends_at = models.DateTimeField(
-        _("ends at"), null=True, blank=True, help_text=_("In the list until this moment; empty = open-ended.")
-    )
-    reason = models.CharField(
-        _("reason"), max_length=200, blank=True, help_text=_("The reason, such as a ticket or a contract.")
-    )
+    starts_at = optional_time(_("starts at"), _("In the list from this moment on; empty = at once."))
+    ends_at = optional_time(_("ends at"), _("In the list until this moment; empty = open-ended."))
+    reason = reason()
 
     class Meta(TrackedModel.Meta):
         verbose_name = _("list member")
@@ -238,14 +222,5 @@ class ListMember(TrackedModel):
         return _("user %s") % visible(self.user) if self.user_id is not None else visible(self.subject or "")
 
     def clean(self) -> None:
-        """Bring the subject into canonical form; raise ``ValidationError`` with what to write instead."""
-        _clean(self, canonical_subject)
-
-
-def _clean(row: PlanAssignment | ListMember, canonical: Callable[[str], str]) -> None:
-    if row.subject:
-        try:
-            row.subject = canonical(row.subject)
-        except ValidationError as error:
-            raise ValidationError({"subject": error}) from error
-    check_dates(row.starts_at, row.ends_at)
+        """Raise ``ValidationError`` with what is wrong with the dates."""
+        check_dates(self.starts_at, self.ends_at)

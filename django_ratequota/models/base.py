@@ -16,14 +16,11 @@ from django.db.models.signals import post_save, pre_delete, pre_save
 
 from ..changes.databases import PrimaryQuerySet, policy_alias
 from ..changes.publication import join_save
-from ..changes.validators import refuse_unreadable
 from ..changes.writer import (
     BATCH,
-    change_row,
     deleting,
     in_batches,
     rows_by_pk,
-    write_change,
     write_changes,
     write_deletion,
     write_publication,
@@ -45,9 +42,7 @@ class TrackingQuerySet(PrimaryQuerySet):
                 before = rows_by_pk(self.model, batch, self.db, lock=True)
                 count += super(TrackingQuerySet, rows.filter(pk__in=list(before))).update(**kwargs)
                 after = rows_by_pk(self.model, before, self.db)
-                for pk, row in before.items():
-                    refuse_unreadable(row, after.get(pk))
-                self._record((before[pk], after.get(pk)) for pk in before)
+                write_changes(((row, after.get(pk)) for pk, row in before.items()), self.db)
                 if len(after) < len(before):
                     # The update has changed primary keys, and the database does not return the new ones.
                     write_publication(f"new keys of {self.model._meta.verbose_name_plural}", self.db)
@@ -65,7 +60,7 @@ class TrackingQuerySet(PrimaryQuerySet):
                 write_publication(f"bulk_create of {self.model._meta.verbose_name_plural}", self.db)
             else:
                 for batch in in_batches([instance.pk for instance in created]):
-                    self._record((None, row) for row in rows_by_pk(self.model, batch, self.db).values())
+                    write_changes(((None, row) for row in rows_by_pk(self.model, batch, self.db).values()), self.db)
         return created
 
     bulk_create.alters_data = True  # type: ignore[attr-defined]
@@ -85,20 +80,6 @@ class TrackingQuerySet(PrimaryQuerySet):
     delete.alters_data = True  # type: ignore[attr-defined]
     delete.queryset_only = True  # type: ignore[attr-defined]
 
-    def insert_as_they_are(self, objs: Sequence[models.Model]) -> list[models.Model]:
-        """Insert and record objects unchanged, with their keys and ``auto_now_add`` times; return the stored rows."""
-        fields = self.model._meta.concrete_fields
-        with transaction.atomic(using=self.db):
-            size = max(1, transaction.get_connection(self.db).ops.bulk_batch_size(list(fields), list(objs)))
-            for start in range(0, len(objs), size):
-                # Raw, as for fixtures, because ``bulk_create`` would set ``auto_now_add`` fields.
-                self._insert(objs[start : start + size], fields=fields, using=self.db, raw=True)  # type: ignore[attr-defined]
-            rows = list(rows_by_pk(self.model, [one.pk for one in objs], self.db).values())
-            self._record((None, row) for row in rows)
-        return rows
-
-    insert_as_they_are.queryset_only = True  # type: ignore[attr-defined]
-
     def _rows(self) -> tuple[Any, list[Any]]:
         """Return a queryset from which an update takes batches, and the keys of the rows that it will change."""
         ordered = self.order_by()
@@ -113,11 +94,6 @@ class TrackingQuerySet(PrimaryQuerySet):
         rows = self._chain()  # type: ignore[attr-defined]
         rows.query.clear_where()
         return rows, list(keys)
-
-    def _record(self, changes: Iterable[tuple[models.Model | None, models.Model | None]]) -> None:
-        written = [change for before, after in changes if (change := change_row(before, after)) is not None]
-        if written:
-            write_changes(written, self.db)
 
 
 TrackingManager = models.Manager.from_queryset(TrackingQuerySet)
@@ -177,7 +153,8 @@ def _after_save(sender: Any, instance: Any, using: str, raw: bool, **_: Any) -> 
         with transaction.atomic(using=using, savepoint=False):
             join_save(using)
     else:
-        write_change(instance.__dict__.pop(_BEFORE, None), _stored(sender, instance.pk, using), using)
+        change = (instance.__dict__.pop(_BEFORE, None), _stored(sender, instance.pk, using))
+        write_changes([change], using)
 
 
 def _before_delete(sender: Any, instance: Any, using: str, **_: Any) -> None:

@@ -1,7 +1,8 @@
-"""Model fields that store rates and subjects in canonical form, and what rows of a user or a subject share."""
+"""Model fields that store rates and subjects in canonical form, and fields and a constraint that models share."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from django.core.exceptions import ValidationError
@@ -17,7 +18,8 @@ from ..exceptions import InvalidRate
 class RatesField(models.CharField):  # type: ignore[type-arg]
     """Rates as text, such as ``10/s, 1000/hour burst 50``, made canonical by cleaning and storing.
 
-    Both raise ``ValidationError`` with what was expected at which character.
+    Both raise ``ValidationError`` with what was expected at which character. Cleaning an object also refuses rates
+    that contradict its ``algorithm``; of what is stored, ``changes`` does.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -34,16 +36,17 @@ class RatesField(models.CharField):  # type: ignore[type-arg]
         except InvalidRate as error:
             raise ValidationError(rate_problem(error), code="invalid_rate") from error
 
-    def pre_save(self, model_instance: models.Model, add: bool) -> Any:
-        """Return the canonical text, and set it on the object.
+    def clean(self, value: Any, model_instance: models.Model | None) -> Any:
+        """Return the canonical text. Raises ``ValidationError``."""
+        text = super().clean(value, model_instance)
+        if text:
+            check_rates(text, getattr(model_instance, "algorithm", DEFAULT_ALGORITHM))
+        return text
 
-        Raises ``ValidationError`` if the rates contradict each other or the object's ``algorithm``.
-        """
+    def pre_save(self, model_instance: models.Model, add: bool) -> Any:
+        """Return the canonical text, and set it on the object."""
         value = self.get_prep_value(super().pre_save(model_instance, add))
         setattr(model_instance, self.attname, value)
-        algorithm = getattr(model_instance, "algorithm", DEFAULT_ALGORITHM)
-        if value and isinstance(value, str) and isinstance(algorithm, str):  # no SQL expressions
-            check_rates(value, algorithm)
         return value
 
     def get_prep_value(self, value: Any) -> Any:
@@ -65,8 +68,18 @@ class RatesField(models.CharField):  # type: ignore[type-arg]
 class SubjectField(models.CharField):  # type: ignore[type-arg]
     """A subject such as ``ip:203.0.113.0/24``, stored in canonical form by saves, ``update`` and bulk writes.
 
-    An invalid subject is stored unchanged, because its kind may be missing in IDENTIFIERS for now. Forms refuse it.
+    An invalid subject is stored unchanged, because its kind may be missing in IDENTIFIERS for now. Cleaning refuses
+    it, by ``canonical``.
     """
+
+    def __init__(self, *args: Any, canonical: Callable[[str], str] = canonical_subject, **kwargs: Any) -> None:
+        self.canonical = canonical
+        super().__init__(*args, **kwargs)
+
+    def clean(self, value: Any, model_instance: models.Model | None) -> Any:
+        """Return the canonical subject. Raises ``ValidationError`` with what to write instead."""
+        text = super().clean(value, model_instance)
+        return self.canonical(text) if text else text
 
     def deconstruct(self) -> Any:
         """Deconstruct as a CharField, because the column is the same."""
@@ -92,6 +105,32 @@ def user_or_subject(name: str) -> models.CheckConstraint:
         name=name,
         violation_error_message=_("Choose a user, or write a subject: exactly one of them."),
     )
+
+
+def optional_reference(
+    to: Any, verbose_name: Any, *, related_name: str, help_text: Any, on_delete: Any = models.CASCADE
+) -> models.ForeignKey[Any, Any]:
+    """Return a foreign key that may be empty."""
+    return models.ForeignKey(
+        to,
+        on_delete=on_delete,
+        null=True,
+        blank=True,
+        related_name=related_name,
+        verbose_name=verbose_name,
+        help_text=help_text,
+    )
+
+
+def optional_time(verbose_name: Any, help_text: Any) -> models.DateTimeField[Any, Any]:
+    """Return a time that may be empty."""
+    return models.DateTimeField(verbose_name, null=True, blank=True, help_text=help_text)
+
+
+def reason() -> models.CharField[Any, Any]:
+    """Return the field for the reason of a row."""
+    text = _("The reason, such as a ticket or a contract.")
+    return models.CharField(_("reason"), max_length=200, blank=True, help_text=text)
 
 
 def _canonical_or_unchanged(value: Any) -> Any:

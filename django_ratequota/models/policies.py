@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from django.conf import settings as django_settings
@@ -12,13 +11,13 @@ from django.db.models import CharField, F, Q, Value
 from django.db.models.functions import Cast, Coalesce
 from django.utils.translation import gettext_lazy as _
 
-from ..changes.validators import canonical_subject, check_dates, check_rates, visible
+from ..changes.validators import check_dates, visible
 from ..conf import COUNTED_PER, settings
 from ..engine.rates import ALGORITHMS, DEFAULT_ALGORITHM
 from .audiences import Plan, SubjectList
 from .base import TrackedModel
 from .endpoints import Endpoint
-from .fields import RatesField, SubjectField
+from .fields import RatesField, SubjectField, optional_reference, optional_time, reason
 
 
 class RatePolicy(TrackedModel):
@@ -35,22 +34,16 @@ class RatePolicy(TrackedModel):
         DENY = "deny", _("deny (503)")
         LOCAL = "local", _("count in each process")
 
-    endpoint = models.ForeignKey(
+    endpoint = optional_reference(
         Endpoint,
-        on_delete=models.CASCADE,
-        null=True,
-        blank=True,
+        _("endpoint"),
         related_name="policies",
-        verbose_name=_("endpoint"),
         help_text=_("What is limited; empty = all endpoints together."),
     )
-    user = models.ForeignKey(
+    user = optional_reference(
         django_settings.AUTH_USER_MODEL,
-        on_delete=models.CASCADE,
-        null=True,
-        blank=True,
+        _("user"),
         related_name="ratequota_policies",
-        verbose_name=_("user"),
         help_text=_("An override for this user. It replaces the policies for the plan and for everyone here."),
     )
     subject = SubjectField(
@@ -63,22 +56,16 @@ class RatePolicy(TrackedModel):
             "ip:203.0.113.0/24 (the longest prefix wins)."
         ),
     )
-    subject_list = models.ForeignKey(
+    subject_list = optional_reference(
         SubjectList,
-        on_delete=models.CASCADE,
-        null=True,
-        blank=True,
+        _("subject list"),
         related_name="policies",
-        verbose_name=_("subject list"),
         help_text=_("All members of this list: users, subjects and networks."),
     )
-    plan = models.ForeignKey(
+    plan = optional_reference(
         Plan,
-        on_delete=models.CASCADE,
-        null=True,
-        blank=True,
+        _("plan"),
         related_name="policies",
-        verbose_name=_("plan"),
         help_text=_("Callers on this plan. With neither user, subject, list nor plan, the policy is for everyone."),
     )
     counted_per = models.CharField(
@@ -128,15 +115,9 @@ class RatePolicy(TrackedModel):
             "What calendar days, weeks and months have used is also kept in the database, in case Redis loses it."
         ),
     )
-    starts_at = models.DateTimeField(
-        _("starts at"), null=True, blank=True, help_text=_("Counts from this moment on; empty = at once.")
-    )
-    ends_at = models.DateTimeField(
-        _("ends at"), null=True, blank=True, help_text=_("Counts until this moment; empty = open-ended.")
-    )
-    reason = models.CharField(
-        _("reason"), max_length=200, blank=True, help_text=_("The reason, such as a ticket or a contract.")
-    )
+    starts_at = optional_time(_("starts at"), _("Counts from this moment on; empty = at once."))
+    ends_at = optional_time(_("ends at"), _("Counts until this moment; empty = open-ended."))
+    reason = reason()
 
     class Meta(TrackedModel.Meta):
         verbose_name = _("rate policy")
@@ -187,36 +168,21 @@ class RatePolicy(TrackedModel):
         if self.subject:
             return visible(self.subject)
         if self.subject_list_id is not None:
-            return _("list %s") % self.subject_list
+            return str(_("list %s") % self.subject_list)
         if self.plan_id is not None:
-            return _("plan %s") % self.plan
+            return str(_("plan %s") % self.plan)
         return str(_("everyone"))
 
     def clean(self) -> None:
         """Validate the fields together; raise ``ValidationError`` with what to write instead."""
         errors: dict[str, Any] = {}
-        checks: dict[str, Callable[[], None]] = {
-            "rates": lambda: check_rates(self.rates, self.algorithm),
-            "subject": self._check_subject,
-            "counted_per": self._check_counted_per,
-            "ends_at": lambda: check_dates(self.starts_at, self.ends_at),
-        }
-        for name, check in checks.items():
-            try:
-                check()
-            except ValidationError as error:
-                errors |= error.error_dict if hasattr(error, "error_dict") else {name: error}
-        if errors:
-            raise ValidationError(errors)
-
-    def _check_subject(self) -> None:
-        if self.subject:
-            self.subject = canonical_subject(self.subject)
-
-    def _check_counted_per(self) -> None:
         known = (*COUNTED_PER, *settings.identifiers)
         if self.counted_per not in known:
-            raise ValidationError(
-                _("Nothing is counted per %(name)r; choose %(known)s."),
-                params={"name": self.counted_per, "known": ", ".join(known)},
-            )
+            text = _("Nothing is counted per %(name)r; choose %(known)s.")
+            errors["counted_per"] = text % {"name": self.counted_per, "known": ", ".join(known)}
+        try:
+            check_dates(self.starts_at, self.ends_at)
+        except ValidationError as error:
+            errors |= error.error_dict
+        if errors:
+            raise ValidationError(errors)

@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 
 from ..changes.databases import policy_alias
 from ..changes.validators import canonical_subject
-from ..changes.writer import write_grant
+from ..changes.writer import write_reset
 from ..conf import settings
 from ..engine.backend import LimitRequest
 from ..engine.calendar_windows import window_end_us
@@ -86,7 +86,7 @@ def grant(buckets: Iterable[Bucket], units: int, reason: str = "") -> tuple[Buck
             raise ValidationError(text % {"counter": status.bucket.title, "used": status.used})
     for subject, own in by_subject(before):
         with transaction.atomic(using=policy_alias(PolicyChange)):
-            write_grant(subject, [before[bucket] for bucket in own], units, reason)
+            write_reset(subject, [before[bucket] for bucket in own], reason, units)
             # Each bucket's own units: else rates that count requests would keep theirs.
             request = LimitRequest(mode="refund", buckets=tuple(own), cost=units, costs=(units,) * len(own))
             given = drive(limiter.steps(request), limiter.store.call().do)

@@ -19,7 +19,7 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 
 from ..changes.databases import policy_alias
-from ..changes.writer import changed_by, field_values, in_batches, rows_by_pk, write_change
+from ..changes.writer import changed_by, field_values, in_batches, rows_by_pk
 from ..models import PolicyChange
 from .cascades import KINDS, Deletion, deleted_along
 
@@ -116,10 +116,10 @@ def _insert(model: Any, changes: list[PolicyChange], using: str) -> list[models.
     try:
         targets = _targets(model, changes)
         with transaction.atomic(using=using):
-            rows: list[models.Model] = model._base_manager.using(using).insert_as_they_are(targets)
+            model._base_manager.using(using).bulk_create(targets)
     except (IntegrityError, ValidationError):
         return None
-    return rows
+    return list(rows_by_pk(model, [target.pk for target in targets], using).values())
 
 
 def _targets(model: Any, changes: list[PolicyChange]) -> list[models.Model]:
@@ -256,12 +256,8 @@ def _write(restoration: Restoration, using: str) -> models.Model:
     found = problems(restoration)
     if found:
         raise ValidationError(found)
-    if restoration.current is None:
-        # Raw, because ``auto_now_add`` would replace the time at which an assignment was created.
-        target.save_base(raw=True, using=using, force_insert=True)
-        write_change(None, target, using)
-    else:
-        target.save(using=using, force_update=True)
+    created = restoration.current is None
+    target.save(using=using, force_insert=created, force_update=not created)
     return target
 
 

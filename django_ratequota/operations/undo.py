@@ -18,7 +18,7 @@ from django.utils.text import Truncator
 
 from ..changes.databases import policy_alias
 from ..changes.validators import visible
-from ..changes.writer import change_row, changed_by, in_batches, rows_by_pk, write_changes
+from ..changes.writer import changed_by, in_batches, rows_by_pk, write_changes
 from ..models import PolicyChange, RatePolicy
 from .cascades import KINDS
 from .restore import problems_of, read_value, related_objects, restore_deleted, target_of
@@ -98,8 +98,7 @@ def _change(kind: str, steps: list[Step], using: str) -> Iterator[list[models.Mo
         for names, targets in by_fields.items():
             _write(model, targets, names, using)
         new = rows_by_pk(model, keys, using)
-        changes = [change_row(old[key], new[key]) for key in keys]
-        write_changes([change for change in changes if change is not None], using)
+        write_changes(((old[key], new[key]) for key in keys), using)
         yield list(new.values())
 
 

@@ -47,7 +47,7 @@ class Change:
 
     @classmethod
     def read(cls, model: str, object_id: str, touched_user: str, before: Any, after: Any) -> Change:
-        if not affects_requests(model, before, after):
+        if not affects_requests(before, after):
             return cls()
         if touched_user and model != MEMBER:  # the snapshot holds all members, users too
             return cls(frozenset([touched_user]))

@@ -8,7 +8,7 @@ from typing import Any
 from django.db import models, transaction
 
 from ..changes.databases import policy_alias
-from ..changes.writer import changed_by, in_batches, rows_by_pk, write_change
+from ..changes.writer import changed_by, in_batches, rows_by_pk, write_changes
 from ..models import Plan
 from .diff import Diff, compare
 from .schema import PLANS, REFERRED, SECTIONS, Section, Values, model_value
@@ -84,4 +84,4 @@ def _change_plans(changed: dict[Any, Values], using: str) -> None:
         unrecorded.filter(pk=pk).update(name=secrets.token_hex(16), default_for="")
     for pk, old in before.items():
         unrecorded.filter(pk=pk).update(**{"name": old.name, "default_for": old.default_for, **changed[pk]})
-        write_change(old, rows_by_pk(Plan, [pk], using)[pk], using)
+        write_changes([(old, rows_by_pk(Plan, [pk], using)[pk])], using)

@@ -39,8 +39,7 @@ def parse(text: str) -> tuple[Items, list[FileProblem]]:
     for section in SECTIONS:
         line, node = pairs.get(section.name, (0, None))
         if isinstance(node, yaml.SequenceNode):
-            node.value.reverse()  # and popped, because nodes take more memory than entries
-            found[section] = [_item(section, at, node.value.pop(), problems) for at in range(len(node.value))]
+            found[section] = [_item(section, at, entry, problems) for at, entry in enumerate(node.value)]
         elif node is not None:
             hint = "write [] for none, or leave the section out to change nothing in it"
             problems.append(problem(line, section.name, f"this must be a list, not {kind_of(node)}; {hint}"))

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from django.contrib.auth import get_user_model
-from django.core.exceptions import MultipleObjectsReturned, ObjectDoesNotExist, ValidationError
+from django.core.exceptions import ValidationError
 
 from ..changes.writer import in_batches
 from ..engine.rates import show
@@ -15,8 +15,8 @@ from ..exceptions import FileProblem
 from .parser import did_you_mean
 from .schema import POLICIES, REFERRED, Item, Items, Section, by_identity, file_value, model_value
 
-#: Field -> the text that the file has -> the names of the objects that it may mean.
-_Known = dict[str, dict[str, list[str]]]
+#: Field -> name -> how many objects have it.
+_Known = dict[str, dict[str, int]]
 
 
 def check(items: Items, stored: Items, prune: bool, using: str) -> tuple[list[FileProblem], dict[str, Any]]:
@@ -25,19 +25,19 @@ def check(items: Items, stored: Items, prune: bool, using: str) -> tuple[list[Fi
     Returns their problems, and the primary keys of the users by the name they log in with.
     """
     users = _find_users({item.values.get("user") for entries in items.values() for item in entries} - {None}, using)
-    known: _Known = {"user": {name: [login for login, _pk in found] for name, found in users.items()}}
+    known: _Known = {"user": {name: len(pks) for name, pks in users.items()}}
     for name, section in REFERRED.items():
         # Bad ones too, because an entry that refers to one has no problem of its own.
         there = [item.values[section.identity[0]] for item in items.get(section, ())]
         if section not in items or not prune:
             there += [row.values[section.identity[0]] for row in stored[section]]
-        known[name] = {text: [text] for text in there if text}
+        known[name] = dict.fromkeys(there, 1)
     pruned = {name for name, section in REFERRED.items() if prune and section in items}
     problems: list[FileProblem] = []
     for section, entries in items.items():
         rows = by_identity(section, stored)
         for item in entries:
-            problems += _resolve(item, known, pruned)
+            problems += _missing(item, known, pruned)
             # Stored values are not validated again, even if the rules have changed since.
             equals = rows.get(section.identity_of(item.values), ())
             if item.bad or not any(row.values == item.values for row in equals):
@@ -45,22 +45,19 @@ def check(items: Items, stored: Items, prune: bool, using: str) -> tuple[list[Fi
         named = by_identity(section, items)
         stay = [] if prune else [row for key, same in rows.items() if key not in named for row in same]
         problems += _conflicts(section, entries, stay)
-    return problems, {login: pk for found in users.values() for login, pk in found}
+    return problems, {name: pks[0] for name, pks in users.items()}
 
 
-def _resolve(item: Item, known: _Known, pruned: set[str]) -> Iterator[FileProblem]:
-    """Replace the names of the objects that the entry refers to by those that they are stored under."""
+def _missing(item: Item, known: _Known, pruned: set[str]) -> Iterator[FileProblem]:
+    """Yield problems of names that not exactly one object has."""
     for name in item.section.references:
         text = item.values[name]
-        if text is None or name in item.bad:
-            continue
-        found = known[name].get(text, [])
-        if len(found) == 1:
-            item.values[name] = found[0]
+        found = known[name].get(text, 0)
+        if text is None or name in item.bad or found == 1:
             continue
         item.bad.add(name)
         # Of 500 names only: among very many, the search would take longer than all else.
-        hint = did_you_mean(text, sorted(known[name])[:500])
+        hint = did_you_mean(text, sorted(filter(None, known[name]))[:500])
         where = " in this file, and others would be pruned" if name in pruned else ""
         count = "more than one" if found else "no"
         yield item.problem(f"{count} {name} has the name {show(text)}{where}{hint}", name)
@@ -104,11 +101,8 @@ def _conflicts(section: Section, entries: Iterable[Item], stay: Iterable[Item]) 
                 yield item.problem(f"{what}is already used {holder}: change one, or merge them", name)
 
 
-def _find_users(names: Iterable[Any], using: str) -> dict[str, list[tuple[str, Any]]]:
-    """Return the login names and primary keys of the users that a name of the file may mean.
-
-    One query per 500 names, and one for each name that only the manager's ``get_by_natural_key`` finds.
-    """
+def _find_users(names: Iterable[Any], using: str) -> dict[str, list[Any]]:
+    """Return the primary keys of users by the name they log in with; one query per 500 names."""
     model: Any = get_user_model()
     field = model._meta.get_field(model.USERNAME_FIELD)
     valid = []
@@ -116,15 +110,9 @@ def _find_users(names: Iterable[Any], using: str) -> dict[str, list[tuple[str, A
         with suppress(ValidationError):  # the field may be a number
             field.to_python(name)
             valid.append(name)
-    found: dict[str, list[tuple[str, Any]]] = {}
+    found: dict[str, list[Any]] = {}
     for batch in in_batches(valid):
         users = model._base_manager.using(using).filter(**{f"{model.USERNAME_FIELD}__in": batch})
         for login, pk in users.values_list(model.USERNAME_FIELD, "pk"):
-            found.setdefault(str(login), []).append((str(login), pk))
-    find: Any = getattr(model._default_manager.db_manager(using), "get_by_natural_key", None)
-    for name in valid if find else ():
-        if name not in found:
-            with suppress(ObjectDoesNotExist, MultipleObjectsReturned):
-                user = find(name)  # a manager may ignore case, for one
-                found[name] = [(str(user.get_username()), user.pk)]
+            found.setdefault(str(login), []).append(pk)
     return found

@@ -14,8 +14,6 @@ from .document import one_line
 
 #: Text that other YAML readers take for a number or a boolean, though PyYAML does not.
 _AMBIGUOUS = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|0o[0-7]+|[yYnN]")
-#: Entries of a list that are written at once.
-_BATCH = 500
 
 
 def yaml_chunks(document: dict[str, Any]) -> Iterator[str]:
@@ -25,12 +23,10 @@ def yaml_chunks(document: dict[str, Any]) -> Iterator[str]:
         if not value or not isinstance(value, list):
             yield _dump({name: value})
             continue
-        yield f"{name}:\n"
-        for start in range(0, len(value), _BATCH):
-            # PyYAML does not indent lists. "  - " begins a line only of a list within an entry, as other text of
-            # an entry is below its key.
-            text = re.sub("^  - ", "    - ", _dump(value[start : start + _BATCH]), flags=re.MULTILINE)
-            yield re.sub("^(?=.)", "  ", text, flags=re.MULTILINE)
+        # PyYAML does not indent lists. "  - " begins a line only of a list within an entry, as other text of an entry
+        # is below its key.
+        text = re.sub("^  - ", "    - ", _dump(value), flags=re.MULTILINE)
+        yield f"{name}:\n" + re.sub("^(?=.)", "  ", text, flags=re.MULTILINE)
 
 
 def json_chunks(document: dict[str, Any]) -> Iterator[str]:

@@ -67,49 +67,33 @@ def test_a_new_policy_is_recorded_with_its_own_reason(operator: Client, policy: 
     assert (last().action, last().reason) == ("create", REASON)
 
 
-@pytest.mark.parametrize("reason", ["", REASON])
-def test_the_change_reason_applies_to_a_plan_and_its_table(operator: Client, policy: RatePolicy, reason: str) -> None:
+def test_the_change_reason_applies_to_a_plan_and_its_table(operator: Client, policy: RatePolicy) -> None:
     path = f"{BASE}/plan/{policy.plan_id}/change/"
     assert operator.get(path).content.decode().count(FIELD) == 1
     form = plan_form(policy.plan, row_of(policy, rates="2/s"), {"rates": "9/s", "counted_per": "ip"}, initial=1)
-    assert operator.post(path, {**form, "description": "Try it", "change_reason": reason}).status_code == 302
-    recorded = [
-        (entry.model, entry.action, entry.reason) for entry in PolicyChange.objects.filter(actor__isnull=False)
-    ]
+    assert operator.post(path, {**form, "description": "Try it", "change_reason": REASON}).status_code == 302
+    recorded = PolicyChange.objects.filter(actor__isnull=False).values_list("model", "action", "reason")
     assert sorted(recorded) == [
-        ("plan", "update", reason),
-        ("ratepolicy", "create", reason),
-        ("ratepolicy", "update", reason),
+        ("plan", "update", REASON),
+        ("ratepolicy", "create", REASON),
+        ("ratepolicy", "update", REASON),
     ]
     policy.refresh_from_db()
     assert policy.reason == OLD_REASON
 
 
-@pytest.mark.parametrize("reason", ["", REASON])
-def test_the_change_reason_of_a_new_plan_and_an_endpoint_is_recorded(operator: Client, reason: str) -> None:
+def test_the_change_reason_of_a_new_plan_and_of_an_endpoint_is_recorded(operator: Client) -> None:
     assert FIELD in operator.get(f"{BASE}/plan/add/").content.decode()
     form = plan_form(Plan(name="Pro", slug="pro"), {"rates": "9/s"})
-    assert operator.post(f"{BASE}/plan/add/", {**form, "change_reason": reason}).status_code == 302
-    endpoint = {
-        "name": "search",
-        "description": "",
-        "routes": "",
-        "methods": "",
-        "cost": "1",
-        "change_reason": reason,
-    }
+    assert operator.post(f"{BASE}/plan/add/", {**form, "change_reason": REASON}).status_code == 302
+    endpoint = {"name": "search", "description": "", "routes": "", "methods": "", "change_reason": REASON}
     endpoint |= {"policies-TOTAL_FORMS": "0", "policies-INITIAL_FORMS": "0"}
-    assert operator.post(f"{BASE}/endpoint/add/", endpoint).status_code == 302
+    assert operator.post(f"{BASE}/endpoint/add/", {**endpoint, "cost": "1"}).status_code == 302
     path = f"{BASE}/endpoint/{Endpoint.objects.get().pk}/change/"
     assert FIELD in operator.get(path).content.decode()
     assert operator.post(path, {**endpoint, "cost": "2"}).status_code == 302
-    recorded = PolicyChange.objects.order_by("pk").values_list("model", "action", "reason")
-    assert list(recorded) == [
-        ("plan", "create", reason),
-        ("ratepolicy", "create", reason),
-        ("endpoint", "create", reason),
-        ("endpoint", "update", reason),
-    ]
+    models = list(PolicyChange.objects.order_by("pk").values_list("model", "reason"))
+    assert models == [(model, REASON) for model in ("plan", "ratepolicy", "endpoint", "endpoint")]
 
 
 def test_the_change_reason_of_an_assignment_is_recorded(operator: Client, free: Plan) -> None:
@@ -124,15 +108,14 @@ def test_the_change_reason_of_an_assignment_is_recorded(operator: Client, free: 
         assert (last().model, last().action, last().reason) == ("planassignment", "update", reason)
 
 
-@pytest.mark.parametrize("reason", ["", REASON])
-def test_the_change_reason_of_edits_in_the_list_is_recorded(
-    operator: Client, policy: RatePolicy, reason: str
-) -> None:
-    assert operator.get(f"{BASE}/ratepolicy/").content.decode().count(FIELD) == 1
-    form = {**list_form(policy, mode="log"), "change_reason": reason}
-    assert operator.post(f"{BASE}/ratepolicy/", form).status_code == 302
+@pytest.mark.parametrize("reason", ["", REASON, "x" * 500, "a\x00b", "\u202e<b>"])
+def test_the_list_records_any_text_as_reason_of_its_edits(operator: Client, policy: RatePolicy, reason: str) -> None:
+    path = f"{BASE}/ratepolicy/"
+    assert operator.get(path).content.decode().count(FIELD) == 1
+    assert operator.post(path, {**list_form(policy, mode="log"), "change_reason": reason}).status_code == 302
     policy.refresh_from_db()
-    assert (policy.mode, policy.reason, last().reason) == ("log", OLD_REASON, reason)
+    assert (policy.mode, policy.reason, last().reason) == ("log", OLD_REASON, reason.replace("\x00", "")[:200])
+    assert "<b>" not in operator.get(f"{BASE}/policychange/").content.decode()
 
 
 def test_an_invalid_list_keeps_the_entered_reason(operator: Client, policy: RatePolicy) -> None:
@@ -140,41 +123,20 @@ def test_an_invalid_list_keeps_the_entered_reason(operator: Client, policy: Rate
     assert f'value="{REASON}"' in page.content.decode()
 
 
-@pytest.mark.parametrize("reason", ["x" * 500, "a\x00b", "\u202e<b>"])
-def test_the_list_accepts_any_text_as_reason(operator: Client, policy: RatePolicy, reason: str) -> None:
-    form = {**list_form(policy, mode="log"), "change_reason": reason}
-    assert operator.post(f"{BASE}/ratepolicy/", form).status_code == 302
-    assert last().reason == reason.replace("\x00", "")[:200]
-    assert "<b>" not in operator.get(f"{BASE}/policychange/").content.decode()
-
-
-@pytest.mark.parametrize(
-    ("reason", "message"), [("x" * 201, "at most 200 characters"), ("a\x00b", "Null characters are not allowed.")]
-)
-def test_invalid_reasons_are_reported(operator: Client, policy: RatePolicy, reason: str, message: str) -> None:
+def test_invalid_reasons_are_reported(operator: Client, policy: RatePolicy) -> None:
     plan = f"{BASE}/plan/{policy.plan_id}/change/"
     own = f"{BASE}/ratepolicy/{policy.pk}/change/"
     for path, form in ((plan, plan_form(policy.plan, row_of(policy), initial=1)), (own, policy_form(policy))):
-        page = operator.post(path, {**form, "change_reason": reason}).content.decode()
-        assert page.count(message) == 1
+        for reason, text in (("x" * 201, "at most 200 characters"), ("a\x00b", "Null characters are not allowed.")):
+            page = operator.post(path, {**form, "change_reason": reason}).content.decode()
+            assert page.count(text) == 1
     assert last().actor is None, "nothing was saved"
-
-
-def test_a_deletion_does_not_reuse_the_policys_reason(operator: Client, policy: RatePolicy) -> None:
-    operator.post(f"{BASE}/plan/{policy.plan_id}/delete/", {"post": "yes"})
-    recorded = PolicyChange.objects.filter(action="delete").values_list("model", "reason")
-    assert sorted(recorded) == [("plan", ""), ("ratepolicy", "")]
 
 
 def test_viewers_get_no_reason_field(policy: RatePolicy) -> None:
     viewer = client_of("view_plan", "view_ratepolicy")
     for path in (f"plan/{policy.plan_id}/change/", f"ratepolicy/{policy.pk}/change/", "ratepolicy/", "plan/"):
         assert FIELD not in viewer.get(f"{BASE}/{path}").content.decode()
-    own = PolicyChange.objects.get(model="ratepolicy")
-    assert (
-        FIELD
-        not in client_of(superuser=True, name="root").get(f"{BASE}/policychange/{own.pk}/change/").content.decode()
-    )
 
 
 def test_the_reason_of_a_saved_object_is_recorded_when_it_changes(policy: RatePolicy) -> None:

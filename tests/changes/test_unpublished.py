@@ -55,17 +55,12 @@ def test_an_unpublished_edit_shows_when_it_will_apply(
     assert messages.count(DOWN_MESSAGE) == 1
 
 
-def test_no_message_mentions_redis_while_it_works(operator: Client, policy: RatePolicy) -> None:
-    messages = messages_after(operator, EDITS["add"](policy))
-    assert messages != []
-    assert "Redis" not in " ".join(messages)
-
-
-def test_a_save_without_changes_shows_no_message_about_redis(
+def test_no_message_mentions_redis_while_it_works_or_nothing_changes(
     operator: Client, policy: RatePolicy, settings: Any
 ) -> None:
+    added = messages_after(operator, EDITS["add"](policy))
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": DOWN}
-    plan = Plan.objects.get()
-    messages = messages_after(operator, (f"plan/{plan.pk}/change/", plan_form(plan)))
-    assert messages != []
-    assert "Redis" not in " ".join(messages)
+    plan = Plan.objects.get(pk=policy.plan_id)
+    unchanged = messages_after(operator, (f"plan/{plan.pk}/change/", plan_form(plan)))
+    assert min(len(added), len(unchanged)) > 0
+    assert "Redis" not in " ".join(added + unchanged)

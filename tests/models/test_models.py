@@ -91,12 +91,12 @@ def test_a_megabyte_of_text_is_refused_with_a_short_message(model: Any, field: s
     assert sum(len(message) for message in found[field]) < 1000
 
 
-def test_a_megabyte_of_routes_is_stored() -> None:
+def test_a_megabyte_of_routes_and_the_highest_cost_are_stored() -> None:
     routes = "\n".join(f"/reports/{number}/*" for number in range(MEGABYTE // 20))
-    endpoint = Endpoint(name="reports", routes=routes)
+    endpoint = Endpoint(name="reports", routes=routes, cost=MAX_UNITS)
     endpoint.full_clean()
     endpoint.save()
-    assert Endpoint.objects.get().routes == routes
+    assert Endpoint.objects.values_list("routes", "cost").get() == (routes, MAX_UNITS)
 
 
 @pytest.mark.parametrize(
@@ -166,11 +166,6 @@ def test_values_that_endpoints_refuse() -> None:
     ):
         [field] = fields
         assert message in refusal(Endpoint(**({"name": "reports"} | fields)), field)
-
-
-def test_the_highest_cost_is_stored() -> None:
-    Endpoint.objects.create(name="reports", cost=MAX_UNITS)
-    assert Endpoint.objects.get().cost == MAX_UNITS
 
 
 @pytest.mark.usefixtures("tenants")
@@ -248,120 +243,88 @@ AUDIENCES = ["user", "subject", "list", "plan", "everyone"]
 @pytest.fixture
 def audiences(alice: User, free: Plan) -> dict[str, dict[str, Any]]:
     """The fields that select each audience."""
-    return {
-        "user": {"user": alice},
-        "subject": {"subject": "ip:203.0.113.7"},
-        "list": {"subject_list": SubjectList.objects.create(name="Bad bots")},
-        "plan": {"plan": free},
-        "everyone": {},
-    }
+    listed = {"subject_list": SubjectList.objects.create(name="Bad bots")}
+    chosen = ({"user": alice}, {"subject": "ip:203.0.113.7"}, listed, {"plan": free}, {})
+    return dict(zip(AUDIENCES, chosen, strict=True))
 
 
-@pytest.mark.parametrize("names", [*combinations(AUDIENCES[:4], 2), tuple(AUDIENCES)])
-def test_a_policy_has_one_audience(names: tuple[str, ...], audiences: dict[str, dict[str, Any]]) -> None:
-    fields = {key: value for name in names for key, value in audiences[name].items()}
-    message = refusal(RatePolicy(rates="1/s", **fields), NON_FIELD_ERRORS)
-    assert message == "Choose one audience: user, subject, list or plan; leave the others empty."
-    with pytest.raises(IntegrityError), transaction.atomic():
-        RatePolicy.objects.create(rates="1/s", **fields)
-    with pytest.raises(IntegrityError), transaction.atomic():
-        RatePolicy.objects.bulk_create([RatePolicy(rates="1/s", **fields)])
+def assert_database_refuses(instance: Any) -> None:
+    for write in (instance.save, lambda: type(instance).objects.bulk_create([instance])):
+        with pytest.raises(IntegrityError), transaction.atomic():
+            write()
 
 
-@pytest.fixture
-def everything_undated(audiences: dict[str, dict[str, Any]], search: Endpoint) -> None:
-    """An undated policy for each audience, endpoint and ``counted_per``: none conflicts with another."""
-    for endpoint in (None, search):
-        for fields in audiences.values():
-            for counted_per in ("caller", "everyone"):
-                policy = RatePolicy(rates="1/s", endpoint=endpoint, counted_per=counted_per, **fields)
-                policy.full_clean()
-                policy.save()
+def test_a_policy_has_one_audience(audiences: dict[str, dict[str, Any]]) -> None:
+    for names in (*combinations(AUDIENCES[:4], 2), tuple(AUDIENCES)):
+        fields = {key: value for name in names for key, value in audiences[name].items()}
+        policy = RatePolicy(rates="1/s", **fields)
+        message = refusal(policy, NON_FIELD_ERRORS)
+        assert message == "Choose one audience: user, subject, list or plan; leave the others empty."
+        assert_database_refuses(policy)
 
 
-@pytest.mark.usefixtures("everything_undated")
-@pytest.mark.parametrize("counted_per", ["caller", "everyone"])
-@pytest.mark.parametrize("audience", AUDIENCES)
-@pytest.mark.parametrize("scope", ["all", "search"])
 def test_a_second_undated_policy_for_the_same_audience_is_refused(
-    scope: str, audience: str, counted_per: str, audiences: dict[str, dict[str, Any]], search: Endpoint
+    audiences: dict[str, dict[str, Any]], search: Endpoint
 ) -> None:
     """A plain unique constraint allowed these pairs, because NULLs differ from each other."""
-    fields = {"endpoint": search if scope == "search" else None, "counted_per": counted_per, **audiences[audience]}
-    # Rates, mode and algorithm may differ: the policies still conflict.
-    second = RatePolicy(rates="2/s", mode="log", algorithm="gcra", **fields)
-    message = refusal(second, NON_FIELD_ERRORS)
-    assert message.startswith("A policy without dates already has the same audience, endpoint and counted per.")
-    with pytest.raises(IntegrityError), transaction.atomic():
-        second.save()
-    with pytest.raises(IntegrityError), transaction.atomic():
-        RatePolicy.objects.bulk_create([RatePolicy(rates="2/s", **fields)])
-    for dates in (
-        {"starts_at": JANUARY},
-        {"ends_at": FEBRUARY},
-        {"starts_at": JANUARY, "ends_at": FEBRUARY},
-        {"starts_at": JANUARY, "ends_at": FEBRUARY},
-    ):
-        dated = RatePolicy(rates="3/s", **fields, **dates)
-        dated.full_clean()
-        dated.save()
-    with pytest.raises(IntegrityError), transaction.atomic():
-        RatePolicy.objects.filter(pk=dated.pk).update(starts_at=None, ends_at=None)
-
-
-@pytest.mark.usefixtures("everything_undated")
-def test_an_undated_policy_does_not_conflict_with_itself() -> None:
-    for policy in RatePolicy.objects.all():
-        policy.rates = "7/s"
-        policy.full_clean()
+    places = [
+        {"endpoint": endpoint, "counted_per": counted_per, **audience}
+        for endpoint in (None, search)
+        for counted_per in ("caller", "everyone")
+        for audience in audiences.values()
+    ]
+    for place in places:
+        policy = RatePolicy(rates="1/s", **place)
         policy.save()
+        policy.full_clean()  # it does not conflict with itself
+    for place in places:
+        # Rates, mode and algorithm may differ: the policies still conflict.
+        second = RatePolicy(rates="2/s", mode="log", algorithm="gcra", **place)
+        message = refusal(second, NON_FIELD_ERRORS)
+        assert message.startswith("A policy without dates already has the same audience, endpoint and counted per.")
+        assert_database_refuses(second)
+        for dates in ({"starts_at": JANUARY}, {"ends_at": FEBRUARY}, {"starts_at": JANUARY, "ends_at": FEBRUARY}):
+            dated = RatePolicy(rates="3/s", **place, **dates)
+            dated.full_clean()
+            dated.save()
+        with pytest.raises(IntegrityError), transaction.atomic():
+            RatePolicy.objects.filter(pk=dated.pk).update(starts_at=None, ends_at=None)
 
 
-@pytest.mark.parametrize("default_for", ["authenticated", "anonymous"])
-def test_a_second_default_plan_for_the_same_callers_is_refused(default_for: str, free: Plan) -> None:
-    Plan.objects.create(name="Pro", slug="pro")
-    Plan.objects.create(name="Open", slug="open", default_for=default_for)
-    second = Plan(name="Other", slug="other", default_for=default_for)
-    message = refusal(second, NON_FIELD_ERRORS)
-    assert message == "Another plan is the default for these callers; change that one first."
-    with pytest.raises(IntegrityError), transaction.atomic():
-        second.save()
-    with pytest.raises(IntegrityError), transaction.atomic():
-        Plan.objects.filter(pk=free.pk).update(default_for=default_for)
-    other = "anonymous" if default_for == "authenticated" else "authenticated"
-    second.default_for = other
-    second.full_clean()
-    second.save()
+def test_a_second_default_plan_for_the_same_callers_is_refused(free: Plan) -> None:
+    for default_for in ("authenticated", "anonymous"):
+        second = Plan(name="Other", slug="other", default_for=default_for)
+        second.full_clean()
+        Plan.objects.create(name=default_for, slug=default_for, default_for=default_for)
+        message = refusal(second, NON_FIELD_ERRORS)
+        assert message == "Another plan is the default for these callers; change that one first."
+        assert_database_refuses(second)
+        with pytest.raises(IntegrityError), transaction.atomic():
+            Plan.objects.filter(pk=free.pk).update(default_for=default_for)
 
 
-@pytest.mark.parametrize("model", [PlanAssignment, RatePolicy])
-@pytest.mark.parametrize("length", [timedelta(0), timedelta(microseconds=-1), timedelta(days=-1)])
-def test_the_end_must_be_after_the_start(model: Any, length: timedelta, alice: User, free: Plan) -> None:
-    fields = {"plan": free} if model is PlanAssignment else {"rates": "1/s"}
-    dates = {"starts_at": JANUARY, "ends_at": JANUARY + length}
-    assert refusal(model(user=alice, **fields, **dates), "ends_at") == "The end must lie after the start."
-    model(user=alice, **fields, **(dates | {"ends_at": JANUARY + timedelta(microseconds=1)})).full_clean()
-
-
-@pytest.mark.parametrize("model", [PlanAssignment, RatePolicy, ListMember])
-@pytest.mark.parametrize(
-    ("name", "time"),
-    [
-        ("ends_at", datetime(9999, 12, 31, 23, 59, 59, tzinfo=ZoneInfo("America/New_York"))),
-        ("ends_at", datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)),
-        ("starts_at", datetime(1, 1, 1, tzinfo=ZoneInfo("Asia/Tokyo"))),
-    ],
-)
-def test_a_time_that_other_zones_do_not_have_is_refused(
-    model: Any, name: str, time: datetime, alice: User, free: Plan
-) -> None:
-    fields: dict[str, Any] = {
-        PlanAssignment: lambda: {"plan": free},
-        RatePolicy: lambda: {"rates": "1/s"},
-        ListMember: lambda: {"subject_list": SubjectList.objects.create(name="Bots")},
-    }[model]()
-    text = "The year must lie between 2 and 9998. For a time that never comes, write none."
-    assert refusal(model(user=alice, **fields, **{name: time}), name) == text
+def test_dates_that_are_refused(alice: User, free: Plan) -> None:
+    last_moment = (9999, 12, 31, 23, 59, 59)
+    for row in (
+        PlanAssignment(user=alice, plan=free, starts_at=None),
+        RatePolicy(user=alice, rates="1/s"),
+        ListMember(user=alice, subject_list=SubjectList.objects.create(name="Bots")),
+    ):
+        for name, time in (
+            ("ends_at", datetime(*last_moment, tzinfo=ZoneInfo("America/New_York"))),
+            ("ends_at", datetime(*last_moment, tzinfo=UTC)),
+            ("starts_at", datetime(1, 1, 1, tzinfo=ZoneInfo("Asia/Tokyo"))),
+        ):
+            row.starts_at, row.ends_at = JANUARY, None
+            setattr(row, name, time)
+            text = "The year must lie between 2 and 9998. For a time that never comes, write none."
+            assert refusal(row, name) == text
+        row.starts_at = JANUARY
+        for length in (timedelta(0), timedelta(microseconds=-1), timedelta(days=-1)):
+            row.ends_at = JANUARY + length
+            assert refusal(row, "ends_at") == "The end must lie after the start."
+        row.ends_at = JANUARY + timedelta(microseconds=1)
+        row.full_clean()
 
 
 def test_all_errors_are_reported_at_once(search: Endpoint) -> None:

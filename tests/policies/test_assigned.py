@@ -308,13 +308,13 @@ class TestValidation:
     )
     def test_other_subjects_are_refused(self, subject: str, message: str) -> None:
         with pytest.raises(ValidationError) as refused:
-            PlanAssignment(subject=subject, plan=plan_of(1)).clean()
+            PlanAssignment(subject=subject, plan=plan_of(1)).clean_fields()
         assert refused.value.message_dict == {"subject": [message]}
 
     def test_without_identifiers_only_users_can_be_on_a_plan(self, settings: Any) -> None:
         settings.RATEQUOTA = {}
         with pytest.raises(ValidationError, match="IDENTIFIERS'\\] is empty, so only users can be on a plan"):
-            PlanAssignment(subject="tenant:acme", plan=plan_of(1)).clean()
+            PlanAssignment(subject="tenant:acme", plan=plan_of(1)).clean_fields()
 
     def test_subjects_are_made_canonical(self) -> None:
         row = PlanAssignment(subject=" tenant:Acme: Ltd ", plan=plan_of(1))
