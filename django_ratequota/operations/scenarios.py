@@ -56,7 +56,9 @@ def stream(rates: Sequence[Rate], scale: Rate) -> Scenario:
     admitted, refused = [0] * SLOTS, [0] * SLOTS
     for (at_us, cost), passed in zip(attempts, outcomes, strict=True):
         (admitted if passed else refused)[min((at_us - start_us) * SLOTS // span_us, SLOTS - 1)] += cost
-    first_us = next((at - start_us for (at, _cost), passed in zip(attempts, outcomes, strict=True) if not passed), None)
+    first_us = next(
+        (at - start_us for (at, _cost), passed in zip(attempts, outcomes, strict=True) if not passed), None
+    )
     last = SLOTS // 4
     numbers = {
         "asked": f"{number(_ABOVE * scale.limit)}/{format_period(scale.period)}",
