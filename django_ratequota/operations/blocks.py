@@ -6,7 +6,6 @@ A *name* says who is blocked: ``user:42``, ``tenant:acme``, ``ip:203.0.113.7``, 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import timedelta
 from ipaddress import ip_network
 from typing import Any
@@ -20,29 +19,17 @@ from ..conf import settings
 from ..enforcement.steps import limiter_or_error, now_us
 from ..engine.rates import BLOCKED
 from ..models import Endpoint, RatePolicy
-from ..monitoring.attempts import Attempts, recorded_attempts
 from ..policies.facts import policy_facts, to_datetime
 from ..policies.requests.caller import Caller
 from ..policies.resolver import contenders
 from ..policies.snapshot import Group
 from .boosts import unnameable_reason
-from .impact_audience import NotEstimable, applies_to
 
 #: Prefix length of the network that is offered beside an address, by IP version.
 _NETWORK_BITS = {4: 24, 6: 64}
 _SECOND_US = 10**6
 #: Private networks by Python's ``is_private``, and yet no proxy's: they are for documentation and tests.
 _DOCUMENTATION = tuple(map(ip_network, ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32")))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hits:
-    """What a block would have refused in the last hour."""
-
-    requests: int
-    callers: int
-    #: Whether only some callers are recorded, so that both are less than the truth.
-    sampled: bool
 
 
 def targets(caller: str, ip: str = "") -> list[str]:
@@ -120,32 +107,6 @@ def end_block(block: RatePolicy) -> None:
     now = to_datetime(now_us(limiter_or_error()))
     block.ends_at = now if block.starts_at is None else max(now, block.starts_at + timedelta(microseconds=1))
     block.save()
-
-
-def recorded_hour() -> tuple[tuple[Attempts, ...], bool]:
-    """Return the recorded requests of the last hour, and whether they are a sample; raises ``StoreError``."""
-    recorded = recorded_attempts(1)
-    return recorded.attempts, recorded.share < 1
-
-
-def hits(block: RatePolicy, attempts: tuple[Attempts, ...], *, sampled: bool) -> Hits | None:
-    """Return what the block would have refused of these requests; None where records do not show the audience."""
-    try:
-        is_hit = applies_to(policy_facts(block))
-    except NotEstimable:
-        return None
-    known: dict[tuple[str, str], bool] = {}
-    requests, callers = 0, set()
-    for attempt in attempts:
-        if block.endpoint_id is not None and block.endpoint_id not in attempt.endpoint_ids:
-            continue
-        who = (attempt.caller, attempt.ip)
-        if who not in known:
-            known[who] = is_hit(attempt)
-        if known[who]:
-            requests += attempt.admitted + attempt.refused
-            callers.add(attempt.caller)
-    return Hits(requests=requests, callers=len(callers), sampled=sampled)
 
 
 def cautions(block: RatePolicy, operator: Caller) -> list[str]:
