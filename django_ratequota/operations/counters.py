@@ -120,7 +120,7 @@ def own_counters(policies: Iterable[RatePolicy]) -> tuple[dict[Bucket, RatePolic
     counters: dict[tuple[object, ...], tuple[Bucket, RatePolicy]] = {}
     without: dict[RatePolicy, str] = {}
     callers = {policy: caller for policy, facts in rows if (caller := _own_caller(facts)) is not None}
-    contexts = _contexts({policy: callers[policy] for policy, facts in rows if policy in callers and _monthly(facts)})
+    contexts = _contexts(callers)
     for policy, facts in rows:
         subject = callers[policy].subject(facts.counted_per, None) if policy in callers else None
         endpoint = endpoint_facts(policy.endpoint) if policy.endpoint else None
@@ -134,8 +134,6 @@ def own_counters(policies: Iterable[RatePolicy]) -> tuple[dict[Bucket, RatePolic
 
 def _contexts(callers: Mapping[RatePolicy, DescribedCaller]) -> dict[RatePolicy, EvaluationContext]:
     """Return the callers with their assignments, which name when months begin; raises ``django.db.Error``."""
-    if not callers:
-        return {}
     snapshot, now_us = newest_policies(), time.time_ns() // 1000
     entries = zip(callers.items(), entries_of(list(callers.values())), strict=True)
     return {
@@ -144,25 +142,17 @@ def _contexts(callers: Mapping[RatePolicy, DescribedCaller]) -> dict[RatePolicy,
     }
 
 
-def _monthly(policy: PolicyFacts) -> bool:
-    return not isinstance(policy.rates, str) and any(rate.calendar == "month" for rate in policy.rates)
-
-
 def _own_caller(policy: PolicyFacts) -> DescribedCaller | None:
     """Return the caller of the policy's counter if its audience is that subject alone; else None."""
-    if policy.user:
-        own, caller = f"user:{policy.user}", DescribedCaller(user_id=policy.user, address=None)
-    elif policy.network is not None:
-        # An IPv6 network may be one client: addresses that share IPV6_PREFIX bits are.
-        first, last = (client_text(policy.network[at], settings.ipv6_prefix) for at in (0, -1))
-        if first != last:
-            return None
-        own, caller = f"ip:{first}", DescribedCaller(user_id=None, address=str(policy.network[0]))
-    elif policy.subject and not _unreadable(policy):
-        kind, _colon, value = policy.subject.partition(":")
-        own, caller = policy.subject, DescribedCaller(user_id=None, address=None, identifiers={kind: value})
-    else:
+    name = own = f"user:{policy.user}" if policy.user else policy.subject
+    if not name or _unreadable(policy):
         return None
+    if policy.network is not None:
+        # An IPv6 network may be one client: addresses that share IPV6_PREFIX bits are.
+        own, last = (f"ip:{client_text(policy.network[at], settings.ipv6_prefix)}" for at in (0, -1))
+        if own != last:
+            return None
+    caller = DescribedCaller.named(name)
     return caller if caller.subject(policy.counted_per, None) == own else None
 
 

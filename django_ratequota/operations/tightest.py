@@ -32,7 +32,9 @@ def tightest(callers: Iterable[str], scope: str | None = None) -> dict[str, Buck
         endpoints = overview.limited
     else:
         endpoints = tuple(endpoint for endpoint in (overview.by_name.get(scope),) if endpoint)
-    described = {name: caller for name in callers if (caller := _described(name)) is not None}
+    # Without those that are counted together.
+    own_names = [name for name in callers if name.partition(":")[2] and not shared_reason("caller", name)]
+    described = {name: DescribedCaller.named(name) for name in own_names}
     entries = entries_of(list(described.values()))
     contexts = {
         name: EvaluationContext(caller, entry, endpoints, None, overview.snapshot, now_us(limiter), assigned)
@@ -47,18 +49,6 @@ def tightest(callers: Iterable[str], scope: str | None = None) -> dict[str, Buck
     statuses = peek(asked)
     found = {caller: [statuses[bucket] for bucket in own if bucket in statuses] for caller, own in buckets.items()}
     return {caller: min(own, key=_share_left) for caller, own in found.items() if own}
-
-
-def _described(caller: str) -> DescribedCaller | None:
-    """Return the caller that counters name so; None for callers that are counted together."""
-    kind, _colon, value = caller.partition(":")
-    if not value or shared_reason("caller", caller):
-        return None
-    if kind == "user":
-        return DescribedCaller(user_id=value, address=None)
-    if kind == "ip":  # of an IPv6 network any address
-        return DescribedCaller(user_id=None, address=value.partition("/")[0])
-    return DescribedCaller(user_id=None, address=None, identifiers={kind: value})
 
 
 def _own_buckets(context: EvaluationContext) -> list[Bucket]:
