@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import timedelta
 from ipaddress import ip_network
-from typing import Any
 
 from django.contrib.auth import get_user_model
-from django.core.exceptions import ValidationError
 from django.db.models import Q
 from django.utils.translation import gettext as _
 
@@ -24,12 +22,16 @@ from ..policies.requests.caller import Caller
 from ..policies.resolver import contenders
 from ..policies.snapshot import Group
 from .boosts import unnameable_reason
+from .differences import primary_key
 
 #: Prefix length of the network that is offered beside an address, by IP version.
 _NETWORK_BITS = {4: 24, 6: 64}
 _SECOND_US = 10**6
-#: Private networks by Python's ``is_private``, and yet no proxy's: they are for documentation and tests.
-_DOCUMENTATION = tuple(map(ip_network, ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32")))
+#: Networks of proxies, not of clients.
+_PRIVATE = [
+    *map(ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "127.0.0.0/8", "169.254.0.0/16")),
+    *map(ip_network, ("fc00::/7", "fe80::/10", "::1/128")),
+]
 
 
 def targets(caller: str, ip: str = "") -> list[str]:
@@ -71,7 +73,8 @@ def propose_block(name: str, endpoint: Endpoint | None = None) -> RatePolicy:
 def blocks_in_force(names: Iterable[str]) -> dict[str, list[RatePolicy]]:
     """Return the blocks of each of these names that has some, in one query; the one that ends last comes first."""
     subjects = {name for name in names if not name.startswith("user:")}
-    user_ids = {key for name in names if name.startswith("user:") and (key := _user_key(name)) is not None}
+    users = get_user_model()
+    user_ids = {primary_key(users, name.removeprefix("user:")) for name in names if name.startswith("user:")} - {None}
     if not subjects and not user_ids:
         return {}
     now = to_datetime(now_us(limiter_or_error()))
@@ -91,17 +94,6 @@ def blocks_in_force(names: Iterable[str]) -> dict[str, list[RatePolicy]]:
     return found
 
 
-def _user_key(name: str) -> Any:
-    """Return the name's user id; None for one that no user can have."""
-    field = get_user_model()._meta.pk
-    try:
-        key = field.to_python(name.removeprefix("user:"))
-        field.run_validators(key)
-    except ValidationError:
-        return None
-    return key
-
-
 def end_block(block: RatePolicy) -> None:
     """End the block now, and keep it for the history."""
     now = to_datetime(now_us(limiter_or_error()))
@@ -119,11 +111,11 @@ def cautions(block: RatePolicy, operator: Caller) -> list[str]:
     elif not facts.user and any(contenders(operator, [], Group([facts]), None, ())):
         sentences.append(_("%(audience)s includes you: your own requests would be refused.") % names)
     network = facts.network
-    documented = network is not None and any(
+    private = network is not None and any(
         network.version == known.version and network.subnet_of(known)  # type: ignore[arg-type]
-        for known in _DOCUMENTATION
+        for known in _PRIVATE
     )
-    if network is not None and network.is_private and not documented and not settings.trusted_proxies:
+    if private and not settings.trusted_proxies:
         text = _(
             "%(audience)s is private, and TRUSTED_PROXIES is empty: if it is a proxy's, everybody behind the proxy "
             "would be refused."
