@@ -156,9 +156,7 @@ def any_boostable(refusals: Iterable[Refusal]) -> bool:
     return any(explained is not None for _title, _why_not, explained in _causes(refusals))
 
 
-def _causes(
-    refusals: Iterable[Refusal],
-) -> Iterator[tuple[str, str, tuple[Explanation, PolicyFacts] | None]]:
+def _causes(refusals: Iterable[Refusal]) -> Iterator[tuple[str, str, tuple[Explanation, PolicyFacts] | None]]:
     """Yield each limit that refused: its name, why it cannot be boosted, or else the request and the policy."""
     seen: set[Any] = set()
     for refusal in refusals:

@@ -191,14 +191,8 @@ def test_confirming_resets_only_the_listed_counters(operator: Client, root: User
     entry = PolicyChange.objects.get(action="reset")
     assert (entry.actor, entry.reason, entry.object_text) == (root, "Ticket 4711", "user alice")
     assert entry.touched_user == str(alice.pk)
-    assert entry.before == {
-        "search/hour": {"used": 1, "remaining": 4},
-        "search/day": {"used": 1, "remaining": 8},
-    }
-    assert entry.after == {
-        "search/hour": {"used": 0, "remaining": 5},
-        "search/day": {"used": 0, "remaining": 9},
-    }
+    assert entry.before == {"search/hour": {"used": 1, "remaining": 4}, "search/day": {"used": 1, "remaining": 8}}
+    assert entry.after == {"search/hour": {"used": 0, "remaining": 5}, "search/day": {"used": 0, "remaining": 9}}
     logged = LogEntry.objects.get()
     assert (logged.user, logged.get_edited_object()) == (root, override)
     assert "search/hour (1 / 5), search/day (1 / 9)" in logged.get_change_message()

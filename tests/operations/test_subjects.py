@@ -251,9 +251,7 @@ def test_offered_subjects_have_names_and_their_number_costs_no_queries() -> None
     counts = []
     for subject in ("tenant:acme", *(f"tenant:{n}" for n in range(15))):
         PlanAssignment.objects.create(subject=subject, plan=plan)
-        with CaptureQueriesContext(
-            connection,
-        ) as queries:
+        with CaptureQueriesContext(connection) as queries:
             page = operator.get(SUBJECTS, {"q": "tenant:"})
         counts.append(len(queries))
     assert ["tenant:acme", "Acme GmbH"] in page.json()["subjects"]
