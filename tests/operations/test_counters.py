@@ -17,9 +17,6 @@ from django_ratequota.engine import protocol
 from django_ratequota.engine.decision import Decision
 from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
 from django_ratequota.operations.counters import own_counters
-from django_ratequota.policies.cache import policies
-from django_ratequota.policies.change_feed import ChangeCursor
-from django_ratequota.runtime import default_limiter
 from tests.engine.test_scripts import broken_script
 from tests.support.commands import run
 from tests.support.requests import check_from
@@ -234,32 +231,7 @@ def test_the_number_of_counters_per_reset_is_bounded(operator: Client) -> None:
     assert len(rows(page)) == _MAX_COUNTERS
 
 
-def test_the_list_of_policies_that_cannot_be_reset_is_bounded(operator: Client) -> None:
-    for number in range(25):
-        RatePolicy.objects.create(plan=Plan.objects.create(name=f"p{number}", slug=f"p{number}"), rates="5/s")
-    text = operator.post(LIST, selected(*RatePolicy.objects.all())).content.decode()
-    assert text.count("It is not an override") == 20
-    assert "and 5 more" in text
-
-
 # --- History, without a new revision. ---
-
-
-def test_a_reset_makes_no_process_reload(operator: Client, alice: User) -> None:
-    override = RatePolicy.objects.create(user=alice, rates="5/hour")
-    check_from(alice)
-    snapshot, revision = policies.current(), default_limiter().stored_revision()
-    entry = policies.user(str(alice.pk))
-    assert entry is not None
-    _, seen = ChangeCursor.from_history()
-    assert operator.post(f"{LIST}{override.pk}/reset/", {"post": "yes"}).status_code == 302
-    assert default_limiter().stored_revision() == revision
-    check_from(alice)
-    assert policies.current() is snapshot
-    changes, after = seen.read_unseen()
-    assert changes == []
-    assert after.newest == PolicyChange.objects.get(action="reset").pk
-    assert after.read_unseen()[0] == []
 
 
 def test_history_shows_the_reset_counters(operator: Client, alice: User) -> None:

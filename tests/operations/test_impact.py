@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import sys
-import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -19,13 +18,11 @@ from django.utils import timezone
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from django_ratequota import Bucket, Limiter, Rate, check_request
+from django_ratequota import Bucket, Limiter, Rate
 from django_ratequota.engine.rates import ALGORITHMS, BURST_ALGORITHMS, parse_rates
-from django_ratequota.exceptions import StoreError
 from django_ratequota.models import Endpoint, ListMember, Plan, RatePolicy, SubjectList
 from django_ratequota.monitoring import attempts
 from django_ratequota.monitoring.attempts import Attempts, RecordedAttempts
-from django_ratequota.monitoring.collector import collector
 from django_ratequota.monitoring.records import UNKNOWN_PLAN
 from django_ratequota.operations import impact
 from django_ratequota.operations.impact import Impact, estimate, sentences
@@ -33,7 +30,6 @@ from django_ratequota.operations.impact_audience import NotEstimable, RecordedAu
 from django_ratequota.operations.replay import replay
 from django_ratequota.operations.spans import has_room, peak, spread
 from tests.conftest import Clock
-from tests.project.views import request_from
 from tests.support.properties import examples
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("fresh_policies")]
@@ -457,17 +453,6 @@ def test_callers_that_cannot_be_refused_do_not_count_towards_the_bound(recorded:
     assert (found.share, found.clients, found.refused_requests) == (1.0, 101, 1)
 
 
-def test_time_is_bounded(recorded: Any) -> None:
-    """At least a quarter of the time is for the replay; callers it does not reach are left out."""
-    records = [record(caller=f"user:{number}", admitted=100) for number in range(1500)]
-    recorded(*records)
-    begun = time.monotonic()
-    found = estimate(RatePolicy(rates="1/min"), seconds=0.2)
-    assert time.monotonic() - begun < 5
-    assert found.refused_requests == 99 * found.clients
-    assert 0 < found.share <= 1
-
-
 @pytest.mark.parametrize(
     ("rates", "refused"), [("blocked", 5), ("unlimited", 0), ("1/min", 4), ("1/min, 3/day sliding_window_log", 4)]
 )
@@ -498,30 +483,3 @@ def test_the_sentences_of_an_estimate() -> None:
         "Left out: 2 clients for whom another policy takes precedence.",
         "Ignored: 1 policy that takes precedence for callers that the records do not identify.",
     ]
-
-
-def test_redis_down_raises_store_error(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    recorded(record(admitted=3))
-
-    def fail(*args: Any, **kwargs: Any) -> Any:
-        raise StoreError("connection", "gone")
-        yield
-
-    monkeypatch.setattr(impact, "replay_each", fail)
-    with pytest.raises(StoreError):
-        estimate(RatePolicy(rates="1/min"))
-
-
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.usefixtures("fresh_policies", "recording")
-def test_recorded_requests_are_estimated() -> None:
-    """From requests through the collector to the estimate."""
-    endpoint = Endpoint.objects.create(name="search")
-    for last, times in ((7, 5), (8, 3), (9, 4)):
-        for _ in range(times):
-            check_request(request_from(address=f"203.0.113.{last}"), scope="search")
-    check_request(request_from(address="203.0.113.7"))
-    collector.flush()
-    found = estimate(RatePolicy(endpoint=endpoint, rates="3/day"))
-    assert (found.clients, found.refused_clients, found.requests, found.refused_requests) == (3, 2, 12, 3)
-    assert (found.share, found.really_refused_clients) == (1.0, 0)

@@ -106,16 +106,6 @@ def test_replay_and_limiter_agree_at_the_limit(
     assert found == decided_by_limiter(limiter, clock, rates, attempts)
 
 
-@examples(150)
-@given(rates=rates(), start=STARTS, walk=WALKS, slice_size=st.integers(1, 50))
-def test_replay_and_limiter_agree(
-    limiter: Limiter, clock: Clock, rates: list[Rate], start: int, walk: list[tuple[int, int]], slice_size: int
-) -> None:
-    attempts = attempts_of(start, walk)
-    found = replay(rates, attempts, limiter=limiter, slice_size=slice_size)
-    assert found == decided_by_limiter(limiter, clock, rates, attempts)
-
-
 @examples(60)
 @given(rates=rates(), walks=st.lists(st.tuples(STARTS, WALKS), max_size=4), slice_size=st.integers(1, 200))
 def test_each_subject_has_its_own_counters(

@@ -13,7 +13,6 @@ from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
-from django.db.models.signals import pre_save
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
@@ -325,24 +324,6 @@ def test_one_invalid_cascaded_deletion_stops_the_restore(operator: Client, delet
     assert not LogEntry.objects.exists()
 
 
-def test_a_cascade_has_the_rows_of_its_own_save(free: Plan) -> None:
-    """However long it took: a policy that was deleted just before it does not belong to it."""
-    for number in range(40):
-        PlanAssignment.objects.create(user=User.objects.create(username=f"u{number}"), plan=free)
-    RatePolicy.objects.create(plan=free, rates="1/s")
-    RatePolicy.objects.create(plan=free, rates="2/s", counted_per="ip").delete()
-    pk = free.pk
-    free.delete()
-    deletions = PolicyChange.objects.filter(action="delete").order_by("-pk")
-    assert deletions.count() == 43
-    newest = deletions[0].at
-    for number, change in enumerate(deletions):
-        PolicyChange.objects.filter(pk=change.pk).update(at=newest - timedelta(minutes=number))
-    restoration = plan_restoration(last("delete", model="plan"), "before")
-    assert restoration.target.pk == pk
-    assert len(restoration.along) == 41
-
-
 # --- Versions that cannot be restored. ---
 
 
@@ -443,25 +424,6 @@ def test_restore_raises_the_problems_as_validation_errors(free: Plan) -> None:
     assert RatePolicy.objects.count() == 1
 
 
-def test_a_conflicting_policy_saved_during_the_restore_is_reported(operator: Client, free: Plan) -> None:
-    RatePolicy.objects.create(plan=free, rates="1/s").delete()
-    change = last("delete")
-
-    def rival(**_: Any) -> None:
-        RatePolicy.objects.bulk_create([RatePolicy(plan=free, rates="7/s")])
-
-    pre_save.connect(rival, sender=RatePolicy)
-    try:
-        done = confirm(operator, change, "before")
-    finally:
-        pre_save.disconnect(rival, sender=RatePolicy)
-    assert (done.status_code, done.headers["Location"]) == (302, url(change, "before"))
-    assert "Nothing was saved, because somebody else saved" in text_of(operator.get(url(change, "before")))
-    assert not RatePolicy.objects.exists()
-    assert last() == change
-    assert not LogEntry.objects.exists()
-
-
 # --- Offered versions, and permissions. ---
 
 
@@ -556,19 +518,6 @@ def test_restoring_needs_the_permission_for_the_version(
         done = client.post(url(change, version), {"seen": seen})
         assert done.status_code == (302 if name in restorable else 403), name
         assert (last().pk > newest) is (name in restorable), name
-
-
-def test_restoring_cascaded_deletions_needs_permission_to_add_them(deleted_plan: Plan) -> None:
-    client = client_of("view_policychange", "add_plan", "add_ratepolicy")
-    change = last("delete", model="plan")
-    assert "You do not have permission to restore these" in text_of(client.get(url(change, "before"))), (
-        "there is an assignment"
-    )
-    done = confirm(client, change, "before", also="on")
-    # They may not view the page of the plan.
-    assert (done.status_code, done.headers["Location"]) == (302, f"{HISTORY}/{change.pk}/change/")
-    assert Plan.objects.exists()
-    assert not RatePolicy.objects.filter(plan=deleted_plan.pk).exists()
 
 
 @pytest.mark.parametrize("grants", [True, False])

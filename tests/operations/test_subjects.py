@@ -259,10 +259,6 @@ def test_offered_subjects_have_names_and_their_number_costs_no_queries() -> None
     assert len(asked) == len(counts)
 
 
-def test_anonymous_visitors_are_offered_nothing() -> None:
-    assert Client().get(SUBJECTS, {"q": "tenant:"}).status_code == 302
-
-
 @pytest.mark.parametrize(
     "path",
     [f"{LIST}add/", f"{MEMBERS}add/", PAGE, "/admin/django_ratequota/"],
