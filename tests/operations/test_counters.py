@@ -234,22 +234,6 @@ def test_the_number_of_counters_per_reset_is_bounded(operator: Client) -> None:
 # --- History, without a new revision. ---
 
 
-def test_history_shows_the_reset_counters(operator: Client, alice: User) -> None:
-    override = RatePolicy.objects.create(user=alice, rates="5/hour")
-    check_from(alice)
-    operator.post(f"{LIST}{override.pk}/reset/", {"post": "yes", "reason": "Ticket 4711"})
-    listed = operator.get("/admin/django_ratequota/policychange/?model=counter").content.decode()
-    assert "Ticket 4711" in listed
-    assert "user alice" in listed
-    pk = PolicyChange.objects.get(action="reset").pk
-    page = operator.get(f"/admin/django_ratequota/policychange/{pk}/change/").content.decode()
-    assert '<th scope="col">counter</th>' in page
-    assert '<th scope="row">all/hour</th><td>1 used, 4 left</td><td>0 used, 5 left</td>' in page
-    assert f"alice (id {alice.pk})" in page
-    [entry] = LogEntry.objects.filter(object_id=str(override.pk))
-    assert entry.get_change_message() == "Reset counters: all/hour (1 / 5)."
-
-
 def test_the_command_records_an_entry_for_each_subject(alice: User, settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
     RatePolicy.objects.create(rates="5/hour")
