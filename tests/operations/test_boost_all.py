@@ -89,7 +89,6 @@ def test_an_empty_row_is_left_out(operator: Client, alice: User) -> None:
     ("sent", "error"),
     [
         ({"reason": ""}, "This field is required."),
-        ({"until": "date"}, "Enter an end date, or choose one of the times above."),
         ({"rates": "9/fortnight"}, "expected a unit"),
         ({"rates": ""}, "Enter rates for at least one policy."),
         ({"gone-rates": "9/hour"}, "Another policy applies by now."),
