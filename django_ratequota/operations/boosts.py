@@ -134,21 +134,21 @@ def propose_boosts(refusals: Iterable[Refusal]) -> tuple[list[Proposal], dict[st
 
     Newest refusals first: of more than ``_MAX_REQUESTS`` different requests, the others are left out.
     """
-    found: dict[tuple[int, str | None], tuple[Explanation, PolicyFacts]] = {}
+    found: list[tuple[Explanation, PolicyFacts]] = []
     without: dict[str, str] = {}
     for title, why_not, explained in _causes(refusals):
         if explained is None:
             without[title] = why_not
         else:
-            explanation, facts = explained
-            found.setdefault((facts.id, subject_of(explanation, facts)), explained)
-    rows = RatePolicy.objects.select_related("endpoint").in_bulk({policy_id for policy_id, _subject in found})
-    proposals = [
-        Proposal(explanation=explanation, winner=row, boost=propose_boost(explanation, row))
-        for explanation, facts in found.values()
-        if (row := rows.get(facts.id)) is not None
-    ]
-    return list({proposal.key: proposal for proposal in proposals}.values()), without
+            found.append(explained)
+    rows = RatePolicy.objects.select_related("endpoint").in_bulk({facts.id for _explanation, facts in found})
+    proposals: dict[str, Proposal] = {}
+    for explanation, facts in found:
+        row = rows.get(facts.id)
+        if row is not None:
+            one = Proposal(explanation=explanation, winner=row, boost=propose_boost(explanation, row))
+            proposals.setdefault(one.key, one)
+    return list(proposals.values()), without
 
 
 def any_boostable(refusals: Iterable[Refusal]) -> bool:
