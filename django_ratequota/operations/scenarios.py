@@ -31,11 +31,23 @@ class Scenario:
     title: str
     #: What happened, in a sentence or two.
     sentence: str
-    #: Start of each slot, counted from the scenario's start: "0", "15 s".
+    #: Start of each slot, counted from the scenario's start or the window's edge: "0 s", "-15 s".
     labels: tuple[str, ...]
     #: Units in each slot; same order and length as ``labels``.
     admitted: tuple[int, ...]
     refused: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """A client's attempts, and the slots to show them in."""
+
+    attempts: Sequence[Attempt]
+    start_us: int
+    span_us: int
+    slots: int
+    #: The time that labels count from.
+    zero_us: int
 
 
 def fastest(rates: Sequence[Rate]) -> Rate:
@@ -45,55 +57,89 @@ def fastest(rates: Sequence[Rate]) -> Rate:
 
 def stream(rates: Sequence[Rate], scale: Rate) -> Scenario:
     """Return an even stream above the limit of ``scale``, long enough to use up all rates; raises ``StoreError``."""
-    start_us = window_end_us(scale, _START_US, default_limiter().time_zone)
+    start_us = window_edge_us(scale)
     # Long enough to use up the burst and each limit, and to show what follows.
     used_up_us = max(rate.capacity * scale.period_us // scale.limit for rate in rates)
     span_us = max(4 * scale.period_us, min(3 * used_up_us, _MAX_SPAN_US))
     asked = max(6, int(_ABOVE * scale.limit * span_us / scale.period_us))
     attempts, span_us = evenly(start_us, asked, span_us=span_us, room=min(rate.capacity for rate in rates))
-    # Requests of 1 unit at one time are replayed as one attempt: what counts requests has to count their units.
-    outcomes = replay([replace(rate, counts="units") for rate in rates], attempts)
-    admitted, refused = [0] * SLOTS, [0] * SLOTS
-    for (at_us, cost), passed in zip(attempts, outcomes, strict=True):
-        (admitted if passed else refused)[min((at_us - start_us) * SLOTS // span_us, SLOTS - 1)] += cost
-    first_us = next(
-        (at - start_us for (at, _cost), passed in zip(attempts, outcomes, strict=True) if not passed), None
-    )
-    last = SLOTS // 4
+    run = Run(Script(attempts=attempts, start_us=start_us, span_us=span_us, slots=SLOTS, zero_us=start_us), rates)
+    return run.scenario(_("A steady stream above the limit"), _about_stream(run, scale, start_us, span_us))
+
+
+def _about_stream(run: Run, scale: Rate, start_us: int, span_us: int) -> str:
+    last_us = start_us + span_us * 3 // 4
     numbers = {
         "asked": f"{number(_ABOVE * scale.limit)}/{format_period(scale.period)}",
         "span": duration(span_us),
-        "first": duration(first_us or 0),
         "last": duration(span_us // 4),
-        "passed": number(sum(admitted[-last:])),
-        "of": number(sum(admitted[-last:]) + sum(refused[-last:])),
+        "passed": number(run.admitted(since_us=last_us)),
+        "of": number(run.asked(since_us=last_us)),
     }
-    return Scenario(
-        title=_("A steady stream above the limit"),
-        sentence=_sentence(first_us) % numbers,
-        labels=tuple(duration(span_us * slot // SLOTS) for slot in range(SLOTS)),
-        admitted=tuple(admitted),
-        refused=tuple(refused),
-    )
-
-
-def _sentence(first_us: int | None) -> str:
-    """Return the sentence about a stream by the time of its first refusal; None = there is none."""
+    first_us = next((at_us for at_us, _cost, admitted in run.outcome if not admitted), None)
     if first_us is None:
-        return _("Requests %(asked)s, evenly, for %(span)s: all pass.")
-    if not first_us:
-        return _("Requests %(asked)s, evenly: in the last %(last)s %(passed)s of %(of)s pass.")
-    return _(
+        return _("Requests %(asked)s, evenly, for %(span)s: all pass.") % numbers
+    numbers["first"] = duration(first_us - start_us)
+    if first_us == start_us:
+        return _("Requests %(asked)s, evenly: in the last %(last)s %(passed)s of %(of)s pass.") % numbers
+    text = _(
         "Requests %(asked)s, evenly: in the first %(first)s all pass; in the last %(last)s %(passed)s of %(of)s."
     )
+    return text % numbers
+
+
+def window_edge_us(rate: Rate) -> int:
+    """Return the simulated time at which a window of the rate begins, not the first one."""
+    return window_end_us(rate, _START_US, default_limiter().time_zone)
+
+
+class Run:
+    """What a client's attempts at the rates became; raises ``StoreError``."""
+
+    def __init__(self, script: Script, rates: Sequence[Rate]) -> None:
+        self._script = script
+        # Requests of 1 unit at one time are replayed as one attempt: what counts requests has to count their units.
+        in_units = [replace(rate, counts="units") for rate in rates]
+        #: (time, cost, whether it was admitted), in the order of the attempts
+        self.outcome = [
+            (at_us, cost, admitted)
+            for (at_us, cost), admitted in zip(script.attempts, replay(in_units, script.attempts), strict=True)
+        ]
+
+    def asked(self, *, since_us: int = 0, until_us: int = 2**62) -> int:
+        """Return the units requested from ``since_us`` until before ``until_us``."""
+        return sum(cost for at_us, cost, _admitted in self.outcome if since_us <= at_us < until_us)
+
+    def admitted(self, *, since_us: int = 0, until_us: int = 2**62) -> int:
+        """Return the units admitted from ``since_us`` until before ``until_us``."""
+        return sum(cost for at_us, cost, admitted in self.outcome if admitted and since_us <= at_us < until_us)
+
+    def scenario(self, title: str, sentence: str) -> Scenario:
+        """Return the units of each slot, with these texts."""
+        script = self._script
+        admitted, refused = [0] * script.slots, [0] * script.slots
+        for at_us, cost, passed in self.outcome:
+            slot = min((at_us - script.start_us) * script.slots // max(1, script.span_us), script.slots - 1)
+            (admitted if passed else refused)[slot] += cost
+        return Scenario(
+            title=title,
+            sentence=sentence,
+            labels=tuple(
+                duration(script.start_us + script.span_us * slot // script.slots - script.zero_us)
+                for slot in range(script.slots)
+            ),
+            admitted=tuple(admitted),
+            refused=tuple(refused),
+        )
 
 
 def duration(span_us: int) -> str:
     """Format µs with one unit and at most one decimal: 90 s as ``1.5 min``."""
+    sign, size = ("−", -span_us) if span_us < 0 else ("", span_us)
     for unit, unit_us in (("d", 86_400 * 10**6), ("h", 3600 * 10**6), ("min", 60 * 10**6), ("s", 10**6)):
-        if span_us >= unit_us:
-            return f"{number(span_us / unit_us)} {unit}"
-    return f"{number(span_us / 1000)} ms" if span_us else "0"
+        if size >= unit_us:
+            return f"{sign}{number(size / unit_us)} {unit}"
+    return f"{sign}{number(size / 1000)} ms" if size else "0"
 
 
 def at_once(units: int) -> Iterator[int]:

@@ -115,8 +115,8 @@ def test_simulated_requests_are_batched(redis_client: redis.Redis, units: int) -
 
 
 def test_durations_are_written_in_the_operators_language() -> None:
-    texts = ["0", "1.5 ms", "1 s", "1.5 min", "2 h", "1 d"]
-    assert [duration(us) for us in (0, 1500, 10**6, 90 * 10**6, 7200 * 10**6, 86_400 * 10**6)] == texts
+    texts = ["0", "1.5 ms", "1 s", "−1.5 min", "2 h", "1 d"]
+    assert [duration(us) for us in (0, 1500, 10**6, -90 * 10**6, 7200 * 10**6, 86_400 * 10**6)] == texts
     with translation.override("de"):
         assert duration(90 * 10**6) == "1,5 min"
 
