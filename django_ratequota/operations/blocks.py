@@ -6,13 +6,10 @@ A *name* says who is blocked: ``user:42``, ``tenant:acme``, ``ip:203.0.113.7``, 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import timedelta
 from ipaddress import ip_network
-from typing import Any
 
 from django.contrib.auth import get_user_model
-from django.core.exceptions import ValidationError
 from django.db.models import Q
 from django.utils.translation import gettext as _
 
@@ -20,29 +17,21 @@ from ..conf import settings
 from ..enforcement.steps import limiter_or_error, now_us
 from ..engine.rates import BLOCKED
 from ..models import Endpoint, RatePolicy
-from ..monitoring.attempts import Attempts, recorded_attempts
 from ..policies.audiences import Group
 from ..policies.facts import policy_facts, to_datetime
 from ..policies.requests.caller import Caller
 from ..policies.resolver import contenders
 from .boosts import unnameable_reason
-from .impact_audience import NotEstimable, applies_to
+from .differences import primary_key
 
 #: Prefix length of the network that is offered beside an address, by IP version.
 _NETWORK_BITS = {4: 24, 6: 64}
 _SECOND_US = 10**6
-#: Private networks by Python's ``is_private``, and yet no proxy's: they are for documentation and tests.
-_DOCUMENTATION = tuple(map(ip_network, ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32")))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hits:
-    """What a block would have refused in the last hour."""
-
-    requests: int
-    callers: int
-    #: Whether only some callers are recorded, so that both are less than the truth.
-    sampled: bool
+#: Networks of proxies, not of clients.
+_PRIVATE = [
+    *map(ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "127.0.0.0/8", "169.254.0.0/16")),
+    *map(ip_network, ("fc00::/7", "fe80::/10", "::1/128")),
+]
 
 
 def targets(caller: str, ip: str = "") -> list[str]:
@@ -84,7 +73,8 @@ def propose_block(name: str, endpoint: Endpoint | None = None) -> RatePolicy:
 def blocks_in_force(names: Iterable[str]) -> dict[str, list[RatePolicy]]:
     """Return the blocks of each of these names that has some, in one query; the one that ends last comes first."""
     subjects = {name for name in names if not name.startswith("user:")}
-    user_ids = {key for name in names if name.startswith("user:") and (key := _user_key(name)) is not None}
+    users = get_user_model()
+    user_ids = {primary_key(users, name.removeprefix("user:")) for name in names if name.startswith("user:")} - {None}
     if not subjects and not user_ids:
         return {}
     now = to_datetime(now_us(limiter_or_error()))
@@ -104,48 +94,11 @@ def blocks_in_force(names: Iterable[str]) -> dict[str, list[RatePolicy]]:
     return found
 
 
-def _user_key(name: str) -> Any:
-    """Return the name's user id; None for one that no user can have."""
-    field = get_user_model()._meta.pk
-    try:
-        key = field.to_python(name.removeprefix("user:"))
-        field.run_validators(key)
-    except ValidationError:
-        return None
-    return key
-
-
 def end_block(block: RatePolicy) -> None:
     """End the block now, and keep it for the history."""
     now = to_datetime(now_us(limiter_or_error()))
     block.ends_at = now if block.starts_at is None else max(now, block.starts_at + timedelta(microseconds=1))
     block.save()
-
-
-def recorded_hour() -> tuple[tuple[Attempts, ...], bool]:
-    """Return the recorded requests of the last hour, and whether they are a sample; raises ``StoreError``."""
-    recorded = recorded_attempts(1)
-    return recorded.attempts, recorded.share < 1
-
-
-def hits(block: RatePolicy, attempts: tuple[Attempts, ...], *, sampled: bool) -> Hits | None:
-    """Return what the block would have refused of these requests; None where records do not show the audience."""
-    try:
-        is_hit = applies_to(policy_facts(block))
-    except NotEstimable:
-        return None
-    known: dict[tuple[str, str], bool] = {}
-    requests, callers = 0, set()
-    for attempt in attempts:
-        if block.endpoint_id is not None and block.endpoint_id not in attempt.endpoint_ids:
-            continue
-        who = (attempt.caller, attempt.ip)
-        if who not in known:
-            known[who] = is_hit(attempt)
-        if known[who]:
-            requests += attempt.admitted + attempt.refused
-            callers.add(attempt.caller)
-    return Hits(requests=requests, callers=len(callers), sampled=sampled)
 
 
 def cautions(block: RatePolicy, operator: Caller) -> list[str]:
@@ -158,11 +111,11 @@ def cautions(block: RatePolicy, operator: Caller) -> list[str]:
     elif not facts.user and any(contenders(operator, [], Group([facts]), None, ())):
         sentences.append(_("%(audience)s includes you: your own requests would be refused.") % names)
     network = facts.network
-    documented = network is not None and any(
+    private = network is not None and any(
         network.version == known.version and network.subnet_of(known)  # type: ignore[arg-type]
-        for known in _DOCUMENTATION
+        for known in _PRIVATE
     )
-    if network is not None and network.is_private and not documented and not settings.trusted_proxies:
+    if private and not settings.trusted_proxies:
         text = _(
             "%(audience)s is private, and TRUSTED_PROXIES is empty: if it is a proxy's, everybody behind the proxy "
             "would be refused."

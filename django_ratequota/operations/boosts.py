@@ -1,4 +1,4 @@
-"""Boosts (overrides that raise one caller's limit for a while) and grants (units given back to counters)."""
+"""Boosts: overrides that raise one caller's limit for a while."""
 
 from __future__ import annotations
 
@@ -8,19 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from django.core.exceptions import ValidationError
-from django.db import transaction
 from django.utils.translation import gettext as _
 
-from ..changes.databases import policy_alias
 from ..changes.validators import canonical_subject
-from ..changes.writer import write_reset
 from ..conf import settings
-from ..engine.backend import LimitRequest
 from ..engine.calendar_windows import window_end_us
 from ..engine.rates import BLOCKED, DEFAULT_ALGORITHM, MAX_UNITS, MONTH, UNLIMITED, Rate
-from ..engine.types import Bucket, BucketStatus
-from ..models import PolicyChange, RatePolicy
-from ..monitoring import checkpoints
+from ..engine.types import Bucket
+from ..models import RatePolicy
 from ..monitoring.records import digest
 from ..monitoring.refusals import Refusal
 from ..policies.facts import PolicyFacts, policy_facts, to_datetime
@@ -28,9 +23,7 @@ from ..policies.precedence import never_outranked, specificity
 from ..policies.requests.caller import UNKNOWN
 from ..policies.resolver import EvaluationContext, resolve
 from ..policies.snapshot import with_rows
-from ..runtime import default_limiter
-from ..utils.sansio import drive
-from .counters import by_subject, peek, shared_reason, write_checkpoints
+from .counters import shared_reason
 from .explain import Explanation
 from .explain_query import ExplainQuery
 
@@ -67,32 +60,6 @@ class Proposal:
     def key(self) -> str:
         """Return letters and digits that name the policy and the boost's audience."""
         return digest(f"{self.winner.pk} {self.boost.user_id} {self.boost.subject}")
-
-
-def grant(buckets: Iterable[Bucket], units: int, reason: str = "") -> tuple[BucketStatus, ...]:
-    """Give ``units`` back to each bucket, record that in the history, and return their statuses before.
-
-    Raises ``ValidationError`` when a bucket has used fewer units, and ``StoreError``: then the subjects before the
-    one that failed keep their units, and that is recorded.
-    """
-    limiter = default_limiter()
-    before = peek(buckets)
-    for status in before.values():
-        if status.used < units:
-            text = _(
-                "%(counter)s has used %(used)d: no more than that can be given back. To give the caller more than "
-                "the limit, grant a boost: it raises the limit itself."
-            )
-            raise ValidationError(text % {"counter": status.bucket.title, "used": status.used})
-    for subject, own in by_subject(before):
-        with transaction.atomic(using=policy_alias(PolicyChange)):
-            write_reset(subject, [before[bucket] for bucket in own], reason, units)
-            # Each bucket's own units: else rates that count requests would keep theirs.
-            request = LimitRequest(mode="refund", buckets=tuple(own), cost=units, costs=(units,) * len(own))
-            given = drive(limiter.steps(request), limiter.store.call().do)
-        checkpoints.note(given, lowered=units)
-    write_checkpoints(before.values())
-    return tuple(before.values())
 
 
 def no_boost_reason(explanation: Explanation, policy: PolicyFacts) -> str:
@@ -167,21 +134,21 @@ def propose_boosts(refusals: Iterable[Refusal]) -> tuple[list[Proposal], dict[st
 
     Newest refusals first: of more than ``_MAX_REQUESTS`` different requests, the others are left out.
     """
-    found: dict[tuple[int, str | None], tuple[Explanation, PolicyFacts]] = {}
+    found: list[tuple[Explanation, PolicyFacts]] = []
     without: dict[str, str] = {}
     for title, why_not, explained in _causes(refusals):
         if explained is None:
             without[title] = why_not
         else:
-            explanation, facts = explained
-            found.setdefault((facts.id, subject_of(explanation, facts)), explained)
-    rows = RatePolicy.objects.select_related("endpoint").in_bulk({policy_id for policy_id, _subject in found})
-    proposals = [
-        Proposal(explanation=explanation, winner=row, boost=propose_boost(explanation, row))
-        for explanation, facts in found.values()
-        if (row := rows.get(facts.id)) is not None
-    ]
-    return list({proposal.key: proposal for proposal in proposals}.values()), without
+            found.append(explained)
+    rows = RatePolicy.objects.select_related("endpoint").in_bulk({facts.id for _explanation, facts in found})
+    proposals: dict[str, Proposal] = {}
+    for explanation, facts in found:
+        row = rows.get(facts.id)
+        if row is not None:
+            one = Proposal(explanation=explanation, winner=row, boost=propose_boost(explanation, row))
+            proposals.setdefault(one.key, one)
+    return list(proposals.values()), without
 
 
 def any_boostable(refusals: Iterable[Refusal]) -> bool:
@@ -189,9 +156,7 @@ def any_boostable(refusals: Iterable[Refusal]) -> bool:
     return any(explained is not None for _title, _why_not, explained in _causes(refusals))
 
 
-def _causes(
-    refusals: Iterable[Refusal],
-) -> Iterator[tuple[str, str, tuple[Explanation, PolicyFacts] | None]]:
+def _causes(refusals: Iterable[Refusal]) -> Iterator[tuple[str, str, tuple[Explanation, PolicyFacts] | None]]:
     """Yield each limit that refused: its name, why it cannot be boosted, or else the request and the policy."""
     seen: set[Any] = set()
     for refusal in refusals:

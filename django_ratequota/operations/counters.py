@@ -1,17 +1,20 @@
-"""Peek and reset counters, and find those of an override. Every reset is recorded in the history."""
+"""Peek at counters, reset them or give units back, and find those of an override. The history records changes."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
+from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.utils.translation import gettext as _
 
 from ..changes.databases import policy_alias
 from ..changes.writer import write_reset
 from ..conf import settings
+from ..engine.backend import LimitRequest
 from ..engine.decision import Decision
 from ..engine.protocol import MAX_BUCKETS
 from ..engine.types import Bucket, BucketStatus
@@ -24,6 +27,7 @@ from ..policies.facts import UNREADABLE, PolicyFacts, endpoint_facts, policy_fac
 from ..policies.requests.caller import UNKNOWN, Caller, DescribedCaller, client_text, failed_kind
 from ..policies.resolver import EvaluationContext, make_buckets
 from ..runtime import default_limiter
+from ..utils.sansio import drive
 from .explain import explain_caller, newest_policies
 
 
@@ -53,25 +57,56 @@ def reset(buckets: Iterable[Bucket], reason: str = "") -> tuple[BucketStatus, ..
     it stay reset and recorded. Units consumed between peek and reset are not in the statuses.
     """
     limiter = default_limiter()
+    record = partial(write_reset, reason=reason)
+    return _lower(buckets, record, limiter.reset, checkpoints.ALL)
+
+
+def grant(buckets: Iterable[Bucket], units: int, reason: str = "") -> tuple[BucketStatus, ...]:
+    """Give ``units`` back to each bucket, record that in the history, and return their statuses before.
+
+    Raises ``ValidationError`` when a bucket has used fewer units, and ``StoreError`` as ``reset`` does.
+    """
+    limiter = default_limiter()
+    before = peek(buckets)
+    for status in before.values():
+        if status.used < units:
+            text = _(
+                "%(counter)s has used %(used)d: no more than that can be given back. To give the caller more than "
+                "the limit, grant a boost: it raises the limit itself."
+            )
+            raise ValidationError(text % {"counter": status.bucket.title, "used": status.used})
+
+    def give_back(own: list[Bucket]) -> None:
+        # Each bucket's own units: else rates that count requests would keep theirs.
+        request = LimitRequest(mode="refund", buckets=tuple(own), cost=units, costs=(units,) * len(own))
+        drive(limiter.steps(request), limiter.store.call().do)
+
+    return _lower(before, partial(write_reset, units=units, reason=reason), give_back, units)
+
+
+def _lower(
+    buckets: Iterable[Bucket],
+    record: Callable[[str, tuple[BucketStatus, ...]], None],
+    change: Callable[[list[Bucket]], object],
+    units: float,
+) -> tuple[BucketStatus, ...]:
+    """Record and change the counters of each subject by ``units``; return their statuses before."""
+    limiter = default_limiter()
     before: list[BucketStatus] = []
-    for subject, own in by_subject(buckets):
+    for subject, own in _by_subject(buckets):
         statuses = tuple(peek(own).values())
         with transaction.atomic(using=policy_alias(PolicyChange)):
-            write_reset(subject, statuses, reason)
-            limiter.reset(own)
-        checkpoints.note(limiter.peek(own), lowered=checkpoints.ALL)
+            record(subject, statuses)
+            change(own)
+        checkpoints.note(limiter.peek(own), lowered=units)
         before += statuses
-    write_checkpoints(before)
-    return tuple(before)
-
-
-def write_checkpoints(changed: Iterable[BucketStatus]) -> None:
-    """Write what operators have lowered once that is committed: no process may restore what it was before."""
-    durable = [status.bucket for status in changed if status.bucket.durable]
+    durable = [status.bucket for status in before if status.bucket.durable]
     if durable:
+        # No process may restore what a counter was before. Robust: the counters are changed, so Redis failing now
+        # must not fail the request.
         alias = policy_alias(PolicyChange)
-        # Robust: the counters are changed, so Redis failing now must not fail the request.
         transaction.on_commit(lambda: checkpoints.write_now(durable), using=alias, robust=True)
+    return tuple(before)
 
 
 def reset_caller(caller: Caller, reason: str = "", **request: Any) -> tuple[BucketStatus, ...]:
@@ -97,7 +132,7 @@ def shared_reason(counted_per: str, subject: str | None) -> str:
     return ""
 
 
-def by_subject(buckets: Iterable[Bucket]) -> list[tuple[str, list[Bucket]]]:
+def _by_subject(buckets: Iterable[Bucket]) -> list[tuple[str, list[Bucket]]]:
     """Group the buckets by subject, at most ``MAX_BUCKETS`` per group: each group changes atomically."""
     subjects: dict[str, list[Bucket]] = {}
     for bucket in buckets:
@@ -120,7 +155,7 @@ def own_counters(policies: Iterable[RatePolicy]) -> tuple[dict[Bucket, RatePolic
     counters: dict[tuple[object, ...], tuple[Bucket, RatePolicy]] = {}
     without: dict[RatePolicy, str] = {}
     callers = {policy: caller for policy, facts in rows if (caller := _own_caller(facts)) is not None}
-    contexts = _contexts({policy: callers[policy] for policy, facts in rows if policy in callers and _monthly(facts)})
+    contexts = _contexts(callers)
     for policy, facts in rows:
         subject = callers[policy].subject(facts.counted_per, None) if policy in callers else None
         endpoint = endpoint_facts(policy.endpoint) if policy.endpoint else None
@@ -134,8 +169,6 @@ def own_counters(policies: Iterable[RatePolicy]) -> tuple[dict[Bucket, RatePolic
 
 def _contexts(callers: Mapping[RatePolicy, DescribedCaller]) -> dict[RatePolicy, EvaluationContext]:
     """Return the callers with their assignments, which name when months begin; raises ``django.db.Error``."""
-    if not callers:
-        return {}
     snapshot, now_us = newest_policies(), time.time_ns() // 1000
     entries = zip(callers.items(), entries_of(list(callers.values())), strict=True)
     return {
@@ -144,25 +177,17 @@ def _contexts(callers: Mapping[RatePolicy, DescribedCaller]) -> dict[RatePolicy,
     }
 
 
-def _monthly(policy: PolicyFacts) -> bool:
-    return not isinstance(policy.rates, str) and any(rate.calendar == "month" for rate in policy.rates)
-
-
 def _own_caller(policy: PolicyFacts) -> DescribedCaller | None:
     """Return the caller of the policy's counter if its audience is that subject alone; else None."""
-    if policy.user:
-        own, caller = f"user:{policy.user}", DescribedCaller(user_id=policy.user, address=None)
-    elif policy.network is not None:
-        # An IPv6 network may be one client: addresses that share IPV6_PREFIX bits are.
-        first, last = (client_text(policy.network[at], settings.ipv6_prefix) for at in (0, -1))
-        if first != last:
-            return None
-        own, caller = f"ip:{first}", DescribedCaller(user_id=None, address=str(policy.network[0]))
-    elif policy.subject and not _unreadable(policy):
-        kind, _colon, value = policy.subject.partition(":")
-        own, caller = policy.subject, DescribedCaller(user_id=None, address=None, identifiers={kind: value})
-    else:
+    name = own = f"user:{policy.user}" if policy.user else policy.subject
+    if not name or _unreadable(policy):
         return None
+    if policy.network is not None:
+        # An IPv6 network may be one client: addresses that share IPV6_PREFIX bits are.
+        own, last = (f"ip:{client_text(policy.network[at], settings.ipv6_prefix)}" for at in (0, -1))
+        if own != last:
+            return None
+    caller = DescribedCaller.named(name)
     return caller if caller.subject(policy.counted_per, None) == own else None
 
 

@@ -5,23 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from django.apps import apps
 from django.core.exceptions import ValidationError
 from django.db import models
 
 from ..models import PolicyChange
+from .cascades import KINDS
 
 #: (field name, the field or None if the model no longer has it, before, after)
 Difference = tuple[str, Any, Any, Any]
 
 
 def fields_of(kind: str) -> dict[str, Any]:
-    """Return the fields of the model by name; empty for ``*``."""
-    try:
-        model = apps.get_model("django_ratequota", kind)
-    except (LookupError, ValueError):
-        return {}
-    return {field.name: field for field in model._meta.concrete_fields}
+    """Return the fields of the model by name; empty for ``*`` and counters."""
+    return {field.name: field for field in KINDS[kind]._meta.concrete_fields} if kind in KINDS else {}
 
 
 def differences(change: PolicyChange) -> list[Difference]:

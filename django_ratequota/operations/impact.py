@@ -6,8 +6,8 @@ Refused attempts count like admitted ones.
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from hashlib import blake2b
@@ -18,8 +18,8 @@ from django.utils.translation import ngettext
 from ..engine.rates import BLOCKED, MAX_UNITS, Rate
 from ..models import RatePolicy
 from ..monitoring import attempts
-from ..monitoring.attempts import Attempts, RecordedAttempts
-from ..policies.facts import PolicyFacts, policy_facts
+from ..monitoring.attempts import Attempts
+from ..policies.facts import policy_facts
 from .impact_audience import NotEstimable, RecordedAudience, subject_for
 from .replay import replay_each
 from .scenarios import number
@@ -27,7 +27,7 @@ from .spans import has_room, peak, spread
 
 #: Most attempts that one estimate replays; of more, it replays those of some callers.
 MOST_ATTEMPTS = 200_000
-#: Time for the whole estimate; the replay gets at least a quarter of it, however long reading the records took.
+#: Time to read callers; at least a quarter of it, however long reading the records took.
 SECONDS = 2.0
 
 
@@ -64,68 +64,16 @@ class Impact:
     fits: tuple[Fit, ...]
 
 
-class _Totals:
-    """Sums over the records that were replayed."""
-
-    def __init__(self) -> None:
-        self.requests = self.refused = self.really_refused = 0
-        self.clients: set[str] = set()
-        self.refused_clients: set[str] = set()
-        self.really_refused_clients: set[str] = set()
-        #: Of each subject with requests its ``peak`` at each rate.
-        self.peaks: list[list[int]] = []
-
-    def add(self, records: Sequence[Attempts], peaks: list[int]) -> None:
-        """Count a subject's recorded attempts."""
-        if records:
-            self.peaks.append(peaks)
-        for record in records:
-            self.requests += record.admitted + record.refused
-            self.clients.add(record.caller)
-            if record.refused:
-                self.really_refused += record.refused
-                self.really_refused_clients.add(record.caller)
-
-    def refuse(self, caller: str, times: int = 1) -> None:
-        """Count attempts of the caller that would have been refused."""
-        self.refused += times
-        self.refused_clients.add(caller)
-
-
 def estimate(policy: RatePolicy, hours: int = 24, *, most: int = MOST_ATTEMPTS, seconds: float = SECONDS) -> Impact:
     """Estimate what the policy would have refused, had it been enforced for the last ``hours``.
 
     ``policy`` is clean and need not be saved. It is replayed alone: refusals by other policies are not subtracted.
     Callers for whom another policy of the same endpoint and counted_per takes precedence now are left out. After
-    ``seconds``, the estimate is based on the callers replayed so far. Raises ``NotEstimable`` and ``StoreError``.
+    ``seconds``, the estimate is based on the callers read so far. Raises ``NotEstimable`` and ``StoreError``.
     """
     until = time.monotonic() + seconds
     facts = policy_facts(policy)
-    recorded, subjects, audience = _recorded_subjects(facts, hours)
-    until = max(until, time.monotonic() + seconds / 4)
-    totals, replayed = _replay(facts, subjects, audience, most, until)
-    return Impact(
-        since=recorded.since,
-        share=recorded.share * (replayed / len(subjects) if subjects else 1),
-        clients=len(totals.clients),
-        refused_clients=len(totals.refused_clients),
-        requests=totals.requests,
-        refused_requests=totals.refused,
-        really_refused_clients=len(totals.really_refused_clients),
-        really_refused_requests=totals.really_refused,
-        left_out_clients=len(audience.left_out),
-        unknown_policies=audience.unknown,
-        fits=() if isinstance(facts.rates, str) or not totals.requests else _fits(facts.rates, totals.peaks),
-    )
-
-
-def _recorded_subjects(
-    facts: PolicyFacts, hours: int
-) -> tuple[RecordedAttempts, dict[str, list[Attempts]], RecordedAudience]:
-    """Return the records of the last ``hours``, those at the policy's endpoint by subject, and its audience.
-
-    Raises ``NotEstimable`` and ``StoreError``.
-    """
+    rates: tuple[Rate, ...] = () if isinstance(facts.rates, str) else facts.rates
     subject_of, audience = subject_for(facts.counted_per), RecordedAudience(facts)
     recorded = attempts.recorded_attempts(hours)
     if recorded.share < 1 and facts.counted_per in ("ip", "plan", "everyone"):
@@ -136,7 +84,59 @@ def _recorded_subjects(
             subject = subject_of(record)
             if subject is not None:
                 subjects.setdefault(subject, []).append(record.at(facts.endpoint_id))
-    return recorded, subjects, audience
+    until = max(until, time.monotonic() + seconds / 4)
+    counted: list[Attempts] = []
+    peaks: list[list[int]] = []
+    to_replay: list[list[Attempts]] = []
+    searched, left = 0, most
+    # In the order of hashes, so that the next estimate begins with the same ones.
+    for subject in sorted(subjects, key=_hash):
+        if time.monotonic() > until:
+            break
+        records = audience.select(subjects[subject])
+        own = [peak(rate, records) for rate in rates]
+        if not all(map(has_room, rates, own)):
+            left -= _requests(records)
+            if left < 0:
+                break
+            to_replay.append(records)
+        searched += 1
+        counted += records
+        if records:
+            peaks.append(own)
+    if left < 0 and not counted:
+        text = _("Cannot be estimated: more than %(most)s requests share one counter.")
+        raise NotEstimable(text % {"most": number(most)})
+    refused = _refused(rates, to_replay)
+    for record in counted if facts.rates == BLOCKED else ():
+        refused[record.caller] += record.admitted + record.refused
+    return Impact(
+        since=recorded.since,
+        share=recorded.share * (searched / len(subjects) if subjects else 1),
+        clients=len({record.caller for record in counted}),
+        refused_clients=len(refused),
+        requests=_requests(counted),
+        refused_requests=refused.total(),
+        really_refused_clients=len({record.caller for record in counted if record.refused}),
+        really_refused_requests=sum(record.refused for record in counted),
+        left_out_clients=len(audience.left_out),
+        unknown_policies=audience.unknown,
+        fits=_fits(rates, peaks),
+    )
+
+
+def _refused(rates: Sequence[Rate], subjects: Iterable[Sequence[Attempts]]) -> Counter[str]:
+    """Return how many requests of each caller would have been refused, from the records of each subject."""
+    walks = [spread(records) for records in subjects]
+    outcomes = replay_each(rates, ([(at_us, cost) for at_us, cost, _caller in walk] for walk in walks))
+    refused: Counter[str] = Counter()
+    for walk, admitted in zip(walks, outcomes, strict=True):
+        refused.update(caller for (_at, _cost, caller), passed in zip(walk, admitted, strict=True) if not passed)
+    return refused
+
+
+def _requests(records: Iterable[Attempts]) -> int:
+    return sum(record.admitted + record.refused for record in records)
 
 
 def sentences(impact: Impact, hours: int = 24) -> list[str]:
@@ -207,57 +207,13 @@ def _percent(part: float, whole: float) -> str:
     return f"> {number(99.9)} %" if 99.9 < percent < 100 else f"{number(percent)} %"
 
 
-def _replay(
-    policy: PolicyFacts, subjects: dict[str, list[Attempts]], audience: RecordedAudience, most: int, until: float
-) -> tuple[_Totals, int]:
-    """Return the totals, and how many subjects were replayed: all, or as many as the bounds allow."""
-    totals = _Totals()
-    rates: tuple[Rate, ...] = () if isinstance(policy.rates, str) else policy.rates
-    waiting: deque[list[tuple[int, int, str]]] = deque()
-    replayed, full = 0, False
-
-    def sequences() -> Iterator[list[tuple[int, int]]]:
-        nonlocal replayed, full
-        left = most
-        # So that the next estimate begins with the same ones.
-        for subject in sorted(subjects, key=_hash):
-            if time.monotonic() > until:
-                return
-            records = audience.select(subjects[subject])
-            count = sum(record.admitted + record.refused for record in records)
-            peaks = [peak(rate, records) for rate in rates]
-            reaches = any(not has_room(rate, units) for rate, units in zip(rates, peaks, strict=True))
-            full = reaches and count > left
-            if full:
-                return
-            replayed += 1
-            totals.add(records, peaks)
-            if policy.rates == BLOCKED:
-                for record in records:
-                    totals.refuse(record.caller, record.admitted + record.refused)
-            elif reaches:
-                left -= count
-                waiting.append(spread(records))
-                yield [(at_us, cost) for at_us, cost, _caller in waiting[-1]]
-
-    for outcome in replay_each(rates, sequences()):
-        for (_at_us, _cost, caller), admitted in zip(waiting.popleft(), outcome, strict=True):
-            if not admitted:
-                totals.refuse(caller)
-    if full and not totals.requests:
-        text = _("Cannot be estimated: more than %(most)s requests share one counter.")
-        raise NotEstimable(text % {"most": number(most)})
-    return totals, replayed
-
-
 def _fits(rates: Sequence[Rate], peaks: Sequence[Sequence[int]]) -> tuple[Fit, ...]:
-    """Return the limits that fit the peaks, of each subject one for each rate."""
-    found = []
-    for rate, own in zip(rates, zip(*peaks, strict=True), strict=True):
-        in_order = sorted(own)
-        nobody, one_percent = (_text(rate, in_order[-1 - out]) for out in (0, len(in_order) // 100))
-        found.append(Fit(nobody=nobody, one_percent=one_percent))
-    return tuple(found)
+    """Return the limits that fit the peaks, of each subject one for each rate; none without subjects."""
+    in_order = map(sorted, zip(*peaks, strict=True))
+    return tuple(
+        Fit(nobody=_text(rate, own[-1]), one_percent=_text(rate, own[-1 - len(own) // 100]))
+        for rate, own in zip(rates, in_order, strict=False)
+    )
 
 
 def _text(rate: Rate, limit: int) -> str:

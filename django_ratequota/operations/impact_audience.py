@@ -65,16 +65,6 @@ def _request(record: Attempts) -> tuple[object, ...]:
     return record.caller, record.ip, record.plan_id, record.endpoint_ids
 
 
-def applies_to(policy: PolicyFacts) -> Callable[[Attempts], bool]:
-    """Return a function that tells whether a policy would apply to a record if there were no other policy.
-
-    Raises ``NotEstimable``.
-    """
-    snapshot, now_us = newest_policies(), time.time_ns() // 1000
-    alone = _Trial([_in_force(policy, snapshot, now_us)], snapshot, now_us)
-    return lambda record: policy.id in alone.winners(record)
-
-
 class _Trial:
     """Some policies of one endpoint and ``counted_per``, as if there were no others."""
 
@@ -90,14 +80,8 @@ class _Trial:
 
     def winners(self, record: Attempts) -> tuple[int, ...]:
         """Return the ids of the policies that would apply to a recorded request now."""
-        kind, _colon, value = record.caller.partition(":")
         plan = self._snapshot.plans.get(record.plan_id or 0)
-        caller = DescribedCaller(
-            user_id=value if kind == "user" else None,
-            address=record.ip.removeprefix("ip:").partition("/")[0] or None,
-            identifiers={} if kind in ("user", "ip") else {kind: value},
-            plan_slug=plan.slug if plan else None,
-        )
+        caller = DescribedCaller.named(record.caller, record.ip, plan.slug if plan else None)
         known = self._snapshot.endpoints
         endpoints = tuple([known[pk] for pk in record.endpoint_ids if pk in known])
         entry = self._entries.get(caller.user_id or "", NOBODY)

@@ -17,6 +17,7 @@ from django.conf import settings as django_settings
 from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError
 from django.db import transaction
+from django.db.models import Q
 from django.utils import timezone
 from django.utils.dateparse import parse_date, parse_datetime
 from django.utils.translation import gettext as _
@@ -32,12 +33,13 @@ from .scenarios import number
 #: recorded in the history, in 0.2 ms.
 MAX_LINES = 25_000
 _REASON, _UNTIL = re.compile(r"(?:^|(?<=\s))#"), re.compile(r"(?<=\s)until(?=\s)")
+#: The first cell of a file in CSV, and what separates it from the next one.
+_FIRST_CELL = re.compile(r'\s*(?:"[^"]*"\s*|[^"\s,;][^,;\t]*)?([,;\t])')
 #: Names of the first column of a file in CSV.
 _HEADS = ("member", "subject", "who")
-_HEAD = re.compile(rf'\s*"?(?:{"|".join(_HEADS)})"?[ ]*([,;\t])', re.IGNORECASE)
-_MOST_REASON = ListMember._meta.get_field("reason").max_length or 0
-_MOST_SUBJECT = ListMember._meta.get_field("subject").max_length or 0
 _SHOWN = 80
+#: A member's user id and subject, of which one is None.
+_Key = tuple[Any, str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +50,6 @@ class Line:
     who: str
     until: str = ""
     reason: str = ""
-
-
-@dataclass(slots=True)
-class _Entry:
-    """A line that was understood: a user's primary key, or a subject."""
-
-    line: Line
-    key: tuple[str, Any]
-    ends_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,27 +80,27 @@ def add_members(subject_list: SubjectList, lines: Iterable[Line], *, may_change:
     A member that is in the list keeps its dates, unless the line has other ones, or its entry has ended: then these
     change, which ``may_change`` permits.
     """
-    entries, repeated = _read(lines)
+    entries, repeated = _read(subject_list, lines)
     problems: list[str] = []
     added = changed = 0
     now = timezone.now()
     with transaction.atomic(using=policy_alias(ListMember)):
-        for batch in in_batches(entries):
-            stored = _stored(subject_list, batch)
+        for batch in in_batches(list(entries.items())):
+            stored = _stored(subject_list, [key for key, _entry in batch])
             updates = []
-            for entry in batch:
-                member = stored.get(entry.key)
+            for key, (line, entry) in batch:
+                member = stored.get(key)
                 ended = member is not None and member.ends_at is not None and member.ends_at <= now
                 if member is None or not (ended or (entry.ends_at and entry.ends_at != member.ends_at)):
                     continue
                 if not may_change:
                     text = _("It is in the list already, and you may not change its dates.")
-                    problems.append(_problem(entry.line, text))
+                    problems.append(_problem(line, text))
                 member.starts_at = None if ended else member.starts_at
                 member.ends_at = entry.ends_at
-                member.reason = entry.line.reason or member.reason
+                member.reason = entry.reason or member.reason
                 updates.append(member)
-            new = [_member(subject_list, entry) for entry in batch if entry.key not in stored]
+            new = [entry for key, (_line, entry) in batch if key not in stored]
             ListMember.objects.bulk_create(new)
             ListMember.objects.bulk_update(updates, ["starts_at", "ends_at", "reason"])
             added, changed = added + len(new), changed + len(updates)
@@ -118,10 +111,10 @@ def add_members(subject_list: SubjectList, lines: Iterable[Line], *, may_change:
 
 def remove_members(subject_list: SubjectList, lines: Iterable[Line]) -> Outcome:
     """Remove the members; raises ``ValidationError`` with a message per bad line, and then removes nothing."""
-    entries, repeated = _read(lines)
+    entries, repeated = _read(subject_list, lines)
     removed = 0
     with transaction.atomic(using=policy_alias(ListMember)):
-        for batch in in_batches(entries):
+        for batch in in_batches(list(entries)):
             pks = [member.pk for member in _stored(subject_list, batch).values()]
             ListMember.objects.filter(pk__in=pks).delete()
             removed += len(pks)
@@ -139,7 +132,8 @@ def _plain_lines(text: str) -> Iterator[Line]:
 
 def _csv_lines(text: str) -> Iterator[Line]:
     # Strict: a quote that is never closed would silently make the rest of the file one cell.
-    rows = csv.reader(text.splitlines(keepends=True), delimiter=_delimiter(text), strict=True)
+    separator = _FIRST_CELL.match(text)
+    rows = csv.reader(text.splitlines(keepends=True), delimiter=separator[1] if separator else ",", strict=True)
     begun = 1
     try:
         for row in rows:
@@ -152,52 +146,46 @@ def _csv_lines(text: str) -> Iterator[Line]:
         raise ValidationError(_("Line %(number)d is not CSV: %(problem)s.") % words) from error
 
 
-def _delimiter(text: str) -> str:
-    """Return what stands after the name of the first column, or else what looks most like it separates columns."""
-    if head := _HEAD.match(text):
-        return head[1]
-    try:
-        return csv.Sniffer().sniff(text[:4096], delimiters=",;\t").delimiter
-    except csv.Error:  # one column, or rows of different lengths
-        found = re.search("[,;\t]", text)
-        return found[0] if found else ","
-
-
-def _read(lines: Iterable[Line]) -> tuple[list[_Entry], int]:
-    """Return the entries, each member once, and how many lines repeat one; raises ``ValidationError``."""
+def _read(subject_list: SubjectList, lines: Iterable[Line]) -> tuple[dict[_Key, tuple[Line, ListMember]], int]:
+    """Return each member once, unsaved, and how many lines repeat one; raises ``ValidationError``."""
     lines = list(lines)
     users = _user_ids([line.who[5:] for line in lines if line.who.startswith("user:")])
-    entries: dict[tuple[str, Any], _Entry] = {}
+    entries: dict[_Key, tuple[Line, ListMember]] = {}
     problems: list[str] = []
     for line in lines:
         try:
-            entry = _Entry(line, _key(line, users), _end(line))
-            entries.setdefault(entry.key, entry)
+            member = _member(line, users)
+            member.subject_list = subject_list
+            entries.setdefault(_key(member), (line, member))
         except ValidationError as error:
             problems.append(_problem(line, " ".join(error.messages)))
     if problems:
         raise ValidationError(problems)
-    return list(entries.values()), len(lines) - len(entries)
+    return entries, len(lines) - len(entries)
 
 
-def _key(line: Line, users: dict[str, Any]) -> tuple[str, Any]:
-    if len(line.reason) > _MOST_REASON:
-        raise ValidationError(_("The reason has more than %(most)d characters.") % {"most": _MOST_REASON})
+def _member(line: Line, users: dict[str, Any]) -> ListMember:
+    """Return the member that the line names, in no list; raises ``ValidationError``."""
+    member = ListMember(ends_at=_end(line), reason=line.reason)
     if line.who.startswith("user:"):
-        if line.who[5:] not in users:
+        member.user_id = users.get(line.who[5:])
+        if member.user_id is None:
             raise ValidationError(_("There is no user with this login name."))
-        return "user", users[line.who[5:]]
-    try:
-        subject = canonical_subject(line.who)
-    except ValidationError as error:
-        if not (error.params and "known" in error.params):
-            raise
-        known = ", ".join(("ip", "user", *settings.identifiers))
-        text = _("Write an address, a network, or kind:value, where kind is one of %(known)s.")
-        raise ValidationError(text % {"known": known}) from error
-    if len(subject) > _MOST_SUBJECT:
-        raise ValidationError(_("The subject has more than %(most)d characters.") % {"most": _MOST_SUBJECT})
-    return "subject", subject
+    else:
+        try:
+            member.subject = canonical_subject(line.who)
+        except ValidationError as error:
+            if not (error.params and "known" in error.params):
+                raise
+            known = ", ".join(("ip", "user", *settings.identifiers))
+            text = _("Write an address, a network, or kind:value, where kind is one of %(known)s.")
+            raise ValidationError(text % {"known": known}) from error
+    member.clean_fields(exclude=["subject_list", "user"])
+    return member
+
+
+def _key(member: ListMember) -> _Key:
+    return member.user_id, member.subject
 
 
 def _end(line: Line) -> datetime | None:
@@ -234,21 +222,11 @@ def _user_ids(names: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _stored(subject_list: SubjectList, entries: Iterable[_Entry]) -> dict[tuple[str, Any], ListMember]:
-    """Return the list's entries for these members, in two queries at most."""
-    found: dict[tuple[str, Any], ListMember] = {}
-    for name, column in (("user", "user_id"), ("subject", "subject")):
-        keys = [entry.key[1] for entry in entries if entry.key[0] == name]
-        if keys:
-            rows = ListMember.objects.filter(subject_list=subject_list, **{f"{column}__in": keys})
-            found |= {(name, getattr(row, column)): row for row in rows.order_by()}
-    return found
-
-
-def _member(subject_list: SubjectList, entry: _Entry) -> ListMember:
-    name, value = entry.key
-    who = {"user_id": value} if name == "user" else {"subject": value}
-    return ListMember(subject_list=subject_list, ends_at=entry.ends_at, reason=entry.line.reason, **who)
+def _stored(subject_list: SubjectList, keys: Iterable[_Key]) -> dict[_Key, ListMember]:
+    """Return the list's entries for these members."""
+    users, subjects = ({value for value in values if value is not None} for values in zip(*keys, strict=True))
+    rows = ListMember.objects.filter(Q(user__in=users) | Q(subject__in=subjects), subject_list=subject_list)
+    return {_key(row): row for row in rows.order_by()}
 
 
 def _problem(line: Line, text: str) -> str:

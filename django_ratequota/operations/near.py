@@ -16,7 +16,6 @@ from ..policies.resolver import EvaluationContext, make_buckets, resolve_uncache
 from ..policies.snapshot import Snapshot
 from . import ledger
 from .explain import newest_policies
-from .explain_query import ExplainQuery
 from .ledger import Chosen, Recorded
 
 #: Counters read together for a whole list; how often twice as many are read for a page whose first are out of date.
@@ -167,13 +166,8 @@ def _plan_is_known(caller: Caller, assigned_to: str) -> bool:
 def _caller(row: Recorded, snapshot: Snapshot) -> DescribedCaller:
     """Return the caller that the subject names, as far as it does."""
     kind, _colon, value = row.subject.partition(":")
-    if kind == "plan" and value.isdecimal():
-        plan = snapshot.plans.get(int(value))
-        return DescribedCaller(user_id=None, address=None, plan_slug=plan.slug if plan else None)
-    try:
-        return ExplainQuery.for_caller(row.subject).caller()
-    except ValueError:
-        return DescribedCaller(user_id=None, address=None)
+    plan = snapshot.plans.get(int(value)) if kind == "plan" and value.isdecimal() else None
+    return DescribedCaller.named(row.subject, plan_slug=plan.slug if plan else None)
 
 
 def _policies(ids: Iterable[int | None]) -> dict[int, RatePolicy]:

@@ -16,7 +16,7 @@ from ..conf import settings
 from ..engine.calendar_windows import calendar_window
 from ..models import Endpoint, QuotaWindow, RatePolicy
 from ..monitoring.checkpoint_rows import stored_subject
-from ..policies.facts import to_datetime
+from ..policies.facts import to_datetime, to_us
 from ..policies.requests.caller import Caller
 from .ledger import anchor_of, local_date
 
@@ -155,10 +155,8 @@ def _without_gaps(windows: list[QuotaWindow], today: date) -> Iterator[tuple[dat
             ends = _next(ends, window.period, anchor)
 
 
-def _next(first: date, period: str, anchor: int) -> date:
+def _next(first: date, period: Any, anchor: int) -> date:
     """Return the first day of the window that follows."""
-    if period != QuotaWindow.Period.MONTH:
-        return first + timedelta(days=7 if period == QuotaWindow.Period.WEEK else 1)
-    month = (first.replace(day=1) + timedelta(days=32)).replace(day=1)
-    last = (month + timedelta(days=31)).replace(day=1) - timedelta(days=1)
-    return month.replace(day=min(anchor, last.day))
+    noon = datetime(first.year, first.month, first.day, 12, tzinfo=settings.time_zone)
+    end_us = calendar_window(period, to_us(noon), settings.time_zone, anchor)[1]
+    return local_date(to_datetime(end_us))

@@ -126,17 +126,21 @@ def _targets(model: Any, changes: list[PolicyChange]) -> list[models.Model]:
     """Return the deleted objects, valid except for database constraints; raises ``ValidationError``."""
     states = [change.before or {} for change in changes]
     exists = related_objects(model, states)
-    relations = [field.name for field in model._meta.concrete_fields if field.is_relation]
     targets = []
     for change, state in zip(changes, states, strict=True):
         target = target_of(model, read_value(model._meta.pk, change.object_id), state, None, exists)[0]
-        missing = missing_objects(target, exists)
-        if missing:
-            raise ValidationError(missing)
-        target.clean_fields(exclude=relations)
-        target.clean()
+        check(target, exists)
         targets.append(target)
     return targets
+
+
+def check(target: models.Model, exists: Exists) -> None:
+    """Raise ``ValidationError`` unless the object is valid, except for database constraints."""
+    missing = missing_objects(target, exists)
+    if missing:
+        raise ValidationError(missing)
+    target.clean_fields(exclude=[field.name for field in target._meta.concrete_fields if field.is_relation])
+    target.clean()
 
 
 def related_objects(

@@ -37,9 +37,17 @@ def peak(rate: Rate, records: Sequence[Attempts]) -> int:
     It is the most units in any span that the rate may look at. As that is rounded up to whole seconds, the lowest
     such limit may be less: half as much for a rate by the second, or for the windowed counter.
     """
+    longest_us = _LONGEST_US[rate.calendar] if rate.calendar else rate.period_us
+    span = -(-longest_us * (2 if rate.algorithm == "sliding_window_counter" else 1) // 10**6) + 1
     units = [(record.second, (record.admitted + record.refused) * rate.units(record.cost)) for record in records]
-    span = -(-longest_us(rate) * (2 if rate.algorithm == "sliding_window_counter" else 1) // 10**6)
-    return _busiest(units, span + 1)
+    most = inside = first = 0
+    for second, size in units:
+        inside += size
+        while units[first][0] <= second - span:
+            inside -= units[first][1]
+            first += 1
+        most = max(most, inside)
+    return most
 
 
 def has_room(rate: Rate, units: int) -> bool:
@@ -52,20 +60,3 @@ def has_room(rate: Rate, units: int) -> bool:
     room = min(rate.limit, rate.capacity)
     # Doubles are rounded there: half of the room is certain.
     return units <= (room // 2 if rate.capacity * rate.period_us >= _EXACT else room)
-
-
-def _busiest(units: Sequence[tuple[int, int]], span: int) -> int:
-    """Return the most units in any ``span``, of (time, units) in the order of time; both times in one unit."""
-    most = inside = first = 0
-    for second, size in units:
-        inside += size
-        while units[first][0] <= second - span:
-            inside -= units[first][1]
-            first += 1
-        most = max(most, inside)
-    return most
-
-
-def longest_us(rate: Rate) -> int:
-    """Return the longest that a window of the rate can be (µs): a day on which clocks change has two hours more."""
-    return _LONGEST_US[rate.calendar] if rate.calendar else rate.period_us

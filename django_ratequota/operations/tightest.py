@@ -1,15 +1,15 @@
-"""How much of its tightest limit each of several callers has used, in one call to Redis. Nothing is consumed."""
+"""How much of its tightest limit each of several callers has used. Nothing is consumed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from ..conf import settings
 from ..enforcement.steps import now_us
 from ..engine.protocol import MAX_BUCKETS
 from ..engine.types import Bucket, BucketStatus
 from ..policies.assigned import entries_of, is_plan_open
+from ..policies.facts import EndpointFacts
 from ..policies.requests.caller import DescribedCaller
 from ..policies.resolver import EvaluationContext, resolve_uncached
 from ..runtime import default_limiter, process
@@ -20,7 +20,7 @@ def tightest(callers: Iterable[str], scope: str | None = None) -> dict[str, Buck
     """Return caller -> its own enforced counter with the smallest share left; callers without one are left out.
 
     ``callers`` are subjects such as ``user:42``. Their limits at the endpoint ``scope`` and at all endpoints together
-    are compared; without a scope also those at each endpoint, as far as one call to Redis takes them. Where
+    are compared; without a scope also those at each endpoint, unless these are too many to ask for. Where
     PLAN_RESOLVER chooses plans there are none: only a request shows what plan its caller is on. So it is for a user
     without a plan of her own where tenants have plans. Raises ``StoreError`` and ``django.db.Error``.
     """
@@ -28,37 +28,24 @@ def tightest(callers: Iterable[str], scope: str | None = None) -> dict[str, Buck
     if settings.plan_resolver or getattr(limiter, "unlimited", False):
         return {}
     overview = process.policies.reload(limiter.stored_revision()).overview
-    if scope is None:
+    # Without those that are counted together.
+    own_names = [name for name in callers if name.partition(":")[2] and not shared_reason("caller", name)]
+    described = {name: DescribedCaller.named(name) for name in own_names}
+    endpoints: tuple[EndpointFacts, ...] = ()
+    if scope is not None and scope in overview.by_name:
+        endpoints = (overview.by_name[scope],)
+    elif scope is None and len(overview.limited) * len(described) <= MAX_BUCKETS:
         endpoints = overview.limited
-    else:
-        endpoints = tuple(endpoint for endpoint in (overview.by_name.get(scope),) if endpoint)
-    described = {name: caller for name in callers if (caller := _described(name)) is not None}
     entries = entries_of(list(described.values()))
-    contexts = {
-        name: EvaluationContext(caller, entry, endpoints, None, overview.snapshot, now_us(limiter), assigned)
+    buckets = {
+        name: _own_buckets(
+            EvaluationContext(caller, entry, endpoints, None, overview.snapshot, now_us(limiter), assigned)
+        )
         for (name, caller), (entry, assigned) in zip(described.items(), entries, strict=True)
     }
-    buckets: dict[str, list[Bucket]] = {}
-    if len(endpoints) * len(described) <= MAX_BUCKETS:
-        buckets = {name: _own_buckets(context) for name, context in contexts.items()}
-    if not 0 < sum(map(len, buckets.values())) <= MAX_BUCKETS:
-        buckets = {name: _own_buckets(replace(context, endpoints=())) for name, context in contexts.items()}
-    asked = list(dict.fromkeys(bucket for own in buckets.values() for bucket in own))[:MAX_BUCKETS]
-    statuses = peek(asked)
+    statuses = peek(dict.fromkeys(bucket for own in buckets.values() for bucket in own))
     found = {caller: [statuses[bucket] for bucket in own if bucket in statuses] for caller, own in buckets.items()}
     return {caller: min(own, key=_share_left) for caller, own in found.items() if own}
-
-
-def _described(caller: str) -> DescribedCaller | None:
-    """Return the caller that counters name so; None for callers that are counted together."""
-    kind, _colon, value = caller.partition(":")
-    if not value or shared_reason("caller", caller):
-        return None
-    if kind == "user":
-        return DescribedCaller(user_id=value, address=None)
-    if kind == "ip":  # of an IPv6 network any address
-        return DescribedCaller(user_id=None, address=value.partition("/")[0])
-    return DescribedCaller(user_id=None, address=None, identifiers={kind: value})
 
 
 def _own_buckets(context: EvaluationContext) -> list[Bucket]:

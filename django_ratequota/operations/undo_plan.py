@@ -20,7 +20,7 @@ from ..changes.databases import policy_alias
 from ..changes.writer import field_values, in_batches, rows_by_pk
 from ..models import PolicyChange
 from .cascades import KINDS, relations
-from .restore import missing_objects, read_value, related_objects, target_of
+from .restore import check, read_value, related_objects, target_of
 
 Verb = Literal["create", "change", "delete"]
 #: (object now, object afterwards) -> the permission that is missing, as a sentence; "" = none. None = no object.
@@ -85,7 +85,7 @@ def plan_undo(change_id: UUID, *, lock: bool = False, forbidden: Forbidden = lam
             for step, now in _compare(undo, KINDS[kind], steps, lock, created, forbidden):
                 state = None if now is None else field_values(now)
                 digest.update(json.dumps([step.first, state], sort_keys=True).encode())
-    _findreferences(undo)
+    _find_references(undo)
     undo.seen = digest.hexdigest()[:20]
     return undo
 
@@ -128,7 +128,8 @@ def _compare(
         try:
             if step.verb == "delete":
                 step.done = step.done or now is None
-                step.edited = now is not None and _differs(field_values(now), after)
+                values = None if now is None else field_values(now)
+                step.edited = values is not None and any(values.get(name) != after[name] for name in after)
             else:
                 target = _target(step, now, before, after, exists or related_objects(model, [before], created))
             if not step.done:
@@ -160,16 +161,8 @@ def _target(step: Step, now: Any, before: dict[str, Any], after: dict[str, Any],
         known = after if step.verb == "change" else {}
         step.edited = any(values[name] != known.get(name, ...) for name in step.fields)
         step.verb = "change"
-    missing = missing_objects(target, exists)
-    if missing:
-        raise ValidationError(missing)
-    target.clean_fields(exclude=[column.name for column in model._meta.concrete_fields if column.is_relation])
-    target.clean()
+    check(target, exists)
     return target
-
-
-def _differs(values: dict[str, Any], recorded: dict[str, Any]) -> bool:
-    return any(values.get(name) != value for name, value in recorded.items())
 
 
 def _release(undo: Undo, step: Step, now: models.Model | None, target: models.Model | None) -> None:
@@ -183,7 +176,7 @@ def _release(undo: Undo, step: Step, now: models.Model | None, target: models.Mo
             undo._released_overwriting[relation, key] += 1
 
 
-def _findreferences(undo: Undo) -> None:
+def _find_references(undo: Undo) -> None:
     """Leave created objects as they are that others refer to by now, because deleting them deletes the others."""
     for kind, steps in list(undo.of(list(KINDS), "delete", True)):
         model = KINDS[kind]

@@ -26,7 +26,7 @@ from django_ratequota.exceptions import InvalidCost
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
 from django_ratequota.monitoring.health import health
 from django_ratequota.operations import counters as usage
-from django_ratequota.operations.boosts import grant
+from django_ratequota.operations.counters import grant
 from django_ratequota.operations.explain import explain_caller
 from django_ratequota.policies.cache import policies
 from django_ratequota.policies.requests.caller import DescribedCaller

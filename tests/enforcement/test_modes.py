@@ -316,12 +316,12 @@ class TestMemory:
         assert [get("/decorated/").status_code for _ in range(3)] == [200] * 3
 
     def test_counters_are_reset_and_granted_in_this_process(self) -> None:
-        from django_ratequota.operations import boosts, counters
+        from django_ratequota.operations import counters
 
         limit("2/hour")
         decision = [check_request(RequestFactory().get("/"), "search") for _ in range(2)][-1]
         bucket = decision.statuses[0].bucket
-        boosts.grant([bucket], 1)
+        counters.grant([bucket], 1)
         assert counters.peek([bucket])[bucket].remaining == 1
         assert counters.reset([bucket])[0].used == 1
         assert counters.peek([bucket])[bucket].remaining == 2

@@ -34,9 +34,8 @@ from django_ratequota.monitoring.background import Background
 from django_ratequota.monitoring.checkpoints import flush
 from django_ratequota.monitoring.rollup import forget_windows
 from django_ratequota.monitoring.seeds import Seeds, seeds
-from django_ratequota.operations.boosts import grant
 from django_ratequota.operations.caller_limits import caller_limits
-from django_ratequota.operations.counters import peek, reset
+from django_ratequota.operations.counters import grant, peek, reset
 from django_ratequota.operations.explain import explain_caller
 from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.runtime import default_limiter, process

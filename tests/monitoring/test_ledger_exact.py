@@ -61,7 +61,7 @@ answer = [entry for log in logs for entry in log]
 """
 _FLUSH = "checkpoints.flush(); answer = len(checkpoints._dirty)"
 _GIVE_BACK = """
-from django_ratequota.operations.boosts import grant
+from django_ratequota.operations.counters import grant
 from django_ratequota.operations.explain import explain_caller
 from django_ratequota.policies.requests.caller import DescribedCaller
 user = User.objects.get(username="user0")

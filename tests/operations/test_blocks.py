@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
-from html import unescape
 from typing import Any
 from urllib.parse import urlencode
 
@@ -19,7 +18,7 @@ from django_ratequota.monitoring.collector import collector
 from django_ratequota.operations import blocks
 from django_ratequota.policies.requests.caller import Caller
 from tests.admin.test_explain import DOWN, IDENTIFIERS, LIST, PAGE, staff
-from tests.support.operators import a_customer, client_of
+from tests.support.operators import a_customer, client_of, words_of
 from tests.support.requests import check_from
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "recording")]
@@ -36,11 +35,6 @@ def operator() -> Client:
 @pytest.fixture
 def alice() -> User:
     return a_customer()
-
-
-def text_of(page: Any) -> str:
-    assert page.status_code == 200
-    return re.sub(r"\s+", " ", unescape(page.content.decode()))
 
 
 def choices(text: str) -> list[str]:
@@ -92,7 +86,7 @@ def test_a_block_refuses_at_once_until_it_is_ended(operator: Client, alice: User
         length = {"hour": timedelta(hours=1), "day": timedelta(days=1), "week": timedelta(weeks=1)}[until]
         assert abs(block.ends_at - timezone.now() - length) < timedelta(minutes=1)
     assert PolicyChange.objects.get(object_id=str(block.pk)).reason == "Ticket 4711"
-    page = text_of(operator.get(url))
+    page = words_of(operator.get(url))
     assert "Blocked until" in page
     done = operator.post(url, {"end": str(block.pk), "change_reason": "A mistake"})
     assert done.status_code == 302
@@ -119,14 +113,12 @@ def test_a_block_may_be_for_one_endpoint(operator: Client, alice: User) -> None:
         ({"reason": ""}, "This field is required."),
         ({"target": "ip:0.0.0.0/0"}, "ip:0.0.0.0/0 is not one of the available choices."),
         ({"target": ""}, "This field is required."),
-        ({"until": "date"}, "Enter an end date, or choose one of the times above."),
-        ({"until": "date", "ends_at_0": "2020-01-01", "ends_at_1": "00:00"}, "The end must lie after the start."),
         ({"place": "elsewhere"}, "elsewhere is not one of the available choices."),
     ],
 )
 def test_an_invalid_block_is_reported(operator: Client, alice: User, sent: dict[str, str], error: str) -> None:
     url = f"{URL}?caller=user:{alice.pk}&endpoint=search"
-    page = text_of(operator.post(url, {**FORM, "target": f"user:{alice.pk}", **sent}))
+    page = words_of(operator.post(url, {**FORM, "target": f"user:{alice.pk}", **sent}))
     assert error in page
     assert not RatePolicy.objects.filter(rates="blocked").exists()
 
@@ -150,7 +142,7 @@ def test_the_page_says_who_would_be_hit(operator: Client, alice: User, monkeypat
             check_from(address=address)
     check_from(alice, address="203.0.113.7")
     collector.flush()
-    page = text_of(operator.get(URL, {"caller": f"user:{alice.pk}", "ip": "ip:203.0.113.7"}))
+    page = words_of(operator.get(URL, {"caller": f"user:{alice.pk}", "ip": "ip:203.0.113.7"}))
     assert f"user:{alice.pk} (alice): 1 request in the last hour" in page
     assert "ip:203.0.113.7: 4 requests of 2 callers in the last hour" in page
     assert "ip:203.0.113.0/24: 6 requests of 3 callers in the last hour" in page
@@ -198,14 +190,14 @@ def test_a_block_that_was_sent_twice_is_ended_at_once(operator: Client, alice: U
     everywhere, at_search = (
         RatePolicy.objects.filter(rates="blocked", endpoint__name=name) for name in (None, "search")
     )
-    ends = re.findall(r'name="end" value="(\d+)"', text_of(operator.get(url)))
+    ends = re.findall(r'name="end" value="(\d+)"', words_of(operator.get(url)))
     assert set(ends) == {str(everywhere.latest("ends_at").pk), str(at_search.get().pk)}
     done = operator.post(url, {"end": str(everywhere.latest("ends_at").pk)}, follow=True)
-    assert "has ended. Another one is in force: search." in text_of(done)
+    assert "has ended. Another one is in force: search." in words_of(done)
     assert check_from(alice).allowed
     assert not check_from(alice, scope="search").allowed
     done = operator.post(url, {"end": str(at_search.get().pk)}, follow=True)
-    assert "is not blocked any more." in text_of(done)
+    assert "is not blocked any more." in words_of(done)
     assert check_from(alice, scope="search").allowed
 
 
@@ -218,43 +210,27 @@ def test_explain_and_live_usage_lead_to_the_page_and_to_its_end(operator: Client
     collector.flush()
     pages = [(PAGE, {"user": alice.pk}), (PAGE, {"id": refusal_id}), (USAGE, {})]
     for page, query in pages:
-        text = text_of(operator.get(page, query))
+        text = words_of(operator.get(page, query))
         links = re.findall(rf'href="({URL}[^"]*)"[^>]*>Block…</a>', text)
         assert links, page
         assert all(operator.get(link).status_code == 200 for link in links)
     assert operator.post(links[-1], {**FORM, "target": "ip:203.0.113.0/24"})["Location"] == USAGE
     for page, query in pages[1:]:
         assert re.search(
-            rf'href="{URL}[^"]*"[^>]*>Blocked until [^<]*: End it…</a>', text_of(operator.get(page, query))
+            rf'href="{URL}[^"]*"[^>]*>Blocked until [^<]*: End it…</a>', words_of(operator.get(page, query))
         )
 
 
-@pytest.mark.parametrize(
-    ("permissions", "blocks_callers", "looks"),
-    [
-        (("block_callers",), True, True),
-        (("grant_override", "reset_usage", "view_ratepolicy"), False, True),
-        (("add_ratepolicy", "change_ratepolicy", "delete_ratepolicy"), False, True),
-        ((), False, False),
-    ],
-)
-def test_only_the_permission_to_block_blocks(
-    alice: User, permissions: tuple[str, ...], blocks_callers: bool, looks: bool
-) -> None:
-    client = staff(permissions)
-    url = f"{URL}?caller=user:{alice.pk}"
-    assert client.get(url).status_code == (200 if blocks_callers else 403)
-    for page in (PAGE, USAGE):
-        assert client.get(page).status_code == (200 if looks else 403)
-    assert (URL in client.get(PAGE, {"user": alice.pk}).content.decode()) is blocks_callers
-    assert client.post(url, {**FORM, "target": f"user:{alice.pk}"}).status_code == (302 if blocks_callers else 403)
-    assert RatePolicy.objects.filter(rates="blocked").exists() is blocks_callers
-    assert check_from(alice).allowed is not blocks_callers
-    block = RatePolicy.objects.filter(rates="blocked").first() or blocks.propose_block(f"user:{alice.pk}")
+@pytest.mark.parametrize("permission", ["block_callers", "grant_override"])
+def test_only_the_permission_to_block_blocks(alice: User, permission: str) -> None:
+    client, may = staff((permission,)), permission == "block_callers"
+    url, block = f"{URL}?caller=user:{alice.pk}", blocks.propose_block(f"user:{alice.pk}")
+    assert (URL in client.get(PAGE, {"user": alice.pk}).content.decode()) is may
+    assert client.post(url, {**FORM, "target": f"user:{alice.pk}"}).status_code == (302 if may else 403)
+    assert RatePolicy.objects.filter(rates="blocked").exists() is may
     block.save()
     client.post(url, {"end": str(block.pk)})
-    block.refresh_from_db()
-    assert (block.ends_at is not None and block.ends_at <= timezone.now()) is blocks_callers
+    assert (RatePolicy.objects.get(pk=block.pk).ends_at is not None) is may
 
 
 def test_who_may_only_block_can_neither_add_nor_change_nor_end_other_policies(alice: User) -> None:
@@ -271,6 +247,6 @@ def test_who_may_only_block_can_neither_add_nor_change_nor_end_other_policies(al
 def test_a_block_is_saved_while_redis_is_down(operator: Client, alice: User, settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": DOWN}
     url = f"{URL}?caller=user:{alice.pk}"
-    assert "recent requests unknown" in text_of(operator.get(url))
+    assert "recent requests unknown" in words_of(operator.get(url))
     assert operator.post(url, {**FORM, "target": f"user:{alice.pk}"}).status_code == 302
     assert RatePolicy.objects.filter(rates="blocked").exists()

@@ -130,21 +130,6 @@ def boost_links(text: str) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("title", "rates", "counted_per"),
-    [("search/hour per tenant", "6/hour", "tenant"), ("all/hour", "4/hour", "caller")],
-)
-def test_a_boost_is_for_the_organisation(
-    operator: Client, people: list[User], title: str, rates: str, counted_per: str
-) -> None:
-    link = boost_links(explain(operator, **ACME, endpoint="search"))[title]
-    form = {"rates": rates, "until": "hours", "reason": "Ticket 4711", "post": "yes"}
-    assert "A temporary override for tenant:acme" in operator.get(link).content.decode()
-    assert operator.post(link, form).status_code == 302
-    boost = RatePolicy.objects.get(reason="Ticket 4711")
-    assert (boost.subject, boost.user, boost.counted_per, boost.rates) == ("tenant:acme", None, counted_per, rates)
-
-
 def test_a_boost_of_a_limit_for_each_caller_holds_for_each_of_them(operator: Client, people: list[User]) -> None:
     RatePolicy.objects.filter(counted_per="tenant").delete()
     link = boost_links(explain(operator, **ACME))["all/hour"]
@@ -152,17 +137,6 @@ def test_a_boost_of_a_limit_for_each_caller_holds_for_each_of_them(operator: Cli
     for user in people:
         assert [ask(user) for _ in range(5)] == [True] * 4 + [False]
     assert [ask(people[0], "other"), ask(User.objects.create(username="carol"), "other")] == [False, True]
-
-
-def test_an_organisation_is_blocked_and_unblocked(operator: Client, people: list[User]) -> None:
-    text = explain(operator, **ACME)
-    link = unescape(re.search(r'href="([^"]*/block/[^"]*)"', text)[1])  # type: ignore[index]
-    form = {"target": "tenant:acme", "until": "day", "reason": "R", "post": "yes"}
-    assert operator.post(link, form).status_code == 302
-    assert [ask(people[0]), ask(people[1]), ask(people[0], "other")] == [False, False, True]
-    assert "Blocked until" in explain(operator, **ACME)
-    operator.post(link, {"end": RatePolicy.objects.get(rates="blocked").pk})
-    assert ask(people[1])
 
 
 def test_the_form_of_a_refusal_has_all_its_identifiers(operator: Client, people: list[User]) -> None:

@@ -106,29 +106,10 @@ def test_replay_and_limiter_agree_at_the_limit(
     assert found == decided_by_limiter(limiter, clock, rates, attempts)
 
 
-@examples(150)
-@given(rates=rates(), start=STARTS, walk=WALKS, slice_size=st.integers(1, 50))
-def test_replay_and_limiter_agree(
-    limiter: Limiter,
-    clock: Clock,
-    rates: list[Rate],
-    start: int,
-    walk: list[tuple[int, int]],
-    slice_size: int,
-) -> None:
-    attempts = attempts_of(start, walk)
-    found = replay(rates, attempts, limiter=limiter, slice_size=slice_size)
-    assert found == decided_by_limiter(limiter, clock, rates, attempts)
-
-
 @examples(60)
 @given(rates=rates(), walks=st.lists(st.tuples(STARTS, WALKS), max_size=4), slice_size=st.integers(1, 200))
 def test_each_subject_has_its_own_counters(
-    limiter: Limiter,
-    clock: Clock,
-    rates: list[Rate],
-    walks: list[tuple[int, list[tuple[int, int]]]],
-    slice_size: int,
+    limiter: Limiter, clock: Clock, rates: list[Rate], walks: list[tuple[int, list[tuple[int, int]]]], slice_size: int
 ) -> None:
     sequences = [attempts_of(start, walk) for start, walk in walks]
     found = list(replay_each(rates, [*sequences, []], limiter=limiter, slice_size=slice_size))
@@ -171,9 +152,7 @@ def test_replay_and_checks_share_the_files_of_the_algorithms() -> None:
 
 
 @pytest.mark.parametrize(
-    "attempts",
-    [[(2, 1), (1, 1)], [(0, 1)], [(-1, 1)], [(2**53, 1)], [(1, -1)], [(1, 10**12 + 1)]],
-    ids=str,
+    "attempts", [[(2, 1), (1, 1)], [(0, 1)], [(-1, 1)], [(2**53, 1)], [(1, -1)], [(1, 10**12 + 1)]], ids=str
 )
 def test_attempts_out_of_order_or_range_are_refused(limiter: Limiter, attempts: list[Attempt]) -> None:
     with pytest.raises(ValueError, match=r"order of time|a cost must"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from html import unescape
 from typing import Any
 
 from django.contrib.auth.models import Permission, User
@@ -23,6 +25,11 @@ def text_of(page: Any) -> str:
     """Return the content of a page; fails unless its status is 200."""
     assert page.status_code == 200
     return str(page.content.decode())
+
+
+def words_of(page: Any) -> str:
+    """Return the content of a page, unescaped and with single spaces; fails unless its status is 200."""
+    return re.sub(r"\s+", " ", unescape(text_of(page)))
 
 
 def a_customer() -> User:

@@ -16,7 +16,7 @@ from ...engine.rates import MAX_UNITS
 from ...engine.types import Bucket, BucketStatus
 from ...exceptions import StoreError
 from ...models import RatePolicy
-from ...operations import boosts, counters
+from ...operations import counters
 from ...operations.explain import Explanation
 from ..formatting import shown
 from ..names import described_callers
@@ -103,7 +103,7 @@ class GrantPage(CallerCountersPage):
 
     def change(self, buckets: list[Bucket], data: dict[str, Any]) -> tuple[tuple[BucketStatus, ...], str]:
         """Give the units to each counter. Raises ``ValidationError`` where one has used fewer."""
-        before = boosts.grant(buckets, data["units"], data["reason"])
+        before = counters.grant(buckets, data["units"], data["reason"])
         text = ngettext(
             "%(units)d units were given back to %(count)d counter.",
             "%(units)d units were given back to %(count)d counters.",

@@ -14,14 +14,17 @@ from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from ...changes.databases import policy_alias
+from ...exceptions import StoreError
 from ...models import Endpoint, RatePolicy
 from ...operations import blocks
 from ...operations.explain_query import ExplainQuery
+from ...operations.impact import estimate
+from ...operations.impact_audience import NotEstimable
 from ...policies.requests.caller import Caller
 from ..base import ChangeReasonForm
 from ..formatting import moment, number_text, shown
 from ..names import audience_text, caller_names, described
-from ..pages import AdminPage, reply
+from ..pages import AdminPage
 from ..permissions import may_block
 from .dated import dated_form
 from .form import form_data
@@ -56,9 +59,8 @@ class BlockPage(AdminPage):
         if "end" in request.POST:
             self._end(request, in_force, users)
             return HttpResponseRedirect(back)
-        attempts, _error = reply(blocks.recorded_hour)
         proposed = {name: blocks.propose_block(name) for name in names}
-        form = self._form(request, proposed, users, attempts, endpoint)(
+        form = self._form(request, proposed, users, endpoint)(
             request.POST or None, instance=next(iter(proposed.values()))
         )
         if form.is_bound and form.is_valid():
@@ -83,14 +85,8 @@ class BlockPage(AdminPage):
         params = form_data(ExplainQuery.for_caller(caller, endpoint=endpoint.name if endpoint else ""))
         return str(self.admin.page_url("explain", query=params))
 
-    def _form(
-        self, request: Any, proposed: dict[str, RatePolicy], users: Mapping[str, str], recorded: Any, endpoint: Any
-    ) -> Any:
-        targets = []
-        for name, block in proposed.items():
-            hits = recorded and blocks.hits(block, recorded[0], sampled=recorded[1])
-            recent = _hits(hits) if hits else gettext("recent requests unknown")
-            targets.append((name, f"{described(name, users)}: {recent}"))
+    def _form(self, request: Any, proposed: dict[str, RatePolicy], users: Mapping[str, str], endpoint: Any) -> Any:
+        targets = [(name, f"{described(name, users)}: {_recent(block)}") for name, block in proposed.items()]
         radio = forms.RadioSelect(attrs={"autofocus": True})
         fields: dict[str, Any] = {
             "target": forms.ChoiceField(label=_("Who"), choices=targets, initial=targets[0][0], widget=radio)
@@ -176,9 +172,16 @@ def _until(block: RatePolicy) -> str:
     return gettext("Blocked until %(end)s") % {"end": moment(block.ends_at)}
 
 
-def _hits(hits: blocks.Hits) -> str:
-    words = {"requests": number_text(hits.requests), "callers": number_text(hits.callers)}
-    text = ngettext("%(requests)s request in the last hour", "%(requests)s requests in the last hour", hits.requests)
-    if hits.callers > 1:
+def _recent(block: RatePolicy) -> str:
+    """Return what the block would have refused in the last hour."""
+    try:
+        impact = estimate(block, 1)
+    except (NotEstimable, StoreError):
+        return gettext("recent requests unknown")
+    words = {"requests": number_text(impact.refused_requests), "callers": number_text(impact.refused_clients)}
+    text = ngettext(
+        "%(requests)s request in the last hour", "%(requests)s requests in the last hour", impact.refused_requests
+    )
+    if impact.refused_clients > 1:
         text = gettext("%(requests)s requests of %(callers)s callers in the last hour")
-    return (gettext("at least %s") % text if hits.sampled else text) % words
+    return (gettext("at least %s") % text if impact.share < 1 else text) % words
