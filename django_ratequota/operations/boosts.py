@@ -15,8 +15,8 @@ from ..changes.databases import policy_alias
 from ..changes.validators import canonical_subject
 from ..changes.writer import write_grant
 from ..conf import settings
-from ..engine.backend import LimitRequest
 from ..engine.calendar_windows import window_end_us
+from ..engine.decision import LimitRequest
 from ..engine.rates import BLOCKED, DEFAULT_ALGORITHM, MAX_UNITS, MONTH, UNLIMITED, Rate
 from ..engine.types import Bucket, BucketStatus
 from ..models import PolicyChange, RatePolicy

@@ -21,7 +21,6 @@ from django.utils.functional import SimpleLazyObject
 from rest_framework.request import Request
 
 from django_ratequota import Decision, Limiter, acheck_request, check_request, conf, headers
-from django_ratequota.enforcement import steps
 from django_ratequota.exceptions import InvalidCost
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
 from django_ratequota.monitoring.health import health
@@ -30,7 +29,7 @@ from django_ratequota.operations.boosts import grant
 from django_ratequota.operations.explain import explain_caller
 from django_ratequota.policies.cache import policies
 from django_ratequota.policies.requests.caller import DescribedCaller
-from django_ratequota.runtime import default_limiter
+from django_ratequota.runtime import default_limiter, process
 from django_ratequota.signals import request_refused
 from django_ratequota.testing import Policy, override_policies
 from tests.conftest import Check, Clock, Get
@@ -394,7 +393,7 @@ class TestDates:
     def now(self, limiter: Limiter, clock: Clock, monkeypatch: Any) -> datetime:
         """The present, on a clock moved by hand that stands for the store's."""
         clock.now_us = time.time_ns() // 10**9 * 10**6
-        monkeypatch.setattr(steps, "default_limiter", lambda: limiter)
+        monkeypatch.setattr(process, "limiter", lambda: limiter)
         return datetime.fromtimestamp(clock.now_us / 10**6, UTC)
 
     def test_policies_start_and_end_on_time_without_any_change(

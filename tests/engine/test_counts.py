@@ -12,8 +12,8 @@ import redis
 from asgiref.sync import async_to_sync
 
 from django_ratequota import Bucket, Decision, Limiter, Rate
-from django_ratequota.engine.backend import LimitRequest
 from django_ratequota.engine.crossslot import decide_per_subject
+from django_ratequota.engine.decision import LimitRequest
 from django_ratequota.engine.keys import bucket_key
 from django_ratequota.engine.memory import LocalLimiter
 from django_ratequota.engine.protocol import ScriptBackend
@@ -248,9 +248,10 @@ def test_the_local_limiter_counts_a_request_once(clock: Clock, algorithm: str) -
         assert local.decide(LimitRequest(mode="check", buckets=both, cost=cost)).allowed
     refused = local.decide(LimitRequest(mode="check", buckets=both, cost=0))
     assert [status.allowed for status in refused.statuses] == [True, False]
-    charged = local.charge(both, cost=100)
+    charge = LimitRequest(mode="charge", buckets=both, cost=100, settler=local)
+    charged = local.decide(charge)
     assert remaining(charged) == [1000 - 454, 0]
-    assert remaining(local.refund(both, cost=10)) == [1000 - 444, 0]
+    assert remaining(local.decide(charge._replace(mode="refund", cost=10))) == [1000 - 444, 0]
     assert remaining(charged.refund(50)) == [1000 - 394, 0]
 
 

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratequota import Bucket, Decision, Limiter, Rate, acheck_request, check_request
-from django_ratequota.engine.backend import LimitRequest
+from django_ratequota.engine.decision import LimitRequest
 from django_ratequota.engine.deny_cache import DenyCache
 from django_ratequota.engine.rates import ALGORITHMS
 from django_ratequota.engine.types import BucketStatus
