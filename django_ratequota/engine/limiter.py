@@ -155,7 +155,7 @@ class Limiter:
 
         A refusal changes nothing.
         """
-        return self.decide(self._request("check", buckets, cost))
+        return self.decide(LimitRequest(mode="check", buckets=tuple(buckets), cost=cost, settler=self))
 
     def peek(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:
         """What ``check`` would decide now; changes nothing."""

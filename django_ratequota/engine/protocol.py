@@ -8,7 +8,6 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import replace
 from datetime import tzinfo
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -191,7 +190,8 @@ def read_reply(reply: object, buckets: int) -> tuple[int, ...]:
     """Return the whole numbers of a reply about ``buckets`` buckets; raises ``StoreError`` for any other value."""
     if isinstance(reply, bytes) and reply and len(reply) % 8 == 0:
         numbers = struct.unpack(f">{len(reply) // 8}q", reply)
-        if len(numbers) == 4 + {DECIDED: _EACH * buckets, NEWER: 1}.get(numbers[0], 0):
+        outcome, found = numbers[0], len(numbers) - 4
+        if found == (_EACH * buckets if outcome == DECIDED else outcome == NEWER):
             return numbers
     raise StoreError("response", f"not a decision: {reply!r:.100}")
 
@@ -200,22 +200,20 @@ def statuses_of(
     numbers: tuple[int, ...], buckets: tuple[Bucket, ...], windows_us: list[int]
 ) -> tuple[BucketStatus, ...]:
     """Return each bucket's status from the numbers of a decision."""
-    # A list, because a generator costs every request more.
-    statuses = [
-        make_status(
-            bucket=bucket,
-            allowed=numbers[at] == 1,
-            remaining=numbers[at + 1],
-            retry_after_us=None if numbers[at + 2] < 0 else numbers[at + 2],
-            reset_after_us=numbers[at + 3],
-            window_us=window_us,
-            next_after_us=numbers[at + 4] or None,
+    statuses, at = [], 4
+    for bucket, window_us in zip(buckets, windows_us, strict=True):
+        passed, remaining, wait_us, reset_us, next_us = numbers[at : at + _EACH]
+        statuses.append(
+            make_status(
+                bucket=bucket,
+                allowed=passed == 1,
+                remaining=remaining if remaining > 0 else 0,
+                retry_after_us=None if wait_us < 0 else wait_us,
+                reset_after_us=reset_us,
+                window_us=window_us,
+                next_after_us=next_us or None,
+                debt=-remaining if remaining < 0 else 0,
+            )
         )
-        for at, bucket, window_us in zip(range(4, len(numbers), _EACH), buckets, windows_us, strict=True)
-    ]
-    if min(numbers[5::_EACH], default=0) < 0:  # rare: only hand-made charges exceed a limit
-        statuses = [
-            replace(status, remaining=0, debt=-status.remaining) if status.remaining < 0 else status
-            for status in statuses
-        ]
+        at += _EACH
     return tuple(statuses)

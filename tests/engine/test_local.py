@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_ratequota import Bucket, Decision, Rate
+from django_ratequota import Bucket, Rate
 from django_ratequota.engine.decision import Decision, LimitRequest, Mode
 from django_ratequota.engine.memory import LocalLimiter
 from django_ratequota.engine.rates import ALGORITHMS, BURST_ALGORITHMS
