@@ -233,15 +233,6 @@ def test_a_refund_in_parts_is_no_more_than_in_one(limiter: Limiter, clock: Clock
     assert left(limiter, asked) == 40
 
 
-def test_a_peek_and_a_refund_charged_nothing(limiter: Limiter) -> None:
-    asked = [bucket("10/hour")]
-    limiter.check(asked, 5)
-    peeked, refunded = limiter.peek(asked, 3), limiter.refund(asked, 1)
-    assert (peeked.refund(3), refunded.refund(1)) == (peeked, refunded)
-    assert left(limiter, asked[0]) == 6
-    assert peeked.charge(2).refund(5).statuses[0].remaining == 6
-
-
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_log_mode_without_room_is_neither_charged_nor_refunded(limiter: Limiter, algorithm: str) -> None:
     """A charge of 5 and a refund of 5 left 5 on a full bucket in log mode."""

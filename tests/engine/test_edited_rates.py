@@ -54,15 +54,6 @@ def test_a_lowered_limit_locks_nobody_out(limiter: Limiter, clock: Clock, algori
 
 
 @pytest.mark.parametrize("meter", METERS)
-def test_a_charge_after_the_edit_does_not_bring_the_old_usage_back(limiter: Limiter, meter: str) -> None:
-    limiter.check([bucket(f"10000/hour {meter}")], 10_000)
-    lowered = [bucket(f"10/hour {meter}")]
-    limiter.charge(lowered, 5)
-    refused = limiter.check(lowered, 10)
-    assert refused.retry_after == 3600 * 15 / 10
-
-
-@pytest.mark.parametrize("meter", METERS)
 def test_a_debt_under_the_present_rate_stays_one_under_another_does_not(limiter: Limiter, meter: str) -> None:
     limiter.charge([bucket(f"10/hour {meter}")], 1000)
     assert limiter.check([bucket(f"10/hour {meter}")]).retry_after == 991 * 360

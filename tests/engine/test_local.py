@@ -315,15 +315,3 @@ def test_threads_are_admitted_the_share_exactly(clock: Clock) -> None:
         asked = on_threads(16, lambda: [ask(limiter, *buckets) for _ in range(40)].count(True))  # noqa: B023
         assert sum(asked) == 250
         assert peek(limiter, buckets[1]).remaining == 25_000 - 250
-
-
-def test_no_charge_of_a_thread_is_lost(clock: Clock) -> None:
-    limiter, asked = limiter_of(1, clock), bucket("100000/hour")
-
-    def charge() -> None:
-        for _ in range(100):
-            by_hand(limiter, "charge", asked, 3)
-            by_hand(limiter, "refund", asked, 1)
-
-    on_threads(16, charge)
-    assert peek(limiter, asked).remaining == 100_000 - 16 * 100 * 2
