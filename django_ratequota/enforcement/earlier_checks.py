@@ -11,7 +11,7 @@ from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
 
-from ..engine.decision import Charge, Charges, Decision, charges_of, take_all
+from ..engine.decision import Charges, Decision, charges_of, take_all
 from ..engine.types import Bucket, BucketStatus
 from ..monitoring.records import RequestCost
 from ..policies.resolver import Resolution
@@ -51,7 +51,7 @@ class EarlierChecks:
         self._own = frozenset(bucket.counter for bucket in buckets)
         self.again = replace(self.again, _own=self._own)
         paid: dict[object, int] = {}
-        for charge in self._charges():
+        for charge in [one for done in self._decisions for one in charges_of(done) if not one.settled]:
             paid[charge.bucket.counter] = paid.get(charge.bucket.counter, 0) + charge.units
         # Buckets in log mode that had no room are checked, too, though not charged.
         had_room = {status.bucket.counter: status.allowed for done in self._decisions for status in done.statuses}
@@ -127,9 +127,6 @@ class EarlierChecks:
             for status in refused.statuses
         ]
         return replace(refused, statuses=tuple(statuses))
-
-    def _charges(self) -> list[Charge]:
-        return [charge for decision in self._decisions for charge in charges_of(decision) if not charge.settled]
 
 
 def set_apart(request: Any, decision: Decision) -> None:

@@ -11,8 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..exceptions import StoreError
-from .backend import Steps
-from .decision import Charged, Charges, Decision, LimitRequest, charges_of, take_all
+from .decision import Charged, Charges, Decision, LimitRequest, Steps, charges_of, take_all
 from .types import BucketStatus
 
 #: Returns the steps of one atomic call over the buckets of one subject.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
+from ..store.commands import Command
 from ..utils.locks import ForkSafeLock
 from ..utils.shielding import shielded
 from .rates import BURST_ALGORITHMS
@@ -313,6 +314,8 @@ class Decision:
         return latest
 
 
+#: The steps to a decision (see ``utils.sansio``).
+Steps = Generator[Command, Any, Decision]
 #: Returns a decision of the same keywords, sooner.
 make_decision = fast_init(Decision)
 

@@ -22,10 +22,9 @@ from ..store.commands import Command
 from ..utils.histogram import Histogram
 from ..utils.sansio import adrive, drive
 from ..utils.shielding import shielded
-from .backend import Backend, Steps
 from .calendar_windows import check_zone
 from .crossslot import decide_per_subject
-from .decision import Decision, LimitRequest, Mode
+from .decision import Decision, LimitRequest, Mode, Steps
 from .deny_cache import DenyCache
 from .keys import check_prefix
 from .memory import Memory, Unlimited
@@ -134,7 +133,7 @@ class Limiter:
         clock = clock and _checked(clock)
         self._deny_cache = DenyCache(deny_cache_seconds, clock)
         #: What keeps its counters.
-        self.backend: Backend = (
+        self.backend: ScriptBackend | Memory = (
             memory(self.prefix, self.time_zone, clock)
             if memory
             else ScriptBackend(store, self.prefix, self.time_zone, clock)

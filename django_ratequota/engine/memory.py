@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 
 from ..exceptions import NewerRevision
 from ..utils.locks import ForkSafeLock
-from .backend import Steps
 from .calendar_windows import calendar_window
-from .decision import BY_HAND, CHARGING, Charges, Decision, LimitRequest, charge_each
+from .decision import BY_HAND, CHARGING, Charges, Decision, LimitRequest, Steps, charge_each
 from .protocol import bucket_keys
 from .types import Bucket, BucketStatus
 
@@ -334,7 +333,7 @@ class Memory:
         return self._clock()
 
     def ask(self, request: LimitRequest, share: float = 1.0) -> Steps:
-        """``decide``, as steps of which none is a command."""
+        """``decide``, as steps of which none is a command; see ``ScriptBackend``."""
         return self.decide(request)
         yield
 

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 from ..exceptions import InvalidBucket, NewerRevision, StoreError
 from ..store.base import Store, run_script
 from ..store.commands import Command, ScriptCall
-from .backend import Steps
 from .calendar_windows import calendar_window
-from .decision import CHARGING, LimitRequest, charge_each, make_decision
+from .decision import CHARGING, LimitRequest, Steps, charge_each, make_decision
 from .keys import birth_key, bucket_key, revision_key
 from .scripts import DECIDE, PUBLISH
 from .types import Bucket, BucketStatus, make_status
@@ -53,7 +52,11 @@ class ScriptBackend:
         return self._clock() if self._clock else time.monotonic_ns() // 1000 + self._offset_us
 
     def ask(self, request: LimitRequest, share: float = 1.0) -> Steps:
-        """Send the buckets in one atomic call, again while a calendar window is outdated."""
+        """Send the buckets in one atomic call, again while a calendar window is outdated.
+
+        ``share`` is the part of the decision's time that it may take on a Cluster. Raises ``NewerRevision``,
+        ``InvalidBucket`` and ``StoreError``.
+        """
         mode, buckets, charged = request.mode, request.buckets, request.charged
         units, past = request.units(), charged.levels_us if charged else request.seeds
         prepared = prepare(self._prefix, self._zone, buckets)
