@@ -123,11 +123,11 @@ def decide_command(
     """EVALSHA with so many buckets of one caller, each of another endpoint."""
     keys = [f"{PREFIX}{{user:{RANDOM}}}:{endpoint}:{algorithm}86400" for endpoint in range(buckets)]
     cost = _LIMIT + 1 if refused else 1
-    args: list[object] = ["check", 0, _REVISION if revision else -1, cost, 0]
+    args: list[object] = ["check", 0, _REVISION if revision else -1, 0]
     if revision:
         keys.insert(0, f"{PREFIX}revision")
     for _ in range(buckets):
-        args += (algorithm, _LIMIT, _PERIOD_US, _LIMIT, 1, 0, 0)
+        args += (algorithm, _LIMIT, _PERIOD_US, _LIMIT, 1, 0, 0, cost, 0)
     return ["EVALSHA", sha, str(len(keys)), *keys, *map(str, args)]
 
 

@@ -118,7 +118,7 @@ def _x_ratelimit(decision: Decision, enforced: list[BucketStatus], wait: int | N
     if binding is None:
         return {}
     return {
-        "X-RateLimit-Limit": str(binding.limit),
+        "X-RateLimit-Limit": str(binding.bucket.rate.capacity),
         "X-RateLimit-Remaining": str(binding.remaining),
         "X-RateLimit-Reset": str(-(-(decision.at_us + binding.reset_after_us) // _SECOND)),
     }

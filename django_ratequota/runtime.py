@@ -94,7 +94,12 @@ def default_limiter() -> Limiter:
     try:
         return process.limiter()
     except ConfigurationError as error:
-        raise StoreError("configuration", str(error)) from error
+        raise no_limiter(error) from error
+
+
+def no_limiter(error: ConfigurationError) -> StoreError:
+    """Return the error of decisions while the settings name no Redis."""
+    return StoreError("configuration", str(error))
 
 
 def store_from_settings(settings: Settings) -> Store:
@@ -159,7 +164,7 @@ def _safe_text(error: Exception) -> str:
 
 
 def limiter_options() -> dict[str, Any]:
-    """Return the arguments of ``LimiterSteps`` by the settings in force; raises ``ConfigurationError``."""
+    """Return the arguments of ``Limiter.open`` by the settings in force; raises ``ConfigurationError``."""
     return {
         "store": store_from_settings(settings),
         "memory": process_memory if settings.in_memory else None,

@@ -17,7 +17,7 @@ from django.core.exceptions import ImproperlyConfigured
 from rest_framework import throttling as drf
 from rest_framework.throttling import BaseThrottle
 
-from ..enforcement.on_error import decide_without_store
+from ..enforcement.decide import decide_without_store
 from ..engine.decision import Decision
 from ..engine.keys import bucket_key, short
 from ..engine.limiter import Limiter

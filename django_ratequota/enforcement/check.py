@@ -35,9 +35,8 @@ from ..policies.resolver import EvaluationContext, Resolution, match_policies, r
 from ..policies.snapshot import Snapshot
 from ..runtime import process
 from ..utils.sansio import adrive, drive
-from .decide import decide
+from .decide import decide, decide_without_store
 from .earlier_checks import EARLIER, EarlierChecks, set_apart
-from .on_error import decide_without_store
 from .settlement import reserve
 from .steps import RequestStep, Step, StepRunner, limiter_or_error, now_us, stored_revision
 
@@ -212,7 +211,7 @@ class Evaluation:
         process.observe(own)
         cost = self.cost_of_request(resolution)
         refusal_id = process.record(self.context, self.route, self.method, resolution, own, cost)
-        if decision.degraded:
+        if decision.error:
             refusal_id = ""  # Redis is down, so the refusal may never get there to be looked up
         revision = self.snapshot.revision
         if not refusal_id and decision.revision == revision:

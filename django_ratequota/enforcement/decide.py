@@ -1,4 +1,4 @@
-"""The decision about a resolution: by the store, or by ``on_error`` where the store does not answer."""
+"""The decision about a resolution: by the store, or by each policy's ``on_error`` where it does not answer."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..conf import settings
-from ..engine.backend import LimitRequest, Mode
-from ..engine.decision import Decision
+from ..engine.decision import Decision, LimitRequest, Mode
 from ..engine.limiter import Limiter
 from ..engine.protocol import MAX_BUCKETS
 from ..engine.types import Bucket
@@ -17,8 +16,8 @@ from ..monitoring import checkpoints
 from ..monitoring.health import note_degraded
 from ..monitoring.seeds import seeds
 from ..policies.resolver import Resolution
+from ..runtime import process
 from ..utils.problems import note_problem
-from .on_error import decide_without_store
 from .settlement import StoreSettler
 from .steps import Step
 
@@ -38,7 +37,7 @@ def decide(
     """
     if len(buckets) > MAX_BUCKETS:
         buckets, costs = _limit_number(buckets, costs)
-    denied_by = _denied_by(resolution)
+    denied_by = _denied_by(resolution) if resolution.unreadable else ()
     # A blocked request consumes nothing, but asks the store too: so it sees the edit that lifts the block.
     checked = () if resolution.blocked_by or denied_by else buckets
     try:
@@ -76,6 +75,48 @@ def decide(
     if resolution.blocked_by:
         return replace(decision, allowed=False, blocked_by=resolution.blocked_by)
     return decision
+
+
+def decide_without_store(
+    buckets: tuple[Bucket, ...],
+    reason: str,
+    cost: int,
+    blocked_by: tuple[str, ...] = (),
+    *,
+    peek: bool = False,
+    costs: tuple[int, ...] = (),
+) -> Decision:
+    """Return the decision by ``on_error``: refused if any policy denies, or has no room in its local counter.
+
+    ``reason`` is why the store did not decide. ``costs`` are the units of each bucket; empty = ``cost`` by its rate.
+    """
+    denied_by = [bucket.title for bucket in buckets if bucket.mode == "enforce" and _action(bucket) == "deny"]
+    if reason == "database" and settings.on_error == "deny":
+        denied_by = ["all"]
+    places = [at for at, bucket in enumerate(buckets) if bucket.mode == "enforce" and _action(bucket) == "local"]
+    mode: Mode = "check" if places and not (peek or denied_by or blocked_by) else "peek"
+    local = process.local_limiter()
+    decision = local.decide(
+        LimitRequest(
+            mode=mode,
+            buckets=tuple(buckets[at] for at in places),
+            cost=cost,
+            costs=tuple(costs[at] for at in places if costs),
+            settler=local,
+        )
+    )
+    return replace(
+        decision,
+        allowed=decision.allowed and not denied_by and not blocked_by,
+        at_us=0,
+        blocked_by=blocked_by,
+        denied_by=tuple(denied_by),
+        error=reason,
+    )
+
+
+def _action(bucket: Bucket) -> str:
+    return bucket.on_error or settings.on_error
 
 
 def _denied_by(resolution: Resolution) -> tuple[str, ...]:

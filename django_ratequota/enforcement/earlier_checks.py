@@ -11,7 +11,7 @@ from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
 
-from ..engine.decision import Charge, Charges, Decision, Refund, charges_of, take_all
+from ..engine.decision import Charges, Decision, charges_of, take_all
 from ..engine.types import Bucket, BucketStatus
 from ..monitoring.records import RequestCost
 from ..policies.resolver import Resolution
@@ -51,7 +51,7 @@ class EarlierChecks:
         self._own = frozenset(bucket.counter for bucket in buckets)
         self.again = replace(self.again, _own=self._own)
         paid: dict[object, int] = {}
-        for charge in self._charges():
+        for charge in [one for done in self._decisions for one in charges_of(done) if not one.settled]:
             paid[charge.bucket.counter] = paid.get(charge.bucket.counter, 0) + charge.units
         # Buckets in log mode that had no room are checked, too, though not charged.
         had_room = {status.bucket.counter: status.allowed for done in self._decisions for status in done.statuses}
@@ -108,7 +108,11 @@ class EarlierChecks:
         for decision in self._decisions:
             charges = charges_of(decision)
             for refund in take_all([one for one in charges if not (one.settled or one.bucket.counter in kept)]):
-                refunded += [(yield from _refund(decision, refund))]
+                settler = decision.settler
+                if isinstance(settler, StoreSettler):
+                    refunded.append((yield from settler.steps(refund)))
+                elif settler:  # this process's own counters: nothing blocks
+                    refunded.append(settler.decide(refund))
         return refunded
 
     def give_back(self, refused: Decision) -> Generator[Step, Any, Decision]:
@@ -123,9 +127,6 @@ class EarlierChecks:
             for status in refused.statuses
         ]
         return replace(refused, statuses=tuple(statuses))
-
-    def _charges(self) -> list[Charge]:
-        return [charge for decision in self._decisions for charge in charges_of(decision) if not charge.settled]
 
 
 def set_apart(request: Any, decision: Decision) -> None:
@@ -158,13 +159,3 @@ def _since_refund(refused: BucketStatus, later: BucketStatus) -> BucketStatus:
         reset_after_us=later.reset_after_us,
         next_after_us=later.next_after_us,
     )
-
-
-def _refund(decision: Decision, refund: Refund) -> Generator[Step, Any, Decision]:
-    settler = decision.settler
-    if isinstance(settler, StoreSettler):
-        return (yield from settler.steps("refund", *refund))
-    if settler is None:
-        return decision
-    # This process's own counters: nothing blocks.
-    return settler.refund(refund.buckets, cost=refund.units, charged=refund.charged)

@@ -14,10 +14,8 @@ from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOpera
 from django.http import Http404
 from django.http.multipartparser import MultiPartParserError
 
-from ..engine.backend import LimitRequest, Mode
-from ..engine.decision import Charge, Charged, Decision, Refund, Settler, charges_of, take_all
+from ..engine.decision import Charge, Decision, LimitRequest, Settler, charges_of, take_all
 from ..engine.limiter import Limiter
-from ..engine.types import Bucket
 from ..exceptions import StoreError
 from ..monitoring import checkpoints
 from ..monitoring.health import note_degraded
@@ -31,41 +29,31 @@ from .steps import Step, StepRunner, limiter_or_error
 RESERVED = "ratequota_reserved"
 
 
-class StoreSettler:
+class StoreSettler(NamedTuple):
     """Charges and refunds in the store after the decision; failures are logged and fail no request."""
 
-    def __init__(self, limiter: Limiter) -> None:
-        self._limiter = limiter
+    limiter: Limiter
 
-    def charge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
-        return drive(self.steps("charge", buckets, cost), _runner().do)
+    def decide(self, request: LimitRequest) -> Decision:
+        return drive(self.steps(request), _runner().do)
 
-    def refund(self, buckets: tuple[Bucket, ...], *, cost: int, charged: Charged | None) -> Decision:
-        return drive(self.steps("refund", buckets, cost, charged), _runner().do)
+    async def adecide(self, request: LimitRequest) -> Decision:
+        return await adrive(self.steps(request), _runner().ado)
 
-    async def acharge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
-        return await adrive(self.steps("charge", buckets, cost), _runner().ado)
-
-    async def arefund(self, buckets: tuple[Bucket, ...], *, cost: int, charged: Charged | None) -> Decision:
-        return await adrive(self.steps("refund", buckets, cost, charged), _runner().ado)
-
-    def steps(
-        self, mode: Mode, buckets: tuple[Bucket, ...], cost: int, charged: Charged | None = None
-    ) -> Generator[Step, Any, Decision]:
+    def steps(self, request: LimitRequest) -> Generator[Step, Any, Decision]:
         """Yield the steps of either verb, for ``check`` to run among its own."""
-        limiter, lost = self._limiter, tuple[int, ...]()
-        if mode == "charge" and any(bucket.durable for bucket in buckets):
+        limiter, buckets, lost = self.limiter, request.buckets, tuple[int, ...]()
+        if request.mode == "charge" and any(bucket.durable for bucket in buckets):
             lost = yield from seeds.of(limiter, buckets)
         try:
-            request = LimitRequest(mode=mode, buckets=buckets, cost=cost, charged=charged, seeds=lost, settler=self)
-            decision = yield from limiter.steps(request)
+            decision = yield from limiter.steps(request._replace(seeds=lost))
         except StoreError as error:
             note_degraded(error.reason, error)
             return Decision(allowed=True, error=error.reason)
         if lost:
             seeds.sent(limiter, decision, buckets, lost)
         if not limiter.store.absent:
-            checkpoints.note(decision, lowered=cost if mode == "refund" else 0)
+            checkpoints.note(decision, lowered=request.cost if request.mode == "refund" else 0)
         return decision
 
 
@@ -100,8 +88,8 @@ def settle(request: Any, outcome: object) -> None:
 
     Failures of the store are logged; then the units stay charged.
     """
-    for settler, (buckets, units, charged) in _refunds(request, outcome):
-        settler.refund(buckets, cost=units, charged=charged)
+    for settler, refund in _refunds(request, outcome):
+        settler.decide(refund)
 
 
 async def asettle(request: Any, outcome: object) -> None:
@@ -111,12 +99,12 @@ async def asettle(request: Any, outcome: object) -> None:
         await shielded(_arefund(refunds))
 
 
-async def _arefund(refunds: list[tuple[Settler, Refund]]) -> None:
-    for settler, (buckets, units, charged) in refunds:
-        await settler.arefund(buckets, cost=units, charged=charged)
+async def _arefund(refunds: list[tuple[Settler, LimitRequest]]) -> None:
+    for settler, refund in refunds:
+        await settler.adecide(refund)
 
 
-def _refunds(request: Any, outcome: object) -> list[tuple[Settler, Refund]]:
+def _refunds(request: Any, outcome: object) -> list[tuple[Settler, LimitRequest]]:
     reservations: list[Reservation] = vars(getattr(request, "_request", request)).pop(RESERVED, ())
     if not reservations:
         return []

@@ -14,8 +14,8 @@ from asgiref.sync import sync_to_async
 from django.utils.functional import LazyObject
 
 from ..engine.limiter import REVISION_SHARE, Limiter
-from ..exceptions import StoreError
-from ..runtime import default_limiter
+from ..exceptions import ConfigurationError, StoreError
+from ..runtime import no_limiter, process
 from ..store.base import Call
 from ..store.commands import Command
 
@@ -33,14 +33,14 @@ Step = Command | Callable[[], Any] | RequestStep
 def limiter_or_error() -> Limiter | StoreError:
     """Return the limiter of the settings in force, or the error that explains why there is none."""
     try:
-        return default_limiter()
-    except StoreError as error:
-        return error
+        return process.limiter()
+    except ConfigurationError as error:
+        return no_limiter(error)
 
 
 def now_us(limiter: Limiter | StoreError) -> int:
     """Return the store's time, as this process last saw it (µs); without a limiter this machine's."""
-    return time.time_ns() // 1000 if isinstance(limiter, StoreError) else limiter.now_us
+    return time.time_ns() // 1000 if isinstance(limiter, StoreError) else limiter.backend.now_us
 
 
 def stored_revision(limiter: Limiter | StoreError) -> Generator[Command, Any, int]:
@@ -75,7 +75,7 @@ class StepRunner:
         if self._call is None:
             if isinstance(self._limiter, StoreError):
                 raise self._limiter
-            self._call = self._limiter.store.call()
+            self._call = Call(self._limiter.store, always=False)
         return self._call
 
 

@@ -11,8 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..exceptions import StoreError
-from .backend import LimitRequest, Steps
-from .decision import Charged, Charges, Decision, charges_of, take_all
+from .decision import Charged, Charges, Decision, LimitRequest, Steps, charges_of, take_all
 from .types import BucketStatus
 
 #: Returns the steps of one atomic call over the buckets of one subject.
@@ -77,9 +76,9 @@ def _give_back(call: AtomicCall, charged: list[Decision]) -> Generator[Any, Any,
     refunded = []
     for decision in charged:
         now: dict[object, BucketStatus] = {}
-        for buckets, units, of in take_all(charges_of(decision)):  # one call for each cost
+        for refund in take_all(charges_of(decision)):  # one call for each cost
             try:
-                after = yield from call(LimitRequest(mode="refund", buckets=buckets, cost=units, charged=of))
+                after = yield from call(refund)
             except StoreError:
                 continue  # its server fails now: the units stay charged until they drain or expire
             now |= {status.bucket.counter: status for status in after.statuses}

@@ -1,15 +1,23 @@
-"""Decisions: what a check finds, what it charged, and the charges, refunds and settlements that may follow it."""
+"""What a limiter is asked, what it decides, and the charges, refunds and settlements that may follow."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
+from ..store.commands import Command
 from ..utils.locks import ForkSafeLock
 from ..utils.shielding import shielded
 from .rates import BURST_ALGORITHMS
 from .types import Bucket, BucketStatus, check_cost, fast_init
+
+Mode = Literal["check", "peek", "charge", "refund", "acquire"]
+
+#: Modes that charge the cost.
+CHARGING = frozenset({"check", "charge", "acquire"})
+#: Modes that charge or refund units by hand.
+BY_HAND = frozenset({"charge", "refund"})
 
 _SECOND = 10**6
 #: Held while a decision's units are noted, so that two threads do not settle the same difference.
@@ -27,21 +35,43 @@ class Charged(NamedTuple):
     levels_us: tuple[int, ...]
 
 
-class Refund(NamedTuple):
-    """The arguments of one refund."""
+class LimitRequest(NamedTuple):
+    """What a limiter is asked: a verb, the buckets, and how many units. Made by keywords."""
 
+    mode: Mode
     buckets: tuple[Bucket, ...]
-    units: int
-    charged: Charged
+    #: Units; rates that count requests take 1, and none of those that are charged or refunded by hand.
+    cost: int = 1
+    #: Units of each bucket, where they differ; same order and length as ``buckets``; empty = ``cost`` by its rate.
+    costs: tuple[int, ...] = ()
+    #: The longest wait that ``acquire`` may book (µs).
+    wait_us: int = 0
+    #: The units that a refund takes, ``cost`` of each bucket; None = the newest.
+    charged: Charged | None = None
+    #: Units known to be used in each bucket's calendar window, for stores that lost counts: a bucket that holds fewer
+    #: has used as many. Same order and length as ``buckets``; empty = nothing is known.
+    seeds: tuple[int, ...] = ()
+    #: The revision of the policies that the buckets are made from; None = they are not from the database.
+    revision: int | None = None
+    #: Charges and refunds after the decision; None = nothing does.
+    settler: Settler | None = None
+
+    def units(self) -> tuple[int, ...]:
+        """Return the units of each bucket, in the buckets' order."""
+        if self.costs:
+            return self.costs
+        buckets, cost, by_hand = self.buckets, self.cost, self.mode in BY_HAND
+        if self.charged or (cost == 1 and not by_hand):
+            return (cost,) * len(buckets)
+        request = 0 if by_hand else 1
+        return tuple([cost if bucket.rate.counts == "units" else request for bucket in buckets])
 
 
 class Settler(Protocol):
-    """Charges and refunds buckets after a decision: the limiter that made it; ``charged`` None = the newest units."""
+    """Charges and refunds after a decision: the limiter that made it."""
 
-    def charge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision: ...
-    def refund(self, buckets: tuple[Bucket, ...], *, cost: int, charged: Charged | None) -> Decision: ...
-    async def acharge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision: ...
-    async def arefund(self, buckets: tuple[Bucket, ...], *, cost: int, charged: Charged | None) -> Decision: ...
+    def decide(self, request: LimitRequest) -> Decision: ...
+    async def adecide(self, request: LimitRequest) -> Decision: ...
 
 
 @dataclass(slots=True)
@@ -182,11 +212,7 @@ class Decision:
         Rates that count requests, and log-mode buckets without room, stay uncharged. A refused decision charges
         nothing and returns itself.
         """
-        if not self.settler or not self._charged:
-            return self
-        with _settling:
-            charges_of(self).units += check_cost(cost)
-        return self._note(self.settler.charge(self._charged, cost=cost))
+        return self._settle(self._more(cost))
 
     def refund(self, cost: int) -> Decision:
         """Give ``cost`` units back to the buckets that were charged.
@@ -194,10 +220,7 @@ class Decision:
         Never gives back more than this decision charged, nor what has drained or expired since. Rates that count
         requests keep the request. A decision that charged nothing returns itself.
         """
-        if not self.settler or not self._charged:
-            return self
-        settler = self.settler
-        return self._after([settler.refund(of, cost=units, charged=at) for of, units, at in self._take(cost)])
+        return self._settle(self._less(cost))
 
     def settle(self, actual: int) -> Decision:
         """Charge or refund the difference to the ``actual`` units of the request; never refuses.
@@ -206,71 +229,53 @@ class Decision:
         what the last of these did. If the store does not answer, the difference is not charged, neither now nor by a
         later call.
         """
-        more, refunds = self._settlement(actual)
-        settler = self.settler
-        if more and settler:
-            return self._note(settler.charge(self._charged, cost=more))
-        if refunds and settler:
-            return self._after([settler.refund(of, cost=units, charged=at) for of, units, at in refunds])
-        return charges_of(self).latest or self
+        requests = self._difference(actual)
+        return self._settle(requests) if requests else charges_of(self).latest or self
 
     async def acharge(self, cost: int) -> Decision:
         """``charge``, awaited; it reaches the store although the awaiting task is cancelled."""
-        if not self.settler or not self._charged:
-            return self
-        with _settling:
-            charges_of(self).units += check_cost(cost)
-        return await shielded(self._acharge(self.settler, cost))
+        return await self._asettle(self._more(cost))
 
     async def arefund(self, cost: int) -> Decision:
         """``refund``, awaited; it reaches the store although the awaiting task is cancelled."""
-        if not self.settler or not self._charged:
-            return self
-        refunds = self._take(cost)
-        return await shielded(self._arefund(self.settler, refunds)) if refunds else self
+        return await self._asettle(self._less(cost))
 
     async def asettle(self, actual: int) -> Decision:
         """``settle``, awaited; it reaches the store although the awaiting task is cancelled."""
-        more, refunds = self._settlement(actual)
-        if more and self.settler:
-            return await shielded(self._acharge(self.settler, more))
-        if refunds and self.settler:
-            return await shielded(self._arefund(self.settler, refunds))
-        return charges_of(self).latest or self
+        requests = self._difference(actual)
+        return await self._asettle(requests) if requests else charges_of(self).latest or self
 
-    async def _acharge(self, settler: Settler, cost: int) -> Decision:
-        return self._note(await settler.acharge(self._charged, cost=cost))
+    def _more(self, cost: int) -> list[LimitRequest]:
+        """Note that the request takes ``cost`` units more; returns what charges them."""
+        buckets = self._charged
+        if not self.settler or not buckets:
+            return []
+        with _settling:
+            charges_of(self).units += check_cost(cost)
+        return [LimitRequest(mode="charge", buckets=buckets, cost=cost)]
 
-    async def _arefund(self, settler: Settler, refunds: list[Refund]) -> Decision:
-        return self._after([await settler.arefund(of, cost=units, charged=at) for of, units, at in refunds])
-
-    def _note(self, charged: Decision) -> Decision:
-        """Add the charges to this decision's, and share them with the returned one."""
-        charges, later = charges_of(self), charges_of(charged)
-        for charge in later:
-            charge.settled = True
-        charges += later
-        return self._with(charged, charged.statuses)
-
-    def _settlement(self, actual: int) -> tuple[int, list[Refund]]:
-        """Note the actual units of the request; returns the units to charge, and the refunds."""
-        actual = check_cost(actual)
+    def _less(self, cost: int) -> list[LimitRequest]:
+        """Note that the request takes ``cost`` units less; returns what refunds them."""
         if not self.settler or not self._charged:
-            return 0, []
+            return []
+        cost = check_cost(cost)
+        with _settling:
+            return self._take(cost)
+
+    def _difference(self, actual: int) -> list[LimitRequest]:
+        """Note the actual units of the request; returns what charges or refunds the rest."""
+        actual, buckets = check_cost(actual), self._charged
+        if not self.settler or not buckets:
+            return []
         with _settling:
             charges = charges_of(self)
             more = actual - charges.units
             if more < 0:
-                return 0, self._take_units(-more)
+                return self._take(-more)
             charges.units = actual
-            return more, []
+        return [LimitRequest(mode="charge", buckets=buckets, cost=more)] if more else []
 
-    def _take(self, cost: int) -> list[Refund]:
-        cost = check_cost(cost)
-        with _settling:
-            return self._take_units(cost)
-
-    def _take_units(self, cost: int) -> list[Refund]:
+    def _take(self, cost: int) -> list[LimitRequest]:
         charges = charges_of(self)
         own = [charge for charge in charges if charge.bucket.rate.counts == "units"]
         held: dict[object, int] = {}
@@ -281,22 +286,36 @@ class Decision:
         charges.units = max(0, charges.units - cost)
         return take(own, cost)
 
-    def _after(self, refunds: list[Decision]) -> Decision:
-        """Return the charged buckets' statuses after the last of these refunds."""
-        if not refunds:
-            return self
-        return self._with(refunds[-1], [status for refund in refunds for status in refund.statuses])
+    def _settle(self, requests: list[LimitRequest]) -> Decision:
+        """Carry the requests out; returns the charged buckets' statuses after the last of them."""
+        settler = self.settler
+        return self._after([settler.decide(request) for request in requests]) if settler and requests else self
 
-    def _with(self, settled: Decision, statuses: Iterable[BucketStatus]) -> Decision:
-        """Return the settler's decision over all buckets that were charged, with these statuses of some of them."""
-        now = {status.bucket.counter: status for status in statuses}
-        found = tuple(now.get(status.bucket.counter, status) for status in self.statuses if status.allowed)
+    async def _asettle(self, requests: list[LimitRequest]) -> Decision:
+        settler = self.settler
+        return await shielded(self._each(settler, requests)) if settler and requests else self
+
+    async def _each(self, settler: Settler, requests: list[LimitRequest]) -> Decision:
+        return self._after([await settler.adecide(request) for request in requests])
+
+    def _after(self, settled: list[Decision]) -> Decision:
+        """Add what was charged to this decision's charges, and return it as a decision that shares them."""
         charges = charges_of(self)
-        latest = replace(settled, statuses=found if now else (), _charges=charges, _own=self._own)
+        for decision in settled:
+            for charge in charges_of(decision):
+                charge.settled = True
+                charges.append(charge)
+        now = {status.bucket.counter: status for decision in settled for status in decision.statuses}
+        found = tuple(now.get(status.bucket.counter, status) for status in self.statuses if status.allowed)
+        latest = replace(
+            settled[-1], statuses=found if now else (), settler=self.settler, _charges=charges, _own=self._own
+        )
         charges.latest = latest
         return latest
 
 
+#: The steps to a decision (see ``utils.sansio``).
+Steps = Generator[Command, Any, Decision]
 #: Returns a decision of the same keywords, sooner.
 make_decision = fast_init(Decision)
 
@@ -327,7 +346,7 @@ def charges_of(decision: Decision) -> Charges:
     return charges
 
 
-def take(charges: Sequence[Charge], units: int) -> list[Refund]:
+def take(charges: Sequence[Charge], units: int) -> list[LimitRequest]:
     """Take ``units`` from each bucket's charges, the newest first; one refund for what was charged together."""
     left: dict[object, int] = {}
     together: dict[tuple[int, int, int], list[tuple[Bucket, int]]] = {}
@@ -339,11 +358,16 @@ def take(charges: Sequence[Charge], units: int) -> list[Refund]:
             charge.take(taken)
             left[charge.bucket.counter] = wanted - taken
     return [
-        Refund(tuple(bucket for bucket, _ in of), taken, Charged(at_us, tuple(level_us for _, level_us in of)))
+        LimitRequest(
+            mode="refund",
+            buckets=tuple(bucket for bucket, _ in of),
+            cost=taken,
+            charged=Charged(at_us, tuple(level_us for _, level_us in of)),
+        )
         for (at_us, taken, _), of in together.items()
     ]
 
 
-def take_all(charges: Sequence[Charge]) -> list[Refund]:
+def take_all(charges: Sequence[Charge]) -> list[LimitRequest]:
     """Take all units that are left; a bucket may have been charged more than once."""
     return take(charges, sum(charge.units for charge in charges))

@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from ..utils.locks import ForkSafeLock
-from .backend import LimitRequest
-from .decision import Decision, make_decision
+from .decision import Decision, LimitRequest, make_decision
 from .types import Bucket, BucketStatus, make_status
 
 #: The number of changes before a request was sent to Redis, and when it was sent (µs).

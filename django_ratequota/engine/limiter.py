@@ -5,7 +5,7 @@
 
 Every verb takes buckets and returns a ``Decision`` whose statuses have the buckets' order and length. All raise
 ``StoreError`` when Redis gives no decision, and ``InvalidCost`` and ``InvalidBucket`` for invalid arguments. Each has
-an async twin with the prefix ``a``. ``LimiterSteps`` are their steps, for callers that run these among their own.
+an async twin with the prefix ``a``. ``steps`` are for callers that run them among their own.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from ..store.commands import Command
 from ..utils.histogram import Histogram
 from ..utils.sansio import adrive, drive
 from ..utils.shielding import shielded
-from .backend import Backend, LimitRequest, Mode, Steps
 from .calendar_windows import check_zone
 from .crossslot import decide_per_subject
-from .decision import Charged, Decision
+from .decision import Decision, LimitRequest, Mode, Steps
 from .deny_cache import DenyCache
 from .keys import check_prefix
 from .memory import Memory, Unlimited
@@ -42,165 +41,6 @@ _CLUSTER_REVISION_SECONDS = 1.0
 #: The part of a decision's time that reading the revision may take on a Cluster.
 REVISION_SHARE = 0.5
 _LONG_AGO = -1e18
-
-
-class LimiterSteps:
-    """What a limiter knows between decisions, and the steps of its verbs."""
-
-    def __init__(
-        self,
-        store: Store,
-        *,
-        prefix: str,
-        time_zone: tzinfo | None = None,
-        clock: Callable[[], int] | None = None,
-        deny_cache_seconds: float = 0.0,
-        memory: Callable[[str, tzinfo, Callable[[], int] | None], Memory] | None = None,
-    ) -> None:
-        """Raises ``InvalidBucket``; see ``Limiter``.
-
-        ``memory`` returns the counters of this process that serve instead of the store, by prefix, zone and clock.
-        """
-        self.store = store
-        #: How long decisions took, failed ones included.
-        self.latency = Histogram()
-        # On a Cluster the revision's key is on one server and most buckets are on others: so it cannot be read with
-        # every decision.
-        self._revision_max_age = _CLUSTER_REVISION_SECONDS if store.clustered else 0.0
-        self.prefix = check_prefix(prefix)
-        self.time_zone = check_zone(time_zone or UTC)
-        clock = clock and _checked(clock)
-        self._deny_cache = DenyCache(deny_cache_seconds, clock)
-        self._backend: Backend = (
-            memory(self.prefix, self.time_zone, clock)
-            if memory
-            else ScriptBackend(store, self.prefix, self.time_zone, clock)
-        )
-        #: Whether it admits everything, because of ENABLED = False.
-        self.unlimited = isinstance(self._backend, Unlimited)
-        #: Since when the store has its data (µs), as last read together with a revision; 0 = unknown. Counts of
-        #: windows that began before may be lost.
-        self.born_us = 0
-        # When the store last compared a caller's revision with its own (monotonic, seconds).
-        self._compared_at = _LONG_AGO
-        # On a Cluster: when the revision was last asked for (monotonic, seconds), and whether that failed.
-        self._asked_at = _LONG_AGO
-        self._revision_unread = False
-
-    @property
-    def now_us(self) -> int:
-        """The store's clock as this process last saw it, or the injected one."""
-        return self._backend.now_us
-
-    def answer_age(self) -> float:
-        """Seconds since the store last compared a caller's revision with the published one."""
-        return time.monotonic() - self._compared_at
-
-    def revision_steps(self, share: float = 1.0) -> Generator[Command, Any, int]:
-        """Return the steps of ``stored_revision``; on a Cluster in this share of the decision's time at most."""
-        try:
-            yield from self._backend.ask(LimitRequest(mode="peek", buckets=(), revision=0), share)
-        except NewerRevision as newer:
-            self._note_newer(newer)
-            return newer.revision
-        self.born_us = 0
-        return 0
-
-    def steps(self, request: LimitRequest) -> Steps:
-        """Return the steps of a verb, for callers that drive them among steps of their own.
-
-        Raises ``NewerRevision`` into the caller when policies newer than the request's have been published. Sends
-        nothing when there are no buckets and the last comparison of revisions is young enough, nor when the deny
-        cache holds the refusal.
-        """
-        begun = self._begin(request)
-        return _decided(begun) if isinstance(begun, Decision) else begun
-
-    def _begin(self, request: LimitRequest) -> Steps | Decision:
-        """Return the decision where no command is needed for it, else the steps to it."""
-        cost = request.cost
-        if type(cost) is not int or not 0 <= cost <= MAX_UNITS:
-            request = request._replace(cost=check_cost(cost))
-        if request.mode == "check" and self._deny_cache.enabled:
-            revision_due = self.store.clustered and request.revision is not None and self._revision_is_due()
-            known = None if revision_due else self._deny_cache.get(request)
-            if known is not None:
-                return known
-        return self._ask_steps(request)
-
-    def _ask_steps(self, request: LimitRequest) -> Steps:
-        began_at, deny_cache, compares = time.monotonic(), self._deny_cache, request.revision is not None
-        mark = deny_cache.mark() if deny_cache.enabled and request.buckets else None
-        try:
-            if self.store.clustered:
-                decision = yield from self._ask_each_server(request)
-            elif compares and not request.buckets and not self._revision_is_due():
-                return Decision(allowed=True, revision=request.revision or 0, settler=request.settler)
-            else:
-                decision = yield from self._backend.ask(request)
-                if compares:
-                    self._compared_at = time.monotonic()
-        except NewerRevision as newer:
-            self._note_newer(newer)
-            deny_cache.clear()
-            raise
-        except StoreError as error:
-            if not isinstance(error, StoreLeftAlone):
-                self.latency.record(time.monotonic() - began_at)
-            raise
-        finally:
-            if request.mode == "refund":  # failed or not: a lost reply does not tell
-                deny_cache.freed(request.buckets)
-        self.latency.record(time.monotonic() - began_at)
-        if mark is not None:
-            deny_cache.learn(request, decision, mark)
-        return decision
-
-    def _note_newer(self, newer: NewerRevision) -> None:
-        self.born_us, self._compared_at = newer.born_us, time.monotonic()
-
-    def _ask_each_server(self, request: LimitRequest) -> Steps:
-        if request.revision is not None and self._revision_is_due():
-            yield from self._compare(request.revision)
-        # Raises for invalid buckets before any of them is charged.
-        prepare(self.prefix, self.time_zone, request.buckets)
-
-        def ask(part: LimitRequest) -> Steps:
-            try:
-                return (yield from self._backend.ask(part))
-            finally:
-                if part.mode == "refund":  # by a refused check too, of buckets that it charged before
-                    self._deny_cache.freed(part.buckets)
-
-        return (yield from decide_per_subject(ask, request))
-
-    def _compare(self, revision: int) -> Generator[Command, Any, None]:
-        """Compare the revision with the stored one, on a Cluster; raises ``NewerRevision``.
-
-        A failure costs no decision: the server of the revision's key need not be the one that decides.
-        """
-        self._asked_at = time.monotonic()
-        unread, self._revision_unread = self._revision_unread, False
-        try:
-            # Not a peek, which would publish nothing where there is no revision.
-            request = LimitRequest(mode="check", buckets=(), cost=0, revision=revision)
-            yield from self._backend.ask(request, REVISION_SHARE)
-            self._compared_at = time.monotonic()
-        except StoreError as error:
-            self._revision_unread = True
-            if not unread:
-                logger.warning("edits of policies take effect late, as their revision cannot be read: %s", error)
-
-    def _revision_is_due(self) -> bool:
-        # On a Cluster nobody asks again while one request does, nor right after that failed.
-        return time.monotonic() - max(self._compared_at, self._asked_at) >= self._revision_max_age
-
-    def _reset_steps(self, buckets: Iterable[Bucket]) -> Generator[Command, Any, int]:
-        buckets = tuple(buckets)
-        try:
-            return (yield from self._backend.reset(buckets))
-        finally:
-            self._deny_cache.freed(buckets)
 
 
 def _checked(clock: Callable[[], int]) -> Callable[[], int]:
@@ -227,11 +67,11 @@ def _no_defaults() -> dict[str, Any]:
     raise ConfigurationError("Limiter() without client= reads Django's settings: import it from django_ratequota")
 
 
-#: Returns the arguments of ``LimiterSteps`` by the Django settings; ``runtime`` sets it.
+#: Returns the arguments of ``Limiter.open`` by the Django settings; ``runtime`` sets it.
 defaults: Callable[[], dict[str, Any]] = _no_defaults
 
 
-class Limiter(LimiterSteps):
+class Limiter:
     """Checks, charges and resets buckets, any number of them in one atomic round trip."""
 
     def __init__(
@@ -266,29 +106,70 @@ class Limiter(LimiterSteps):
             options["time_zone"] = time_zone
         if deny_cache_seconds is not None:
             options["deny_cache_seconds"] = deny_cache_seconds
-        super().__init__(clock=clock, **options)
+        self.open(clock=clock, **options)
+
+    def open(
+        self,
+        store: Store,
+        *,
+        prefix: str,
+        time_zone: tzinfo | None = None,
+        clock: Callable[[], int] | None = None,
+        deny_cache_seconds: float = 0.0,
+        memory: Callable[[str, tzinfo, Callable[[], int] | None], Memory] | None = None,
+    ) -> None:
+        """Take the store and what is known of it; ``__init__`` ends in this. Raises ``InvalidBucket``.
+
+        ``memory`` returns the counters of this process that serve instead of the store, by prefix, zone and clock.
+        """
+        self.store = store
+        #: How long decisions took, failed ones included.
+        self.latency = Histogram()
+        # On a Cluster the revision's key is on one server and most buckets are on others: so it cannot be read with
+        # every decision.
+        self._revision_max_age = _CLUSTER_REVISION_SECONDS if store.clustered else 0.0
+        self.prefix = check_prefix(prefix)
+        self.time_zone = check_zone(time_zone or UTC)
+        clock = clock and _checked(clock)
+        self._deny_cache = DenyCache(deny_cache_seconds, clock)
+        #: What keeps its counters.
+        self.backend: ScriptBackend | Memory = (
+            memory(self.prefix, self.time_zone, clock)
+            if memory
+            else ScriptBackend(store, self.prefix, self.time_zone, clock)
+        )
+        #: Whether it admits everything, because of ENABLED = False.
+        self.unlimited = isinstance(self.backend, Unlimited)
+        #: Since when the store has its data (µs), as last read together with a revision; 0 = unknown. Counts of
+        #: windows that began before may be lost.
+        self.born_us = 0
+        # When the store last compared a caller's revision with its own (monotonic, seconds).
+        self._compared_at = _LONG_AGO
+        # On a Cluster: when the revision was last asked for (monotonic, seconds), and whether that failed.
+        self._asked_at = _LONG_AGO
+        self._revision_unread = False
 
     def check(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:
         """Admit the request and charge every bucket ``cost`` units (1 where its rate counts requests), or refuse it.
 
         A refusal changes nothing.
         """
-        return self._run(LimitRequest(mode="check", buckets=tuple(buckets), cost=cost, settler=self))
+        return self.decide(LimitRequest(mode="check", buckets=tuple(buckets), cost=cost, settler=self))
 
     def peek(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:
         """What ``check`` would decide now; changes nothing."""
-        return self._run(self._request("peek", buckets, cost))
+        return self.decide(self._request("peek", buckets, cost))
 
     def charge(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:
         """Charge every bucket that counts units; never refuses, and may leave it in debt."""
-        return self._run(self._request("charge", buckets, cost))
+        return self.decide(self._request("charge", buckets, cost))
 
-    def refund(self, buckets: Iterable[Bucket], cost: int = 1, *, charged: Charged | None = None) -> Decision:
+    def refund(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:
         """Give the newest units back to every bucket that counts units, never more than were used.
 
-        Of what a decision charged, ``Decision.refund`` gives back only what is still counted: it passes ``charged``.
+        Of what a decision charged, ``Decision.refund`` gives back only what is still counted.
         """
-        return self._run(self._request("refund", buckets, cost, charged))
+        return self.decide(self._request("refund", buckets, cost))
 
     def acquire(self, bucket: Bucket, timeout: float, cost: int = 1) -> Decision:
         """Book the next free slot of a ``leaky_bucket`` used as a queue, first come, first served.
@@ -297,7 +178,7 @@ class Limiter(LimiterSteps):
         when that wait would exceed ``timeout`` (seconds). ``decision.refund(cost)`` gives the slot back, unless
         another one has been booked behind it.
         """
-        return self._run(self._booking(bucket, timeout, cost))
+        return self.decide(self._booking(bucket, timeout, cost))
 
     def reset(self, buckets: Iterable[Bucket]) -> int:
         """Forget what was counted; returns how many of the buckets had counted anything."""
@@ -305,23 +186,23 @@ class Limiter(LimiterSteps):
 
     async def acheck(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:
         """``check``, awaited."""
-        return await self._arun(self._request("check", buckets, cost))
+        return await self.adecide(self._request("check", buckets, cost))
 
     async def apeek(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:
         """``peek``, awaited."""
-        return await self._arun(self._request("peek", buckets, cost))
+        return await self.adecide(self._request("peek", buckets, cost))
 
     async def acharge(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:
         """``charge``, awaited; it reaches Redis although the awaiting task is cancelled."""
-        return await shielded(self._arun(self._request("charge", buckets, cost)))
+        return await shielded(self.adecide(self._request("charge", buckets, cost)))
 
-    async def arefund(self, buckets: Iterable[Bucket], cost: int = 1, *, charged: Charged | None = None) -> Decision:
+    async def arefund(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:
         """``refund``, awaited; it reaches Redis although the awaiting task is cancelled."""
-        return await shielded(self._arun(self._request("refund", buckets, cost, charged)))
+        return await shielded(self.adecide(self._request("refund", buckets, cost)))
 
     async def aacquire(self, bucket: Bucket, timeout: float, cost: int = 1) -> Decision:  # noqa: ASYNC109 - a bound on the slot
         """``acquire``, awaited: the call to Redis, not the slot."""
-        return await self._arun(self._booking(bucket, timeout, cost))
+        return await self.adecide(self._booking(bucket, timeout, cost))
 
     async def areset(self, buckets: Iterable[Bucket]) -> int:
         """``reset``, awaited."""
@@ -333,7 +214,7 @@ class Limiter(LimiterSteps):
         ``lost`` tells all processes that the store has lost counts.
         """
         try:
-            return drive(self._backend.publish(lost), self.store.execute)
+            return drive(self.backend.publish(lost), self.store.execute)
         finally:
             self._deny_cache.clear()
 
@@ -341,23 +222,137 @@ class Limiter(LimiterSteps):
         """The revision that the store holds; 0 when it holds none. Learns the store's clock on the way."""
         return drive(self.revision_steps(), self.store.execute)
 
-    def _request(
-        self, mode: Mode, buckets: Iterable[Bucket], cost: int, charged: Charged | None = None
-    ) -> LimitRequest:
-        return LimitRequest(mode=mode, buckets=tuple(buckets), cost=cost, charged=charged, settler=self)
+    def decide(self, request: LimitRequest) -> Decision:
+        """Carry out a request; raises ``NewerRevision`` too, when it has a revision."""
+        steps = self._begin(request)
+        return steps if isinstance(steps, Decision) else drive(steps, self.store.call().do)
+
+    async def adecide(self, request: LimitRequest) -> Decision:
+        """``decide``, awaited."""
+        steps = self._begin(request)
+        return steps if isinstance(steps, Decision) else await adrive(steps, self.store.call().ado)
+
+    @property
+    def now_us(self) -> int:
+        """The store's clock as this process last saw it, or the injected one."""
+        return self.backend.now_us
+
+    def answer_age(self) -> float:
+        """Seconds since the store last compared a caller's revision with the published one."""
+        return time.monotonic() - self._compared_at
+
+    def revision_steps(self, share: float = 1.0) -> Generator[Command, Any, int]:
+        """Return the steps of ``stored_revision``; on a Cluster in this share of the decision's time at most."""
+        try:
+            yield from self.backend.ask(LimitRequest(mode="peek", buckets=(), revision=0), share)
+        except NewerRevision as newer:
+            self._note_newer(newer)
+            return newer.revision
+        self.born_us = 0
+        return 0
+
+    def steps(self, request: LimitRequest) -> Steps:
+        """Return the steps of a verb, for callers that drive them among steps of their own.
+
+        Raises ``NewerRevision`` into the caller when policies newer than the request's have been published. Sends
+        nothing when there are no buckets and the last comparison of revisions is young enough, nor when the deny
+        cache holds the refusal.
+        """
+        begun = self._begin(request)
+        return _decided(begun) if isinstance(begun, Decision) else begun
+
+    def _request(self, mode: Mode, buckets: Iterable[Bucket], cost: int) -> LimitRequest:
+        return LimitRequest(mode=mode, buckets=tuple(buckets), cost=cost, settler=self)
 
     def _booking(self, bucket: Bucket, timeout: float, cost: int) -> LimitRequest:
         if bucket.rate.algorithm != "leaky_bucket":
             raise InvalidBucket(f"acquire needs a leaky_bucket; write the rate as '{bucket.rate} leaky_bucket'")
         if not 0 <= timeout <= MAX_US / 10**6:
             raise InvalidBucket(f"timeout must be seconds, 0 or more, not {timeout!r}")
-        wait_us = int(timeout * 10**6)
-        return LimitRequest(mode="acquire", buckets=(bucket,), cost=cost, wait_us=wait_us, settler=self)
+        return self._request("acquire", (bucket,), cost)._replace(wait_us=int(timeout * 10**6))
 
-    def _run(self, request: LimitRequest) -> Decision:
-        steps = self._begin(request)
-        return steps if isinstance(steps, Decision) else drive(steps, self.store.call().do)
+    def _begin(self, request: LimitRequest) -> Steps | Decision:
+        """Return the decision where no command is needed for it, else the steps to it."""
+        cost = request.cost
+        if type(cost) is not int or not 0 <= cost <= MAX_UNITS:
+            request = request._replace(cost=check_cost(cost))
+        if request.mode == "check" and self._deny_cache.enabled:
+            revision_due = self.store.clustered and request.revision is not None and self._revision_is_due()
+            known = None if revision_due else self._deny_cache.get(request)
+            if known is not None:
+                return known
+        return self._ask_steps(request)
 
-    async def _arun(self, request: LimitRequest) -> Decision:
-        steps = self._begin(request)
-        return steps if isinstance(steps, Decision) else await adrive(steps, self.store.call().ado)
+    def _ask_steps(self, request: LimitRequest) -> Steps:
+        began_at, deny_cache, compares = time.monotonic(), self._deny_cache, request.revision is not None
+        mark = deny_cache.mark() if deny_cache.enabled and request.buckets else None
+        try:
+            if self.store.clustered:
+                decision = yield from self._ask_each_server(request)
+            elif compares and not request.buckets and not self._revision_is_due():
+                return Decision(allowed=True, revision=request.revision or 0, settler=request.settler)
+            else:
+                decision = yield from self.backend.ask(request)
+                if compares:
+                    self._compared_at = time.monotonic()
+        except NewerRevision as newer:
+            self._note_newer(newer)
+            deny_cache.clear()
+            raise
+        except StoreError as error:
+            if not isinstance(error, StoreLeftAlone):
+                self.latency.record(time.monotonic() - began_at)
+            raise
+        finally:
+            if request.mode == "refund":  # failed or not: a lost reply does not tell
+                deny_cache.freed(request.buckets)
+        self.latency.record(time.monotonic() - began_at)
+        if mark is not None:
+            deny_cache.learn(request, decision, mark)
+        return decision
+
+    def _note_newer(self, newer: NewerRevision) -> None:
+        self.born_us, self._compared_at = newer.born_us, time.monotonic()
+
+    def _ask_each_server(self, request: LimitRequest) -> Steps:
+        if request.revision is not None and self._revision_is_due():
+            yield from self._compare(request.revision)
+        # Raises for invalid buckets before any of them is charged.
+        prepare(self.prefix, self.time_zone, request.buckets)
+
+        def ask(part: LimitRequest) -> Steps:
+            try:
+                return (yield from self.backend.ask(part))
+            finally:
+                if part.mode == "refund":  # by a refused check too, of buckets that it charged before
+                    self._deny_cache.freed(part.buckets)
+
+        return (yield from decide_per_subject(ask, request))
+
+    def _compare(self, revision: int) -> Generator[Command, Any, None]:
+        """Compare the revision with the stored one, on a Cluster; raises ``NewerRevision``.
+
+        A failure costs no decision: the server of the revision's key need not be the one that decides.
+        """
+        self._asked_at = time.monotonic()
+        unread, self._revision_unread = self._revision_unread, False
+        try:
+            # Not a peek, which would publish nothing where there is no revision.
+            request = LimitRequest(mode="check", buckets=(), cost=0, revision=revision)
+            yield from self.backend.ask(request, REVISION_SHARE)
+            self._compared_at = time.monotonic()
+        except StoreError as error:
+            self._revision_unread = True
+            if not unread:
+                logger.warning("edits of policies take effect late, as their revision cannot be read: %s", error)
+
+    def _revision_is_due(self) -> bool:
+        # On a Cluster nobody asks again while one request does, nor right after that failed.
+        return time.monotonic() - max(self._compared_at, self._asked_at) >= self._revision_max_age
+
+    def _reset_steps(self, buckets: Iterable[Bucket]) -> Generator[Command, Any, int]:
+        buckets = tuple(buckets)
+        try:
+            return (yield from self.backend.reset(buckets))
+        finally:
+            self._deny_cache.freed(buckets)

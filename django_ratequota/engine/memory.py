@@ -16,11 +16,10 @@ from typing import Any, NamedTuple
 
 from ..exceptions import NewerRevision
 from ..utils.locks import ForkSafeLock
-from .backend import BY_HAND, CHARGING, LimitRequest, Steps
 from .calendar_windows import calendar_window
-from .decision import Charged, Charges, Decision, charge_each
+from .decision import BY_HAND, CHARGING, Charges, Decision, LimitRequest, Steps, charge_each
 from .protocol import bucket_keys
-from .types import Bucket, BucketStatus, check_cost
+from .types import Bucket, BucketStatus
 
 #: Most counters of a process. The least recently used are forgotten, which resets their limits, except refusing ones.
 SIZE = 100_000
@@ -334,7 +333,7 @@ class Memory:
         return self._clock()
 
     def ask(self, request: LimitRequest, share: float = 1.0) -> Steps:
-        """``decide``, as steps of which none is a command."""
+        """``decide``, as steps of which none is a command; see ``ScriptBackend``."""
         return self.decide(request)
         yield
 
@@ -348,7 +347,7 @@ class Memory:
         bucket_keys("", buckets)
         if request.revision is not None and self.revision > request.revision:
             raise NewerRevision(self.revision)
-        costs = request.own_costs() or (request.cost,) * len(buckets)
+        costs = request.units()
         with self._lock:
             now = self._clock()
             counters = [self._take(bucket, now, peek=mode == "peek") for bucket in buckets]
@@ -469,22 +468,9 @@ class LocalLimiter(Memory):
         """``share`` is the number of processes that divide a limit."""
         super().__init__(zone, clock or _steady_us, share=share, size=size)
 
-    def charge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
-        """Charge every bucket that counts units, and refuse none."""
-        return self.decide(LimitRequest(mode="charge", buckets=buckets, cost=check_cost(cost), settler=self))
-
-    def refund(self, buckets: tuple[Bucket, ...], *, cost: int, charged: Charged | None = None) -> Decision:
-        """Give units back, never more than are still counted of the charge; without one, the newest units."""
-        cost = check_cost(cost)
-        return self.decide(LimitRequest(mode="refund", buckets=buckets, cost=cost, charged=charged, settler=self))
-
-    async def acharge(self, buckets: tuple[Bucket, ...], *, cost: int) -> Decision:
-        """``charge``, for async callers; it does not wait."""
-        return self.charge(buckets, cost=cost)
-
-    async def arefund(self, buckets: tuple[Bucket, ...], *, cost: int, charged: Charged | None = None) -> Decision:
-        """``refund``, for async callers; it does not wait."""
-        return self.refund(buckets, cost=cost, charged=charged)
+    async def adecide(self, request: LimitRequest) -> Decision:
+        """``decide``, for async callers; it does not wait."""
+        return self.decide(request)
 
 
 _memories: dict[tuple[str, tzinfo], Memory] = {}

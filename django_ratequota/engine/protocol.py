@@ -8,7 +8,6 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import replace
 from datetime import tzinfo
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -16,9 +15,8 @@ from typing import Any, NamedTuple
 from ..exceptions import InvalidBucket, NewerRevision, StoreError
 from ..store.base import Store, run_script
 from ..store.commands import Command, ScriptCall
-from .backend import CHARGING, LimitRequest, Steps
 from .calendar_windows import calendar_window
-from .decision import Decision, charge_each, make_decision
+from .decision import CHARGING, LimitRequest, Steps, charge_each, make_decision
 from .keys import birth_key, bucket_key, revision_key
 from .scripts import DECIDE, PUBLISH
 from .types import Bucket, BucketStatus, make_status
@@ -33,8 +31,8 @@ MAX_US = 2**53 - 1
 #: Most commands kept, some 3 kB each; the least recently used are forgotten.
 _CACHE_SIZE = 2048
 _FOREVER = 2**63
-#: Arguments of a bucket, the last two of them its calendar window.
-_STRIDE = 7
+#: Arguments of a bucket, the last of them its calendar window, its cost, and what is known of the past.
+_STRIDE = 9
 #: Numbers of a reply per bucket.
 _EACH = 5
 
@@ -54,29 +52,44 @@ class ScriptBackend:
         return self._clock() if self._clock else time.monotonic_ns() // 1000 + self._offset_us
 
     def ask(self, request: LimitRequest, share: float = 1.0) -> Steps:
-        """Send the buckets in one atomic call, again while a calendar window is outdated."""
-        buckets, charged, seeds = request.buckets, request.charged, request.seeds
+        """Send the buckets in one atomic call, again while a calendar window is outdated.
+
+        ``share`` is the part of the decision's time that it may take on a Cluster. Raises ``NewerRevision``,
+        ``InvalidBucket`` and ``StoreError``.
+        """
+        mode, buckets, charged = request.mode, request.buckets, request.charged
+        units, past = request.units(), charged.levels_us if charged else request.seeds
         prepared = prepare(self._prefix, self._zone, buckets)
-        each = charged.levels_us if charged else request.own_costs()
-        if seeds and not each:
-            each = (request.cost,) * len(buckets)
-        clock, now_us = self._clock, self._clock() if self._clock else time.monotonic_ns() // 1000 + self._offset_us
+        clock, now_us = self._clock, self.now_us
         sent_us, known = now_us, NO_REVISION if request.revision is None else min(request.revision, MAX_US)
         since_us = charged.at_us if charged else request.wait_us
         for _ in range(3):
-            header = (request.mode, clock() if clock else 0, known, request.cost, since_us)
-            command, windows_us = prepared.command(header, each + seeds, now_us)
+            header = (mode, clock() if clock else 0, known, since_us)
+            command, windows_us = prepared.command(header, units, past, now_us)
             numbers = read_reply((yield command if share == 1.0 else command.within(share)), len(buckets))
-            outcome, now_us, stored = numbers[0], numbers[2], numbers[3]
+            outcome, allowed, now_us, stored = numbers[:4]
             if not clock:
                 self._offset_us = now_us - time.monotonic_ns() // 1000
             if outcome == DECIDED:
-                return _decision(request, numbers, windows_us, each)
+                statuses = statuses_of(numbers, buckets, windows_us)
+                charging = allowed == 1 and mode in CHARGING
+                # Those of all other decisions follow from their statuses and cost, when they are needed.
+                listed = charging and (request.costs or mode == "charge" or not request.cost)
+                cost = request.cost if charging else 0
+                return make_decision(
+                    allowed=allowed == 1,
+                    statuses=statuses,
+                    at_us=now_us,
+                    revision=request.revision or 0,
+                    settler=request.settler,
+                    cost=cost,
+                    _charges=charge_each(statuses, cost, now_us, costs=units) if listed else None,
+                )
             if outcome == NEWER:
                 instead_of = request.revision if stored < known else None
                 raise NewerRevision(stored, instead_of=instead_of, born_us=numbers[4])
-            if seeds:
-                seeds = prepared.seeds(request.seeds, sent_us, now_us)
+            if request.seeds:
+                past = prepared.seeds(request.seeds, sent_us, now_us)
         raise StoreError("clock", "the store's clock left three calendar windows in a row")
 
     def reset(self, buckets: Iterable[Bucket]) -> Generator[Command, Any, int]:
@@ -94,29 +107,10 @@ class ScriptBackend:
         return int((yield from run_script(PUBLISH, keys, ("1" if lost else "0",))))
 
 
-def _decision(
-    request: LimitRequest, numbers: tuple[int, ...], windows_us: list[int], each: tuple[int, ...]
-) -> Decision:
-    """Return the decision that a reply is; ``each`` are the buckets' own costs, if any."""
-    statuses, at_us = statuses_of(numbers, request.buckets, windows_us), numbers[2]
-    charging = numbers[1] == 1 and request.mode in CHARGING
-    units = request.cost if charging else 0
-    return make_decision(
-        allowed=numbers[1] == 1,
-        statuses=statuses,
-        at_us=at_us,
-        revision=request.revision or 0,
-        settler=request.settler,
-        cost=units,
-        _charges=charge_each(statuses, units, at_us, costs=each) if charging and each else None,
-    )
-
-
 class _Sent(NamedTuple):
     """A command, and for what it was built."""
 
-    header: tuple[object, ...]
-    each: tuple[int, ...]
+    made_for: tuple[tuple[object, ...], ...]
     #: Since and until when its calendar windows are the current ones (µs).
     since_us: int
     until_us: int
@@ -135,26 +129,32 @@ class CheckCommand:
         self._zone = zone
         self._buckets = buckets
         self._calendars = [bucket.rate.calendar for bucket in buckets]
-        self._last = _Sent((), (), 0, 0, ScriptCall(DECIDE, (), ()), [])
+        self._last = _Sent(((), (), ()), 0, 0, ScriptCall(DECIDE, (), ()), [])
 
-    def command(self, header: tuple[object, ...], each: tuple[int, ...], now_us: int) -> tuple[ScriptCall, list[int]]:
+    def command(
+        self, header: tuple[object, ...], units: tuple[int, ...], past: tuple[int, ...], now_us: int
+    ) -> tuple[ScriptCall, list[int]]:
         """Return the command, and the length of each bucket's window (µs).
 
-        ``header`` is the script's first arguments: mode, clock (µs), the caller's revision, cost, and a time (µs).
-        ``each`` are its last: one or two for each bucket.
+        ``header`` is the script's first arguments: mode, clock (µs), the caller's revision, and a time (µs).
+        ``units`` are the cost of each bucket, ``past`` what is known of each; empty = nothing.
         """
-        last_header, last_each, since_us, until_us, command, windows_us = self._last
-        if last_header != header or last_each != each or not since_us <= now_us < until_us:
+        last = self._last
+        made_for = header, units, past
+        if last.made_for != made_for or not last.since_us <= now_us < last.until_us:
             since_us, until_us, args, windows_us = self._arguments(now_us)
+            args[_STRIDE - 2 :: _STRIDE] = units
+            if past:
+                args[_STRIDE - 1 :: _STRIDE] = past
             keys = self.keys if header[2] == NO_REVISION else (self._revision_key, *self.keys)
-            command = ScriptCall(DECIDE, keys, (*header, *args, *each))
-            self._last = _Sent(header, each, since_us, until_us, command, windows_us)
-        return command, windows_us
+            command = ScriptCall(DECIDE, keys, (*header, *args))
+            last = self._last = _Sent(made_for, since_us, until_us, command, windows_us)
+        return last.command, last.windows_us
 
     def seeds(self, seeds: Sequence[int], then_us: int, now_us: int) -> tuple[int, ...]:
         """Return the seeds of ``then_us`` for ``now_us``: 0 of windows that are no longer the current ones."""
         then, now = self._arguments(then_us)[2], self._arguments(now_us)[2]
-        starts = slice(_STRIDE - 2, None, _STRIDE)
+        starts = slice(_STRIDE - 4, None, _STRIDE)
         return tuple(
             seed if before == after else 0
             for seed, before, after in zip(seeds, then[starts], now[starts], strict=True)
@@ -171,7 +171,7 @@ class CheckCommand:
                 since_us, until_us = max(since_us, start), min(until_us, finish)
             windows_us.append(finish - start or rate.period_us)
             enforced = 1 if bucket.mode == "enforce" else 0
-            args += (rate.algorithm, rate.limit, rate.period_us, rate.capacity, enforced, start, finish)
+            args += (rate.algorithm, rate.limit, rate.period_us, rate.capacity, enforced, start, finish, 0, 0)
         return since_us, until_us, args, windows_us
 
 
@@ -193,7 +193,8 @@ def read_reply(reply: object, buckets: int) -> tuple[int, ...]:
     """Return the whole numbers of a reply about ``buckets`` buckets; raises ``StoreError`` for any other value."""
     if isinstance(reply, bytes) and reply and len(reply) % 8 == 0:
         numbers = struct.unpack(f">{len(reply) // 8}q", reply)
-        if len(numbers) == 4 + {DECIDED: _EACH * buckets, NEWER: 1}.get(numbers[0], 0):
+        outcome, found = numbers[0], len(numbers) - 4
+        if found == (_EACH * buckets if outcome == DECIDED else outcome == NEWER):
             return numbers
     raise StoreError("response", f"not a decision: {reply!r:.100}")
 
@@ -202,22 +203,20 @@ def statuses_of(
     numbers: tuple[int, ...], buckets: tuple[Bucket, ...], windows_us: list[int]
 ) -> tuple[BucketStatus, ...]:
     """Return each bucket's status from the numbers of a decision."""
-    # A list, because a generator costs every request more.
-    statuses = [
-        make_status(
-            bucket=bucket,
-            allowed=numbers[at] == 1,
-            remaining=numbers[at + 1],
-            retry_after_us=None if numbers[at + 2] < 0 else numbers[at + 2],
-            reset_after_us=numbers[at + 3],
-            window_us=window_us,
-            next_after_us=numbers[at + 4] or None,
+    statuses, at = [], 4
+    for bucket, window_us in zip(buckets, windows_us, strict=True):
+        passed, remaining, wait_us, reset_us, next_us = numbers[at : at + _EACH]
+        statuses.append(
+            make_status(
+                bucket=bucket,
+                allowed=passed == 1,
+                remaining=remaining if remaining > 0 else 0,
+                retry_after_us=None if wait_us < 0 else wait_us,
+                reset_after_us=reset_us,
+                window_us=window_us,
+                next_after_us=next_us or None,
+                debt=-remaining if remaining < 0 else 0,
+            )
         )
-        for at, bucket, window_us in zip(range(4, len(numbers), _EACH), buckets, windows_us, strict=True)
-    ]
-    if min(numbers[5::_EACH], default=0) < 0:  # rare: only hand-made charges exceed a limit
-        statuses = [
-            replace(status, remaining=0, debt=-status.remaining) if status.remaining < 0 else status
-            for status in statuses
-        ]
+        at += _EACH
     return tuple(statuses)

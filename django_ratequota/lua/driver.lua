@@ -2,13 +2,12 @@
 --
 -- KEYS    [1] the revision key, when ARGV[3] >= 0; then one key per bucket.
 -- ARGV    [1] mode: check, peek, charge, refund, acquire   [2] clock (µs; 0 = the server's TIME)
---         [3] the caller's revision (-1 = none)            [4] cost (units)
---         [5] longest wait that acquire may book (µs); for a refund, when its units were charged (0 = unknown)
---         then seven per bucket: algorithm, limit, period (µs), burst, enforced (1, or 0 = log only),
---         window start and finish (µs; 0 0 = none);
---         then, for a refund of a known charge, one per bucket: how long after the charge it was full again (µs);
---         or, where buckets differ in cost, each bucket's own cost (units);
---         then, if at all, one per bucket: the units known to be used in its window (0 = none), a lost count.
+--         [3] the caller's revision (-1 = none)
+--         [4] longest wait that acquire may book (µs); for a refund, when its units were charged (0 = unknown)
+--         then nine per bucket: algorithm, limit, period (µs), burst, enforced (1, or 0 = log only),
+--         window start and finish (µs; 0 0 = none), cost (units), and what is known of the past: for a refund of a
+--         known charge, how long after it the bucket was full again (µs); else the units known to be used in its
+--         window, of a count that may be lost (0 = none).
 -- Returns whole numbers as one string, 8 bytes each, big-endian: parsing a list costs the caller more than the call.
 --         {1, allowed, now, revision, then five per bucket: passed, remaining, retry after, reset after, next after}
 --         (µs; retry after is 0 when passed, -1 when waiting cannot help; for acquire it is the booked wait; next
@@ -19,7 +18,7 @@
 -- Never   writes before every argument is read and every bucket is checked. A refusal writes nothing, nor does a cost
 --         of 0. A key whose count is 0 is deleted. No value that a key may hold makes the script fail.
 
-local HEADER, STRIDE = 5, 7
+local HEADER, STRIDE = 4, 9
 local MAX_US, DAY_US = 9007199254740991, 86400000000
 -- Ten years: a debt may take longer to drain, but no key needs to live longer.
 local MAX_TTL_MS = 315619200000
@@ -44,17 +43,11 @@ if mode ~= 'check' and mode ~= 'peek' and mode ~= 'charge' and mode ~= 'refund' 
 end
 local now = ARGV[2] == '0' and 0 or number(2, 0)
 local revision = ARGV[3] == '-1' and -1 or number(3, -1)
-local cost = ARGV[4] == '1' and 1 or number(4, 0)
-local patience = ARGV[5] == '0' and 0 or number(5, 0)
+local patience = ARGV[4] == '0' and 0 or number(4, 0)
 local first = revision >= 0 and 1 or 0
 local count = #KEYS - first
-local levels = HEADER + STRIDE * count
-local seeded = count > 0 and #ARGV == levels + 2 * count
-local each = seeded or count > 0 and #ARGV == levels + count
-local known = each and mode == 'refund' and patience > 0
-local priced = each and not known
-if #ARGV ~= levels and not each then
-  error('ratequota: ' .. count .. ' buckets need ' .. levels .. ' arguments, not ' .. #ARGV)
+if #ARGV ~= HEADER + STRIDE * count then
+  error('ratequota: ' .. count .. ' buckets need ' .. HEADER + STRIDE * count .. ' arguments, not ' .. #ARGV)
 end
 
 -- Under a simulated clock keys still expire by the server's, so each write must renew the TTL.
@@ -112,20 +105,17 @@ for i = 1, count do
   local period = number(at + 3, 1)
   -- With two more fields by the algorithm the table reaches its final size.
   local b = {settle = settle, limit = limit, period = period, burst = burst, start = start, finish = finish}
-  local units = cost
-  if known then
-    b.since, b.level = patience, number(levels + i, 0)
-  elseif priced then
-    units = number(levels + i, 0)
-    b.units = units
+  local cost = ARGV[at + 8] == '1' and 1 or number(at + 8, 0)
+  local past = ARGV[at + 9] == '0' and 0 or number(at + 9, 0)
+  if mode == 'refund' and patience > 0 then
+    b.since, b.level = patience, past
+  elseif past > 0 then
+    b.seed = past
   end
-  if mode == 'refund' and units > 0 then
+  if mode == 'refund' and cost > 0 then
     b.refunding = true
   end
-  if seeded then
-    b.seed = number(levels + count + i, 0)
-  end
-  local passed, retry_at = check(b, values[first + i], now, units, KEYS[first + i])
+  local passed, retry_at = check(b, values[first + i], now, cost, KEYS[first + i])
   if mode == 'acquire' then
     b.booking = true
     passed = passed or retry_at and retry_at - now <= patience
@@ -154,12 +144,12 @@ elseif outside then
   return packed({3, 0, now, revision})
 end
 
-local charging = reply[2] == 1 and mode ~= 'peek' and (cost > 0 or priced)
+local charging = reply[2] == 1 and mode ~= 'peek'
 for i = 1, count do
   local b, units = values[first + i], nil
   if charging and reply[5 * i] == 1 then
-    units = b.units or cost
-    units = units > 0 and (b.refunding and -units or units) or nil
+    local cost = tonumber(ARGV[HEADER + STRIDE * (i - 1) + 8])
+    units = cost > 0 and (b.refunding and -cost or cost) or nil
   end
   local remaining, full_at, more_at, value, finish, same_finish = b.settle(b, units, now)
   if units and full_at == 0 then

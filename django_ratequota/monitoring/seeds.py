@@ -13,8 +13,7 @@ from django.db import Error as DatabaseError
 
 from ..changes.databases import reading_policies
 from ..conf import settings
-from ..engine.backend import LimitRequest
-from ..engine.decision import Decision, charges_of
+from ..engine.decision import Decision, LimitRequest, charges_of
 from ..engine.limiter import Limiter
 from ..engine.types import Bucket
 from ..store.base import Call

@@ -15,10 +15,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..conf import settings
-from ..engine.backend import LimitRequest
-from ..engine.decision import Decision
+from ..engine.decision import Decision, LimitRequest
 from ..engine.keys import birth_key, revision_key
-from ..engine.limiter import Limiter, LimiterSteps
+from ..engine.limiter import Limiter
 from ..engine.memory import LocalLimiter
 from ..engine.types import Bucket
 from ..exceptions import StoreError
@@ -105,7 +104,7 @@ class SceneLimiter(Limiter):
         # An ACL may demand that keys begin with the project's prefix. 16 characters are the most.
         # By limiter_options, because a test's own policies are enforced although ENABLED may be False.
         own = {"prefix": f"{settings.prefix[:5]}:{name}", "deny_cache_seconds": 0.0}
-        LimiterSteps.__init__(self, clock=clock, **{**_options(), **own})
+        self.open(clock=clock, **{**_options(), **own})
         self._fixed = fixed
         #: One of each counter.
         self._buckets: dict[object, Bucket] = {}

@@ -13,7 +13,6 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.contrib.auth.models import AnonymousUser, User
 from django.db import transaction
-from django.test import override_settings
 from django.utils.functional import SimpleLazyObject
 
 from django_ratequota import Decision, acheck_caller, check_caller, check_request
@@ -27,7 +26,7 @@ from django_ratequota.operations.explain_query import ExplainQuery
 from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.runtime import default_limiter
 from django_ratequota.signals import quota_threshold, request_refused
-from tests.enforcement.test_check import CLOSED, database_down, left, monitored, room
+from tests.enforcement.test_check import database_down, left, monitored, room
 from tests.project.views import request_from
 from tests.support.operators import client_of
 
@@ -244,12 +243,6 @@ class TestIndependence:
         assert request.ratequota is first
         assert left(check_request(request, cost=2)) == [7]
 
-    def test_units_are_charged_and_refunded_by_the_decision(self, settle: Any, alice: User) -> None:
-        RatePolicy.objects.create(rates="10/hour")
-        decision = check_caller(user=alice, cost=4)
-        assert left(settle(decision, "charge", 2)) == [4]
-        assert left(settle(decision, "refund", 3)) == [7]
-
 
 class TestOneRoundTrip:
     def test_a_known_caller_is_one_command_and_no_query(
@@ -310,15 +303,6 @@ class TestOneRoundTrip:
 
 
 class TestFailures:
-    @pytest.mark.parametrize(("on_error", "allowed"), [("allow", True), ("deny", False), ("local", True)])
-    def test_on_error_decides_while_redis_is_down(
-        self, ask: CheckCaller, alice: User, on_error: str, allowed: bool
-    ) -> None:
-        RatePolicy.objects.create(rates="10/hour", on_error=on_error)
-        with override_settings(RATEQUOTA=CLOSED):
-            decision = ask(user=alice)
-        assert (decision.allowed, decision.error, decision.refusal_id) == (allowed, "connection", "")
-
     def test_on_error_decides_while_the_database_is_down(self, ask: CheckCaller, settings: Any, alice: User) -> None:
         with_settings(settings, ON_ERROR="deny")
         with database_down():

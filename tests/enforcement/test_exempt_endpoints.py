@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import html
-import io
 import re
 from typing import Any
 
 import pytest
-from django.core.management import call_command
 from django.test import Client
 
 from django_ratequota import check_caller, check_request
 from django_ratequota.checks.database import check_outcome
 from django_ratequota.checks.views import check_unlimited
-from django_ratequota.exceptions import InvalidFile
-from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
+from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.operations.advice import about_saved
 from django_ratequota.operations.caller_limits import caller_limits
 from django_ratequota.operations.explain_query import ExplainQuery
-from django_ratequota.operations.restore import plan_restoration, restore
 from django_ratequota.policies.matching import match_endpoints
 from django_ratequota.policies.requests.caller import DescribedCaller
-from django_ratequota.policyfile import apply_file, export_chunks
 from tests.conftest import Check, Get
 from tests.enforcement.test_check import CLOSED, monitored, room
 from tests.policies.test_resolver import picture
@@ -154,15 +149,6 @@ class TestWhatIsShown:
         assert {candidate.reason for candidate in explanation.candidates} == {"lost: the endpoint health is exempt"}
         assert len(explanation.candidates) == 9
 
-    def test_the_explain_page_and_command_say_so(self, health: Endpoint, blocked: None) -> None:
-        page = client_of(superuser=True).get(
-            "/admin/django_ratequota/ratepolicy/explain/", {"ip": ADDRESS, "endpoint": "health"}
-        )
-        assert "Nothing limits this request: the endpoint health is exempt." in page.content.decode()
-        out = io.StringIO()
-        call_command("ratequota", "explain", "--ip", ADDRESS, "--endpoint", "health", stdout=out)
-        assert "exempt       nothing limits it: the endpoint health is exempt" in out.getvalue().splitlines()
-
     def test_the_matrix_shows_no_rates_in_force(self, health: Endpoint) -> None:
         RatePolicy.objects.create(endpoint=health, rates="5/hour")
         page = client_of(superuser=True).get("/admin/django_ratequota/plan/matrix/").content.decode()
@@ -188,52 +174,3 @@ class TestWhatIsShown:
         assert found == ["django_ratequota.W006", "django_ratequota.W017"]
         Endpoint.objects.update(exempt=True)
         assert [message for check in checks for message in check(databases=["default"])] == []
-
-
-class TestEditing:
-    def test_operators_set_it_in_the_admin(self) -> None:
-        operator = client_of(superuser=True)
-        table = {f"policies-{name}": "0" for name in ("TOTAL_FORMS", "INITIAL_FORMS")}
-        data = {"name": "health", "cost": "1", "exempt": "on", **table}
-        assert operator.post("/admin/django_ratequota/endpoint/add/", data).status_code == 302
-        endpoint = Endpoint.objects.get()
-        assert endpoint.exempt
-        page = operator.get("/admin/django_ratequota/endpoint/", {"exempt__exact": "1"}).content.decode()
-        assert f"/endpoint/{endpoint.pk}/change/" in page
-        change = PolicyChange.objects.get(model="endpoint")
-        assert (change.action, change.after["exempt"]) == ("create", True)
-
-    def test_operators_who_may_only_view_cannot_set_it(self, health: Endpoint) -> None:
-        viewer = client_of("view_endpoint")
-        url = f"/admin/django_ratequota/endpoint/{health.pk}/change/"
-        assert viewer.get(url).status_code == 200
-        assert viewer.post(url, {"name": "health", "cost": "1"}).status_code == 403
-        health.refresh_from_db()
-        assert health.exempt
-
-    def test_the_history_restores_it(self, health: Endpoint) -> None:
-        health.exempt = False
-        health.save()
-        change = PolicyChange.objects.filter(model="endpoint").latest("pk")
-        page = client_of(superuser=True).get("/admin/django_ratequota/policychange/").content.decode()
-        assert "yes → no" in page
-        restoration = plan_restoration(change, "before")
-        assert restoration.differing == ("exempt",)
-        restore(restoration, actor=None, reason="")
-        health.refresh_from_db()
-        assert health.exempt
-
-    def test_files_hold_it(self, health: Endpoint) -> None:
-        text = "".join(export_chunks())
-        assert "    exempt: true\n" in text
-        assert apply_file(text).changes == []
-        diff = apply_file(text.replace("exempt: true", "exempt: no"))
-        assert list(diff.lines()) == ["~ endpoint health: exempt true -> false"]
-        health.refresh_from_db()
-        assert not health.exempt
-        assert "exempt" not in "".join(export_chunks())
-
-    def test_a_file_with_another_value_is_refused(self) -> None:
-        text = "version: 1\nendpoints:\n  - name: health\n    exempt: always\n"
-        with pytest.raises(InvalidFile, match="this must be true or false, not 'always'"):
-            apply_file(text)

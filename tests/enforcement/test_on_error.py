@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import redis
-from django.contrib.auth.models import User
-from django.test import Client
 
 from django_ratequota import Decision, check_request
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.operations.explain import explain_caller
 from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.responses import status_code
-from django_ratequota.signals import request_refused
 from tests.conftest import Check, Settle
 from tests.project.views import request_from
 
@@ -90,16 +86,6 @@ def test_among_so_many_processes(check: Check, settings: Any, share: int, admitt
     assert [check(request_from()).allowed for _ in range(10)].count(True) == admitted
 
 
-@pytest.mark.usefixtures("down")
-def test_a_request_dearer_than_the_share_passes_once(check: Check, search: Endpoint) -> None:
-    policy("8/hour")
-    search.cost = 5
-    search.save()
-    assert [check(request_from(), "search").allowed for _ in range(3)] == [True, False, False]
-    decision = check(request_from(address="203.0.113.8"), None, 9)
-    assert (decision.allowed, decision.retry_after) == (False, None)
-
-
 @pytest.mark.parametrize("unusable", [{"CACHE": "local"}, {"REDIS_URL": "http://127.0.0.1/"}])
 def test_no_usable_setting_is_a_store_that_is_down(check: Check, settings: Any, unusable: dict[str, str]) -> None:
     policy("8/hour", "")
@@ -117,15 +103,6 @@ def test_redis_decides_again_as_soon_as_it_can(check: Check, settings: Any, redi
     settings.RATEQUOTA = up
     decision = check(request_from())
     assert (decision.allowed, decision.degraded, left(decision)) == (True, False, [7])
-
-
-@pytest.mark.usefixtures("down")
-def test_threads_are_admitted_the_share_exactly() -> None:
-    policy("200/hour")
-    check_request(request_from(address="203.0.113.8"))
-    with ThreadPoolExecutor(16) as pool:
-        decisions = list(pool.map(lambda _: check_request(request_from()).allowed, range(120)))
-    assert decisions.count(True) == 50
 
 
 # --- Together with other policies. ---
@@ -153,15 +130,6 @@ def test_buckets_with_allow_are_not_counted_and_local_ones_decide(check: Check, 
     assert [decision.allowed for decision in decisions] == [True, True, True, False]
     assert [status.bucket.title for status in decisions[0].statuses] == ["search/hour"]
     assert all(check(request_from()).allowed for _ in range(9))
-
-
-@pytest.mark.usefixtures("down")
-def test_a_request_counts_in_all_of_its_buckets_or_in_none(check: Check, search: Endpoint) -> None:
-    policy("40/hour")
-    policy("8/hour", endpoint=search)
-    seen = [(decision.allowed, left(decision)) for decision in (check(request_from(), "search") for _ in range(4))]
-    assert seen == [(True, [9, 1]), (True, [8, 0]), (False, [8, 0]), (False, [8, 0])]
-    assert left(check(request_from())) == [7]
 
 
 @pytest.mark.usefixtures("down")
@@ -245,30 +213,7 @@ def test_a_door_that_is_closed_says_when_to_come_back(get: Callable[..., Any]) -
     assert get("/bare/").status_code == 200
 
 
-@pytest.mark.usefixtures("down")
-def test_a_refusal_is_signalled(check: Check) -> None:
-    refused: list[Decision] = []
-
-    def receive(decision: Decision, **_: Any) -> None:
-        refused.append(decision)
-
-    policy("4/hour")
-    request_refused.connect(receive)
-    try:
-        decisions = [check(request_from()) for _ in range(3)]
-    finally:
-        request_refused.disconnect(receive)
-    assert refused == decisions[1:]
-
-
 # --- Where operators choose it. ---
-
-
-@pytest.fixture
-def operator() -> Client:
-    client = Client()
-    client.force_login(User.objects.create_superuser("root"))
-    return client
 
 
 @pytest.mark.parametrize("first", ["local", "redis"])

@@ -14,7 +14,7 @@ from asgiref.sync import async_to_sync
 from django.contrib.auth.models import User
 from django.contrib.auth.views import LoginView
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation, ValidationError
-from django.core.management import CommandError, call_command
+from django.core.management import call_command
 from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
 from django.test import AsyncClient, Client, override_settings
 from django.urls import path
@@ -28,7 +28,6 @@ from django_ratequota.checks.database import check_outcome
 from django_ratequota.decorators import ratequota
 from django_ratequota.models import Endpoint, PolicyChange, RatePolicy
 from django_ratequota.monitoring.health import health
-from django_ratequota.policyfile import export_chunks
 from django_ratequota.testing import Policy, override_policies, remaining
 from tests.project.views import request_from
 
@@ -390,22 +389,6 @@ class TestStored:
         told = [line for line in capsys.readouterr().out.splitlines() if "stay charged" in line]
         assert len(told) == 1
         assert "only responses with status 401, 5xx stay charged" in told[0]
-
-    def test_files_hold_it(self, tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
-        Endpoint.objects.create(name="login", charged_statuses="401, 5xx")
-        Endpoint.objects.create(name="search")
-        text = "".join(export_chunks())
-        assert text.count("charged_statuses") == 1
-        Endpoint.objects.all().delete()
-        file = tmp_path / "ratequota.yaml"
-        file.write_text(text.replace("401, 5xx", "5XX 401"))
-        call_command("ratequota", "import", str(file))
-        assert Endpoint.objects.get(name="login").charged_statuses == "401, 5xx"
-        assert "".join(export_chunks()) == text
-        file.write_text(text.replace("401, 5xx", "nothing"))
-        with pytest.raises(CommandError, match="nothing was changed"):
-            call_command("ratequota", "import", str(file))
-        assert "endpoints[0].charged_statuses: 'nothing' is not an HTTP status" in capsys.readouterr().err
 
     def test_the_docs_file_imports(self, tmp_path: Any) -> None:
         text = (Path(__file__).parents[2] / "docs" / "outcome.md").read_text()

@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratequota import Bucket, Decision, Limiter, Rate
-from django_ratequota.enforcement.on_error import decide_without_store
-from django_ratequota.engine.backend import LimitRequest
-from django_ratequota.engine.decision import charges_of
+from django_ratequota.enforcement.decide import decide_without_store
+from django_ratequota.engine.decision import LimitRequest, charges_of
 from django_ratequota.engine.keys import bucket_key
 from django_ratequota.engine.memory import LocalLimiter
 from django_ratequota.engine.rates import ALGORITHMS, BURST_ALGORITHMS
@@ -234,15 +233,6 @@ def test_a_refund_in_parts_is_no_more_than_in_one(limiter: Limiter, clock: Clock
     assert left(limiter, asked) == 40
 
 
-def test_a_peek_and_a_refund_charged_nothing(limiter: Limiter) -> None:
-    asked = [bucket("10/hour")]
-    limiter.check(asked, 5)
-    peeked, refunded = limiter.peek(asked, 3), limiter.refund(asked, 1)
-    assert (peeked.refund(3), refunded.refund(1)) == (peeked, refunded)
-    assert left(limiter, asked[0]) == 6
-    assert peeked.charge(2).refund(5).statuses[0].remaining == 6
-
-
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_log_mode_without_room_is_neither_charged_nor_refunded(limiter: Limiter, algorithm: str) -> None:
     """A charge of 5 and a refund of 5 left 5 on a full bucket in log mode."""
@@ -295,9 +285,10 @@ def test_a_refund_takes_no_more_than_an_edit_left_of_its_charge(limiter: Limiter
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_in_the_process_too_a_refund_takes_no_more_than_an_edit_left(algorithm: str) -> None:
     local = LocalLimiter(1, UTC, Clock())
-    before = local.charge((bucket(f"1000/hour {algorithm}"),), cost=1000)
+    asked = LimitRequest(mode="charge", buckets=(bucket(f"1000/hour {algorithm}"),), cost=1000, settler=local)
+    before = local.decide(asked)
     lowered = bucket(f"10/hour {algorithm}")
-    local.charge((lowered,), cost=5)
+    local.decide(asked._replace(buckets=(lowered,), cost=5))
     before.refund(1000)
     looked = local.decide(LimitRequest(mode="peek", buckets=(lowered,)))
     assert looked.remaining == 5
@@ -435,14 +426,15 @@ def test_a_free_request_writes_nothing(
 def test_in_the_process_a_late_refund_mints_no_room(algorithm: str, share: int) -> None:
     clock = Clock()
     local = LocalLimiter(share, UTC, clock)
-    asked = (bucket(f"{12 * share}/min {algorithm}"),)
-    first = local.charge(asked, cost=12)
+    buckets = (bucket(f"{12 * share}/min {algorithm}"),)
+    charge = LimitRequest(mode="charge", buckets=buckets, cost=12, settler=local)
+    first = local.decide(charge)
     clock.advance(30)
-    second = local.charge(asked, cost=6)
+    second = local.decide(charge._replace(cost=6))
     assert second.refund(2).refund(4).statuses[0].remaining == (6 if algorithm in METERS else 0)
     assert second.refund(6) is second
     clock.advance(90)
-    local.charge(asked, cost=12)
+    local.decide(charge)
     assert first.refund(12).statuses[0].remaining == 0
 
 

@@ -158,12 +158,6 @@ class TestLaterChecks:
             settle(settle(settled, "refund", 50), "charge", 50)
         assert (free("door"), free("completions")) == ([59], [800])
 
-    def test_what_was_charged_by_hand_is_not_deducted(self, check: Check, settle: Settle) -> None:
-        RatePolicy.objects.create(rates="1000/hour")
-        request = request_from()
-        settle(check(request, None, 10), "charge", 500)
-        assert left(check(request, None, 100)) == [400]
-
     def test_they_are_one_round_trip_each(self, completions: Endpoint) -> None:
         RatePolicy.objects.create(rates="1000/hour")
         RatePolicy.objects.create(endpoint=completions, rates="2000/hour")
@@ -304,14 +298,6 @@ class TestRatesThatCountRequests:
     def policies(self, completions: Endpoint) -> None:
         RatePolicy.objects.create(rates="30 requests/min")
         RatePolicy.objects.create(endpoint=completions, rates="5 requests/min, 1000/day")
-
-    @pytest.mark.usefixtures("counted")
-    def test_tokens_leave_them_alone(self, check: Check, settle: Settle) -> None:
-        decision = check(request_from(), "completions", 100)
-        assert left(decision) == [29, 4, 900]
-        settle(decision, "settle", 349)
-        settle(decision, "settle", 349)
-        assert left(check(request_from(), "completions", 0)) == [28, 3, 651]
 
     @pytest.mark.usefixtures("counted")
     def test_a_request_without_cost_counts_until_none_is_left(self, check: Check) -> None:

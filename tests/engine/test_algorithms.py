@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratequota import Bucket, Decision, Limiter, Rate
-from django_ratequota.engine.backend import LimitRequest
+from django_ratequota.engine.decision import LimitRequest
 from django_ratequota.engine.keys import bucket_key
 from django_ratequota.engine.rates import ALGORITHMS, BURST_ALGORITHMS
 from tests.conftest import NOON_US, Clock

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratequota import Bucket, Limiter, Rate
-from django_ratequota.engine.backend import LimitRequest
+from django_ratequota.engine.decision import LimitRequest
 from django_ratequota.engine.keys import bucket_key
 from django_ratequota.engine.memory import LocalLimiter
 from django_ratequota.engine.rates import ALGORITHMS, BURST_ALGORITHMS
@@ -51,15 +51,6 @@ def test_a_lowered_limit_locks_nobody_out(limiter: Limiter, clock: Clock, algori
     assert not limiter.check(lowered).allowed
     clock.advance(us=1)
     assert limiter.check(lowered).allowed
-
-
-@pytest.mark.parametrize("meter", METERS)
-def test_a_charge_after_the_edit_does_not_bring_the_old_usage_back(limiter: Limiter, meter: str) -> None:
-    limiter.check([bucket(f"10000/hour {meter}")], 10_000)
-    lowered = [bucket(f"10/hour {meter}")]
-    limiter.charge(lowered, 5)
-    refused = limiter.check(lowered, 10)
-    assert refused.retry_after == 3600 * 15 / 10
 
 
 @pytest.mark.parametrize("meter", METERS)

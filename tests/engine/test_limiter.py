@@ -140,12 +140,6 @@ def test_the_decision_s_own_time_is_the_store_s(limiter: Limiter, clock: Clock, 
 # --- Charge, refund, reset. ---
 
 
-def test_a_decision_settles_its_own_buckets(limiter: Limiter) -> None:
-    decision = limiter.check([MINUTE, bucket("1000/day")])
-    assert [status.remaining for status in decision.charge(350).statuses] == [0, 649]
-    assert [status.remaining for status in decision.refund(345).statuses] == [4, 994]
-
-
 def test_reset_deletes_counters_and_returns_their_number(limiter: Limiter) -> None:
     buckets = [bucket(f"10/min {algorithm}") for algorithm in ALGORITHMS]
     limiter.check(buckets[:4], 10)
@@ -204,10 +198,9 @@ def test_check_waits_behind_booked_slots(limiter: Limiter, clock: Clock) -> None
     assert limiter.check([QUEUE]).allowed
 
 
-@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "leaky_bucket"])
-def test_only_a_leaky_bucket_queues(limiter: Limiter, algorithm: str) -> None:
+def test_only_a_leaky_bucket_queues(limiter: Limiter) -> None:
     with pytest.raises(InvalidBucket, match="acquire needs a leaky_bucket"):
-        limiter.acquire(bucket(f"10/s {algorithm}"), timeout=1)
+        limiter.acquire(bucket("10/s gcra"), timeout=1)
 
 
 @pytest.mark.parametrize("timeout", [-1, -0.001, float("nan"), float("inf"), 10**300])
@@ -262,15 +255,6 @@ def test_async_acquire_settle_and_reset(limiter: Limiter, run: Callable[..., Any
     assert run(story()) == [[0, 0.1, 0.2], False, 5, 7, 2]
 
 
-def test_two_event_loops_in_a_row_count_once_each(
-    redis_client: redis.Redis, limiter: Limiter, run: Callable[..., Any]
-) -> None:
-    """A pool kept from the first loop raised "Event loop is closed", and the hit was counted all the same."""
-    for expected in (9, 8, 7):
-        assert run(limiter.acheck([MINUTE])).statuses[0].remaining == expected
-    assert limiter.peek([MINUTE]).statuses[0].remaining == 7
-
-
 def test_loops_that_are_done_leave_no_connection_and_are_forgotten(
     redis_client: redis.Redis, limiter: Limiter, run: Callable[..., Any]
 ) -> None:
@@ -288,15 +272,6 @@ def test_loops_that_are_done_leave_no_connection_and_are_forgotten(
     gc.collect()
     assert len(redis_client.client_list()) == before
     assert [loop() for loop in loops] == [None] * 10
-
-
-def test_tasks_of_one_loop_ask_at_once(redis_client: redis.Redis, run: Callable[..., Any]) -> None:
-    limiter = Limiter(client=redis_client, prefix="rqtest", timeout=5)
-
-    async def ask() -> list[Decision]:
-        return await asyncio.gather(*(limiter.acheck([bucket("50/hour")]) for _ in range(100)))
-
-    assert sum(decision.allowed for decision in run(ask())) == 50
 
 
 def test_a_cancelled_call_leaves_the_next_its_own_answer(limiter: Limiter, run: Callable[..., Any]) -> None:

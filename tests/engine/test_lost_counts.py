@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from django_ratequota import Bucket, Decision, Limiter, Rate
-from django_ratequota.engine.backend import LimitRequest, Mode
+from django_ratequota.engine.decision import LimitRequest, Mode
 from django_ratequota.engine.keys import birth_key, bucket_key, revision_key
 from django_ratequota.exceptions import NewerRevision
 from django_ratequota.utils.sansio import drive

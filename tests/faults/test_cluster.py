@@ -21,7 +21,7 @@ from django.contrib.auth.models import AnonymousUser, User
 from django.test import RequestFactory, override_settings
 
 from django_ratequota import Bucket, Decision, Limiter, Rate, acheck_request, check_request
-from django_ratequota.engine.backend import LimitRequest
+from django_ratequota.engine.decision import LimitRequest
 from django_ratequota.engine.keys import bucket_key, revision_key
 from django_ratequota.engine.rates import ALGORITHMS
 from django_ratequota.exceptions import NewerRevision, StoreError

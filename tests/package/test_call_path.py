@@ -72,7 +72,8 @@ def test_a_warm_request_enters_few_files_and_functions(
 
     for _ in range(3):
         ask()
-    calls = recorded_calls(ask)
+    # Other tests may have put a scene of ``testing`` between the process and its objects.
+    calls = [(file, function) for file, function in recorded_calls(ask) if "/testing/" not in file]
     files = [file for file, _function in calls]
     found = {
         "files": len(set(files)),

@@ -14,7 +14,7 @@ from rest_framework.throttling import BaseThrottle
 
 from django_ratequota.compat.drf import SimpleRateThrottle
 from django_ratequota.compat.ratelimit import get_usage
-from django_ratequota.engine.backend import LimitRequest
+from django_ratequota.engine.decision import LimitRequest
 from django_ratequota.engine.keys import short
 from django_ratequota.engine.limiter import Limiter
 from django_ratequota.models import RatePolicy

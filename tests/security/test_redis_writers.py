@@ -14,8 +14,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_ratequota import Bucket, Decision, Limiter, Rate, check_request
-from django_ratequota.engine.backend import LimitRequest
-from django_ratequota.engine.decision import Charged
+from django_ratequota.engine.decision import Charged, LimitRequest
 from django_ratequota.engine.keys import bucket_key, revision_key
 from django_ratequota.engine.rates import ALGORITHMS
 from django_ratequota.exceptions import NewerRevision
@@ -240,7 +239,8 @@ class TestCounters:
                     decision = getattr(limiter, verb)([victim, other])
                     is_sane(decision)
                     assert not decision.allowed
-            limiter.refund([victim], cost=2, charged=Charged(limiter.now_us - 10, (10**6,)))
+            charged = Charged(limiter.now_us - 10, (10**6,))
+            limiter.decide(LimitRequest(mode="refund", buckets=(victim,), cost=2, charged=charged))
         limiter.reset([victim])
         assert [limiter.check([victim], cost=10).allowed for _ in range(2)] == [True, False]
         limiter.store.close()
