@@ -127,36 +127,3 @@ def most_at_once(algorithm: str, admitted: list[tuple[int, int]], limit: int, pe
             refilled = Fraction((rest[-1][0] - start_us) * limit, period_us)
         sums.append(sum(units for _, units in rest) - refilled)
     return max(sums)
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_server_clock_that_jumps_back_and_forth_mints_no_units(
-    limiter: Limiter, clock: Clock, ask: Ask, algorithm: str
-) -> None:
-    """The five seconds that the clock repeats refill only once."""
-    bucket = Bucket("user:1", Rate.parse(f"12/60s {algorithm}"))  # one unit in five seconds
-    clock.advance(10)
-    admitted = 0
-    for _ in range(30):
-        for step in (5, -5):
-            admitted += ask(limiter, [bucket]).allowed
-            clock.advance(step)
-    print(f"\n{algorithm}: {admitted} of 12 admitted in 60 turns")
-    assert 12 <= admitted <= (13 if algorithm in ("token_bucket", "leaky_bucket", "gcra") else 12)
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_step_back_locks_a_caller_out_for_the_step_at_most(
-    limiter: Limiter, clock: Clock, ask: Ask, algorithm: str
-) -> None:
-    """A caller that is refused before the step is admitted after retry_after and five seconds more."""
-    bucket = Bucket("user:1", Rate.parse(f"12/60s {algorithm}"))
-    while ask(limiter, [bucket]).allowed:
-        pass
-    told = ask(limiter, [bucket]).retry_after
-    clock.advance(-5)
-    longer = ask(limiter, [bucket]).retry_after
-    print(f"\n{algorithm}: {told:.3f} s to wait, {longer:.3f} s after the step back")
-    assert told <= longer <= told + 5
-    clock.advance(longer)
-    assert ask(limiter, [bucket]).allowed

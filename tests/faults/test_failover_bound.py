@@ -11,7 +11,7 @@ from django_ratequota import Bucket, Limiter
 from django_ratequota.engine.rates import ALGORITHMS
 
 from . import poll
-from .asking import Way, decides, one_of_each, plainly, slow
+from .asking import Way, decides, slow
 from .proxy import Proxy
 from .servers import PATIENCE, REPLICATION, Node, follow, in_step
 
@@ -90,22 +90,3 @@ def test_a_failover_with_a_stalled_link(
         assert before[bucket] == replicated + lost
         assert overshoot == lost
         assert overshoot <= LIMIT
-
-
-def test_a_primary_that_returns_as_a_replica_restores_no_counters(failover: Failover, limiters: Make) -> None:
-    """Two primaries have counted; the newer one's counters stand, and the older one's are gone."""
-    limiter, buckets = limiters(failover.front), one_of_each(LIMIT)
-    assert admissions(plainly, limiter, buckets, 50) == 50
-    failover.stall()
-    assert admissions(plainly, limiter, buckets, 50) == 50
-    failover.replica.command("REPLICAOF", "NO", "ONE")
-    failover.front.retarget(failover.replica.host, failover.replica.port)
-    failover.front.hang_up()
-    poll(lambda: decides(limiter, buckets[0]), PATIENCE, "the new primary decides")
-    assert admissions(plainly, limiter, buckets, 10) == 10
-    follow(failover.primary, failover.replica)
-    failover.replica.kill()
-    failover.primary.command("REPLICAOF", "NO", "ONE")
-    failover.front.retarget(failover.primary.host, failover.primary.port)
-    poll(lambda: decides(limiter, buckets[0]), PATIENCE, "the old primary decides again")
-    assert [status.remaining for status in limiter.peek(buckets).statuses] == [LIMIT - 60] * len(buckets)
