@@ -10,27 +10,13 @@ from django.utils.translation import gettext_lazy as _
 
 from ..models import RatePolicy
 from .base import AutocompleteAdmin, user_search_fields
-from .explain.actions import GrantPage, ResetCountersPage
-from .explain.block import BlockPage
-from .explain.boost import BoostPage
-from .explain.boost_all import BoostAllPage
-from .explain.page import ExplainPage
-from .explain.refusals import offer_explain
 from .filters import ActiveFilter, AudienceFilter, RelatedFilter, is_active
 from .formatting import when
 from .names import with_display_name
 from .permissions import PolicyPermissions
 from .policy_forms import PolicyForm, RowForm, StoredRows
 from .policy_table import WITHOUT
-from .preview import ImpactPage, PreviewPage
-from .quota_history import QuotaHistoryExport, QuotaHistoryPage
-from .quotas import QuotasExport, QuotasPage
-from .reset import ResetPage, reset_usage
-from .rollout import RolloutPage, link_text
 from .search import SearchesRelated
-from .subjects import SubjectsPage
-from .usage.export import UsageExport
-from .usage.page import UsagePage
 from .warnings import WarnsOnSave
 
 
@@ -39,26 +25,26 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, SearchesRelated, War
     """All policies; mode is edited in the list."""
 
     pages = (
-        ExplainPage,
-        BoostPage,
-        BoostAllPage,
-        BlockPage,
-        GrantPage,
-        ResetCountersPage,
-        ResetPage,
-        RolloutPage,
-        PreviewPage,
-        ImpactPage,
-        UsagePage,
-        UsageExport,
-        QuotasPage,
-        QuotasExport,
-        SubjectsPage,
-        QuotaHistoryPage,
-        QuotaHistoryExport,
+        "explain.page.ExplainPage",
+        "explain.boost.BoostPage",
+        "explain.boost_all.BoostAllPage",
+        "explain.block.BlockPage",
+        "explain.actions.GrantPage",
+        "explain.actions.ResetCountersPage",
+        "reset.ResetPage",
+        "rollout.RolloutPage",
+        "preview.PreviewPage",
+        "preview.ImpactPage",
+        "usage.page.UsagePage",
+        "usage.export.UsageExport",
+        "quotas.QuotasPage",
+        "quotas.QuotasExport",
+        "subjects.SubjectsPage",
+        "quota_history.QuotaHistoryPage",
+        "quota_history.QuotaHistoryExport",
     )
     form = PolicyForm
-    actions = [reset_usage]
+    actions = ["reset_usage"]
     list_display = ["audience", "endpoint_name", "counted_per", "rates", "mode", "when", "active"]
     list_editable = ["mode"]
     list_filter = [
@@ -112,8 +98,15 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, SearchesRelated, War
 
     def changelist_view(self, request: Any, extra_context: Any = None) -> Any:
         """Show the list; for the id of a refusal or a user name in the search, a link to Explain, too."""
-        offer_explain(self, request)
+        self.page("explain").offer(request)
         return super().changelist_view(request, extra_context)
+
+    @admin.action(permissions=["reset"], description=_("Reset the counters of the selected overrides"))
+    def reset_usage(self, request: Any, queryset: Any) -> Any:
+        """Ask, then reset; the list is shown again afterwards."""
+        policies = queryset.select_related("user", "subject_list", "plan", "endpoint")
+        back = self.page_url("changelist")
+        return self.page("reset").ask_or_reset(request, policies, back, action="reset_usage")
 
     def response_add(self, request: Any, obj: Any, post_url_continue: Any = None) -> Any:
         """Warn about the new policy."""
@@ -141,7 +134,7 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, SearchesRelated, War
         if policy.mode != RatePolicy.Mode.LOG:
             return when(policy)
         link = self.page_url("rollout", policy.pk)
-        return format_html('{}<br><a href="{}">{}</a>', when(policy), link, link_text(policy))
+        return format_html('{}<br><a href="{}">{}</a>', when(policy), link, _("Would-be refusals"))
 
     @admin.display(description=_("active"), boolean=True)
     def active(self, policy: RatePolicy) -> bool:

@@ -17,11 +17,13 @@ from django_ratequota.models import Plan, PolicyChange, RatePolicy
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("fresh_policies")]
 
-PAGES = [(model, page) for model in (Plan, RatePolicy, PolicyChange) for page in admin.site._registry[model].pages]
+PAGES = [
+    (model, page) for model in (Plan, RatePolicy, PolicyChange) for page in admin.site._registry[model].own_pages
+]
 NAMES = [f"{model._meta.model_name} {page.name}" for model, page in PAGES]
 
 
-def url_of(model: Any, page: type[AdminPage], pk: Any) -> str:
+def url_of(model: Any, page: AdminPage, pk: Any) -> str:
     pattern = page.path.replace("<path:object_id>", str(pk)).replace("<str:version>", "after")
     change = PolicyChange.objects.last()
     pattern = pattern.replace("<uuid:change_id>", str(change.change_id if change else UUID(int=pk)))
@@ -37,13 +39,13 @@ def rows() -> dict[Any, Any]:
 
 
 @pytest.mark.parametrize(("model", "page"), PAGES, ids=NAMES)
-def test_the_address_has_the_pages_name(model: Any, page: type[AdminPage]) -> None:
+def test_the_address_has_the_pages_name(model: Any, page: AdminPage) -> None:
     assert resolve(url_of(model, page, 1)).url_name == f"django_ratequota_{model._meta.model_name}_{page.name}"
 
 
 @pytest.mark.parametrize(("model", "page"), PAGES, ids=NAMES)
 def test_operators_need_a_permission_and_the_object_must_exist(
-    model: Any, page: type[AdminPage], rows: dict[Any, Any]
+    model: Any, page: AdminPage, rows: dict[Any, Any]
 ) -> None:
     address = url_of(model, page, rows[model])
     assert Client().get(address).status_code == 302, "to the login"

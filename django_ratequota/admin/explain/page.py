@@ -7,7 +7,9 @@ from functools import partial
 from typing import Any
 
 from django import forms
+from django.contrib import messages
 from django.http import HttpResponseRedirect
+from django.utils.html import format_html
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
@@ -26,7 +28,7 @@ from .block import BlockLinks
 from .boost import BOOST_LENGTHS
 from .counters import counter_rows
 from .dated import LENGTHS
-from .form import ExplainForm, data_of, explain_form, find_caller, form_data
+from .form import ExplainForm, data_of, explain_form, find_caller, find_user, form_data
 from .refusals import find_refusal, latest_refusals, refusal_details, refused_places
 
 #: All winners are listed, and other candidates up to this many rows: a caller may have as many dated ones.
@@ -48,6 +50,22 @@ class ExplainPage(AdminPage):
         if obj.endpoint:
             params["endpoint"] = obj.endpoint.name
         return [(self.url(query=params), _("Explain"))]
+
+    def offer(self, request: Any) -> None:
+        """Show a link here when the search of a list is the id of a refusal, or a user's name."""
+        wanted = request.GET.get("q", "").strip()
+        if request.method != "GET" or not wanted or not self.admin.has_view_permission(request):
+            return
+        refusal, _reason = find_refusal(wanted)
+        if refusal is not None:
+            text = _('{id} is the id of a refusal. <a href="{link}">See why the request was refused.</a>')
+        elif find_user(wanted) is not None:
+            text = _('There is a user {id}. <a href="{link}">See what applies to them, and what refused them.</a>')
+        else:
+            return
+        found = wanted if refusal is None else refusal.id
+        link = self.url(query={"id": found})
+        self.admin.message_user(request, format_html(str(text), id=shown(found), link=link), messages.INFO)
 
     def view(self, request: Any) -> Any:
         """Show the form, what applies now, and refusals; redirect from a caller's name to the caller."""

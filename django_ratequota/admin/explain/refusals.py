@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from django.contrib import messages
-from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
 from ...models import Plan, RatePolicy
@@ -20,7 +18,6 @@ from ..formatting import bar_percent, clock, revision_text, shown
 from ..names import caller_names, caller_text, described, described_callers
 from ..pages import reply, unanswered
 from ..usage.labels import explain_url
-from .form import find_user
 
 #: The id of a refusal: ten letters and digits.
 _ID = re.compile(r"[0-9A-Za-z]{10}", re.ASCII)
@@ -40,27 +37,6 @@ def _found(refusal_id: str) -> Refusal | None:
         collector.flush()  # it may be this worker's, and not sent yet
         found = refusals.find_refusal(refusal_id)
     return found
-
-
-def offer_explain(model_admin: Any, request: Any) -> None:
-    """Show a link to Explain when the search of a list is the id of a refusal, or a user's name."""
-    wanted = request.GET.get("q", "").strip()
-    if request.method != "GET" or not wanted or not model_admin.has_view_permission(request):
-        return
-    refusal, _reason = find_refusal(wanted)
-    if refusal is not None:
-        text, query = (
-            _('{id} is the id of a refusal. <a href="{link}">See why the request was refused.</a>'),
-            refusal.id,
-        )
-    else:
-        user = find_user(wanted)
-        if user is None:
-            return
-        text = _('There is a user {id}. <a href="{link}">See what applies to them, and what refused them.</a>')
-        query = wanted
-    link = model_admin.page_url("explain", query={"id": query})
-    model_admin.message_user(request, format_html(str(text), id=shown(query), link=link), messages.INFO)
 
 
 def refusal_details(model_admin: Any, request: Any, refusal: Refusal, users: Mapping[str, str]) -> dict[str, Any]:
