@@ -20,7 +20,7 @@ import redis.sentinel
 from ..exceptions import ConfigurationError
 from .base import Budget
 from .connections import PatientConnection, PatientSSLConnection, PatientUnixConnection, current
-from .pool_size import CONNECT_SECONDS
+from .pool import CONNECT_SECONDS
 
 #: Connection options of the alias or client that are dropped. Retries, for one: a client that retried lost replies
 #: counted one request eleven times.

@@ -19,7 +19,7 @@ from .connections import Connections
 from .errors import store_error
 from .handshake import Handshake
 from .loop_connections import LoopConnections
-from .pool_size import MAX_CONNECTIONS
+from .pool import MAX_CONNECTIONS
 
 #: Most event loops that do not run now whose connections are kept; the oldest are forgotten.
 _MAX_IDLE_LOOPS = 32

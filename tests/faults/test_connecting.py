@@ -20,8 +20,8 @@ import trustme
 
 from django_ratequota import Limiter
 from django_ratequota.exceptions import StoreError
-from django_ratequota.store import pool_size
-from django_ratequota.store.pool_size import PoolSize
+from django_ratequota.store import pool as pools
+from django_ratequota.store.pool import PoolSize
 from tests.support.properties import thorough_after
 
 from . import Address, poll
@@ -176,7 +176,7 @@ def test_credentials_that_fail_are_no_connection(node: Node, limiters: Make, ask
 
 def test_the_number_of_connects_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(pool_size, "time", type("Clock", (), {"monotonic": staticmethod(lambda: now)}))
+    monkeypatch.setattr(pools, "time", type("Clock", (), {"monotonic": staticmethod(lambda: now)}))
     size = PoolSize()
 
     def begun() -> int:
@@ -198,7 +198,7 @@ def test_the_number_of_connects_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
 def test_failed_connects_and_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that accepts no more connections does not get a thousand connects per second."""
     now = 1000.0
-    monkeypatch.setattr(pool_size, "time", type("Clock", (), {"monotonic": staticmethod(lambda: now)}))
+    monkeypatch.setattr(pools, "time", type("Clock", (), {"monotonic": staticmethod(lambda: now)}))
     size = PoolSize(3)
     begun = [size.begin_connect(50) for _ in range(4)]
     assert begun == [now, now, now, None], "open connections and connects together are bounded"
