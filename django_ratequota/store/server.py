@@ -65,6 +65,7 @@ class Server:
         #: Whether this client neither has a password nor a certificate.
         self.trusting = not any(kwargs.get(key) for key in ("password", "credential_provider", "ssl_certfile"))
         self.activity = ServerActivity()
+        self.breaker = Breaker(self.name, surplus_at=lambda: self.activity.surplus_at)
         self.limit = int(kwargs.get("max_connections", MAX_CONNECTIONS))
         self.threads = Connections(self._handshake.connect, self.activity, self.limit)
         # An asyncio connection belongs to the loop that it was made in.
@@ -134,7 +135,7 @@ class ServerStore(Store):
     def __init__(self, server: Server, timeout: float) -> None:
         """``timeout`` (seconds) bounds all commands of a decision."""
         self.timeout, self.server = timeout, server
-        self.breaker = Breaker(server.name, surplus_at=lambda: server.activity.surplus_at)
+        self.breaker = server.breaker
         self.exposed = server.trusting and server.remote
 
     def steps(self, command: Command, always: bool) -> Steps:
