@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import re
-import socketserver
 import struct
 import sys
 import threading
@@ -27,6 +26,7 @@ from django_ratequota.exceptions import ConfigurationError, RateQuotaError, Stor
 from django_ratequota.runtime import default_limiter
 from django_ratequota.store.factory import store_from_url
 from tests.faults import poll
+from tests.support.fake_redis import FakeServer
 
 MINUTE = Bucket("user:1", Rate.parse("10/min"))
 LOG = Bucket("user:1", Rate.parse("10/min sliding_window_log"))
@@ -66,37 +66,22 @@ def reason(limiter: Limiter, ask: Ask) -> str:
     return caught.value.reason
 
 
-class Handler(socketserver.StreamRequestHandler):
-    """Accepts logins as Redis does, and notes other commands."""
-
-    server: Peer
-
-    def handle(self) -> None:
-        while header := self.rfile.readline():
-            words = [self.rfile.read(int(self.rfile.readline()[1:]) + 2)[:-2] for _ in range(int(header[1:]))]
-            reply: bytes | None = b"+OK\r\n"
-            if words[0] not in (b"CLIENT", b"AUTH", b"SELECT", b"PING"):
-                self.server.commands.append(words[0].decode())
-                reply = self.server.answer(len(self.server.commands))
-            if reply is not None:
-                self.wfile.write(reply)
-
-
-class Peer(socketserver.ThreadingTCPServer):
-    """A server that replies to its n-th command as ``answer(n)`` says, or never."""
+class Peer(FakeServer):
+    """Accepts logins as Redis does, notes other commands, and replies to the n-th as told, or never."""
 
     def __init__(self, answer: Callable[[int], bytes | None] = lambda number: None) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.answer = answer
         self.commands: list[str] = []
-        self.thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})
-        self.thread.start()
 
-    def handle_error(self, *_: object) -> None:
-        """The client was gone first."""
+        def reply(words: list[bytes]) -> bytes | None:
+            if words[0] in (b"CLIENT", b"AUTH", b"SELECT", b"PING"):
+                return b"+OK\r\n"
+            self.commands.append(words[0].decode())
+            return answer(len(self.commands))
+
+        super().__init__(reply)
 
     def client(self, **options: Any) -> redis.Redis:
-        return redis.Redis(host="127.0.0.1", port=self.server_address[1], protocol=2, **options)
+        return redis.Redis(host="127.0.0.1", port=self.port, protocol=2, **options)
 
 
 @pytest.fixture
@@ -113,9 +98,7 @@ def peers() -> Iterator[Callable[..., Peer]]:
         LIMITERS.pop().store.close()
     gc.collect()  # what a limiter left behind warns in here, and warnings are errors
     for peer in started:
-        peer.shutdown()
-        peer.thread.join(timeout=30)
-        peer.server_close()  # waits for the threads of its connections, which end with these
+        peer.close()
 
 
 # --- Sent once, within a deadline. ---
