@@ -2,7 +2,7 @@
 
 One module per model registers its ModelAdmin: ``plans``, ``assignments``, ``endpoints``, ``lists``, ``policies``,
 ``history``.
-A page beside Django's own is one class (see ``pages``) and one entry in ``pages`` of its ModelAdmin.
+A page beside Django's own is one class (see ``pages``), and its path is one entry in ``pages`` of its ModelAdmin.
 """
 
 from __future__ import annotations

@@ -15,6 +15,8 @@ from django.contrib.admin.widgets import AdminTextInputWidget
 from django.contrib.auth import get_user_model
 from django.db import IntegrityError
 from django.http import HttpResponseRedirect
+from django.utils.functional import cached_property
+from django.utils.module_loading import import_string
 from django.utils.translation import gettext_lazy as _
 
 from ..changes.writer import changed_by
@@ -61,8 +63,9 @@ class ChangeReasonForm(forms.Form):
 class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     """A model admin with pages of its own, whose changes are recorded with the operator and their reason."""
 
-    #: The pages beside Django's own; each adds its URL, and what it shows on the change form.
-    pages: tuple[type[AdminPage], ...] = ()
+    #: The pages beside Django's own, as paths of their classes below this package; each adds its URL, and what it
+    #: shows on the change form. They are imported with the first URL, for only the admin's visitors need them.
+    pages: tuple[str, ...] = ()
     #: django-unfold asks its own model admins whether their lists and forms link to the page that adds a row.
     show_add_link = True
 
@@ -71,7 +74,16 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def get_urls(self) -> list[Any]:
         """Put the addresses of ``pages`` before Django's, whose last one matches every address."""
-        return [*(page(self).url_pattern() for page in self.pages), *super().get_urls()]
+        return [*(page.url_pattern() for page in self.own_pages), *super().get_urls()]
+
+    @cached_property
+    def own_pages(self) -> list[AdminPage]:
+        """The pages of ``pages``."""
+        return [import_string(f"{__package__}.{path}")(self) for path in self.pages]
+
+    def page(self, name: str) -> Any:
+        """Return the page of this name."""
+        return next(page for page in self.own_pages if page.name == name)
 
     def get_fields(self, request: Any, obj: Any = None) -> Any:
         """Return the fields of the object; the reason is rendered below them."""
@@ -97,8 +109,8 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         """Add the field for the reason, and the context and the links of ``pages``; drop links that would refuse."""
         form = context["adminform"].form
         context["change_reason_form"] = [form[REASON_FIELD]] if REASON_FIELD in form.fields else []
-        for page in self.pages:
-            context |= page(self).change_form_context(request, obj)
+        for page in self.own_pages:
+            context |= page.change_form_context(request, obj)
         context["page_links"] = [] if obj is None else self.links(request, obj)
         if obj is not None:
             unlink_related(self.admin_site, request, context)
@@ -106,7 +118,7 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def links(self, request: Any, obj: Any) -> list[tuple[str, Any]]:
         """Return the links, (address, text), that the form of ``obj`` has: those to ``pages``."""
-        return [link for page in self.pages for link in page(self).links(request, obj)]
+        return [link for page in self.own_pages for link in page.links(request, obj)]
 
     def get_changelist_instance(self, request: Any) -> Any:
         """Return the list, its subjects with names, without counts in the filters of a long one.

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from django.apps import apps
 from django.db import models
 from django.utils.dateparse import parse_datetime
 from django.utils.html import format_html, format_html_join
 from django.utils.text import Truncator
 from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext_lazy as _
 
 from ..changes.validators import visible
-from ..models import PolicyChange
+from ..models import PolicyChange, TrackedModel
 from ..operations.differences import Difference, differences, label, related_names
 from .formatting import isolated, moment
 from .names import deleted
@@ -104,3 +106,18 @@ class RelatedNames:
         else:
             text = in_words(field, value) or gettext("empty")
         return isolated(Truncator(visible(text)).chars(_CHARACTERS))
+
+
+def kinds() -> dict[str, Any]:
+    """Return the names of the values of ``PolicyChange.model``."""
+    names: dict[str, Any] = {
+        str(model._meta.model_name): model._meta.verbose_name
+        for model in apps.get_app_config("django_ratequota").get_models()
+        if issubclass(model, TrackedModel)
+    }
+    return {**names, "counter": _("counter"), "*": _("everything")}
+
+
+def kind_name(kind: str) -> str:
+    """Return the name of a value of ``PolicyChange.model``."""
+    return str(kinds().get(kind, kind))

@@ -14,8 +14,8 @@ from django.utils.text import Truncator
 from django.utils.translation import get_language_bidi, gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
+from ..changes.publication import published_at
 from ..changes.validators import visible
-from ..monitoring.health import published_at
 from ..policies.requests.caller import failed_kind
 
 #: Characters of a free text that a cell shows; the whole is a click away.

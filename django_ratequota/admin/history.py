@@ -17,13 +17,11 @@ from ..models import Plan, PolicyChange
 from ..operations.cascades import KINDS
 from ..operations.differences import differences
 from .base import AutocompleteAdmin, RecordedAdmin, user_search_fields
-from .diff import RelatedNames, as_table
+from .diff import RelatedNames, as_table, kind_name, kinds
 from .filters import ConditionFilter, RelatedFilter
 from .formatting import shown, time_column
 from .names import object_name
-from .restore import RestorePage
 from .search import SearchesRelated
-from .undo import SavePage, kind_name, kinds
 
 #: Rows in which words are searched, because no index finds a part of a text.
 _SEARCHED = 100_000
@@ -137,7 +135,7 @@ class SaveList(ChangeList):
 class PolicyChangeAdmin(SearchesRelated, AutocompleteAdmin, RecordedAdmin):
     """Who changed what, when and why. Nobody can edit it."""
 
-    pages = (SavePage, RestorePage)
+    pages = ("undo.SavePage", "restore.RestorePage")
     list_display = [_AT, "actor", "saved", "what_changed", "reason_text"]
     list_filter = ["action", KindFilter, PlanFilter, "at", ("actor", RelatedFilter), AffectedUserFilter]
     list_select_related = ["actor"]

@@ -16,7 +16,6 @@ from ..changes.validators import canonical_subject
 from ..models import ListMember, SubjectList
 from .filters import ActiveFilter, RelatedFilter
 from .formatting import about, shown, when
-from .list_members import AddMembersPage, RemoveMembersPage
 from .permissions import may_see_members
 from .policy_table import PolicyInline, PolicyTableAdmin
 from .user_or_subject import UserOrSubjectAdmin, UserOrSubjectFilter
@@ -33,7 +32,7 @@ class ListPolicyInline(PolicyInline):
 class SubjectListAdmin(PolicyTableAdmin):
     """Subject lists. Their members have a list of their own, because there may be 100,000."""
 
-    pages = (AddMembersPage, RemoveMembersPage)
+    pages = ("list_members.AddMembersPage", "list_members.RemoveMembersPage")
     list_display = ["list_name", "member_count", "policy_count", about]
     search_fields = ["name", "description"]
     list_per_page = 50

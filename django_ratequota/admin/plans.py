@@ -18,9 +18,7 @@ from django.utils.translation import gettext_lazy as _
 from ..conf import settings
 from ..models import Plan, PlanAssignment
 from ..operations.plan_order import last_position
-from .copy_plan import CopyPlanPage
 from .formatting import about, shown, when
-from .matrix import MatrixPage
 from .pages import may_view, model_url
 from .policy_forms import StoredRows
 from .policy_table import PolicyInline, PolicyTableAdmin
@@ -55,7 +53,7 @@ class PositionForm(forms.ModelForm):  # type: ignore[type-arg]
 class PlanAdmin(PolicyTableAdmin):
     """Plans."""
 
-    pages = (MatrixPage, CopyPlanPage)
+    pages = ("matrix.MatrixPage", "copy_plan.CopyPlanPage")
     ordering = ["position", "name"]  # repeated here, because a query that counts drops the model's
     list_display = ["plan_name", "position", "slug", "subscribers", "policy_count", about]
     list_editable = ["position"]

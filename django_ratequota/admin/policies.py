@@ -10,25 +10,13 @@ from django.utils.translation import gettext_lazy as _
 
 from ..models import RatePolicy
 from .base import AutocompleteAdmin, user_search_fields
-from .explain.actions import GrantPage, ResetCountersPage
-from .explain.block import BlockPage
-from .explain.boost import BoostPage
-from .explain.boost_all import BoostAllPage
-from .explain.page import ExplainPage
 from .filters import ActiveFilter, AudienceFilter, RelatedFilter, is_active
 from .formatting import when
 from .names import with_display_name
 from .permissions import PolicyPermissions
 from .policy_forms import PolicyForm, RowForm, StoredRows
 from .policy_table import WITHOUT
-from .preview import ImpactPage, PreviewPage
-from .quota_history import QuotaHistoryPage
-from .quotas import QuotasPage
-from .reset import ResetPage, reset_usage
-from .rollout import RolloutPage, link_text
 from .search import SearchesRelated
-from .subjects import SubjectsPage
-from .usage.page import UsagePage
 from .warnings import WarnsOnSave
 
 
@@ -37,23 +25,23 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, SearchesRelated, War
     """All policies; mode is edited in the list."""
 
     pages = (
-        ExplainPage,
-        BoostPage,
-        BoostAllPage,
-        BlockPage,
-        GrantPage,
-        ResetCountersPage,
-        ResetPage,
-        RolloutPage,
-        PreviewPage,
-        ImpactPage,
-        UsagePage,
-        QuotasPage,
-        SubjectsPage,
-        QuotaHistoryPage,
+        "explain.page.ExplainPage",
+        "explain.boost.BoostPage",
+        "explain.boost_all.BoostAllPage",
+        "explain.block.BlockPage",
+        "explain.actions.GrantPage",
+        "explain.actions.ResetCountersPage",
+        "reset.ResetPage",
+        "rollout.RolloutPage",
+        "preview.PreviewPage",
+        "preview.ImpactPage",
+        "usage.page.UsagePage",
+        "quotas.QuotasPage",
+        "subjects.SubjectsPage",
+        "quota_history.QuotaHistoryPage",
     )
     form = PolicyForm
-    actions = [reset_usage]
+    actions = ["reset_usage"]
     list_display = ["audience", "endpoint_name", "counted_per", "rates", "mode", "when", "active"]
     list_editable = ["mode"]
     list_filter = [
@@ -105,6 +93,13 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, SearchesRelated, War
         """Return the formset of the list's rows."""
         return super().get_changelist_formset(request, **{**kwargs, "formset": StoredRows})
 
+    @admin.action(permissions=["reset"], description=_("Reset the counters of the selected overrides"))
+    def reset_usage(self, request: Any, queryset: Any) -> Any:
+        """Ask, then reset; the list is shown again afterwards."""
+        policies = queryset.select_related("user", "subject_list", "plan", "endpoint")
+        back = self.page_url("changelist")
+        return self.page("reset").ask_or_reset(request, policies, back, action="reset_usage")
+
     def response_add(self, request: Any, obj: Any, post_url_continue: Any = None) -> Any:
         """Warn about the new policy."""
         self.warn(request, [obj], obj.endpoint)
@@ -131,7 +126,7 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, SearchesRelated, War
         if policy.mode != RatePolicy.Mode.LOG:
             return when(policy)
         link = self.page_url("rollout", policy.pk)
-        return format_html('{}<br><a href="{}">{}</a>', when(policy), link, link_text(policy))
+        return format_html('{}<br><a href="{}">{}</a>', when(policy), link, _("Would-be refusals"))
 
     @admin.display(description=_("active"), boolean=True)
     def active(self, policy: RatePolicy) -> bool:

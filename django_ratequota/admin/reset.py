@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 from django import forms
-from django.contrib import admin, messages
+from django.contrib import messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import quote
 from django.db import transaction
@@ -149,16 +149,6 @@ class ResetPage(CountersPage):
             self.admin.message_user(request, unanswered(error.reason, then), messages.ERROR)
         else:
             self.admin.message_user(request, reset_message(done), messages.SUCCESS)
-
-
-@admin.action(permissions=["reset"], description=_("Reset the counters of the selected overrides"))
-def reset_usage(model_admin: Any, request: Any, queryset: Any) -> Any:
-    """Ask, then reset; the list is shown again afterwards."""
-    policies, back = (
-        queryset.select_related("user", "subject_list", "plan", "endpoint"),
-        model_admin.page_url("changelist"),
-    )
-    return ResetPage(model_admin).ask_or_reset(request, policies, back, action="reset_usage")
 
 
 def reset_message(count: int) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-from django.apps import apps
 from django.contrib import messages
 from django.contrib.admin.models import ADDITION, CHANGE, DELETION, LogEntry
 from django.contrib.admin.utils import quote
@@ -21,12 +20,12 @@ from ..changes.databases import policy_alias
 from ..changes.publication import current_save
 from ..changes.validators import visible
 from ..changes.writer import field_values
-from ..models import PolicyChange, RatePolicy, TrackedModel
+from ..models import PolicyChange, RatePolicy
 from ..operations.cascades import KINDS
 from ..operations.differences import Difference, differences
 from ..operations.undo import Undo, plan_undo, undo
 from ..operations.undo_plan import Step
-from .diff import RelatedNames, as_table
+from .diff import RelatedNames, as_table, kind_name
 from .formatting import moment, shown
 from .pages import AdminPage
 from .restore import ComparedForm, missing_permission
@@ -182,18 +181,3 @@ def _others(change_id: UUID, plan: Undo | None) -> Any:
     """Return the first rows that are not compared: of counters, and of saves that are too large."""
     rows = PolicyChange.objects.filter(change_id=change_id).order_by("pk")
     return rows[:_LISTED] if plan is None else rows.exclude(model__in=KINDS)[:_LISTED]
-
-
-def kinds() -> dict[str, Any]:
-    """Return the names of the values of ``PolicyChange.model``."""
-    names: dict[str, Any] = {
-        str(model._meta.model_name): model._meta.verbose_name
-        for model in apps.get_app_config("django_ratequota").get_models()
-        if issubclass(model, TrackedModel)
-    }
-    return {**names, "counter": _("counter"), "*": _("everything")}
-
-
-def kind_name(kind: str) -> str:
-    """Return the name of a value of ``PolicyChange.model``."""
-    return str(kinds().get(kind, kind))

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
@@ -22,6 +24,10 @@ from ..exceptions import StoreError
 from ..runtime import default_limiter
 
 logger = logging.getLogger("django_ratequota")
+
+#: 2020, as Unix time: a smaller revision is a counter and no time.
+_PLAUSIBLE = 1_577_836_800
+_DAY = 86_400
 
 #: Sent in the process that made a change, once per save, after its commit and publication: ``change_id``, ``changes``
 #: (the save's PolicyChange rows, a queryset that has read nothing), ``actor`` (a user or None), ``reason`` and
@@ -179,6 +185,12 @@ def publication_pending() -> bool:
         connection for connection in _thread.connections if any(one.publishes for one in _pending(connection))
     )
     return bool(_thread.connections)
+
+
+def published_at(revision: int) -> datetime | None:
+    """Return when the revision was published, read from its number; None where the number is no time."""
+    seconds = revision / 10**6
+    return datetime.fromtimestamp(seconds, UTC) if _PLAUSIBLE < seconds < time.time() + _DAY else None
 
 
 def _current(using: str) -> _Transaction:

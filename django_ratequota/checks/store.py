@@ -17,7 +17,7 @@ from django.core import checks
 from .. import conf
 from ..engine.keys import bucket_key, revision_key
 from ..engine.rates import Rate
-from ..engine.scripts import COMMANDS, FORBIDDEN
+from ..engine.scripts import FORBIDDEN, commands
 from ..engine.types import Bucket
 from ..exceptions import ConfigurationError, StoreError
 from ..runtime import default_limiter, store_from_settings
@@ -154,7 +154,7 @@ def _forbidden(call: Call) -> list[checks.CheckMessage]:
     limiter = default_limiter()
     try:
         key = bucket_key(limiter.prefix, Bucket("user:0", Rate.parse("1/s")))
-        forbidden = drive(run_script(FORBIDDEN, [key], COMMANDS), call.do)
+        forbidden = drive(run_script(FORBIDDEN, [key], commands()), call.do)
     except StoreError as error:
         if error.reason != "noperm":
             return []

@@ -47,13 +47,10 @@ COLLECT = _compose("collect")
 READ_PAIRS = _compose("read_pairs", flags=" flags=no-writes")
 #: Returns the commands that the caller's ACL forbids.
 FORBIDDEN = _compose("forbidden_commands")
-#: The commands that the scripts call, and those that are sent without a script.
-COMMANDS = sorted(
-    {
-        *re.findall(
-            r"\bp?call\('([A-Z]+)'",
-            DECIDE.source + PUBLISH.source + REPORT.source + COLLECT.source,
-        ),
-        *("DEL", "HGETALL", "HMGET", "LRANGE", "MGET", "SET", "ZRANGE"),
-    }
-)
+
+
+def commands() -> list[str]:
+    """Return the commands that the scripts call, and those that are sent without a script."""
+    sources = "".join(script.source for script in (DECIDE, PUBLISH, REPORT, COLLECT))
+    called = re.findall(r"\bp?call\('([A-Z]+)'", sources)
+    return sorted({*called, "DEL", "HGETALL", "HMGET", "LRANGE", "MGET", "SET", "ZRANGE"})

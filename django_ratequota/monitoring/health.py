@@ -11,9 +11,10 @@ import socket
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
+from ..changes.publication import published_at
 from ..conf import settings
 from ..engine.keys import workers_key
 from ..engine.limiter import Limiter
@@ -35,9 +36,6 @@ logger = logging.getLogger("django_ratequota")
 REPORT_TTL = 60
 #: Stands for a process's name in the key of the last request for a checkpoint; a process's own has a colon.
 _REQUEST = "checkpoint"
-#: 2020, as Unix time: a smaller revision is a counter and no time.
-_PLAUSIBLE = 1_577_836_800
-_DAY = 86_400
 #: Seconds by which a worker's clock may be ahead of Redis', plus those until it sees an edit (Redis Cluster).
 _SLACK = 5
 
@@ -167,12 +165,6 @@ def reports() -> list[Health]:
     keys = [workers_key(limiter.prefix, name.decode()) for name in names]
     found = map(_read, limiter.store.execute(("MGET", *keys)))
     return sorted((worker for worker in found if worker is not None), key=lambda worker: worker.process)
-
-
-def published_at(revision: int) -> datetime | None:
-    """Return when the revision was published, read from its number; None where the number is no time."""
-    seconds = revision / 10**6
-    return datetime.fromtimestamp(seconds, UTC) if _PLAUSIBLE < seconds < time.time() + _DAY else None
 
 
 def state_of(worker: Health, revision: int) -> str:

@@ -13,7 +13,6 @@ from django.utils.translation import gettext as _
 from ..changes.validators import canonical_subject
 from ..conf import settings
 from ..engine.calendar_windows import window_end_us
-from ..engine.decision import LimitRequest
 from ..engine.rates import BLOCKED, DEFAULT_ALGORITHM, MAX_UNITS, MONTH, UNLIMITED, Rate
 from ..engine.types import Bucket
 from ..models import RatePolicy

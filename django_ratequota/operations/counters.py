@@ -14,8 +14,7 @@ from django.utils.translation import gettext as _
 from ..changes.databases import policy_alias
 from ..changes.writer import write_reset
 from ..conf import settings
-from ..engine.backend import LimitRequest
-from ..engine.decision import Decision
+from ..engine.decision import Decision, LimitRequest
 from ..engine.protocol import MAX_BUCKETS
 from ..engine.types import Bucket, BucketStatus
 from ..exceptions import StoreError

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import redis.exceptions
@@ -33,12 +32,6 @@ _MOVING_SECONDS = 0.005
 _REDIRECTIONS = 8
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Node:
-    server: Server
-    breaker: Breaker
-
-
 class ClusterStore(Store):
     """All masters of a Redis Cluster."""
 
@@ -60,11 +53,11 @@ class ClusterStore(Store):
         self._kind, self._kwargs = kind, kwargs
         self._remap = remap
         self._lock = ForkSafeLock()
-        self._nodes: dict[Address, _Node] = {}
+        self._nodes: dict[Address, Server] = {}
         self.configured = [self._node(address) for address in addresses]
-        self.exposed = any(node.server.trusting and node.server.remote for node in self.configured)
+        self.exposed = any(node.trusting and node.remote for node in self.configured)
         #: The owner of each slot; None until they are first read.
-        self._slots: list[_Node | None] | None = None
+        self._slots: list[Server | None] | None = None
         self._stale = False
         self._reload_at = 0.0
 
@@ -82,7 +75,7 @@ class ClusterStore(Store):
         redirections, share = 0, command.share if isinstance(command, ScriptCall) else 1.0
         while True:
             try:
-                return (yield Send(node.server, command, share, asking, node.breaker))
+                return (yield Send(node, command, share, asking, node.breaker))
             except StoreError as error:
                 if not error.answered:
                     self._stale = True
@@ -96,7 +89,7 @@ class ClusterStore(Store):
                     raise
                 redirections += 1
                 # An empty host means the one that replied.
-                node = self._node_named((to.host or node.server.host, int(to.port)))
+                node = self._node_named((to.host or node.host, int(to.port)))
                 asking = error.reason == "ask"
                 if not asking:
                     self._stale = True
@@ -106,7 +99,7 @@ class ClusterStore(Store):
     def close(self) -> None:
         """Close all idle connections of this process's threads; the next command reconnects."""
         for node in (*self.configured, *self._nodes.values()):
-            node.server.close()
+            node.close()
 
     def survey_steps(self, command: Command) -> Steps:
         """Ask each master."""
@@ -114,27 +107,25 @@ class ClusterStore(Store):
         replies = {}
         for node in dict.fromkeys(self._slots or ()):
             if node is not None:
-                replies[node.server.name] = yield Send(node.server, command)
+                replies[node.name] = yield Send(node, command)
         return replies
 
-    def _owner(self, slot: int) -> _Node:
+    def _owner(self, slot: int) -> Server:
         node = self._slots[slot] if self._slots else None
         if node is None:
             self._stale = True
             raise StoreError("uncovered", f"no master owns slot {slot}")
         return node
 
-    def _node(self, address: Address) -> _Node:
+    def _node(self, address: Address) -> Server:
         with self._lock:
             node = self._nodes.get(address)
             if node is None:
                 host, port = address
-                server = Server(self._kind, {**self._kwargs, "host": host, "port": port})
-                breaker = Breaker(server.name, surplus_at=lambda: server.activity.surplus_at)
-                node = self._nodes[address] = _Node(server, breaker)
+                node = self._nodes[address] = Server(self._kind, {**self._kwargs, "host": host, "port": port})
             return node
 
-    def _node_named(self, address: Address) -> _Node:
+    def _node_named(self, address: Address) -> Server:
         """Return the node at an address that the cluster named; raises ``StoreError``."""
         if self._remap is not None:
             try:
@@ -161,17 +152,17 @@ class ClusterStore(Store):
         for node in nodes:
             try:
                 # Because a node may hang, time is left for the others and for the command itself.
-                ranges = yield Send(node.server, ("CLUSTER", "SLOTS"), 0.5, breaker=node.breaker)
+                ranges = yield Send(node, ("CLUSTER", "SLOTS"), 0.5, breaker=node.breaker)
             except StoreError as error:
                 failure = error
                 continue
             if ranges:
-                return self._set_slots(ranges, node.server.host)
+                return self._set_slots(ranges, node.host)
         if self._slots is None:
             raise failure or StoreError("clusterdown", "no node names the owners of the slots")
 
     def _set_slots(self, ranges: list[Any], host: str) -> None:
-        slots: list[_Node | None] = [None] * 16384
+        slots: list[Server | None] = [None] * 16384
         owners = set()
         for first, last, master, *_ in ranges:
             name = master[0].decode() if isinstance(master[0], bytes) else master[0]
@@ -184,7 +175,7 @@ class ClusterStore(Store):
             gone = [self._nodes.pop(address) for address, node in list(self._nodes.items()) if node not in owners]
         for node in gone:
             if node not in self.configured:
-                node.server.retire()
+                node.retire()
 
 
 def _slot(command: Command) -> int:

@@ -13,38 +13,32 @@ import ssl
 import threading
 import time
 import weakref
-from collections import OrderedDict, deque
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from typing import Any
 
 import redis
 
 from .base import Budget, ServerActivity
 from .commands import Command, ScriptCall
-from .pool_size import CONNECT_SECONDS, IDLE_SECONDS, MAX_CONNECTIONS, PoolSize, pop_unused
+from .pool import CONNECT_SECONDS, IDLE_SECONDS, Idle, Pool
 
 #: ``current.budget``: how long this thread's reads and writes may wait.
 current = threading.local()
 
 
-class Connections:
+class Connections(Pool):
     """The connections of this process's threads."""
 
-    def __init__(
-        self, connect: Callable[[float], Any], activity: ServerActivity, limit: int = MAX_CONNECTIONS
-    ) -> None:
+    def __init__(self, connect: Callable[[float], Any], activity: ServerActivity, limit: int) -> None:
         """``connect(seconds)`` makes a connection."""
-        self._make, self._activity, self._limit = connect, activity, limit
-        self.reset()
+        self._make = connect
+        super().__init__(activity, limit)
         _all.add(self)
 
     def reset(self) -> None:
         """Start empty after a fork: the parent process uses the connections."""
-        #: (connection, idle since), the longest idle first.
-        self._idle: deque[tuple[Any, float]] = deque()
-        self.size = PoolSize(self._limit)
-        #: Callers that wait for a connection, in order.
-        self._queue: OrderedDict[_Waiter, None] = OrderedDict()
+        super().reset()
         self._lock = threading.Lock()
         #: When idle connections are next closed, and from when on a caller that returns a connection does the
         #: upkeep: at once while others wait in the queue.
@@ -63,7 +57,7 @@ class Connections:
             self._drop(connection)
             raise
         now = self._activity.replied(sent_at)
-        self._idle.append((connection, now))
+        self.idle.append((connection, now))
         if now > self._upkeep_at:
             self._upkeep(now)
         if isinstance(reply, redis.exceptions.ResponseError):
@@ -83,11 +77,11 @@ class Connections:
                 return self._exchange(connection, command.text, asking)  # nothing ran
             return error
 
-    def _take(self, budget: Budget) -> tuple[Any, float]:
+    def _take(self, budget: Budget) -> Idle:
         """Return a connection that is ready to send, and since when it has been idle."""
         while True:
             try:
-                connection, idle_since = self._idle.pop()
+                connection, idle_since = self.idle.pop()
             except IndexError:
                 connection, idle_since = self._wait_for_one(budget)
             usable = False
@@ -101,43 +95,38 @@ class Connections:
             if usable:
                 return connection, idle_since
 
-    def _wait_for_one(self, budget: Budget) -> tuple[Any, float]:
+    def _wait_for_one(self, budget: Budget) -> Idle:
         """Wait in the queue for a connection, beginning connects meanwhile; raises the error of a connect."""
-        waiter = _Waiter()
+        waiter: Future[Idle] = Future()
         with self._lock:
-            self._queue[waiter] = None
+            self.queue[waiter] = None
             self._upkeep_at = 0.0  # before looking at idle ones, so that none that is returned goes unseen
             self._serve_queue()
         try:
-            while waiter.result is None:
+            while not waiter.done():
                 self._connect_if_needed(budget)
-                budget.wait_in_queue(waiter.wait, self._activity)
+                budget.wait_in_queue(lambda seconds: wait([waiter], seconds), self._activity)
         except BaseException:
             with self._lock:
-                self._queue.pop(waiter, None)
-                if isinstance(waiter.result, tuple):  # it came meanwhile
-                    self._idle.append(waiter.result)
+                self.queue.pop(waiter, None)
+                if waiter.done() and waiter.exception() is None:  # it came meanwhile
+                    self.idle.append(waiter.result())
                     self._serve_queue()
             raise
-        if isinstance(waiter.result, Exception):
-            raise waiter.result.with_traceback(None)
+        if error := waiter.exception():
+            raise error.with_traceback(None)
         budget.connected()
-        return waiter.result
+        return waiter.result()
 
     def _serve_queue(self) -> None:
         """Hand idle connections to the waiting callers; the lock must be held."""
-        while self._queue:
-            try:
-                idle = self._idle.pop()
-            except IndexError:
-                break
-            self._queue.popitem(last=False)[0].set(idle)
-        if not self._queue:
+        super()._serve_queue()
+        if not self.queue:
             self._upkeep_at = self._close_at
 
     def _connect_if_needed(self, budget: Budget) -> None:
         with self._lock:
-            began_at = self.size.begin_connect(len(self._queue))
+            began_at = self.size.begin_connect(len(self.queue))
         if began_at is not None and not self._start_thread(began_at):
             self._connect(began_at, max(budget.left, 0.001))
             budget.left -= time.monotonic() - began_at
@@ -152,23 +141,18 @@ class Connections:
 
     def _connect(self, began_at: float | None, seconds: float = CONNECT_SECONDS) -> None:
         """Make a connection, and more while callers wait for them."""
-        size = self.size
         while began_at is not None:
             try:
                 connection = self._make(seconds)
             except BaseException as error:
-                failure = error if isinstance(error, Exception) else RuntimeError(repr(error))
                 with self._lock:
-                    hopeless = size.connect_failed(began_at)
-                    while hopeless and self._queue:
-                        self._queue.popitem(last=False)[0].set(failure)
+                    self._connect_failed(
+                        error if isinstance(error, Exception) else RuntimeError(repr(error)), began_at
+                    )
                 return
             with self._lock:
-                size.connected(began_at)
-                self._activity.connected(began_at, surplus=not self._queue)
-                self._idle.append((connection, began_at))
-                self._serve_queue()
-                began_at = size.begin_connect(len(self._queue))
+                self._connected(connection, began_at)
+                began_at = self.size.begin_connect(len(self.queue))
 
     def _upkeep(self, now: float) -> None:
         """Serve the queue, and close idle connections when that is due."""
@@ -177,7 +161,7 @@ class Connections:
             if due:
                 self._close_at = now + IDLE_SECONDS
             self._serve_queue()
-        for connection in pop_unused(self._idle) if due else ():
+        for connection in self._unused() if due else ():
             self._drop(connection)
 
     def _drop(self, connection: Any) -> None:
@@ -186,7 +170,7 @@ class Connections:
         finally:
             with self._lock:
                 self.size.open -= 1
-                began_at = self.size.begin_connect(len(self._queue))
+                began_at = self.size.begin_connect(len(self.queue))
             if began_at is not None and not self._start_thread(began_at):
                 with self._lock:
                     self.size.connect_cancelled(began_at)
@@ -195,29 +179,10 @@ class Connections:
         """Close all idle connections."""
         while True:
             try:
-                connection, _ = self._idle.pop()
+                connection, _ = self.idle.pop()
             except IndexError:
                 return
             self._drop(connection)
-
-
-class _Waiter:
-    """A thread that waits in the queue for a connection."""
-
-    __slots__ = ("_turn", "result")
-
-    def __init__(self) -> None:
-        #: (connection, idle since), or the error of its connect; None while the thread waits.
-        self.result: tuple[Any, float] | Exception | None = None
-        self._turn = threading.Lock()
-        self._turn.acquire()
-
-    def set(self, result: tuple[Any, float] | Exception) -> None:
-        self.result = result
-        self._turn.release()
-
-    def wait(self, seconds: float) -> bool:
-        return self._turn.acquire(timeout=seconds)
 
 
 class _PatientSocket:

@@ -14,7 +14,7 @@ from ..exceptions import ConfigurationError
 from .base import Store
 from .cluster import ClusterStore
 from .handshake import option_names
-from .pool_size import MAX_CONNECTIONS
+from .pool import MAX_CONNECTIONS
 from .sentinel import SentinelStore
 from .server import Server, ServerStore
 

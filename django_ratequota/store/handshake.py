@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import ssl
+from collections.abc import Callable, Generator
 from functools import cache, cached_property
 from typing import Any
 
@@ -18,9 +19,10 @@ import redis.asyncio.sentinel
 import redis.sentinel
 
 from ..exceptions import ConfigurationError
+from ..utils.sansio import Twins, acall, adrive, call, drive
 from .base import Budget
 from .connections import PatientConnection, PatientSSLConnection, PatientUnixConnection, current
-from .pool_size import CONNECT_SECONDS
+from .pool import CONNECT_SECONDS
 
 #: Connection options of the alias or client that are dropped. Retries, for one: a client that retried lost replies
 #: counted one request eleven times.
@@ -112,15 +114,7 @@ class Handshake:
         connection = _unnamed(self._class(**self._options, socket_timeout=seconds, socket_connect_timeout=seconds))
         current.budget = Budget(seconds)
         try:
-            connection.connect()
-            commands = self._commands(_credentials(self._provider))
-            connection.send_packed_command(connection.pack_commands(commands))
-            for command in commands:
-                try:
-                    connection.read_response()
-                except redis.exceptions.NoPermissionError:
-                    if command is not _PING:  # an ACL may refuse it, and that is a reply too
-                        raise
+            drive(self._login(connection, _credentials(self._provider)), call)
         except BaseException as error:
             connection.disconnect()
             _raise_refused(error)
@@ -133,21 +127,25 @@ class Handshake:
         if isinstance(self._model, redis.SSLConnection):
             connection.ssl_context.context = self._context
         try:
-            commands = self._commands(await _acredentials(self._provider))
+            credentials = await _acredentials(self._provider)
             async with asyncio.timeout(CONNECT_SECONDS):
-                await connection.connect()
-                await connection.send_packed_command(connection.pack_commands(commands))
-                for command in commands:
-                    try:
-                        await connection.read_response()
-                    except redis.exceptions.NoPermissionError:
-                        if command is not _PING:
-                            raise
+                await adrive(self._login(connection, credentials), acall)
         except BaseException as error:
             await connection.disconnect(nowait=True)
             _raise_refused(error)
             raise
         return connection
+
+    def _login(self, connection: Any, credentials: tuple[str, ...] | None) -> Generator[Twins, Any, None]:
+        commands = self._commands(credentials)
+        yield _step(connection.connect)
+        yield _step(connection.send_packed_command, connection.pack_commands(commands))
+        for command in commands:
+            try:
+                yield _step(connection.read_response)
+            except redis.exceptions.NoPermissionError:
+                if command is not _PING:  # an ACL may refuse it, and that is a reply too
+                    raise
 
     @cached_property
     def _context(self) -> ssl.SSLContext:
@@ -165,6 +163,11 @@ class Handshake:
         if self._name:
             commands.append(("CLIENT", "SETNAME", self._name))
         return commands or [_PING]
+
+
+def _step(method: Callable[..., Any], *args: Any) -> Twins:
+    """Return a step that has the same name in both kinds of connections."""
+    return Twins(method, method, args)
 
 
 def _tls_context(options: Any) -> ssl.SSLContext:

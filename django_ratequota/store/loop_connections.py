@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any
@@ -15,13 +14,13 @@ import redis.asyncio
 from .base import LATE, NOTHING, Budget, ServerActivity
 from .commands import Command, ScriptCall
 from .connections import pack
-from .pool_size import IDLE_SECONDS, MAX_CONNECTIONS, MIN_IDLE, RETRY_SECONDS, PoolSize, pop_unused
+from .pool import IDLE_SECONDS, MIN_IDLE, RETRY_SECONDS, Idle, Pool
 
 #: redis-py 8 renamed ``can_read_destructive``.
 _CAN_READ = hasattr(redis.asyncio.Connection, "can_read")
 
 
-class LoopConnections:
+class LoopConnections(Pool):
     """The connections of one event loop's tasks; closed when the loop shuts its asynchronous generators down."""
 
     def __init__(
@@ -29,14 +28,11 @@ class LoopConnections:
         connect: Callable[[], Awaitable[Any]],
         activity: ServerActivity,
         on_close: Callable[[], object],
-        limit: int = MAX_CONNECTIONS,
+        limit: int,
     ) -> None:
         """``connect`` makes a connection; ``on_close`` is called when the loop ends."""
-        self._make, self._activity, self._on_close = connect, activity, on_close
-        self._idle: deque[tuple[Any, float]] = deque()
-        self.size = PoolSize(limit)
-        #: Callers that wait for a connection, in order.
-        self._queue: OrderedDict[asyncio.Future[tuple[Any, float]], None] = OrderedDict()
+        super().__init__(activity, limit)
+        self._make, self._on_close = connect, on_close
         self._tasks: set[asyncio.Task[None]] = set()
         #: Closes idle connections later; None while there are few.
         self._closing: asyncio.TimerHandle | None = None
@@ -76,9 +72,9 @@ class LoopConnections:
                 return await self._exchange(connection, command.text, asking)  # nothing ran
             return error
 
-    async def _take(self, budget: Budget) -> tuple[Any, float]:
+    async def _take(self, budget: Budget) -> Idle:
         while True:
-            connection, idle_since = self._idle.pop() if self._idle else await self._wait_for_one(budget)
+            connection, idle_since = self.idle.pop() if self.idle else await self._wait_for_one(budget)
             usable = False
             try:
                 usable = idle_since > self._activity.stale_since and not (
@@ -92,15 +88,15 @@ class LoopConnections:
             if usable:
                 return connection, idle_since
 
-    async def _wait_for_one(self, budget: Budget) -> tuple[Any, float]:
-        waiter: asyncio.Future[tuple[Any, float]] = asyncio.get_running_loop().create_future()
-        self._queue[waiter] = None
+    async def _wait_for_one(self, budget: Budget) -> Idle:
+        waiter: asyncio.Future[Idle] = asyncio.get_running_loop().create_future()
+        self.queue[waiter] = None
         self._connect_if_needed()
         budget.queued_for = self._activity
         try:
             taken = await waiter
         except asyncio.CancelledError:
-            self._queue.pop(waiter, None)
+            self.queue.pop(waiter, None)
             if not waiter.cancelled() and waiter.exception() is None:
                 self._put(*waiter.result())
             raise
@@ -111,7 +107,7 @@ class LoopConnections:
             budget.queued_for = None
 
     def _connect_if_needed(self) -> None:
-        began_at = self.size.begin_connect(len(self._queue))
+        began_at = self.size.begin_connect(len(self.queue))
         if began_at is not None:
             self._start_task(self._connect(began_at))
 
@@ -121,36 +117,26 @@ class LoopConnections:
         task.add_done_callback(self._tasks.discard)
 
     async def _connect(self, began_at: float) -> None:
-        size = self.size
         try:
             connection = await self._make()
-        except BaseException as error:
-            hopeless = size.connect_failed(began_at)
-            if not isinstance(error, Exception):
-                raise
-            while hopeless and self._queue:
-                waiter, _ = self._queue.popitem(last=False)
-                if not waiter.done():
-                    waiter.set_exception(error)
-            if self._queue:  # the open connections serve them, and perhaps another one
+        except Exception as error:
+            self._connect_failed(error, began_at)
+            if self.queue:  # the open connections serve them, and perhaps another one
                 await asyncio.sleep(RETRY_SECONDS)
                 self._connect_if_needed()
             return
-        size.connected(began_at)
-        self._activity.connected(began_at, surplus=not self._queue)
-        self._put(connection, began_at)
+        except BaseException:
+            self.size.connect_failed(began_at)
+            raise
+        self._connected(connection, began_at)
         self._close_later()
         # A successor, and one more: the pool may double.
         self._connect_if_needed()
         self._connect_if_needed()
 
     def _put(self, connection: Any, idle_since: float) -> None:
-        while self._queue:
-            waiter, _ = self._queue.popitem(last=False)
-            if not waiter.done():
-                waiter.set_result((connection, idle_since))
-                return
-        self._idle.append((connection, idle_since))
+        self.idle.append((connection, idle_since))
+        self._serve_queue()
 
     async def _drop(self, connection: Any) -> None:
         try:
@@ -166,7 +152,7 @@ class LoopConnections:
 
     async def _close_unused(self) -> None:
         self._closing = None
-        for connection in pop_unused(self._idle):
+        for connection in self._unused():
             await self._drop(connection)
         self._close_later()
 
@@ -179,8 +165,8 @@ class LoopConnections:
                 self._closing.cancel()
             for task in self._tasks:
                 task.cancel()
-            while self._idle:
-                connection, _ = self._idle.pop()
+            while self.idle:
+                connection, _ = self.idle.pop()
                 await connection.disconnect()
 
 

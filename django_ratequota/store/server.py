@@ -14,15 +14,38 @@ from ..exceptions import StoreError
 from ..utils.locks import ForkSafeLock
 from .base import Send, ServerActivity, Steps, Store
 from .breaker import Breaker
-from .commands import Command
+from .commands import Command, ScriptCall
 from .connections import Connections
-from .errors import store_error
 from .handshake import Handshake
 from .loop_connections import LoopConnections
-from .pool_size import MAX_CONNECTIONS
+from .pool import MAX_CONNECTIONS
 
 #: Most event loops that do not run now whose connections are kept; the oldest are forgotten.
 _MAX_IDLE_LOOPS = 32
+#: Prefixes of error replies that become reasons, in lower case; other error replies have the reason "response".
+_PREFIXES = frozenset(
+    "ASK BUSY CLUSTERDOWN CROSSSLOT LOADING MASTERDOWN MISCONF MOVED NOAUTH NOPERM NOREPLICAS NOSCRIPT OOM "
+    "READONLY TRYAGAIN UNKILLABLE WRONGPASS WRONGTYPE".split()
+)
+#: Error replies without a prefix when the user may not run a command that a script calls: Redis 7.0, then later ones.
+_DENIED_IN_SCRIPT = ("The user executing the script can't run this command", "ACL failure in script")
+#: The error reply to a client that is not logged in, when its command has more than ten arguments.
+_UNAUTHENTICATED = "Protocol error: unauthenticated"
+#: redis-py removes the prefix from these errors. Subclasses come before their base classes.
+_REASONS: dict[type[Exception], str] = {
+    redis.exceptions.MovedError: "moved",
+    redis.exceptions.AskError: "ask",
+    redis.exceptions.MasterDownError: "masterdown",
+    redis.exceptions.ClusterDownError: "clusterdown",
+    redis.exceptions.TryAgainError: "tryagain",
+    redis.exceptions.ClusterCrossSlotError: "crossslot",
+    redis.exceptions.BusyLoadingError: "loading",
+    redis.exceptions.ReadOnlyError: "readonly",
+    redis.exceptions.NoScriptError: "noscript",
+    redis.exceptions.NoPermissionError: "noperm",
+    redis.exceptions.AuthenticationError: "noauth",
+    redis.exceptions.OutOfMemoryError: "oom",
+}
 
 
 class Server:
@@ -42,6 +65,7 @@ class Server:
         #: Whether this client neither has a password nor a certificate.
         self.trusting = not any(kwargs.get(key) for key in ("password", "credential_provider", "ssl_certfile"))
         self.activity = ServerActivity()
+        self.breaker = Breaker(self.name, surplus_at=lambda: self.activity.surplus_at)
         self.limit = int(kwargs.get("max_connections", MAX_CONNECTIONS))
         self.threads = Connections(self._handshake.connect, self.activity, self.limit)
         # An asyncio connection belongs to the loop that it was made in.
@@ -86,7 +110,7 @@ class Server:
         if isinstance(error, redis.exceptions.ReadOnlyError):
             # A demoted master keeps its connections open; new ones may lead to the new master.
             self.close()
-        return store_error(error, command)
+        return _store_error(error, command)
 
     def close(self) -> None:
         """Reuse no connection that is open now; the threads' idle ones are closed at once."""
@@ -111,7 +135,7 @@ class ServerStore(Store):
     def __init__(self, server: Server, timeout: float) -> None:
         """``timeout`` (seconds) bounds all commands of a decision."""
         self.timeout, self.server = timeout, server
-        self.breaker = Breaker(server.name, surplus_at=lambda: server.activity.surplus_at)
+        self.breaker = server.breaker
         self.exposed = server.trusting and server.remote
 
     def steps(self, command: Command, always: bool) -> Steps:
@@ -125,3 +149,28 @@ class ServerStore(Store):
     def close(self) -> None:
         """Close all idle connections of this process's threads; the next command reconnects."""
         self.server.close()
+
+
+def _store_error(error: Exception, command: Command) -> StoreError:
+    """Return the ``StoreError`` for an error of redis-py; its class or the server's prefix is the reason.
+
+    The message of an error in a script names the Lua file and line.
+    """
+    message = f"{type(error).__name__}: {error}"
+    if isinstance(command, ScriptCall):
+        message = command.script.locate(message)
+    if isinstance(error, redis.exceptions.TimeoutError | TimeoutError):
+        return StoreError("timeout", message)
+    for kind, reason in _REASONS.items():
+        if isinstance(error, kind):
+            return StoreError(reason, message)
+    if str(error).startswith(_DENIED_IN_SCRIPT):
+        return StoreError("noperm", message)
+    if str(error).startswith(_UNAUTHENTICATED):
+        return StoreError("noauth", message)
+    prefix = str(error).partition(" ")[0]
+    if prefix in _PREFIXES:
+        return StoreError(prefix.lower(), message)
+    if isinstance(error, redis.exceptions.ConnectionError | OSError):
+        return StoreError("connection", message)
+    return StoreError("response", message)

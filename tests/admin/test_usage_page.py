@@ -18,10 +18,11 @@ from django_ratequota import check_request
 from django_ratequota.admin.formatting import moment
 from django_ratequota.admin.usage.counts import Selection
 from django_ratequota.admin.usage.workers import servers
+from django_ratequota.changes.publication import published_at
 from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.monitoring import health, refusals, timeline
 from django_ratequota.monitoring.collector import collector
-from django_ratequota.monitoring.health import Health, published_at, state_of
+from django_ratequota.monitoring.health import Health, state_of
 from django_ratequota.monitoring.packing import OUTCOMES
 from django_ratequota.monitoring.refusals import Refusal, RefusedBucket
 from django_ratequota.monitoring.timeline import Counts, Timeline, TopCaller

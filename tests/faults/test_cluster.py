@@ -30,7 +30,7 @@ from django_ratequota.monitoring import checkpoints
 from django_ratequota.monitoring import seeds as seeds_module
 from django_ratequota.monitoring.background import Background
 from django_ratequota.monitoring.seeds import seeds
-from django_ratequota.utils.sansio import adrive, drive
+from django_ratequota.utils.sansio import drive
 from tests.support.properties import scaled, thorough_after
 
 from . import poll
@@ -353,53 +353,6 @@ def test_callers_elsewhere_are_decided_while_the_master_of_the_revision_hangs(
         dead.thaw()
         RatePolicy.objects.all().delete()
         poll(lambda: not check(request_of(callers[0])).statuses, 20, "an edit binds again")
-
-
-def test_many_callers_at_once_are_decided_as_well(patient: Cluster, limiter_of: Callable[..., Limiter]) -> None:
-    limiter = limiter_of(patient, 0.5)
-    revision = limiter.publish()
-    dead = patient.owner(revision_key("rqtest"))
-    buckets = [Bucket(f"ip:{one}", Rate.parse("100000/hour")) for one in addresses_elsewhere(patient, dead)]
-    outcomes: list[str] = []
-    over = threading.Event()
-
-    def steps(number: int) -> Any:
-        return limiter.steps(asked(buckets[number % len(buckets)], revision=revision))
-
-    def hammer(number: int) -> None:
-        while not over.is_set():
-            try:
-                drive(steps(number), limiter.store.call().do)
-                outcomes.append("decided")
-            except StoreError as error:
-                outcomes.append(error.reason)
-
-    async def ahammer(number: int) -> None:
-        while not over.is_set():
-            try:
-                await adrive(steps(number), limiter.store.call().ado)
-                outcomes.append("decided")
-            except StoreError as error:
-                outcomes.append(error.reason)
-
-    async def all_tasks() -> None:
-        await asyncio.gather(*(ahammer(number) for number in range(4)))
-
-    with ThreadPoolExecutor(5) as threads:
-        jobs = [threads.submit(asyncio.run, all_tasks()), *(threads.submit(hammer, number) for number in range(4))]
-        try:
-            poll(lambda: outcomes.count("decided") > 100, 20, "under load")
-            dead.freeze()
-            before = len(outcomes)
-            time.sleep(scaled(5))  # the load is measured for this long
-            poll(lambda: len(outcomes) - before > 500, 60, "enough decisions to judge by")
-        finally:
-            over.set()
-        for job in jobs:
-            job.result(60)
-    failed = [one for one in outcomes if one != "decided"]
-    print(f"\n{len(failed)} of {len(outcomes) - before} undecided {set(failed)}")
-    assert len(failed) <= (len(outcomes) - before) / 100
 
 
 @pytest.mark.thorough

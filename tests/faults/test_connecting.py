@@ -18,10 +18,10 @@ import pytest
 import redis
 import trustme
 
-from django_ratequota import Decision, Limiter
+from django_ratequota import Limiter
 from django_ratequota.exceptions import StoreError
-from django_ratequota.store import pool_size
-from django_ratequota.store.pool_size import PoolSize
+from django_ratequota.store import pool as pools
+from django_ratequota.store.pool import PoolSize
 from tests.support.properties import thorough_after
 
 from . import Address, poll
@@ -176,66 +176,41 @@ def test_credentials_that_fail_are_no_connection(node: Node, limiters: Make, ask
 
 def test_the_number_of_connects_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(pool_size, "time", type("Clock", (), {"monotonic": staticmethod(lambda: now)}))
+    monkeypatch.setattr(pools, "time", type("Clock", (), {"monotonic": staticmethod(lambda: now)}))
     size = PoolSize()
+
+    def begun() -> int:
+        return sum(size.begin_connect(50) is not None for _ in range(50))
+
     assert size.begin_connect(1) == now
     assert size.begin_connect(1) is None, "one waits, one is being made"
-    assert [size.begin_connect(50) for _ in range(4)] == [now, now, now, None]
-    for _ in range(4):
-        size.connected(now)
-    assert sum(size.begin_connect(50) is not None for _ in range(50)) == 4, "as many as are open"
-    for _ in range(4):
-        size.connected(now)
-    assert sum(size.begin_connect(50) is not None for _ in range(50)) == 8
+    assert begun() == 3
+    for expected in (4, 8):
+        for _ in range(4):
+            size.connected(now)
+        assert begun() == expected, "as many as are open"
     now += 1.5  # these hang
-    assert sum(size.begin_connect(50) is not None for _ in range(50)) == 8, "others are not held up"
+    assert begun() == 8, "others are not held up"
     now += 1.5
-    assert size.begin_connect(50) is None, "but not without end"
+    assert begun() == 0, "but not without end"
 
 
-def test_a_failed_connect_is_not_repeated_at_once_while_others_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_connects_and_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that accepts no more connections does not get a thousand connects per second."""
     now = 1000.0
-    monkeypatch.setattr(pool_size, "time", type("Clock", (), {"monotonic": staticmethod(lambda: now)}))
-    size = PoolSize()
-    begun = size.begin_connect(1)
-    assert size.connect_failed(begun), "there is nothing to wait for"
-    begun = size.begin_connect(1)
-    assert begun is not None, "nothing is open: the next caller tries"
-    size.connected(begun)
+    monkeypatch.setattr(pools, "time", type("Clock", (), {"monotonic": staticmethod(lambda: now)}))
+    size = PoolSize(3)
+    begun = [size.begin_connect(50) for _ in range(4)]
+    assert begun == [now, now, now, None], "open connections and connects together are bounded"
+    # Of several at once the first may be refused by a full server, and the last accepted.
+    assert [size.connect_failed(now) for _ in range(3)] == [False, False, True]
+    assert size.begin_connect(1), "nothing is open: the next caller tries"
+    size.connected(now)
     assert not size.connect_failed(size.begin_connect(1))
     assert size.begin_connect(50) is None
     now += 0.06
-    assert size.begin_connect(50) is not None
+    assert size.begin_connect(50)
     assert size.begin_connect(50) is None, "one at a time, until one succeeds"
-
-
-def test_a_failed_connect_is_hopeless_only_when_no_other_is_under_way() -> None:
-    """Of four at once the first may be refused by a full server, and the last accepted."""
-    size = PoolSize()
-    begun = [size.begin_connect(50) for _ in range(3)]
-    assert [size.connect_failed(began_at) for began_at in begun] == [False, False, True]
-
-
-def test_open_connections_and_connects_together_are_bounded() -> None:
-    size = PoolSize(3)
-    begun = [size.begin_connect(50) for _ in range(4)]
-    assert begun[3] is None
-    size.connected(begun[0])
-    assert size.begin_connect(50) is None
-    size.open -= 1
-    assert size.begin_connect(50) is not None
-    assert size.begin_connect(50) is None
-
-
-def test_a_full_server_serves_the_connected_callers(nodes: Callable[..., Node], limiters: Make) -> None:
-    node = nodes("maxclients 8")
-    limiter = limiters(node)
-
-    async def run() -> list[Decision]:
-        return await asyncio.gather(*(limiter.acheck([ENDLESS]) for _ in range(100)))
-
-    assert all(decision.allowed for decision in asyncio.run(run()))
 
 
 def test_tasks_in_line_do_not_wait_for_a_connection_that_is_gone(node: Node, limiters: Make) -> None:

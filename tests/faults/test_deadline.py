@@ -133,26 +133,3 @@ def test_however_the_time_is_spent(node: Node, proxy: Proxy, limiters: Make, ask
     # Longer: the machine kept this process from running, and a reply that had arrived by then counts.
     if took < 2 * timeout:
         assert found == "timeout"
-
-
-def test_a_hung_server_is_probed_by_one_request_at_a_time(proxy: Proxy, limiters: Make) -> None:
-    limiter = limiters(proxy, TIMEOUT)
-    wait_until_it_decides(limiter)
-    proxy.freeze()
-    poll(lambda: outcome(limiter) == "left alone", 10, "the breaker opens")
-    sent = proxy.accepted
-    begun = time.monotonic()
-    with ThreadPoolExecutor(THREADS) as threads:
-
-        def hammer(_: int) -> list[str]:
-            outcomes = []
-            while time.monotonic() < begun + 3.5:
-                outcomes.append(outcome(limiter))
-            return outcomes
-
-        outcomes = [one for many in threads.map(hammer, range(THREADS)) for one in many]
-    print(f"\n{outcomes.count('timeout')} probes in 3.5 s among {len(outcomes)} decisions")
-    assert 2 <= outcomes.count("timeout") <= 4
-    assert proxy.accepted - sent <= 4
-    proxy.thaw()
-    wait_until_it_decides(limiter)

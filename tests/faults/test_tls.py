@@ -40,22 +40,6 @@ BOTH = pytest.mark.parametrize("awaited", [False, True], ids=["plain", "awaited"
 
 
 @BOTH
-def test_a_server_certificate_is_verified(
-    terminator: Wire, trusted: str, ask: Callable[..., Decision], awaited: bool
-) -> None:
-    url = f"rediss://:secret@127.0.0.1:{terminator.port}/0?ssl_ca_certs={trusted}"
-    assert [ask(url, awaited).statuses[0].remaining for _ in range(3)] == [9, 8, 7]
-
-
-@BOTH
-def test_an_unknown_certificate_is_refused(terminator: Wire, ask: Callable[..., Decision], awaited: bool) -> None:
-    with pytest.raises(StoreError) as caught:
-        ask(f"rediss://:secret@127.0.0.1:{terminator.port}/0", awaited)
-    assert caught.value.reason == "connection"
-    assert "certificate verify failed" in str(caught.value).lower()
-
-
-@BOTH
 def test_no_tls_there(node: Node, ask: Callable[..., Decision], awaited: bool) -> None:
     with pytest.raises(StoreError) as caught:
         ask(f"rediss://127.0.0.1:{node.port}/0", awaited, 0.5)

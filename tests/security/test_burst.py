@@ -18,7 +18,7 @@ from django.conf import settings as django_settings
 from django_ratequota import acheck_request, check_request
 from django_ratequota.models import RatePolicy
 from django_ratequota.runtime import default_limiter
-from django_ratequota.store.pool_size import MAX_CONNECTIONS
+from django_ratequota.store.pool import MAX_CONNECTIONS
 from tests.faults import poll
 from tests.faults.servers import Node
 from tests.faults.wire import Wire

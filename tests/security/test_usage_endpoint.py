@@ -14,7 +14,7 @@ from django.core.management import call_command
 from django.test import Client
 
 from django_ratequota import Bucket, Rate
-from django_ratequota.engine.backend import LimitRequest
+from django_ratequota.engine.decision import LimitRequest
 from django_ratequota.engine.limiter import Limiter
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.operations.caller_limits import caller_limits

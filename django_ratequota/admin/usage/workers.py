@@ -13,9 +13,10 @@ from django.utils.html import format_html
 from django.utils.translation import gettext, ngettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
+from ...changes.publication import published_at
 from ...conf import settings
 from ...monitoring import health
-from ...monitoring.health import NO_BREAKER, Health, has_late_checkpoint, published_at, state_of
+from ...monitoring.health import NO_BREAKER, Health, has_late_checkpoint, state_of
 from ...store.base import server_version
 from ...utils.histogram import merged, quantile
 from ..formatting import duration, milliseconds, moment, number_text, revision_text, shown

@@ -1,12 +1,16 @@
-"""How many connections a pool opens, how many of them at a time, how long each may take, and when idle ones close."""
+"""What the pools of threads and of tasks share: who waits in the queue, and when connections open and close."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from typing import Any
 
+from .base import ServerActivity
+
+#: A connection, and since when it has been idle.
+Idle = tuple[Any, float]
 #: Connections to one server, open or connecting: of a process for its threads, and of each event loop.
 MAX_CONNECTIONS = 64
 #: Seconds after which an idle connection is closed, and how many stay open.
@@ -64,14 +68,52 @@ class PoolSize:
         self.connecting.remove(began_at)
 
 
-def pop_unused(idle: deque[tuple[Any, float]]) -> Iterator[Any]:
-    """Take the connections out of ``idle`` that have been idle for ``IDLE_SECONDS``, but leave ``MIN_IDLE``.
+class Pool:
+    """Connections to one server and the callers that wait for one, in order."""
 
-    ``idle`` holds (connection, idle since), the longest idle first.
-    """
-    until = time.monotonic() - IDLE_SECONDS
-    try:
-        while len(idle) > MIN_IDLE and idle[0][1] < until:
-            yield idle.popleft()[0]
-    except IndexError:  # other threads were faster
-        pass
+    def __init__(self, activity: ServerActivity, limit: int) -> None:
+        self._activity, self._limit = activity, limit
+        self.reset()
+
+    def reset(self) -> None:
+        """Start empty."""
+        self.size = PoolSize(self._limit)
+        #: The longest idle first.
+        self.idle: deque[Idle] = deque()
+        #: Futures of the callers, of threads or of tasks, in order.
+        self.queue: OrderedDict[Any, None] = OrderedDict()
+
+    def _serve_queue(self) -> None:
+        """Hand idle connections to the waiting callers."""
+        while self.queue and self.idle:
+            waiter, _ = self.queue.popitem(last=False)
+            if waiter.done():  # its task was cancelled
+                continue
+            try:
+                waiter.set_result(self.idle.pop())
+            except IndexError:  # another thread was faster
+                self.queue[waiter] = None
+                self.queue.move_to_end(waiter, last=False)
+
+    def _connected(self, connection: Any, began_at: float) -> None:
+        self.size.connected(began_at)
+        self._activity.connected(began_at, surplus=not self.queue)
+        self.idle.append((connection, began_at))
+        self._serve_queue()
+
+    def _connect_failed(self, error: Exception, began_at: float) -> None:
+        """Let all callers fail where no other connection is left to wait for."""
+        hopeless = self.size.connect_failed(began_at)
+        while hopeless and self.queue:
+            waiter, _ = self.queue.popitem(last=False)
+            if not waiter.done():
+                waiter.set_exception(error)
+
+    def _unused(self) -> Iterator[Any]:
+        """Take out the connections that have been idle for ``IDLE_SECONDS``, but leave ``MIN_IDLE``."""
+        until = time.monotonic() - IDLE_SECONDS
+        try:
+            while len(self.idle) > MIN_IDLE and self.idle[0][1] < until:
+                yield self.idle.popleft()[0]
+        except IndexError:  # other threads were faster
+            pass

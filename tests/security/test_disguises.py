@@ -1,0 +1,102 @@
+"""What a client writes about itself, through the HTTP stack: each true client is admitted its limit, no more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.test import AsyncClient, Client
+
+from django_ratequota.models import RatePolicy
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+
+#: (path, address, headers)
+Call = tuple[str, str, dict[str, str]]
+Admitted = Callable[[Iterable[Call]], int]
+
+LIMIT = 3
+CLIENT, OTHER, PROXY = "203.0.113.7", "203.0.113.8", "10.0.0.1"
+#: DRF's throttle, the decorator on sync and async views, and the middleware with ENFORCE_ALL.
+PATHS = ["/search/", "/decorated/", "/adecorated/", "/plain/"]
+EVERYWHERE = pytest.mark.parametrize(
+    ("admitted", "path"),
+    [("wsgi", path) for path in PATHS] + [("asgi", path) for path in ("/adecorated/", "/plain/")],
+    indirect=["admitted"],
+)
+
+#: What a client may write into X-Forwarded-For itself.
+FORGED = [
+    *"198.51.100.1|198.51.100.2|127.0.0.1|10.0.0.2, 10.0.0.3|198.51.100.3, 10.0.0.2".split("|"),
+    *"198.51.100.4, unknown, 10.0.0.2|unknown|_hidden|for=198.51.100.5;proto=https|198.51.100.256".split("|"),
+    *"198.51.100.7:4711|198.51.100.8:99999:1|[2001:db8::1]:80|[2001:db8::2|2001:db8::3".split("|"),
+    *"::ffff:198.51.100.9|fe80::1%eth0|010.0.0.1|0x0a000001|167772161|*||,|,,, ,\t,|\x00|\xff\xfe\xe9".split("|"),
+    *(CLIENT, OTHER, PROXY, ", ".join(f"198.51.100.{n}" for n in range(200)), "x" * 8000),
+    *("198.51.100.1\r\nX-Forwarded-For: 198.51.100.2", "'; DROP TABLE clients; --"),
+]
+#: Headers that other software believes; nothing here reads them.
+OTHER_HEADERS = (
+    "X-Real-IP X-Client-IP X-Cluster-Client-IP True-Client-IP CF-Connecting-IP Fastly-Client-IP Forwarded Via "
+    "Remote-Addr X-Forwarded X-Forwarded-Host X-Original-Forwarded-For"
+).split()
+
+
+class Peer(AsyncClient):
+    """Connects from an address of its own."""
+
+    address = ""
+
+    async def request(self, **request: Any) -> Any:
+        return await super().request(client=(self.address, 4711), **request)
+
+
+@pytest.fixture(params=["wsgi", "asgi"])
+def admitted(request: Any, settings: Any) -> Admitted:
+    """How many of the calls are not refused, made one after another, under ``LIMIT``/hour per caller."""
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": True}
+    RatePolicy.objects.create(rates=f"{LIMIT}/hour")
+    plain, awaited = Client(), Peer()
+
+    async def await_all(calls: list[Call]) -> list[int]:
+        statuses = []
+        for path, awaited.address, headers in calls:
+            statuses.append((await awaited.get(path, headers=headers)).status_code)
+        return statuses
+
+    def send(calls: Iterable[Call]) -> int:
+        if request.param == "asgi":
+            statuses = async_to_sync(await_all)(list(calls))
+        else:
+            statuses = [plain.get(path, REMOTE_ADDR=a, headers=h).status_code for path, a, h in calls]
+        assert set(statuses) <= {200, 429}
+        return len(statuses) - statuses.count(429)
+
+    return send
+
+
+def call(path: str, address: str, forwarded: str | None = None, **headers: str) -> Call:
+    """A request from an address, with what it carries in X-Forwarded-For and other headers."""
+    return path, address, headers if forwarded is None else {"X-Forwarded-For": forwarded, **headers}
+
+
+@EVERYWHERE
+def test_without_trusted_proxies_nothing_that_is_written_makes_another_client(admitted: Admitted, path: str) -> None:
+    assert admitted(call(path, CLIENT, forged) for forged in FORGED) == LIMIT
+    assert admitted(call(path, CLIENT, **{name: f"198.51.100.{n}"}) for n, name in enumerate(OTHER_HEADERS)) == 0
+    assert admitted(call(path, OTHER, CLIENT) for _ in range(LIMIT + 1)) == LIMIT, "nor uses up another's limit"
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("chain", ["{}", "{},10.9.9.9:8080 ,\t[2001:db8:ffff::1]:443"])
+def test_behind_trusted_proxies_the_hop_that_the_proxies_saw_is_the_client(
+    admitted: Admitted, settings: Any, path: str, chain: str
+) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "TRUSTED_PROXIES": ["10.0.0.0/8", "2001:db8:ffff::/48"]}
+    one = (call(path, PROXY, chain.format(f"{forged}, {CLIENT}")) for forged in FORGED)
+    assert admitted(one) == LIMIT
+    assert admitted(call(path, f"10.0.0.{n}", chain.format(CLIENT)) for n in range(5)) == 0, "by another proxy"
+    assert admitted(call(path, CLIENT, forged) for forged in FORGED) == 0, "past the proxies"
+    other = (call(path, PROXY, chain.format(f"{CLIENT}, {OTHER}:{port}")) for port in range(1024, 1034))
+    assert admitted(other) == LIMIT, "from one port after another"
