@@ -42,9 +42,9 @@ class Endpoint(TrackedModel):
         max_length=100,
         blank=True,
         help_text=_(
-            "HTTP methods separated by spaces, such as GET POST; empty = all. HEAD counts as GET. Other methods "
-            "count as well if the view runs the same code for them. OPTIONS answered by an options handler counts "
-            "only if it is listed."
+            "HTTP methods separated by spaces, such as GET POST; empty = all. HEAD counts as GET. If any but GET is "
+            "listed, other methods count as well unless the view has a handler of its own for them. OPTIONS that an "
+            "options handler answers counts only if it is listed."
         ),
     )
     cost = models.PositiveBigIntegerField(
