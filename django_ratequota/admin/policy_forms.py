@@ -8,6 +8,7 @@ from django import forms
 from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
 from django.utils.translation import gettext_lazy as _
 
+from ..changes.validators import check_rates
 from ..conf import COUNTED_PER, settings
 from ..models import RatePolicy
 from .permissions import check_audience, is_override, may
@@ -43,8 +44,10 @@ class PolicyForm(forms.ModelForm):  # type: ignore[type-arg]
             self.fields.clear()
 
     def clean(self) -> Any:
-        """Refuse an audience that the operator may not give the policy."""
+        """Refuse an audience that the operator may not give the policy, and stored rates that cannot be read."""
         values = super().clean()
+        if "rates" not in self.fields and self.has_changed():
+            check_rates(self.instance.rates, self.instance.algorithm)
         if self.operator and {"user", "subject"} <= self.cleaned_data.keys():
             override = bool(self.cleaned_data["user"] or self.cleaned_data["subject"])
             check_audience(self.operator, "change" if self.instance.pk else "add", override=override)
@@ -61,18 +64,15 @@ class PolicyForm(forms.ModelForm):  # type: ignore[type-arg]
         )
 
     def add_error(self, field: str | None, error: Any) -> None:
-        """Add the error, once; above the form where it belongs to a field that the form leaves out.
+        """Add the error; above the form where it belongs to a field that the form leaves out.
 
-        Django raises ``ValueError`` for such a field. Unreadable rates are reported twice, by the field and by
-        ``RatePolicy.clean``.
+        Django raises ``ValueError`` for such a field.
         """
         if field is None and hasattr(error, "error_dict"):
-            by_field: dict[str, dict[str, ValidationError]] = {}
+            by_field: dict[str, list[ValidationError]] = {}
             for name, errors in error.error_dict.items():
-                by_message = by_field.setdefault(name if name in self.fields else NON_FIELD_ERRORS, {})
-                for problem in errors:
-                    by_message.setdefault(problem.messages[0], problem)
-            error = ValidationError({name: list(by_message.values()) for name, by_message in by_field.items()})
+                by_field.setdefault(name if name in self.fields else NON_FIELD_ERRORS, []).extend(errors)
+            error = ValidationError(by_field)
         super().add_error(field, error)
 
 

@@ -72,8 +72,6 @@ PARTS = {
 #: Tests that need integer primary keys of users, or the default user model; two of them take half a minute each.
 NUMBERED = (
     "policyfile/test_round_trips.py::test_an_import_turns_any_content_into_any_other",
-    "policyfile/test_round_trips.py::test_any_content_survives_export_and_import",
-    "policyfile/test_validator.py::test_username_field_may_be_a_number",
     "policies/test_snapshot.py::test_a_user_key_too_long_for_its_column_goes_stale_nowhere",
 )
 
