@@ -143,7 +143,8 @@ def _decisions_of(request: Any) -> list[Decision]:
         return decisions
     if not last.allowed:
         return []
-    if all(last is not decision for decision in decisions):
+    # By their charges: copies of a decision share these.
+    if all(charges_of(last) is not charges_of(decision) for decision in decisions):
         decisions.append(last)
         vars(request)[EARLIER] = decisions
     return decisions

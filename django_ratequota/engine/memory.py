@@ -10,6 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Iterable
+from copy import deepcopy
 from datetime import tzinfo
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -265,11 +266,11 @@ class _Counters:
         return len(self._passing) + len(self._refusing) + len(self._shared)
 
     def take(self, name: _Name, kind: type[_Counter], now: int, *, peek: bool) -> _Counter:
-        """Remove and return the counter; one of another kind, as the limit was edited, is replaced."""
+        """Remove and return the counter, for a peek return a copy; a new one after an edit to another kind."""
         if name not in self._passing and name not in self._refusing and not self._has_room(now, peek):
             # All counters are refusing: the new callers of a policy share one.
             name = (None, *name[1:])
-        found = self.pop(name)
+        found = deepcopy(self._find(name)) if peek else self.pop(name)
         counter = found if isinstance(found, kind) else kind()
         counter.name = name
         return counter
@@ -278,6 +279,9 @@ class _Counters:
         """Remove and return a counter; None where there is none."""
         homes = (self._passing, self._refusing, self._shared)
         return next((counters.pop(name) for counters in homes if name in counters), None)
+
+    def _find(self, name: _Name) -> _Counter | None:
+        return self._passing.get(name) or self._refusing.get(name) or self._shared.get(name)
 
     def put(self, counter: _Counter) -> None:
         """Store a counter as the last one used; one that holds nothing is forgotten."""
@@ -364,7 +368,8 @@ class Memory:
                 # A cost that never fits neither adds a counter to the refusing ones nor removes it.
                 if mode == "check" and wait is not None:
                     counter.refused_until = now + wait if wait else 0
-                self._counters.put(counter)
+                if mode != "peek":
+                    self._counters.put(counter)
                 statuses.append(self._status(counter, bucket, passed[at], wait, now))
         found = tuple(statuses)
         charging = allowed and mode in CHARGING

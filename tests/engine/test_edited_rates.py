@@ -149,6 +149,24 @@ def test_no_sequence_of_edits_makes_anybody_wait_longer(
 # --- In each process: the same rules, by its share. ---
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_in_the_process_a_look_leaves_the_counter_as_it_is(algorithm: str) -> None:
+    """A look from the next window on moved the windows there."""
+    clock = Clock()
+    local = LocalLimiter(1, UTC, clock)
+    asked = (Bucket("user:1", Rate.parse(f"4/min {algorithm}")),)
+    local.decide(LimitRequest(mode="check", buckets=asked, cost=4))
+
+    def look() -> Any:
+        return local.decide(LimitRequest(mode="peek", buckets=asked)).statuses
+
+    before = look()
+    clock.advance(61)
+    assert look() != before
+    clock.advance(-61)
+    assert look() == before
+
+
 @pytest.mark.parametrize("share", [1, 4])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @given(edits=EDITS, period=st.sampled_from([1, 7, 60, 3600]))

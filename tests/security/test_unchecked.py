@@ -102,6 +102,13 @@ class Regretting(Computed):
         return Response({}, status=200 if check_request(request, "closed").allowed else 429)
 
 
+class Dearer(Account):
+    """Finds out what it costs once it has been admitted."""
+
+    def get(self, request: Any) -> Response:
+        return Response({}, status=200 if check_request(request, "account", 5).allowed else 429)
+
+
 class Choosing(Account):
     """Its throttles are a user's only; they are not known before it has authenticated."""
 
@@ -171,6 +178,7 @@ urlpatterns = [
     path("cheap/", Cheap.as_view()),
     path("computed/", Computed.as_view()),
     path("regretting/", Regretting.as_view()),
+    path("dearer/", Dearer.as_view()),
     path("choosing/", Choosing.as_view()),
     path("sparing/", Sparing.as_view()),
     path("ninja/", api.urls),
@@ -351,6 +359,13 @@ def test_a_request_that_the_view_lets_pass_unchecked_is_counted(get: Get, accoun
     User.objects.update(is_staff=True)
     RatePolicy.objects.create(counted_per="ip", rates="2/hour")
     assert statuses(get, "/sparing/", 3, headers=RIGHT) == [200, 200, 429]
+
+
+def test_a_check_in_the_view_charges_what_is_missing(get: Get, account: Endpoint, alice: User) -> None:
+    """The first check's unit was deducted twice, once for each copy of its decision."""
+    RatePolicy.objects.create(endpoint=account, counted_per="ip", rates="30/hour")
+    assert get("/dearer/", headers=RIGHT).status_code == 200
+    assert free() == [25]
 
 
 def test_an_operation_without_a_throttle_is_left_alone(get: Get, account: Endpoint) -> None:
