@@ -69,9 +69,11 @@ PARTS = {
         admin/test_assignments""",
 }
 
-#: Tests that need integer primary keys of users, or the default user model; two of them take half a minute each.
+#: Tests that need integer primary keys of users, or the default user model; one of them takes half a minute.
 NUMBERED = (
     "policyfile/test_round_trips.py::test_an_import_turns_any_content_into_any_other",
+    "policyfile/test_validator.py::test_users_are_named_by_username_field",
+    "operations/test_boosts.py::test_a_boost_is_for_the_subject_that_is_counted",
     "policies/test_snapshot.py::test_a_user_key_too_long_for_its_column_goes_stale_nowhere",
 )
 
