@@ -211,7 +211,7 @@ def test_a_command_takes_few_calls(redis_client: redis.Redis) -> None:
     finally:
         sys.setprofile(None)
     assert set(entered) == {"base.py", "connections.py"}
-    assert len(entered) <= 15
+    assert len(entered) <= 16  # one of them with the parser of hiredis only
 
 
 # --- Reasons of errors. ---
