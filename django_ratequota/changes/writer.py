@@ -141,7 +141,7 @@ def write_publication(reason: str, using: str | None = None) -> None:
 
 
 def write_reset(subject: str, before: Sequence[BucketStatus], reason: str = "", units: int | None = None) -> None:
-    """Record a reset of the subject's counters, or with ``units`` that each of them gets up to so many back.
+    """Record a reset of the subject's counters, or with ``units`` that up to that many are given back to each.
 
     ``before`` holds their statuses before it. Nothing is published, because processes hold nothing that it makes
     stale.

@@ -53,8 +53,7 @@ class FirstCheck(RequestCheck):
     def identify(self) -> Generator[Step, Any, None]:
         """Set a ``caller`` of whom only the address is known."""
         self.caller, self.identified = Unidentified(self.request), True
-        return
-        yield
+        yield from ()
 
     def ask(self, resolution: Resolution, revision: int | None) -> Generator[Step, Any, Decision]:
         """Ask nothing where no policy is counted per ip."""

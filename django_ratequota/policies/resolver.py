@@ -1,7 +1,7 @@
 """Resolves which policies apply: (caller, endpoints, snapshot) -> buckets. Reads nothing else.
 
 Policies compete in groups of one endpoint (or all) and one counted_per. In each group the first by ``precedence``
-wins. All winners are enforced together. ``explain`` gives the reasons; whoever else needs to know asks ``resolve``.
+wins. All winners are enforced together. ``explain`` gives the reasons; all others ask ``resolve``.
 
 Because most requests resemble earlier ones, the snapshot's memo keeps the endpoints of each route, the groups that
 compete there, and recent resolutions. A resolution is kept until a policy or an assignment starts or ends.
