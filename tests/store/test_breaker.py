@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ import redis
 from django_ratequota import Bucket, Limiter, Rate
 from django_ratequota.exceptions import OutOfTime, StoreError, StoreLeftAlone
 from django_ratequota.signals import store_state_changed
+from django_ratequota.store.base import Pause
 from django_ratequota.store.breaker import PROBE_SECONDS, Breaker
 
 
@@ -181,6 +183,18 @@ def test_a_probe_is_a_lease(breaker: Breaker, seconds: Seconds) -> None:
     assert not breaker.open
     hanging.__exit__(None, None, None)
     assert not breaker.open
+
+
+def test_a_decision_without_time_left_takes_no_probe() -> None:
+    limiter = Limiter(client=redis.Redis(port=1), timeout=0.01)
+    [breaker] = limiter.store.breakers
+    fail(breaker, times=3)
+    limiter.store.server.activity.surplus_at = time.monotonic()  # type: ignore[union-attr]  # lets a probe through
+    call = limiter.store.call()
+    call.step(Pause(0.01))
+    with pytest.raises(OutOfTime):
+        call.do(("PING",))
+    assert not refuses(breaker)
 
 
 def test_operators_commands_pass_an_open_breaker_and_count(breaker: Breaker, seconds: Seconds) -> None:
