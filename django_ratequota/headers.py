@@ -57,7 +57,7 @@ def add_headers(response: Headers, decision: Decision, request: Any) -> None:
     headers = decision._headers
     if headers is None:  # rendered once, for several responses and middlewares
         headers = decision_headers(decision)
-        object.__setattr__(decision, "_headers", headers)
+        decision._headers = headers
     if not decision.allowed and "Cache-Control" not in response:
         response["Cache-Control"] = "no-store"
     http = getattr(request, "_request", request)

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from ..utils.locks import ForkSafeLock
-from .decision import Decision, LimitRequest, make_decision
-from .types import Bucket, BucketStatus, make_status
+from .decision import Decision, LimitRequest
+from .types import Bucket, BucketStatus
 
 #: The number of changes before a request was sent to Redis, and when it was sent (µs).
 Mark = tuple[int, int]
@@ -102,7 +102,7 @@ class DenyCache:
                 return None
         passed_us = now_us - denial.received_us
         statuses = tuple([_later(status, passed_us) for status in denial.statuses])
-        return make_decision(
+        return Decision(
             allowed=False,
             statuses=statuses,
             at_us=denial.at_us + passed_us,
@@ -160,7 +160,7 @@ def _later(status: BucketStatus, passed_us: int) -> BucketStatus:
     wait_us, reset_us, next_us = status.retry_after_us, status.reset_after_us, status.next_after_us
     if not wait_us and not reset_us:
         return status
-    return make_status(
+    return BucketStatus(
         bucket=status.bucket,
         allowed=status.allowed,
         remaining=status.remaining,

@@ -244,7 +244,7 @@ class Limiter:
     def revision_steps(self, share: float = 1.0) -> Generator[Command, Any, int]:
         """Return the steps of ``stored_revision``; on a Cluster in this share of the decision's time at most."""
         try:
-            yield from self.backend.ask(LimitRequest(mode="peek", buckets=(), revision=0), share)
+            yield from self.backend.ask(LimitRequest(mode="peek", buckets=(), revision=0, share=share))
         except NewerRevision as newer:
             self._note_newer(newer)
             return newer.revision
@@ -338,8 +338,8 @@ class Limiter:
         unread, self._revision_unread = self._revision_unread, False
         try:
             # Not a peek, which would publish nothing where there is no revision.
-            request = LimitRequest(mode="check", buckets=(), cost=0, revision=revision)
-            yield from self.backend.ask(request, REVISION_SHARE)
+            request = LimitRequest(mode="check", buckets=(), cost=0, revision=revision, share=REVISION_SHARE)
+            yield from self.backend.ask(request)
             self._compared_at = time.monotonic()
         except StoreError as error:
             self._revision_unread = True

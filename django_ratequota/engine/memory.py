@@ -336,7 +336,7 @@ class Memory:
         """Its clock (µs)."""
         return self._clock()
 
-    def ask(self, request: LimitRequest, share: float = 1.0) -> Steps:
+    def ask(self, request: LimitRequest) -> Steps:
         """``decide``, as steps of which none is a command; see ``ScriptBackend``."""
         return self.decide(request)
         yield

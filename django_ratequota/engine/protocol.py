@@ -16,10 +16,10 @@ from ..exceptions import InvalidBucket, NewerRevision, StoreError
 from ..store.base import Store, run_script
 from ..store.commands import Command, ScriptCall
 from .calendar_windows import calendar_window
-from .decision import CHARGING, LimitRequest, Steps, charge_each, make_decision
+from .decision import CHARGING, Decision, LimitRequest, Steps, charge_each
 from .keys import birth_key, bucket_key, revision_key
 from .scripts import DECIDE, PUBLISH
-from .types import Bucket, BucketStatus, make_status
+from .types import Bucket, BucketStatus
 
 NO_REVISION = -1
 #: First number of a reply; the third possible one means that the store's clock is outside a calendar window.
@@ -51,11 +51,10 @@ class ScriptBackend:
         """The server's clock as this process last saw it, or the injected one."""
         return self._clock() if self._clock else time.monotonic_ns() // 1000 + self._offset_us
 
-    def ask(self, request: LimitRequest, share: float = 1.0) -> Steps:
+    def ask(self, request: LimitRequest) -> Steps:
         """Send the buckets in one atomic call, again while a calendar window is outdated.
 
-        ``share`` is the part of the decision's time that it may take on a Cluster. Raises ``NewerRevision``,
-        ``InvalidBucket`` and ``StoreError``.
+        Raises ``NewerRevision``, ``InvalidBucket`` and ``StoreError``.
         """
         mode, buckets, charged = request.mode, request.buckets, request.charged
         units, past = request.units(), charged.levels_us if charged else request.seeds
@@ -65,8 +64,8 @@ class ScriptBackend:
         since_us = charged.at_us if charged else request.wait_us
         for _ in range(3):
             header = (mode, clock() if clock else 0, known, since_us)
-            command, windows_us = prepared.command(header, units, past, now_us)
-            numbers = read_reply((yield command if share == 1.0 else command.within(share)), len(buckets))
+            command, windows_us = prepared.command(header, units, past, now_us, share=request.share)
+            numbers = read_reply((yield command), len(buckets))
             outcome, allowed, now_us, stored = numbers[:4]
             if not clock:
                 self._offset_us = now_us - time.monotonic_ns() // 1000
@@ -76,7 +75,7 @@ class ScriptBackend:
                 # Those of all other decisions follow from their statuses and cost, when they are needed.
                 listed = charging and (request.costs or mode == "charge" or not request.cost)
                 cost = request.cost if charging else 0
-                return make_decision(
+                return Decision(
                     allowed=allowed == 1,
                     statuses=statuses,
                     at_us=now_us,
@@ -110,7 +109,7 @@ class ScriptBackend:
 class _Sent(NamedTuple):
     """A command, and for what it was built."""
 
-    made_for: tuple[tuple[object, ...], ...]
+    made_for: tuple[object, ...]
     #: Since and until when its calendar windows are the current ones (µs).
     since_us: int
     until_us: int
@@ -129,10 +128,16 @@ class CheckCommand:
         self._zone = zone
         self._buckets = buckets
         self._calendars = [bucket.rate.calendar for bucket in buckets]
-        self._last = _Sent(((), (), ()), 0, 0, ScriptCall(DECIDE, (), ()), [])
+        self._last = _Sent((), 0, 0, ScriptCall(DECIDE, (), ()), [])
 
     def command(
-        self, header: tuple[object, ...], units: tuple[int, ...], past: tuple[int, ...], now_us: int
+        self,
+        header: tuple[object, ...],
+        units: tuple[int, ...],
+        past: tuple[int, ...],
+        now_us: int,
+        *,
+        share: float = 1.0,
     ) -> tuple[ScriptCall, list[int]]:
         """Return the command, and the length of each bucket's window (µs).
 
@@ -140,14 +145,14 @@ class CheckCommand:
         ``units`` are the cost of each bucket, ``past`` what is known of each; empty = nothing.
         """
         last = self._last
-        made_for = header, units, past
+        made_for = header, units, past, share
         if last.made_for != made_for or not last.since_us <= now_us < last.until_us:
             since_us, until_us, args, windows_us = self._arguments(now_us)
             args[_STRIDE - 2 :: _STRIDE] = units
             if past:
                 args[_STRIDE - 1 :: _STRIDE] = past
             keys = self.keys if header[2] == NO_REVISION else (self._revision_key, *self.keys)
-            command = ScriptCall(DECIDE, keys, (*header, *args))
+            command = ScriptCall(DECIDE, keys, (*header, *args), share=share)
             last = self._last = _Sent(made_for, since_us, until_us, command, windows_us)
         return last.command, last.windows_us
 
@@ -207,7 +212,7 @@ def statuses_of(
     for bucket, window_us in zip(buckets, windows_us, strict=True):
         passed, remaining, wait_us, reset_us, next_us = numbers[at : at + _EACH]
         statuses.append(
-            make_status(
+            BucketStatus(
                 bucket=bucket,
                 allowed=passed == 1,
                 remaining=remaining if remaining > 0 else 0,

@@ -38,18 +38,14 @@ class ScriptCall(Command):
     #: The encoded command; None until it is first sent.
     packed: Any = None
     #: The share of a decision's remaining time that it may take; only a Cluster's store applies it.
-    share: float = 1.0
+    share: float
 
-    def __new__(cls, script: Script, keys: Sequence[str], args: Iterable[object]) -> ScriptCall:
+    def __new__(
+        cls, script: Script, keys: Sequence[str], args: Iterable[object], *, share: float = 1.0
+    ) -> ScriptCall:
         """``keys`` and ``args`` are the script's KEYS and ARGV."""
         call = super().__new__(cls, ("EVALSHA", script.sha, len(keys), *keys, *args))
-        call.script = script
-        return call
-
-    def within(self, share: float) -> ScriptCall:
-        """Return the same command with this ``share``."""
-        call = tuple.__new__(ScriptCall, self)
-        call.script, call.share = self.script, share
+        call.script, call.share = script, share
         return call
 
     @property

@@ -13,11 +13,11 @@ from asgiref.sync import async_to_sync
 
 from django_ratequota import Bucket, Decision, Limiter, Rate
 from django_ratequota.engine.crossslot import decide_per_subject
-from django_ratequota.engine.decision import LimitRequest
+from django_ratequota.engine.decision import LimitRequest, charges_of
 from django_ratequota.engine.memory import LocalLimiter
 from django_ratequota.engine.protocol import ScriptBackend
 from django_ratequota.engine.rates import ALGORITHMS, normalize_rates, parse_rates
-from django_ratequota.exceptions import InvalidRate
+from django_ratequota.exceptions import InvalidRate, OutOfTime, StoreError
 from django_ratequota.replay import replay
 from django_ratequota.utils.sansio import drive
 from tests.conftest import Clock
@@ -208,6 +208,54 @@ def test_a_cluster_counts_requests_once_and_gives_them_back(limiter: Limiter, cl
     refused = check(30, replace(shared, rate=Rate.parse("20/day")))
     assert not refused.allowed
     assert remaining(refused)[:2] == [970, 8]
+
+
+@pytest.mark.parametrize("hanging", [["everyone"], ["user:1", "everyone"], ["user:2", "everyone"]])
+def test_a_hung_server_leaves_time_to_refund_on_the_others(limiter: Limiter, hanging: list[str]) -> None:
+    """On a Cluster the units stayed charged: the hung server had taken all of the decision's time."""
+    buckets = tuple(replace(TOKENS, subject=subject) for subject in ("user:1", "user:2", "everyone"))
+    backend, left = ScriptBackend(limiter.store, "rqtest", UTC, None), [1.0]
+
+    def ask(part: LimitRequest) -> Any:
+        if left[0] < 0.001:
+            raise OutOfTime(1.0)
+        if part.buckets[0].subject in hanging and (part.mode == "refund" or part.buckets[0].subject == "everyone"):
+            left[0] -= left[0] * part.share
+            raise StoreError("timeout", "no reply")
+        left[0] -= 0.001
+        return backend.ask(part)
+
+    with pytest.raises(StoreError, match="no reply"):
+        drive(decide_per_subject(ask, LimitRequest(mode="check", buckets=buckets)), limiter.store.execute)
+    refunded = [bucket.subject not in hanging for bucket in buckets[:2]]
+    assert remaining(limiter.peek(buckets[:2])) == [1000 if free else 999 for free in refunded]
+
+
+def test_each_refund_by_hand_is_tried_although_another_fails(limiter: Limiter, clock: Clock) -> None:
+    class Hanging:
+        def __init__(self, subject: str) -> None:
+            self.subject = subject
+
+        def ask(self, part: LimitRequest) -> Any:
+            if part.mode == "refund" and part.buckets[0].subject == self.subject:
+                raise StoreError("timeout", "no reply")
+            return backend.ask(part)
+
+        def decide(self, request: LimitRequest) -> Decision:
+            return drive(decide_per_subject(self.ask, request), limiter.store.execute)
+
+    backend = ScriptBackend(limiter.store, "rqtest", UTC, clock)
+    buckets = (TOKENS, replace(TOKENS, subject="everyone"))
+    for apart in (0, 1):  # with clocks apart, each server's refund is a call of its own
+        for subject, left in (("user:1", [995, 1000]), ("everyone", [1000, 995])):
+            limiter.reset(buckets)
+            servers: Any = Hanging(subject)
+            decision = servers.decide(LimitRequest(mode="check", buckets=buckets, cost=5, settler=servers))
+            for charge in charges_of(decision)[:apart]:
+                charge.at_us += 1
+            with pytest.raises(StoreError, match="no reply"):
+                decision.refund(5)
+            assert remaining(limiter.peek(buckets)) == left
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
