@@ -68,7 +68,7 @@ class Bucket:
 class BucketStatus:
     """One bucket at the instant of the decision, the request's own units included when it was admitted.
 
-    Read it only. It is not frozen, as every decision makes some, and frozen ones take more than twice as long to make.
+    Read it only. Not frozen, as every decision makes some, and frozen ones take more than twice as long to make.
     """
 
     bucket: Bucket

@@ -76,7 +76,7 @@ def test_words(word: str) -> None:
     assert parse_rates(f" {word.upper()} ") == normalize_rates(f" {word.upper()} ") == word
 
 
-NAMES = ", ".join(ALGORITHMS)
+REST = f"the end, 'burst' and a number, or an algorithm ({', '.join(ALGORITHMS)})"
 UNITS = "s, min, hour, day, week or month"
 
 
@@ -92,13 +92,14 @@ UNITS = "s, min, hour, day, week or month"
         ("100/", f"expected a unit ({UNITS}) at character 5, but the text ends"),
         ("100/fortnight", f"expected a unit ({UNITS}) at character 5, not 'fortnight'"),
         ("100/minburst 5", f"expected a unit ({UNITS}) at character 5, not 'minburst 5'"),
-        ("100/min burst", "expected a burst (a number) at character 14, but the text ends"),
-        ("100/min burst gcra", "expected a burst (a number) at character 15, not 'gcra'"),
-        ("100/min burst 5 burst 6", f"expected an algorithm ({NAMES}) at character 17, not 'burst 6'"),
-        ("100/min burts 5", f"expected 'burst', an algorithm ({NAMES}) at character 9, not 'burts 5'"),
-        ("100/min gcra burst 5", "expected the end at character 14, not 'burst 5'"),
-        ("100/min, 5/s", "expected the end at character 8, not ', 5/s'"),
-        ("100/min\0", r"expected the end at character 8, not '\x00'"),
+        ("100/min burst", f"expected {REST} at character 9, not 'burst'"),
+        ("100/min burst gcra", f"expected {REST} at character 9, not 'burst gcra'"),
+        ("100/min burst 5 burst 6", f"expected {REST} at character 17, not 'burst 6'"),
+        ("100/min burts 5", f"expected {REST} at character 9, not 'burts 5'"),
+        ("100/min gcra burst 5", f"expected {REST} at character 14, not 'burst 5'"),
+        ("100/min gcras", f"expected {REST} at character 9, not 'gcras'"),
+        ("100/min, 5/s", f"expected {REST} at character 8, not ', 5/s'"),
+        ("100/min\0", rf"expected {REST} at character 8, not '\x00'"),
         ("١٠٠/min", "expected a limit (a number) at character 1"),
         ("1００/min", "expected '/' at character 2"),
         ("100/ſ", "expected a unit"),
@@ -140,7 +141,7 @@ def test_a_number_out_of_range_is_found_where_it_begins(text: str, character: in
         ("10/s,", "expected a limit (a number) at character 6, but the text ends"),
         (",10/s", "expected a limit (a number) at character 1, not ',10/s'"),
         ("10/s,,5/min", "expected a limit (a number) at character 6, not ',5/min'"),
-        ("10/s; 5/min", "expected ',' or the end at character 5, not '; 5/min'"),
+        ("10/s; 5/min", f"expected {REST} at character 5, not '; 5/min'"),
         ("10/s, unlimited", "expected a limit (a number) at character 7, not 'unlimited'"),
         ("unlimited, 10/s", "expected a limit (a number) at character 1, not 'unlimited, 10/s'"),
         ("10/min, 20/60s", "'10/min' and '20/min' have the same algorithm and period; keep the stricter one"),
