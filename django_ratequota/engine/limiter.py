@@ -57,12 +57,6 @@ def _checked(clock: Callable[[], int]) -> Callable[[], int]:
     return read
 
 
-def _decided(decision: Decision) -> Steps:
-    """Return the steps to a decision that needs none."""
-    return decision
-    yield
-
-
 def _no_defaults() -> dict[str, Any]:
     raise ConfigurationError("Limiter() without client= reads Django's settings: import it from django_ratequota")
 
@@ -224,13 +218,11 @@ class Limiter:
 
     def decide(self, request: LimitRequest) -> Decision:
         """Carry out a request; raises ``NewerRevision`` too, when it has a revision."""
-        steps = self._begin(request)
-        return steps if isinstance(steps, Decision) else drive(steps, self.store.call().do)
+        return drive(self.steps(request), self.store.call().do)
 
     async def adecide(self, request: LimitRequest) -> Decision:
         """``decide``, awaited."""
-        steps = self._begin(request)
-        return steps if isinstance(steps, Decision) else await adrive(steps, self.store.call().ado)
+        return await adrive(self.steps(request), self.store.call().ado)
 
     @property
     def now_us(self) -> int:
@@ -258,34 +250,17 @@ class Limiter:
         nothing when there are no buckets and the last comparison of revisions is young enough, nor when the deny
         cache holds the refusal.
         """
-        begun = self._begin(request)
-        return _decided(begun) if isinstance(begun, Decision) else begun
-
-    def _request(self, mode: Mode, buckets: Iterable[Bucket], cost: int) -> LimitRequest:
-        return LimitRequest(mode=mode, buckets=tuple(buckets), cost=cost, settler=self)
-
-    def _booking(self, bucket: Bucket, timeout: float, cost: int) -> LimitRequest:
-        if bucket.rate.algorithm != "leaky_bucket":
-            raise InvalidBucket(f"acquire needs a leaky_bucket; write the rate as '{bucket.rate} leaky_bucket'")
-        if not 0 <= timeout <= MAX_US / 10**6:
-            raise InvalidBucket(f"timeout must be seconds, 0 or more, not {timeout!r}")
-        return self._request("acquire", (bucket,), cost)._replace(wait_us=int(timeout * 10**6))
-
-    def _begin(self, request: LimitRequest) -> Steps | Decision:
-        """Return the decision where no command is needed for it, else the steps to it."""
-        cost = request.cost
+        cost, deny_cache, compares = request.cost, self._deny_cache, request.revision is not None
         if type(cost) is not int or not 0 <= cost <= MAX_UNITS:
             request = request._replace(cost=check_cost(cost))
-        if request.mode == "check" and self._deny_cache.enabled:
-            revision_due = self.store.clustered and request.revision is not None and self._revision_is_due()
-            known = None if revision_due else self._deny_cache.get(request)
-            if known is not None:
-                return known
-        return self._ask_steps(request)
-
-    def _ask_steps(self, request: LimitRequest) -> Steps:
-        began_at, deny_cache, compares = time.monotonic(), self._deny_cache, request.revision is not None
-        mark = deny_cache.mark() if deny_cache.enabled and request.buckets else None
+        mark = None
+        if deny_cache.enabled and request.buckets:
+            if request.mode == "check" and not (self.store.clustered and compares and self._revision_is_due()):
+                known = deny_cache.get(request)
+                if known is not None:
+                    return known
+            mark = deny_cache.mark()
+        began_at = time.monotonic()
         try:
             if self.store.clustered:
                 decision = yield from self._ask_each_server(request)
@@ -310,6 +285,16 @@ class Limiter:
         if mark is not None:
             deny_cache.learn(request, decision, mark)
         return decision
+
+    def _request(self, mode: Mode, buckets: Iterable[Bucket], cost: int) -> LimitRequest:
+        return LimitRequest(mode=mode, buckets=tuple(buckets), cost=cost, settler=self)
+
+    def _booking(self, bucket: Bucket, timeout: float, cost: int) -> LimitRequest:
+        if bucket.rate.algorithm != "leaky_bucket":
+            raise InvalidBucket(f"acquire needs a leaky_bucket; write the rate as '{bucket.rate} leaky_bucket'")
+        if not 0 <= timeout <= MAX_US / 10**6:
+            raise InvalidBucket(f"timeout must be seconds, 0 or more, not {timeout!r}")
+        return self._request("acquire", (bucket,), cost)._replace(wait_us=int(timeout * 10**6))
 
     def _note_newer(self, newer: NewerRevision) -> None:
         self.born_us, self._compared_at = newer.born_us, time.monotonic()
