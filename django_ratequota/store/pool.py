@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterator
 from typing import Any
 
 from .base import ServerActivity
@@ -13,7 +13,7 @@ from .base import ServerActivity
 Idle = tuple[Any, float]
 #: Connections to one server, open or connecting: of a process for its threads, and of each event loop.
 MAX_CONNECTIONS = 64
-#: Seconds after which an idle connection is closed, and how many stay open.
+#: Seconds after which an idle connection is closed, one with each command, and how many stay open.
 IDLE_SECONDS, MIN_IDLE = 10.0, 4
 #: Seconds that connecting may take; more than a decision's timeout, as the connection serves the next decision.
 CONNECT_SECONDS = 5.0
@@ -76,15 +76,29 @@ class Pool:
         self.reset()
 
     def reset(self) -> None:
-        """Start empty."""
+        """Start empty; also after a fork, as the parent process uses the connections."""
         self.size = PoolSize(self._limit)
         #: The longest idle first.
         self.idle: deque[Idle] = deque()
         #: Futures of the callers, of threads or of tasks, in order.
         self.queue: OrderedDict[Any, None] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def _put(self, connection: Any, now: float) -> Any:
+        """Take a connection back; returns one that has been idle for too long, for the caller to close, or None."""
+        self.idle.append((connection, now))
+        if self.queue:
+            with self._lock:
+                self._serve_queue()
+        try:
+            if len(self.idle) > MIN_IDLE and self.idle[0][1] < now - IDLE_SECONDS:
+                return self.idle.popleft()[0]
+        except IndexError:  # other threads were faster
+            pass
+        return None
 
     def _serve_queue(self) -> None:
-        """Hand idle connections to the waiting callers."""
+        """Hand idle connections to the waiting callers; the lock must be held."""
         while self.queue and self.idle:
             waiter, _ = self.queue.popitem(last=False)
             if waiter.done():  # its task was cancelled
@@ -108,12 +122,3 @@ class Pool:
             waiter, _ = self.queue.popitem(last=False)
             if not waiter.done():
                 waiter.set_exception(error)
-
-    def _unused(self) -> Iterator[Any]:
-        """Take out the connections that have been idle for ``IDLE_SECONDS``, but leave ``MIN_IDLE``."""
-        until = time.monotonic() - IDLE_SECONDS
-        try:
-            while len(self.idle) > MIN_IDLE and self.idle[0][1] < until:
-                yield self.idle.popleft()[0]
-        except IndexError:  # other threads were faster
-            pass

@@ -14,7 +14,6 @@ import pytest
 import redis
 
 from django_ratequota.exceptions import StoreError
-from django_ratequota.store import connections, loop_connections
 from django_ratequota.store import pool as pools
 from django_ratequota.store.base import Budget
 from django_ratequota.store.pool import MIN_IDLE
@@ -168,8 +167,7 @@ def test_a_connection_for_a_caller_that_gives_up_meanwhile_goes_to_the_next_one(
     with ThreadPoolExecutor(1) as threads:
         asking = threads.submit(pool.send, ("PING",), AtThatMoment(PATIENT), False)
         assert waiting.wait(30)
-        pool.idle.append((connection, since))
-        pool._upkeep(since)
+        pool._put(connection, since)
         assert isinstance(asking.exception(), KeyboardInterrupt)
     assert ServerStore(server, PATIENT).execute(("PING",)) == b"PONG"
     assert settled(pool, 1)
@@ -224,14 +222,9 @@ def test_idle_connections_are_closed(node: Node, server_of: Make, kind: Any, mon
                 await asyncio.gather(*asking)
                 assert callers.pool.size.open == 30, "recently used ones stay"
                 with monkeypatch.context() as patch:
-                    for module in (pools, connections, loop_connections):
-                        patch.setattr(module, "IDLE_SECONDS", 0.0)
-                    callers.pool._close_at = callers.pool._upkeep_at = 0.0
-                    if kind is Tasks:
-                        callers.pool._closing.cancel()
-                        callers.pool._closing = None
-                        callers.pool._close_later()
-                    await callers.ask("PING")
+                    patch.setattr(pools, "IDLE_SECONDS", 0.0)
+                    for _ in range(30 - MIN_IDLE):
+                        await callers.ask("PING")
                     await until(lambda: connected(node) == MIN_IDLE, "few are left")
                 with node.client(single_connection_client=True) as client:
                     before = client.info("stats")["total_connections_received"]
