@@ -97,7 +97,7 @@ class DenyCache:
         if denial is None or not denial.received_us <= now_us < denial.until_us:
             return None
         newer = denial.version + 1  # what is not known any more
-        if any([self._changes.get(place, newer) > denial.version for place in denial.places]):
+        if any(self._changes.get(place, newer) > denial.version for place in denial.places):
             return None
         passed_us = now_us - denial.received_us
         statuses = tuple([_later(status, passed_us) for status in denial.statuses])

@@ -308,10 +308,9 @@ def _read_rate(text: str, start: int = 0, *, more: bool = False) -> tuple[_Writt
     end = found.end()
     if not found["unit"] or not (end == len(text) or (more and text[end] == ",")):
         raise _expected(found)
-    limit = _number(found, "limit", _EXPECTED["limit"])
-    count = _number(found, "count", gettext_noop("a number of units")) if found["count"] else 1
-    burst = _number(found, "burst", gettext_noop("a burst (a number)")) if found["burst"] else None
-    unit, algorithm = _UNIT_NAMES[found["unit"].lower()], (found["algorithm"] or "").lower()
+    part = {name: text.lower() for name, text in found.groupdict("").items()}
+    limit, count, burst = (int(part[name].replace("_", "") or 1) for name in ("limit", "count", "burst"))
+    unit, algorithm = _UNIT_NAMES[part["unit"]], part["algorithm"]
     if unit == MONTH and count != 1:
         template = gettext_noop("months are counted one by one: write %(limit)s/month, or %(limit)s/%(days)sday")
         raise InvalidRate(template, limit=limit, days=30 * count)
@@ -319,21 +318,13 @@ def _read_rate(text: str, start: int = 0, *, more: bool = False) -> tuple[_Writt
         raise _month_is_calendar(limit, algorithm)
     rate = Rate(
         limit=limit,
-        counts="requests" if (found["counts"] or "").lower().startswith("r") else "units",
+        counts="requests" if part["counts"].startswith("r") else "units",
         period=MONTH if unit == MONTH else count * (UNITS[unit] // _SECOND),
-        burst=burst,
+        burst=burst if part["burst"] else None,
         # Because readers differ in their default, a bad period or burst is refused here, by the one that allows most.
         algorithm=algorithm or DEFAULT_ALGORITHM,
     )
     return _Written(rate, bool(algorithm)), end
-
-
-def _number(found: re.Match[str], group: str, what: str) -> int:
-    number = int(found[group].replace("_", ""))
-    if not 1 <= number <= MAX_UNITS:
-        text = gettext_noop("%(what)s must be from 1 to %(most)s, at character %(at)s")
-        raise InvalidRate(text, what=what, most=MAX_UNITS, at=found.start(group) + 1)
-    return number
 
 
 def _expected(found: re.Match[str]) -> InvalidRate:

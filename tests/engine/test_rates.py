@@ -105,8 +105,9 @@ UNITS = "s, min, hour, day, week or month"
         ("100/ſ", "expected a unit"),
         ("100/wee\u212a", "expected a unit"),  # the Kelvin sign, which lower-cases to k
         ("\ud800/min", r"expected a limit (a number) at character 1, not '\ud800/min'"),
-        ("0/min", "a limit (a number) must be from 1 to 1000000000000, at character 1"),
-        ("5/0min", "a number of units must be from 1 to 1000000000000, at character 3"),
+        ("0/min", "limit must be a whole number from 1 to 1000000000000, not 0"),
+        ("5/0 min", "period must be 0.001 to 315619200 seconds, or 'month', not 0"),
+        ("5/min burst 0 gcra", "burst must be a whole number from 1 to 1000000000000, not 0"),
         ("5/3654days", "period must be 0.001 to 315619200 seconds"),
         ("5/2months", "months are counted one by one: write 5/month, or 5/60day"),
         ("5/month gcra", "drop the algorithm, or write 5/30day gcra"),
@@ -123,16 +124,6 @@ def test_bad_text(text: Any, fragment: str) -> None:
         Rate.parse(text)
     assert fragment in str(caught.value)
     assert len(str(caught.value)) < 400
-
-
-@pytest.mark.parametrize(
-    ("text", "character"),
-    [("0 /min", 1), ("  0/min", 3), ("5/0 min", 3), ("5/min burst 0 gcra", 13), ("5/s,  0   /min", 7)],
-)
-def test_a_number_out_of_range_is_found_where_it_begins(text: str, character: int) -> None:
-    """Blanks after the number moved the reported position to the right."""
-    with pytest.raises(InvalidRate, match=f"at character {character}$"):
-        parse_rates(text)
 
 
 @pytest.mark.parametrize(
