@@ -196,40 +196,6 @@ def anchored(anchor: int) -> list[Bucket]:
     return [Bucket("user:1", Rate.parse("10/month"), anchor=anchor)]
 
 
-def test_a_month_begins_on_the_customer_s_day(limiter: Limiter, clock: Clock) -> None:
-    clock.now_us = us("2025-12-14 23:59")
-    first = limiter.check(anchored(15), 10)
-    assert (first.allowed, first.statuses[0].reset_after_us) == (True, 60 * 10**6)
-    assert first.statuses[0].window_us == 30 * 24 * HOUR
-    clock.now_us += 60 * 10**6
-    following = limiter.check(anchored(15), 10)
-    assert (following.allowed, following.statuses[0].window_us) == (True, 31 * 24 * HOUR)
-
-
-def test_a_month_with_a_later_beginning_starts_a_new_count_at_once(limiter: Limiter, clock: Clock) -> None:
-    clock.now_us = us("2025-12-20")
-    limiter.check(anchored(1), 7)
-    clock.now_us += HOUR
-    status = limiter.check(anchored(15), 4).statuses[0]
-    assert (status.remaining, clock.now_us + status.reset_after_us) == (6, us("2026-01-15"))
-
-
-def test_a_month_with_an_earlier_beginning_ends_the_one_that_is_counted_on_its_day(
-    limiter: Limiter, clock: Clock
-) -> None:
-    clock.now_us = us("2025-12-20")
-    charged = limiter.check(anchored(1), 7)
-    refused = limiter.check(anchored(25), 4).statuses[0]
-    assert (refused.allowed, refused.remaining) == (False, 3)
-    assert refused.retry_after_us == refused.reset_after_us == us("2025-12-25") - clock.now_us
-    clock.now_us = us("2025-12-25") - 1
-    assert not limiter.check(anchored(25), 4).allowed
-    clock.now_us += 1
-    status = limiter.check(anchored(25), 4).statuses[0]
-    assert (status.remaining, clock.now_us + status.reset_after_us) == (6, us("2026-01-25"))
-    assert charged.refund(7).statuses[0].remaining == 6, "that month has ended"
-
-
 @pytest.mark.parametrize("anchor", [0, 32, -1, 1.5, "15", None])
 def test_a_day_that_no_month_has_is_refused(limiter: Limiter, anchor: Any) -> None:
     with pytest.raises(InvalidBucket, match="anchor is a day of the month, 1 to 31, not"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -218,21 +217,6 @@ def test_a_store_that_is_gone_does_not_lift_a_refusal(cached: Limiter) -> None:
         cached.check([bucket("1/min", "user:2")])
 
 
-def test_async_checks_learn_and_repeat_as_well(cached: Limiter, clock: Clock, asked: Callable[[], int]) -> None:
-    async def flood() -> list[int | None]:
-        waits = []
-        for _ in range(5):
-            clock.advance(0.1)
-            waits.append((await cached.acheck(MINUTE)).retry_after_us)
-        return waits
-
-    cached.check(MINUTE)
-    asked()
-    assert asyncio.run(flood()) == [59_900_000, 59_800_000, 59_700_000, 59_600_000, 59_500_000]
-    assert asked() == 1
-    assert cached.check(MINUTE).retry_after_us == 59_500_000
-
-
 # --- What ends a refusal earlier. ---
 
 
@@ -263,14 +247,6 @@ def test_charges_of_a_bucket_with_room_do_not_end_the_refusal(cached: Limiter, a
         cached.check([bucket("1/min", f"user:{number}"), shared])
         cached.check([*MINUTE, shared])
     assert asked() == 10
-
-
-def test_another_process_gives_units_back(cached: Limiter, limiter: Limiter, clock: Clock) -> None:
-    refuse(cached, MINUTE)
-    limiter.refund(MINUTE, 1)
-    assert not cached.check(MINUTE).allowed
-    clock.advance(2)
-    assert cached.check(MINUTE).allowed
 
 
 def steps_of(limiter: Limiter, revision: int | None, buckets: list[Bucket] = MINUTE) -> Decision:
@@ -479,17 +455,6 @@ def test_threads_that_check_and_refund_get_no_wrong_refusal(redis_client: redis.
             future.result()
     limiter.store.close()
     assert wrong == []
-
-
-def test_a_forked_child_is_not_held_up_by_its_parent_s_lock() -> None:
-    denials = DenyCache(60, Clock())
-    mine = learn(denials, "user:1")
-    with denials._lock:
-        child = os.fork()
-        if child == 0:  # pragma: no cover
-            denials.freed(mine)
-            os._exit(0 if not knows(denials, mine) else 1)
-        assert os.waitpid(child, 0)[1] == 0
 
 
 # --- Compared with a limiter without the cache. ---

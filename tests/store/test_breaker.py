@@ -209,22 +209,6 @@ def test_operators_commands_pass_an_open_breaker_and_count(breaker: Breaker, sec
     assert not breaker.open
 
 
-def test_the_breaker_changes_its_state_under_its_lock() -> None:
-    """Threads seldom switch within a few lines, so this checks that the lock is held."""
-    locked: list[bool] = []
-
-    def clock() -> float:
-        locked.append(breaker._lock.locked())
-        return 1000.0 + len(locked)
-
-    breaker = Breaker("redis.example:6379", clock)
-    fail(breaker, times=3)  # opens
-    fail(breaker)  # probes, and fails
-    succeed(breaker)  # probes, and closes
-    assert locked == [True] * 7
-    assert not breaker._lock.locked()
-
-
 # --- Logs and signals. ---
 
 
