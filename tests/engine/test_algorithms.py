@@ -337,16 +337,6 @@ def test_a_rewound_clock_mints_no_capacity_and_is_not_stored(limiter: Limiter, c
         assert limiter.peek(asked, 0).statuses[0].remaining == 1
 
 
-def test_a_rewind_into_an_earlier_window_counts_the_previous_one_whole(limiter: Limiter, clock: Clock) -> None:
-    """Not 1.5 times the limit: no window of the formula holds more than its own share."""
-    asked = [bucket("10/min sliding_window_counter")]
-    limiter.check(asked, 8)
-    clock.advance(60 + 30)
-    assert limiter.check(asked, 1).statuses[0].remaining == 10 - 4 - 1
-    clock.advance(-30 - 20)
-    assert limiter.peek(asked).statuses[0].remaining == 10 - 8 - 1
-
-
 @pytest.mark.parametrize("unit", ["day", "week", "month"])
 def test_after_a_rewind_into_an_earlier_calendar_window_the_named_wait_is_true(
     redis_client: redis.Redis, limiter: Limiter, clock: Clock, unit: str

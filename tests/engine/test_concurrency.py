@@ -15,7 +15,6 @@ import pytest
 import redis
 
 from django_ratequota import Bucket, Limiter, Rate
-from django_ratequota.engine.keys import bucket_key
 from tests.support import server
 from tests.support.threads import on_threads
 
@@ -155,12 +154,6 @@ def test_two_hosts_an_hour_and_a_month_apart_share_one_limit(redis_client: redis
     admitted = in_processes(redis_client, [-3600, 3600, 32 * 86_400], 90, *rates)
     assert sum(admitted) == 200
     assert min(admitted) >= 20  # the others ask 180 times
-
-
-def test_two_hosts_in_two_months_count_in_one_window(redis_client: redis.Redis) -> None:
-    admitted = in_processes(redis_client, [0, 40 * 86_400], 150, "200/month")
-    assert sum(admitted) == 200
-    assert redis_client.keys("rqtest:*") == [bucket_key("rqtest", bucket("200/month")).encode()]
 
 
 # --- One round trip. ---

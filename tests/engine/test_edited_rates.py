@@ -39,34 +39,12 @@ def empty_to_full_us(rate: Rate, share: int = 1) -> int:
 # --- In Redis. ---
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_lowered_limit_locks_nobody_out(limiter: Limiter, clock: Clock, algorithm: str) -> None:
-    """10,000 an hour used up, then an edit to 10 an hour: buckets refused for 999 hours."""
-    limiter.check([bucket(f"10000/hour {algorithm}")], 10_000)
-    lowered = [bucket(f"10/hour {algorithm}")]
-    wait = limiter.check(lowered).retry_after_us
-    assert wait is not None
-    assert 0 < wait <= empty_to_full_us(lowered[0].rate)
-    clock.advance(us=wait - 1)
-    assert not limiter.check(lowered).allowed
-    clock.advance(us=1)
-    assert limiter.check(lowered).allowed
-
-
 @pytest.mark.parametrize("meter", METERS)
 def test_a_debt_under_the_present_rate_stays_one_under_another_does_not(limiter: Limiter, meter: str) -> None:
     limiter.charge([bucket(f"10/hour {meter}")], 1000)
     assert limiter.check([bucket(f"10/hour {meter}")]).retry_after == 991 * 360
     assert limiter.check([bucket(f"20/hour {meter}")]).retry_after == 180
     assert limiter.check([bucket(f"10/hour burst 40 {meter}")]).retry_after == 360
-
-
-@pytest.mark.parametrize("meter", METERS)
-def test_a_raised_limit_refills_faster_at_once(limiter: Limiter, clock: Clock, meter: str) -> None:
-    limiter.check([bucket(f"100/hour {meter}")], 100)
-    clock.advance(60)
-    raised = bucket(f"3600/hour burst 100 {meter}")
-    assert limiter.peek([raised]).statuses[0].remaining == 60
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -99,14 +99,6 @@ def test_a_publication_writes_a_missing_one(redis_client: redis.Redis, limiter: 
     assert born(limiter, first) == second
 
 
-def test_it_shares_the_slot_of_the_revision(redis_client: redis.Redis) -> None:
-    from redis.crc import key_slot
-
-    for prefix in ("rq", "a:b", "x" * 16):
-        assert key_slot(birth_key(prefix).encode()) == key_slot(revision_key(prefix).encode())
-        assert birth_key(prefix).startswith(f"{prefix}:")
-
-
 # --- Seeds. ---
 
 
@@ -126,25 +118,19 @@ def test_a_seed_never_lowers_a_count_and_is_never_added_twice(limiter: Limiter) 
     assert remaining(ask(limiter, DAY, seeds=(8,))) == [0]
 
 
-def test_a_seed_of_the_whole_limit_refuses_and_writes_nothing(redis_client: redis.Redis, limiter: Limiter) -> None:
+def test_a_refusal_and_a_peek_count_the_seed_and_write_nothing(redis_client: redis.Redis, limiter: Limiter) -> None:
     refused = ask(limiter, DAY, seeds=(10,))
     assert (refused.allowed, remaining(refused)) == (False, [0])
     assert refused.statuses[0].retry_after_us == refused.statuses[0].reset_after_us > 0
-    assert redis_client.keys("rqtest:*") == []
-
-
-def test_a_peek_counts_the_seed_and_writes_nothing(redis_client: redis.Redis, limiter: Limiter) -> None:
     assert remaining(ask(limiter, DAY, verb="peek", seeds=(4,))) == [6]
     assert redis_client.keys("rqtest:*") == []
 
 
 def test_units_by_hand_go_on_from_the_seed(limiter: Limiter) -> None:
-    assert remaining(ask(limiter, DAY, verb="charge", cost=2, seeds=(4,))) == [4]
     assert remaining(ask(limiter, MONTH, verb="refund", cost=2, seeds=(4,))) == [98]
-
-
-def test_other_windows_have_no_seed(limiter: Limiter) -> None:
-    assert remaining(ask(limiter, MINUTE, seeds=(7,))) == [9]
+    decision = ask(limiter, DAY, verb="charge", cost=2, seeds=(4,), settler=limiter)
+    assert remaining(decision) == [4]
+    assert remaining(decision.refund(2)) == [6]
 
 
 def test_each_bucket_has_its_own_seed_and_cost(limiter: Limiter) -> None:
@@ -158,12 +144,6 @@ def test_a_refusal_by_another_bucket_leaves_the_seed_to_the_next_call(limiter: L
     full = Bucket("user:2", Rate.parse("1/day fixed_window"))
     assert not ask(limiter, DAY, full, seeds=(4, 1)).allowed
     assert remaining(ask(limiter, DAY, seeds=(4,))) == [5]
-
-
-def test_a_charge_with_a_seed_is_refunded_like_any_other(limiter: Limiter) -> None:
-    decision = ask(limiter, DAY, cost=2, seeds=(4,), settler=limiter)
-    assert decision.refund(2)
-    assert remaining(limiter.peek([DAY])) == [6]
 
 
 def test_the_seed_counts_in_its_own_window_only(limiter: Limiter, clock: Clock) -> None:
