@@ -98,7 +98,7 @@ class Rate:
     capacity: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "limit", _check_units("limit", self.limit))
+        object.__setattr__(self, "limit", _check_units(gettext_noop("limit"), self.limit))
         if self.counts not in COUNTS:
             text = gettext_noop("a rate counts units or requests, not %(value)s")
             raise InvalidRate(text, value=show(self.counts))
@@ -115,7 +115,7 @@ class Rate:
             if isinstance(self.period, float) and self.period.is_integer():
                 object.__setattr__(self, "period", int(self.period))
         if self.burst is not None:
-            object.__setattr__(self, "burst", _check_units("burst", self.burst))
+            object.__setattr__(self, "burst", _check_units(gettext_noop("burst"), self.burst))
             if self.algorithm not in BURST_ALGORITHMS:
                 text = gettext_noop(
                     "burst belongs to %(known)s, not to %(algorithm)s; "
@@ -227,11 +227,11 @@ def as_integer(value: object) -> int | None:
         return None
 
 
-def _check_units(name: str, value: object) -> int:
+def _check_units(what: str, value: object) -> int:
     units = as_integer(value)
     if units is None or not 1 <= units <= MAX_UNITS:
-        text = gettext_noop("%(name)s must be a whole number from 1 to %(most)s, not %(value)s")
-        raise InvalidRate(text, name=name, most=MAX_UNITS, value=show(value))
+        text = gettext_noop("%(what)s must be a whole number from 1 to %(most)s, not %(value)s")
+        raise InvalidRate(text, what=what, most=MAX_UNITS, value=show(value))
     return units
 
 

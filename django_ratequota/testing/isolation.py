@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..conf import settings
-from ..engine.decision import Decision, LimitRequest
+from ..engine.decision import Decision, LimitRequest, Steps
 from ..engine.keys import birth_key, revision_key
 from ..engine.limiter import Limiter
 from ..engine.memory import LocalLimiter
@@ -119,10 +119,11 @@ class SceneLimiter(Limiter):
         _outside.limiter().publish(lost=lost)
         return super().publish(lost=lost)
 
-    def _begin(self, request: LimitRequest) -> Any:
+    def steps(self, request: LimitRequest) -> Steps:
+        """Return the steps of a verb, noting its buckets."""
         self._buckets |= {bucket.counter: bucket for bucket in request.buckets}
         self._used = self._used or bool(request.buckets) or not self._fixed
-        return super()._begin(request)
+        return super().steps(request)
 
     def forget_keys(self) -> None:
         """Delete its keys; if Redis fails, they expire by themselves."""

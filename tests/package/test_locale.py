@@ -193,7 +193,7 @@ def test_form_errors_are_in_german(operator: Client) -> None:
     assert "erwartet bei Zeichen 5: eine Zeiteinheit (s, min, hour, day, week oder month), nicht 'fort" in wrong
     assert "expected" not in wrong, "neither the field nor the model has an English message"
     preview = operator.post("/admin/django_ratequota/ratepolicy/preview/", form | {"rates": "0/min"})
-    assert "erlaubt sind 1 bis 1000000000000, bei Zeichen 1: ein Limit (eine Zahl)" in preview.content.decode()
+    assert "Limit muss eine ganze Zahl von 1 bis 1000000000000 sein, nicht 0" in preview.content.decode()
 
 
 @pytest.mark.django_db
