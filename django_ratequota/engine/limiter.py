@@ -94,13 +94,8 @@ class Limiter:
             from ..store.factory import store_from_client  # it imports redis-py, which takes 0.1 s
 
             options = {"store": store_from_client(client, 0.1 if timeout is None else timeout), "prefix": "rq"}
-        if prefix:
-            options["prefix"] = prefix
-        if time_zone:
-            options["time_zone"] = time_zone
-        if deny_cache_seconds is not None:
-            options["deny_cache_seconds"] = deny_cache_seconds
-        self.open(clock=clock, **options)
+        own = {"prefix": prefix or None, "time_zone": time_zone, "deny_cache_seconds": deny_cache_seconds}
+        self.open(clock=clock, **options | {name: value for name, value in own.items() if value is not None})
 
     def open(
         self,

@@ -64,7 +64,7 @@ class ScriptBackend:
         since_us = charged.at_us if charged else request.wait_us
         for _ in range(3):
             header = (mode, clock() if clock else 0, known, since_us)
-            command, windows_us = prepared.command(header, units, past, now_us, share=request.share)
+            command, windows_us = prepared.command((header, units, past, request.share), now_us)
             numbers = read_reply((yield command), len(buckets))
             outcome, allowed, now_us, stored = numbers[:4]
             if not clock:
@@ -106,10 +106,15 @@ class ScriptBackend:
         return int((yield from run_script(PUBLISH, keys, ("1" if lost else "0",))))
 
 
+#: What a command is built for: the script's first arguments (mode, clock in µs, the caller's revision, a time in µs),
+#: the cost of each bucket, what is known of each (empty = nothing), and the share of the decision's time.
+Asked = tuple[tuple[object, ...], tuple[int, ...], tuple[int, ...], float]
+
+
 class _Sent(NamedTuple):
     """A command, and for what it was built."""
 
-    made_for: tuple[object, ...]
+    made_for: Asked
     #: Since and until when its calendar windows are the current ones (µs).
     since_us: int
     until_us: int
@@ -128,25 +133,13 @@ class CheckCommand:
         self._zone = zone
         self._buckets = buckets
         self._calendars = [bucket.rate.calendar for bucket in buckets]
-        self._last = _Sent((), 0, 0, ScriptCall(DECIDE, (), ()), [])
+        self._last = _Sent(((), (), (), 1.0), 0, 0, ScriptCall(DECIDE, (), ()), [])
 
-    def command(
-        self,
-        header: tuple[object, ...],
-        units: tuple[int, ...],
-        past: tuple[int, ...],
-        now_us: int,
-        *,
-        share: float = 1.0,
-    ) -> tuple[ScriptCall, list[int]]:
-        """Return the command, and the length of each bucket's window (µs).
-
-        ``header`` is the script's first arguments: mode, clock (µs), the caller's revision, and a time (µs).
-        ``units`` are the cost of each bucket, ``past`` what is known of each; empty = nothing.
-        """
+    def command(self, made_for: Asked, now_us: int) -> tuple[ScriptCall, list[int]]:
+        """Return the command, and the length of each bucket's window (µs)."""
         last = self._last
-        made_for = header, units, past, share
         if last.made_for != made_for or not last.since_us <= now_us < last.until_us:
+            header, units, past, share = made_for
             since_us, until_us, args, windows_us = self._arguments(now_us)
             args[_STRIDE - 2 :: _STRIDE] = units
             if past:

@@ -42,7 +42,6 @@ PUBLISH = _compose("publish")
 REPORT = _compose("report")
 #: Adds a process's counts to the statistics.
 COLLECT = _compose("collect")
-#: Keeps the subjects that have used half of a rate or more.
 #: Returns parts of the statistics as one text.
 READ_PAIRS = _compose("read_pairs", flags=" flags=no-writes")
 #: Returns the commands that the caller's ACL forbids.

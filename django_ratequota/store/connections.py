@@ -108,20 +108,21 @@ class Connections(Pool):
         budget.connected()
         return waiter.result()
 
-    def _connect_if_needed(self, budget: Budget) -> None:
+    def _connect_if_needed(self, budget: Budget | None = None) -> None:
+        """Connect in a thread; where the process can start no more threads, or ends, here and within the budget."""
         with self._lock:
             began_at = self.size.begin_connect(len(self.queue))
-        if began_at is not None and not self._start_thread(began_at):
-            self._connect(began_at, max(budget.left, 0.001))
-            budget.left -= time.monotonic() - began_at
-
-    def _start_thread(self, began_at: float) -> bool:
-        """Connect in a thread; returns False where the process can start no more threads, or ends."""
+        if began_at is None:
+            return
         try:
             threading.Thread(target=self._connect, args=(began_at,), name="ratequota-connect", daemon=True).start()
         except RuntimeError:
-            return False
-        return True
+            if budget is None:
+                with self._lock:
+                    self.size.connecting.remove(began_at)
+                return
+            self._connect(began_at, max(budget.left, 0.001))
+            budget.left -= time.monotonic() - began_at
 
     def _connect(self, began_at: float | None, seconds: float = CONNECT_SECONDS) -> None:
         """Make a connection, and more while callers wait for them."""
@@ -144,10 +145,7 @@ class Connections(Pool):
         finally:
             with self._lock:
                 self.size.open -= 1
-                began_at = self.size.begin_connect(len(self.queue))
-            if began_at is not None and not self._start_thread(began_at):
-                with self._lock:
-                    self.size.connect_cancelled(began_at)
+            self._connect_if_needed()
 
     def close(self) -> None:
         """Close all idle connections."""

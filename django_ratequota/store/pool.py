@@ -63,10 +63,6 @@ class PoolSize:
         self.failed_at = time.monotonic()
         return not self.open and not self.connecting
 
-    def connect_cancelled(self, began_at: float) -> None:
-        """Forget a connect that was not tried."""
-        self.connecting.remove(began_at)
-
 
 class Pool:
     """Connections to one server and the callers that wait for one, in order."""
