@@ -7,13 +7,11 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratequota import Bucket, Decision, Limiter, Rate
 from django_ratequota.engine.decision import LimitRequest
-from django_ratequota.engine.keys import bucket_key
 from django_ratequota.engine.memory import LocalLimiter
 from django_ratequota.engine.rates import ALGORITHMS, BURST_ALGORITHMS
 from tests.conftest import Clock
@@ -39,14 +37,6 @@ def empty_to_full_us(rate: Rate, share: int = 1) -> int:
 # --- In Redis. ---
 
 
-@pytest.mark.parametrize("meter", METERS)
-def test_a_debt_under_the_present_rate_stays_one_under_another_does_not(limiter: Limiter, meter: str) -> None:
-    limiter.charge([bucket(f"10/hour {meter}")], 1000)
-    assert limiter.check([bucket(f"10/hour {meter}")]).retry_after == 991 * 360
-    assert limiter.check([bucket(f"20/hour {meter}")]).retry_after == 180
-    assert limiter.check([bucket(f"10/hour burst 40 {meter}")]).retry_after == 360
-
-
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_plans_of_several_limits_share_one_bucket(limiter: Limiter, clock: Clock, algorithm: str) -> None:
     """Load shedding by priority: one plan may use what the other leaves, in any order of requests."""
@@ -54,21 +44,6 @@ def test_plans_of_several_limits_share_one_bucket(limiter: Limiter, clock: Clock
     free, pro = [bucket(f"80/min{burst} {algorithm}")], [bucket(f"100/min {algorithm}")]
     found = [(limiter.check(free, 10).allowed, limiter.check(pro, 10).allowed) for _ in range(7)]
     assert found == [(True, True)] * 4 + [(False, True)] * 2 + [(False, False)]
-
-
-@pytest.mark.parametrize("meter", METERS)
-def test_a_limit_raised_again_starts_from_what_the_lower_one_left(
-    redis_client: redis.Redis, limiter: Limiter, meter: str
-) -> None:
-    """Only a charge by hand can cut usage: a check under the lower limit is refused while more than it is used."""
-    high, low = bucket(f"100/min {meter}"), bucket(f"10/min {meter}")
-    limiter.check([high], 90)
-    assert not limiter.check([low]).allowed
-    assert limiter.peek([high]).remaining == 10
-    assert limiter.charge([low], 2).statuses[0].reset_after == 72, "one bucket of its own, and the two units"
-    assert limiter.peek([high]).remaining == 88
-    assert redis_client.strlen(bucket_key("rqtest", low)) == 20
-    assert limiter.check([high], 88).allowed
 
 
 EDITS = st.lists(

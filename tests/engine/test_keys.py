@@ -66,19 +66,15 @@ def test_users_plans_and_addresses_stay_readable(bucket: Bucket, key: str | None
     assert bucket_key("rq", bucket) == (key or f"rq:{{{bucket.subject}}}:0:tb60")
 
 
-@pytest.mark.parametrize("secret", ["sk_live_51H8xQ2eZvKYlo2C", "4242", "user:42", "a" * 46])
-@pytest.mark.parametrize("kind", ["api_key", "header", "token", "tenant"])
-def test_text_chosen_by_clients_is_hashed(secret: str, kind: str) -> None:
-    key = bucket_key("rq", Bucket(f"{kind}:{secret}", MINUTE))
-    assert secret not in key
-    assert key.startswith(f"rq:{{{kind}:~")
-
-
-@pytest.mark.parametrize("subject", ["sk_live_51H8xQ2eZvKYlo2C", "", "Everyone", "user:", "user:a b", "user:a}b"])
-def test_a_subject_without_a_safe_kind_is_hashed(subject: str) -> None:
-    key = bucket_key("rq", Bucket(subject, MINUTE))
-    assert ":~" in key
-    assert f"{{{subject}}}" not in key
+def test_text_chosen_by_clients_is_hashed() -> None:
+    for kind, secret in itertools.product(("api_key", "header"), ("sk_live_51H8xQ2eZvKYlo2C", "4242", "user:42")):
+        key = bucket_key("rq", Bucket(f"{kind}:{secret}", MINUTE))
+        assert secret not in key
+        assert key.startswith(f"rq:{{{kind}:~")
+    for subject in ("sk_live_51H8xQ2eZvKYlo2C", "", "Everyone", "user:", "user:a b", "user:a}b"):
+        key = bucket_key("rq", Bucket(subject, MINUTE))
+        assert ":~" in key
+        assert f"{{{subject}}}" not in key
 
 
 @given(bucket=BUCKETS)

@@ -356,16 +356,13 @@ def test_the_first_call_may_bring_anything_that_text_can_hold(limiter: Limiter) 
 # --- Names. ---
 
 
-@pytest.mark.parametrize(
-    ("asked", "title"),
-    [
+def test_title() -> None:
+    for asked, title in (
         (bucket("10/min"), "all/min"),
         (bucket("10/15min", scope="search"), "search/15min"),
         (bucket("10/min gcra", scope="search"), "search/min gcra"),
         (bucket("10/min", scope="search", counted_per="caller"), "search/min"),
         (bucket("10/min", scope="search", counted_per="ip"), "search/min per ip"),
         (bucket("10/min", name="burst"), "burst"),
-    ],
-)
-def test_title(asked: Bucket, title: str) -> None:
-    assert asked.title == title
+    ):
+        assert asked.title == title
