@@ -111,7 +111,7 @@ class Connections(Pool):
     def _connect_if_needed(self, budget: Budget | None = None) -> None:
         """Connect in a thread; where the process can start no more threads, or ends, here and within the budget."""
         with self._lock:
-            began_at = self.size.begin_connect(len(self.queue))
+            began_at = self.begin_connect()
         if began_at is None:
             return
         try:
@@ -119,7 +119,7 @@ class Connections(Pool):
         except RuntimeError:
             if budget is None:
                 with self._lock:
-                    self.size.connecting.remove(began_at)
+                    self.connecting.remove(began_at)
                 return
             self._connect(began_at, max(budget.left, 0.001))
             budget.left -= time.monotonic() - began_at
@@ -131,20 +131,20 @@ class Connections(Pool):
                 connection = self._make(seconds)
             except BaseException as error:
                 with self._lock:
-                    self._connect_failed(
+                    self.connect_failed(
                         error if isinstance(error, Exception) else RuntimeError(repr(error)), began_at
                     )
                 return
             with self._lock:
-                self._connected(connection, began_at)
-                began_at = self.size.begin_connect(len(self.queue))
+                self.connected(connection, began_at)
+                began_at = self.begin_connect()
 
     def _drop(self, connection: Any) -> None:
         try:
             connection.disconnect()
         finally:
             with self._lock:
-                self.size.open -= 1
+                self.open -= 1
             self._connect_if_needed()
 
     def close(self) -> None:

@@ -108,7 +108,7 @@ class LoopConnections(Pool):
             budget.queued_for = None
 
     def _connect_if_needed(self) -> None:
-        began_at = self.size.begin_connect(len(self.queue))
+        began_at = self.begin_connect()
         if began_at is not None:
             self._start_task(self._connect(began_at))
 
@@ -121,15 +121,15 @@ class LoopConnections(Pool):
         try:
             connection = await self._make()
         except Exception as error:
-            self._connect_failed(error, began_at)
+            self.connect_failed(error, began_at)
             if self.queue:  # the open connections serve them, and perhaps another one
                 await asyncio.sleep(RETRY_SECONDS)
                 self._connect_if_needed()
             return
         except BaseException:
-            self.size.connect_failed(began_at)
+            self.connecting.remove(began_at)
             raise
-        self._connected(connection, began_at)
+        self.connected(connection, began_at)
         # A successor, and one more: the pool may double.
         self._connect_if_needed()
         self._connect_if_needed()
@@ -138,7 +138,7 @@ class LoopConnections(Pool):
         try:
             await connection.disconnect(nowait=True)
         finally:
-            self.size.open -= 1
+            self.open -= 1
             self._connect_if_needed()
 
     async def _close_with_loop(self) -> AsyncGenerator[None, None]:

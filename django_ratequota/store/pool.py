@@ -25,55 +25,21 @@ _SLOW_SECONDS, _MAX_SLOW = 1.0, 16
 RETRY_SECONDS = 0.05
 
 
-class PoolSize:
-    """The number of open connections, and the connects under way; together never more than ``limit``."""
-
-    def __init__(self, limit: int = MAX_CONNECTIONS) -> None:
-        self.limit = limit
-        self.open = 0
-        #: When each connect under way began (monotonic seconds).
-        self.connecting: list[float] = []
-        self.failed_at = 0.0
-
-    def begin_connect(self, waiting: int) -> float | None:
-        """Begin a connect for one of ``waiting`` callers and return its time; None where none should begin."""
-        if not waiting or self.open + len(self.connecting) >= self.limit:
-            return None
-        now = time.monotonic()
-        slow = sum(began_at < now - _SLOW_SECONDS for began_at in self.connecting)
-        concurrent = max(_CONCURRENT_CONNECTS, self.open)
-        if self.open and self.failed_at:  # the server may be full: the open connections have to serve all callers
-            if now < self.failed_at + RETRY_SECONDS:
-                return None
-            concurrent = 1
-        if slow == _MAX_SLOW or len(self.connecting) - slow >= min(waiting, concurrent):
-            return None
-        self.connecting.append(now)
-        return now
-
-    def connected(self, began_at: float) -> None:
-        """Count the connect's connection as open."""
-        self.connecting.remove(began_at)
-        self.failed_at = 0.0
-        self.open += 1
-
-    def connect_failed(self, began_at: float) -> bool:
-        """Note the failure; returns whether callers have no other connection to wait for, open or under way."""
-        self.connecting.remove(began_at)
-        self.failed_at = time.monotonic()
-        return not self.open and not self.connecting
-
-
 class Pool:
     """Connections to one server and the callers that wait for one, in order."""
 
     def __init__(self, activity: ServerActivity, limit: int) -> None:
-        self._activity, self._limit = activity, limit
+        self._activity = activity
+        #: The most connections, open or connecting.
+        self.limit = limit
         self.reset()
 
     def reset(self) -> None:
         """Start empty; also after a fork, as the parent process uses the connections."""
-        self.size = PoolSize(self._limit)
+        self.open = 0
+        #: When each connect under way began, and when the last one failed (monotonic seconds).
+        self.connecting: list[float] = []
+        self.failed_at = 0.0
         #: The longest idle first.
         self.idle: deque[Idle] = deque()
         #: Futures of the callers, of threads or of tasks, in order.
@@ -105,16 +71,37 @@ class Pool:
                 self.queue[waiter] = None
                 self.queue.move_to_end(waiter, last=False)
 
-    def _connected(self, connection: Any, began_at: float) -> None:
-        self.size.connected(began_at)
+    def begin_connect(self) -> float | None:
+        """Begin a connect for one of the waiting callers and return its time; None where none should begin."""
+        waiting = len(self.queue)
+        if not waiting or self.open + len(self.connecting) >= self.limit:
+            return None
+        now = time.monotonic()
+        slow = sum(began_at < now - _SLOW_SECONDS for began_at in self.connecting)
+        concurrent = max(_CONCURRENT_CONNECTS, self.open)
+        if self.open and self.failed_at:  # the server may be full: the open connections have to serve all callers
+            if now < self.failed_at + RETRY_SECONDS:
+                return None
+            concurrent = 1
+        if slow == _MAX_SLOW or len(self.connecting) - slow >= min(waiting, concurrent):
+            return None
+        self.connecting.append(now)
+        return now
+
+    def connected(self, connection: Any, began_at: float) -> None:
+        """Take in the connection of the connect that began then."""
+        self.connecting.remove(began_at)
+        self.failed_at = 0.0
+        self.open += 1
         self._activity.connected(began_at, surplus=not self.queue)
         self.idle.append((connection, began_at))
         self._serve_queue()
 
-    def _connect_failed(self, error: Exception, began_at: float) -> None:
-        """Let all callers fail where no other connection is left to wait for."""
-        hopeless = self.size.connect_failed(began_at)
-        while hopeless and self.queue:
+    def connect_failed(self, error: Exception, began_at: float) -> None:
+        """Let all callers fail where no other connection is left to wait for, open or under way."""
+        self.connecting.remove(began_at)
+        self.failed_at = time.monotonic()
+        while self.queue and not self.open and not self.connecting:
             waiter, _ = self.queue.popitem(last=False)
             if not waiter.done():
                 waiter.set_exception(error)

@@ -45,8 +45,8 @@ def server_of() -> Iterator[Make]:
 
 def settled(pool: Any, most: int) -> bool:
     """Whether no caller waits, no connect is under way, and each open connection is idle."""
-    assert 0 <= pool.size.open <= most
-    return not pool.queue and not pool.size.connecting and pool.size.open == len(pool.idle)
+    assert 0 <= pool.open <= most
+    return not pool.queue and not pool.connecting and pool.open == len(pool.idle)
 
 
 class Threads:
@@ -182,7 +182,7 @@ def test_a_closed_connection_is_replaced_for_a_waiting_caller(node: Node, server
             admin.execute_command("CLIENT", "PAUSE", 600_000, "WRITE")
             async with kind(server_of(node, 1)) as callers:
                 first = callers.ask("SET", "key", 1, seconds=3600)
-                await until(lambda: callers.pool.size.open and not callers.pool.idle, "it has the connection")
+                await until(lambda: callers.pool.open and not callers.pool.idle, "it has the connection")
                 second = callers.ask("SET", "key", 2, seconds=3600)
                 await until(lambda: callers.pool.queue, "another waits in the queue")
                 admin.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
@@ -220,7 +220,7 @@ def test_idle_connections_are_closed(node: Node, server_of: Make, kind: Any, mon
                 await until(lambda: wire.asked == 30, "thirty ask")
                 wire.release()
                 await asyncio.gather(*asking)
-                assert callers.pool.size.open == 30, "recently used ones stay"
+                assert callers.pool.open == 30, "recently used ones stay"
                 with monkeypatch.context() as patch:
                     patch.setattr(pools, "IDLE_SECONDS", 0.0)
                     for _ in range(30 - MIN_IDLE):
@@ -294,6 +294,6 @@ def test_no_count_drifts(node: Node, server_of: Make, kind: Any, seed: int) -> N
                 answers = await asyncio.gather(*(callers.ask("PING") for _ in range(CALLERS)))
                 assert answers == [b"PONG"] * CALLERS
                 await until(lambda: settled(callers.pool, MOST), "all is idle")
-                await until(lambda: len(admin.client_list()) - 1 <= callers.pool.size.open, "none is lost")
+                await until(lambda: len(admin.client_list()) - 1 <= callers.pool.open, "none is lost")
 
     asyncio.run(run())
