@@ -49,4 +49,4 @@ def test_a_fork_while_another_thread_holds_the_lock_does_not_hang() -> None:
 def test_the_package_keeps_no_other_lock() -> None:
     package = Path(__file__).parents[2] / "django_ratequota"
     plain = {path.name for path in package.rglob("*.py") if re.search(r"\bR?Lock\(\)", path.read_text())}
-    assert plain == {"locks.py", "connections.py"}, "a forked child has connections of its own"
+    assert plain == {"locks.py", "pool.py"}, "a forked child has connections of its own"
