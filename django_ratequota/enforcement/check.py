@@ -23,7 +23,7 @@ from ..engine.limiter import Limiter
 from ..engine.types import check_cost
 from ..exceptions import NewerRevision, StoreError
 from ..monitoring.health import note_degraded
-from ..monitoring.records import RequestCost
+from ..monitoring.records import Recorded
 from ..monitoring.sending import sending
 from ..policies.assigned import resolve_assigned
 from ..policies.exemptions import Exemption, exempt, exemption_of, exemption_of_instance, narrow
@@ -35,10 +35,11 @@ from ..policies.resolver import EvaluationContext, Resolution, match_policies, r
 from ..policies.snapshot import Snapshot
 from ..runtime import process
 from ..utils.sansio import adrive, drive
+from ..utils.signals import send_robustly
 from .decide import decide, decide_without_store
-from .earlier_checks import EARLIER, EarlierChecks, set_apart
+from .earlier_checks import CHECKS, Admitted, RequestChecks, again, combine, owed, refund_others
 from .settlement import reserve
-from .steps import RequestStep, Step, StepRunner, limiter_or_error, now_us, stored_revision
+from .steps import Step, StepRunner, limiter_or_error, now_us, read_user, stored_revision
 
 #: Sent when a request was refused: ``request``, ``decision``. Receivers' errors are logged, not raised.
 request_refused = Signal()
@@ -69,8 +70,8 @@ async def acheck_request(
 ) -> Decision:
     """``check_request``, awaited."""
     limiter = limiter_or_error()
-    check = RequestCheck(limiter, request, scope, cost, independent=again, awaited=True)
-    return await adrive(check.run(), StepRunner(limiter, request).ado)
+    check = RequestCheck(limiter, request, scope, cost, independent=again)
+    return await adrive(check.run(), StepRunner(limiter).ado)
 
 
 def is_free(limiter: Limiter | StoreError, exemption: Exemption | None, method: str) -> bool:
@@ -199,9 +200,9 @@ class Evaluation:
         """Ask Redis, or decide by ``on_error``; raises ``NewerRevision`` where ``revision`` is not the last."""
         return decide(self.limiter, resolution, "check", self.units, resolution.buckets, revision)
 
-    def cost_of_request(self, resolution: Resolution) -> int | RequestCost:
-        """Return the cost to record."""
-        return self.units
+    def replaced(self, resolution: Resolution, own: Decision) -> Recorded | None:
+        """Return what the record of this check replaces; None = nothing."""
+        return None
 
     def record(self, decision: Decision, own: Decision) -> Decision:
         """Record ``own``, what this check has found; returns the decision with its ids for the response."""
@@ -209,8 +210,8 @@ class Evaluation:
         if resolution is None or resolution.exempt:
             return decision
         process.observe(own)
-        cost = self.cost_of_request(resolution)
-        refusal_id = process.record(self.context, self.route, self.method, resolution, own, cost)
+        before = self.replaced(resolution, own)
+        refusal_id = process.record(self.context, self.route, self.method, resolution, own, self.units, before)
         if decision.error:
             refusal_id = ""  # Redis is down, so the refusal may never get there to be looked up
         revision = self.snapshot.revision
@@ -230,45 +231,41 @@ class RequestCheck(Evaluation):
         cost: int | None,
         *,
         independent: bool = False,
-        awaited: bool = False,
     ) -> None:
-        """``independent``: earlier and later checks of the request do not matter. ``awaited``: see ``StepRunner``."""
+        """``independent``: earlier and later checks of the request do not matter."""
         super().__init__(limiter, scope, cost)
-        self.request, self.http = request, getattr(request, "_request", request)
-        self.independent, self.awaited = independent, awaited
+        self.request, self.http, self.independent = request, getattr(request, "_request", request), independent
         http = self.http
         self.method = http.method or "GET"
         match = getattr(http, "resolver_match", None)
         self.route, self.name = resolved(match, getattr(http, "urlconf", None))
         self.handling = handling_of(getattr(match, "func", None), self.method, authenticated=request is not http)
         self.exemption = exemption_of_request(request, http)
-        made = vars(http)
-        #: What the request has paid already; None for most requests, which are checked once.
-        self.earlier: EarlierChecks | None = None
-        if not independent and ("ratequota" in made or EARLIER in made):
-            self.earlier = EarlierChecks.of(http)
+        checks: RequestChecks | None = vars(http).get(CHECKS)
+        if checks is None:
+            checks = vars(http)[CHECKS] = RequestChecks()
+        self.checks = checks
+        #: Those that this one builds on; none for most requests, which are checked once.
+        self.earlier: Admitted = () if independent else checks.admitted
         #: Whether the earlier checks have paid for all that this one asks for.
         self.is_paid = False
 
     def run(self) -> Generator[Step, Any, Decision]:
         """Check the request, and set ``request.ratequota``."""
         if is_free(self.limiter, self.exemption, self.method):
-            return self.assign(Decision(allowed=True))
+            return (yield from self.assign(Decision(allowed=True)))
         own = yield from self.decide()
-        earlier = self.earlier
-        if earlier is None:
-            return self.assign(self.record(own, own))
         if self.is_paid:
-            return self.record_rest(earlier)
-        decision = yield from earlier.combine(own)
-        return self.assign(self.record(decision, own if earlier.recorded else decision))
+            return self.record_rest(own)
+        decision, checks = own, self.checks
+        if self.earlier:
+            decision = yield from combine(self.earlier, own, self.resolution.buckets if self.resolution else ())
+        return (yield from self.assign(self.record(decision, own if checks.recorded else decision)))
 
     def identify(self) -> Generator[Step, Any, None]:
         """Set ``caller``, with its user where a policy at the endpoints depends on it."""
         self.identified = "user" in settings.caller or (yield from self._needs_user())
-        # Reading the user may block: a step when awaited, else Caller reads it when needed.
-        user = (yield RequestStep.READ_USER) if self.identified and self.awaited else None
-        self.caller = caller = Caller(self.request, user)
+        self.caller = caller = Caller(self.request, (yield read_user(self.request)) if self.identified else None)
         if not self.identified:
             # Not read: that may take queries, and adds ``Vary: Cookie`` to the response.
             caller.user_id, caller.user_read = None, False
@@ -276,47 +273,52 @@ class RequestCheck(Evaluation):
     def ask(self, resolution: Resolution, revision: int | None) -> Generator[Step, Any, Decision]:
         """Ask for what the earlier checks have not paid, and remember what the response's status may refund."""
         buckets, costs = resolution.buckets, tuple[int, ...]()
-        if self.earlier is not None:
-            if not self.earlier.recorded:  # made before the caller was known: other policies may apply to it
-                yield from self.earlier.narrow(buckets)
-            buckets, costs = self.earlier.owed(buckets, self.units)
+        if self.earlier:
+            if not self.checks.recorded:  # made before the caller was known: other policies may apply to it
+                self.earlier = yield from refund_others(self.earlier, buckets)
+            buckets, costs = owed(self.earlier, buckets, self.units)
             if not buckets and not resolution.blocked_by and not resolution.unreadable:
                 self.is_paid = True
-                return self.earlier.again
+                return again(self.earlier, resolution.buckets)
         decision = yield from decide(self.limiter, resolution, "check", self.units, buckets, revision, costs)
         if self.snapshot.by_outcome and decision.allowed:
             reserve(self.http, self.snapshot, decision)
         return decision
 
-    def cost_of_request(self, resolution: Resolution) -> int | RequestCost:
-        """Return the cost to record, and remember it for the request's next check."""
+    def replaced(self, resolution: Resolution, own: Decision) -> Recorded | None:
+        """Return what the request's earlier checks recorded, and remember the whole for its next one."""
         if self.independent:
-            return self.units
-        caller = self.caller.name
-        cost = self.units if self.earlier is None else self.earlier.request_cost(caller, resolution, self.units)
-        if type(cost) is int:
-            self.http.ratequota_recorded = caller, resolution.endpoint_ids, cost, resolution.policy_ids
-        return cost
+            return None
+        before = self.recorded_before()
+        second, caller = own.at_us // 10**6, self.caller.name
+        this = Recorded(second, caller, resolution.endpoint_ids, self.units, resolution.policy_ids)
+        self.checks.recorded = this.joined(before) if before else this
+        return before
 
-    def record_rest(self, earlier: EarlierChecks) -> Decision:
+    def recorded_before(self) -> Recorded | None:
+        """Return what the request's earlier checks recorded of this caller; None without a clock."""
+        before = self.checks.recorded if self.earlier else None
+        return before if before and before.second and before.caller == self.caller.name else None
+
+    def record_rest(self, paid: Decision) -> Decision:
         """Record a check that charges nothing where it belongs to more endpoints, or costs more, than is recorded."""
-        if not earlier.recorded:
-            self.record(earlier.last, earlier.last)
-            self.assign(earlier.last)
-        elif (resolution := self.resolution) is not None:
-            cost = self.cost_of_request(resolution)
-            if isinstance(cost, RequestCost) and cost.attempt != cost.before[1:]:
-                uncounted = replace(earlier.again, statuses=())
-                process.record(self.context, self.route, self.method, resolution, uncounted, cost)
-        return earlier.again
+        checks, resolution = self.checks, self.resolution
+        if not checks.recorded:
+            checks.first = None
+            self.http.ratequota = self.record(self.earlier[-1], self.earlier[-1])
+        elif resolution is not None:
+            before = self.recorded_before()
+            if before is not None and not before.covers(resolution.endpoint_ids, self.units):
+                self.record(paid, replace(paid, statuses=()))
+        return paid
 
-    def assign(self, decision: Decision) -> Decision:
+    def assign(self, decision: Decision) -> Generator[Step, Any, Decision]:
         """Set ``request.ratequota``, and send ``request_refused`` for a refusal; returns the decision."""
-        if self.independent:
-            set_apart(self.http, decision)
+        if not self.independent:
+            self.checks.add(decision)
         self.http.ratequota = decision
-        if not decision.allowed:
-            request_refused.send_robust(sender=None, request=self.http, decision=decision)
+        if not decision.allowed and request_refused.receivers:
+            yield partial(send_robustly, request_refused, sender=None, request=self.http, decision=decision)
         return decision
 
     def _needs_user(self) -> Generator[Step, Any, bool]:

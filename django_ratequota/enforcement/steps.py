@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator
-from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from asgiref.sync import sync_to_async
 from django.utils.functional import LazyObject
@@ -18,16 +17,18 @@ from ..exceptions import ConfigurationError, StoreError
 from ..runtime import no_limiter, process
 from ..store.base import Call
 from ..store.commands import Command
+from ..utils.sansio import Twins, acall, adrive, call, drive
+from ..utils.shielding import shielded
 
 
-class RequestStep(Enum):
-    """A step that needs the request; only awaited runs have any."""
+class Uncancelled(NamedTuple):
+    """Steps that go on when the awaiting task is cancelled: what they refund is taken already."""
 
-    READ_USER = 1
+    steps: Generator[Command, Any, Any]
 
 
-#: A command for Redis, a function that reads the database, or a step that needs the request.
-Step = Command | Callable[[], Any] | RequestStep
+#: A command for Redis, a function that may block, one that has an async twin, or commands that must reach Redis.
+Step = Command | Callable[[], Any] | Twins | Uncancelled
 
 
 def limiter_or_error() -> Limiter | StoreError:
@@ -54,22 +55,30 @@ def stored_revision(limiter: Limiter | StoreError) -> Generator[Command, Any, in
 class StepRunner:
     """Runs the steps of one request; its commands share one deadline."""
 
-    __slots__ = ("_call", "_limiter", "_request")
+    __slots__ = ("_call", "_limiter")
 
-    def __init__(self, limiter: Limiter | StoreError, request: Any = None) -> None:
+    def __init__(self, limiter: Limiter | StoreError) -> None:
         """``limiter`` is the one that yields the commands; an error yields none."""
-        self._limiter, self._request = limiter, request
+        self._limiter = limiter
         self._call: Call | None = None
 
     def do(self, step: Step) -> Any:
         """Run a step in this thread."""
-        return step() if callable(step) else self._shared_call().do(step)  # type: ignore[arg-type]  # no RequestStep
+        if callable(step):
+            return step()
+        if isinstance(step, Twins):
+            return call(step)
+        return drive(step.steps, self.do) if isinstance(step, Uncancelled) else self._shared_call().do(step)
 
     async def ado(self, step: Step) -> Any:
         """``do``, awaited; functions run in a thread."""
-        if step is RequestStep.READ_USER:
-            return await _auser(self._request)
-        return await sync_to_async(step)() if callable(step) else await self._shared_call().ado(step)
+        if callable(step):
+            return await sync_to_async(step)()
+        if isinstance(step, Twins):
+            return await acall(step)
+        if isinstance(step, Uncancelled):
+            return await shielded(adrive(step.steps, self.ado))
+        return await self._shared_call().ado(step)
 
     def _shared_call(self) -> Call:
         if self._call is None:
@@ -79,11 +88,15 @@ class StepRunner:
         return self._call
 
 
-async def _auser(request: Any) -> Any:
-    """Return the request's user without blocking the event loop.
+def read_user(request: Any) -> Twins:
+    """Return the step that reads the request's user, awaited; else it returns None, as ``Caller`` reads it if needed.
 
     ``request.auser`` comes second: it returns the session's user, which a later middleware may have replaced.
     """
+    return Twins(lambda request: None, _auser, (request,))
+
+
+async def _auser(request: Any) -> Any:
     user = vars(request).get("user")
     if user is None and not hasattr(type(request), "user"):
         return await request.auser() if hasattr(request, "auser") else None

@@ -255,6 +255,26 @@ class TestRefusedSignal:
             request_refused.disconnect(fail)
         assert "the receiver is broken" in caplog.text
 
+    def test_async_receivers_fail_no_request(self, check: Check, heard: list[dict[str, Any]], caplog: Any) -> None:
+        """A check on an event loop that refused was a 500."""
+
+        async def areceive(request: Any, **kwargs: Any) -> None:
+            awaited.append(request)
+
+        async def ask() -> bool:
+            return check_request(on_the_loop).allowed
+
+        awaited: list[Any] = []
+        request, on_the_loop = request_from(), request_from()
+        request_refused.connect(areceive)
+        try:
+            with override_policies({None: "blocked"}):
+                assert (check(request).allowed, async_to_sync(ask)()) == (False, False)
+        finally:
+            request_refused.disconnect(areceive)
+        assert (awaited, [one["request"] for one in heard]) == ([request], [request, on_the_loop])
+        assert "async receivers" in caplog.text
+
 
 class TestEdits:
     def test_a_block_and_the_edit_that_lifts_it(self, check: Check) -> None:
