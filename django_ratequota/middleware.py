@@ -14,7 +14,7 @@ from .conf import settings
 from .enforcement.check import acheck_request, check_request
 from .enforcement.earlier_checks import CHECKS
 from .enforcement.settlement import RESERVED, asettle, settle
-from .enforcement.unchecked import aconclude_unchecked, arefuse_unchecked, conclude_unchecked, refuse_unchecked
+from .enforcement.unchecked import conclude_unchecked, refuse_unchecked
 from .headers import add_headers
 from .policies.requests.view_declarations import (
     chooses_throttles,
@@ -63,7 +63,7 @@ def _check_before_view(request: Any, view: Any, args: Any, kwargs: Any) -> Gener
     late = late_check(view, request.method) if settings.count_unchecked else None
     refused = None
     if late is not None:
-        refused = yield Twins(refuse_unchecked, arefuse_unchecked, (request, *late))
+        refused = yield refuse_unchecked(request, *late)
     if refused is None and settings.enforce_all:
         if chooses_throttles(view):  # the project's own code, which may read the database
             asked = (request, view, args, kwargs)
@@ -89,7 +89,7 @@ def _finish(request: Any, response: Any) -> Generator[Twins, Any, Any]:
     """Return the response that the request gets, once the checks that no view has finished are."""
     checks = vars(request).get(CHECKS)
     if checks is not None and checks.first is not None:
-        refused = yield Twins(conclude_unchecked, aconclude_unchecked, (checks.first, response.status_code))
+        refused = yield conclude_unchecked(checks.first, response.status_code)
         if refused is not None:
             response = yield Twins(refusal_response, arefusal_response, (request, refused))
     if RESERVED in vars(request):

@@ -1,7 +1,7 @@
 """From a request to a decision: identify, match, resolve, ask, settle, record.
 
 ``Evaluation`` has the steps that all checks share. Each mode has its own short path through them: ``RequestCheck``
-here, ``unchecked.FirstCheck`` before the view runs, and ``check_caller.CallerCheck`` without a request.
+here, ``unchecked.FirstCheck`` before the view runs, and ``check_caller`` without a request.
 
 Each step that may block is yielded (see ``utils.sansio``): a command for Redis, or a function that reads the
 database. So sync and async checks are the same code.
@@ -34,7 +34,6 @@ from ..policies.requests.routes import Handling, handling_of, resolved
 from ..policies.resolver import EvaluationContext, Resolution, match_policies, resolve
 from ..policies.snapshot import Snapshot
 from ..runtime import process
-from ..utils.sansio import adrive, drive
 from ..utils.signals import send_robustly
 from .decide import decide, decide_without_store
 from .earlier_checks import CHECKS, Admitted, RequestChecks, again, combine, owed, refund_others
@@ -61,8 +60,7 @@ def check_request(
     When Redis or the database fails, the policies' ``on_error`` decides.
     """
     limiter = limiter_or_error()
-    check = RequestCheck(limiter, request, scope, cost, independent=again)
-    return drive(check.run(), StepRunner(limiter).do)
+    return StepRunner(limiter).run(RequestCheck(limiter, request, scope, cost, independent=again).run())
 
 
 async def acheck_request(
@@ -70,8 +68,7 @@ async def acheck_request(
 ) -> Decision:
     """``check_request``, awaited."""
     limiter = limiter_or_error()
-    check = RequestCheck(limiter, request, scope, cost, independent=again)
-    return await adrive(check.run(), StepRunner(limiter).ado)
+    return await StepRunner(limiter).arun(RequestCheck(limiter, request, scope, cost, independent=again).run())
 
 
 def is_free(limiter: Limiter | StoreError, exemption: Exemption | None, method: str) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.utils.functional import LazyObject
@@ -19,6 +19,8 @@ from ..store.base import Call
 from ..store.commands import Command
 from ..utils.sansio import Twins, acall, adrive, call, drive
 from ..utils.shielding import shielded
+
+Result = TypeVar("Result")
 
 
 class Uncancelled(NamedTuple):
@@ -62,22 +64,30 @@ class StepRunner:
         self._limiter = limiter
         self._call: Call | None = None
 
+    def run(self, steps: Generator[Step, Any, Result]) -> Result:
+        """Run steps in this thread; returns their result."""
+        return drive(steps, self.do)
+
+    async def arun(self, steps: Generator[Step, Any, Result]) -> Result:
+        """``run``, awaited; functions run in a thread."""
+        return await adrive(steps, self.ado)
+
     def do(self, step: Step) -> Any:
-        """Run a step in this thread."""
+        """Run one step in this thread."""
         if callable(step):
             return step()
         if isinstance(step, Twins):
             return call(step)
-        return drive(step.steps, self.do) if isinstance(step, Uncancelled) else self._shared_call().do(step)
+        return self.run(step.steps) if isinstance(step, Uncancelled) else self._shared_call().do(step)
 
     async def ado(self, step: Step) -> Any:
-        """``do``, awaited; functions run in a thread."""
+        """``do``, awaited."""
         if callable(step):
             return await sync_to_async(step)()
         if isinstance(step, Twins):
             return await acall(step)
         if isinstance(step, Uncancelled):
-            return await shielded(adrive(step.steps, self.ado))
+            return await shielded(self.arun(step.steps))
         return await self._shared_call().ado(step)
 
     def _shared_call(self) -> Call:
@@ -94,6 +104,12 @@ def read_user(request: Any) -> Twins:
     ``request.auser`` comes second: it returns the session's user, which a later middleware may have replaced.
     """
     return Twins(lambda request: None, _auser, (request,))
+
+
+def twins(limiter: Limiter | StoreError, steps: Generator[Step, Any, Any]) -> Twins:
+    """Return all these steps as one, for a generator of ``Twins``."""
+    runner = StepRunner(limiter)
+    return Twins(runner.run, runner.arun, (steps,))
 
 
 async def _auser(request: Any) -> Any:

@@ -21,9 +21,9 @@ from ..engine.rates import BLOCKED
 from ..policies.requests.caller import Unidentified
 from ..policies.resolver import Resolution
 from ..runtime import process
-from ..utils.sansio import adrive, drive
+from ..utils.sansio import Twins
 from .check import RequestCheck, is_free
-from .steps import Step, StepRunner, limiter_or_error
+from .steps import Step, limiter_or_error, twins
 
 
 class FirstCheck(RequestCheck):
@@ -103,26 +103,16 @@ class FirstCheck(RequestCheck):
         return False
 
 
-def refuse_unchecked(request: Any, scope: str | None, cost: int | None) -> Decision | None:
-    """Check a request before its view runs; returns the decision that refuses it, None where the view may run.
+def refuse_unchecked(request: Any, scope: str | None, cost: int | None) -> Twins:
+    """Return the step that checks a request before its view runs.
 
-    ``scope`` and ``cost`` are those of the view's own check. Sends nothing where no policy is counted per ip.
+    Its result is the decision that refuses the request, None where the view may run. ``scope`` and ``cost`` are those
+    of the view's own check. Sends nothing where no policy is counted per ip.
     """
     limiter = limiter_or_error()
-    return drive(FirstCheck(limiter, request, scope, cost).refuse(), StepRunner(limiter).do)
+    return twins(limiter, FirstCheck(limiter, request, scope, cost).refuse())
 
 
-async def arefuse_unchecked(request: Any, scope: str | None, cost: int | None) -> Decision | None:
-    """``refuse_unchecked``, awaited."""
-    limiter = limiter_or_error()
-    return await adrive(FirstCheck(limiter, request, scope, cost).refuse(), StepRunner(limiter).ado)
-
-
-def conclude_unchecked(check: FirstCheck, status: int) -> Decision | None:
-    """Record the first check of a request whose view made none; see ``FirstCheck.conclude``."""
-    return drive(check.conclude(status), StepRunner(check.limiter).do)
-
-
-async def aconclude_unchecked(check: FirstCheck, status: int) -> Decision | None:
-    """``conclude_unchecked``, awaited."""
-    return await adrive(check.conclude(status), StepRunner(check.limiter).ado)
+def conclude_unchecked(check: FirstCheck, status: int) -> Twins:
+    """Return the step that records the first check of a request whose view made none; see ``FirstCheck.conclude``."""
+    return twins(check.limiter, check.conclude(status))

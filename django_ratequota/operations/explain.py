@@ -25,7 +25,6 @@ from ..policies.requests.routes import handling_of_view
 from ..policies.resolver import EvaluationContext, Resolution, plan_of, resolve
 from ..policies.snapshot import Snapshot
 from ..runtime import default_limiter, process
-from ..utils.sansio import drive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +110,7 @@ def explain_caller(
         )
 
     limiter = limiter_or_error()
-    return drive(steps(), StepRunner(limiter).do)
+    return StepRunner(limiter).run(steps())
 
 
 def _plan_source(context: EvaluationContext, resolution: Resolution) -> str:
