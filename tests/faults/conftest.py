@@ -18,7 +18,6 @@ from django_ratequota.signals import store_state_changed
 from . import Address
 from .asking import Ask, Way, awaiting, plainly
 from .cluster import Cluster
-from .proxy import Proxy
 from .servers import Node, Pair, Sentinels
 from .wire import Wire
 
@@ -40,14 +39,14 @@ def node(nodes: Callable[..., Node]) -> Node:
 
 
 @pytest.fixture
-def proxies() -> Iterator[Callable[[Node], Proxy]]:
+def proxies() -> Iterator[Callable[[Node], Wire]]:
     """Puts proxies before servers."""
     with ExitStack() as stack:
-        yield lambda node: stack.enter_context(Proxy(node.host, node.port))
+        yield lambda node: stack.enter_context(Wire(node))
 
 
 @pytest.fixture
-def proxy(proxies: Callable[[Node], Proxy], node: Node) -> Proxy:
+def proxy(proxies: Callable[[Node], Wire], node: Node) -> Wire:
     """A proxy before ``node``."""
     return proxies(node)
 

@@ -32,8 +32,8 @@ from django_ratequota.exceptions import StoreError
 
 from . import poll
 from .cluster import Cluster
-from .proxy import Proxy
 from .servers import Node
+from .wire import Wire
 
 LIMIT = 400
 TIMEOUT = 0.2
@@ -128,7 +128,7 @@ class Soak:
     def __init__(self, stack: ExitStack, seed: int) -> None:
         self.random = random.Random(seed)
         self.node = stack.enter_context(Node("appendonly yes", "appendfsync always"))
-        self.proxy = stack.enter_context(Proxy(*self.node.address))
+        self.proxy = stack.enter_context(Wire(self.node))
         self.cluster = stack.enter_context(Cluster(node_timeout_ms=5000))
         with self.proxy.client() as client:
             self.single = Limiter(client=client, prefix="soak", timeout=TIMEOUT)

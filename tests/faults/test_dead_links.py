@@ -40,7 +40,7 @@ def test_limits_are_enforced_again(
 def fill(wire: Wire, links: int) -> None:
     """Wait until ``links`` requests are under way, each on a connection of its own; then let the replies pass."""
     poll(lambda: wire.asked >= links, LONG, f"{links} requests at once")
-    wire.release()
+    wire.thaw()
 
 
 def plain_story(wire: Wire, limiter: Limiter, links: int, callers: int, reset: bool) -> None:

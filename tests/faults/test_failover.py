@@ -21,8 +21,8 @@ from tests.support.properties import thorough_after
 
 from . import poll
 from .asking import aoutcome, outcome
-from .proxy import Proxy
 from .servers import Node, Pair, Sentinels, follow
+from .wire import Wire
 
 LIMIT = 200
 BUCKET = Bucket("user:1", Rate.parse(f"{LIMIT}/3650day"))
@@ -60,7 +60,7 @@ def closing(stack: ExitStack) -> Callable[[Limiter], Limiter]:
 
 @BOTH
 def test_roles_are_swapped_with_the_connections_kept(
-    pair: Pair, proxies: Callable[[Node], Proxy], closing: Callable[[Limiter], Limiter], ask: Ask
+    pair: Pair, proxies: Callable[[Node], Wire], closing: Callable[[Limiter], Limiter], ask: Ask
 ) -> None:
     """A pool kept sending to the demoted master, which replied READONLY for ever."""
     proxy = proxies(pair.primary)
@@ -80,7 +80,7 @@ def test_roles_are_swapped_with_the_connections_kept(
         poll(lambda: asked() == {"decided"}, 20, "eight are connected")
         pair.replica.command("REPLICAOF", "NO", "ONE")
         follow(pair.primary, pair.replica)
-        proxy.retarget(pair.replica.host, pair.replica.port)
+        proxy.target = pair.replica
         seen: set[str] = set()
         took = poll(lambda: seen.update(found := asked()) or found == {"decided"}, 20, "the new master decides")
     print(f"\nenforcing again after {took:.2f} s")
@@ -200,7 +200,7 @@ def test_a_dead_sentinel_and_one_that_hangs_are_passed_over(
 @pytest.mark.parametrize("algorithm", thorough_after(1, ["token_bucket", "sliding_window_log", "fixed_window"]))
 def test_a_lost_reply_counts_once_under_sentinel(
     sentinels: Sentinels,
-    proxies: Callable[[Node], Proxy],
+    proxies: Callable[[Node], Wire],
     closing: Callable[[Limiter], Limiter],
     monkeypatch: pytest.MonkeyPatch,
     ask: Ask,

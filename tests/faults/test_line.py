@@ -110,7 +110,7 @@ def test_there_are_never_more_than_the_bound(node: Node, server_of: Make, kind: 
                 asking = [callers.ask("PING") for _ in range(40)]
                 await until(lambda: wire.asked == 5 and len(callers.pool.queue) == 35, "five ask, the others wait")
                 assert connected(node) == 5
-                wire.release()
+                wire.thaw()
                 assert await asyncio.gather(*asking) == [b"PONG"] * 40
                 assert connected(node) == 5
                 await until(lambda: settled(callers.pool, 5), "all is idle")
@@ -128,7 +128,7 @@ def test_callers_are_served_in_order(node: Node, server_of: Make, kind: Any) -> 
                 for number in range(20):
                     asking.append(callers.ask("RPUSH", "order", number))
                     await until(lambda: wire.asked + len(callers.pool.queue) == len(asking), "it waits in the queue")
-                wire.release()
+                wire.thaw()
                 assert await asyncio.gather(*asking) == list(range(1, 21))
         assert [int(one) for one in node.command("LRANGE", "order", 0, -1)] == list(range(20))
 
@@ -148,7 +148,7 @@ def test_a_caller_that_times_out_leaves_the_queue(node: Node, server_of: Make, k
                 assert not callers.pool.queue
                 last = callers.ask("PING")
                 await until(lambda: callers.pool.queue, "another waits in the queue")
-                wire.release()
+                wire.thaw()
                 assert await asyncio.gather(first, last) == [b"PONG"] * 2
                 await until(lambda: settled(callers.pool, 1), "all is idle")
 
@@ -220,7 +220,7 @@ def test_idle_connections_are_closed(node: Node, server_of: Make, kind: Any, mon
             async with kind(server_of(wire, 30)) as callers:
                 asking = [callers.ask("PING") for _ in range(60)]
                 await until(lambda: wire.asked == 30, "thirty ask")
-                wire.release()
+                wire.thaw()
                 await asyncio.gather(*asking)
                 assert callers.pool.size.open == 30, "recently used ones stay"
                 with monkeypatch.context() as patch:
