@@ -29,7 +29,7 @@ collect_ignore = [] if os.environ.get("DATABASE_URL") else ["test_database.py"]
 def nodes() -> Iterator[Callable[..., Node]]:
     """Starts servers with these lines of configuration."""
     with ExitStack() as stack:
-        yield lambda *lines: stack.enter_context(Node(*lines))
+        yield lambda *lines, **options: stack.enter_context(Node(*lines, **options))
 
 
 @pytest.fixture

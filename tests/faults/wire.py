@@ -1,4 +1,4 @@
-"""A network to break: a loopback TCP relay that delays, holds, loses and forgets, with knobs that turn while it runs."""
+"""A network to break: a loopback TCP relay that delays, holds, loses and forgets bytes."""
 
 from __future__ import annotations
 
