@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -389,16 +388,6 @@ class TestStored:
         told = [line for line in capsys.readouterr().out.splitlines() if "stay charged" in line]
         assert len(told) == 1
         assert "only responses with status 401, 5xx stay charged" in told[0]
-
-    def test_the_docs_file_imports(self, tmp_path: Any) -> None:
-        text = (Path(__file__).parents[2] / "docs" / "outcome.md").read_text()
-        file = tmp_path / "ratequota.yaml"
-        file.write_text(text.partition("```yaml\n")[2].partition("```")[0])
-        call_command("ratequota", "import", str(file))
-        login = Client().get
-        assert [login("/decorated/").status_code for _ in range(2)] == [200, 200]
-        endpoint = Endpoint.objects.get()
-        assert (endpoint.charged_statuses, endpoint.methods) == ("400", "POST")
 
     def test_djangos_own_login_view(self, settings: Any) -> None:
         """It answers 200 to a wrong password and 302 to the right one."""
