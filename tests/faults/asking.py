@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
@@ -60,6 +60,35 @@ async def aoutcome(limiter: Limiter, bucket: Bucket = ENDLESS) -> str:
     except StoreError as error:
         return "left alone" if isinstance(error, StoreLeftAlone) else error.reason
     return "decided"
+
+
+#: Begins as many checks at once; returns their outcomes to come.
+Begin = Callable[..., list["Future[str]"]]
+
+
+@contextmanager
+def on_threads() -> Iterator[Begin]:
+    with ThreadPoolExecutor(200) as pool:
+        yield lambda limiter, times, bucket=ENDLESS: [pool.submit(outcome, limiter, bucket) for _ in range(times)]
+
+
+@contextmanager
+def in_tasks() -> Iterator[Begin]:
+    """All in one event loop, on a thread of its own, so that its connections are kept."""
+    with asyncio.Runner() as runner:
+        loop, run = runner.get_loop(), asyncio.run_coroutine_threadsafe
+        thread = threading.Thread(target=loop.run_forever)
+        thread.start()
+        try:
+            yield lambda limiter, times, bucket=ENDLESS: [run(aoutcome(limiter, bucket), loop) for _ in range(times)]
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(30)
+
+
+def outcomes(begun: Sequence[Future[str]]) -> list[str]:
+    """What became of all these checks."""
+    return [one.result(60) for one in begun]
 
 
 def decides(limiter: Limiter, *buckets: Bucket) -> bool:

@@ -16,7 +16,7 @@ from django_ratequota import Limiter
 from django_ratequota.signals import store_state_changed
 
 from . import Address
-from .asking import Ask, Way, awaiting, plainly
+from .asking import Ask, Begin, Way, awaiting, in_tasks, on_threads, plainly
 from .cluster import Cluster
 from .servers import Node, Pair, Sentinels
 from .wire import Wire
@@ -102,6 +102,13 @@ def ask(way: Way) -> Iterator[Ask]:
     """Checks synchronously, or awaited."""
     with way() as ask:
         yield ask
+
+
+@pytest.fixture(params=[on_threads, in_tasks], ids=["plain", "awaited"])
+def begin(request: pytest.FixtureRequest) -> Iterator[Begin]:
+    """Begins checks at once, on threads or as tasks."""
+    with request.param() as begin:
+        yield begin
 
 
 @pytest.fixture

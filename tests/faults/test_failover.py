@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
@@ -18,7 +17,7 @@ from django_ratequota.store.sentinel import SentinelStore
 from tests.support.properties import thorough_after
 
 from . import poll
-from .asking import Ask, Load, aoutcome, failure, outcome
+from .asking import Ask, Begin, Load, aoutcome, failure, outcome, outcomes
 from .servers import Node, Pair, Sentinels, follow
 from .wire import Wire
 
@@ -38,30 +37,22 @@ def closing() -> Iterator[Callable[[Limiter], Limiter]]:
         yield keep
 
 
-@pytest.mark.parametrize("awaited", [False, True])
 def test_roles_are_swapped_with_the_connections_kept(
-    pair: Pair, proxies: Callable[[Node], Wire], limiters: Callable[..., Limiter], awaited: bool
+    pair: Pair, proxies: Callable[[Node], Wire], limiters: Callable[..., Limiter], begin: Begin
 ) -> None:
     """A pool kept sending to the demoted master, which replied READONLY for ever."""
     proxy = proxies(pair.primary)
     limiter = limiters(proxy, timeout=1)
 
-    async def asked_by_eight() -> list[str]:
-        return await asyncio.gather(*(aoutcome(limiter, BUCKET) for _ in range(8)))
+    def asked() -> set[str]:
+        return set(outcomes(begin(limiter, 8, BUCKET)))
 
-    with ThreadPoolExecutor(8) as threads, asyncio.Runner() as runner:  # one loop: its connections are kept
-
-        def asked() -> set[str]:
-            if awaited:
-                return set(runner.run(asked_by_eight()))
-            return set(threads.map(outcome, [limiter] * 8, [BUCKET] * 8))
-
-        poll(lambda: asked() == {"decided"}, 20, "eight are connected")
-        pair.replica.command("REPLICAOF", "NO", "ONE")
-        follow(pair.primary, pair.replica)
-        proxy.target = pair.replica
-        seen: set[str] = set()
-        took = poll(lambda: seen.update(found := asked()) or found == {"decided"}, 20, "the new master decides")
+    poll(lambda: asked() == {"decided"}, 20, "eight are connected")
+    pair.replica.command("REPLICAOF", "NO", "ONE")
+    follow(pair.primary, pair.replica)
+    proxy.target = pair.replica
+    seen: set[str] = set()
+    took = poll(lambda: seen.update(found := asked()) or found == {"decided"}, 20, "the new master decides")
     print(f"\nenforcing again after {took:.2f} s")
     assert took < 2 * 5
     assert seen <= {"readonly", "left alone", "decided"}
