@@ -18,7 +18,7 @@ from django.db import Error as DatabaseError
 from django.dispatch import Signal
 
 from ..conf import settings
-from ..engine.decision import Decision
+from ..engine.decision import Decision, LimitRequest
 from ..engine.limiter import Limiter
 from ..engine.types import check_cost
 from ..exceptions import NewerRevision, StoreError
@@ -27,7 +27,7 @@ from ..monitoring.records import Recorded
 from ..monitoring.sending import sending
 from ..policies.assigned import resolve_assigned
 from ..policies.exemptions import Exemption, exempt, exemption_of, exemption_of_instance, narrow
-from ..policies.facts import NOBODY, EndpointFacts, PolicyFacts, UserEntry
+from ..policies.facts import NOBODY, EndpointFacts, PolicyFacts
 from ..policies.matching import NO_METHOD, match_endpoints
 from ..policies.requests.caller import Caller
 from ..policies.requests.routes import Handling, handling_of, resolved
@@ -38,7 +38,7 @@ from ..utils.signals import send_robustly
 from .decide import decide, decide_without_store
 from .earlier_checks import CHECKS, Admitted, RequestChecks, again, combine, owed, refund_others
 from .settlement import reserve
-from .steps import Step, StepRunner, limiter_or_error, now_us, read_user, stored_revision
+from .steps import Step, StepRunner, limiter_or_error, now_us, read_user, stored_revision, unless_down
 
 #: Sent when a request was refused: ``request``, ``decision``. Receivers' errors are logged, not raised.
 request_refused = Signal()
@@ -68,7 +68,8 @@ async def acheck_request(
 ) -> Decision:
     """``check_request``, awaited."""
     limiter = limiter_or_error()
-    return await StepRunner(limiter).arun(RequestCheck(limiter, request, scope, cost, independent=again).run())
+    check = RequestCheck(limiter, request, scope, cost, independent=again, awaited=True)
+    return await StepRunner(limiter).arun(check.run())
 
 
 def is_free(limiter: Limiter | StoreError, exemption: Exemption | None, method: str) -> bool:
@@ -126,14 +127,16 @@ class Evaluation:
             try:
                 return (yield from self.ask(resolution, revision))
             except NewerRevision as newer:
-                yield from self.reload(newer)
+                # The last known policies stay in force while the database is down.
+                read = partial(process.policies.reload, newer.revision, newer.instead_of)
+                self.snapshot = yield from unless_down(read, self.snapshot)
                 resolution = yield from self.resolve()
                 # At most one reload per request, in case operators publish faster than a process can read.
                 return (yield from self.ask(resolution, None))
         except DatabaseError as error:  # of the first policies, or raised by one of the project's own functions
             self.resolution = None
             note_degraded("database", error)
-            return decide_without_store((), "database", 1)
+            return decide_without_store(LimitRequest(mode="check", buckets=()), "database")
 
     def load(self) -> Generator[Step, Any, int | None]:
         """Set ``snapshot``; returns the revision to compare with the published one, None = it was just read."""
@@ -145,19 +148,9 @@ class Evaluation:
             return None
         self.pending = False  # else there would be no current snapshot
         if policies.overdue():
-            try:
-                known = (yield policies.poll) or known
-            except DatabaseError:
-                pass  # the last known policies stay in force
+            known = (yield from unless_down(policies.poll, None)) or known
         self.snapshot = known
         return known.revision
-
-    def reload(self, newer: NewerRevision) -> Generator[Step, Any, None]:
-        """Set ``snapshot`` to the published policies."""
-        try:
-            self.snapshot = yield partial(process.policies.reload, newer.revision, newer.instead_of)
-        except DatabaseError:
-            pass  # the last known policies stay in force
 
     def identify(self) -> Generator[Step, Any, None]:
         """Set ``caller``, where it is not known from the start."""
@@ -178,7 +171,9 @@ class Evaluation:
         caller, policies = self.caller, process.policies
         entry, user_id = NOBODY, caller.user_id
         if user_id is not None:
-            entry = policies.user(user_id, self.pending) or (yield from _load_user(user_id))
+            # While the database is down shared policies still apply.
+            read = partial(policies.load_user, user_id)
+            entry = policies.user(user_id, self.pending) or (yield from unless_down(read, NOBODY))
         context = EvaluationContext(caller, entry, self.endpoints, self.scope, self.snapshot, now_us(self.limiter))
         if self.identified and (self.pending is None or policies.assigned_kinds != ()):
             resolution = yield partial(resolve_assigned, context)
@@ -195,7 +190,8 @@ class Evaluation:
 
     def ask(self, resolution: Resolution, revision: int | None) -> Generator[Step, Any, Decision]:
         """Ask Redis, or decide by ``on_error``; raises ``NewerRevision`` where ``revision`` is not the last."""
-        return decide(self.limiter, resolution, "check", self.units, resolution.buckets, revision)
+        asked = LimitRequest(mode="check", buckets=resolution.buckets, cost=self.units, revision=revision)
+        return decide(self.limiter, resolution, asked)
 
     def replaced(self, resolution: Resolution, own: Decision) -> Recorded | None:
         """Return what the record of this check replaces; None = nothing."""
@@ -228,10 +224,12 @@ class RequestCheck(Evaluation):
         cost: int | None,
         *,
         independent: bool = False,
+        awaited: bool = False,
     ) -> None:
-        """``independent``: earlier and later checks of the request do not matter."""
+        """``independent``: earlier and later checks of the request do not matter. ``awaited``: in an event loop."""
         super().__init__(limiter, scope, cost)
-        self.request, self.http, self.independent = request, getattr(request, "_request", request), independent
+        self.request, self.http = request, getattr(request, "_request", request)
+        self.independent, self.awaited = independent, awaited
         http = self.http
         self.method = http.method or "GET"
         match = getattr(http, "resolver_match", None)
@@ -262,7 +260,9 @@ class RequestCheck(Evaluation):
     def identify(self) -> Generator[Step, Any, None]:
         """Set ``caller``, with its user where a policy at the endpoints depends on it."""
         self.identified = "user" in settings.caller or (yield from self._needs_user())
-        self.caller = caller = Caller(self.request, (yield read_user(self.request)) if self.identified else None)
+        # Reading the user may block: a step when awaited, else Caller reads it when needed.
+        user = (yield read_user(self.request)) if self.identified and self.awaited else None
+        self.caller = caller = Caller(self.request, user)
         if not self.identified:
             # Not read: that may take queries, and adds ``Vary: Cookie`` to the response.
             caller.user_id, caller.user_read = None, False
@@ -277,7 +277,8 @@ class RequestCheck(Evaluation):
             if not buckets and not resolution.blocked_by and not resolution.unreadable:
                 self.is_paid = True
                 return again(self.earlier, resolution.buckets)
-        decision = yield from decide(self.limiter, resolution, "check", self.units, buckets, revision, costs)
+        asked = LimitRequest(mode="check", buckets=buckets, cost=self.units, costs=costs, revision=revision)
+        decision = yield from decide(self.limiter, resolution, asked)
         if self.snapshot.by_outcome and decision.allowed:
             reserve(self.http, self.snapshot, decision)
         return decision
@@ -328,18 +329,9 @@ class RequestCheck(Evaluation):
             return True
         own = policies.user_endpoints
         if own is None or self.pending is None:
-            try:
-                own = yield policies.load_user_endpoints
-            except DatabaseError:
+            own = yield from unless_down(policies.load_user_endpoints, None)
+            if own is None:
                 return True
         if policies.anchored and matched.monthly:
             return True
         return not own.keys().isdisjoint([None, *[endpoint.id for endpoint in self.endpoints]])
-
-
-def _load_user(user_id: str) -> Generator[Step, Any, UserEntry]:
-    """Return the user's plan and overrides; none while the database is down, so that shared policies still apply."""
-    try:
-        return (yield partial(process.policies.load_user, user_id))  # type: ignore[no-any-return]
-    except DatabaseError:
-        return NOBODY

@@ -14,7 +14,6 @@ from typing import Any
 from ..engine.decision import Charges, Decision, charges_of, take_all
 from ..engine.types import Bucket, BucketStatus
 from ..monitoring.records import Recorded
-from ..store.commands import Command
 from .settlement import StoreSettler
 from .steps import Step, Uncancelled
 
@@ -97,9 +96,7 @@ def refund_others(earlier: Admitted, buckets: tuple[Bucket, ...]) -> Generator[S
     return *earlier[:-1], replace(earlier[-1], statuses=kept)
 
 
-def _refund_charges(
-    earlier: Admitted, kept: frozenset[object] = frozenset()
-) -> Generator[Command, Any, list[Decision]]:
+def _refund_charges(earlier: Admitted, kept: frozenset[object] = frozenset()) -> Generator[Step, Any, list[Decision]]:
     """Refund all charges but those in the ``kept`` counters; returns the buckets' state afterwards."""
     refunded: list[Decision] = []
     for decision in earlier:

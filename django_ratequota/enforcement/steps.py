@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, TypeVar
 
 from asgiref.sync import sync_to_async
+from django.db import Error as DatabaseError
 from django.utils.functional import LazyObject
 
 from ..engine.limiter import REVISION_SHARE, Limiter
@@ -21,12 +22,13 @@ from ..utils.sansio import Twins, acall, adrive, call, drive
 from ..utils.shielding import shielded
 
 Result = TypeVar("Result")
+Default = TypeVar("Default")
 
 
 class Uncancelled(NamedTuple):
     """Steps that go on when the awaiting task is cancelled: what they refund is taken already."""
 
-    steps: Generator[Command, Any, Any]
+    steps: Generator[Any, Any, Any]
 
 
 #: A command for Redis, a function that may block, one that has an async twin, or commands that must reach Redis.
@@ -52,6 +54,14 @@ def stored_revision(limiter: Limiter | StoreError) -> Generator[Command, Any, in
         return 0 if isinstance(limiter, StoreError) else (yield from limiter.revision_steps(REVISION_SHARE))
     except StoreError:
         return 0
+
+
+def unless_down(read: Callable[[], Result], otherwise: Default) -> Generator[Step, Any, Result | Default]:
+    """Return what ``read`` returns from the database; ``otherwise`` while that is down."""
+    try:
+        return (yield read)  # type: ignore[no-any-return]
+    except DatabaseError:
+        return otherwise
 
 
 class StepRunner:
@@ -99,11 +109,8 @@ class StepRunner:
 
 
 def read_user(request: Any) -> Twins:
-    """Return the step that reads the request's user, awaited; else it returns None, as ``Caller`` reads it if needed.
-
-    ``request.auser`` comes second: it returns the session's user, which a later middleware may have replaced.
-    """
-    return Twins(lambda request: None, _auser, (request,))
+    """Return the step that reads the request's user."""
+    return Twins(_read_user, _auser, (request,))
 
 
 def twins(limiter: Limiter | StoreError, steps: Generator[Step, Any, Any]) -> Twins:
@@ -113,6 +120,10 @@ def twins(limiter: Limiter | StoreError, steps: Generator[Step, Any, Any]) -> Tw
 
 
 async def _auser(request: Any) -> Any:
+    """Return the request's user without blocking the event loop.
+
+    ``request.auser`` comes second: it returns the session's user, which a later middleware may have replaced.
+    """
     user = vars(request).get("user")
     if user is None and not hasattr(type(request), "user"):
         return await request.auser() if hasattr(request, "auser") else None

@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-from django.db import Error as DatabaseError
-
 from ..conf import settings
 from ..engine.decision import Decision
 from ..engine.rates import BLOCKED
@@ -23,7 +21,7 @@ from ..policies.resolver import Resolution
 from ..runtime import process
 from ..utils.sansio import Twins
 from .check import RequestCheck, is_free
-from .steps import Step, limiter_or_error, twins
+from .steps import Step, limiter_or_error, twins, unless_down
 
 
 class FirstCheck(RequestCheck):
@@ -79,10 +77,7 @@ class FirstCheck(RequestCheck):
         """
         user_endpoints = process.policies.user_endpoints
         if user_endpoints is None:
-            try:
-                user_endpoints = yield process.policies.load_user_endpoints
-            except DatabaseError:
-                user_endpoints = {}
+            user_endpoints = yield from unless_down(process.policies.load_user_endpoints, {})
         refusing = {status.bucket.policy_id for status in decision.refusing}.union(resolution.blocking)
         if None in refusing:  # the usage endpoint's built-in limit
             return True

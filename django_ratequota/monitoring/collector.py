@@ -67,7 +67,7 @@ class Collector:
         resolution: Resolution,
         decision: Decision,
         cost: int,
-        before: Recorded | None,
+        before: Recorded | None = None,
     ) -> str:
         """Record a decision; returns the id of a refusal, "" where there is none.
 

@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 from ..conf import settings
 from ..enforcement.decide import decide
 from ..enforcement.steps import Step, StepRunner, limiter_or_error, now_us
-from ..engine.decision import Decision
+from ..engine.decision import Decision, LimitRequest
 from ..engine.types import Bucket, check_cost
 from ..exceptions import StoreError
 from ..policies.assigned import assigned_to, unnamed_kinds
@@ -97,7 +97,8 @@ def explain_caller(
             candidates = tuple(lost(candidate.policy, why_exempt) for candidate in candidates)
         if cost is not None:
             resolution = replace(resolution, cost=check_cost(cost))
-        decision = yield from decide(limiter, resolution, "peek", resolution.cost, resolution.buckets, None)
+        asked = LimitRequest(mode="peek", buckets=resolution.buckets, cost=resolution.cost)
+        decision = yield from decide(limiter, resolution, asked)
         return Explanation(
             plan=plan_of(context),
             candidates=candidates,
