@@ -11,7 +11,7 @@ from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
 
-from ..engine.decision import Charges, Decision, charges_of, take_all
+from ..engine.decision import Charges, Decision, LimitRequest, Settler, charges_of, take_all
 from ..engine.types import Bucket, BucketStatus
 from ..monitoring.records import Recorded
 from .settlement import StoreSettler
@@ -78,7 +78,7 @@ def combine(earlier: Admitted, decision: Decision, buckets: tuple[Bucket, ...]) 
     if decision.allowed:
         return decision
     now: dict[object, BucketStatus] = {}
-    for refunded in (yield Uncancelled(_refund_charges(earlier))):
+    for refunded in (yield from _refund(earlier)):
         if refunded.degraded == decision.degraded:
             now |= {status.bucket.counter: status for status in refunded.statuses}
     statuses_now = [
@@ -91,22 +91,28 @@ def combine(earlier: Admitted, decision: Decision, buckets: tuple[Bucket, ...]) 
 def refund_others(earlier: Admitted, buckets: tuple[Bucket, ...]) -> Generator[Step, Any, Admitted]:
     """Refund what was charged outside of ``buckets``; returns the decisions with what they found there."""
     counters = _counters(buckets)
-    yield Uncancelled(_refund_charges(earlier, counters))
+    yield from _refund(earlier, counters)
     kept = tuple(status for status in earlier[-1].statuses if status.bucket.counter in counters)
     return *earlier[:-1], replace(earlier[-1], statuses=kept)
 
 
-def _refund_charges(earlier: Admitted, kept: frozenset[object] = frozenset()) -> Generator[Step, Any, list[Decision]]:
+def _refund(earlier: Admitted, kept: frozenset[object] = frozenset()) -> Generator[Step, Any, list[Decision]]:
     """Refund all charges but those in the ``kept`` counters; returns the buckets' state afterwards."""
+    refunds = [
+        (decision.settler, refund)
+        for decision in earlier
+        for refund in take_all([c for c in charges_of(decision) if not (c.settled or c.bucket.counter in kept)])
+    ]
+    return (yield Uncancelled(_each(refunds))) if refunds else []
+
+
+def _each(refunds: list[tuple[Settler | None, LimitRequest]]) -> Generator[Step, Any, list[Decision]]:
     refunded: list[Decision] = []
-    for decision in earlier:
-        charges = [one for one in charges_of(decision) if not (one.settled or one.bucket.counter in kept)]
-        for refund in take_all(charges):
-            settler = decision.settler
-            if isinstance(settler, StoreSettler):
-                refunded.append((yield from settler.steps(refund)))
-            elif settler:  # this process's own counters: nothing blocks
-                refunded.append(settler.decide(refund))
+    for settler, refund in refunds:
+        if isinstance(settler, StoreSettler):
+            refunded.append((yield from settler.steps(refund)))
+        elif settler:  # this process's own counters: nothing blocks
+            refunded.append(settler.decide(refund))
     return refunded
 
 
