@@ -9,7 +9,7 @@ import pytest
 from django_ratequota import Limiter
 from django_ratequota.engine.rates import ALGORITHMS
 
-from .asking import Ask, failure, one_of_each, slow
+from .asking import Ask, failure, slow
 from .servers import Node
 from .wire import Wire
 
@@ -41,17 +41,6 @@ def test_a_hit_whose_reply_is_lost(
         assert ask(limiter, asked).statuses[0].remaining == LIMIT - hit * (1 + each_counts)
     assert counted(direct, algorithm) == HITS * (1 + each_counts)
     assert proxy.requests == 2 * HITS
-
-
-def test_hits_in_a_row_whose_replies_are_lost_count_once_each(
-    node: Node, proxy: Wire, limiters: Make, ask: Ask
-) -> None:
-    direct, buckets = limiters(node), one_of_each(LIMIT)
-    direct.peek(buckets)
-    proxy.cut_after_execution = HITS
-    assert [failure(ask, limiters(proxy), buckets) for _ in range(HITS)] == ["connection"] * HITS
-    assert {status.remaining for status in direct.peek(buckets).statuses} == {LIMIT - HITS}
-    assert proxy.cut_after_execution == 0
 
 
 def test_a_hit_whose_reply_is_late_counts_once_and_reaches_no_other_caller(
