@@ -5,7 +5,7 @@ The caller is described by values, and the scope names the endpoint. All else is
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,8 +17,7 @@ from django.utils.functional import LazyObject, empty
 
 from ..conf import settings
 from ..engine.decision import Decision
-from ..engine.limiter import Limiter
-from ..exceptions import InvalidCaller, StoreError
+from ..exceptions import InvalidCaller
 from ..policies.requests.caller import DescribedCaller, identifier_text
 from ..utils.addresses import Address
 from .check import Evaluation, is_free
@@ -47,7 +46,8 @@ def check_caller(
     Raises ``InvalidCaller`` and ``InvalidCost``. When Redis or the database fails, ``on_error`` decides.
     """
     limiter = limiter_or_error()
-    return StepRunner(limiter).run(_steps(limiter, user, (ip, identifiers, plan), scope, cost))
+    describe = partial(_described, user, ip, identifiers, plan)
+    return StepRunner(limiter).run(_steps(Evaluation(limiter, scope, cost), describe, unread=_is_unread(user)))
 
 
 async def acheck_caller(
@@ -61,17 +61,16 @@ async def acheck_caller(
 ) -> Decision:
     """``check_caller``, awaited."""
     limiter = limiter_or_error()
-    return await StepRunner(limiter).arun(_steps(limiter, user, (ip, identifiers, plan), scope, cost))
+    describe = partial(_described, user, ip, identifiers, plan)
+    return await StepRunner(limiter).arun(_steps(Evaluation(limiter, scope, cost), describe, unread=_is_unread(user)))
 
 
 def _steps(
-    limiter: Limiter | StoreError, user: Any, values: tuple[Any, ...], scope: str | None, cost: int | None
+    check: Evaluation, describe: Callable[[], DescribedCaller], *, unread: bool
 ) -> Generator[Step, Any, Decision]:
-    """Check the caller; ``values`` are the other ones that describe it."""
-    check = Evaluation(limiter, scope, cost)
-    describe = partial(_described, user, *values)
-    check.caller, check.identified = (yield describe) if _is_unread(user) else describe(), True
-    if is_free(limiter, None, check.method):
+    """Check the caller; describing one whose user is ``unread`` may query the database."""
+    check.caller, check.identified = (yield describe) if unread else describe(), True
+    if is_free(check.limiter, None, check.method):
         return Decision(allowed=True)
     decision = yield from check.decide()
     return check.record(decision, decision)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.dispatch import Signal
-
 from .problems import note_problem
 
 
-def send_robustly(signal: Signal, **arguments: Any) -> None:
-    """Send the signal. Errors of receivers are logged.
+def send_robustly(signal: Any, **arguments: Any) -> None:
+    """Send a signal of Django's. Errors of receivers are logged.
 
     On a thread that runs an event loop async receivers cannot be called; that is logged, too.
     """
