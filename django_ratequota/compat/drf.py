@@ -18,7 +18,7 @@ from rest_framework import throttling as drf
 from rest_framework.throttling import BaseThrottle
 
 from ..enforcement.decide import decide_without_store
-from ..engine.decision import Decision
+from ..engine.decision import Decision, LimitRequest
 from ..engine.keys import bucket_key, short
 from ..engine.limiter import Limiter
 from ..engine.rates import Rate
@@ -108,7 +108,7 @@ class SimpleRateThrottle(drf.SimpleRateThrottle):
             decision = self._limiter.check(buckets)
         except StoreError as error:
             note_degraded(error.reason, error)
-            return decide_without_store(buckets, error.reason, 1)
+            return decide_without_store(LimitRequest(mode="check", buckets=buckets), error.reason)
         if not clocked and decision.at_us:
             self.now = decision.at_us / 10**6
         return decision

@@ -29,7 +29,7 @@ from ..utils.locks import ForkSafeLock
 from ..utils.sansio import drive
 from .packing import HOUR, KEPT_SECONDS, MINUTES, OUTCOMES, QUARTERS, Records, pack_attempts, pack_counts
 from .pending_refusals import PendingRefusals
-from .records import MAX_NAME, UNKNOWN_PLAN, DecisionRecord, RequestCost, is_sampled, stored_name
+from .records import MAX_NAME, UNKNOWN_PLAN, DecisionRecord, Recorded, is_sampled, stored_name
 
 #: Decisions recorded and not counted yet; those beyond it go uncounted.
 MAX_PENDING = 20_000
@@ -66,10 +66,12 @@ class Collector:
         method: str,
         resolution: Resolution,
         decision: Decision,
-        cost: int | RequestCost,
+        cost: int,
+        before: Recorded | None = None,
     ) -> str:
         """Record a decision; returns the id of a refusal, "" where there is none.
 
+        ``before`` is what the request's earlier checks recorded: this record stands for the whole request.
         Requests that a policy in log mode would have refused are recorded as refusals are, without an id.
         """
         if not settings.statistics_seconds:
@@ -92,6 +94,7 @@ class Collector:
             resolution.policy_ids,
             allowed,
             against,
+            before,
         )
         if len(self.pending) < MAX_PENDING:
             self.pending.append(record)

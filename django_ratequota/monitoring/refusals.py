@@ -156,7 +156,7 @@ def describe(
             "scope": scope[:MAX_NAME],
             "route": route[:MAX_NAME],
             "method": method[:20],
-            "cost": record.cost if isinstance(record.cost, int) else record.cost.units,
+            "cost": record.cost,
             "violated": [title[:MAX_NAME] for title in decision.violated],
             "error": decision.error,
             "revision": decision.revision,

@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 from ..conf import settings
 from ..enforcement.decide import decide
 from ..enforcement.steps import Step, StepRunner, limiter_or_error, now_us
-from ..engine.decision import Decision
+from ..engine.decision import Decision, LimitRequest
 from ..engine.types import Bucket, check_cost
 from ..exceptions import StoreError
 from ..policies.assigned import assigned_to, unnamed_kinds
@@ -25,7 +25,6 @@ from ..policies.requests.routes import handling_of_view
 from ..policies.resolver import EvaluationContext, Resolution, plan_of, resolve
 from ..policies.snapshot import Snapshot
 from ..runtime import default_limiter, process
-from ..utils.sansio import drive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +97,8 @@ def explain_caller(
             candidates = tuple(lost(candidate.policy, why_exempt) for candidate in candidates)
         if cost is not None:
             resolution = replace(resolution, cost=check_cost(cost))
-        decision = yield from decide(limiter, resolution, "peek", resolution.cost, resolution.buckets, None)
+        asked = LimitRequest(mode="peek", buckets=resolution.buckets, cost=resolution.cost)
+        decision = yield from decide(limiter, resolution, asked)
         return Explanation(
             plan=plan_of(context),
             candidates=candidates,
@@ -111,7 +111,7 @@ def explain_caller(
         )
 
     limiter = limiter_or_error()
-    return drive(steps(), StepRunner(limiter).do)
+    return StepRunner(limiter).run(steps())
 
 
 def _plan_source(context: EvaluationContext, resolution: Resolution) -> str:

@@ -15,7 +15,7 @@ from django_ratequota.checks import store
 from django_ratequota.checks.store import check_exposed, check_round_trip
 from tests.checks import ids
 from tests.faults import poll
-from tests.faults.proxy import Proxy
+from tests.faults.wire import Wire
 from tests.support.properties import thorough_after
 
 # --- Servers without a password. ---
@@ -105,7 +105,7 @@ def test_the_password_is_checked_only_with_deploy(settings: Any, deploy: bool) -
 
 
 @pytest.mark.parametrize("delay", thorough_after(1, [0.05, 0.15]))
-def test_a_timeout_shorter_than_three_round_trips_is_a_warning(settings: Any, proxy: Proxy, delay: float) -> None:
+def test_a_timeout_shorter_than_three_round_trips_is_a_warning(settings: Any, proxy: Wire, delay: float) -> None:
     """Also if TIMEOUT is shorter than one round trip, so that it would end the measurement."""
     proxy.delay = delay
     settings.RATEQUOTA = {"REDIS_URL": proxy.url, "TIMEOUT": 0.1}
@@ -116,11 +116,11 @@ def test_a_timeout_shorter_than_three_round_trips_is_a_warning(settings: Any, pr
     assert float(enough) >= 5 * delay
     settings.RATEQUOTA = {"REDIS_URL": proxy.url, "TIMEOUT": 3 * float(enough)}
     assert check_round_trip(databases=["default"]) == []
-    poll(lambda: proxy.open == 0, 30, "all connections to close")
+    poll(lambda: not proxy.pipes, 30, "all connections to close")
 
 
 @pytest.mark.django_db
-def test_the_round_trip_is_measured_only_when_databases_are_checked(settings: Any, proxy: Proxy) -> None:
+def test_the_round_trip_is_measured_only_when_databases_are_checked(settings: Any, proxy: Wire) -> None:
     proxy.delay = 0.05
     settings.RATEQUOTA = {"REDIS_URL": proxy.url, "TIMEOUT": 0.1}
     assert "W007" not in ids(checks.run_checks())
@@ -137,7 +137,7 @@ def test_without_a_usable_redis_nothing_is_measured_or_exposed(settings: Any, ra
 
 @pytest.mark.parametrize("how", ["refused", "silent", "cut"])
 def test_no_round_trip_is_measured_to_a_redis_that_is_down(
-    settings: Any, proxy: Proxy, monkeypatch: Any, how: str
+    settings: Any, proxy: Wire, monkeypatch: Any, how: str
 ) -> None:
     monkeypatch.setattr(store, "_PATIENCE", 0.2)
     settings.RATEQUOTA = {"REDIS_URL": "redis://127.0.0.1:1/0" if how == "refused" else proxy.url}

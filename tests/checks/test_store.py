@@ -15,7 +15,7 @@ from django_ratequota.checks.store import check_store
 from django_ratequota.store import base
 from django_ratequota.store.base import Call, server_info, server_version
 from tests.checks import ids
-from tests.faults.proxy import Proxy
+from tests.faults.wire import Wire
 from tests.support.fake_redis import OtherHandler, fake_redis
 
 
@@ -66,7 +66,7 @@ def test_an_unreachable_server_is_a_warning(settings: Any, capsys: Any) -> None:
     assert "django_ratequota.W008" in capsys.readouterr().err
 
 
-def test_a_server_that_does_not_answer_is_unreachable(settings: Any, proxy: Proxy) -> None:
+def test_a_server_that_does_not_answer_is_unreachable(settings: Any, proxy: Wire) -> None:
     proxy.freeze()
     settings.RATEQUOTA = {"REDIS_URL": proxy.url, "TIMEOUT": 0.1}
     assert ids(check_store()) == ["W008"]

@@ -28,7 +28,7 @@ from django_ratequota.store.pool import Pool
 from tests.support.properties import thorough_after
 
 from . import Address, poll
-from .asking import ENDLESS, Ask, failure
+from .asking import ENDLESS, Ask, Way, awaiting, failure, plainly
 from .servers import Node
 from .wire import Wire
 
@@ -78,6 +78,26 @@ def test_a_folder_of_authorities(terminator: Wire, tmp_path: Path, ask: Ask, mon
         with pytest.raises(StoreError, match="certificate"):
             ask(limiter, [ENDLESS])
     assert str(tmp_path) in looked
+
+
+def test_no_tls_there(node: Node, limiters: Make, ask: Ask) -> None:
+    assert failure(ask, limiters(node, 0.5, ssl=True), [ENDLESS]) in ("connection", "timeout")
+
+
+@pytest.mark.parametrize(
+    ("where", "way"), [("behind TLS", plainly), ("in the handshake", plainly), ("in the handshake", awaiting)]
+)
+def test_a_hang_with_tls(terminator: Wire, trusted: str, limiters: Make, where: str, way: Way) -> None:
+    """Behind TLS plain only: a loop that ends at once has no time to close a TLS connection to a hanging peer."""
+    with socket.create_server(("127.0.0.1", 0)) as silent, way() as ask:
+        target = terminator if where == "behind TLS" else Address(*silent.getsockname())
+        limiter = limiters(target, 0.5, ssl=True, ssl_ca_certs=trusted, password="secret")
+        if target is terminator:
+            assert ask(limiter, [ENDLESS]).allowed
+            terminator.hold()
+        begun = time.monotonic()
+        assert failure(ask, limiter, [ENDLESS]) == "timeout"
+        assert time.monotonic() - begun < 0.5 * 4
 
 
 @pytest.mark.parametrize(

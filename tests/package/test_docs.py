@@ -367,9 +367,8 @@ def test_every_signal_is_in_the_table_with_its_arguments() -> None:
         "store_state_changed": runtime,
         "policies_changed": publication,
     }.items():
-        [sent] = set(
-            re.findall(rf"{name}\.send(?:_robust)?\(([^()]*(?:\([^()]*\)[^()]*)*)\)", inspect.getsource(module))
-        )
+        sends = rf"\b{name}(?:\.send_robust\(|,)\s*(sender=[^()]*(?:\([^()]*\)[^()]*)*)\)"
+        [sent] = set(re.findall(sends, inspect.getsource(module)))
         arguments = set(re.findall(r"(\w+)=", sent)) - {"sender"}
         assert arguments == set(re.findall(r"`(\w+)`", shown[name].split("|")[3])) & arguments, name
 

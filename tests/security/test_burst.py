@@ -88,7 +88,7 @@ def test_a_burst_opens_no_more_connections_than_the_bound(settings: Any, node: N
 
         def release() -> None:
             poll(lambda: wire.asked >= MAX_CONNECTIONS, SECONDS, "as many ask as may")
-            wire.release()
+            wire.thaw()
 
         assert burst(release) == {False: BURST}
         assert len(wire.pipes) <= MAX_CONNECTIONS

@@ -21,9 +21,9 @@ from django_ratequota.enforcement.settlement import asettle
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.utils import shielding
 from tests.enforcement.test_propagation import Process
-from tests.faults import poll
-from tests.faults.proxy import Proxy
+from tests.faults import Address, poll
 from tests.faults.test_http_servers import SECONDS, editor, environment, serving
+from tests.faults.wire import Wire
 from tests.project.views import request_from
 
 __all__ = ["editor", "environment"]
@@ -214,8 +214,6 @@ def test_an_outcome_that_is_known_gives_its_units_back(cancelled: Any) -> None:
 def test_a_cancelled_caller_does_not_wait_for_redis(redis_client: redis.Redis) -> None:
     """Nor do tasks that continue without it outlive the decision's deadline."""
     kwargs = redis_client.connection_pool.connection_kwargs
-    proxy = Proxy(kwargs["host"], kwargs["port"])
-    limiter = Limiter(client=redis.Redis(host=proxy.host, port=proxy.port), prefix="rqtest", timeout=0.2)
 
     async def story() -> list[str]:
         decision = await limiter.acheck([TOKENS])
@@ -226,10 +224,9 @@ def test_a_cancelled_caller_does_not_wait_for_redis(redis_client: redis.Redis) -
         errors = await asyncio.wait_for(asyncio.gather(*alone, return_exceptions=True), SECONDS)
         return [error.reason for error in errors]
 
-    try:
+    with Wire(Address(kwargs["host"], kwargs["port"])) as proxy, proxy.client() as client:
+        limiter = Limiter(client=client, prefix="rqtest", timeout=0.2)
         assert asyncio.run(story()) == ["timeout"]
-    finally:
-        proxy.close()
         limiter.store.close()
     assert not shielding._detached
 

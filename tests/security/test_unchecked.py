@@ -78,6 +78,18 @@ class Account(APIView):
         return Response({"ran": True}, status=int(request.query_params.get("status", 200)))
 
 
+class Metered(Keys):
+    """Each look at a key is paid for on its own."""
+
+    def authenticate(self, request: Any) -> tuple[User, None] | None:
+        check_request(request._request, "keys", again=True)
+        return super().authenticate(request)
+
+
+class Looking(Account):
+    authentication_classes = [Metered]
+
+
 class Basic(Account):
     authentication_classes = [BasicAuthentication]
 
@@ -172,6 +184,7 @@ async def slow(request: HttpRequest) -> JsonResponse:
 
 urlpatterns = [
     path("slow/", slow),
+    path("looking/", Looking.as_view()),
     path("account/", Account.as_view()),
     path("basic/", Basic.as_view()),
     path("costly/", Costly.as_view()),
@@ -442,6 +455,19 @@ def test_each_request_is_recorded_once_and_signals_once(
         alerts.forget()
         request_refused.disconnect(receive)
         alerts.quota_threshold.disconnect(receive)
+
+
+def test_an_authenticator_that_checks_leaves_the_first_check_recorded(
+    get: Get, recording: None, account: Endpoint
+) -> None:
+    RatePolicy.objects.create(endpoint=account, counted_per="ip", rates="2/hour")
+    RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="keys"), rates="9/hour")
+    collector.clear()
+    assert statuses(get, "/looking/", 3, headers=WRONG) == [401, 401, 429]
+    noted = [DecisionRecord._make(one) for one in collector.pending]
+    collector.clear()
+    first = [one.allowed for one in noted if account.pk in one.endpoint_ids]
+    assert (first, len(noted)) == ([True, True, False], 5)
 
 
 @pytest.mark.parametrize(("counted", "remaining"), [("401", [1]), ("4xx", [1]), ("5xx", [3])])

@@ -26,8 +26,8 @@ from django_ratequota.policies.requests.caller import Caller
 from django_ratequota.runtime import default_limiter
 from django_ratequota.store import breaker
 from django_ratequota.store.connections import Connections
-from tests.faults.proxy import Proxy
 from tests.faults.servers import Node
+from tests.faults.wire import Wire
 from tests.project.views import request_from
 from tests.support.properties import thorough_after
 
@@ -204,7 +204,7 @@ class TestRedisHangs:
             sent.append(command)
             return send(self, command, *args)
 
-        with Node() as node, Proxy(*node.address) as proxy:
+        with Node() as node, Wire(node) as proxy:
             settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": proxy.url, "TIMEOUT": 0.2}
             RatePolicy.objects.create(rates="9/hour")
             assert Client().get(USAGE).json()["available"] is True

@@ -238,17 +238,30 @@ def test_each_transition_is_logged_and_sent_once(
     assert (breaker.open, breaker.seconds, len(events)) == (False, 0.0, 2)
 
 
-def test_a_failing_receiver_has_no_effect(breaker: Breaker, seconds: Seconds, events: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_failing_receiver_has_no_effect(
+    breaker: Breaker, seconds: Seconds, events: list[dict[str, Any]], is_async: bool
+) -> None:
     def complain(**_: Any) -> None:
         raise RuntimeError("no pager")
 
-    store_state_changed.connect(complain)
-    try:
+    async def acomplain(**_: Any) -> None:
+        raise RuntimeError("no pager")
+
+    async def on_a_loop() -> None:
+        change()
+
+    def change() -> None:
         fail(breaker, times=3)
         seconds.now += PROBE_SECONDS
         succeed(breaker)
+
+    receiver = acomplain if is_async else complain
+    store_state_changed.connect(receiver)
+    try:
+        asyncio.run(on_a_loop()) if is_async else change()
     finally:
-        store_state_changed.disconnect(complain)
+        store_state_changed.disconnect(receiver)
     assert not breaker.open
     assert [one["state"] for one in events] == ["open", "closed"]
 
