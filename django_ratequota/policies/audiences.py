@@ -64,7 +64,8 @@ class Index(Generic[Facts]):
 
     def at(self, key: Key) -> tuple[Facts, ...]:
         """Return the entries that have the key."""
-        return self._at.get(key, ())
+        found: tuple[Facts, ...] = self._at.get(key, ())
+        return found
 
     def changed(self, rows: Mapping[int, Facts | None]) -> Self:
         """Return a copy with these rows (id -> entry; None = deleted); the same object if it holds them already."""
