@@ -80,7 +80,7 @@ def explain_caller(
     def steps() -> Generator[Step, Any, Explanation]:
         snapshot = newest_policies()
         user_id = caller.user_id
-        entry = NOBODY if user_id is None else process.policies.user(user_id) or process.policies.load_user(user_id)
+        entry = NOBODY if user_id is None else process.policies.load_user(user_id)
         handling = handling_of_view(view, method)
         endpoints = match_endpoints(snapshot, scope=scope, route=route, name=name, method=method, handling=handling)
         assigned = assigned_to(caller, entry)

@@ -10,7 +10,7 @@ compete there, and recent resolutions. A resolution is kept until a policy or an
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -193,28 +193,31 @@ def resolve_uncached(context: EvaluationContext) -> Resolution:
     plan = _plan(context, found)
     plan_id = plan.id if plan else None
     applied: list[Applied] = []
-    boundaries = [boundary for a in _assignments(context) for boundary in (a.starts_us, a.ends_us)]
+    # What may start or end.
+    dated: list[Any] = [
+        one for _kind, entry in context.assigned or (("user", context.entry),) for one in entry.assignments
+    ]
     # The caller's entries in lists that a policy here is for.
     entries = context.snapshot.members.entries_of(context.caller, matched.list_kinds) if matched.list_kinds else ()
-    boundaries += [boundary for entry in entries if entry.dated for boundary in (entry.starts_us, entry.ends_us)]
+    dated += entries
     lists = {entry.list_id for entry in entries if entry.active(context.now_us)}
     for endpoint, counted_per, own, group in () if matched.exempt else matched.groups:
         subject = context.caller.subject(counted_per, plan_id)
         if subject is None:
             continue
         rivals = list(contenders(context.caller, own, group, plan_id, lists))
-        boundaries += [boundary for p in rivals if p.dated for boundary in (p.starts_us, p.ends_us)]
+        dated += rivals
         winner = strongest(rivals, context.now_us)
         if winner is not None:
             applied.append(Applied(winner, endpoint, make_buckets(winner, endpoint, subject, context)))
-    since_us, until_us = _neighbours(context.now_us, boundaries) if boundaries else (-sys.maxsize, sys.maxsize)
+    boundaries = [at_us for one in dated for at_us in (one.starts_us, one.ends_us) if at_us is not None]
     return Resolution(
         **_outcome(applied),
         plan=plan,
         endpoint_ids=matched.endpoint_ids,
         cost=matched.cost,
-        since_us=since_us,
-        until_us=until_us,
+        since_us=max([at_us for at_us in boundaries if at_us <= context.now_us], default=-sys.maxsize),
+        until_us=min([at_us for at_us in boundaries if at_us > context.now_us], default=sys.maxsize),
         exempt=matched.exempt,
         assigned_to=f"{found[0]}:{context.caller.value(found[0])}" if found else "",
     )
@@ -298,17 +301,6 @@ def make_buckets(
         for rate in policy.rates
     ]
     return tuple(buckets)
-
-
-def _assignments(context: EvaluationContext) -> Iterator[Assignment]:
-    return (one for _kind, entry in context.assigned or (("user", context.entry),) for one in entry.assignments)
-
-
-def _neighbours(now_us: int, boundaries: Sequence[int | None]) -> tuple[int, int]:
-    """Return the last boundary that has passed, and the next one."""
-    past = [boundary for boundary in boundaries if boundary is not None and boundary <= now_us]
-    future = [boundary for boundary in boundaries if boundary is not None and boundary > now_us]
-    return max(past, default=-sys.maxsize), min(future, default=sys.maxsize)
 
 
 def _find_policies(

@@ -1,14 +1,13 @@
 """Policies whose rates this version cannot read: stored without the model's validation, or by a newer version during
 an upgrade.
 
-Their last readable rates apply: those that this process held, else the newest in the history. Without any, the
-policy's ``on_error`` decides.
+The newest readable rates in the policy's history apply. Without any, its ``on_error`` decides.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +23,6 @@ from .facts import UNREADABLE, PolicyFacts, policy_facts, read_rates
 
 logger = logging.getLogger("django_ratequota")
 
-FindPolicy = Callable[[int], PolicyFacts | None]
 #: Most texts in ``find_unreadable``.
 _LISTED = 20
 
@@ -49,26 +47,18 @@ class Unreadable:
         return f"Policy {policy.pk} ({place}){others}: rates {show(policy.rates)}: {self.problem}; {fallback}."
 
 
-def with_readable_rates(policies: list[PolicyFacts], remembered: FindPolicy) -> list[PolicyFacts]:
+def with_readable_rates(policies: list[PolicyFacts]) -> list[PolicyFacts]:
     """Return the policies, unreadable rates replaced by the last readable ones. Log an error for each such policy.
 
-    ``remembered`` returns a policy by id as this process held it before. Raises ``django.db.Error``.
+    Raises ``django.db.Error``.
     """
     unread = [policy for policy in policies if policy.rates == UNREADABLE]
-    if not unread:
-        return policies
-    known = {policy.id: remembered(policy.id) for policy in unread}
-    last = {pk: (held.text, held.rates) for pk, held in known.items() if held and held.rates != UNREADABLE}
-    last |= _recorded(pk for pk in known if pk not in last)
+    last = _recorded(policy.id for policy in unread)
     for policy in unread:
         fallback = f"{last[policy.id][0]!r} goes on" if policy.id in last else "its on_error decides"
         logger.error("policy %s: its rates %s cannot be read; %s", policy.id, show(policy.unread), fallback)
-    return [
-        replace(policy, text=last[policy.id][0], rates=last[policy.id][1])
-        if policy.rates == UNREADABLE and policy.id in last
-        else policy
-        for policy in policies
-    ]
+    replaced = {p.id: replace(p, text=last[p.id][0], rates=last[p.id][1]) for p in unread if p.id in last}
+    return [replaced.get(policy.id, policy) for policy in policies] if replaced else policies
 
 
 def find_unreadable() -> list[Unreadable]:
@@ -95,7 +85,7 @@ def find_unreadable() -> list[Unreadable]:
 
 def readable_facts(policy: Any) -> PolicyFacts:
     """Return the facts of a RatePolicy, unreadable rates replaced by the last readable ones in its history."""
-    return with_readable_rates([policy_facts(policy)], lambda pk: None)[0]
+    return with_readable_rates([policy_facts(policy)])[0]
 
 
 def _problem(policy: Any) -> str:

@@ -92,7 +92,7 @@ class FixedPolicies:
 
     load_user = user
 
-    def subjects(self, keys: Collection[SubjectKey]) -> dict[SubjectKey, UserEntry]:
+    def entries(self, keys: Collection[str | SubjectKey]) -> dict[str | SubjectKey, UserEntry]:
         return {key: self._entries.get(key, NOBODY) for key in keys}
 
     def plan_kinds(self) -> tuple[str, ...]:

@@ -25,7 +25,6 @@ from django_ratequota.exceptions import StoreError
 from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
 from django_ratequota.policies import cache as module
 from django_ratequota.policies.cache import PolicyCache
-from django_ratequota.policies.facts import UserEntry
 from django_ratequota.policies.loading import load_snapshot
 from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.policies.resolver import EvaluationContext, Resolution, resolve
@@ -224,18 +223,18 @@ def test_an_entry_read_before_a_reload_is_not_kept_after_it(
 ) -> None:
     """A slow thread must not put back what a reload has just dropped."""
     policies.reload(newest())
-    load = module.load_user
+    load = module.load_entries
 
-    def load_slowly(user_id: str) -> UserEntry:
-        entry = load(user_id)
+    def load_slowly(keys: Any) -> Any:
+        entry = load(keys)
         RatePolicy.objects.create(user=alice, rates="1/s")
         policies.reload(newest())
         return entry
 
-    monkeypatch.setattr(module, "load_user", load_slowly)
+    monkeypatch.setattr(module, "load_entries", load_slowly)
     assert policies.load_user(str(alice.pk)).policies == ()
     assert policies.user(str(alice.pk)) is None
-    monkeypatch.setattr(module, "load_user", load)
+    monkeypatch.setattr(module, "load_entries", load)
     assert len(policies.load_user(str(alice.pk)).policies) == 1
 
 

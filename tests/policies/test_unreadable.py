@@ -49,29 +49,14 @@ def limits(decision: Decision) -> list[int]:
     return [status.limit for status in decision.statuses]
 
 
-@pytest.mark.parametrize("fresh", [False, True], ids=["this process held it", "a process that starts"])
-def test_the_last_readable_rates_apply(check: Check, fresh: bool, caplog: Any) -> None:
+def test_the_last_readable_rates_apply(check: Check, caplog: Any) -> None:
     policy = RatePolicy.objects.create(rates="10/hour")
     assert limits(check(request())) == [10]
     RatePolicy.objects.update(rates="20/hour")
     RatePolicy.objects.update(reason="later")
-    if not fresh:
-        check(request())
     write(policy, "30 tokens/hour")
-    if fresh:
-        policies.forget()
     assert limits(check(request())) == [20]
     assert f"policy {policy.pk}: its rates '30 tokens/hour' cannot be read; '20/hour' goes on" in caplog.text
-
-
-def test_what_no_history_tells_this_process_remembers(check: Check) -> None:
-    policy = RatePolicy.objects.create(rates="10/hour")
-    check(request())
-    PolicyChange.objects.all().delete()
-    write(policy, "thirty")
-    assert limits(check(request())) == [10]
-    write(policy, "forty")
-    assert limits(check(request())) == [10]
 
 
 def test_all_else_of_the_row_is_obeyed(check: Check) -> None:
