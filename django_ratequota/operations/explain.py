@@ -93,7 +93,8 @@ def explain_caller(
         if unlimited or (exemption is not None and exemption.covers(method)):
             why_exempt = _("RATEQUOTA['ENABLED'] is False") if unlimited else _("@exempt decorates the view")
             resolution = narrow(resolution, lambda policy: False)
-        candidates = explain(context, others, lambda policy: why_exempt or why_skipped(policy, name, exemption))
+        skipped = why_exempt or why_skipped(name, exemption)
+        candidates = explain(context, others, lambda one: skipped if one.endpoint_id is None else why_exempt)
         if cost is not None:
             resolution = replace(resolution, cost=check_cost(cost))
         decision = yield from decide(limiter, resolution, "peek", resolution.cost, resolution.buckets, None)

@@ -14,7 +14,6 @@ from django.utils.translation import gettext as _
 
 from ..engine.rates import Rate
 from ..engine.types import Bucket
-from .facts import PolicyFacts
 from .requests.caller import Caller
 from .requests.routes import is_admin_page
 from .requests.view_declarations import handlers_of, shows_usage, view_class
@@ -67,18 +66,11 @@ def exempt(resolution: Resolution, name: str | None, exemption: Exemption | None
     return replace(own, buckets=(*own.buckets, bucket))
 
 
-def skips_all_endpoints(name: str | None, view: Any) -> bool:
-    """Return whether policies for all endpoints do not apply to a view; ``name`` is its URL name."""
-    return shows_usage(view) or is_admin_page(name)
-
-
-def why_skipped(policy: PolicyFacts, name: str | None, exemption: Exemption | None) -> str:
-    """Return why a view is exempt from a policy; "" where it is not. ``name`` is the view's URL name."""
-    if policy.endpoint_id is None and exemption is not None and exemption.shows_usage:
+def why_skipped(name: str | None, exemption: Exemption | None) -> str:
+    """Return why policies for all endpoints do not apply to a view, "" where they do; ``name`` is its URL name."""
+    if exemption is not None and exemption.shows_usage:
         return _("policies for all endpoints do not apply to the usage endpoint")
-    if policy.endpoint_id is None and is_admin_page(name):
-        return _("policies for all endpoints do not apply to pages of the admin")
-    return ""
+    return _("policies for all endpoints do not apply to pages of the admin") if is_admin_page(name) else ""
 
 
 @lru_cache(maxsize=4096)

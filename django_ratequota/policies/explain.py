@@ -114,28 +114,11 @@ def others_in_words(others: Mapping[str, int]) -> list[str]:
     """Return a sentence for each kind of policies that are for other callers."""
     sentences = []
     for kind, count in others.items():
-        if kind == "ip":
-            text = ngettext(
-                "%(count)d more policy is for another address.",
-                "%(count)d more policies are for other addresses.",
-                count,
-            )
-        elif kind == "plan":
-            text = ngettext(
-                "%(count)d more policy is for another plan.", "%(count)d more policies are for other plans.", count
-            )
-        elif kind == "list":
-            text = ngettext(
-                "%(count)d more policy is for a list without the caller.",
-                "%(count)d more policies are for lists without the caller.",
-                count,
-            )
-        else:
-            text = ngettext(
-                "%(count)d more policy is for another %(kind)s.",
-                "%(count)d more policies are for other callers by %(kind)s.",
-                count,
-            )
+        text = ngettext(
+            "%(count)d more policy is for other callers (%(kind)s).",
+            "%(count)d more policies are for other callers (%(kind)s).",
+            count,
+        )
         sentences.append(text % {"count": count, "kind": kind})
     return sentences
 

@@ -318,9 +318,9 @@ def test_explain_counts_the_policies_of_other_callers_by_kind(alice: User) -> No
     assert [c.policy.id for c in explain(context(alice, identifiers=TENANT), others)] == [own.pk]
     assert others == {"ip": 2, "tenant": 1, "plan": 1}
     assert others_in_words(others) == [
-        "2 more policies are for other addresses.",
-        "1 more policy is for another tenant.",
-        "1 more policy is for another plan.",
+        "2 more policies are for other callers (ip).",
+        "1 more policy is for other callers (tenant).",
+        "1 more policy is for other callers (plan).",
     ]
 
 
