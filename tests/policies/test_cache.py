@@ -20,7 +20,6 @@ from django.utils import timezone
 
 from django_ratequota import check_request
 from django_ratequota.changes.publication import publication_pending
-from django_ratequota.changes.writer import write_publication
 from django_ratequota.exceptions import StoreError
 from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
 from django_ratequota.policies import cache as module
@@ -97,23 +96,6 @@ def test_what_ended_long_ago_is_left_out(policies: PolicyCache) -> None:
     assert sorted(rates(policies)) == ["2/s", "3/s"], "what the store's clock may still call active stays"
 
 
-def test_a_users_change_drops_that_user_only(policies: PolicyCache, alice: User) -> None:
-    bob = User.objects.create(username="bob")
-    policies.reload(newest())
-    first = policies.current()
-    for user in (alice, bob):
-        policies.load_user(str(user.pk))
-    RatePolicy.objects.create(user=alice, rates="1/s")
-    policies.reload(newest())
-    assert policies.user(str(alice.pk)) is None
-    assert policies.user(str(bob.pk)) is not None
-    after = policies.current()
-    assert after is not None
-    assert first is not None
-    assert after.groups is first.groups, "nothing shared was read again"
-    assert after.revision == newest()
-
-
 def test_a_users_change_leaves_what_is_remembered_of_others(policies: PolicyCache, alice: User) -> None:
     bob = User.objects.create(username="bob")
     RatePolicy.objects.create(rates="5/s")
@@ -179,23 +161,6 @@ def test_a_policy_that_moves_drops_both_users(policies: PolicyCache, alice: User
     policy.save()
     policies.reload(newest())
     assert policies.user(str(bob.pk)) is None
-    assert rates(policies) == ["1/s"]
-
-
-def test_a_row_that_commits_late_is_not_missed(policies: PolicyCache) -> None:
-    """Ids are handed out before commits: a lower id may turn up after a higher one was seen."""
-    RatePolicy.objects.create(rates="1/s")
-    late = PolicyChange.objects.get()
-    fields = {field.attname: getattr(late, field.attname) for field in PolicyChange._meta.concrete_fields}
-    late.delete()
-    Plan.objects.create(name="Pro", slug="pro")
-    RatePolicy.objects.all()._raw_delete("default")  # past the recording, as if it had not committed yet
-    policies.reload(newest())
-    assert rates(policies) == []
-    RatePolicy(pk=int(late.object_id), rates="1/s").save_base(raw=True)
-    PolicyChange.objects.all().order_by("-pk").first().delete()  # what save_base recorded
-    PolicyChange(**fields).save(force_insert=True)
-    policies.reload(default_limiter().publish())
     assert rates(policies) == ["1/s"]
 
 
@@ -273,15 +238,6 @@ def test_a_lost_publication_is_found_by_polling(policies: PolicyCache, settings:
     assert polled.revision == revision, "only Redis assigns revisions: one made up here could hide the next"
     settings.RATEQUOTA = {**settings.RATEQUOTA, "POLL_SECONDS": 3600}
     assert queries(policies.poll) == 0
-
-
-def test_users_in_memory_are_bounded_and_the_oldest_goes(
-    policies: PolicyCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "MOST_ENTRIES", 2)
-    for key in ("1", "2", "3"):
-        policies.load_user(key)
-    assert [policies.user(key) is not None for key in ("1", "2", "3")] == [False, True, True]
 
 
 def test_reloading_reads_no_more_than_it_needs(policies: PolicyCache, alice: User) -> None:
@@ -429,34 +385,6 @@ def test_history_that_was_tidied_up_hides_no_change(policies: PolicyCache) -> No
     RatePolicy.objects.update(rates="3/s")
     policies.reload(newest())
     assert rates(policies) == ["3/s"]
-
-
-def test_a_change_whose_publication_was_lost_comes_with_the_next_one(
-    policies: PolicyCache, alice: User, settings: Any
-) -> None:
-    policies.reload(newest())
-    policies.load_user(str(alice.pk))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("django_ratequota.changes.publication.default_limiter", unreachable)
-        RatePolicy.objects.create(rates="1/s")
-        RatePolicy.objects.create(user=alice, rates="2/s")
-    Endpoint.objects.create(name="search")
-    policies.reload(newest())
-    assert rates(policies) == ["1/s"]
-    assert policies.user(str(alice.pk)) is None
-
-
-def test_a_publication_by_hand_drops_everyone(policies: PolicyCache, alice: User) -> None:
-    RatePolicy.objects.create(rates="1/s")
-    policies.reload(newest())
-    policies.load_user(str(alice.pk))
-    with connection.cursor() as cursor:
-        cursor.execute("UPDATE django_ratequota_ratepolicy SET rates = '2/s'")
-    with transaction.atomic():
-        write_publication("raw SQL")
-    policies.reload(newest())
-    assert rates(policies) == ["2/s"]
-    assert policies.user(str(alice.pk)) is None
 
 
 def test_a_first_load_that_fails_is_tried_again(policies: PolicyCache) -> None:

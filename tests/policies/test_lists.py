@@ -13,9 +13,8 @@ from django.test import RequestFactory
 from django.utils import timezone
 
 from django_ratequota import Decision, check_request
-from django_ratequota.models import ListMember, PolicyChange, RatePolicy, SubjectList
+from django_ratequota.models import ListMember, RatePolicy, SubjectList
 from django_ratequota.operations.explain import explain_caller
-from django_ratequota.operations.restore import plan_restoration, restore
 from django_ratequota.policies.audiences import Members
 from django_ratequota.policies.facts import member_facts
 from django_ratequota.policies.requests.caller import DescribedCaller
@@ -88,19 +87,6 @@ def test_lists_without_a_policy_call_no_identifier(bots: SubjectList, settings: 
     RatePolicy.objects.create(subject_list=bots, rates="6/s")
     assert [status.limit for status in ask().statuses] == [6]
     assert asked
-
-
-def test_a_deleted_list_is_restored_with_its_members_and_policies(bots: SubjectList) -> None:
-    RatePolicy.objects.create(subject_list=bots, rates="blocked")
-    ListMember.objects.create(subject_list=bots, subject="ip:203.0.113.0/24", reason="OPS-7")
-    bots.delete()
-    assert ask().allowed
-    change = PolicyChange.objects.get(model="subjectlist", action="delete")
-    restoration = plan_restoration(change, "before")
-    assert sorted(deletion.model for deletion in restoration.along) == ["listmember", "ratepolicy"]
-    restore(restoration, actor=None, reason="", along=True)
-    assert not ask().allowed
-    assert ListMember.objects.get().reason == "OPS-7"
 
 
 @pytest.mark.parametrize("seed", range(5))
