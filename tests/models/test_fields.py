@@ -32,11 +32,6 @@ def stored() -> list[str]:
     [
         (WRITTEN, CANONICAL),
         (CANONICAL, CANONICAL),
-        ("  Unlimited ", "unlimited"),
-        ("BLOCKED", "blocked"),
-        ("90/90minutes", "90/90min"),
-        ("7/24h fixed_window", "7/day fixed_window"),
-        ("1/month fixed_window", "1/month"),
         (None, None),
         ("", ""),
     ],

@@ -457,26 +457,6 @@ def test_what_others_wait_for_is_read_in_one_look(policies: PolicyCache, monkeyp
     assert len(looks) == 2
 
 
-def test_users_read_while_shared_policies_change_are_kept(
-    policies: PolicyCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Under a burst of edits of a plan's policies no user stayed in memory."""
-    alice = User.objects.create(username="alice")
-    RatePolicy.objects.create(rates="1/s")
-    policies.reload(newest())
-    load = module.load_entries
-
-    def load_slowly(keys: Any) -> Any:
-        entry = load(keys)
-        RatePolicy.objects.update(rates="2/s")
-        policies.reload(newest())
-        return entry
-
-    monkeypatch.setattr(module, "load_entries", load_slowly)
-    policies.load_user(str(alice.pk))
-    assert policies.user(str(alice.pk)) is not None
-
-
 def test_policies_that_ended_long_ago_leave_the_snapshot(
     policies: PolicyCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,13 +104,6 @@ def test_without_a_meaning_on_error_decides(
     assert [one.remaining for one in check(request(), "search").statuses] == [19]
 
 
-def test_a_refusal_for_want_of_a_meaning_is_a_503(get: Any, unheard_of: RatePolicy) -> None:
-    write(unheard_of, "thirty", on_error="deny")
-    response = get("/bare/", HTTP_ACCEPT="application/problem+json")
-    assert response.status_code == 503
-    assert response.json()["violated-policies"] == ["all/unreadable"]
-
-
 @pytest.mark.parametrize("mode", ["log", "off"])
 def test_what_is_not_enforced_denies_nobody(check: Check, unheard_of: RatePolicy, mode: str) -> None:
     write(unheard_of, "thirty", on_error="deny", mode=mode)
