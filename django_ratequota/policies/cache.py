@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 from django.core.signals import setting_changed
@@ -173,7 +174,7 @@ class PolicyCache:
         if not settings.identifiers or settings.plan_resolver:
             self.assigned_kinds = ()
             return ()
-        return self._read(lambda: in_plan_order(load_assigned_kinds()), self._keep_kinds)
+        return self._read(lambda: in_plan_order(load_assigned_kinds()), partial(setattr, self, "assigned_kinds"))
 
     def load_user_endpoints(self) -> Mapping[int | None, frozenset[str]]:
         """Read ``user_endpoints`` from the database; raises ``django.db.Error``."""
@@ -182,7 +183,7 @@ class PolicyCache:
             found, self.anchored = load_user_endpoints()
             return found
 
-        return self._read(read, self._keep_user_endpoints)
+        return self._read(read, partial(setattr, self, "user_endpoints"))
 
     def _read(self, read: Callable[[], Found], keep: Callable[[Found], None]) -> Found:
         """Return what ``read`` returns, and keep it unless entries were dropped meanwhile."""
@@ -198,12 +199,6 @@ class PolicyCache:
         self._entries.update(entries)
         while len(self._entries) > MOST_ENTRIES:
             del self._entries[next(iter(self._entries))]
-
-    def _keep_kinds(self, kinds: tuple[str, ...]) -> None:
-        self.assigned_kinds = kinds
-
-    def _keep_user_endpoints(self, found: Mapping[int | None, frozenset[str]]) -> None:
-        self.user_endpoints = found
 
     def _refresh(self, revision: int) -> Snapshot:
         self._polled = begun = time.monotonic()

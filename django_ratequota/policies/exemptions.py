@@ -7,7 +7,6 @@ the admin, and a client could not see that its quota is used up. Policies that n
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from django.utils.translation import gettext as _
@@ -16,7 +15,7 @@ from ..engine.rates import Rate
 from ..engine.types import Bucket
 from .requests.caller import Caller
 from .requests.routes import is_admin_page
-from .requests.view_declarations import handlers_of, shows_usage, view_class
+from .requests.view_declarations import handlers_of, once_per_view, shows_usage, view_class
 from .resolver import Resolution, narrow
 
 #: Set by ``@exempt`` on views, on classes, and on methods of classes.
@@ -37,12 +36,14 @@ class Exemption(NamedTuple):
         return self.methods is None or method in self.methods
 
 
+@once_per_view
 def exemption_of(view: Any) -> Exemption | None:
     """Return what the code exempts the view from; None for most views. ``view`` is a function, or a class."""
-    try:
-        return _cached_exemption(view)
-    except TypeError:  # the view is not hashable
-        return _cached_exemption.__wrapped__(view)
+    if _is_marked(view) or _is_marked(view_class(view)):
+        return Exemption(None, False)
+    methods = frozenset(method for method, handler in handlers_of(view).items() if _is_marked(handler))
+    shows = shows_usage(view)
+    return Exemption(methods, shows) if methods or shows else None
 
 
 def exemption_of_instance(view: Any) -> Exemption | None:
@@ -71,15 +72,6 @@ def why_skipped(name: str | None, exemption: Exemption | None) -> str:
     if exemption is not None and exemption.shows_usage:
         return _("policies for all endpoints do not apply to the usage endpoint")
     return _("policies for all endpoints do not apply to pages of the admin") if is_admin_page(name) else ""
-
-
-@lru_cache(maxsize=4096)
-def _cached_exemption(view: Any) -> Exemption | None:
-    if _is_marked(view) or _is_marked(view_class(view)):
-        return Exemption(None, False)
-    methods = frozenset(method for method, handler in handlers_of(view).items() if _is_marked(handler))
-    shows = shows_usage(view)
-    return Exemption(methods, shows) if methods or shows else None
 
 
 def _is_marked(one: Any) -> bool:
