@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from django.apps import apps
 from django.db.models import Count, Min
 
-from ..changes.validators import rate_problem
 from ..changes.writer import BATCH, in_batches
-from ..engine.rates import Rate, parse_rates, show
-from ..exceptions import InvalidRate
+from ..engine.rates import Rate, show
 from .change_feed import POLICY
 from .facts import UNREADABLE, PolicyFacts, policy_facts, read_rates
 
@@ -27,15 +25,12 @@ logger = logging.getLogger("django_ratequota")
 _LISTED = 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unreadable:
+class Unreadable(NamedTuple):
     """A rate text that this version cannot read, and a policy that has it."""
 
     #: One of the policies with the text (a RatePolicy), and how many others have it.
     policy: Any
     others: int
-    #: What was expected, at which character.
-    problem: str
     #: The policy's last readable rates as text; "" = none: ``on_error`` decides.
     last_rates: str
 
@@ -44,7 +39,7 @@ class Unreadable:
         fallback = f"{self.last_rates} goes on" if self.last_rates else "on_error decides"
         policy = self.policy
         place = f"{policy.audience} at {policy.endpoint or 'all endpoints'}"
-        return f"Policy {policy.pk} ({place}){others}: rates {show(policy.rates)}: {self.problem}; {fallback}."
+        return f"Policy {policy.pk} ({place}){others}: rates {show(policy.rates)} cannot be read; {fallback}."
 
 
 def with_readable_rates(policies: list[PolicyFacts]) -> list[PolicyFacts]:
@@ -70,30 +65,16 @@ def find_unreadable() -> list[Unreadable]:
         if read_rates(rates, algorithm) is None and len(bad) < _LISTED:
             bad[first] = count
     last = _recorded(bad)
+    rows = model.objects.filter(pk__in=list(bad)).select_related("endpoint", "user", "subject_list", "plan")
     return [
-        Unreadable(
-            policy=policy,
-            others=bad[policy.pk] - 1,
-            problem=_problem(policy),
-            last_rates=last[policy.pk][0] if policy.pk in last else "",
-        )
-        for policy in model.objects.filter(pk__in=list(bad))
-        .select_related("endpoint", "user", "subject_list", "plan")
-        .order_by("pk")
+        Unreadable(policy, others=bad[policy.pk] - 1, last_rates=last.get(policy.pk, ("",))[0])
+        for policy in rows.order_by("pk")
     ]
 
 
 def readable_facts(policy: Any) -> PolicyFacts:
     """Return the facts of a RatePolicy, unreadable rates replaced by the last readable ones in its history."""
     return with_readable_rates([policy_facts(policy)])[0]
-
-
-def _problem(policy: Any) -> str:
-    try:
-        parse_rates(policy.rates, policy.algorithm)
-    except InvalidRate as error:
-        return rate_problem(error)
-    return ""
 
 
 def _recorded(ids: Iterable[int]) -> dict[int, tuple[str, tuple[Rate, ...] | str]]:
