@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,7 +17,6 @@ from django.test import Client
 
 from django_ratequota.changes.writer import BATCH
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
-from django_ratequota.operations.cascades import deleted_along
 from django_ratequota.operations.restore import plan_restoration, restore
 from django_ratequota.policyfile import apply_file
 from tests.support.operators import client_of
@@ -253,8 +251,9 @@ def test_the_delete_page_of_a_plan_with_many_rows_is_bounded(django_assert_max_n
 @pytest.mark.parametrize("grants", [True, False])
 def test_a_permission_that_only_an_unlisted_row_needs_is_required(grants: bool) -> None:
     search = Endpoint.objects.create(name="search")
+    plans = Plan.objects.bulk_create([Plan(name=f"P{number}", slug=f"p{number}") for number in range(120)])
     RatePolicy.objects.bulk_create(
-        [RatePolicy(endpoint=search, plan=plan, rates="1/s") for plan in many_plans(120)]
+        [RatePolicy(endpoint=search, plan=plan, rates="1/s") for plan in plans]
         + [RatePolicy(endpoint=search, subject="ip:::1", rates="1/s")]
     )
     rights = ["view_endpoint", "delete_endpoint", "delete_ratepolicy", *(["grant_override"] if grants else [])]
@@ -265,10 +264,6 @@ def test_a_permission_that_only_an_unlisted_row_needs_is_required(grants: bool) 
     assert ("doesn’t have permission" in text or "your account doesn't have permission" in text) is not grants
     assert client.post(url, {"post": "yes"}).status_code == (302 if grants else 403)
     assert Endpoint.objects.exists() is not grants
-
-
-def many_plans(count: int) -> list[Plan]:
-    return Plan.objects.bulk_create([Plan(name=f"P{number}", slug=f"p{number}") for number in range(count)])
 
 
 # --- Restoring. ---
@@ -313,19 +308,6 @@ def test_the_page_that_restores_a_plan_with_many_rows_is_bounded(operator: Clien
     text = page.content.decode()
     assert len(page.content) < 100_000
     assert f"and {2 * BATCH + 2 - 50} more" in text
-
-
-@pytest.mark.thorough
-def test_cascaded_deletions_are_listed_without_loading_their_fields() -> None:
-    """With its fields, an entry takes three kilobytes."""
-    plan_with_assignments(2 * BATCH).delete()
-    change = deletion()
-    tracemalloc.start()
-    try:
-        assert len(deleted_along(change)) == 2 * BATCH + 2
-        assert tracemalloc.get_traced_memory()[1] < 2 * BATCH * 1500
-    finally:
-        tracemalloc.stop()
 
 
 # --- Policies as a file. ---
