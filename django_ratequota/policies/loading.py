@@ -112,7 +112,7 @@ def load_entries(keys: Collection[str | SubjectKey]) -> dict[str | SubjectKey, U
     users = [key for key in keys if isinstance(key, str) and _may_exist(key)]
     subjects = [text for key in keys if isinstance(key, tuple) and _is_storable(text := ":".join(key))]
     policies: dict[str | SubjectKey, list[PolicyFacts]] = {}
-    assignments: dict[str | SubjectKey, list[Assignment]] = {}
+    assignments: dict[Any, list[Assignment]] = {}
     for batch in in_batches(users):
         for policy in _active_facts(RatePolicy.objects.filter(user_id__in=batch)):
             policies.setdefault(policy.user, []).append(policy)

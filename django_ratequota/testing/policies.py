@@ -146,10 +146,11 @@ def _written(policies: Policies) -> Iterator[tuple[str | None, Policy]]:
     what = "write rates such as '3/min', Policy('3/min', ...), or a list of these, by endpoint (None = all endpoints)"
     if not isinstance(policies, Mapping):
         raise TypeError(f"policies: {what}, not {policies!r:.80}")
-    for name, entry in policies.items():
+    entries: Mapping[Any, Any] = policies
+    for name, entry in entries.items():
         # A mapping would be read as a list of its keys.
         several = isinstance(entry, Iterable) and not isinstance(entry, str | bytes | Mapping)
-        for item in entry if several else [entry]:  # type: ignore[attr-defined]
+        for item in entry if several else [entry]:
             if not isinstance(name, str | None) or not isinstance(item, str | Policy):
                 raise TypeError(f"policies[{name!r:.80}]: {what}, not {item!r:.80}")
             yield name, Policy(item) if isinstance(item, str) else item
