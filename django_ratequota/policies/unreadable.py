@@ -48,12 +48,14 @@ def with_readable_rates(policies: list[PolicyFacts]) -> list[PolicyFacts]:
     Raises ``django.db.Error``.
     """
     unread = [policy for policy in policies if policy.rates == UNREADABLE]
+    if not unread:
+        return policies
     last = _recorded(policy.id for policy in unread)
     for policy in unread:
         fallback = f"{last[policy.id][0]!r} goes on" if policy.id in last else "its on_error decides"
         logger.error("policy %s: its rates %s cannot be read; %s", policy.id, show(policy.unread), fallback)
     replaced = {p.id: replace(p, text=last[p.id][0], rates=last[p.id][1]) for p in unread if p.id in last}
-    return [replaced.get(policy.id, policy) for policy in policies] if replaced else policies
+    return [replaced.get(policy.id, policy) for policy in policies]
 
 
 def find_unreadable() -> list[Unreadable]:

@@ -26,8 +26,6 @@ from ..policies.facts import (
 )
 from ..policies.snapshot import Snapshot, with_rows
 
-_REVISION = 1
-
 
 @dataclass(frozen=True, slots=True)
 class Policy:
@@ -120,7 +118,7 @@ def fixed_policies(
     facts = [policy_facts(_row(pk, *entry, ids)) for pk, entry in enumerate(written, start=1)]
     members = (member_facts(pk, *row, None, None) for pk, row in enumerate(_members(lists, ids["subject_list"])))
     snapshot = with_rows(
-        Snapshot(revision=_REVISION),
+        Snapshot(revision=1),
         plans={pk: PlanFacts(id=pk, name=slug, slug=slug) for slug, pk in ids["plan"].items()},
         endpoints={pk: replace(endpoint_facts(rows[name]), id=pk) for name, pk in ids["endpoint"].items()},
         policies={policy.id: policy for policy in facts if not policy.user},
