@@ -26,12 +26,12 @@ from ..monitoring.health import note_degraded
 from ..monitoring.records import Recorded
 from ..monitoring.sending import sending
 from ..policies.assigned import resolve_assigned
-from ..policies.exemptions import Exemption, exempt, exemption_of, exemption_of_instance, narrow
+from ..policies.exemptions import Exemption, exempt, exemption_of, exemption_of_instance
 from ..policies.facts import NOBODY, EndpointFacts, PolicyFacts
 from ..policies.matching import NO_METHOD, match_endpoints
 from ..policies.requests.caller import Caller
 from ..policies.requests.routes import Handling, handling_of, resolved
-from ..policies.resolver import EvaluationContext, Resolution, match_policies, resolve
+from ..policies.resolver import EvaluationContext, Resolution, match_policies, narrow, resolve
 from ..policies.snapshot import Snapshot
 from ..runtime import process
 from ..utils.signals import send_robustly

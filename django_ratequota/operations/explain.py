@@ -16,13 +16,13 @@ from ..engine.decision import Decision, LimitRequest
 from ..engine.types import Bucket, check_cost
 from ..exceptions import StoreError
 from ..policies.assigned import assigned_to, unnamed_kinds
-from ..policies.exemptions import exempt, exempt_candidate, exemption_of, narrow
-from ..policies.explain import Candidate, explain, lost, plan_source
+from ..policies.exemptions import exempt, exemption_of, why_skipped
+from ..policies.explain import Candidate, explain, plan_source
 from ..policies.facts import NOBODY, PlanFacts
 from ..policies.matching import NO_METHOD, match_endpoints
 from ..policies.requests.caller import UNKNOWN, Caller
 from ..policies.requests.routes import handling_of_view
-from ..policies.resolver import EvaluationContext, Resolution, plan_of, resolve
+from ..policies.resolver import EvaluationContext, Resolution, narrow, plan_of, resolve
 from ..policies.snapshot import Snapshot
 from ..runtime import default_limiter, process
 
@@ -79,22 +79,21 @@ def explain_caller(
     def steps() -> Generator[Step, Any, Explanation]:
         snapshot = newest_policies()
         user_id = caller.user_id
-        entry = NOBODY if user_id is None else process.policies.user(user_id) or process.policies.load_user(user_id)
+        entry = NOBODY if user_id is None else process.policies.load_user(user_id)
         handling = handling_of_view(view, method)
         endpoints = match_endpoints(snapshot, scope=scope, route=route, name=name, method=method, handling=handling)
         assigned = assigned_to(caller, entry)
         context = EvaluationContext(caller, entry, endpoints, scope, snapshot, now_us(limiter), assigned)
         others: Counter[str] = Counter()
-        resolution, candidates = resolve(context), explain(context, others)
         exemption = exemption_of(view)
-        resolution = exempt(resolution, name, exemption, caller)
-        candidates = tuple(exempt_candidate(candidate, name, exemption) for candidate in candidates)
+        resolution = exempt(resolve(context), name, exemption, caller)
         why_exempt = resolution.exempt and _("the endpoint %(name)s is exempt") % {"name": resolution.exempt}
         unlimited = getattr(limiter, "unlimited", False)
         if unlimited or (exemption is not None and exemption.covers(method)):
             why_exempt = _("RATEQUOTA['ENABLED'] is False") if unlimited else _("@exempt decorates the view")
             resolution = narrow(resolution, lambda policy: False)
-            candidates = tuple(lost(candidate.policy, why_exempt) for candidate in candidates)
+        skipped = why_exempt or why_skipped(name, exemption)
+        candidates = explain(context, others, lambda one: skipped if one.endpoint_id is None else why_exempt)
         if cost is not None:
             resolution = replace(resolution, cost=check_cost(cost))
         asked = LimitRequest(mode="peek", buckets=resolution.buckets, cost=resolution.cost)

@@ -39,8 +39,8 @@ class Scene:
         #: The engine's clock.
         self.clock = clock or Clock()
         self.policies = policies
-        # No thread sends its counts to Redis.
-        self._collector = Collector()
+        #: Records a decision and returns the id of a refusal, as in production; no thread sends the counts to Redis.
+        self.record = Collector().record
         self._name = secrets.token_hex(5)
         self._limiters: list[SceneLimiter] = []
         # One for each settings that the test overrides.
@@ -62,10 +62,6 @@ class Scene:
     def entered(self) -> bool:
         """Whether this context has entered the scene."""
         return self in _own.get()
-
-    def record(self, context: Any, route: str | None, *decided: Any) -> str:
-        """Record a decision and return the id of a refusal, as in production; "" without one."""
-        return self._collector.record(context, route, *decided)
 
     def observe(self, decision: Decision) -> None:
         """Send ``quota_threshold`` at once: a test does not wait for a thread."""

@@ -381,8 +381,8 @@ def test_policies_for_other_callers_are_one_line_for_each_kind(operator: Client,
         f"lost: policy {own.pk} for the user is more specific",
         "wins: everyone is the most specific audience here",
     ]
-    assert "300 more policies are for other addresses." in text
-    assert "1 more policy is for another plan." in text
+    assert "300 more policies are for other callers (ip)." in text
+    assert "1 more policy is for other callers (plan)." in text
 
 
 def test_a_callers_own_ended_policies_are_cut_short(operator: Client, alice: User) -> None:

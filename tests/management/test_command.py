@@ -70,7 +70,7 @@ def test_explain_takes_the_plan_that_a_resolver_would_return(alice: User, settin
     assert "plan         none (PLAN_RESOLVER returned no plan" in run("explain", "--user", "alice", "--plan", "")
     text = run("explain", "--user", "alice", "--plan", "pro")
     assert "plan         Pro" in text
-    assert "1 more policy is for another plan." in text
+    assert "1 more policy is for other callers (plan)." in text
 
 
 def test_explain_resolves_a_path_and_its_view() -> None:
