@@ -178,8 +178,7 @@ def _rolled_up(
         if series == "t" and outcome != _WOULD_REFUSE:
             kept[second // HOUR * HOUR] += times
     times_of = {datetime.fromtimestamp(start, UTC): start for start in starts}
-    hours = UsageCount.objects.filter(length=UsageCount.Length.HOUR).order_by()
-    rows = hours.filter(starts_at__in=list(times_of), place__in={"t", chosen})
+    rows = UsageCount.objects.filter(starts_at__in=list(times_of), place__in={"t", chosen}).order_by()
     older = set()
     own: dict[int, list[int]] = {}
     for starts_at, series, *counts in rows.values_list("starts_at", "place", *OUTCOMES):
@@ -191,8 +190,8 @@ def _rolled_up(
     for start in older & own.keys():
         slots[start][:] = own[start]
     # Added up in the database, because a week may have 100,000 rows.
-    rows = hours.filter(starts_at__in=[datetime.fromtimestamp(start, UTC) for start in older])
-    found = rows.values("place").annotate(*map(Sum, OUTCOMES))
+    rows = UsageCount.objects.filter(starts_at__in=[datetime.fromtimestamp(start, UTC) for start in older])
+    found = rows.order_by().values("place").annotate(*map(Sum, OUTCOMES))
     for series, *counts in found.values_list("place", *(f"{outcome}__sum" for outcome in OUTCOMES)):
         sums[series] = counts
     return frozenset(older)

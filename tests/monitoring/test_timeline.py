@@ -150,12 +150,7 @@ def test_the_chart_goes_on_where_a_key_is_full(monkeypatch: Any) -> None:
 
 def test_the_week_includes_rolled_up_hours_from_the_database(search: Endpoint) -> None:
     now = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
-    UsageCount.objects.create(
-        length="hour", starts_at=now - timedelta(days=5), place="t", admitted=7, refused=2, would_refuse=1
-    )
-    UsageCount.objects.create(
-        length="day", starts_at=now - timedelta(days=5), place="t", admitted=70, refused=0, would_refuse=0
-    )
+    UsageCount.objects.create(starts_at=now - timedelta(days=5), place="t", admitted=7, refused=2, would_refuse=1)
     check_request(request_from(), scope="search")
     collector.flush()
     assert total(timeline("week").total) == Counts(8, 2, 1)
@@ -169,7 +164,7 @@ def test_of_each_hour_the_week_has_what_redis_or_the_database_counted_more_of() 
         starts_at = datetime.fromtimestamp(noon - hours_ago * HOUR, UTC)
         for place, numbers in counts.items():
             values = dict(zip(("admitted", "refused", "would_refuse"), numbers, strict=True))
-            UsageCount.objects.create(length="hour", starts_at=starts_at, place=place, **values)
+            UsageCount.objects.create(starts_at=starts_at, place=place, **values)
 
     with time_machine.travel(noon + 1800, tick=False):
         collector.clear()
@@ -192,7 +187,7 @@ def test_of_each_hour_the_week_has_what_redis_or_the_database_counted_more_of() 
 
 
 def test_a_week_takes_two_queries_and_a_command_per_day(monkeypatch: Any, django_assert_num_queries: Any) -> None:
-    older = {"length": "hour", "starts_at": datetime.now(UTC).replace(minute=0, second=0, microsecond=0)}
+    older = {"starts_at": datetime.now(UTC).replace(minute=0, second=0, microsecond=0)}
     older["starts_at"] -= timedelta(days=5)
     for place in ("t", "e1", "e2", "p1"):
         UsageCount.objects.create(place=place, admitted=1, refused=0, would_refuse=0, **older)
