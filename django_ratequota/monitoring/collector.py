@@ -1,7 +1,7 @@
 """Records the decisions of this process: a request appends one tuple, and ``sending`` has them counted and sent.
 
-Everything is bounded: a process holds at most ``MAX_PENDING`` decisions and ``MAX_REFUSALS`` refusals that are not
-sent yet; ``lua/collect.lua`` bounds what Redis keeps, to less than 100 MB even when every bound is met for 48 hours.
+Everything is bounded: a process holds at most ``MAX_PENDING`` decisions, and some hundred refusals, that are not sent
+yet; ``lua/collect.lua`` bounds what Redis keeps, to less than 100 MB even when every bound is met for 48 hours.
 When there are too many attempts, they are kept of a sample of the callers, the same in every process.
 """
 
@@ -13,6 +13,7 @@ import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -33,6 +34,9 @@ from .records import MAX_NAME, UNKNOWN_PLAN, DecisionRecord, RequestCost, is_sam
 
 #: Decisions recorded and not counted yet; those beyond it go uncounted.
 MAX_PENDING = 20_000
+#: Most refusals with an id per minute, of all clients and of one network; and the same for would-be refusals, of all
+#: policies in log mode and of one.
+MAX_REFUSALS, MAX_WOULD_BE = (300, 30), (100, 10)
 #: Bounds of what Redis keeps: fields of each hash of counts, callers of an hour and outcome, bytes of an hour's
 #: attempts, refusals, would-be refusals.
 MAX_FIELDS, MAX_CALLERS, MAX_USAGE_BYTES, MAX_KEPT_REFUSALS, MAX_KEPT_WOULD_BE = 20_000, 1_000, 2**19, 10_000, 2_000
@@ -51,7 +55,7 @@ class Collector:
         #: What is recorded and not sent yet: ``DecisionRecord``s as plain tuples, which cost less to make, and the
         #: garbage collector passes them over; and the refusals among them.
         self.pending: deque[tuple[Any, ...]] = deque()
-        self.refusals = PendingRefusals()
+        self.refusals, self.would_be = PendingRefusals(*MAX_REFUSALS), PendingRefusals(*MAX_WOULD_BE)
         #: ``DecisionRecord.attempt`` -> [how many were admitted, and refused]
         self._attempts: dict[tuple[Any, ...], list[int]] = {}
         self._attempts_sent = time.monotonic()
@@ -100,10 +104,9 @@ class Collector:
         # Nobody could look up a refusal in memory. Not ``in_memory``, which is slower to read.
         if settings.redis_url == "memory://":
             return ""
-        described = DecisionRecord._make(record)
-        refusal_id = self.refusals.add(
-            described, context.scope or "", route or "", method, decision, resolution.assigned_to
-        )
+        refusals = self.would_be if allowed else self.refusals
+        described, scope = DecisionRecord._make(record), context.scope or ""
+        refusal_id = refusals.add(described, scope, route or "", method, decision, resolution.assigned_to)
         return "" if allowed else refusal_id
 
     def flush(self) -> None:
@@ -122,14 +125,16 @@ class Collector:
         for hour, records in hours.items():
             self._add_attempts(records, self._level_for(hour))
         chunks = self._take_chunks()
-        refusals = self.refusals.take()
-        for hour in sorted({*hours, *chunks} or ({time.time_ns() // 10**9 // HOUR} if refusals else ())):
+        refusals = {"refusals": self.refusals.take(), "would_be": self.would_be.take()}
+        waiting = any(refusals.values())
+        for hour in sorted({*hours, *chunks} or ({time.time_ns() // 10**9 // HOUR} if waiting else ())):
             rest = iter(hours.get(hour, ()))
             chunk = chunks.get(hour, b"")
-            while (records := list(islice(rest, _SLICE))) or chunk or refusals:
-                payload = {**pack_counts(records), "refusals": refusals[:_SLICE]}
+            while (records := list(islice(rest, _SLICE))) or chunk or waiting:
+                payload = {**pack_counts(records), **refusals}
                 self._level = (hour, self._send(limiter, hour, payload, chunk))
-                chunk, refusals = b"", refusals[_SLICE:]
+                chunk, waiting = b"", False
+                refusals = {"refusals": [], "would_be": []}
 
     def _send(self, limiter: Limiter, hour: int, payload: dict[str, Any], chunk: bytes) -> int:
         start = hour * HOUR
@@ -181,16 +186,15 @@ class Collector:
     def close(self) -> None:
         """Send what is left, as the process ends."""
         self._attempts_sent = -_CHUNK_SECONDS
-        if self.pending or self._attempts or self.refusals:
-            try:
+        if self.pending or self._attempts or self.refusals or self.would_be:
+            with suppress(StoreError):
                 self.flush()
-            except StoreError:
-                pass
 
     def clear(self) -> None:
         """Drop everything that is not sent yet."""
         self.pending.clear()
         self.refusals.clear()
+        self.would_be.clear()
         self._attempts.clear()
         self._level = (0, 0)
 

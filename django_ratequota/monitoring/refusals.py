@@ -168,7 +168,7 @@ def describe(
 
 
 def shared_network(ip: str) -> str:
-    """Return the network whose clients share ``collector.MAX_OF_NETWORK`` refusal ids; "" without an address."""
+    """Return the network whose clients share refusal ids; "" without an address."""
     text = ip.removeprefix("ip:").partition("/")[0]
     return network_of(ip_address(text)) if text else ""
 

@@ -131,7 +131,7 @@ def test_refused_responses_carry_the_refusal_id() -> None:
 
 
 def test_refusals_are_bounded_in_the_process(monkeypatch: Any) -> None:
-    monkeypatch.setattr("django_ratequota.monitoring.pending_refusals.MAX_REFUSALS", 3)
+    monkeypatch.setattr(collector.refusals, "most", 3)
     RatePolicy.objects.create(rates="blocked")
     ids = [check_request(request_from(address=f"203.0.113.{last}")).refusal_id for last in range(5)]
     assert [bool(one) for one in ids] == [True, True, True, False, False]
@@ -186,15 +186,19 @@ def test_would_be_refusals_are_kept_apart_and_without_an_id(search: Endpoint, re
 
 
 def test_would_be_refusals_never_displace_refusals(monkeypatch: Any, redis_client: redis.Redis) -> None:
-    monkeypatch.setattr("django_ratequota.monitoring.pending_refusals.MAX_WOULD_BE", 4)
-    monkeypatch.setattr("django_ratequota.monitoring.pending_refusals.MAX_OF_POLICY", 3)
-    monkeypatch.setattr("django_ratequota.monitoring.pending_refusals.MAX_REFUSALS", 2)
+    for refusals_, name, bound in (
+        (collector.would_be, "most", 4),
+        (collector.would_be, "most_of_share", 3),
+        (collector.refusals, "most", 2),
+    ):
+        monkeypatch.setattr(refusals_, name, bound)
     monkeypatch.setattr("django_ratequota.monitoring.collector.MAX_KEPT_WOULD_BE", 5)
     now = int(time.time()) // 60 * 60
 
     def note(last: int, policy: int, allowed: bool = True, ago: int = 0) -> str:
         noted = record(now - ago, f"ip:203.0.113.{last}", allowed=allowed, against=(policy,))
-        return collector.refusals.add(noted, "", "", "GET", Decision(allowed=allowed))
+        pending = collector.would_be if allowed else collector.refusals
+        return pending.add(noted, "", "", "GET", Decision(allowed=allowed))
 
     assert [bool(note(last, 1)) for last in range(4)] == [True, True, True, False]
     assert [bool(note(last, 2)) for last in range(2)] == [True, False]

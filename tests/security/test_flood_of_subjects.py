@@ -128,7 +128,7 @@ def networks(number: int) -> list[str]:
 def test_one_network_takes_its_share_of_refusal_ids(search: Endpoint, attackers: list[str]) -> None:
     RatePolicy.objects.create(endpoint=search, rates="blocked")
     given = [name for name in map(refusal_id, attackers) if name]
-    assert len(given) == pending_refusals.MAX_OF_NETWORK < pending_refusals.MAX_REFUSALS / 2
+    assert len(given) == collector.refusals.most_of_share < collector.refusals.most / 2
     others = [refusal_id(address) for address in ("203.0.113.7", "2001:db8:2::1", "198.51.101.1")]
     assert all(others)
     collector.flush()
