@@ -6,7 +6,7 @@ The functions raise ``StoreError``.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from operator import attrgetter
@@ -24,6 +24,8 @@ Span = Literal["hour", "day", "week"]
 
 #: Seconds of a slot, and how many there are.
 _SPANS = {"hour": (MINUTE, 60), "day": (QUARTER, 96), "week": (HOUR, 168)}
+#: Unix time, series, number in ``OUTCOMES``, requests.
+_Count = tuple[int, str, int, int]
 #: Requests that were admitted, and are counted there too.
 _WOULD_REFUSE = OUTCOMES.index("would_refuse")
 
@@ -78,13 +80,10 @@ def timeline(span: Span, *, endpoint_id: int | None = None, policy_id: int | Non
     counted, complete = slot_counts(starts[0], now, MINUTES if span == "hour" else QUARTERS)
     sums: dict[str, list[int]] = {}
     slots = {start: [0, 0, 0] for start in starts}
-    older = _rolled_up(counted, starts, chosen, slots, sums) if span == "week" else frozenset()
-    for second, series, outcome, times in counted:
-        start = second // step * step
-        if start not in older:
-            sums.setdefault(series, [0, 0, 0])[outcome] += times
-            if series == chosen:
-                slots[start][outcome] += times
+    for second, series, outcome, times in _with_rolled_up(counted, starts, chosen) if span == "week" else counted:
+        sums.setdefault(series, [0, 0, 0])[outcome] += times
+        if series == chosen:
+            slots[second // step * step][outcome] += times
     return Timeline(
         starts=tuple(datetime.fromtimestamp(start, UTC) for start in starts),
         step=timedelta(seconds=step),
@@ -136,14 +135,14 @@ def seen_callers(prefix: str, most: int) -> list[str]:
 
 
 @reading()
-def slot_counts(since: float, until: float, kind: tuple[int, int]) -> tuple[list[tuple[int, str, int, int]], bool]:
-    """Return (second, series, number in ``OUTCOMES``, requests) between two Unix times, by MINUTES or QUARTERS.
+def slot_counts(since: float, until: float, kind: tuple[int, int]) -> tuple[list[_Count], bool]:
+    """Return the counts between two Unix times, by MINUTES or QUARTERS.
 
     Then whether that is all: Redis holds at most ``MAX_FIELDS`` counts of an hour's minutes or a day's quarters.
     """
     slot, length = kind
     name = "minutes" if kind == MINUTES else "quarters"
-    counts: list[tuple[int, str, int, int]] = []
+    counts: list[_Count] = []
     complete = True
     for number in range(int(since // length), int(until // length) + 1):
         [fields] = read_pairs("hash", f"{name}:{number}")
@@ -162,36 +161,32 @@ def _series(endpoint_id: int | None, policy_id: int | None) -> str:
     return "t" if endpoint_id is None else f"e{endpoint_id}"
 
 
-def _rolled_up(
-    counted: Iterable[tuple[int, str, int, int]],
-    starts: Sequence[int],
-    chosen: str,
-    slots: dict[int, list[int]],
-    sums: dict[str, list[int]],
-) -> frozenset[int]:
-    """Add the hours of which the database holds more requests than Redis ``counted``, and return them.
+def _with_rolled_up(counted: list[_Count], starts: Sequence[int], chosen: str) -> list[_Count]:
+    """Return the counts with those of the hours of which the database holds more requests than Redis counted.
 
-    Redis has forgotten those hours, or has lost its data since they were rolled up.
+    Redis has forgotten these hours, or has lost its data since they were rolled up. Of other series than the chosen
+    one only the sum is read, as of the first of them, because a week may have 100,000 rows.
     """
     kept = dict.fromkeys(starts, 0)
     for second, series, outcome, times in counted:
         if series == "t" and outcome != _WOULD_REFUSE:
             kept[second // HOUR * HOUR] += times
-    times_of = {datetime.fromtimestamp(start, UTC): start for start in starts}
-    rows = UsageCount.objects.filter(starts_at__in=list(times_of), place__in={"t", chosen}).order_by()
-    older = set()
-    own: dict[int, list[int]] = {}
+    times_of = [datetime.fromtimestamp(start, UTC) for start in starts]
+    rows = UsageCount.objects.filter(starts_at__in=times_of, place__in={"t", chosen}).order_by()
+    older: list[datetime] = []
+    own: list[_Count] = []
     for starts_at, series, *counts in rows.values_list("starts_at", "place", *OUTCOMES):
-        start = times_of[starts_at.astimezone(UTC)]
+        start = int(starts_at.timestamp())
         if series == "t" and counts[0] + counts[1] > kept[start]:
-            older.add(start)
+            older.append(starts_at)
         if series == chosen:
-            own[start] = counts
-    for start in older & own.keys():
-        slots[start][:] = own[start]
-    # Added up in the database, because a week may have 100,000 rows.
-    rows = UsageCount.objects.filter(starts_at__in=[datetime.fromtimestamp(start, UTC) for start in older])
-    found = rows.order_by().values("place").annotate(*map(Sum, OUTCOMES))
-    for series, *counts in found.values_list("place", *(f"{outcome}__sum" for outcome in OUTCOMES)):
-        sums[series] = counts
-    return frozenset(older)
+            own += [(start, series, outcome, times) for outcome, times in enumerate(counts)]
+    sums = UsageCount.objects.filter(starts_at__in=older).exclude(place=chosen).order_by().values_list("place")
+    replaced = {int(starts_at.timestamp()) for starts_at in older}
+    others = [
+        (min(replaced), series, outcome, times)
+        for series, *counts in sums.annotate(*map(Sum, OUTCOMES))
+        for outcome, times in enumerate(counts)
+    ]
+    kept_counts = [count for count in counted if count[0] // HOUR * HOUR not in replaced]
+    return [*kept_counts, *(count for count in own if count[0] in replaced), *others]

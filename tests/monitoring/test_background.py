@@ -143,7 +143,7 @@ def test_a_thread_that_cannot_be_started_is_tried_again(work: Work, monkeypatch:
         for clock.now in (100, 101, 159.9, 160, 161):
             work.background.keep()
     assert tried == [100, 160]
-    text = f"{NAME} could not be started; trying again every 60 s: can't start new thread"
+    text = f"{NAME} could not be started; trying again every minute: can't start new thread"
     assert [record.getMessage() for record in caplog.records] == [text]
     clock.now = 219.9
     work.background.keep()
