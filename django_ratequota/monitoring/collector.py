@@ -155,20 +155,14 @@ class Collector:
 
     def _add_attempts(self, records: Records, level: int) -> None:
         for record, times in records:
-            if not is_sampled(record.caller, level):
-                continue
-            self._add_attempt(record.attempt, 0 if record.allowed else 1, times)
-            replaced = record.replaced
-            if replaced is not None:
-                self._add_attempt(replaced, 0, -times)
+            if is_sampled(record.caller, level):
+                self._add_attempt(record.attempt, 0 if record.allowed else 1, times)
+                if (replaced := record.replaced) is not None:
+                    self._add_attempt(replaced, 0, -times)
 
     def _add_attempt(self, attempt: tuple[Any, ...], outcome: int, times: int) -> None:
-        count = self._attempts.get(attempt)
-        if count is None:
-            if len(self._attempts) >= MAX_PENDING:
-                return
-            count = self._attempts[attempt] = [0, 0]
-        count[outcome] += times
+        if attempt in self._attempts or len(self._attempts) < MAX_PENDING:
+            self._attempts.setdefault(attempt, [0, 0])[outcome] += times
 
     def _take_chunks(self) -> dict[int, bytes]:
         """Return the attempts to send now, packed, by hour."""
@@ -177,9 +171,8 @@ class Collector:
         self._attempts_sent = time.monotonic()
         hours: dict[int, list[Any]] = {}
         for (second, *fields), count in self._attempts.items():
-            if not any(count):
-                continue  # replaced by the request's later check
-            hours.setdefault(second // HOUR, []).append([second, *fields, *count])
+            if any(count):  # else the request's later check has replaced it
+                hours.setdefault(second // HOUR, []).append([second, *fields, *count])
         self._attempts = {}
         return {hour: pack_attempts(rows) for hour, rows in hours.items()}
 

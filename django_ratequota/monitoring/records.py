@@ -29,10 +29,9 @@ class RequestCost(NamedTuple):
     @property
     def attempt(self) -> tuple[tuple[int, ...], Any]:
         """The endpoint ids of all checks, and the cost: one number where it is the same everywhere, else ``each``."""
+        endpoint_ids = tuple(endpoint for endpoint, _cost in self.each if endpoint)
         costs = {cost for _endpoint, cost in self.each}
-        return tuple(endpoint for endpoint, _cost in self.each if endpoint), (
-            self.each if len(costs) > 1 else self.each[0][1]
-        )
+        return endpoint_ids, self.each if len(costs) > 1 else self.each[0][1]
 
 
 class DecisionRecord(NamedTuple):

@@ -112,10 +112,11 @@ def top_callers(
             for member, score in scored:
                 counts.setdefault(member[len(prefix) :], [0, 0, 0])[number] += int(float(score))
     tops = [TopCaller(caller=caller, counts=Counts(*numbers)) for caller, numbers in sorted(counts.items())]
-    return {
-        outcome: tuple(sorted((top for top in tops if getattr(top.counts, outcome)), key=order, reverse=True)[:most])
-        for outcome, order in ((outcome, attrgetter(f"counts.{outcome}")) for outcome in OUTCOMES)
-    }
+    highest = {}
+    for outcome in OUTCOMES:
+        count = attrgetter(f"counts.{outcome}")
+        highest[outcome] = tuple(sorted(filter(count, tops), key=count, reverse=True)[:most])
+    return highest
 
 
 @reading()
