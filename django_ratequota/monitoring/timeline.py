@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from operator import attrgetter
 from typing import Literal
 
@@ -46,7 +46,6 @@ class Timeline:
 
     #: When each slot begins (aware), oldest first; the last one is still being counted.
     starts: tuple[datetime, ...]
-    step: timedelta
     #: Of all requests, or of the endpoint or policy asked for; one per slot.
     total: tuple[Counts, ...]
     #: By endpoint id; 0 = requests that belong to no endpoint.
@@ -86,7 +85,6 @@ def timeline(span: Span, *, endpoint_id: int | None = None, policy_id: int | Non
             slots[second // step * step][outcome] += times
     return Timeline(
         starts=tuple(datetime.fromtimestamp(start, UTC) for start in starts),
-        step=timedelta(seconds=step),
         total=tuple(Counts(*counts) for counts in slots.values()),
         endpoints={int(series[1:]): Counts(*counts) for series, counts in sums.items() if series[0] == "e"},
         policies={int(series[1:]): Counts(*counts) for series, counts in sums.items() if series[0] == "p"},
@@ -106,16 +104,17 @@ def top_callers(
     """
     prefix = f"{_series(endpoint_id, policy_id)}|"
     counts: dict[str, list[int]] = {}
-    for hour in kept_hours({"hour": 2, "day": 25, "week": 49}[span]):
+    step, number = _SPANS[span]
+    for hour in kept_hours(step * number // HOUR + 1):
         members = read_pairs("zset", *(f"{outcome}:{hour}" for outcome in OUTCOMES), prefix=prefix)
-        for number, scored in enumerate(members):
+        for outcome, scored in enumerate(members):
             for member, score in scored:
-                counts.setdefault(member[len(prefix) :], [0, 0, 0])[number] += int(float(score))
+                counts.setdefault(member[len(prefix) :], [0, 0, 0])[outcome] += int(float(score))
     tops = [TopCaller(caller=caller, counts=Counts(*numbers)) for caller, numbers in sorted(counts.items())]
     highest = {}
-    for outcome in OUTCOMES:
-        count = attrgetter(f"counts.{outcome}")
-        highest[outcome] = tuple(sorted(filter(count, tops), key=count, reverse=True)[:most])
+    for name in OUTCOMES:
+        count = attrgetter(f"counts.{name}")
+        highest[name] = tuple(sorted(filter(count, tops), key=count, reverse=True)[:most])
     return highest
 
 
