@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +23,7 @@ from django_ratequota.monitoring.timeline import timeline
 from django_ratequota.runtime import default_limiter
 from tests.faults import poll
 from tests.project.views import request_from
+from tests.support.projects import run_python
 from tests.support.threads import on_threads
 
 NAME = "ratequota-tests"
@@ -265,8 +263,4 @@ sys.exit(os.waitstatus_to_exitcode(status))
 @pytest.mark.slow
 def test_a_forked_process_reports_for_itself(redis_client: redis.Redis) -> None:
     # Newer Pythons warn of any fork with threads, which this test needs.
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKING]
-    result = subprocess.run(
-        command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=90, check=False
-    )
-    assert (result.returncode, result.stderr) == (0, "")
+    assert run_python(FORKING, warnings="ignore::DeprecationWarning") == []
