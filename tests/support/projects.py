@@ -49,7 +49,7 @@ def run_python(
 
 
 def run_project(folder: Path, files: dict[str, str], code: str, **environment: str) -> list[str]:
-    """Write the files, of which ``settings.py`` adds to ``SETTINGS``; run code there, with a test client's ``get``."""
+    """Write the files, of which ``settings.py`` adds to ``SETTINGS``; run code with a test client's ``get``."""
     for name, text in {**files, "settings.py": SETTINGS + files["settings.py"]}.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
