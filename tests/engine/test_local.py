@@ -217,7 +217,7 @@ def test_its_decisions_settle_here(clock: Clock, algorithm: str) -> None:
 
 def test_the_number_of_counters_is_bounded(clock: Clock) -> None:
     limiter = limiter_of(1, clock)
-    for number in range(scaled(100_000)):
+    for number in range(scaled(48_000)):
         assert ask(limiter, bucket("1/min", subject=f"user:{number}"))
         # Every twentieth asks once too often, and is remembered as refused.
         if number % 20 == 0:

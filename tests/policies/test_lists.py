@@ -20,6 +20,7 @@ from django_ratequota.policies.audiences import Members
 from django_ratequota.policies.explain import others_in_words
 from django_ratequota.policies.facts import member_facts
 from django_ratequota.policies.requests.caller import DescribedCaller
+from tests.support.properties import thorough_after
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -105,7 +106,7 @@ def test_a_deleted_list_is_restored_with_its_members_and_policies(bots: SubjectL
     assert ListMember.objects.get().reason == "OPS-7"
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", thorough_after(2, range(5)))
 def test_the_index_finds_what_a_search_of_all_networks_finds(seed: int) -> None:
     random = Random(seed)
 
