@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
 
 from django_ratequota.conf import KEYS, Settings
@@ -49,18 +48,6 @@ def test_the_table_has_every_setting_with_its_default() -> None:
     texts = {key: repr(list(value) if isinstance(value, tuple) else value) for key, value in defaults.items()}
     del texts["TIME_ZONE"], shown["TIME_ZONE"]
     assert {key: text.strip("`").replace('"', "'") for key, text in shown.items()} == texts
-
-
-def test_the_badges_are_in_step_with_the_classifiers() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    badges = dict(re.findall(r"^!\[(\w+)[: ]\s*([^\]]+)\]", README, re.MULTILINE))
-    versions = {"Python": "Programming Language :: Python", "Django": "Framework :: Django"}
-    for name, about in versions.items():
-        found = [re.fullmatch(rf"{about} :: (\d+\.\d+)", text) for text in project["classifiers"]]
-        promised = [match[1] for match in found if match]
-        assert badges[name] == ", ".join(promised)
-        assert f"badge/{name}-{'_%7C_'.join(promised)}-" in README
-    assert badges["License"] == project["license"]
 
 
 def test_the_text_before_the_first_link_is_short() -> None:
