@@ -138,7 +138,7 @@ class Collector:
 
     def _send(self, limiter: Limiter, hour: int, payload: dict[str, Any], chunk: bytes) -> int:
         start = hour * HOUR
-        names = [f"minutes:{start // MINUTES[1]}", f"quarters:{start // QUARTERS[1]}"]
+        names = [MINUTES.key(start), QUARTERS.key(start)]
         names += [f"{outcome}:{hour}" for outcome in OUTCOMES]
         names += [f"usage:{hour}", f"level:{hour}", "refusals", "refused_at", "refused_more"]
         names += ["would_be", "would_be_at"]

@@ -11,7 +11,7 @@ import time
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ..engine.keys import statistics_key
 from ..engine.scripts import READ_PAIRS
@@ -22,9 +22,26 @@ from .records import DecisionRecord
 
 KEPT_SECONDS = 48 * 3600
 MINUTE, QUARTER, HOUR, DAY = 60, 900, 3600, 86_400
-#: How counts by the minute and by the quarter of an hour are kept: seconds of a slot, seconds of a key.
-MINUTES, QUARTERS = (MINUTE, HOUR), (QUARTER, DAY)
 OUTCOMES = ("admitted", "refused", "would_refuse")
+
+
+class Slots(NamedTuple):
+    """How counts over time are kept: by ``slot`` seconds, in a key for each ``span`` seconds."""
+
+    name: str
+    slot: int
+    span: int
+
+    def key(self, second: int) -> str:
+        """Return the key of a Unix time."""
+        return f"{self.name}:{second // self.span}"
+
+    def position(self, second: int) -> int:
+        """Return the number of the slot in its key."""
+        return second % self.span // self.slot
+
+
+MINUTES, QUARTERS = Slots("minutes", MINUTE, HOUR), Slots("quarters", QUARTER, DAY)
 
 #: Records, each with how often it was made.
 Records = Iterable[tuple[DecisionRecord, int]]
@@ -40,8 +57,7 @@ def pack_counts(records: Records) -> dict[str, Any]:
     quarters: Counter[str] = Counter()
     callers: list[Counter[str]] = [Counter() for _ in OUTCOMES]
     for (minute, endpoint_ids, policy_ids, allowed, against, before), by_caller in groups.items():
-        in_hour = minute * MINUTE % MINUTES[1] // MINUTES[0]
-        in_day = minute * MINUTE % QUARTERS[1] // QUARTERS[0]
+        in_hour, in_day = MINUTES.position(minute * MINUTE), QUARTERS.position(minute * MINUTE)
         places = ["t", *(f"e{endpoint}" for endpoint in endpoint_ids or (0,))]
         for outcome in _outcomes(allowed, against):
             # A refusal by another policy is no count of this one.

@@ -17,7 +17,7 @@ from django.db.models import Sum
 from ..models import UsageCount
 from ..store.base import reading
 from .collector import MAX_FIELDS
-from .packing import HOUR, MINUTE, MINUTES, OUTCOMES, QUARTER, QUARTERS, kept_hours, read_pairs
+from .packing import HOUR, MINUTE, MINUTES, OUTCOMES, QUARTER, QUARTERS, Slots, kept_hours, read_pairs
 from .records import MAX_NAME
 
 Span = Literal["hour", "day", "week"]
@@ -135,21 +135,19 @@ def seen_callers(prefix: str, most: int) -> list[str]:
 
 
 @reading()
-def slot_counts(since: float, until: float, kind: tuple[int, int]) -> tuple[list[_Count], bool]:
+def slot_counts(since: float, until: float, slots: Slots) -> tuple[list[_Count], bool]:
     """Return the counts between two Unix times, by MINUTES or QUARTERS.
 
     Then whether that is all: Redis holds at most ``MAX_FIELDS`` counts of an hour's minutes or a day's quarters.
     """
-    slot, length = kind
-    name = "minutes" if kind == MINUTES else "quarters"
     counts: list[_Count] = []
     complete = True
-    for number in range(int(since // length), int(until // length) + 1):
-        [fields] = read_pairs("hash", f"{name}:{number}")
+    for start in range(int(since // slots.span) * slots.span, int(until) + 1, slots.span):
+        [fields] = read_pairs("hash", slots.key(start))
         complete = complete and len(fields) < MAX_FIELDS
         for field, times in fields:
             position, series, outcome = field.split(":")
-            second = number * length + int(position) * slot
+            second = start + int(position) * slots.slot
             if since <= second <= until:  # another machine's clock may be ahead
                 counts.append((second, series, int(outcome), int(times)))
     return counts, complete
