@@ -52,6 +52,10 @@ class Collector:
     """The decisions that one process has recorded and not sent yet."""
 
     def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin with nothing that is not sent yet: in a forked child that is the parent's."""
         #: What is recorded and not sent yet: ``DecisionRecord``s as plain tuples, which cost less to make, and the
         #: garbage collector passes them over; and the refusals among them.
         self.pending: deque[tuple[Any, ...]] = deque()
@@ -182,14 +186,6 @@ class Collector:
         if self.pending or self._attempts or self.refusals or self.would_be:
             with suppress(StoreError):
                 self.flush()
-
-    def clear(self) -> None:
-        """Drop everything that is not sent yet."""
-        self.pending.clear()
-        self.refusals.clear()
-        self.would_be.clear()
-        self._attempts.clear()
-        self._level = (0, 0)
 
 
 #: Called by every flush with its records and how often each was made, also when Redis fails: for ``metrics``.

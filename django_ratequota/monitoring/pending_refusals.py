@@ -81,8 +81,3 @@ class PendingRefusals:
                 refusal.count = 0
             self._shares = Counter(refusal.share for refusal in self._refusals.values())
         return taken
-
-    def clear(self) -> None:
-        """Drop everything that is not sent yet."""
-        self._refusals.clear()
-        self._shares.clear()
