@@ -54,14 +54,9 @@ def test_every_public_name_resolves() -> None:
         _ = django_ratequota.Limitter  # type: ignore[attr-defined]
 
 
-def test_public_names_import_before_settings_exist() -> None:
-    code = "from django_ratequota import Rate, Bucket, Decision, RateQuotaError, Limiter; print(Rate.parse('5/min'))"
-    assert run(code) == ["5/min"]
-
-
 ENGINE = """
 import asyncio, os, sys, redis
-from django_ratequota import Bucket, Limiter, Rate
+from django_ratequota import Bucket, Decision, Limiter, Rate, RateQuotaError
 with redis.Redis.from_url(os.environ["SERVER"]) as client:
     limiter = Limiter(client=client, prefix="rqtest.bare", timeout=5)
     bucket = Bucket("user:1", Rate.parse("3/month"), scope="bare")
