@@ -5,12 +5,24 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
-if TYPE_CHECKING:
-    from django_ratequota import Rate
-    from django_ratequota.operations.scenarios import Scenario
+from django.utils import translation
+
+from django_ratequota import Rate
+from django_ratequota.engine.rates import parse_rates
+from django_ratequota.operations.scenarios import (
+    SLOTS,
+    Run,
+    Scenario,
+    Script,
+    at_once,
+    duration,
+    evenly,
+    number,
+    stream,
+    window_edge_us,
+)
 
 IMAGES = Path(__file__).parent / "images"
 #: One panel each; the traffic is made for the last rate of each, which has the longest period.
@@ -43,10 +55,6 @@ text { fill: #ddd } .ground { fill: #17191c } .axis { stroke: #777 }
 
 def draw() -> dict[str, str]:
     """Return the drawings by file name: one per scenario, with a panel for each of ``RATES``."""
-    from django.utils import translation
-
-    from django_ratequota.engine.rates import parse_rates
-
     with translation.override("en"):
         judged = [scenarios(rates) for rates in map(parse_rates, RATES) if isinstance(rates, tuple)]
     return {file: _drawing([of_rates[at] for of_rates in judged]) for at, file in enumerate(FILES)}
@@ -54,14 +62,10 @@ def draw() -> dict[str, str]:
 
 def scenarios(rates: Sequence[Rate]) -> tuple[Scenario, Scenario, Scenario]:
     """Return an even stream above the limit, bursts at a window's edge, and a burst after a pause."""
-    from django_ratequota.operations.scenarios import stream
-
     return stream(rates, rates[-1]), _edge(rates), _pause(rates)
 
 
 def _edge(rates: Sequence[Rate]) -> Scenario:
-    from django_ratequota.operations.scenarios import SLOTS, Run, Script, at_once, number, window_edge_us
-
     scale, edge_us = rates[-1], window_edge_us(rates[-1])
     before_us = edge_us - scale.period_us // 1000
     attempts = [(at_us, cost) for at_us in (before_us, edge_us) for cost in at_once(scale.limit)]
@@ -75,10 +79,7 @@ def _edge(rates: Sequence[Rate]) -> Scenario:
 
 
 def _pause(rates: Sequence[Rate]) -> Scenario:
-    from django_ratequota.operations.scenarios import SLOTS, Run, Script, at_once, duration, evenly, number
-    from django_ratequota.operations.scenarios import window_edge_us as edge
-
-    scale, edge_us, room = rates[-1], edge(rates[-1]), min(rate.capacity for rate in rates)
+    scale, edge_us, room = rates[-1], window_edge_us(rates[-1]), min(rate.capacity for rate in rates)
     attempts = [(edge_us, cost) for cost in at_once(2 * max(scale.limit, scale.capacity))]
     more, span_us = evenly(edge_us + 1, 6 * scale.limit, span_us=2 * scale.period_us, room=room)
     # The first fifth shows the end of the pause.

@@ -121,8 +121,7 @@ class Migration(migrations.Migration):
             name='UsageCount',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('length', models.CharField(choices=[('hour', 'hour'), ('day', 'day')], help_text='Length of the period.', max_length=4, verbose_name='length')),
-                ('starts_at', models.DateTimeField(help_text='When the hour or day began.', verbose_name='starts at')),
+                ('starts_at', models.DateTimeField(help_text='When the hour began.', verbose_name='starts at')),
                 ('place', models.CharField(help_text='t = all requests, e7 = those at endpoint 7 (e0: at none), p7 = those that policy 7 applied to.', max_length=21, verbose_name='place')),
                 ('admitted', models.PositiveBigIntegerField(help_text='Requests that were let through.', verbose_name='admitted')),
                 ('refused', models.PositiveBigIntegerField(help_text='Requests that were refused.', verbose_name='refused')),
@@ -132,7 +131,7 @@ class Migration(migrations.Migration):
                 'verbose_name': 'usage count',
                 'verbose_name_plural': 'usage counts',
                 'ordering': ['-starts_at', 'place'],
-                'constraints': [models.UniqueConstraint(fields=('length', 'starts_at', 'place'), name='ratequota_usage_one_row')],
+                'constraints': [models.UniqueConstraint(fields=('starts_at', 'place'), name='ratequota_usage_one_row')],
             },
         ),
         migrations.CreateModel(

@@ -9,7 +9,7 @@ import json
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from itertools import islice
@@ -162,30 +162,22 @@ def describe(
             "revision": decision.revision,
             "against": record.against,
             "assigned_to": stored_name(assigned_to),
-            "buckets": [asdict(_bucket(status)) for status in decision.statuses],
+            "buckets": [_bucket(status) for status in decision.statuses],
         }
     )
 
 
 def shared_network(ip: str) -> str:
-    """Return the network whose clients share ``collector.MAX_OF_NETWORK`` refusal ids; "" without an address."""
+    """Return the network whose clients share refusal ids; "" without an address."""
     text = ip.removeprefix("ip:").partition("/")[0]
     return network_of(ip_address(text)) if text else ""
 
 
-def _bucket(status: BucketStatus) -> RefusedBucket:
-    bucket = status.bucket
-    return RefusedBucket(
-        title=bucket.title[:MAX_NAME],
-        rate=str(bucket.rate),
-        policy_id=bucket.policy_id,
-        subject=stored_name(bucket.subject),
-        refused=status.refused,
-        limit=status.limit,
-        remaining=status.remaining,
-        retry_after=status.retry_after,
-        reset_after=status.reset_after,
-    )
+def _bucket(status: BucketStatus) -> dict[str, Any]:
+    """Return the fields of a ``RefusedBucket``."""
+    bucket, state = status.bucket, ("refused", "limit", "remaining", "retry_after", "reset_after")
+    named = {"title": bucket.title[:MAX_NAME], "rate": str(bucket.rate), "policy_id": bucket.policy_id}
+    return {**named, "subject": stored_name(bucket.subject), **{name: getattr(status, name) for name in state}}
 
 
 def _read_refusals(ids: list[str], key: str = "refusals") -> Iterator[Refusal]:

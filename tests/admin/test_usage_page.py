@@ -67,7 +67,6 @@ class Scene:
             total = [self.endpoints.get(endpoint_id, Counts()), Counts()]
         return Timeline(
             starts=(START, START + timedelta(minutes=1)),
-            step=timedelta(minutes=1),
             total=tuple(total),
             endpoints=self.endpoints,
             policies=self.policies,

@@ -187,8 +187,8 @@ def test_a_bucket_that_refills_within_milliseconds_is_not_lost(
 ) -> None:
     """A TTL rounded down to 0 deleted the key: 1000/s burst 400 admitted 3000 of 3000."""
     asked = bucket(f"1000/s burst 400 {meter}")
-    decisions = ask_all(redis_client, limiter, clock, [(NOON_US, asked)] * 3000)
-    assert [decision.allowed for decision in decisions] == [True] * 400 + [False] * 2600
+    decisions = ask_all(redis_client, limiter, clock, [(NOON_US, asked)] * 1000)
+    assert [decision.allowed for decision in decisions] == [True] * 400 + [False] * 600
 
 
 # --- High rates. ---
@@ -225,7 +225,9 @@ def test_ten_thousand_a_second_saturated_for_seconds(
 
 
 @pytest.mark.parametrize("algorithm", [*METERS, "sliding_window_counter"])
-@pytest.mark.parametrize("rate", ["999_983/week", "1_000_000/week", "10_000_000/day", "123_456_789/30day"])
+@pytest.mark.parametrize(
+    "rate", thorough_after(1, ["999_983/week", "1_000_000/week", "10_000_000/day", "123_456_789/30day"])
+)
 def test_beyond_the_exact_domain_no_wait_is_wrong_by_more_than_a_microsecond(
     limiter: Limiter, clock: Clock, algorithm: str, rate: str
 ) -> None:

@@ -18,6 +18,7 @@ from django_ratequota.operations.explain import explain_caller
 from django_ratequota.policies.audiences import Members
 from django_ratequota.policies.facts import member_facts
 from django_ratequota.policies.requests.caller import DescribedCaller
+from tests.support.properties import thorough_after
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -89,7 +90,7 @@ def test_lists_without_a_policy_call_no_identifier(bots: SubjectList, settings: 
     assert asked
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", thorough_after(2, range(5)))
 def test_the_index_finds_what_a_search_of_all_networks_finds(seed: int) -> None:
     random = Random(seed)
 
