@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Any
 
 from ..engine.decision import Decision
+from ..engine.types import BucketStatus
+from ..utils.addresses import network_of
 from ..utils.locks import ForkSafeLock
 from .packing import MINUTE
-from .records import DecisionRecord, digest
-from .refusals import describe, shared_network
+from .records import MAX_NAME, DecisionRecord, digest, stored_name
 
 #: Most refusals with an id per minute: of all clients, and of one network (/24, IPv6 /48).
 MAX_REFUSALS, MAX_OF_NETWORK = 300, 30
@@ -24,7 +27,7 @@ _FIRST_OF_NETWORK = 3
 class _Refusal:
     second: int  # of the first
     minute: int
-    text: str  # as ``describe`` returns it
+    text: str  # as ``_describe`` returns it
     share: object  # key in ``_shares``
     #: 0; 1 = the network had ``_FIRST_OF_NETWORK`` before; 2 = a would-be refusal.
     kind: int
@@ -60,7 +63,7 @@ class PendingRefusals:
             if known is not None:
                 known.count += 1
                 return refusal_id
-            share = by if would_be else shared_network(record.ip)
+            share = by if would_be else _network(record.ip)
             earlier = self._shares[share]
             if would_be:
                 full = self._would_be >= MAX_WOULD_BE or earlier >= MAX_OF_POLICY
@@ -68,7 +71,7 @@ class PendingRefusals:
                 full = len(self._refusals) - self._would_be >= MAX_REFUSALS or earlier >= MAX_OF_NETWORK
             if full:
                 return ""
-            text = describe(record, scope, route, method, decision, assigned_to)
+            text = _describe(record, scope, route, method, decision, assigned_to)
             kind = 2 if would_be else int(earlier >= _FIRST_OF_NETWORK)
             self._refusals[refusal_id] = _Refusal(record.second, minute, text, share, kind)
             self._shares[share] += 1
@@ -99,3 +102,49 @@ class PendingRefusals:
         self._refusals.clear()
         self._shares.clear()
         self._would_be = 0
+
+
+def _describe(
+    record: DecisionRecord, scope: str, route: str, method: str, decision: Decision, assigned_to: str = ""
+) -> str:
+    """Return the JSON of a refusal, from which ``refusals.Refusal`` is read."""
+    return json.dumps(
+        {
+            "at": record.second,
+            "caller": record.caller,
+            "ip": record.ip,
+            "plan_id": record.plan_id,
+            "scope": scope[:MAX_NAME],
+            "route": route[:MAX_NAME],
+            "method": method[:20],
+            "cost": record.cost if isinstance(record.cost, int) else record.cost.units,
+            "violated": [title[:MAX_NAME] for title in decision.violated],
+            "error": decision.error,
+            "revision": decision.revision,
+            "against": record.against,
+            "assigned_to": stored_name(assigned_to),
+            "buckets": [_describe_bucket(status) for status in decision.statuses],
+        }
+    )
+
+
+def _describe_bucket(status: BucketStatus) -> dict[str, Any]:
+    """Return the fields of a ``refusals.RefusedBucket``."""
+    bucket = status.bucket
+    return {
+        "title": bucket.title[:MAX_NAME],
+        "rate": str(bucket.rate),
+        "policy_id": bucket.policy_id,
+        "subject": stored_name(bucket.subject),
+        "refused": status.refused,
+        "limit": status.limit,
+        "remaining": status.remaining,
+        "retry_after": status.retry_after,
+        "reset_after": status.reset_after,
+    }
+
+
+def _network(ip: str) -> str:
+    """Return the network whose clients share ``MAX_OF_NETWORK`` refusal ids; "" without an address."""
+    text = ip.removeprefix("ip:").partition("/")[0]
+    return network_of(ip_address(text)) if text else ""
