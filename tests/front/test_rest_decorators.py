@@ -256,7 +256,7 @@ class Never(BaseThrottle):
 @pytest.mark.parametrize(
     "classes", [[QuotaThrottle, QuotaThrottle], [QuotaThrottle, StaffFree], [StaffFree, QuotaThrottle, StaffFree]]
 )
-def test_several_quota_throttles_make_one_check(search: Endpoint, classes: Any) -> None:
+def test_several_quota_throttles_make_one_check(search: Endpoint, refused: list[Any], classes: Any) -> None:
     computed: list[Any] = []
 
     def count(request: Any, view: Any) -> int:
@@ -272,6 +272,7 @@ def test_several_quota_throttles_make_one_check(search: Endpoint, classes: Any) 
     assert [response.status_code for response in answers] == [200, 200, 429]
     assert (len(computed), commands.count("EVALSHA")) == (3, 3)
     assert answers[1].headers["X-RateLimit-Remaining"] == "0"
+    assert len(refused) == 1, "two of them sent it twice"
 
 
 def test_each_view_of_a_request_makes_its_own_check(search: Endpoint) -> None:

@@ -27,15 +27,11 @@ from rest_framework.viewsets import ModelViewSet, ViewSet
 
 from django_ratequota.exceptions import InvalidCost
 from django_ratequota.models import Endpoint, RatePolicy
-from django_ratequota.monitoring.attempts import recorded_attempts
-from django_ratequota.monitoring.collector import collector
 from django_ratequota.operations.explain_query import ExplainQuery
 from django_ratequota.policies.requests.routes import find_route, known_scopes
 from django_ratequota.policies.requests.view_declarations import scope_of
 from django_ratequota.throttling import QuotaThrottle, throttle_scope
-from tests.conftest import Get
 from tests.project.views import NameAuthentication
-from tests.support.commands import run
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -340,12 +336,6 @@ def test_explain_knows_scope_and_cost_of_a_path(scopes: Any) -> None:
     assert found == LEAST
 
 
-def test_explain_says_that_the_view_computes_its_cost(scopes: Any) -> None:
-    for path_, computed in {"/api/files/below/": True, "/api/files/above/": False}.items():
-        text = run("explain", "--ip", "203.0.113.7", "--path", path_)
-        assert ("the view computes its own" in text) is computed
-
-
 def test_explain_of_a_scope_finds_the_view_of_a_method(scopes: Any) -> None:
     Endpoint.objects.create(name="elsewhere")
     arguments = ExplainQuery(ip="203.0.113.7", endpoint="files", cost=3).request_arguments()
@@ -360,27 +350,6 @@ def test_operators_see_every_scope_that_is_declared() -> None:
     assert [scope_of(found[2], method) for method in ("", "GET", "POST", "FOO")] == [
         *("search", "search", "exports", "search")
     ]
-
-
-def test_statistics_count_the_declared_scope_and_cost(scopes: Any, recording: None) -> None:
-    request("/api/files/above/", "get")
-    collector.flush()
-    [attempt] = recorded_attempts().attempts
-    assert (scopes["exports"].pk in attempt.endpoint_ids, attempt.cost) == (True, 3)
-
-
-def test_refusals_come_from_the_declared_scope(get: Get, scopes: Any) -> None:
-    RatePolicy.objects.filter(endpoint=scopes["exports"]).update(rates="7/hour")
-    assert [get("/api/files/above/").status_code for _ in range(3)] == [200, 200, 429]
-    assert get("/api/files/").status_code == 200
-
-
-def test_the_user_whom_the_view_authenticates_counts(get: Get) -> None:
-    RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="search"), rates="5/hour")
-    for name in ("alice", "bob"):
-        User.objects.create(username=name)
-        headers = {"Authorization": f"Name {name}"}
-        assert [get("/search/", headers=headers).status_code for _ in range(2)] == [200, 429]
 
 
 class TestCostsThatRaise:

@@ -157,12 +157,6 @@ def request_of(value: str) -> None:
     check_request(request_from(headers={"X-Tenant": value}))
 
 
-def test_an_address_is_nobody(client: Client) -> None:
-    """Others may have had it in earlier months."""
-    window("ip:127.0.0.1")
-    assert history(client) == []
-
-
 def test_policies_in_log_mode_stay_secret(client: Client, alice: User) -> None:
     logged = RatePolicy.objects.create(rates="5/month", mode="log")
     window(f"user:{alice.pk}", policy_id=logged.pk, rate="5/month")
@@ -199,13 +193,6 @@ def test_staff_may_ask_about_a_user_and_nobody_else_may(client: Client, alice: U
     assert client.get(URL, {"user": "nobody"}).status_code == 400
     client.logout()
     assert client.get(URL, {"user": "alice"}).status_code == 403
-
-
-def test_a_client_without_quota_left_may_look(client: Client, settings: Any) -> None:
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": True}
-    RatePolicy.objects.create(rates="1/hour")
-    assert [client.get("/plain/").status_code for _ in range(2)] == [200, 429]
-    assert client.get(URL).status_code == 200
 
 
 def test_it_shares_the_limit_of_the_usage_endpoint(client: Client) -> None:
