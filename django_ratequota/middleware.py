@@ -45,20 +45,10 @@ class RateQuotaMiddleware:
         """Return the response, with the headers of the request's decision."""
         if self._is_async:
             return self._acall(request)
-        response = self.get_response(request)
-        if FIRST in vars(request) and (refused := conclude_unchecked(request, response.status_code)):
-            response = refusal_response(request, refused)
-        if RESERVED in vars(request):
-            settle(request, response)
-        return _finish(request, response)
+        return drive(_conclude(request, self.get_response(request)), call)
 
     async def _acall(self, request: Any) -> Any:
-        response = await self.get_response(request)
-        if FIRST in vars(request) and (refused := conclude_unchecked(request, response.status_code)):
-            response = await arefusal_response(request, refused)
-        if RESERVED in vars(request):
-            await asettle(request, response)
-        return _finish(request, response)
+        return await adrive(_conclude(request, await self.get_response(request)), acall)
 
     def _process_view(self, request: Any, view: Any, args: Any, kwargs: Any) -> Any:
         return drive(_check_before_view(request, view, args, kwargs), call)
@@ -94,7 +84,12 @@ def _enforces_itself(request: Any, view: Any, args: Any, kwargs: Any) -> bool:
     return is_short and throttles_itself(view, request, args, kwargs)
 
 
-def _finish(request: Any, response: Any) -> Any:
+def _conclude(request: Any, response: Any) -> Generator[Twins, Any, Any]:
+    """Return the response, or the refusal of a request that its view did not count; charged by its status."""
+    if FIRST in vars(request) and (refused := conclude_unchecked(request, response.status_code)):
+        response = yield Twins(refusal_response, arefusal_response, (request, refused))
+    if RESERVED in vars(request):
+        yield Twins(settle, asettle, (request, response))
     decision = getattr(request, "ratequota", None)
     if decision is not None:
         add_headers(response, decision, request)
