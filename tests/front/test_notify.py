@@ -27,7 +27,6 @@ from django_ratequota.models import Plan, PolicyChange, RatePolicy
 from django_ratequota.notify import change_text, mail_operators, post_to, threshold_text
 from django_ratequota.signals import policies_changed, quota_threshold
 from django_ratequota.testing import isolated
-from tests.enforcement.test_propagation import Process, environment, migrated  # noqa: F401 - fixtures
 from tests.project.views import request_from
 from tests.support.snippets import ROOT, snippet, snippets
 
@@ -352,34 +351,3 @@ def test_other_addresses_and_a_secret_that_protects_nothing_are_refused() -> Non
             post_to("https://example.com/hidden", secret)
         assert "hidden" not in str(caught.value)
         assert secret not in str(caught.value).replace("whsec_ and base64", "")
-
-
-@pytest.mark.slow
-def test_two_processes_send_one_message(
-    environment: dict[str, str],  # noqa: F811
-    webhook: Webhook,
-) -> None:
-    pair = [Process({**environment, "RATEQUOTA_TEST_HOOK": webhook.url}) for _ in range(2)]
-    try:
-        pair[0].run("User.objects.create(username='alice'); RatePolicy.objects.create(rates='10/month')")
-        for process in pair:
-            process.run(
-                "from django.conf import settings; from django.test import override_settings; "
-                "override_settings(RATEQUOTA={**settings.RATEQUOTA, 'NOTIFY': 'tests.support.hooks.post'}).enable(); "
-                "from django_ratequota.monitoring import alerts, background; "
-                "background.Background.keep = lambda _: None"
-            )
-            for _ in range(4):
-                process.check()
-        for process in pair:
-            process.check()  # both have seen that 80 % are used
-        for process in pair:
-            process.run(
-                "import threading; alerts.send(); "
-                "[one.join() for one in threading.enumerate() if one.name == 'ratequota-notify']"
-            )
-    finally:
-        for process in pair:
-            process.close()
-    assert [one["data"]["level"] for one in webhook.posted] == [80, 100]
-    assert {one["data"]["used"] for one in webhook.posted} <= {8, 9, 10}

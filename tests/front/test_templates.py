@@ -17,7 +17,6 @@ from django.http import HttpResponse
 from django.template import Context, Template
 from django.test import AsyncClient, Client, RequestFactory
 from django.urls import path
-from django.utils import translation
 
 from django_ratequota import Bucket, Decision, Rate
 from django_ratequota.engine.types import BucketStatus
@@ -100,15 +99,6 @@ class TestPage:
         assert words(response) == (
             "Temporarily reduced capacity Requests cannot be counted right now. Try again in 1 second."
         )
-
-    def test_in_german(self, time_machine: Any) -> None:
-        time_machine.move_to(NOW, tick=False)
-        with translation.override("de"):
-            near, far = page(refused(refusal_id="abcdefghij")), page(refused(86400))
-        assert near.content.decode().startswith('<!doctype html>\n<html lang="de" dir="ltr">')
-        assert words(near).startswith("Kontingent überschritten Zu viele Anfragen. Versuchen Sie es in 30 Sekunden")
-        assert words(near).endswith("Referenz: abcdefghij.")
-        assert words(far).endswith("Versuchen Sie es nach dem 22. November 2025 05:20 UTC erneut.")
 
     def test_is_allowed_by_a_strict_policy_and_readable_by_everybody(self) -> None:
         found = Page(page(refused(refusal_id="abcdefghij")).content.decode())
