@@ -75,18 +75,14 @@ def check_store(**_: Any) -> list[checks.CheckMessage]:
 
 def _unconfigured(problem: str) -> checks.CheckMessage:
     """Return E002, or W019 where a project that is being developed may have no Redis yet."""
-    ways = (
+    hint = (
         "Set RATEQUOTA['CACHE'] to a django-redis alias, or RATEQUOTA['REDIS_URL'] to a URL that begins with "
-        "redis://, rediss://, unix:// or redis+sentinel://"
+        "redis://, rediss://, unix:// or redis+sentinel://. To do without Redis, set RATEQUOTA['REDIS_URL'] = "
+        "'memory://' (each process counts on its own) or RATEQUOTA['ENABLED'] = False (nothing is enforced)."
     )
     if conf.settings.redis_url or not _debugging():
-        hint = f"{ways}, or to 'memory://' and nothing more."
         return checks.Error(problem, hint=hint, id="django_ratequota.E002")
     text = f"Limits need Redis, and none is configured: {problem}. Until then each policy's on_error decides."
-    hint = (
-        "To develop without Redis, set RATEQUOTA['REDIS_URL'] = 'memory://' (limits are counted in this process) or "
-        f"RATEQUOTA['ENABLED'] = False (nothing is enforced). {ways}."
-    )
     return checks.Warning(text, hint=hint, id="django_ratequota.W019")
 
 
