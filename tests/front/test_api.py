@@ -55,37 +55,14 @@ def test_each_limit_has_its_current_state(client: Client, search: Endpoint) -> N
         assert client.get("/search/").status_code == 200
     response = client.get("/quota/usage/")
     assert response["Cache-Control"] == "no-store"
-    assert response.json() == {
-        "limits": [
-            {
-                "policy": "all/hour gcra per everyone",
-                "scope": None,
-                "rate": "100/hour gcra",
-                "counts": "units",
-                "counted_per": "everyone",
-                "limit": 100,
-                "window": 3600,
-                "remaining": 97,
-                "reset": 108,
-                "retry_after": 0,
-            },
-            {
-                "policy": "search/min",
-                "scope": "search",
-                "rate": "4/min burst 8",
-                "counts": "units",
-                "counted_per": "caller",
-                "limit": 8,
-                "window": 60,
-                "remaining": 5,
-                "reset": 45,
-                "retry_after": 0,
-            },
-        ],
-        "blocked_by": [],
-        "available": True,
-        "truncated": False,
-    }
+    found = response.json()
+    assert (found["blocked_by"], found["available"], found["truncated"]) == ([], True, False)
+    assert list(found["limits"][0]) == list(QuotaLimitSerializer().fields)
+    assert [list(limit.values()) for limit in found["limits"]] == [
+        ["all/hour gcra per everyone", None, "100/hour gcra", "units", "everyone", 100, 3600, 97, 108, 0],
+        ["search/min", "search", "4/min burst 8", "units", "caller", 8, 60, 5, 45, 0],
+    ]
+    assert found.keys() == QuotaUsageSerializer().fields.keys()
 
 
 def test_looking_costs_nothing_of_what_is_looked_at(client: Client, settings: Any, redis_client: redis.Redis) -> None:
@@ -176,13 +153,6 @@ def test_a_project_may_route_it_under_another_scope_or_under_none() -> None:
         (UsageView.as_view(throttle_classes=[]), [200, 200]),
     ):
         assert [view(APIRequestFactory().get("/")).status_code for _ in range(2)] == statuses
-
-
-def test_what_is_sent_is_what_is_documented(client: Client, search: Endpoint) -> None:
-    RatePolicy.objects.create(endpoint=search, rates="4/min")
-    found = usage(client)
-    assert found.keys() == QuotaUsageSerializer().fields.keys()
-    assert found["limits"][0].keys() == QuotaLimitSerializer().fields.keys()
 
 
 # --- Asking about others. ---

@@ -13,8 +13,6 @@ from rest_framework.throttling import BaseThrottle
 
 from django_ratequota.errors import problem_details
 from django_ratequota.models import Endpoint, RatePolicy
-from django_ratequota.monitoring.collector import collector
-from django_ratequota.monitoring.sending import sending
 from django_ratequota.throttling import QuotaThrottle
 from tests.project.views import Search
 
@@ -142,11 +140,3 @@ def test_both_handlers_together_keep_every_key(client: Client, handled: Any) -> 
     ]
 
 
-@pytest.mark.usefixtures("limited")
-def test_a_recorded_refusal_carries_its_id(client: Client, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1}
-    monkeypatch.setattr(sending, "keep", lambda: None)
-    response = refused(client)
-    collector.clear()
-    assert len(response.json()["refusal_id"]) == 10
-    assert response["X-RateLimit-Refusal"] == response.json()["refusal_id"]

@@ -46,13 +46,11 @@ def test_by_default_it_enforces_nothing(get: Get) -> None:
             assert "RateLimit" not in response
 
 
-def test_it_adds_the_headers_of_what_a_view_checked_and_overwrites_none(get: Get) -> None:
+def test_it_adds_the_headers_of_what_a_view_checked(get: Get) -> None:
     RatePolicy.objects.create(rates="5/hour")
     response = get("/checking/")
     assert left(response) == ["4"]
     assert response["X-RateLimit-Remaining"] == "4"
-    outspoken = get("/outspoken/")
-    assert (outspoken["X-RateLimit-Limit"], outspoken["X-RateLimit-Remaining"]) == ("mine", "3")
 
 
 @pytest.mark.usefixtures("enforce_all")

@@ -89,26 +89,13 @@ def test_a_window_says_what_was_used_of_which_limit(client: Client, alice: User)
     client.force_login(alice)
     response = client.get(URL)
     assert response["Cache-Control"] == "no-store"
-    assert response.json() == {
-        "next": None,
-        "previous": None,
-        "results": [
-            {
-                "period": "month",
-                "scope": "search",
-                "rate": "100/month",
-                "counts": "units",
-                "counted_per": "user",
-                "starts_at": "2026-10-01T00:00:00Z",
-                "ends_at": "2026-11-01T00:00:00Z",
-                "used": 40,
-                "limit": 100,
-            },
-            response.json()["results"][1]
-            | {"scope": "#4711", "counts": "requests", "starts_at": "2026-09-01T00:00:00Z"},
-        ],
-    }
-    assert set(response.json()["results"][0]) == set(QuotaWindowSerializer().fields)
+    found = response.json()
+    starts, ends = "2026-10-01T00:00:00Z", "2026-11-01T00:00:00Z"
+    assert list(found["results"][0]) == list(QuotaWindowSerializer().fields)
+    assert list(found["results"][0].values()) == [
+        *("month", "search", "100/month", "units", "user", starts, ends, 40, 100)
+    ]
+    assert (found["results"][1]["scope"], found["results"][1]["counts"]) == ("#4711", "requests")
 
 
 def test_what_requests_have_used_is_there(client: Client, alice: User, checkpointing: None) -> None:
