@@ -138,5 +138,3 @@ def test_both_handlers_together_keep_every_key(client: Client, handled: Any) -> 
             "attr": None,
         }
     ]
-
-

@@ -23,7 +23,6 @@ from rest_framework.viewsets import ViewSet
 from django_ratequota import check_request
 from django_ratequota.decorators import ratequota
 from django_ratequota.models import Endpoint, RatePolicy
-from django_ratequota.policies.requests.routes import known_scopes
 from django_ratequota.signals import request_refused
 from django_ratequota.throttling import QuotaThrottle, throttle_scope
 from tests.conftest import Get
@@ -234,10 +233,6 @@ def test_a_view_that_is_not_blocked_decides_for_itself(get: Get, search: Endpoin
     assert (late.status_code, late["X-RateLimit-Remaining"]) == (200, "0")
     assert int(late["Retry-After"]) > 0
     assert get(f"{path}?status=400").status_code == 400
-
-
-def test_operators_see_the_scopes() -> None:
-    assert known_scopes() == ["other", "search"]
 
 
 # --- Several throttles are one. ---

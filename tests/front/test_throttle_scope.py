@@ -27,8 +27,6 @@ from rest_framework.viewsets import ModelViewSet, ViewSet
 from django_ratequota.exceptions import InvalidCost
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.operations.explain_query import ExplainQuery
-from django_ratequota.policies.requests.routes import find_route, known_scopes
-from django_ratequota.policies.requests.view_declarations import scope_of
 from django_ratequota.throttling import QuotaThrottle, throttle_scope
 from tests.project.views import NameAuthentication
 
@@ -320,15 +318,6 @@ def test_explain_of_a_scope_finds_the_view_of_a_method(scopes: Any) -> None:
     arguments = ExplainQuery(ip="203.0.113.7", endpoint="files", cost=3).request_arguments()
     assert arguments["scope"] == "files"
     assert ExplainQuery(ip="203.0.113.7", endpoint="elsewhere", path="/search/").explain().resolution.cost == 1
-
-
-def test_operators_see_every_scope_that_is_declared() -> None:
-    assert known_scopes() == ["exports", "files", "search"]
-    found = find_route("/search/")
-    assert found is not None
-    assert [scope_of(found[2], method) for method in ("", "GET", "POST", "FOO")] == [
-        *("search", "search", "exports", "search")
-    ]
 
 
 class TestCostsThatRaise:
