@@ -11,7 +11,7 @@ from django.utils.translation import gettext
 
 from ..models import RatePolicy
 from ..operations.differences import object_names, primary_key
-from ..operations.subjects import named, subject_names
+from ..operations.subject_names import named, subject_names
 from .formatting import shown, shown_subject
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Any
 
 from ..engine.decision import Decision
+from ..engine.types import BucketStatus
+from ..utils.addresses import network_of
 from ..utils.locks import ForkSafeLock
 from .packing import MINUTE
-from .records import DecisionRecord, digest
-from .refusals import describe, shared_network
+from .records import MAX_NAME, DecisionRecord, digest, stored_name
 
 #: A share's first refusals of a minute, which stay in Redis when there are too many and its others go.
 _FIRST_OF_SHARE = 3
@@ -20,7 +23,7 @@ _FIRST_OF_SHARE = 3
 class _Refusal:
     second: int  # of the first
     minute: int
-    text: str  # as ``describe`` returns it
+    text: str  # as ``_describe`` returns it
     share: object  # key in ``_shares``
     is_later: bool  # the share had ``_FIRST_OF_SHARE`` before
     count: int = 1  # since they were last taken
@@ -55,11 +58,11 @@ class PendingRefusals:
             if known is not None:
                 known.count += 1
                 return refusal_id
-            share = record.against if record.allowed else shared_network(record.ip)
+            share = record.against if record.allowed else _network(record.ip)
             earlier = self._shares[share]
             if len(self._refusals) >= self.most or earlier >= self.most_of_share:
                 return ""
-            text = describe(record, scope, route, method, decision, assigned_to)
+            text = _describe(record, scope, route, method, decision, assigned_to)
             self._refusals[refusal_id] = _Refusal(record.second, minute, text, share, earlier >= _FIRST_OF_SHARE)
             self._shares[share] += 1
         return refusal_id
@@ -81,3 +84,40 @@ class PendingRefusals:
                 refusal.count = 0
             self._shares = Counter(refusal.share for refusal in self._refusals.values())
         return taken
+
+
+def _describe(
+    record: DecisionRecord, scope: str, route: str, method: str, decision: Decision, assigned_to: str = ""
+) -> str:
+    """Return the JSON of a refusal, from which ``refusals.Refusal`` is read."""
+    return json.dumps(
+        {
+            "at": record.second,
+            "caller": record.caller,
+            "ip": record.ip,
+            "plan_id": record.plan_id,
+            "scope": scope[:MAX_NAME],
+            "route": route[:MAX_NAME],
+            "method": method[:20],
+            "cost": record.cost,
+            "violated": [title[:MAX_NAME] for title in decision.violated],
+            "error": decision.error,
+            "revision": decision.revision,
+            "against": record.against,
+            "assigned_to": stored_name(assigned_to),
+            "buckets": [_describe_bucket(status) for status in decision.statuses],
+        }
+    )
+
+
+def _describe_bucket(status: BucketStatus) -> dict[str, Any]:
+    """Return the fields of a ``refusals.RefusedBucket``."""
+    bucket, state = status.bucket, ("refused", "limit", "remaining", "retry_after", "reset_after")
+    named = {"title": bucket.title[:MAX_NAME], "rate": str(bucket.rate), "policy_id": bucket.policy_id}
+    return {**named, "subject": stored_name(bucket.subject), **{name: getattr(status, name) for name in state}}
+
+
+def _network(ip: str) -> str:
+    """Return the network whose clients share refusal ids; "" without an address."""
+    text = ip.removeprefix("ip:").partition("/")[0]
+    return network_of(ip_address(text)) if text else ""

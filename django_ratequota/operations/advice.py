@@ -23,7 +23,7 @@ from ..policies.precedence import precedence, strongest
 from ..policies.requests.routes import known_routes, known_scopes, known_views
 from ..policies.requests.view_declarations import scopes_of
 from ..policies.snapshot import Snapshot
-from .scenarios import number
+from .numbers import number
 
 #: Most characters of a name in a warning.
 _SHOWN_CHARACTERS = 100

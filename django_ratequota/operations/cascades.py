@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import models
 
@@ -17,8 +16,7 @@ KINDS: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Deletion:
+class Deletion(NamedTuple):
     """A history entry of an object that was deleted with another; without the object's fields."""
 
     #: Primary key of the ``PolicyChange``.

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 
 from ..engine.calendar_windows import window_end_us
 from ..engine.rates import Rate, format_period
 from ..runtime import default_limiter
+from .numbers import number
 from .replay import Attempt, replay
 
 #: 2025-11-03 00:00 UTC, a Monday on which clocks change in no time zone.
@@ -168,9 +168,3 @@ def evenly(start_us: int, units: int, *, span_us: int, room: int) -> tuple[list[
         share = units * (instant + 1) // instants - units * instant // instants
         attempts += ((at_us, cost) for cost in at_once(share))
     return attempts, span_us
-
-
-def number(value: float) -> str:
-    """Format the number for the active language, floats with at most one decimal."""
-    text = f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else value
-    return number_format(text, use_l10n=True, force_grouping=True)

@@ -38,34 +38,28 @@ SENTINEL_OPTIONS = {
     [
         # on this machine
         ("redis://localhost:6379/0", False),
-        ("redis://127.0.0.1:6379/0", False),
         ("redis://[::1]:6379/0", False),
         ("unix:///run/redis.sock", False),
         # over the network
         ("redis://redis.example:6379/0", True),
-        ("redis://10.0.0.7/0", True),
         ("redis://[2001:db8::7]:6379/0", True),
         ("rediss://redis.example:6379/0", True),
-        ("rediss://redis.example/0?ssl_ca_certs=/etc/ca.pem", True),
         ("redis://:secret@redis.example/0", False),
         ("redis://redis.example/0?password=secret", False),
         ("rediss://redis.example/0?ssl_certfile=/etc/me.pem&ssl_keyfile=/etc/me.key", False),
         # with Sentinel: the master's password counts, not that of the sentinels
         ("redis+sentinel://localhost:26379/main", False),
-        ("redis+sentinel://10.0.0.7:26379,10.0.0.8:26379/main", True),
         ("redis+sentinel://localhost:26379,10.0.0.8:26379/main", True),
         ("redis+sentinel://:secret@10.0.0.7:26379/main", False),
         ("rediss+sentinel://10.0.0.7:26379/main?sentinel_password=other", True),
         # a Cluster
         ({"REDIS_URL": "redis://10.0.0.7:7000", "CLUSTER": True}, True),
         ({"REDIS_URL": "redis://:secret@10.0.0.7:7000", "CLUSTER": True}, False),
-        ({"REDIS_URL": "rediss://10.0.0.7:7000?ssl_certfile=/etc/me.pem", "CLUSTER": True}, False),
         # an alias of django-redis, which keeps one pool per location: the locations differ
         (alias("redis://a.example/0"), True),
         (alias("redis://:secret@b.example/0"), False),
         (alias("redis://c.example/0", PASSWORD="secret"), False),
         (alias("redis://d.example/0", CONNECTION_POOL_KWARGS={"username": "alice", "password": "secret"}), False),
-        (alias("unix:///run/redis.sock"), False),
         (alias("redis://main-a/0", **SENTINEL_OPTIONS), True),
         (alias("redis://main-b/0", **SENTINEL_OPTIONS, PASSWORD="secret"), False),
         (alias("redis://main-c/0", **{**SENTINEL_OPTIONS, "SENTINELS": [("localhost", 26379)]}), False),

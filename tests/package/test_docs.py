@@ -25,7 +25,7 @@ from django.contrib.auth.models import User
 from django.core.management import call_command
 
 import django_ratequota
-from django_ratequota import Rate, checks, runtime, signals
+from django_ratequota import Rate, checks, conf, runtime, signals
 from django_ratequota.changes import publication
 from django_ratequota.conf import KEYS
 from django_ratequota.enforcement import check as enforcement
@@ -330,9 +330,10 @@ def rows(page: str) -> dict[str, str]:
 
 
 def test_every_check_is_in_the_table_with_its_hint() -> None:
-    source = "".join(module.read_text() for module in Path(checks.__file__).parent.glob("*.py"))
+    modules = [Path(conf.__file__), *Path(checks.__file__).parent.glob("*.py")]
+    source = "".join(module.read_text() for module in modules)
     shown = rows("reference/checks.md")
-    assert set(shown) == set(re.findall(r"id=\"([^\"]+)\"", source))
+    assert set(shown) == set(re.findall(r"\bid=\"([^\"]+)\"", source))
     page = re.sub(r"\[(.*?)\]\(.*?\)", r"\1", "\n".join(shown.values()))
     hints = re.findall(r"hint ?= ?\"([^\"]+?)[.,]? ?\"", source)
     assert len(hints) >= 5

@@ -202,19 +202,14 @@ def test_sentinels_need_one_command() -> None:
 
 NAMED = {"scope": "cheap", "throttle_scope": "cheap", "ratequota_scope": "cheap", "endpoint": "cheap"}
 HEADERS = {f"HTTP_{name.upper()}": "cheap" for name in NAMED} | {
-    f"HTTP_X_{name.upper()}": "cheap" for name in ("scope", "endpoint", "throttle_scope", "original_url")
+    f"HTTP_X_{name.upper()}": "cheap" for name in ("scope", "endpoint", "original_url", "rewrite_url")
 }
 REQUESTS: dict[str, Callable[[Client, str], Any]] = {
     "query": lambda client, path: client.get(path, NAMED),
     "headers": lambda client, path: client.get(path, **HEADERS),
     "form": lambda client, path: client.post(path, NAMED),
-    "json": lambda client, path: client.post(path, NAMED, content_type="application/json"),
     "method override": lambda client, path: client.post(path, {"_method": "PUT"}, HTTP_X_HTTP_METHOD_OVERRIDE="PUT"),
-    "fragment and parameters": lambda client, path: client.get(f"{path}?;scope=cheap#cheap"),
     "script name": lambda client, path: client.get(path, SCRIPT_NAME="/cheap"),
-    "rewritten": lambda client, path: client.get(
-        path, HTTP_X_REWRITE_URL="/cheap/", HTTP_X_FORWARDED_PREFIX="/cheap"
-    ),
 }
 
 
@@ -359,15 +354,6 @@ def test_hostile_input_is_refused_as_text(hostile: dict[str, Any], searches: boo
         for query in [{"q": value}, *({name: value} for name in filters)]:
             assert client.get(f"{base}/ratepolicy/", query, follow=True).status_code == 200
     assert RatePolicy.objects.count() == 3
-
-
-@with_database
-def test_long_texts_are_cut_where_they_are_one_of_many(hostile: dict[str, Any]) -> None:
-    client = Client()
-    client.force_login(hostile["root"])
-    for model in ("plan", "endpoint", "ratepolicy", "planassignment", "policychange"):
-        page = Tags(look(client.get(f"/admin/django_ratequota/{model}/")))
-        assert max(map(len, page.texts)) < 1000
 
 
 @with_database
