@@ -9,7 +9,7 @@ from django.core.exceptions import ValidationError
 from django.db import models
 
 from ..models import PolicyChange
-from .cascades import KINDS
+from .states import KINDS
 
 #: (field name, the field or None if the model no longer has it, before, after)
 Difference = tuple[str, Any, Any, Any]

@@ -15,7 +15,7 @@ from django.utils import timezone
 from django_ratequota import Decision, check_request
 from django_ratequota.models import ListMember, PolicyChange, RatePolicy, SubjectList
 from django_ratequota.operations.explain import explain_caller
-from django_ratequota.operations.restore import plan_restoration, restore
+from django_ratequota.operations.revert import apply, plan_restore
 from django_ratequota.policies.audiences import Members
 from django_ratequota.policies.explain import others_in_words
 from django_ratequota.policies.facts import member_facts
@@ -98,9 +98,9 @@ def test_a_deleted_list_is_restored_with_its_members_and_policies(bots: SubjectL
     bots.delete()
     assert ask().allowed
     change = PolicyChange.objects.get(model="subjectlist", action="delete")
-    restoration = plan_restoration(change, "before")
-    assert sorted(deletion.model for deletion in restoration.along) == ["listmember", "ratepolicy"]
-    restore(restoration, actor=None, reason="", along=True)
+    plan = plan_restore(change, "before")
+    assert sorted(step.kind for step in plan.steps if step.along) == ["listmember", "ratepolicy"]
+    apply(plan, actor=None, reason="", chosen=True)
     assert not ask().allowed
     assert ListMember.objects.get().reason == "OPS-7"
 
