@@ -179,7 +179,7 @@ def _compared(plan: Revert, lock: bool, forbidden: Forbidden) -> Revert:
                 values = None if step.now is None else field_values(step.now)
                 digest.update(json.dumps([step.change, values], sort_keys=True).encode())
                 try:
-                    _compare(step, key, state, rows[step.last].after if step.last else state, related)
+                    _compare(step, key, state, rows[step.last].after if step.last else None, related)
                 except ValidationError as error:
                     step.obstacle = " ".join(error.messages)
                 if not step.done:
@@ -194,9 +194,10 @@ def _compared(plan: Revert, lock: bool, forbidden: Forbidden) -> Revert:
 def _compare(step: Step, key: Any, wanted: State | None, left: State | None, related: Related) -> None:
     """Complete the step: ``wanted`` is the state to return to, ``left`` the one that the changes left behind.
 
-    Raises ``ValidationError`` with what is in the way.
+    For both, None = no object; ``left`` is also None where all later changes are taken back. Raises
+    ``ValidationError`` with what is in the way.
     """
-    model, restores = KINDS[step.kind], step.last is None
+    restores = step.last is None
     if wanted is None:
         if left is None:  # created and deleted by the same save
             step.now = None
@@ -208,11 +209,11 @@ def _compare(step: Step, key: Any, wanted: State | None, left: State | None, rel
         step.then = step.now
         return
     state = wanted
-    if left is not None and not restores:
+    if left is not None:
         if step.now is None:
             raise ValidationError(_("It was deleted since then. Restore it first."))
         state = {name: value for name, value in wanted.items() if left.get(name) != value}
-    step.then, fields = object_of(model, key, state, step.now, related)
+    step.then, fields = object_of(KINDS[step.kind], key, state, step.now, related)
     if step.now is not None:
         step.fields, now = fields, field_values(step.now)
         step.edited = not restores and any(now[name] != (left or {}).get(name, ...) for name in fields)
