@@ -18,7 +18,6 @@ from django.test import Client
 
 from django_ratequota.changes.writer import BATCH
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
-from django_ratequota.operations.revert import apply, plan_restore
 from django_ratequota.policyfile import apply_file
 from tests.support.operators import client_of
 
@@ -280,25 +279,6 @@ def deletion() -> PolicyChange:
     found = PolicyChange.objects.filter(model="plan", action="delete").first()
     assert found is not None
     return found
-
-
-@pytest.mark.thorough
-def test_a_plan_with_many_rows_is_restored_in_batches() -> None:
-    def run(count: int) -> Statements:
-        User.objects.all().delete()
-        Plan.objects.all().delete()
-        plan = plan_with_assignments(count)
-        before = list(PlanAssignment.objects.order_by("pk").values())
-        plan.delete()
-        last = newest()
-        with statements() as sent:
-            done = apply(plan_restore(deletion(), "before"), actor=None, reason="", chosen=True)
-        assert len(done) == count + 3
-        assert PolicyChange.objects.filter(pk__gt=last, action="create").count() == count + 3
-        assert list(PlanAssignment.objects.order_by("pk").values()) == before
-        return sent
-
-    a_batch_costs(run, 30)
 
 
 @pytest.mark.thorough
