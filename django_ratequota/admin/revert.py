@@ -25,7 +25,7 @@ from ..changes.databases import policy_alias
 from ..changes.validators import visible
 from ..changes.writer import field_values
 from ..models import PolicyChange, RatePolicy
-from ..operations.differences import Difference, fields_of
+from ..operations.differences import Difference, differences
 from ..operations.revert import Revert, Step, apply, plan_restore, plan_undo, versions
 from ..operations.states import KINDS
 from .diff import RelatedNames, as_table, kind_name
@@ -265,9 +265,8 @@ def _differences(step: Step) -> list[Difference]:
     """Return the fields that the step sets: now, and afterwards."""
     if step.then is None:
         return []
-    now, then = {} if step.now is None else field_values(step.now), field_values(step.then)
-    rows = [(name, field, now.get(name), then[name]) for name, field in fields_of(step.kind).items()]
-    return [row for row in rows if not row[1].primary_key and (row[2] or "") != (row[3] or "")]
+    before, after = (None if row is None else field_values(row) for row in (step.now, step.then))
+    return differences(PolicyChange(model=step.kind, before=before, after=after))
 
 
 def _counts(change_id: UUID) -> list[tuple[int, str, str]]:
