@@ -67,7 +67,7 @@ class _RevertPage(AdminPage):
         next; its argument is the first object.
         """
         form = RevertForm(request.POST) if request.method == "POST" else None
-        errors: list[str] = []
+        errors = [text for texts in form.errors.values() for text in texts] if form else []
         using = policy_alias(RatePolicy)
 
         def forbidden(now: Any, then: Any) -> str:

@@ -119,6 +119,9 @@ def test_an_edit_before_the_confirmation_is_shown_first(operator: Client, edited
     page = text_of(operator.post(url(edited), {"seen": seen, "reason": "Ticket 4712"}))
     assert "An object was edited in the meantime." in page
     assert 'value="Ticket 4712"' in page
+    seen = re.search(r'name="seen" value="(\w+)"', page)[1]  # type: ignore[index]
+    page = text_of(operator.post(url(edited), {"seen": seen, "reason": "x" * 201}))
+    assert "at most 200 characters" in page
     assert RatePolicy.objects.filter(mode="log").count() == 2
 
 
