@@ -279,11 +279,12 @@ def apply(plan: Revert, *, actor: Any, reason: str, chosen: bool = False) -> lis
     return [step for step in plan.steps if step.applies(chosen)]
 
 
-def _delete(found: Iterator[tuple[Any, list[Step]]], using: str, *, referred: bool = True) -> None:
+def _delete(to_do: Iterator[tuple[Any, list[Step]]], using: str, *, referred: bool = True) -> None:
     """Delete the objects; without ``referred``, only those that no row refers to."""
-    for model, steps in found:
+    for model, steps in to_do:
         for batch in in_batches([step.now.pk for step in steps if step.now is not None]):
-            kept = {key for _relation, counts in _references(model, batch) for key in counts if not referred}
+            found = () if referred else _references(model, batch)
+            kept = {key for _relation, counts in found for key in counts}
             model._base_manager.using(using).filter(pk__in={*batch} - kept).delete()
 
 
