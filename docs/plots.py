@@ -11,15 +11,17 @@ from django.utils import translation
 
 from django_ratequota import Rate
 from django_ratequota.engine.rates import parse_rates
+from django_ratequota.operations.numbers import number
 from django_ratequota.operations.scenarios import (
     SLOTS,
-    Run,
     Scenario,
-    Script,
+    admitted,
+    asked,
     at_once,
     duration,
     evenly,
-    number,
+    in_slots,
+    replayed,
     stream,
     window_edge_us,
 )
@@ -70,11 +72,16 @@ def _edge(rates: Sequence[Rate]) -> Scenario:
     before_us = edge_us - scale.period_us // 1000
     attempts = [(at_us, cost) for at_us in (before_us, edge_us) for cost in at_once(scale.limit)]
     start_us, span_us = edge_us - scale.period_us // 2, scale.period_us
-    run = Run(Script(attempts=attempts, start_us=start_us, span_us=span_us, slots=SLOTS // 2, zero_us=edge_us), rates)
-    return run.scenario(
-        "A burst at a window's edge",
-        f"Requests {number(scale.limit)} at once just before the edge and again just after it: "
-        f"{number(run.admitted(until_us=edge_us))} and {number(run.admitted(since_us=edge_us))} pass.",
+    outcome = replayed(attempts, rates)
+    return in_slots(
+        outcome,
+        title="A burst at a window's edge",
+        sentence=f"Requests {number(scale.limit)} at once just before the edge and again just after it: "
+        f"{number(admitted(outcome, until_us=edge_us))} and {number(admitted(outcome, since_us=edge_us))} pass.",
+        start_us=start_us,
+        span_us=span_us,
+        slots=SLOTS // 2,
+        zero_us=edge_us,
     )
 
 
@@ -84,15 +91,18 @@ def _pause(rates: Sequence[Rate]) -> Scenario:
     more, span_us = evenly(edge_us + 1, 6 * scale.limit, span_us=2 * scale.period_us, room=room)
     # The first fifth shows the end of the pause.
     start_us, whole_us = edge_us - span_us // 4, span_us // 4 + span_us
-    run = Run(
-        Script(attempts=[*attempts, *more], start_us=start_us, span_us=whole_us, slots=SLOTS, zero_us=edge_us), rates
-    )
+    outcome = replayed([*attempts, *more], rates)
     burst_us = edge_us + 1
-    return run.scenario(
-        "A burst after a pause",
-        f"Requests {number(run.asked(until_us=burst_us))} at once: {number(run.admitted(until_us=burst_us))} pass. "
-        f"Then requests {number(run.asked(since_us=burst_us))} evenly in the next {duration(span_us)}: "
-        f"{number(run.admitted(since_us=burst_us))} pass.",
+    return in_slots(
+        outcome,
+        title="A burst after a pause",
+        sentence=f"Requests {number(asked(outcome, until_us=burst_us))} at once: "
+        f"{number(admitted(outcome, until_us=burst_us))} pass. "
+        f"Then requests {number(asked(outcome, since_us=burst_us))} evenly in the next {duration(span_us)}: "
+        f"{number(admitted(outcome, since_us=burst_us))} pass.",
+        start_us=start_us,
+        span_us=whole_us,
+        zero_us=edge_us,
     )
 
 

@@ -48,7 +48,7 @@ SLOW = """
     enforcement/test_exempt_views enforcement/test_propagation enforcement/test_settlement
     engine/test_concurrency front/test_ninja front/test_openapi monitoring/test_ledger_exact monitoring/test_months
     operations/test_blocks operations/test_boost_all operations/test_boosts operations/test_near
-    operations/test_organisations operations/test_restore operations/test_undo
+    operations/test_organisations operations/test_revert
     utils/test_locks utils/test_optional
     compat faults package policyfile security testing
 """.split()

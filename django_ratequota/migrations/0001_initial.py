@@ -165,6 +165,7 @@ class Migration(migrations.Migration):
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('change_id', models.UUIDField(default=uuid.uuid4, editable=False, help_text='Shared by all rows of one save.', verbose_name='change id')),
                 ('first', models.BooleanField(default=True, editable=False, help_text='Whether the row is the first of its save.', verbose_name='first')),
+                ('undoes', models.UUIDField(editable=False, help_text='The change id of the save that this one undoes.', null=True, verbose_name='undoes')),
                 ('model', models.CharField(help_text='Kind of object that changed; * = any.', max_length=50, verbose_name='model')),
                 ('object_id', models.CharField(blank=True, help_text='Primary key of the object.', max_length=64, verbose_name='object id')),
                 ('object_text', models.CharField(blank=True, help_text='The object in words.', max_length=300, verbose_name='object')),

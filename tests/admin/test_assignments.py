@@ -13,7 +13,8 @@ from django.test import Client
 from django.utils import timezone
 
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
-from tests.admin.test_history import cells, confirm
+from tests.admin.test_history import cells
+from tests.admin.test_revert import confirm
 from tests.support.operators import client_of, text_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "tenants")]
@@ -153,9 +154,6 @@ def test_a_plans_deletion_names_its_subjects_and_undoing_it_brings_them_back(
     done = confirm(operator, f"{BASE}/policychange/save/{save}/", reason="Too early")
     assert done.status_code == 302
     after = list(PlanAssignment.objects.order_by("pk").values())
-    for row in (*before, *after):
-        row["created_at"] = row["created_at"].replace(microsecond=0)
-        row["starts_at"] = row["starts_at"].replace(microsecond=0)
     assert after == before
 
 

@@ -197,7 +197,7 @@ OPENS: dict[str, set[Any]] = {
     "subjectlist/{bots}/remove-members/": {"delete_listmember"},
     "policychange/": {"view_policychange", "change_policychange"},
     "policychange/save/{save}/": {"view_policychange", "change_policychange"},
-    "policychange/{change}/restore/after/": {("view_policychange", "change_ratepolicy")},
+    "policychange/{change}/restore/after/": {"view_policychange", "change_policychange"},
 }
 
 

@@ -75,7 +75,7 @@ PAGES = {
     "history of a plan": Page(lambda s: f"{_APP}/plan/{s.free.pk}/history/"),
     "save": Page(lambda s: f"{_APP}/policychange/save/{s.edit.change_id}/"),
     "hostile save": Page(lambda s: f"{_APP}/policychange/save/{s.hostile_edit.change_id}/"),
-    "restore": Page(lambda s: f"{_APP}/policychange/{s.edit.pk}/restore/before/", viewer=403),
-    "hostile restore": Page(lambda s: f"{_APP}/policychange/{s.hostile_edit.pk}/restore/before/", viewer=403),
+    "restore": Page(lambda s: f"{_APP}/policychange/{s.edit.pk}/restore/before/"),
+    "hostile restore": Page(lambda s: f"{_APP}/policychange/{s.hostile_edit.pk}/restore/before/"),
     "change": Page(lambda s: f"{_APP}/policychange/{s.last_change().pk}/change/"),
 }

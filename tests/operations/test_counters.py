@@ -104,19 +104,15 @@ def test_an_override_owns_the_counters_of_its_subject(
         assert without == {}
 
 
-@pytest.mark.parametrize(("rates", "why"), [("unlimited", "counts nothing"), ("blocked", "counts nothing")])
-def test_policies_that_count_nothing_are_explained(alice: User, rates: str, why: str) -> None:
-    policy = RatePolicy.objects.create(user=alice, rates=rates)
-    counters, without = own_counters([policy])
-    assert counters == {}
-    assert why in without[policy]
-
-
-def test_unreadable_rates_and_subjects_are_explained(alice: User) -> None:
-    policy = RatePolicy(pk=1, user=alice, rates="5/fortnight")
-    assert own_counters([policy])[1][policy] == "Its rates cannot be read."
-    policy = RatePolicy(pk=2, subject="ip:no address", rates="5/s")
-    assert own_counters([policy])[1][policy] == "Its subject cannot be read."
+def test_policies_without_a_counter_are_explained(alice: User) -> None:
+    for fields, why in (
+        ({"user": alice, "rates": "unlimited"}, "It counts nothing."),
+        ({"user": alice, "rates": "blocked"}, "It counts nothing."),
+        ({"user": alice, "rates": "5/fortnight"}, "Its rates cannot be read."),
+        ({"subject": "ip:no address", "rates": "5/s"}, "Its subject cannot be read."),
+    ):
+        policy = RatePolicy(pk=1, **fields)
+        assert own_counters([policy]) == ({}, {policy: why})
 
 
 def test_requests_use_the_same_counters(alice: User, settings: Any) -> None:
