@@ -27,7 +27,6 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, SearchesRelated, War
     pages = (
         "explain.page.ExplainPage",
         "explain.boost.BoostPage",
-        "explain.boost_all.BoostAllPage",
         "explain.block.BlockPage",
         "explain.actions.GrantPage",
         "explain.actions.ResetCountersPage",

@@ -77,7 +77,7 @@ def test_explain_begins_with_the_refusals_of_an_organisations_people(operator: C
 def test_all_that_refused_an_organisation_is_boosted(operator: Client, people: list[User]) -> None:
     """Of its people's own limits, one boost for each of them."""
     refuse(people)
-    url = f"{LIST}boost-all/?identifier_tenant=acme&until=hours"
+    url = f"{LIST}boost/?identifier_tenant=acme&until=hours"
     rows = fields(unescape(operator.get(url).content.decode()))
     assert sorted(rows.values()) == ["4/hour", "6/hour"]
     assert operator.post(url, {**rows, "until": "hours", "reason": "R", "post": "yes"}).status_code == 302

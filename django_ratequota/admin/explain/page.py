@@ -23,10 +23,10 @@ from ..names import audience_text, caller_names, described
 from ..pages import AdminPage, reply, unanswered
 from ..permissions import is_override, may
 from .block import BlockLinks
-from .boost import BOOST_LENGTHS
+from .boost import BoostForm
 from .counters import counter_rows
-from .dated import LENGTHS
 from .form import ExplainForm, data_of, explain_form, find_caller, form_data
+from .override import LENGTHS
 from .refusals import find_refusal, latest_refusals, refusal_details, refused_places
 
 #: All winners are listed, and other candidates up to this many rows: a caller may have as many dated ones.
@@ -90,13 +90,13 @@ class ExplainPage(AdminPage):
         blocks = BlockLinks(self.admin, request, pairs)
         found, error = reply(lambda: refusals.caller_refusals(caller))
         boosts = found and may(request.user, "add", override=True) and any_boostable(found.refusals)
-        lengths = [(name, LENGTHS[name][1]) for name in BOOST_LENGTHS]
+        lengths = [(name, LENGTHS[name][1]) for name in BoostForm.lengths]
         own = {name: text for name, text in params.items() if name not in ("id", "path", "method", "cost")}
         return {
             **refused_places(self.admin, caller, found, error),
             "past": self.admin.page_url("quota_history", query={"subject": caller}) if caller else "",
             "boost_all": [
-                (self.admin.page_url("boost_all", query={**own, "until": name}), text)
+                (self.admin.page_url("boost", query={**own, "until": name}), text)
                 for name, text in (*lengths, ("date", _("until a date")))
                 if boosts
             ],
