@@ -143,8 +143,7 @@ class ExplainPage(AdminPage):
             "others": others_in_words(explanation.others),
             "endpoints": [shown(endpoint.name) for endpoint in explanation.context.endpoints]
             or [_("%(name)s (built-in limit)") % {"name": shown(bucket.scope)} for bucket in explanation.built_in],
-            "grant_url": self.admin.page_url("grant"),
-            "reset_url": self.admin.page_url("reset_counters"),
+            "counters_url": self.admin.page_url("counters"),
         }
 
     def _boost_url(self, params: dict[str, str], policy_id: int) -> str:
