@@ -105,7 +105,7 @@ def test_nothing_is_granted_if_anything_is_wrong(
     before = RatePolicy.objects.count()
     page = words_of(operator.post(url, {**rows, "until": "hour", "reason": "R", "post": "yes", **sent}))
     assert error in page
-    assert "Nothing was granted." in page
+    assert "Nothing was saved." in page
     assert RatePolicy.objects.count() == before
 
 

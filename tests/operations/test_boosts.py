@@ -157,7 +157,7 @@ def test_an_invalid_boost_is_reported_and_not_granted(
 ) -> None:
     page = words_of(boosted(operator, boost_url(alice), **{"rates": "20/hour", **sent}))
     assert error in page
-    assert "Nothing was granted." in page
+    assert "Nothing was saved." in page
     assert not RatePolicy.objects.filter(user=alice).exists()
 
 
