@@ -183,7 +183,7 @@ def test_the_block_that_lasts_longest_is_shown() -> None:
     RatePolicy.objects.create(subject="ip:203.0.113.10", rates="1/s")
     names = [f"ip:203.0.113.{last}" for last in (7, 8, 9, 10)]
     found = blocks.blocks_in_force([*names, "user:x", f"user:{'9' * 40}"])
-    ends = {name: [block.ends_at for block in own] for name, own in found.items()}
+    ends = {name: [block.ends_at for block in own] for name, [own] in found.items()}
     assert ends == {"ip:203.0.113.7": [None, now + timedelta(hours=2), now + timedelta(hours=1)]}
 
 

@@ -97,7 +97,8 @@ class BlockPage(OverridePage):
             "cautions": [text for block in form.proposed.values() for text in blocks.cautions(block, operator)],
             "in_force": [
                 (block, audience_text(block, users), _until(block), ChangeReasonForm(auto_id=f"id_{block.pk}_%s"))
-                for block in _longest(in_force)
+                for places in in_force
+                for block, *_others in places
             ],
             "yes": _("Yes, block"),
             "back": back,
@@ -110,18 +111,20 @@ class BlockPage(OverridePage):
         params = form_data(ExplainQuery.for_caller(caller, endpoint=endpoint.name if endpoint else ""))
         return str(self.admin.page_url("explain", query=params))
 
-    def _end(self, request: Any, in_force: Iterable[list[RatePolicy]], users: Mapping[str, str]) -> None:
+    def _end(self, request: Any, in_force: Iterable[list[list[RatePolicy]]], users: Mapping[str, str]) -> None:
         """End the block, and all others of the same audience at the same place, such as one that was sent twice."""
-        found = ((own, block) for own in in_force for block in own if str(block.pk) == request.POST["end"])
-        own, chosen = next(found, ([], None))
-        if chosen is None:
+        found = ((own, places) for places in in_force for own in places)
+        own, places = next(
+            (one for one in found if request.POST["end"] in {str(block.pk) for block in one[0]}), ([], [])
+        )
+        if not own:
             self.admin.message_user(request, gettext("That block has ended already."), messages.WARNING)
             return
-        words = {"audience": audience_text(chosen, users)}
+        words = {"audience": audience_text(own[0], users)}
         left = [
-            shown(b.endpoint.name) if b.endpoint else gettext("all endpoints")
-            for b in _longest([own])
-            if b.endpoint_id != chosen.endpoint_id
+            shown(block.endpoint.name) if block.endpoint else gettext("all endpoints")
+            for block, *_others in places
+            if block != own[0]
         ]
         text = gettext("%(audience)s is not blocked any more.") % words
         if left:
@@ -129,9 +132,8 @@ class BlockPage(OverridePage):
             text = gettext("That block of %(audience)s has ended. Another one is in force: %(endpoints)s.") % words
         with transaction.atomic(using=policy_alias(RatePolicy)):
             for block in own:
-                if block.endpoint_id == chosen.endpoint_id:
-                    blocks.end_block(block)
-                    self.admin.log_change(request, block, text)
+                blocks.end_block(block)
+                self.admin.log_change(request, block, text)
         self.admin.message_user(request, text, messages.WARNING if left else messages.SUCCESS)
 
 
@@ -152,17 +154,8 @@ class BlockLinks:
             return None
         query = {"caller": caller, "ip": ip, "endpoint": endpoint, "from": self._origin}
         url = self._admin.page_url("block", query={name: text for name, text in query.items() if text})
-        block = next((self._in_force[name][0] for name in names if name in self._in_force), None)
+        block = next((self._in_force[name][0][0] for name in names if name in self._in_force), None)
         return {"url": url, "text": _("Block…") if block is None else _("%s: End it…") % _until(block)}
-
-
-def _longest(in_force: Iterable[list[RatePolicy]]) -> list[RatePolicy]:
-    """Return of each audience at each place the block that ends last."""
-    found: dict[tuple[int, Any], RatePolicy] = {}
-    for number, own in enumerate(in_force):
-        for block in own:
-            found.setdefault((number, block.endpoint_id), block)
-    return list(found.values())
 
 
 def _until(block: RatePolicy) -> str:
