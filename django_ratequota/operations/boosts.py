@@ -133,7 +133,8 @@ def propose(explanation: Explanation, policy_id: str) -> Proposal:
     """Return a boost of the winner with this id. Raises ``ValidationError`` with why there is none."""
     winners = {str(one.policy.id): one.policy for one in explanation.candidates if one.won}
     facts = winners.get(policy_id)
-    winner = facts and RatePolicy.objects.select_related("endpoint").filter(pk=facts.id).first()
+    rows = RatePolicy.objects.select_related("endpoint")
+    winner = None if facts is None else rows.filter(pk=facts.id).first()
     if facts is None or winner is None:
         raise ValidationError(_("That policy does not apply to this request, or no longer does. Choose again."))
     if why_not := no_boost_reason(explanation, facts):

@@ -209,21 +209,6 @@ def test_log_only_and_unlimited_policies_are_marked(operator: Client, alice: Use
     assert cards[1].startswith(f"search/min user:{alice.pk} (alice) log only 0 of 10 used, 10 left. 10/min")
 
 
-@pytest.mark.parametrize(
-    ("caller", "source"),
-    [
-        ("assigned", "Free</a> (assigned to the user)"),
-        ("user", "(the default for logged-in users"),
-        ("ip", "none: no plan is"),
-    ],
-)
-def test_the_source_of_the_plan_is_shown(operator: Client, alice: User, caller: str, source: str) -> None:
-    Plan.objects.create(name="Basic", slug="basic", default_for="authenticated")
-    bob = User.objects.create(username="bob")
-    query = {"assigned": {"user": alice.pk}, "user": {"user": bob.pk}, "ip": {"ip": "203.0.113.7"}}[caller]
-    assert source in explain(operator, **query)
-
-
 def test_the_plan_of_a_plan_resolver_is_entered_in_the_form(operator: Client, alice: User, settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "PLAN_RESOLVER": "builtins.repr"}
     Plan.objects.create(name="Pro", slug="pro")
