@@ -22,7 +22,7 @@ from ...operations.impact_audience import NotEstimable
 from ...policies.requests.caller import Caller
 from ..base import ChangeReasonForm
 from ..formatting import moment, number_text, shown
-from ..names import audience_text, caller_names, described
+from ..names import audience_text, caller_names, described, endpoint_text
 from ..permissions import may_block
 from .form import form_data
 from .override import Ending, OverrideForm, OverridePage
@@ -121,11 +121,7 @@ class BlockPage(OverridePage):
             self.admin.message_user(request, gettext("That block has ended already."), messages.WARNING)
             return
         words = {"audience": audience_text(own[0], users)}
-        left = [
-            shown(block.endpoint.name) if block.endpoint else gettext("all endpoints")
-            for block, *_others in places
-            if block != own[0]
-        ]
+        left = [endpoint_text(block.endpoint) for block, *_others in places if block != own[0]]
         text = gettext("%(audience)s is not blocked any more.") % words
         if left:
             words["endpoints"] = ", ".join(left)

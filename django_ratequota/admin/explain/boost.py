@@ -20,7 +20,7 @@ from ...operations.boosts import Proposal
 from ...operations.explain import Explanation
 from ...policies.facts import to_datetime
 from ..formatting import clock, moment, shown
-from ..names import audience_text, caller_names
+from ..names import audience_text, caller_names, endpoint_text
 from ..pages import reply, unanswered
 from ..permissions import may
 from .form import CallerPage
@@ -73,7 +73,7 @@ class BoostForm(OverrideForm):
             yield {
                 "policy": winner.pk,
                 "who": audience_text(boost, names),
-                "endpoint": shown(winner.endpoint.name) if winner.endpoint else _("all endpoints"),
+                "endpoint": endpoint_text(winner.endpoint),
                 "counted_per": shown(winner.counted_per),
                 "rates_now": shown(winner.rates),
                 "field": self[name],
