@@ -146,7 +146,7 @@ def operator(settings: Any) -> Iterator[Client]:
 HEADINGS = {
     "policies": ["Ratenregel zur Änderung auswählen"],
     "add policy": ["Ratenregel hinzufügen", "Wer", "Was", "Wie viel", "Wann und warum", "Ausprobieren"],
-    "reset": ["Zähler zurücksetzen", "Wer", "Endpunkt", "Verbraucht", "Übrig", "Rate"],
+    "reset": ["Zurückgeben oder zurücksetzen", "Wer", "Endpunkt", "Verbraucht", "Übrig", "Rate"],
     "explained": ["Erklären", "Aufrufer und Anfrage", "Was jetzt gilt", "Betrachtete Regeln", "Ergebnis"],
     "live usage": ["Live-Nutzung: letzter Tag", "Welche Regeln aktiv sind", "Redis-Server", "Aktivste Aufrufer"],
     "matrix": ["Geltende Raten nach Tarif", "Endpunkt", "alle"],
