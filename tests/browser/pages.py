@@ -43,7 +43,7 @@ PAGES = {
         lambda s: f"{_POLICIES}/boost/?user={s.bob.pk}&endpoint=search&method=GET&policy={s.override.pk}",
         viewer=403,
     ),
-    "boost all": Page(lambda s: f"{_POLICIES}/boost-all/?user={s.dave.pk}&until=hours", viewer=403),
+    "boost all": Page(lambda s: f"{_POLICIES}/boost/?user={s.dave.pk}&until=hours", viewer=403),
     "block": Page(
         lambda s: f"{_POLICIES}/block/?caller=user:{s.bob.pk}&ip=ip:203.0.113.7&endpoint=search", viewer=403
     ),

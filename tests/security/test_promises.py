@@ -307,7 +307,7 @@ def test_hostile_names_are_text_on_every_page(hostile: dict[str, Any], settings:
     client.force_login(hostile["root"])
     base = "/admin/django_ratequota"
     reset = f"{base}/ratepolicy/{hostile['ratepolicy'].pk}/reset/"
-    confirm = client.post(reset, {"post": "yes", "reason": EVIL})
+    confirm = client.post(reset, {"reset": "yes", "reason": EVIL})
     assert confirm.status_code == 302
     changes = [change.pk for change in PolicyChange.objects.all()]
     pages = ["/admin/", reset, f"{base}/ratepolicy/{hostile['subject'].pk}/reset/"]
@@ -349,7 +349,7 @@ def test_hostile_input_is_refused_as_text(hostile: dict[str, Any], searches: boo
         look(client.post(f"{base}/planassignment/add/", {"user": value, "plan": value, "starts_at_0": value}))
         reset = f"{base}/ratepolicy/{hostile['ratepolicy'].pk}/reset/"
         if value != EVIL:
-            look(client.post(reset, {"post": "yes", "reason": value}))
+            look(client.post(reset, {"reset": "yes", "reason": value}))
         filters = ["time", "audience", "mode__exact", "counted_per"]
         for query in [{"q": value}, *({name: value} for name in filters)]:
             assert client.get(f"{base}/ratepolicy/", query, follow=True).status_code == 200
