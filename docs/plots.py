@@ -131,9 +131,9 @@ def _panel(rates: str, panel: Scenario, top: int) -> Iterator[str]:
     bottom, right = _TOP + _BARS, _PANEL_WIDTH - _RIGHT
     step = (right - _LEFT) / len(panel.labels)
     yield f'<text class="rates" x="{_LEFT}" y="14">{escape(rates)}</text>'
-    for at, (admitted, refused) in enumerate(zip(panel.admitted, panel.refused, strict=True)):
-        high = _BARS * admitted / top
-        higher = min(_BARS, _BARS * (admitted + refused) / top)
+    for at, (passed, refused) in enumerate(zip(panel.admitted, panel.refused, strict=True)):
+        high = _BARS * passed / top
+        higher = min(_BARS, _BARS * (passed + refused) / top)
         for kind, base, size in (("admitted", bottom, high), ("refused", bottom - high, higher - high)):
             if size > 0:
                 place = f'x="{_LEFT + at * step:.1f}" y="{base - size:.1f}"'
