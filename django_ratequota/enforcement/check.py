@@ -30,7 +30,7 @@ from ..policies.exemptions import Exemption, exempt, exemption_of, exemption_of_
 from ..policies.facts import NOBODY, EndpointFacts, PolicyFacts
 from ..policies.matching import NO_METHOD, match_endpoints
 from ..policies.requests.caller import Caller
-from ..policies.requests.routes import Handling, handling_of, resolved
+from ..policies.requests.routes import Handling, handling_of, is_admin_page, resolved
 from ..policies.resolver import EvaluationContext, Resolution, match_policies, narrow, resolve
 from ..policies.snapshot import Snapshot
 from ..runtime import process
@@ -183,7 +183,8 @@ class Evaluation:
             resolution = resolve(context)
         if self.only is not None:
             resolution = narrow(resolution, self.only)
-        resolution = exempt(resolution, self.name, self.exemption, caller)
+        if self.exemption is not None or is_admin_page(self.name):
+            resolution = exempt(resolution, self.name, self.exemption, caller)
         self.context, self.resolution = context, resolution
         self.units = resolution.cost if self.cost is None else self.cost
         return resolution

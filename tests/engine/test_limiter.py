@@ -241,11 +241,13 @@ def test_loops_that_are_done_leave_no_connection_and_are_forgotten(
         await asyncio.gather(*(limiter.acheck([MINUTE]) for _ in range(3)))
 
     limiter.check([MINUTE])
+    gc.collect()
     before = len(redis_client.client_list())
     for _ in range(10):
         run(ask())
     gc.collect()
-    assert len(redis_client.client_list()) == before
+    # Fewer where the server had not noticed yet that an earlier test has hung up.
+    assert len(redis_client.client_list()) <= before
     assert [loop() for loop in loops] == [None] * 10
 
 

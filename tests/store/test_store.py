@@ -136,12 +136,14 @@ def test_the_reply_of_an_interrupted_call_reaches_no_other_caller(
     def break_off(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    limiter = limiter_of(peers(lambda number: b":%d\r\n" % number).client())
+    peer = peers(lambda number: b":%d\r\n" % number)
+    limiter = limiter_of(peer.client())
     assert limiter.store.execute(("GET",)) == 1
     with monkeypatch.context() as broken:
         broken.setattr(redis.Connection, "read_response", break_off)
         with pytest.raises(KeyboardInterrupt):
             limiter.store.execute(("GET",))
+    poll(lambda: len(peer.commands) == 2, 5, "the second command has arrived")
     assert limiter.store.execute(("GET",)) == 3
 
 
