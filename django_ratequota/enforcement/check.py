@@ -176,7 +176,7 @@ class Evaluation:
             entry = policies.user(user_id, self.pending) or (yield from unless_down(read, NOBODY))
         context = EvaluationContext(caller, entry, self.endpoints, self.scope, self.snapshot, now_us(self.limiter))
         if self.identified and (self.pending is None or policies.assigned_kinds != ()):
-            resolution = yield partial(resolve_assigned, context)
+            resolution: Resolution = yield partial(resolve_assigned, context)
         elif settings.identifiers or settings.plan_resolver:  # they may read the database
             resolution = yield partial(resolve, context)
         else:
