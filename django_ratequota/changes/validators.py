@@ -69,11 +69,6 @@ def assignable_subject(text: str) -> str:
         raise ValidationError(_("Choose the user instead of %(subject)s."), params={"subject": visible(text)})
     if not known:
         raise ValidationError(_("RATEQUOTA['IDENTIFIERS'] is empty, so only users can be on a plan: choose a user."))
-    if kind == "ip" or _is_network(text):
-        raise ValidationError(
-            _("An address cannot be on a plan. Write kind:value, where kind is one of %(known)s."),
-            params={"known": known},
-        )
     if kind not in settings.identifiers or not value:
         raise ValidationError(
             _("Write kind:value, where kind is one of %(known)s, such as %(example)s."),

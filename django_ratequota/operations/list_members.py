@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.conf import settings as django_settings
 from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError
 from django.db import transaction
@@ -27,6 +26,7 @@ from ..changes.validators import canonical_subject, check_year, visible
 from ..changes.writer import in_batches
 from ..conf import settings
 from ..models import ListMember, SubjectList
+from ..policies.facts import to_datetime, to_us
 from .numbers import number
 
 #: Most lines at once; a longer file is refused, because a worker that takes long is ended by its server: each line is
@@ -203,10 +203,7 @@ def _end(line: Line) -> datetime | None:
     if end is None:
         text = _("Write the end as a day, such as until 2026-12-31, or a time: until 2026-12-31 18:00.")
         raise ValidationError(text)
-    if django_settings.USE_TZ and timezone.is_naive(end):
-        end = timezone.make_aware(end)
-    elif not django_settings.USE_TZ and timezone.is_aware(end):
-        end = timezone.make_naive(end, timezone.get_default_timezone())
+    end = to_datetime(to_us(end if timezone.is_aware(end) else timezone.make_aware(end)))
     if end <= timezone.now():
         raise ValidationError(_("This end is over already."))
     return end

@@ -185,7 +185,7 @@ class TestOverriddenPolicies:
     @pytest.mark.parametrize(
         ("options", "text"),
         [
-            ({"plans": {"ip:203.0.113.7": "pro"}}, "plans: An address cannot be on a plan"),
+            ({"plans": {"ip:203.0.113.7": "pro"}}, "plans: Write kind:value, where kind is one of"),
             ({"plans": {"user:42": "pro"}}, "plans: Choose the user instead of user:42"),
             ({"lists": {"bad": ["ip:203.0.113.300"]}}, r"lists\['bad'\]: .*; write an address such as"),
             ({"lists": {"bad": ["user:42"]}}, r"lists\['bad'\]: Write kind:value, where kind is one of ip, tenant"),

@@ -32,7 +32,6 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 IDENTIFIERS = {"tenant": "tests.project.views.tenant", "api_key": "tests.project.views.api_key"}
 ACME, KEY = {"tenant": "acme"}, {"api_key": "k1"}
 BOTH = {**ACME, **KEY}
-NO_ADDRESS = "An address cannot be on a plan. Write kind:value, where kind is one of tenant, api_key."
 WRITE = "Write kind:value, where kind is one of tenant, api_key, such as tenant:acme."
 
 
@@ -292,9 +291,9 @@ class TestValidation:
         ("subject", "message"),
         [
             ("user:42", "Choose the user instead of user:42."),
-            ("ip:203.0.113.7", NO_ADDRESS),
-            ("203.0.113.0/24", NO_ADDRESS),
-            ("2001:db8::1", NO_ADDRESS),
+            ("ip:203.0.113.7", WRITE),
+            ("203.0.113.0/24", WRITE),
+            ("2001:db8::1", WRITE),
             ("acme", WRITE),
             ("tenant:", WRITE),
             ("org:acme", WRITE),
