@@ -321,10 +321,10 @@ def test_callers_with_a_more_specific_policy_are_left_out(recorded: Any) -> None
     everyone, plan, user = (
         estimate(RatePolicy(rates="1/s", **fields)) for fields in ({}, {"plan": free}, {"user": users[0]})
     )
-    assert (everyone.clients, everyone.left_out_clients, everyone.unknown_policies) == (1, 3, 1)
+    assert (everyone.clients, everyone.unknown_policies) == (1, 1)
     # Of equals the newest wins, which is the one that is estimated.
-    assert (plan.clients, plan.left_out_clients) == (1, 0)
-    assert (user.clients, user.left_out_clients, user.unknown_policies) == (1, 0, 0)
+    assert plan.clients == 1
+    assert (user.clients, user.unknown_policies) == (1, 0)
 
 
 def calls_of(work: Callable[[], Any]) -> int:
@@ -360,11 +360,11 @@ def test_policies_for_other_callers_add_no_work_per_caller(recorded: Any) -> Non
     )
     found = estimate(network, seconds=60)
     # Left out: .9, and the upper half.
-    assert (found.clients, found.left_out_clients, found.unknown_policies) == (127, 129, 0)
+    assert (found.clients, found.unknown_policies) == (127, 0)
     assert calls_of(lambda: estimate(network, seconds=60)) - alone < 200 * 256
     network.rates = "blocked"
     found = estimate(network, seconds=60)
-    assert (found.clients, found.left_out_clients, found.unknown_policies) == (256, 0, 0), "a block comes first"
+    assert (found.clients, found.unknown_policies) == (256, 0), "a block comes first"
 
 
 def test_the_search_for_callers_stops_when_its_time_is_up(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -400,9 +400,8 @@ def test_a_policy_that_always_loses_applies_to_nobody(recorded: Any) -> None:
     RatePolicy.objects.create(rates="5/s", starts_at=timezone.now() - timedelta(days=1))
     recorded(record())
     found = estimate(RatePolicy(rates="1/s"))
-    assert (found.clients, found.left_out_clients) == (0, 1)
+    assert found.clients == 0
     assert "no request was recorded" in sentences(found)[0]
-    assert "Left out: 1 client " in sentences(found)[1]
 
 
 def test_queries_do_not_grow_with_policies_and_records(recorded: Any) -> None:
@@ -462,7 +461,6 @@ def test_the_sentences_of_an_estimate() -> None:
         refused_requests=1200,
         really_refused_clients=1,
         really_refused_requests=1,
-        left_out_clients=2,
         unknown_policies=1,
         fits=(),
     )
@@ -470,6 +468,5 @@ def test_the_sentences_of_an_estimate() -> None:
         "In the last 24 h this would have refused 37 of 4,210 clients, 1.2 % of 100,000 requests.",
         "Of the same requests < 0.1 % were really refused, by any policy, to 1 client.",
         "This is an estimate from 25 % of the callers.",
-        "Left out: 2 clients for whom another policy takes precedence.",
         "Ignored: 1 policy that takes precedence for callers that the records do not identify.",
     ]
