@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -23,7 +23,7 @@ from django.utils.translation import gettext as _
 
 from ..changes.databases import policy_alias
 from ..changes.validators import canonical_subject, check_year, visible
-from ..changes.writer import in_batches
+from ..changes.writer import in_batches, users_by_login
 from ..conf import settings
 from ..models import ListMember, SubjectList
 from ..policies.facts import to_datetime, to_us
@@ -149,7 +149,8 @@ def _csv_lines(text: str) -> Iterator[Line]:
 def _read(subject_list: SubjectList, lines: Iterable[Line]) -> tuple[dict[_Key, tuple[Line, ListMember]], int]:
     """Return each member once, unsaved, and how many lines repeat one; raises ``ValidationError``."""
     lines = list(lines)
-    users = _user_ids([line.who[5:] for line in lines if line.who.startswith("user:")])
+    names = {line.who[5:] for line in lines if line.who.startswith("user:") and "\x00" not in line.who}
+    users = users_by_login(names, policy_alias(get_user_model()))
     entries: dict[_Key, tuple[Line, ListMember]] = {}
     problems: list[str] = []
     for line in lines:
@@ -164,13 +165,13 @@ def _read(subject_list: SubjectList, lines: Iterable[Line]) -> tuple[dict[_Key, 
     return entries, len(lines) - len(entries)
 
 
-def _member(line: Line, users: dict[str, Any]) -> ListMember:
+def _member(line: Line, users: dict[str, list[Any]]) -> ListMember:
     """Return the member that the line names, in no list; raises ``ValidationError``."""
     member = ListMember(ends_at=_end(line), reason=line.reason)
     if line.who.startswith("user:"):
-        member.user_id = users.get(line.who[5:])
-        if member.user_id is None:
+        if line.who[5:] not in users:
             raise ValidationError(_("There is no user with this login name."))
+        member.user_id = users[line.who[5:]][0]
     else:
         try:
             member.subject = canonical_subject(line.who)
@@ -207,16 +208,6 @@ def _end(line: Line) -> datetime | None:
     if end <= timezone.now():
         raise ValidationError(_("This end is over already."))
     return end
-
-
-def _user_ids(names: Sequence[str]) -> dict[str, Any]:
-    """Return login name -> primary key of the users that exist; one query per batch."""
-    users: Any = get_user_model()
-    found: dict[str, Any] = {}
-    for batch in in_batches(sorted({name for name in names if "\x00" not in name})):
-        rows = users._base_manager.using(policy_alias(users)).filter(**{f"{users.USERNAME_FIELD}__in": batch})
-        found |= {str(name): pk for name, pk in rows.values_list(users.USERNAME_FIELD, "pk")}
-    return found
 
 
 def _stored(subject_list: SubjectList, keys: Iterable[_Key]) -> dict[_Key, ListMember]:
