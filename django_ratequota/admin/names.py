@@ -9,8 +9,9 @@ from django.contrib.auth import get_user_model
 from django.db import models
 from django.utils.translation import gettext
 
+from ..changes.validators import primary_key
 from ..models import Endpoint, RatePolicy
-from ..operations.differences import object_names, primary_key
+from ..operations.differences import object_names
 from ..operations.subject_names import named, subject_names
 from .formatting import shown, shown_subject
 
