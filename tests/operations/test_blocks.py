@@ -28,11 +28,6 @@ FORM = {"until": "day", "reason": "Ticket 4711", "post": "yes"}
 
 
 @pytest.fixture
-def operator() -> Client:
-    return staff(None)
-
-
-@pytest.fixture
 def alice() -> User:
     return a_customer()
 

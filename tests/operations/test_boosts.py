@@ -49,11 +49,6 @@ def no_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def operator() -> Client:
-    return staff(None)
-
-
-@pytest.fixture
 def alice() -> User:
     """A user on Free: 10/hour and 100/day for search, and 1000/month for it that all callers share."""
     user = User.objects.create(username="alice")
@@ -126,7 +121,7 @@ def test_a_boost_is_confirmed_and_applies_to_the_next_request(operator: Client, 
     entry = PolicyChange.objects.get(model="ratepolicy", object_id=str(boost.pk))
     assert (entry.action, entry.actor, entry.reason) == (
         "create",
-        User.objects.get(username="support"),
+        User.objects.get(username="operator"),
         "Ticket 4711",
     )
     logged = LogEntry.objects.get(object_id=str(boost.pk))
@@ -338,7 +333,7 @@ def test_units_are_given_back_and_recorded(operator: Client, alice: User) -> Non
     assert remaining_units(alice) == {"search/hour": 9, "search/day": 99, "search/month per everyone": 994}
     entry = PolicyChange.objects.get(action="grant")
     assert (entry.model, entry.object_text, entry.touched_user) == ("counter", "user alice", str(alice.pk))
-    assert (entry.actor, entry.reason) == (User.objects.get(username="support"), "Ticket 4711")
+    assert (entry.actor, entry.reason) == (User.objects.get(username="operator"), "Ticket 4711")
     assert entry.before == {"search/hour": {"used": 6, "remaining": 4}, "search/day": {"used": 6, "remaining": 94}}
     assert entry.after == {"search/hour": {"used": 1, "remaining": 9}, "search/day": {"used": 1, "remaining": 99}}
     assert default_limiter().stored_revision() == revision, "no process has to reload"

@@ -27,18 +27,6 @@ LIST = "/admin/django_ratequota/ratepolicy/"
 IDENTIFIERS = {"tenant": "tests.project.views.api_key"}
 
 
-@pytest.fixture
-def root() -> User:
-    return User.objects.create_superuser("root", password="root")
-
-
-@pytest.fixture
-def operator(root: User) -> Client:
-    client = Client()
-    client.force_login(root)
-    return client
-
-
 def remaining(decision: Decision) -> list[int]:
     return [status.remaining for status in decision.statuses]
 
@@ -167,7 +155,8 @@ def test_the_action_asks_for_confirmation_and_resets_nothing(operator: Client, a
     assert not LogEntry.objects.exists()
 
 
-def test_confirming_resets_only_the_listed_counters(operator: Client, root: User, alice: User) -> None:
+def test_confirming_resets_only_the_listed_counters(operator: Client, alice: User) -> None:
+    root = User.objects.get(username="operator")
     search = Endpoint.objects.create(name="search")
     override = RatePolicy.objects.create(user=alice, endpoint=search, rates="5/hour, 9/day")
     RatePolicy.objects.create(endpoint=search, counted_per="everyone", rates="100/hour")
@@ -193,7 +182,7 @@ def test_confirming_resets_only_the_listed_counters(operator: Client, root: User
     assert not LogEntry.objects.filter(object_id=other.pk).exists()
 
 
-def test_an_override_has_a_reset_page(operator: Client, root: User, alice: User) -> None:
+def test_an_override_has_a_reset_page(operator: Client, alice: User) -> None:
     override = RatePolicy.objects.create(user=alice, rates="5/hour")
     check_from(alice)
     page = operator.get(f"{LIST}{override.pk}/change/").content.decode()
@@ -205,7 +194,7 @@ def test_an_override_has_a_reset_page(operator: Client, root: User, alice: User)
     done = operator.post(f"{LIST}{override.pk}/reset/", {"reset": "yes"})
     assert (done.status_code, done["Location"]) == (302, f"{LIST}{override.pk}/change/")
     assert remaining(check_from(alice)) == [4]
-    assert PolicyChange.objects.get(action="reset").actor == root
+    assert PolicyChange.objects.get(action="reset").actor == User.objects.get(username="operator")
     assert LogEntry.objects.get().object_id == str(override.pk)
 
 

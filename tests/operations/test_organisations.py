@@ -16,7 +16,7 @@ from django_ratequota.monitoring import refusals
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.operations.boosts import any_boostable, propose_boosts
 from django_ratequota.operations.counters import own_counters, reset
-from tests.admin.test_explain import LIST, PAGE, explain, staff
+from tests.admin.test_explain import LIST, PAGE, explain
 from tests.operations.test_boost_all import fields
 from tests.project.views import request_from
 from tests.support.commands import run
@@ -26,11 +26,6 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 IDENTIFIERS = {"tenant": "tests.project.views.api_key"}
 ACME = {"identifier_tenant": "acme"}
-
-
-@pytest.fixture
-def operator() -> Client:
-    return staff(None)
 
 
 @pytest.fixture
@@ -117,7 +112,7 @@ def test_boosting_all_is_offered_only_where_something_can_be_boosted(operator: C
     assert [ask(people[0]), ask(people[0])] == [True, False]
     collector.flush()
     assert "Boost all that refused" in explain(operator, user=people[0].pk)
-    assert "Boost all that refused" not in explain(client_of("view_ratepolicy"), user=people[0].pk)
+    assert "Boost all that refused" not in explain(client_of("view_ratepolicy", name="viewer"), user=people[0].pk)
 
 
 def boost_links(text: str) -> dict[str, str]:

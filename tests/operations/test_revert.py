@@ -104,12 +104,6 @@ def move_on(scene: dict[str, Any]) -> None:
     policies.filter(pk=scene["pro_all"].pk).update(plan=scene["free"], mode="log")
 
 
-def swap(scene: dict[str, Any]) -> None:
-    lists: Any = SubjectList.objects
-    for key, name in (("bots", "x"), ("beta", "Bots"), ("bots", "Beta")):
-        lists.filter(pk=scene[key].pk).update(name=name)
-
-
 def replace(scene: dict[str, Any]) -> None:
     """Replace the plan Pro by another one of the same name, which takes its policy and its assignment."""
     old = scene["pro"]
@@ -174,15 +168,6 @@ def test_an_undo_is_recorded_as_one_of_its_save(scene: dict[str, Any]) -> None:
     assert {row.undoes for row in PolicyChange.objects.filter(change_id=last_save())} == {change_id}
     RatePolicy.objects.update(mode="off")
     assert PolicyChange.objects.all()[0].undoes is None
-
-
-def test_values_that_were_swapped_are_refused(scene: dict[str, Any]) -> None:
-    with transaction.atomic():
-        swap(scene)
-    before = state()
-    with pytest.raises(ValidationError, match="Bots: name: Subject list with this Name already exists"):
-        undone()
-    assert state() == before
 
 
 def test_a_replaced_plan_whose_name_is_needed_again_is_refused(scene: dict[str, Any]) -> None:

@@ -41,11 +41,6 @@ def identifiers(settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
 
 
-@pytest.fixture
-def alice() -> User:
-    return User.objects.create(username="alice")
-
-
 @pytest.fixture(params=["sync", "async"])
 def ask(request: Any) -> Callable[..., Decision]:
     """``check_caller``, or its async twin under an event loop."""

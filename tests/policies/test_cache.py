@@ -37,11 +37,6 @@ def policies() -> PolicyCache:
     return PolicyCache()
 
 
-@pytest.fixture
-def alice() -> User:
-    return User.objects.create(username="alice")
-
-
 def newest() -> int:
     return default_limiter().stored_revision()
 
@@ -87,14 +82,6 @@ def test_a_user_takes_two_queries(policies: PolicyCache, alice: User) -> None:
     assert len(entry.policies) == 5
 
 
-def test_what_ended_long_ago_is_left_out(policies: PolicyCache) -> None:
-    RatePolicy.objects.create(rates="1/s", ends_at=timezone.now() - timedelta(days=2))
-    RatePolicy.objects.create(rates="2/s", ends_at=timezone.now() - timedelta(hours=1))
-    RatePolicy.objects.create(rates="3/s", starts_at=timezone.now() + timedelta(days=2))
-    policies.reload(newest())
-    assert sorted(rates(policies)) == ["2/s", "3/s"], "what the store's clock may still call active stays"
-
-
 def test_a_users_change_leaves_what_is_remembered_of_others(policies: PolicyCache, alice: User) -> None:
     bob = User.objects.create(username="bob")
     RatePolicy.objects.create(rates="5/s")
@@ -131,24 +118,6 @@ def test_what_one_connection_writes_is_pending_for_that_one_until_it_ends(polici
         assert publication_pending(), "another thread's look changes nothing"
         transaction.set_rollback(True)
     assert not publication_pending()
-
-
-def test_a_policy_that_moves_drops_both_users(policies: PolicyCache, alice: User) -> None:
-    bob, carol = User.objects.create(username="bob"), User.objects.create(username="carol")
-    policy = RatePolicy.objects.create(user=alice, rates="1/s")
-    policies.reload(newest())
-    for user in (alice, bob, carol):
-        policies.load_user(str(user.pk))
-    policy.user = bob
-    policy.save()
-    policies.reload(newest())
-    assert [policies.user(str(user.pk)) is None for user in (alice, bob, carol)] == [True, True, False]
-    policies.load_user(str(bob.pk))
-    policy.user = None
-    policy.save()
-    policies.reload(newest())
-    assert policies.user(str(bob.pk)) is None
-    assert rates(policies) == ["1/s"]
 
 
 def test_changes_are_read_before_the_data(policies: PolicyCache, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,20 +158,6 @@ def test_an_entry_read_during_a_reload_is_kept_unless_it_changed(
     assert (policies.user(str(alice.pk)) is None) is own
     monkeypatch.setattr(module, "load_entries", load)
     assert len(policies.load_user(str(alice.pk)).policies) == own
-
-
-def test_what_an_open_transaction_reads_is_not_kept(policies: PolicyCache, alice: User) -> None:
-    """It may be rolled back, and nothing would be published then."""
-    policies.reload(newest())
-    with transaction.atomic():
-        RatePolicy.objects.create(user=alice, rates="1/s")
-        RatePolicy.objects.create(rates="2/s")
-        assert len(policies.load_user(str(alice.pk)).policies) == 1
-        own = policies.reload(newest() + 1)
-        assert [policy.text for policy in own.groups[None]["caller"]] == ["2/s"]
-        transaction.set_rollback(True)
-    assert policies.user(str(alice.pk)) is None
-    assert rates(policies) == []
 
 
 def unreachable() -> Any:

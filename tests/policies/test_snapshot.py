@@ -460,14 +460,17 @@ def test_what_others_wait_for_is_read_in_one_look(policies: PolicyCache, monkeyp
 def test_policies_that_ended_long_ago_leave_the_snapshot(
     policies: PolicyCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    RatePolicy.objects.create(rates="1/s")
-    RatePolicy.objects.create(rates="2/s", ends_at=timezone.now() + timedelta(hours=1))
-    policies.reload(newest())
     now = timezone.now()
+    RatePolicy.objects.create(rates="1/s", starts_at=now + timedelta(days=4))
+    for hours in (1, 47):
+        RatePolicy.objects.create(rates=f"{hours}/min", ends_at=now + timedelta(hours=hours))
+    policies.reload(newest())
     monkeypatch.setattr(timezone, "now", lambda: now + timedelta(days=2))
     policies._tidied = float("-inf")
     snapshot = policies.reload(default_limiter().publish())
-    assert [policy.text for policy in snapshot.groups[None]["caller"]] == ["1/s"]
+    held = [policy.text for policy in snapshot.groups[None]["caller"]]
+    assert held == ["1/s", "47/min"], "what the store's clock may still call active stays"
+    assert [policy.text for policy in load_snapshot(1).groups[None]["caller"]] == held
 
 
 def test_a_user_key_too_long_for_its_column_goes_stale_nowhere(
