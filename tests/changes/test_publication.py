@@ -44,17 +44,6 @@ def limits() -> list[int]:
     return [status.limit for status in check_request(RequestFactory().get("/")).statuses]
 
 
-def test_the_changes_of_a_transaction_are_published_together(published: list[int | None]) -> None:
-    with transaction.atomic():
-        Plan.objects.create(name="Free", slug="free")
-        with changed_by(None, "Ticket 4711"):
-            Plan.objects.create(name="Pro", slug="pro")
-        assert (stored(), published, publication_pending()) == (0, [], True)
-    assert published == [stored(), stored()], "two saves, one revision"
-    assert stored() > 0
-    assert not publication_pending()
-
-
 def test_what_an_open_transaction_has_changed_is_pending_until_it_is_undone() -> None:
     """A savepoint's rollback undoes its own changes; those before it stay."""
     with transaction.atomic():

@@ -13,9 +13,7 @@ from django.test import Client
 from django.utils import timezone
 
 from django_ratequota.models import Endpoint, Plan, RatePolicy
-from django_ratequota.monitoring import refusals
 from django_ratequota.monitoring.collector import collector
-from django_ratequota.operations.boosts import propose_boosts
 from tests.admin.test_explain import DOWN, LIST, PAGE
 from tests.support.operators import a_customer, words_of
 from tests.support.requests import check_from
@@ -129,18 +127,6 @@ def test_a_blocked_caller_is_told_why_nothing_can_be_boosted(operator: Client) -
     page = operator.get(f"{URL}?user={alice.pk}", follow=True)
     text = words_of(page)
     assert "Nothing that refused this caller in the last day can be boosted. all/blocked: It blocks a user" in text
-
-
-def test_a_limit_per_address_is_boosted_for_the_address(alice: User) -> None:
-    RatePolicy.objects.create(counted_per="ip", rates="1/hour", endpoint=Endpoint.objects.get(name="reports"))
-    RatePolicy.objects.filter(plan__isnull=False).update(rates="100/hour")
-    refuse(alice, "reports", 2, address="203.0.113.9")
-    found = refusals.caller_refusals(f"user:{alice.pk}")
-    proposals, _without = propose_boosts(found.refusals)
-    assert [(one.boost.subject, one.boost.rates) for one in proposals if one.boost.subject] == [
-        ("ip:203.0.113.9", "2/hour")
-    ]
-    assert any(str(one.boost.user_id) == str(alice.pk) for one in proposals)
 
 
 def test_redis_down_is_reported(operator: Client, alice: User, settings: Any) -> None:

@@ -89,14 +89,6 @@ def test_of_equally_full_rows_none_is_listed_twice_or_left_out(users: list[User]
     assert (sorted(subjects), start) == (sorted(f"user:{user.pk}" for user in users), "")
 
 
-def test_figures_are_those_of_this_moment(alice: User) -> None:
-    RatePolicy.objects.create(rates="10/month")
-    spend(alice, 8)
-    check_from(alice)
-    [row] = part().rows
-    assert (row.used, row.percent, row.at_us) == (9, 90, None)
-
-
 @pytest.mark.parametrize(
     ("changes", "error"),
     [

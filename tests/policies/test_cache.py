@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sqlite3
-import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -24,8 +23,6 @@ from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
 from django_ratequota.policies import cache as module
 from django_ratequota.policies.cache import PolicyCache
 from django_ratequota.policies.loading import load_snapshot
-from django_ratequota.policies.requests.caller import DescribedCaller
-from django_ratequota.policies.resolver import EvaluationContext, Resolution, resolve
 from django_ratequota.runtime import default_limiter
 from tests.support.properties import thorough_after
 
@@ -80,33 +77,6 @@ def test_a_user_takes_two_queries(policies: PolicyCache, alice: User) -> None:
     entry = policies.user(str(alice.pk))
     assert entry is not None
     assert len(entry.policies) == 5
-
-
-def test_a_users_change_leaves_what_is_remembered_of_others(policies: PolicyCache, alice: User) -> None:
-    bob = User.objects.create(username="bob")
-    RatePolicy.objects.create(rates="5/s")
-
-    def resolution(user: User) -> Resolution:
-        snapshot = policies.current()
-        assert snapshot is not None
-        entry = policies.user(str(user.pk)) or policies.load_user(str(user.pk))
-        caller = DescribedCaller(user_id=str(user.pk), address=None)
-        return resolve(
-            EvaluationContext(
-                caller=caller, entry=entry, endpoints=(), scope=None, snapshot=snapshot, now_us=time.time_ns() // 1000
-            )
-        )
-
-    policies.reload(newest())
-    before = {user: resolution(user) for user in (alice, bob)}
-    RatePolicy.objects.create(user=alice, rates="1/s")
-    policies.reload(newest())
-    assert resolution(bob) is before[bob]
-    assert str(resolution(alice).buckets[0].rate) == "1/s"
-    RatePolicy.objects.create(rates="7/s", starts_at=timezone.now() - timedelta(days=1))
-    policies.reload(newest())
-    assert str(resolution(bob).buckets[0].rate) == "7/s"
-    assert str(resolution(alice).buckets[0].rate) == "1/s"
 
 
 def test_what_one_connection_writes_is_pending_for_that_one_until_it_ends(policies: PolicyCache) -> None:
