@@ -13,7 +13,7 @@ from django.contrib.auth.models import User
 from django.test import Client, RequestFactory
 from django.utils import timezone
 
-from django_ratequota.models import Endpoint, PolicyChange, RatePolicy
+from django_ratequota.models import PolicyChange, RatePolicy
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.operations import blocks
 from django_ratequota.policies.requests.caller import Caller
@@ -100,14 +100,6 @@ def test_a_block_refuses_at_once_until_it_is_ended(operator: Client, alice: User
     ended = PolicyChange.objects.filter(object_id=str(block.pk)).order_by("-pk")[0]
     assert (ended.action, ended.reason) == ("update", "A mistake")
     assert LogEntry.objects.filter(object_id=str(block.pk)).count() == 2
-
-
-def test_a_block_may_be_for_one_endpoint(operator: Client, alice: User) -> None:
-    url = f"{URL}?caller=user:{alice.pk}&endpoint=search"
-    assert operator.post(url, {**FORM, "target": f"user:{alice.pk}", "place": "search"}).status_code == 302
-    assert not check_from(alice, scope="search").allowed
-    assert check_from(alice).allowed
-    assert RatePolicy.objects.get(rates="blocked").endpoint == Endpoint.objects.get(name="search")
 
 
 @pytest.mark.parametrize(

@@ -122,8 +122,6 @@ EDITS = {
         ListMember.objects.create(subject_list=scene["beta"], subject="ip:192.0.2.7"),
         ListMember.objects.update(reason="Ticket 4711"),
     ),
-    "created": lambda scene: RatePolicy.objects.create(plan=plan("Team"), rates="1/s"),
-    "deleted": lambda scene: scene["free"].delete(),
     "several deleted": lambda scene: Plan.objects.all().delete(),
     "an endpoint deleted": lambda scene: scene["search"].delete(),
     "a subject moved to another plan": lambda scene: PlanAssignment.objects.filter(subject="tenant:acme").update(

@@ -233,15 +233,6 @@ class TestWhatIsShown:
         found = explain_caller(DescribedCaller(**{"user_id": None, "address": None, **who}), scope=None)
         return found.plan and found.plan.name, found.plan_source, found.resolution
 
-    def test_explain_says_whose_plan_it_is(self, alice: User) -> None:
-        assign("tenant:acme", 2)
-        pk = str(alice.pk)
-        assert self.explanation(identifiers=ACME)[:2] == ("p2", "assigned to tenant:acme")
-        assert self.explanation(user_id=pk, identifiers=ACME)[2].assigned_to == "tenant:acme"
-        PlanAssignment.objects.create(user=alice, plan=plan_of(5))
-        plan, source, resolution = self.explanation(user_id=pk, identifiers=ACME)
-        assert (plan, source, resolution.assigned_to) == ("p5", "assigned to the user", f"user:{pk}")
-
     def test_explain_says_when_a_subject_that_is_not_named_may_have_another_plan(
         self, alice: User, settings: Any
     ) -> None:

@@ -6,7 +6,6 @@ import io
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import User
 from django.core.management import call_command
 from django.db import connection
 from django.test import Client, RequestFactory
@@ -21,6 +20,7 @@ from django_ratequota.policies.loading import load_snapshot
 from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.runtime import default_limiter
 from tests.conftest import Check
+from tests.support.operators import client_of, text_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -37,11 +37,8 @@ def write(policy: RatePolicy, rates: str, **columns: Any) -> None:
     call_command("ratequota", "publish", stdout=io.StringIO())
 
 
-def request(user: Any = None) -> Any:
-    made = RequestFactory().get("/")
-    if user is not None:
-        made.user = user
-    return made
+def request() -> Any:
+    return RequestFactory().get("/")
 
 
 def limits(decision: Decision) -> list[int]:
@@ -165,23 +162,18 @@ def test_the_check_names_them(broken: list[RatePolicy]) -> None:
     ]
 
 
-def test_live_usage_names_them(broken: list[RatePolicy], client: Client) -> None:
-    client.force_login(User.objects.create_superuser("root"))
-    page = client.get("/admin/django_ratequota/ratepolicy/usage/").content.decode()
+USAGE = "/admin/django_ratequota/ratepolicy/usage/"
+
+
+def test_live_usage_names_them(broken: list[RatePolicy], operator: Client) -> None:
+    page = text_of(operator.get(USAGE))
     assert f"Policy {broken[0].pk}: the rates &#x27;ten per hour&#x27; cannot be read." in page
     assert "The last readable rates still apply: 10/hour." in page
     assert f"Policy {broken[2].pk}: the rates &#x27;&lt;b&gt;five&lt;/b&gt;&#x27; cannot be read." in page
 
 
-def test_live_usage_names_nothing_that_is_not_the_operators_to_see(broken: list[RatePolicy], client: Client) -> None:
-    from django.contrib.auth.models import Permission
-
-    clerk = User.objects.create(username="clerk", is_staff=True)
-    clerk.user_permissions.add(Permission.objects.get(codename="grant_override"))
-    client.force_login(clerk)
-    answer = client.get("/admin/django_ratequota/ratepolicy/usage/")
-    assert answer.status_code == 200
-    assert "cannot be read" not in answer.content.decode()
+def test_live_usage_names_nothing_that_is_not_the_operators_to_see(broken: list[RatePolicy]) -> None:
+    assert "cannot be read" not in text_of(client_of("grant_override").get(USAGE))
 
 
 def test_workers_report_what_on_error_decided(check: Check, unheard_of: RatePolicy) -> None:
