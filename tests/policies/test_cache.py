@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.db import DatabaseError, OperationalError, connection, transaction
-from django.test import RequestFactory
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_ratequota import check_request
 from django_ratequota.changes.publication import publication_pending
 from django_ratequota.exceptions import StoreError
 from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
@@ -25,6 +23,7 @@ from django_ratequota.policies.cache import PolicyCache
 from django_ratequota.policies.loading import load_snapshot
 from django_ratequota.runtime import default_limiter
 from tests.support.properties import thorough_after
+from tests.support.requests import check_from
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -351,10 +350,7 @@ def test_polling_waits_for_nobody(policies: PolicyCache, settings: Any) -> None:
 
 def limit_of(user: User | None = None) -> int:
     """The limit that judges a request made right now in this process."""
-    request = RequestFactory().get("/")
-    if user is not None:
-        request.user = user
-    (status,) = check_request(request).statuses
+    (status,) = check_from(user).statuses
     return status.limit
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 from django.db import connection
-from django.test import Client, RequestFactory
+from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from django_ratequota import Decision
@@ -20,6 +20,7 @@ from django_ratequota.policies.loading import load_snapshot
 from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.runtime import default_limiter
 from tests.conftest import Check
+from tests.project.views import request_from
 from tests.support.operators import client_of, text_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
@@ -37,21 +38,17 @@ def write(policy: RatePolicy, rates: str, **columns: Any) -> None:
     call_command("ratequota", "publish", stdout=io.StringIO())
 
 
-def request() -> Any:
-    return RequestFactory().get("/")
-
-
 def limits(decision: Decision) -> list[int]:
     return [status.limit for status in decision.statuses]
 
 
 def test_the_last_readable_rates_apply(check: Check, caplog: Any) -> None:
     policy = RatePolicy.objects.create(rates="10/hour")
-    assert limits(check(request())) == [10]
+    assert limits(check(request_from())) == [10]
     RatePolicy.objects.update(rates="20/hour")
     RatePolicy.objects.update(reason="later")
     write(policy, "30 tokens/hour")
-    assert limits(check(request())) == [20]
+    assert limits(check(request_from())) == [20]
     assert f"policy {policy.pk}: its rates '30 tokens/hour' cannot be read; '20/hour' goes on" in caplog.text
 
 
@@ -59,15 +56,15 @@ def test_all_else_of_the_row_is_obeyed(check: Check) -> None:
     """An operator can switch it off, or move it."""
     policy = RatePolicy.objects.create(rates="10/hour")
     write(policy, "thirty", mode="log")
-    assert [status.bucket.mode for status in check(request()).statuses] == ["log"]
+    assert [status.bucket.mode for status in check(request_from()).statuses] == ["log"]
     RatePolicy.objects.update(mode="off")
-    assert check(request()).statuses == ()
+    assert check(request_from()).statuses == ()
 
 
 def test_rates_are_read_with_the_algorithm_of_their_time(check: Check) -> None:
     policy = RatePolicy.objects.create(rates="10/hour burst 5")
     write(policy, "10/hour burst 5", algorithm="fixed_window")
-    assert [str(status.bucket.rate) for status in check(request()).statuses] == ["10/hour burst 5"]
+    assert [str(status.bucket.rate) for status in check(request_from()).statuses] == ["10/hour burst 5"]
 
 
 @pytest.fixture
@@ -89,7 +86,7 @@ def test_without_a_meaning_on_error_decides(
 ) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "ON_ERROR": setting}
     write(unheard_of, "thirty", on_error=on_error)
-    decision = check(request(), "search")
+    decision = check(request_from(), "search")
     assert decision.allowed == (status == 200)
     if status == 200:
         assert (limits(decision), decision.error) == ([20], ""), "the other policies hold"
@@ -97,20 +94,20 @@ def test_without_a_meaning_on_error_decides(
     assert (decision.denied_by, decision.error, decision.retry_after) == (("all/unreadable",), "rates", 1)
     assert decision.statuses == (), "nothing was charged"
     RatePolicy.objects.filter(pk=unheard_of.pk).delete()
-    assert [one.remaining for one in check(request(), "search").statuses] == [19]
+    assert [one.remaining for one in check(request_from(), "search").statuses] == [19]
 
 
 @pytest.mark.parametrize("mode", ["log", "off"])
 def test_what_is_not_enforced_denies_nobody(check: Check, unheard_of: RatePolicy, mode: str) -> None:
     write(unheard_of, "thirty", on_error="deny", mode=mode)
-    assert limits(check(request(), "search")) == [20]
+    assert limits(check(request_from(), "search")) == [20]
 
 
 def test_a_store_that_is_down_decides_no_more_kindly(check: Check, unheard_of: RatePolicy, settings: Any) -> None:
     write(unheard_of, "thirty", on_error="deny")
-    check(request())
+    check(request_from())
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": "redis://127.0.0.1:1/0", "POLL_SECONDS": 3600}
-    decision = check(request(), "search")
+    decision = check(request_from(), "search")
     assert (decision.allowed, decision.denied_by) == (False, ("all/unreadable",))
 
 
@@ -180,7 +177,7 @@ def test_workers_report_what_on_error_decided(check: Check, unheard_of: RatePoli
     from django_ratequota.monitoring.health import health
 
     write(unheard_of, "thirty", on_error="deny")
-    check(request())
+    check(request_from())
     assert health().degraded == {"rates": 1}
     assert health().errors == {"rates": f"the rates of policy {unheard_of.pk} cannot be read"}
     assert default_limiter().stored_revision()
