@@ -22,18 +22,11 @@ from django_ratequota.changes.writer import changed_by, write_publication, write
 from django_ratequota.models import Plan, PolicyChange, RatePolicy
 from django_ratequota.runtime import default_limiter
 from tests.enforcement.test_propagation import Process, environment, migrated  # noqa: F401 - fixtures
+from tests.support.failure import Failure, fail
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
 DOWN = "redis://127.0.0.1:1/0"
-
-
-class Failure(Exception):
-    """An error raised by a test."""
-
-
-def fail() -> None:
-    raise Failure
 
 
 def stored() -> int:

@@ -23,6 +23,7 @@ from django_ratequota.models import Endpoint, ListMember, Plan, PlanAssignment, 
 from django_ratequota.models.base import connect_receivers
 from django_ratequota.runtime import default_limiter
 from tests.faults import poll
+from tests.support.failure import Failure, fail
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -32,10 +33,6 @@ JANUARY = datetime(2026, 1, 1, 12, 30, tzinfo=UTC)
 def json_of(pk: Any) -> Any:
     """Return a user's key as in JSON: a number, or the text of a UUID."""
     return pk if isinstance(pk, int) else str(pk)
-
-
-class Failure(Exception):
-    """An error raised by a test."""
 
 
 @pytest.fixture
@@ -412,10 +409,6 @@ def test_a_change_that_the_database_refuses_is_not_recorded(free: Plan, publishe
 
 def test_a_change_that_cannot_be_recorded_is_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Outside a transaction Django commits a save before post_save is sent."""
-
-    def fail(*args: Any) -> None:
-        raise Failure
-
     policy = RatePolicy.objects.create(rates="1/s")
     before = everything()
     monkeypatch.setattr("django_ratequota.changes.writer.join_save", fail)

@@ -19,15 +19,12 @@ from django.test import Client
 from django_ratequota.changes.writer import BATCH
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from django_ratequota.policyfile import apply_file
+from tests.support.failure import Failure, fail
 from tests.support.operators import client_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
 PLANS = "/admin/django_ratequota/plan"
-
-
-class Failure(Exception):
-    """An error raised by a test."""
 
 
 #: The verb and the number of parameters of each statement that is sent to the database.
@@ -179,9 +176,6 @@ def test_a_plan_and_its_assignments_are_deleted_in_batches() -> None:
 def test_a_failed_deletion_is_not_recorded_later() -> None:
     plan = plan_with_assignments(2)
     last = newest()
-
-    def fail(**_: Any) -> None:
-        raise Failure
 
     pre_delete.connect(fail, sender=RatePolicy)
     try:

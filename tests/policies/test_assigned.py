@@ -11,7 +11,6 @@ from asgiref.sync import async_to_sync
 from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
 from django.db import connection, transaction
-from django.test.utils import CaptureQueriesContext
 
 from django_ratequota import Decision, acheck_caller, check_caller, check_request
 from django_ratequota.changes.writer import write_publication
@@ -25,6 +24,7 @@ from django_ratequota.policies.resolver import Resolution
 from django_ratequota.runtime import default_limiter
 from django_ratequota.testing import isolated
 from tests.enforcement.test_check import database_down
+from tests.policies.test_cache import queries
 from tests.project.views import request_from
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
@@ -62,12 +62,6 @@ def assign(subject: str, limit: int, **fields: Any) -> PlanAssignment:
 def limits(decision: Decision) -> list[int]:
     assert not decision.degraded
     return [status.limit for status in decision.statuses]
-
-
-def queries(call: Callable[[], Any]) -> int:
-    with CaptureQueriesContext(connection) as captured:
-        call()
-    return len(captured)
 
 
 class TestWhosePlanCounts:
