@@ -375,7 +375,6 @@ CHANGES: dict[str, Callable[[RatePolicy], Any]] = {
 
 
 def everything() -> Any:
-    """Return all rows of policies and of the history."""
     return list(RatePolicy.objects.values()), list(PolicyChange.objects.values())
 
 
@@ -432,10 +431,7 @@ def test_a_single_save_takes_few_queries(alice: User) -> None:
 
 
 def test_a_save_over_a_concurrent_one_is_recorded(search: Endpoint) -> None:
-    """Another transaction committed between reading the stored row and saving the old value again.
-
-    The save looked like no change, so the old value was never published.
-    """
+    """It looked like no change where another transaction had committed meanwhile, and was never published."""
     search.description = "mine"
     search.save()
     fresh = Endpoint.objects.get()
@@ -471,7 +467,6 @@ def test_a_save_over_a_concurrent_one_is_recorded(search: Endpoint) -> None:
 
 
 def waits_for_a_lock() -> bool:
-    """Return whether any transaction waits for the lock of another."""
     waiting = {
         "postgresql": "SELECT count(*) FROM pg_locks WHERE NOT granted",
         # Not innodb_trx: it shows the same rows while it is read every 100 ms.

@@ -188,7 +188,6 @@ AUDIENCES = ["user", "subject", "list", "plan", "everyone"]
 
 @pytest.fixture
 def audiences(alice: User, free: Plan) -> dict[str, dict[str, Any]]:
-    """The fields that select each audience."""
     listed = {"subject_list": SubjectList.objects.create(name="Bad bots")}
     chosen = ({"user": alice}, {"subject": "ip:203.0.113.7"}, listed, {"plan": free}, {})
     return dict(zip(AUDIENCES, chosen, strict=True))

@@ -90,7 +90,6 @@ def test_a_process_holds_no_more_records_than_its_bound(monkeypatch: Any) -> Non
 @pytest.mark.thorough
 @pytest.mark.slow
 def test_many_callers_stay_within_the_bounds(redis_client: redis.Redis) -> None:
-    """Bounds of a process between two flushes, and of Redis for each of 48 hours."""
     now = int(time.time())
     used = redis_client.info("memory")["used_memory"]
     callers = scaled(50) * MAX_PENDING

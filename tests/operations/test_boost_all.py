@@ -25,7 +25,6 @@ URL = f"{LIST}boost/"
 
 @pytest.fixture
 def alice() -> User:
-    """Alice, refused by her plan at search and at reports."""
     alice = a_customer()
     free = Plan.objects.get()
     reports = Endpoint.objects.create(name="reports")
@@ -43,7 +42,6 @@ def refuse(user: User, scope: str, times: int, **kwargs: Any) -> None:
 
 
 def fields(text: str) -> dict[str, str]:
-    """Return the rates of each row, by the field's name."""
     found = re.findall(r'<input type="text" name="(\w+-rates)" value="(.*?)"', text)
     return dict(found)
 

@@ -37,7 +37,6 @@ def selected(*policies: RatePolicy, **fields: str) -> dict[str, Any]:
 
 
 def rows(page: Any) -> list[list[str]]:
-    """Return the counters in the table of the confirmation page."""
     found = re.findall(
         r"<tr>\s*<th scope=\"row\">(.*?)</th>((?:\s*<td[^>]*>.*?</td>)+)\s*</tr>", page.content.decode(), re.S
     )
@@ -104,7 +103,6 @@ def test_policies_without_a_counter_are_explained(alice: User) -> None:
 
 
 def test_requests_use_the_same_counters(alice: User, settings: Any) -> None:
-    """An override's buckets equal the ones that the resolver makes for a request."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
     search = Endpoint.objects.create(name="search")
     override = RatePolicy.objects.create(user=alice, endpoint=search, rates="5/hour, 9/day")
@@ -261,7 +259,6 @@ def test_redis_down_is_reported_and_nothing_is_recorded(operator: Client, alice:
 def test_counters_reset_before_a_failure_are_recorded(
     operator: Client, alice: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The script fails for the second subject, after the first one was reset."""
     bob = User.objects.create(username="bob")
     first = RatePolicy.objects.create(user=alice, rates="5/hour")
     second = RatePolicy.objects.create(user=bob, rates="5/hour sliding_window_log")

@@ -185,7 +185,6 @@ def test_skipped_callers_would_not_have_been_refused(
     "text", ["5/s", "5/s gcra", "5/min fixed_window", "5/min sliding_window_log", "5/day burst 9"]
 )
 def test_callers_within_the_limit_are_skipped(text: str) -> None:
-    """Most callers cannot reach the limit in any case."""
     rate = Rate.parse(text)
     assert has_room(rate, peak(rate, [record(admitted=5)]))
     assert not has_room(rate, peak(rate, [record(admitted=6)]))

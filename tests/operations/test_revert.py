@@ -22,7 +22,6 @@ MODELS = (Plan, Endpoint, RatePolicy, PlanAssignment, SubjectList, ListMember)
 
 
 def state() -> dict[Any, dict[str, Any]]:
-    """Return the fields of all objects."""
     return {(model.__name__, row.pk): field_values(row) for model in MODELS for row in model.objects.all()}
 
 
@@ -49,7 +48,6 @@ def plan(name: str, **fields: Any) -> Plan:
 
 @pytest.fixture
 def scene() -> dict[str, Any]:
-    """Return two plans, an endpoint, policies, assignments and lists, by name."""
     free, pro = plan("Free", default_for="anonymous"), plan("Pro")
     search = Endpoint.objects.create(name="search")
     return {
@@ -77,7 +75,6 @@ def subject_list(name: str, *subjects: str) -> SubjectList:
 
 
 def mixed(scene: dict[str, Any]) -> None:
-    """Create, edit and delete objects of all kinds."""
     team = plan("Team")
     RatePolicy.objects.create(plan=team, rates="5/s")
     exports = Endpoint.objects.create(name="exports")

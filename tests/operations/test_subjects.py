@@ -36,7 +36,6 @@ answer: Any = None
 
 
 def names_of(subjects: list[str]) -> Any:
-    """Stand for a project's SUBJECT_NAMES."""
     asked.append(subjects)
     return answer() if callable(answer) else answer
 

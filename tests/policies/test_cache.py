@@ -52,7 +52,6 @@ def queries(call: Callable[[], Any]) -> int:
 
 
 def fill(plans: int) -> None:
-    """Plans, endpoints and policies in the given number."""
     for number in range(plans):
         plan = Plan.objects.create(name=f"p{number}", slug=f"p{number}")
         endpoint = Endpoint.objects.create(name=f"e{number}", routes="/a/*\n/b/*", methods="GET")
@@ -349,7 +348,6 @@ def test_polling_waits_for_nobody(policies: PolicyCache, settings: Any) -> None:
 
 
 def limit_of(user: User | None = None) -> int:
-    """The limit that judges a request made right now in this process."""
     (status,) = check_from(user).statuses
     return status.limit
 

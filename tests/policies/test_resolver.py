@@ -55,7 +55,6 @@ def context(
 
 
 def limits(resolution: Resolution) -> list[str]:
-    """``subject rate`` of each bucket."""
     return [f"{bucket.subject} {bucket.rate}" for bucket in resolution.buckets]
 
 
@@ -278,7 +277,6 @@ def test_explain_counts_the_policies_of_other_callers_by_kind(alice: User) -> No
 
 
 def picture(endpoints: list[EndpointFacts], rows: list[PolicyFacts] = [], **fields: Any) -> Snapshot:  # noqa: B006
-    """A snapshot of these; users' own policies left out."""
     return Snapshot(
         revision=1,
         endpoints={endpoint.id: endpoint for endpoint in endpoints},

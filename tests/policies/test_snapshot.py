@@ -64,7 +64,6 @@ def identifiers(settings: Any) -> None:
 
 
 def picture(snapshot: Snapshot) -> Any:
-    """All that a snapshot holds, in the order of ids."""
     groups = {
         (endpoint_id, per): shape(group)
         for endpoint_id, rivals in snapshot.groups.items()
@@ -139,7 +138,6 @@ class Editing:
         self.serial = 0
 
     def step(self) -> None:
-        """One edit; what the database refuses is none."""
         edits = [self.create, self.create, self.edit, self.edit, self.move, self.delete, self.in_bulk, self.endpoint]
         edits += [self.plan, self.assign, self.describe, self.roll_back, self.by_hand, self.list, self.list_members]
         with suppress(IntegrityError), transaction.atomic():
@@ -284,7 +282,6 @@ class Editing:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", thorough_after(2, range(12)))
 def test_changed_rows_make_the_snapshot_that_loading_makes(policies: PolicyCache, seed: int) -> None:
-    """After any edits: what was remembered of the snapshot before answers nothing wrongly, either."""
     editing = Editing(seed)
     policies.reload(newest())
     held: list[PolicyChange] = []

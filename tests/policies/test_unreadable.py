@@ -53,7 +53,6 @@ def test_the_last_readable_rates_apply(check: Check, caplog: Any) -> None:
 
 
 def test_all_else_of_the_row_is_obeyed(check: Check) -> None:
-    """An operator can switch it off, or move it."""
     policy = RatePolicy.objects.create(rates="10/hour")
     write(policy, "thirty", mode="log")
     assert [status.bucket.mode for status in check(request_from()).statuses] == ["log"]
@@ -137,7 +136,6 @@ def test_explain_says_what_counts() -> None:
 
 @pytest.fixture
 def broken() -> list[RatePolicy]:
-    """Four policies; three have two texts that cannot be read between them."""
     plan = Plan.objects.create(name="Free", slug="free")
     made = [RatePolicy.objects.create(plan=plan, counted_per=per, rates="10/hour") for per in ("caller", "ip")]
     made += [RatePolicy.objects.create(counted_per=per, rates="5/hour") for per in ("caller", "ip")]

@@ -68,7 +68,6 @@ def reports(request: Any, **kwargs: Any) -> None:
 def test_a_format_suffix_is_one_spelling_of_its_route(
     settings: Any, pattern: Any, allowed: list[str] | None, kwarg: str
 ) -> None:
-    """As DRF writes them, for regular expressions and for paths."""
     settings.REST_FRAMEWORK = {"FORMAT_SUFFIX_KWARG": kwarg}
     plain, suffixed = format_suffix_patterns([path("api/", include([pattern]))], allowed=allowed)[0].url_patterns
     assert spellings(readable(f"api/{plain.pattern}")) == (readable(f"api/{plain.pattern}"),)
