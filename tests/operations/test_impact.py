@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable, Iterator
+from cProfile import Profile
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -328,18 +328,9 @@ def test_callers_with_a_more_specific_policy_are_left_out(recorded: Any) -> None
 
 def calls_of(work: Callable[[], Any]) -> int:
     """Return how many Python functions ``work`` calls."""
-    calls = 0
-
-    def count(frame: Any, event: str, arg: Any) -> None:
-        nonlocal calls
-        calls += event == "call"
-
-    sys.setprofile(count)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-    return calls
+    profile = Profile(builtins=False)
+    profile.runcall(work)
+    return sum(function.callcount for function in profile.getstats())
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from django.test import Client
-from django.urls import Resolver404, include, path, re_path, resolve
+from django.urls import include, path, re_path, resolve
 from django.views.decorators.cache import never_cache
 from rest_framework.urlpatterns import format_suffix_patterns
 
@@ -96,9 +96,6 @@ def test_other_routes_have_one_spelling() -> None:
 
 def test_an_unresolved_request_has_no_route() -> None:
     assert resolved(None) == (None, None)
-    for unknown in ("/PLAIN/", "/plain", "//plain/", "/plain//", "/plain/;x", "/./plain/"):
-        with pytest.raises(Resolver404):
-            resolve(unknown)
 
 
 @pytest.mark.django_db(transaction=True)
