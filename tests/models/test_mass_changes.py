@@ -260,9 +260,6 @@ def test_a_permission_that_only_an_unlisted_row_needs_is_required(grants: bool) 
     assert Endpoint.objects.exists() is not grants
 
 
-# --- Restoring. ---
-
-
 def deletion() -> PolicyChange:
     found = PolicyChange.objects.filter(model="plan", action="delete").first()
     assert found is not None
@@ -289,9 +286,6 @@ def test_a_plan_with_many_rows_is_restored_on_its_page(operator: Client) -> None
     assert LogEntry.objects.count() == 2 * BATCH + 3
     assert set(LogEntry.objects.values_list("action_flag", flat=True)) == {1}
     assert LogEntry.objects.filter(object_repr__startswith="u").count() == 2 * BATCH
-
-
-# --- Policies as a file. ---
 
 
 @pytest.mark.thorough

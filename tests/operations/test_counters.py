@@ -215,9 +215,6 @@ def test_the_number_of_counters_per_reset_is_bounded(operator: Client) -> None:
     assert len(rows(page)) == _MAX_COUNTERS
 
 
-# --- History, without a new revision. ---
-
-
 def test_the_command_records_an_entry_for_each_subject(alice: User, settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
     RatePolicy.objects.create(rates="5/hour")

@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 import redis
 from django.contrib.auth.models import User
-from django.db import connection
-from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -30,6 +28,7 @@ from django_ratequota.operations.impact_audience import NotEstimable, RecordedAu
 from django_ratequota.operations.replay import replay
 from django_ratequota.operations.spans import has_room, peak, spread
 from tests.conftest import Clock
+from tests.policies.test_cache import queries
 from tests.support.properties import examples
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("fresh_policies")]
@@ -396,17 +395,12 @@ def test_a_policy_that_always_loses_applies_to_nobody(recorded: Any) -> None:
 
 
 def test_queries_do_not_grow_with_policies_and_records(recorded: Any) -> None:
-    def count() -> int:
-        with CaptureQueriesContext(connection) as captured:
-            estimate(RatePolicy(rates="1/s"))
-        return len(captured)
-
     recorded(record())
-    few = count()
+    few = queries(lambda: estimate(RatePolicy(rates="1/s")))
     for number in range(20):
         RatePolicy.objects.create(user=User.objects.create(username=f"u{number}"), rates="5/s")
     recorded(*(record(caller=f"user:{number}") for number in range(50)))
-    assert count() <= few
+    assert queries(lambda: estimate(RatePolicy(rates="1/s"))) <= few
 
 
 def test_beyond_the_bound_the_same_sample_of_callers_is_estimated(recorded: Any) -> None:

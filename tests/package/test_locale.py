@@ -231,9 +231,6 @@ def test_values_for_machines_are_not_localized(operator: Client, settings: Any) 
     assert "," in " ".join(Reader(pages["preview"]).headings)
 
 
-# --- Refusals. ---
-
-
 @pytest.mark.django_db
 @pytest.mark.usefixtures("fresh_policies")
 def test_a_refusal_is_in_the_language_of_the_client(operator: Client) -> None:

@@ -9,7 +9,6 @@ import pytest
 from django.core.management import call_command
 from django.db import connection
 from django.test import Client
-from django.test.utils import CaptureQueriesContext
 
 from django_ratequota import Decision
 from django_ratequota.checks.database import check_rates
@@ -20,6 +19,7 @@ from django_ratequota.policies.loading import load_snapshot
 from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.runtime import default_limiter
 from tests.conftest import Check
+from tests.policies.test_cache import queries
 from tests.project.views import request_from
 from tests.support.operators import client_of, text_of
 
@@ -111,13 +111,9 @@ def test_a_store_that_is_down_decides_no_more_kindly(check: Check, unheard_of: R
 
 
 def test_loading_reads_the_history_of_what_cannot_be_read_only(unheard_of: RatePolicy) -> None:
-    with CaptureQueriesContext(connection) as captured:
-        load_snapshot(1)
-    assert len(captured) == 5
+    assert queries(lambda: load_snapshot(1)) == 5
     write(unheard_of, "thirty")
-    with CaptureQueriesContext(connection) as captured:
-        load_snapshot(1)
-    assert len(captured) == 6
+    assert queries(lambda: load_snapshot(1)) == 6
 
 
 def test_explain_says_what_counts() -> None:
