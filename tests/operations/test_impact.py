@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable, Iterator
+from cProfile import Profile
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 import redis
 from django.contrib.auth.models import User
-from django.db import connection
-from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -30,6 +28,7 @@ from django_ratequota.operations.impact_audience import NotEstimable, RecordedAu
 from django_ratequota.operations.replay import replay
 from django_ratequota.operations.spans import has_room, peak, spread
 from tests.conftest import Clock
+from tests.policies.test_cache import queries
 from tests.support.properties import examples
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("fresh_policies")]
@@ -185,7 +184,6 @@ def test_skipped_callers_would_not_have_been_refused(
     "text", ["5/s", "5/s gcra", "5/min fixed_window", "5/min sliding_window_log", "5/day burst 9"]
 )
 def test_callers_within_the_limit_are_skipped(text: str) -> None:
-    """Most callers cannot reach the limit in any case."""
     rate = Rate.parse(text)
     assert has_room(rate, peak(rate, [record(admitted=5)]))
     assert not has_room(rate, peak(rate, [record(admitted=6)]))
@@ -329,18 +327,9 @@ def test_callers_with_a_more_specific_policy_are_left_out(recorded: Any) -> None
 
 def calls_of(work: Callable[[], Any]) -> int:
     """Return how many Python functions ``work`` calls."""
-    calls = 0
-
-    def count(frame: Any, event: str, arg: Any) -> None:
-        nonlocal calls
-        calls += event == "call"
-
-    sys.setprofile(count)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-    return calls
+    profile = Profile(builtins=False)
+    profile.runcall(work)
+    return sum(function.callcount for function in profile.getstats())
 
 
 @pytest.mark.slow
@@ -405,17 +394,12 @@ def test_a_policy_that_always_loses_applies_to_nobody(recorded: Any) -> None:
 
 
 def test_queries_do_not_grow_with_policies_and_records(recorded: Any) -> None:
-    def count() -> int:
-        with CaptureQueriesContext(connection) as captured:
-            estimate(RatePolicy(rates="1/s"))
-        return len(captured)
-
     recorded(record())
-    few = count()
+    few = queries(lambda: estimate(RatePolicy(rates="1/s")))
     for number in range(20):
         RatePolicy.objects.create(user=User.objects.create(username=f"u{number}"), rates="5/s")
     recorded(*(record(caller=f"user:{number}") for number in range(50)))
-    assert count() <= few
+    assert queries(lambda: estimate(RatePolicy(rates="1/s"))) <= few
 
 
 def test_beyond_the_bound_the_same_sample_of_callers_is_estimated(recorded: Any) -> None:
