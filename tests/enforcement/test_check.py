@@ -391,22 +391,6 @@ class TestDates:
 
 
 class TestUsers:
-    def test_callers_never_share_a_counter(self, check: Check, alice: User) -> None:
-        RatePolicy.objects.create(rates="1/hour")
-        bob = User.objects.create(username="bob")
-        callers = [(alice, "203.0.113.7"), (bob, "203.0.113.7"), (None, "203.0.113.7"), (None, "203.0.113.8")]
-        assert all(check(request_from(user, address)).allowed for user, address in callers)
-        assert not any(check(request_from(user, address)).allowed for user, address in callers)
-
-    def test_an_anonymous_caller_has_one_counter_per_caller_and_one_per_ip(
-        self, check: Check, redis_client: redis.Redis
-    ) -> None:
-        RatePolicy.objects.create(rates="1/hour")
-        RatePolicy.objects.create(counted_per="ip", rates="3/hour")
-        assert room(check(request_from())) == ["0/1", "2/3"]
-        assert check(request_from()).violated == ("all/hour",)
-        assert len(list(redis_client.scan_iter("rqtest:{ip:203.0.113.7}:*"))) == 2
-
     def test_a_principal_that_is_no_row_of_the_user_model_has_nothing_of_its_own(self, check: Check) -> None:
         class Service:
             is_authenticated = True

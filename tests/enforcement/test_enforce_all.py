@@ -30,7 +30,7 @@ from django_ratequota.operations.explain import explain_caller
 from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.throttling import QuotaThrottle
 from tests.conftest import Get
-from tests.enforcement.test_check import CLOSED, database_down, left
+from tests.enforcement.test_check import CLOSED, left
 from tests.project import views
 from tests.project.views import request_from
 
@@ -269,14 +269,6 @@ class TestTheUser:
         with transaction.atomic():
             RatePolicy.objects.create(user=alice, rates="7/hour")
             assert left(check_request(request_from(alice))) == [5]
-
-    def test_a_database_that_is_down_leaves_it_to_the_request(self, alice: User) -> None:
-        RatePolicy.objects.create(rates="100/hour")
-        check_request(request_from(alice))
-        RatePolicy.objects.create(user=alice, rates="7/hour")
-        with database_down():
-            assert check_request(request_from(alice)).statuses[0].limit == 100
-        assert check_request(request_from(alice)).statuses[0].limit == 7
 
 
 @pytest.mark.slow

@@ -233,9 +233,8 @@ def test_what_a_view_gave_back_is_not_given_back_twice(get: Any) -> None:
 
 
 def test_other_endpoints_and_other_costs_keep_theirs(get: Any) -> None:
-    policies = {"login": ["5/hour"], "search": "9/hour", None: "50/hour"}
     with override_policies(
-        {name: given if isinstance(given, str) else Policy(given[0]) for name, given in policies.items()},
+        {"login": "5/hour", "search": "9/hour", None: "50/hour"},
         endpoints=[Endpoint(name="login", charged_statuses="401"), Endpoint(name="search")],
     ):
         response = get("/checking/")

@@ -66,17 +66,6 @@ def test_the_oldest_units_drain_first(limiter: Limiter, clock: Clock, meter: str
     assert decision.refund(10).statuses[0].remaining == 30
 
 
-def test_a_counter_s_refund_is_of_the_window_that_was_charged(limiter: Limiter, clock: Clock) -> None:
-    asked = bucket("100/min sliding_window_counter")
-    decision = limiter.check([asked], 40)
-    clock.advance(90)
-    limiter.check([asked], 30)
-    assert left(limiter, asked) == 100 - 20 - 30
-    assert decision.refund(30).statuses[0].remaining == 100 - 5 - 30
-    clock.advance(30)
-    assert decision.refund(10).statuses[0].remaining == 100 - 30
-
-
 def test_a_log_s_refund_is_of_the_request_that_was_charged(
     redis_client: redis.Redis, limiter: Limiter, clock: Clock
 ) -> None:
