@@ -47,11 +47,6 @@ CLOSED = {
 
 
 @pytest.fixture
-def alice() -> User:
-    return User.objects.create(username="alice")
-
-
-@pytest.fixture
 def search() -> Endpoint:
     return Endpoint.objects.create(name="search", cost=2)
 
@@ -391,15 +386,6 @@ class TestDates:
 
 
 class TestUsers:
-    def test_a_principal_that_is_no_row_of_the_user_model_has_nothing_of_its_own(self, check: Check) -> None:
-        class Service:
-            is_authenticated = True
-            pk = "billing-service"
-
-        RatePolicy.objects.create(rates="10/hour")
-        decision = check(request_from(Service()))
-        assert [status.bucket.subject for status in decision.statuses] == ["user:billing-service"]
-
     def test_the_user_is_the_requests_user(self, check: Check, alice: User) -> None:
         async def auser() -> AnonymousUser:
             return AnonymousUser()

@@ -40,11 +40,6 @@ def ask(request: Any) -> CheckCaller:
 
 
 @pytest.fixture
-def alice() -> User:
-    return User.objects.create(username="alice")
-
-
-@pytest.fixture
 def exports() -> Endpoint:
     return Endpoint.objects.create(name="exports", methods="POST", cost=2)
 

@@ -20,11 +20,6 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 
 @pytest.fixture
-def search() -> Endpoint:
-    return Endpoint.objects.create(name="search")
-
-
-@pytest.fixture
 def down(settings: Any) -> None:
     settings.RATEQUOTA = CLOSED
 

@@ -49,6 +49,10 @@ def answer(request: Any) -> Response:
     return Response({"allowed": decision.allowed}, status=int(request.query_params.get("status", 200)))
 
 
+def method(self: Any, request: Any) -> Response:
+    return answer(request)
+
+
 def function(*, above: bool, throttled: bool, **options: Any) -> Any:
     """A function view with ``@ratequota`` above or below ``@api_view``, with or without a QuotaThrottle."""
     quota = ratequota("search", **options)
@@ -69,12 +73,8 @@ class Rest(APIView):
     throttle_classes = [QuotaThrottle]
     throttle_scope: str | None = "other"
 
-    @method_decorator(ratequota("search", cost=units))
-    def get(self, request: Any) -> Response:
-        return answer(request)
-
-    def post(self, request: Any) -> Response:
-        return answer(request)
+    get = method_decorator(ratequota("search", cost=units))(method)
+    post = method
 
 
 class Unthrottled(Rest):
@@ -84,16 +84,12 @@ class Unthrottled(Rest):
 class Bare(APIView):
     authentication_classes = [NameAuthentication]
     throttle_classes = []
-
-    def get(self, request: Any) -> Response:
-        return answer(request)
+    get = method
 
 
 class Listing(ViewSet):
     authentication_classes = [NameAuthentication]
-
-    def list(self, request: Any) -> Response:
-        return answer(request)
+    list = method
 
 
 @method_decorator(ratequota("search", cost=units), name="list")

@@ -54,11 +54,6 @@ def noted(settings: Any, monkeypatch: Any) -> Iterator[None]:
     collector.clear()
 
 
-@pytest.fixture
-def search() -> Endpoint:
-    return Endpoint.objects.create(name="search")
-
-
 def ask(address: str, path: str = "/decorated/") -> Any:
     return Client().get(path, REMOTE_ADDR=address)
 

@@ -18,17 +18,11 @@ from django_ratequota.policies.requests.caller import Caller, client_address
 from django_ratequota.utils.addresses import unmap, unmap_network
 from tests.package.test_docs import Page
 from tests.project.views import request_from
+from tests.security.test_promises import with_database
 from tests.support.properties import thorough_after
 from tests.support.snippets import ROOT
 
-database = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 CROSS_SITE = {"HTTP_ORIGIN": "https://evil.example", "REMOTE_ADDR": "198.51.100.1"}
-
-
-def with_database(test: Any) -> Any:
-    for mark in database:
-        test = mark(test)
-    return test
 
 
 # --- The login of the how-to, as it stands there. ---
