@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from base64 import b64encode
 from contextvars import ContextVar
 from typing import Any
 
@@ -19,7 +18,7 @@ from django.urls import path
 from django.views.decorators.http import require_POST
 from ninja import NinjaAPI
 from ninja.security import APIKeyHeader
-from rest_framework.authentication import BaseAuthentication, BasicAuthentication
+from rest_framework.authentication import BaseAuthentication
 from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.permissions import IsAuthenticated
 from rest_framework.response import Response
@@ -48,7 +47,6 @@ pytestmark = [
 ]
 
 RIGHT, WRONG = {"X-Key": "alice"}, {"X-Key": "guess"}
-BASIC = {"Authorization": f"Basic {b64encode(b'alice:guess').decode()}"}
 #: How often a key was looked at.
 looked: list[str] = []
 
@@ -89,10 +87,6 @@ class Metered(Keys):
 
 class Looking(Account):
     authentication_classes = [Metered]
-
-
-class Basic(Account):
-    authentication_classes = [BasicAuthentication]
 
 
 class Computed(Account):
@@ -179,7 +173,6 @@ urlpatterns = [
     path("slow/", slow),
     path("looking/", Looking.as_view()),
     path("account/", Account.as_view()),
-    path("basic/", Basic.as_view()),
     path("costly/", Account.as_view(throttle_cost=3)),
     path("cheap/", Account.as_view(throttle_cost=1)),
     path("computed/", Computed.as_view()),
@@ -225,7 +218,6 @@ def statuses(get: Get, path: str, times: int, **options: Any) -> list[int]:
     ("path", "headers", "status"),
     [
         ("/account/", WRONG, 401),
-        ("/basic/", BASIC, 401),
         ("/account/", {}, 401),
         ("/account/", {**RIGHT, "Accept": "image/png"}, 406),
         ("/choosing/", WRONG, 401),
