@@ -207,6 +207,12 @@ def tenants(settings: Any) -> None:
 
 
 @pytest.fixture
+def enforce_all(settings: Any) -> None:
+    """The middleware enforces every view."""
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": True}
+
+
+@pytest.fixture
 def alice() -> Any:
     from django.contrib.auth.models import User
 

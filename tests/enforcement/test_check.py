@@ -212,17 +212,6 @@ class TestSettling:
 
 
 class TestRefusedSignal:
-    @pytest.fixture
-    def heard(self) -> Iterator[list[dict[str, Any]]]:
-        heard: list[dict[str, Any]] = []
-
-        def receiver(signal: Any, **kwargs: Any) -> None:
-            heard.append(kwargs)
-
-        request_refused.connect(receiver)
-        yield heard
-        request_refused.disconnect(receiver)
-
     def test_it_is_sent_for_refusals_only(self, check: Check, heard: list[dict[str, Any]]) -> None:
         RatePolicy.objects.create(rates="1/hour")
         assert check(request_from()).allowed

@@ -117,11 +117,6 @@ TOKEN = {"Authorization": "Name alice"}
 
 
 @pytest.fixture
-def enforce_all(settings: Any) -> None:
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": True}
-
-
-@pytest.fixture
 def alice() -> User:
     return User.objects.create_superuser("alice")
 

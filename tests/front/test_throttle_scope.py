@@ -133,32 +133,14 @@ class Users(ModelViewSet[User]):
     serializer_class = UserSerializer
 
 
-@throttle_scope("search", cost=5)
-@api_view(["GET", "POST"])
-def above(request: Any) -> Response:
+def ran(request: Any) -> Response:
     return Response({"ran": True})
 
 
-@api_view(["GET", "POST"])
-@throttle_scope("search", cost=lambda request, view: 6)
-def below(request: Any) -> Response:
-    return Response({"ran": True})
-
-
-@throttle_scope("search", cost=of_request_and_view)
-@never_cache
-@api_view()
-def above_others(request: Any) -> Response:
-    return Response({"ran": True})
-
-
-@never_cache
-@api_view()
-@functools.wraps(above)
-@throttle_scope("exports")
-def between(request: Any) -> Response:
-    return Response({"ran": True})
-
+above = throttle_scope("search", cost=5)(api_view(["GET", "POST"])(ran))
+below = api_view(["GET", "POST"])(throttle_scope("search", cost=lambda request, view: 6)(ran))
+above_others = throttle_scope("search", cost=of_request_and_view)(never_cache(api_view()(ran)))
+between = never_cache(api_view()(functools.wraps(above)(throttle_scope("exports")(ran))))
 
 router = DefaultRouter()
 for name, viewset in {"files": Files, "overriding": Overriding, "users": Users}.items():

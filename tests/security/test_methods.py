@@ -158,11 +158,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def enforce_all(settings: Any) -> None:
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": True}
-
-
 def limit(rates: str = f"{LIMIT}/hour", **fields: str) -> None:
     RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="login", **fields), rates=rates)
 

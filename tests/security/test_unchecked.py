@@ -424,7 +424,6 @@ def test_each_request_is_recorded_once_and_signals_once(
         assert len(refused) == 1
         assert sorted(one.level for limit in alerts._queue.values() for one in limit) == [80, 100]
     finally:
-        collector.clear()
         alerts.forget()
         request_refused.disconnect(receive)
         alerts.quota_threshold.disconnect(receive)
