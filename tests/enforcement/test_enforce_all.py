@@ -14,7 +14,7 @@ from django.test import AsyncClient, Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import include, path
 from django.utils import timezone
-from rest_framework.parsers import BaseParser, JSONParser, MultiPartParser
+from rest_framework.parsers import JSONParser, MultiPartParser
 from rest_framework.response import Response
 from rest_framework.routers import DefaultRouter
 from rest_framework.throttling import BaseThrottle
@@ -68,13 +68,6 @@ class Failing(views.Search):
         raise LookupError("no throttles")
 
 
-class TextParser(BaseParser):
-    media_type = "text/plain"
-
-    def parse(self, stream: Any, media_type: Any = None, parser_context: Any = None) -> str:
-        return str(stream.read().decode())
-
-
 class Versions(QueryParameterVersioning):
     allowed_versions = ("1", "2")
 
@@ -83,7 +76,7 @@ class Knowing(APIView):
     """Picks its throttles by what REST framework finds out before it asks for them."""
 
     authentication_classes = [views.NameAuthentication]
-    parser_classes = [TextParser, JSONParser, MultiPartParser]
+    parser_classes = [JSONParser, MultiPartParser]
     versioning_class = Versions
 
     def get_throttles(self) -> list[BaseThrottle]:
@@ -151,7 +144,6 @@ class TestViewsThatPickTheirThrottles:
     @pytest.mark.parametrize(
         "body",
         [
-            {"data": "heavy", "content_type": "text/plain"},
             {"data": {"heavy": "1"}, "content_type": "application/json"},
             {"data": {"heavy": "1"}},
         ],
