@@ -38,12 +38,7 @@ from tests.support import server
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
 #: A port that nobody listens on.
-CLOSED = {
-    "PREFIX": "rqtest",
-    "REDIS_URL": "redis://127.0.0.1:1/0",
-    "TIMEOUT": 5.0,
-    "STATISTICS_SECONDS": 0,
-}
+CLOSED = {"PREFIX": "rqtest", "REDIS_URL": "redis://127.0.0.1:1/0", "TIMEOUT": 5.0, "STATISTICS_SECONDS": 0}
 
 
 @pytest.fixture
@@ -550,13 +545,11 @@ class TestTooManyLimits:
         assert len(logged) == 1
         assert health().errors["buckets"] == logged[0]
 
-    def test_explain_shows_them_all(self) -> None:
-        found = explain_caller(DescribedCaller(user_id=None, address="203.0.113.7"), scope=None, route="/plain/")
-        assert (len(found.candidates), len(found.decision.statuses)) == (501, 500)
-
-    def test_counters_of_all_are_looked_at_granted_and_reset(self) -> None:
+    def test_all_are_explained_and_their_counters_granted_and_reset(self) -> None:
         caller = DescribedCaller(user_id=None, address="203.0.113.7")
-        buckets = explain_caller(caller, scope=None, route="/plain/").resolution.buckets
+        found = explain_caller(caller, scope=None, route="/plain/")
+        assert (len(found.candidates), len(found.decision.statuses)) == (501, 500)
+        buckets = found.resolution.buckets
         default_limiter().charge(buckets[:500], 3)
         default_limiter().charge(buckets[500:], 3)
         assert {status.used for status in grant(buckets, 1)} == {3}

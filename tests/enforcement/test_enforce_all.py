@@ -203,11 +203,6 @@ class TestTheUser:
         RatePolicy.objects.create(rates="200/hour", counted_per="ip", subject="ip:127.0.0.0/8")
         assert not reads(path)
 
-    def test_the_caller_is_the_address(self, browse: Get) -> None:
-        RatePolicy.objects.create(rates="100/hour")
-        browse("/plain/")
-        assert left(check_request(request_from(address="127.0.0.1"))) == [98]
-
     def test_caller_asks_for_it(self, reads: Any, settings: Any) -> None:
         settings.RATEQUOTA = {**settings.RATEQUOTA, "CALLER": ["user", "ip"]}
         assert reads()
