@@ -24,7 +24,7 @@ from .engine.decision import Decision
 from .engine.types import Bucket, BucketStatus
 from .models import QuotaWindow
 from .operations.caller_limits import caller_limits
-from .operations.quotas import windows_of
+from .operations.past_windows import windows_of
 from .policies.requests.caller import Caller, DescribedCaller
 from .policies.requests.view_declarations import USAGE_ATTRIBUTE
 from .throttling import QuotaThrottle, StoreUnavailable

@@ -15,7 +15,7 @@ from django.utils.translation import gettext as _
 
 from ..changes.validators import primary_key
 from ..conf import settings
-from ..enforcement.steps import limiter_or_error, now_us
+from ..enforcement.step_runner import limiter_or_error, now_us
 from ..engine.rates import BLOCKED
 from ..models import Endpoint, RatePolicy
 from ..policies.audiences import Group

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ..conf import settings
-from ..enforcement.steps import now_us
+from ..enforcement.step_runner import now_us
 from ..engine.protocol import MAX_BUCKETS
 from ..engine.types import Bucket, BucketStatus
 from ..policies.assigned import contexts_of, is_plan_open

@@ -15,7 +15,7 @@ from django_ratequota import Decision, Limiter
 from django_ratequota.headers import decision_headers
 from django_ratequota.monitoring import checkpoints
 from django_ratequota.monitoring.background import Background
-from django_ratequota.operations.quotas import used_in_month
+from django_ratequota.operations.past_windows import used_in_month
 from django_ratequota.runtime import OncePerSettings, process
 from tests.conftest import Clock
 from tests.package.test_docs import DOCS, Page
