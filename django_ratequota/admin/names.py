@@ -38,13 +38,6 @@ def caller_names(callers: Iterable[str]) -> dict[str, str]:
     return users | subject_names(callers - ids.keys())
 
 
-def described_callers(callers: Iterable[str]) -> dict[str, str]:
-    """Return caller -> ``described``."""
-    callers = list(callers)
-    names = caller_names(callers)
-    return {caller: described(caller, names) for caller in callers}
-
-
 def described(caller: str, names: Mapping[str, str]) -> str:
     """``user:42 (alice)`` for users in ``names`` (see ``caller_names``); others as ``caller_text``."""
     if caller in names and caller.startswith("user:"):
