@@ -96,10 +96,13 @@ class NewerRevision(RateQuotaError):
     """The policies were published again since the caller's snapshot; nothing was consumed.
 
     ``revision`` is the stored one: reload the snapshot, then check again. ``instead_of`` is the caller's own, where
-    it is greater and cannot be a revision: more than a day ahead of the store's clock. ``born_us`` is since when the
-    store has its data; 0 = unknown.
+    it is greater and cannot be a revision: more than a day ahead of the store's clock.
     """
 
-    def __init__(self, revision: int, instead_of: int | None = None, born_us: int = 0) -> None:
+    def __init__(self, revision: int, instead_of: int | None = None) -> None:
         super().__init__(f"policies were published at revision {revision}")
-        self.revision, self.instead_of, self.born_us = revision, instead_of, born_us
+        self.revision, self.instead_of = revision, instead_of
+
+
+class MissingCounts(RateQuotaError):
+    """The store has no count of a durable bucket: restore it, then ask again. Nothing was consumed."""

@@ -190,18 +190,15 @@ def recording(settings: Any, monkeypatch: pytest.MonkeyPatch, redis_client: redi
 
 @pytest.fixture
 def checkpointing(monkeypatch: pytest.MonkeyPatch, redis_client: redis.Redis) -> Iterator[None]:
-    """Note what durable counters have used, and write it when the test calls ``checkpoints.flush``."""
-    from django_ratequota.monitoring import checkpoints, seeds
+    """Keep durable counts, and write them when the test calls ``ledger.flush``."""
+    from django_ratequota.monitoring import ledger
     from django_ratequota.monitoring.background import Background
 
-    for module in (checkpoints, seeds):
-        monkeypatch.setattr(module, "in_test_run", lambda: False)
+    monkeypatch.setattr(ledger, "in_test_run", lambda: False)
     monkeypatch.setattr(Background, "keep", lambda _: None)
-    checkpoints.forget()
-    seeds.seeds.forget()
+    ledger.forget()
     yield
-    checkpoints.forget()
-    seeds.seeds.forget()
+    ledger.forget()
 
 
 @pytest.fixture

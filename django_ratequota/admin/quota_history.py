@@ -11,7 +11,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..models import Endpoint, QuotaWindow, RatePolicy
-from ..monitoring.checkpoint_rows import stored_subject
+from ..monitoring.ledger_rows import stored_subject
 from ..operations.ledger import local_date, time_us
 from ..operations.quotas import Past, past_of
 from ..policies.facts import to_datetime

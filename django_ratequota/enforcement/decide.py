@@ -12,9 +12,8 @@ from ..engine.limiter import Limiter
 from ..engine.protocol import MAX_BUCKETS
 from ..engine.types import Bucket
 from ..exceptions import InvalidRate, StoreError
-from ..monitoring import checkpoints
+from ..monitoring import ledger, restoring
 from ..monitoring.health import note_degraded
-from ..monitoring.seeds import seeds
 from ..policies.resolver import Resolution
 from ..runtime import process
 from ..utils.problems import note_problem
@@ -43,22 +42,18 @@ def decide(
     try:
         if isinstance(limiter, StoreError):
             raise limiter
-        durable = resolution.durable and not limiter.store.absent
-        lost = (yield from seeds.of(limiter, checked, revision)) if durable and checked else ()
+        durable = resolution.durable and bool(checked) and not limiter.store.absent and ledger.is_kept()
         request = LimitRequest(
             mode=mode,
             buckets=checked,
             cost=cost,
             costs=costs if checked else (),
-            seeds=lost,
             revision=revision,
             settler=StoreSettler(limiter),
         )
-        decision = yield from limiter.steps(request)
-        if durable and mode != "peek":
-            checkpoints.note(decision)
-            if lost:
-                seeds.sent(limiter, decision, checked, lost)
+        decision = yield from (restoring.ask if durable else Limiter.steps)(limiter, request)
+        if durable and decision.allowed and mode != "peek":
+            ledger.note_charges(decision)
     except StoreError as error:
         if mode != "peek":
             note_degraded(error.reason, error)

@@ -5,14 +5,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Generator
+from concurrent.futures import Future
 from enum import Enum
 from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.utils.functional import LazyObject
 
+from ..conf import settings
 from ..engine.limiter import REVISION_SHARE, Limiter
 from ..exceptions import ConfigurationError, StoreError
 from ..runtime import no_limiter, process
@@ -26,8 +29,8 @@ class RequestStep(Enum):
     READ_USER = 1
 
 
-#: A command for Redis, a function that reads the database, or a step that needs the request.
-Step = Command | Callable[[], Any] | RequestStep
+#: A command for Redis, a function that reads the database, what another thread reads, or a step that needs the request.
+Step = Command | Callable[[], Any] | Future[Any] | RequestStep
 
 
 def limiter_or_error() -> Limiter | StoreError:
@@ -63,12 +66,16 @@ class StepRunner:
 
     def do(self, step: Step) -> Any:
         """Run a step in this thread."""
+        if isinstance(step, Future):
+            return step.result(settings.timeout)
         return step() if callable(step) else self._shared_call().do(step)  # type: ignore[arg-type]  # no RequestStep
 
     async def ado(self, step: Step) -> Any:
         """``do``, awaited; functions run in a thread."""
         if step is RequestStep.READ_USER:
             return await _auser(self._request)
+        if isinstance(step, Future):
+            return await asyncio.wait_for(asyncio.wrap_future(step), settings.timeout)
         return await sync_to_async(step)() if callable(step) else await self._shared_call().ado(step)
 
     def _shared_call(self) -> Call:

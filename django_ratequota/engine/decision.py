@@ -48,9 +48,8 @@ class LimitRequest(NamedTuple):
     wait_us: int = 0
     #: The units that a refund takes, ``cost`` of each bucket; None = the newest.
     charged: Charged | None = None
-    #: Units known to be used in each bucket's calendar window, for stores that lost counts: a bucket that holds fewer
-    #: has used as many. Same order and length as ``buckets``; empty = nothing is known.
-    seeds: tuple[int, ...] = ()
+    #: Whether to raise ``MissingCounts`` where the store has no count of a durable bucket.
+    complete: bool = False
     #: The revision of the policies that the buckets are made from; None = they are not from the database.
     revision: int | None = None
     #: Charges and refunds after the decision; None = nothing does.

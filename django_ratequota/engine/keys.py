@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from base64 import urlsafe_b64encode
+from datetime import date
 from hashlib import blake2b
 
 from ..exceptions import InvalidBucket
@@ -44,6 +45,16 @@ def bucket_key(prefix: str, bucket: Bucket) -> str:
     return f"{prefix}:{{{_subject(bucket.subject)}}}:{_endpoint(bucket)}:{_rate(bucket.rate)}"
 
 
+def window_key(key: str, first_day: date) -> str:
+    """Return the key of one calendar window of a counter, by its key."""
+    return f"{key}:{first_day}"
+
+
+def counter_name(bucket: Bucket) -> str:
+    """Return the name of the bucket's counter in the database: its key without the prefix, whatever the day."""
+    return bucket_key("", bucket)[1:]
+
+
 def short(text: str) -> str:
     """Return the text, or a digest of a long one, as clients must not choose how much memory they use."""
     return text if len(text) <= _MAX_TEXT else f"~{_digest(text)}"
@@ -52,11 +63,6 @@ def short(text: str) -> str:
 def revision_key(prefix: str) -> str:
     """Return the key of the policies' revision."""
     return f"{prefix}:revision"
-
-
-def birth_key(prefix: str) -> str:
-    """Return the key of the time since when the store has its data; it shares the revision key's Cluster slot."""
-    return f"{prefix}:{{{revision_key(prefix)}}}:born"
 
 
 def workers_key(prefix: str, worker: str = "") -> str:

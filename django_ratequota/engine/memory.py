@@ -19,7 +19,7 @@ from ..exceptions import NewerRevision
 from ..utils.locks import ForkSafeLock
 from .calendar_windows import calendar_window
 from .decision import BY_HAND, CHARGING, Charges, Decision, LimitRequest, Steps, charge_each
-from .protocol import bucket_keys
+from .protocol import Totals, bucket_keys
 from .types import Bucket, BucketStatus
 
 #: Most counters of a process. The least recently used are forgotten, which resets their limits, except refusing ones.
@@ -354,7 +354,8 @@ class Memory:
         costs = request.units()
         with self._lock:
             now = self._clock()
-            counters = [self._take(bucket, now, peek=mode == "peek") for bucket in buckets]
+            at_us = request.charged.at_us if request.charged else now
+            counters = [self._take(bucket, now, at_us, peek=mode == "peek") for bucket in buckets]
             waits = [
                 0 if mode in BY_HAND else self._wait(counter, bucket, cost, now)
                 for counter, bucket, cost in zip(counters, buckets, costs, strict=True)
@@ -388,28 +389,39 @@ class Memory:
     def reset(self, buckets: Iterable[Bucket]) -> Generator[Any, Any, int]:
         """Forget what was counted; returns how many of the buckets had counted anything."""
         with self._lock:
-            return sum(self._counters.pop(bucket.counter) is not None for bucket in buckets)
+            now = self._clock()
+            return sum(self._counters.pop(self._name(bucket, now)[0]) is not None for bucket in buckets)
         yield
 
-    def publish(self, lost: bool) -> Generator[Any, Any, int]:
+    def raise_counters(self, totals: Totals) -> Generator[Any, Any, int]:
+        """Do nothing: what this process counts is lost with the process alone."""
+        return 0
+        yield
+
+    def publish(self) -> Generator[Any, Any, int]:
         """Make this process reload its policies before its next decision; returns the new revision."""
         self.revision = max(self.revision + 1, self._clock())
         return self.revision
         yield
 
-    def _take(self, bucket: Bucket, now: int, *, peek: bool) -> _Counter:
-        """Return the bucket's counter, advanced to its time and told the terms."""
+    def _name(self, bucket: Bucket, at_us: int) -> tuple[_Name, tuple[int, int] | None]:
+        """Return the name of the bucket's counter; each calendar window is one of its own, and returned as well."""
+        if not bucket.rate.calendar:
+            return bucket.counter, None
+        window = calendar_window(bucket.rate.calendar, at_us, self._zone, bucket.anchor)
+        return (*bucket.counter, window.first_day), window[:2]
+
+    def _take(self, bucket: Bucket, now: int, at_us: int, *, peek: bool) -> _Counter:
+        """Return the bucket's counter, advanced to its time and told the terms; its calendar window is of ``at_us``."""
         rate = bucket.rate
         # No window holds a part of a unit, but a bucket does, once it has drained so long.
         kind = _Meter if rate.limit < self._share else _COUNTERS[rate.algorithm]
-        counter = self._counters.take(bucket.counter, kind, now, peek=peek)
+        name, window = self._name(bucket, at_us)
+        counter = self._counters.take(name, kind, now, peek=peek)
         counter.now = max(now, counter.since)
         counter.limit, counter.period, counter.capacity = rate.limit, rate.period_us, max(rate.capacity, self._share)
-        if rate.calendar:
-            counter.window = calendar_window(rate.calendar, counter.now, self._zone, bucket.anchor)
-        else:
-            start = counter.now - counter.now % counter.period
-            counter.window = start, start + counter.period
+        start = counter.now - counter.now % counter.period
+        counter.window = window or (start, start + counter.period)
         counter.advance()
         return counter
 

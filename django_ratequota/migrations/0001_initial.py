@@ -2,7 +2,9 @@
 
 import django.core.validators
 import django.db.models.deletion
+import django.db.models.expressions
 import django.db.models.functions.comparison
+import django.db.models.functions.math
 import django.utils.timezone
 import django_ratequota.models.fields
 import uuid
@@ -136,31 +138,6 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
-            name='QuotaWindow',
-            fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('counter', models.CharField(help_text='Its Redis key, without the prefix.', max_length=128, verbose_name='counter')),
-                ('starts_at', models.DateTimeField(help_text='When the window began.', verbose_name='starts at')),
-                ('ends_at', models.DateTimeField(help_text='When the window ends.', verbose_name='ends at')),
-                ('period', models.CharField(choices=[('day', 'day'), ('week', 'week'), ('month', 'month')], help_text='Length of the window.', max_length=5, verbose_name='period')),
-                ('subject', models.CharField(db_index=True, help_text='Whom the counter belongs to.', max_length=200, verbose_name='subject')),
-                ('policy_id', models.BigIntegerField(help_text='The policy that limited it last.', null=True, verbose_name='policy')),
-                ('endpoint_id', models.BigIntegerField(help_text='Empty = all endpoints.', null=True, verbose_name='endpoint')),
-                ('rate', models.CharField(help_text='The rate that limited it last.', max_length=100, verbose_name='rate')),
-                ('used', models.PositiveBigIntegerField(help_text='Units, or requests where the rate counts requests, admitted and not given back.', verbose_name='used')),
-                ('limit', models.PositiveBigIntegerField(help_text='The limit of that rate.', verbose_name='limit')),
-                ('percent', models.PositiveBigIntegerField(help_text='Whole percent of the limit that is used.', verbose_name='percent')),
-                ('at_us', models.BigIntegerField(help_text="When that was so, by Redis' clock (µs since 1970).", verbose_name='at')),
-            ],
-            options={
-                'verbose_name': 'quota window',
-                'verbose_name_plural': 'quota windows',
-                'ordering': ['-starts_at', 'counter'],
-                'constraints': [models.UniqueConstraint(fields=('counter', 'starts_at'), name='ratequota_quota_one_row')],
-                'indexes': [models.Index(fields=['period', 'ends_at', 'percent', 'policy_id', 'endpoint_id'], name='ratequota_quota_fullest')],
-            },
-        ),
-        migrations.CreateModel(
             name='PolicyChange',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -184,6 +161,62 @@ class Migration(migrations.Migration):
                 'ordering': ['-pk'],
                 'required_db_features': ['supports_json_field'],
                 'indexes': [models.Index(fields=['model', 'object_id'], name='ratequota_change_object'), models.Index(fields=['change_id', 'model', 'action'], name='ratequota_change_save'), models.Index(fields=['first', 'id'], name='ratequota_change_first'), models.Index(fields=['touched_plan', 'model'], name='ratequota_change_plan'), models.Index(fields=['touched_user'], name='ratequota_change_user')],
+            },
+        ),
+        migrations.CreateModel(
+            name='LedgerWriter',
+            fields=[
+                ('id', models.UUIDField(primary_key=True, serialize=False)),
+                ('batches', models.PositiveBigIntegerField(help_text='Batches that are in the ledger.', verbose_name='batches')),
+                ('written_at', models.DateTimeField(auto_now=True, verbose_name='written at')),
+            ],
+            options={
+                'verbose_name': 'ledger writer',
+                'verbose_name_plural': 'ledger writers',
+            },
+        ),
+        migrations.CreateModel(
+            name='QuotaDay',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('counter', models.CharField(help_text='As in the quota window.', max_length=128, verbose_name='counter')),
+                ('first_day', models.DateField(help_text='As in the quota window.', verbose_name='first day')),
+                ('day', models.DateField(help_text='The day in TIME_ZONE.', verbose_name='day')),
+                ('charged', models.BigIntegerField(help_text='Units or requests that were admitted on it.', verbose_name='charged')),
+                ('refunded', models.BigIntegerField(help_text='Those that were given back on it.', verbose_name='refunded')),
+            ],
+            options={
+                'verbose_name': 'quota day',
+                'verbose_name_plural': 'quota days',
+                'ordering': ['day', 'counter'],
+                'constraints': [models.UniqueConstraint(fields=('counter', 'first_day', 'day'), name='ratequota_day_one_row')],
+            },
+        ),
+        migrations.CreateModel(
+            name='QuotaWindow',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('counter', models.CharField(help_text='Its Redis key, without the prefix and the day.', max_length=128, verbose_name='counter')),
+                ('first_day', models.DateField(help_text='The day in TIME_ZONE on which the window began.', verbose_name='first day')),
+                ('charged', models.BigIntegerField(help_text='Units, or requests where the rate counts requests, that were admitted.', verbose_name='charged')),
+                ('refunded', models.BigIntegerField(help_text='Those of them that were given back.', verbose_name='refunded')),
+                ('used', models.GeneratedField(db_persist=True, expression=django.db.models.expressions.CombinedExpression(models.F('charged'), '-', models.F('refunded')), output_field=models.BigIntegerField())),
+                ('percent', models.GeneratedField(db_persist=True, expression=django.db.models.expressions.CombinedExpression(django.db.models.expressions.CombinedExpression(django.db.models.expressions.CombinedExpression(django.db.models.expressions.CombinedExpression(models.F('charged'), '-', models.F('refunded')), '*', models.Value(100)), '-', django.db.models.functions.math.Mod(django.db.models.expressions.CombinedExpression(django.db.models.expressions.CombinedExpression(models.F('charged'), '-', models.F('refunded')), '*', models.Value(100)), models.F('limit'))), '/', models.F('limit')), output_field=models.BigIntegerField())),
+                ('starts_at', models.DateTimeField(help_text='When the window began.', verbose_name='starts at')),
+                ('ends_at', models.DateTimeField(help_text='When the window ends.', verbose_name='ends at')),
+                ('period', models.CharField(choices=[('day', 'day'), ('week', 'week'), ('month', 'month')], help_text='Length of the window.', max_length=5, verbose_name='period')),
+                ('subject', models.CharField(db_index=True, help_text='Whom the counter belongs to.', max_length=200, verbose_name='subject')),
+                ('policy_id', models.BigIntegerField(help_text='The policy that limited it last.', null=True, verbose_name='policy')),
+                ('endpoint_id', models.BigIntegerField(help_text='Empty = all endpoints.', null=True, verbose_name='endpoint')),
+                ('rate', models.CharField(help_text='The rate that limited it last.', max_length=100, verbose_name='rate')),
+                ('limit', models.PositiveBigIntegerField(help_text='The limit of that rate.', verbose_name='limit')),
+            ],
+            options={
+                'verbose_name': 'quota window',
+                'verbose_name_plural': 'quota windows',
+                'ordering': ['-first_day', 'counter'],
+                'indexes': [models.Index(fields=['period', 'ends_at', 'percent', 'policy_id', 'endpoint_id'], name='ratequota_quota_fullest')],
+                'constraints': [models.UniqueConstraint(fields=('counter', 'first_day'), name='ratequota_quota_one_row')],
             },
         ),
         migrations.CreateModel(

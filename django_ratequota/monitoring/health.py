@@ -28,7 +28,7 @@ from ..utils.locks import ForkSafeLock
 from ..utils.problems import forget as forget_problems
 from ..utils.problems import recent, remember
 from ..utils.sansio import drive
-from . import checkpoints
+from . import ledger
 
 logger = logging.getLogger("django_ratequota")
 
@@ -114,7 +114,7 @@ def health() -> Health:
         errors=recent(),
         latency=limiter.latency.last_minute() if limiter else merged(()),
         idle=limiter.latency.idle() if limiter else None,
-        checkpoint_age=checkpoints.age(),
+        checkpoint_age=ledger.ledger.age(),
         checkpoint=_carried_out,
     )
 
@@ -126,7 +126,7 @@ def report() -> int:
     """
     global _carried_out
     processes, requested = _send(health())
-    if requested > _carried_out and checkpoints.flush_all():
+    if requested > _carried_out and ledger.flush_all():
         _carried_out = requested
         _send(health())
     return processes
@@ -219,7 +219,7 @@ def forget() -> None:
 
 def leave() -> None:
     """Take the report back at a clean exit, so that ``ratequota checkpoint`` waits only for processes that run."""
-    if not _has_reported or not checkpoints.flush_at_exit():
+    if not _has_reported or not ledger.end():
         return
     try:
         limiter = default_limiter()

@@ -11,7 +11,7 @@ from ..enforcement.steps import limiter_or_error, now_us, stored_revision
 from ..engine.limiter import Limiter
 from ..engine.types import Bucket, BucketStatus
 from ..exceptions import NewerRevision, StoreError
-from ..monitoring.seeds import seeds
+from ..monitoring import restoring
 from ..policies.assigned import resolve_assigned
 from ..policies.facts import NOBODY, EndpointFacts, UserEntry
 from ..policies.requests.caller import Caller
@@ -85,7 +85,7 @@ def _peek(
     if call is None or isinstance(limiter, StoreError):
         return {}
     try:
-        decision = seeds.peek(limiter, call, buckets, revision)
+        decision = restoring.peek(limiter, call, buckets, revision)
     except StoreError:
         return {}
     return {status.bucket: status for status in decision.statuses}

@@ -19,8 +19,7 @@ from ..engine.protocol import MAX_BUCKETS
 from ..engine.types import Bucket, BucketStatus
 from ..exceptions import StoreError
 from ..models import PolicyChange, RatePolicy
-from ..monitoring import checkpoints
-from ..monitoring.seeds import seeds
+from ..monitoring import ledger, restoring
 from ..policies.assigned import entries_of
 from ..policies.facts import UNREADABLE, PolicyFacts, endpoint_facts, policy_facts
 from ..policies.requests.caller import UNKNOWN, Caller, DescribedCaller, client_text, failed_kind
@@ -43,10 +42,8 @@ def peeked(buckets: Iterable[Bucket]) -> Iterator[Decision]:
     limiter, all_buckets = default_limiter(), tuple(buckets)
     if getattr(limiter, "unlimited", False):
         raise StoreError("disabled", limiter.store.absent)
-    if any(bucket.durable for bucket in all_buckets):
-        limiter.stored_revision()  # whether the store has lost its data, which nobody may have noticed yet
     for at in range(0, len(all_buckets), MAX_BUCKETS):
-        yield seeds.peek(limiter, limiter.store.call(), all_buckets[at : at + MAX_BUCKETS])
+        yield restoring.peek(limiter, limiter.store.call(), all_buckets[at : at + MAX_BUCKETS])
 
 
 def reset(buckets: Iterable[Bucket], reason: str = "") -> tuple[BucketStatus, ...]:
@@ -55,9 +52,7 @@ def reset(buckets: Iterable[Bucket], reason: str = "") -> tuple[BucketStatus, ..
     Subject by subject, each completely or not at all. Raises ``StoreError`` at the first that fails; subjects before
     it stay reset and recorded. Units consumed between peek and reset are not in the statuses.
     """
-    limiter = default_limiter()
-    record = partial(write_reset, reason=reason)
-    return _lower(buckets, record, limiter.reset, checkpoints.ALL)
+    return _lower(buckets, partial(write_reset, reason=reason), default_limiter().reset, None)
 
 
 def grant(buckets: Iterable[Bucket], units: int, reason: str = "") -> tuple[BucketStatus, ...]:
@@ -87,24 +82,26 @@ def _lower(
     buckets: Iterable[Bucket],
     record: Callable[[str, tuple[BucketStatus, ...]], None],
     change: Callable[[list[Bucket]], object],
-    units: float,
+    units: int | None,
 ) -> tuple[BucketStatus, ...]:
-    """Record and change the counters of each subject by ``units``; return their statuses before."""
-    limiter = default_limiter()
+    """Record and change the counters of each subject by ``units`` (None = all); return their statuses before.
+
+    What durable counters have used is refunded in the ledger, from which Redis follows.
+    """
+    limiter, alias = default_limiter(), policy_alias(PolicyChange)
     before: list[BucketStatus] = []
     for subject, own in _by_subject(buckets):
-        statuses = tuple(peek(own).values())
-        with transaction.atomic(using=policy_alias(PolicyChange)):
-            record(subject, statuses)
-            change(own)
-        checkpoints.note(limiter.peek(own), lowered=units)
-        before += statuses
-    durable = [status.bucket for status in before if status.bucket.durable]
-    if durable:
-        # No process may restore what a counter was before. Robust: the counters are changed, so Redis failing now
-        # must not fail the request.
-        alias = policy_alias(PolicyChange)
-        transaction.on_commit(lambda: checkpoints.write_now(durable), using=alias, robust=True)
+        decision = restoring.peek(limiter, limiter.store.call(), tuple(own))
+        kept = [status for status in decision.statuses if status.bucket.durable and ledger.is_kept()]
+        with transaction.atomic(using=alias):
+            record(subject, decision.statuses)
+            if others := [status.bucket for status in decision.statuses if status not in kept]:
+                change(others)
+            refunds = {status.bucket: units or status.used + status.debt for status in kept}
+            raise_counters = ledger.refund(limiter, refunds)
+            # Robust: the units are given back, so Redis failing now must not fail the request.
+            transaction.on_commit(raise_counters, using=alias, robust=True)
+        before += decision.statuses
     return tuple(before)
 
 

@@ -6,7 +6,7 @@ A function's ``period`` is one of ``QuotaWindow.Period``: the windows of that le
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -15,10 +15,10 @@ from django.db.models import Count, Q, QuerySet
 from ..changes.databases import subject_begins
 from ..conf import settings
 from ..enforcement.steps import limiter_or_error, now_us
+from ..engine.keys import counter_name
 from ..engine.types import Bucket, BucketStatus
 from ..exceptions import StoreError
 from ..models import QuotaWindow, RatePolicy
-from ..monitoring import checkpoints
 from ..policies.facts import to_datetime, to_us
 from ..runtime import default_limiter
 from .counters import peeked
@@ -85,7 +85,7 @@ class Recorded(NamedTuple):
 
     def is_of(self, bucket: Bucket) -> bool:
         """Return whether the row is of the bucket's counter."""
-        return checkpoints.counter_name(bucket) == self.counter
+        return counter_name(bucket) == self.counter
 
     def status(self, bucket: Bucket, now_us: int) -> BucketStatus:
         """Return the status of its counter as it was written last, under the bucket's limit."""
@@ -134,13 +134,15 @@ def read(buckets: Mapping[Recorded, Bucket]) -> tuple[dict[Bucket, tuple[BucketS
     found: dict[Bucket, tuple[BucketStatus, int | None]] = {
         bucket: (row.status(bucket, at_us), row.at_us) for row, bucket in buckets.items()
     }
-    limits = {bucket: (row.limit, row.policy_id) for row, bucket in buckets.items()}
     try:
         for decision in () if default_limiter().store.absent else peeked(buckets.values()):
             found |= {status.bucket: (status, None) for status in decision.statuses}
+        for row, bucket in buckets.items():
             # Rows whose limit was edited are written again: their customers may make no request for weeks.
-            edited = [one for one in decision.statuses if limits[one.bucket] != (one.limit, one.bucket.policy_id)]
-            checkpoints.note(replace(decision, allowed=True, statuses=tuple(edited)))
+            limit = bucket.rate.capacity
+            if (row.limit, row.policy_id) != (limit, bucket.policy_id):
+                found_row = QuotaWindow.objects.filter(pk=row.pk)
+                found_row.update(limit=limit, policy_id=bucket.policy_id, rate=str(bucket.rate))
     except StoreError as failure:
         error = failure.reason
     return found, error

@@ -15,7 +15,7 @@ from django.utils.translation import gettext as _
 from ..conf import settings
 from ..engine.calendar_windows import calendar_window
 from ..models import Endpoint, QuotaWindow, RatePolicy
-from ..monitoring.checkpoint_rows import stored_subject
+from ..monitoring.ledger_rows import stored_subject
 from ..policies.facts import to_datetime, to_us
 from ..policies.requests.caller import Caller
 from .ledger import anchor_of, local_date

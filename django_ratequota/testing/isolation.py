@@ -16,7 +16,7 @@ from typing import Any
 
 from ..conf import settings
 from ..engine.decision import Decision, LimitRequest
-from ..engine.keys import birth_key, revision_key
+from ..engine.keys import revision_key
 from ..engine.limiter import Limiter
 from ..engine.memory import LocalLimiter
 from ..engine.types import Bucket
@@ -113,11 +113,11 @@ class SceneLimiter(Limiter):
         if fixed:  # nothing can be published, so requests without limits need no Redis
             self._revision_max_age = float("inf")
 
-    def publish(self, *, lost: bool = False) -> int:
+    def publish(self) -> int:
         """Publish outside of the scene too: a commit in a test is a commit."""
         self._used = True
-        _outside.limiter().publish(lost=lost)
-        return super().publish(lost=lost)
+        _outside.limiter().publish()
+        return super().publish()
 
     def _begin(self, request: LimitRequest) -> Any:
         self._buckets |= {bucket.counter: bucket for bucket in request.buckets}
@@ -130,8 +130,8 @@ class SceneLimiter(Limiter):
         self._buckets, self._used = {}, False
         with suppress(StoreError):
             self.reset(buckets.values())
-            for key in (revision_key, birth_key) if used else ():
-                self.store.execute(("DEL", key(self.prefix)))
+            if used:
+                self.store.execute(("DEL", revision_key(self.prefix)))
 
 
 #: The scenes entered in this context; the last one is in force. Async code and the threads of asgiref inherit them.

@@ -15,7 +15,7 @@ import redis
 
 from django_ratequota import Bucket, Decision, Limiter, Rate
 from django_ratequota.engine.decision import LimitRequest, Mode
-from django_ratequota.engine.keys import birth_key, bucket_key, revision_key
+from django_ratequota.engine.keys import bucket_key, revision_key
 from django_ratequota.engine.protocol import read_reply
 from django_ratequota.engine.rates import ALGORITHMS
 from django_ratequota.engine.scripts import DECIDE, PUBLISH
@@ -29,7 +29,7 @@ MINUTE = Bucket("user:1", Rate.parse("10/min"))
 LOG = Bucket("user:1", Rate.parse("10/min sliding_window_log"))
 REVISION = revision_key("rqtest")
 #: The keys of a publication.
-PUBLISHED = {key.encode() for key in (REVISION, birth_key("rqtest"))}
+PUBLISHED = {REVISION.encode()}
 #: mode, clock, revision, patience; then algorithm, limit, period, burst, enforced, start, finish, cost, past.
 HEADER: tuple[object, ...] = ("check", NOON_US, -1, 0)
 MINUTE_ARGS: tuple[object, ...] = ("token_bucket", 10, 60_000_000, 10, 1, 0, 0, 1, 0)

@@ -1,0 +1,25 @@
+#!lua
+-- raise: raises counters of calendar windows to what the database says of them, in case the store lost some.
+--
+-- KEYS    the counters
+-- ARGV    three per key: units charged and refunded, and how long the key is to live from now (ms).
+-- Returns the units by which totals grew, both added up; 0 where nothing was lost.
+-- Never   lowers a total, so it may be repeated and come late.
+
+local raised = 0
+for i = 1, #KEYS do
+  local charged, refunded = tonumber(ARGV[3 * i - 2]), tonumber(ARGV[3 * i - 1])
+  local value = redis.call('MGET', KEYS[i])[1]
+  local had, gave = 0, 0
+  if value and #value == 16 then
+    had, gave = struct.unpack('>dd', value)
+  end
+  charged = charged > had and charged or had
+  -- What was charged and refunded by others, and is not in the database yet, must not mint room.
+  refunded = refunded > gave and (refunded < charged and refunded or charged) or gave
+  if charged > had or refunded > gave or not value then
+    redis.call('SET', KEYS[i], struct.pack('>dd', charged, refunded), 'PX', ARGV[3 * i])
+    raised = raised + (charged - had) + (refunded - gave)
+  end
+end
+return raised

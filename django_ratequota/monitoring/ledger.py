@@ -1,0 +1,232 @@
+"""The ledger: what calendar windows have charged and refunded, added to the database each second.
+
+A request appends one entry and waits for nothing. A thread adds the entries up, adds the sums to their rows, and
+raises the counters in Redis to the rows, in case Redis lost some or missed a refund. Sums and totals only grow, so
+nothing depends on the order in which processes write, and each step may be repeated but the addition, which
+``ledger_rows`` carries out exactly once. What a killed process had not written is missing, both ways.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, tzinfo
+from functools import partial
+from itertools import islice
+from typing import NamedTuple
+from uuid import uuid4
+
+from django.db import Error as DatabaseError
+
+from ..conf import settings
+from ..engine.calendar_windows import CalendarWindow, calendar_window
+from ..engine.decision import Decision, charges_of
+from ..engine.keys import counter_name
+from ..engine.limiter import Limiter
+from ..engine.types import Bucket
+from ..exceptions import StoreError
+from ..runtime import default_limiter
+from ..utils.locks import ForkSafeLock
+from ..utils.problems import note_problem
+from ..utils.sansio import drive
+from .background import Background
+from .ledger_rows import Sum, Totals, Window, add, add_once
+
+#: Most windows that wait for the database. While it is down, the oldest are forgotten.
+_MOST = 100_000
+#: Rows of a batch.
+_BATCH = 200
+#: How long a process that exits waits for its last flush (seconds).
+_EXIT_SECONDS = 2.0
+
+
+class Entry(NamedTuple):
+    """Units that were charged to a bucket, or refunded."""
+
+    bucket: Bucket
+    units: int
+    #: When they were charged, by the store's clock (µs): that names the window, of a refund too.
+    charged_us: int
+    #: When they were refunded (µs); 0 = they were charged.
+    refunded_us: int = 0
+
+
+class _Batch(NamedTuple):
+    """Sums that are being added: the same ones until it is known that they are."""
+
+    number: int
+    sums: dict[Window, Sum]
+
+
+class Ledger:
+    """The entries of this process that are not in the database yet."""
+
+    def __init__(self) -> None:
+        #: Appended to by requests, without a lock.
+        self.entries: deque[Entry] = deque()
+        #: Their sums, the oldest first, but for those of the batch.
+        self._sums: dict[Window, Sum] = {}
+        self._batch: _Batch | None = None
+        self._writer, self._written = uuid4(), 0
+        self._lock, self._flushing = ForkSafeLock(), ForkSafeLock()
+        #: When everything noted before was written (monotonic seconds); None = nothing has been.
+        self.written_at: float | None = None
+        #: Units by which the store's totals were below the rows' so far: what it had lost or missed.
+        self.raised = 0
+
+    def flush(self, limiter: Limiter) -> int:
+        """Add everything to the rows, and raise the store's counters to them; returns how many rows there were.
+
+        Raises ``django.db.Error``: then what is left is added the next time.
+        """
+        rows, began_at = 0, time.monotonic()
+        with self._flushing:
+            while self._freeze(limiter.time_zone):
+                assert self._batch is not None
+                number, sums = self._batch
+                totals = add(sums, self._writer, number)
+                self._batch, self._written = None, number
+                rows += len(sums)
+                self.raised += raise_counters(limiter, totals, {window: sums[window].bounds for window in totals})
+            self.written_at = began_at
+        return rows
+
+    def age(self) -> float | None:
+        """Return the seconds since all was written, 0 while nothing waits; None before the first entry."""
+        if self.written_at is None:
+            return 0.0 if self.waits() else None
+        return time.monotonic() - self.written_at if self.waits() else 0.0
+
+    def unwritten(self, windows: Iterable[Window], zone: tzinfo) -> dict[Window, Totals]:
+        """Return what this process is still to add to the windows, without the batch that is being added."""
+        with self._lock:
+            self._add_up(zone)
+            found = {window: self._sums.get(window) for window in windows}
+        return {window: each.totals() for window, each in found.items() if each}
+
+    def waits(self) -> bool:
+        """Whether anything waits to be written."""
+        return bool(self.entries or self._sums or self._batch)
+
+    def _freeze(self, zone: tzinfo) -> bool:
+        """Make the next batch unless there is one; returns whether there is."""
+        with self._lock:
+            self._add_up(zone)
+            if self._batch is None and self._sums:
+                chosen = list(islice(self._sums, _BATCH))
+                self._batch = _Batch(self._written + 1, {window: self._sums.pop(window) for window in chosen})
+        return self._batch is not None
+
+    def _add_up(self, zone: tzinfo) -> None:
+        for _ in range(len(self.entries)):
+            self._add(self.entries.popleft(), zone)
+        while len(self._sums) > _MOST:
+            self._sums.pop(next(iter(self._sums)))
+            note_problem("ledger", f"the database does not answer: of more than {_MOST} counters, the oldest are lost")
+
+    def _add(self, entry: Entry, zone: tzinfo) -> None:
+        bounds = window_of(entry.bucket, entry.charged_us, zone)
+        window = Window(counter_name(entry.bucket), bounds.first_day)
+        into = self._sums.get(window)
+        if into is None:
+            into = self._sums[window] = Sum(entry.bucket, bounds)
+        into.bucket = entry.bucket
+        day = datetime.fromtimestamp((entry.refunded_us or entry.charged_us) // 10**6, zone).date()
+        days = into.refunded if entry.refunded_us else into.charged
+        days[day] = days.get(day, 0) + entry.units
+
+
+def window_of(bucket: Bucket, at_us: int, zone: tzinfo) -> CalendarWindow:
+    """Return the window of a durable bucket around ``at_us``."""
+    return calendar_window(bucket.rate.calendar or "day", at_us, zone, bucket.anchor)
+
+
+def raise_counters(limiter: Limiter, totals: Mapping[Window, Totals], bounds: Mapping[Window, CalendarWindow]) -> int:
+    """Raise the store's counters to the rows' totals; returns by how many units, and 0 where it does not answer.
+
+    It need not be repeated then: the next flush of the same counters raises them, or the next request restores them.
+    """
+    now_us = limiter.now_us
+    current = {
+        (window.counter, window.first_day): (*each, bounds[window].ends_us)
+        for window, each in totals.items()
+        if bounds[window].ends_us > now_us
+    }
+    try:
+        return drive(limiter.raise_steps(current), limiter.store.execute)
+    except StoreError:
+        return 0
+
+
+def is_kept() -> bool:
+    """Whether counts are kept in the database: not in test runs, whose transactions the thread would write past."""
+    return bool(settings.checkpoint_seconds) and not in_test_run()
+
+
+def in_test_run() -> bool:
+    """Whether Django's test environment is set up."""
+    utils = sys.modules.get("django.test.utils")
+    return utils is not None and hasattr(utils._TestState, "saved_data")
+
+
+def note(entries: Iterable[Entry]) -> None:
+    """Note what was charged to durable buckets, or refunded."""
+    ledger.entries.extend(entries)
+    background.keep()
+
+
+def note_charges(decision: Decision) -> None:
+    """Note what a check, or a charge by hand, has just charged."""
+    note([Entry(each.bucket, each.units, each.at_us) for each in charges_of(decision) if each.bucket.durable])
+
+
+def refund(limiter: Limiter, units: Mapping[Bucket, int]) -> Callable[[], object]:
+    """Refund units of durable buckets, in the caller's transaction; returns what to call after its commit."""
+    now_us, zone, sums = limiter.now_us, limiter.time_zone, dict[Window, Sum]()
+    for bucket, given in units.items():
+        if given:
+            bounds = window_of(bucket, now_us, zone)
+            day = datetime.fromtimestamp(now_us // 10**6, zone).date()
+            sums[Window(counter_name(bucket), bounds.first_day)] = Sum(bucket, bounds, refunded={day: given})
+    totals = add_once(sums) if sums else {}
+    return partial(raise_counters, limiter, totals, {window: each.bounds for window, each in sums.items()})
+
+
+def flush() -> int:
+    """Write what this process has noted; returns how many rows."""
+    if not ledger.waits():
+        return 0  # no limiter is made where nothing is counted, as in most commands
+    try:
+        return ledger.flush(default_limiter())
+    except DatabaseError as error:
+        note_problem("ledger", f"the ledger cannot be written, it is tried again: {error}")
+        return 0
+
+
+def flush_all() -> bool:
+    """``flush``, and what another thread is writing; returns whether all is written."""
+    flush()
+    return not ledger.waits()
+
+
+def end() -> bool:
+    """Have the thread write the rest, and wait for it a moment; returns whether all is written."""
+    background.end(_EXIT_SECONDS)
+    return not ledger.waits()
+
+
+def forget() -> None:
+    # The parent writes what it has noted; a child is a writer of its own.
+    global ledger
+    ledger = Ledger()
+
+
+#: This process's own.
+ledger = Ledger()
+background = Background("ratequota-ledger", lambda: settings.checkpoint_seconds, flush)
+atexit.register(end)
+os.register_at_fork(after_in_child=forget)

@@ -1,0 +1,134 @@
+"""Restores counts that Redis has lost, before a request is counted: from the ledger, on demand.
+
+A durable counter without a key counts nothing and says so. The caller raises it to its row and to what this process
+has not written yet, and asks again. One thread reads for all requests that wait, by one query at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Generator, Sequence
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any
+
+from django.db import Error as DatabaseError
+from django.db import close_old_connections
+
+from ..conf import settings
+from ..engine.decision import Decision, LimitRequest
+from ..engine.limiter import Limiter
+from ..engine.types import Bucket
+from ..exceptions import MissingCounts
+from ..store.base import Call
+from ..utils.locks import ForkSafeLock
+from ..utils.problems import note_problem
+from ..utils.sansio import drive
+from . import ledger
+from .ledger_rows import Totals, Window, totals_of
+
+#: How often a decision is asked for again after a restore.
+_TIMES = 2
+
+_Found = dict[Window, Totals]
+
+
+def ask(limiter: Limiter, request: LimitRequest) -> Generator[Any, Any, Decision]:
+    """Return the steps to a decision before which lost counts are restored; raises as ``Limiter.steps`` does.
+
+    Some steps are futures to wait for. Where the database does not answer in time, Redis counts on without.
+    """
+    for _ in range(_TIMES if ledger.is_kept() else 0):
+        try:
+            return (yield from limiter.steps(request._replace(complete=True)))
+        except MissingCounts:
+            if not (yield from _restore(limiter, request)):
+                break
+    return (yield from limiter.steps(request))
+
+
+def peek(limiter: Limiter, call: Call, buckets: tuple[Bucket, ...], revision: int | None = None) -> Decision:
+    """Return the state of the buckets, with what is to be restored; raises as ``Limiter.peek`` does."""
+
+    def do(step: Any) -> Any:
+        return step.result(settings.timeout) if isinstance(step, Future) else call.do(step)
+
+    return drive(ask(limiter, LimitRequest(mode="peek", buckets=buckets, revision=revision)), do)
+
+
+def _restore(limiter: Limiter, request: LimitRequest) -> Generator[Any, Any, bool]:
+    """Raise the durable counters of the request; returns whether the database answered in time."""
+    zone, at_us = limiter.time_zone, request.charged.at_us if request.charged else limiter.now_us
+    bounds = {}
+    for bucket in request.buckets:
+        if bucket.durable:
+            window = ledger.window_of(bucket, at_us, zone)
+            bounds[Window(ledger.counter_name(bucket), window.first_day)] = window
+    try:
+        rows: _Found = yield _reader.read(list(bounds))
+    except (DatabaseError, TimeoutError) as error:
+        note_problem("restoring", f"what Redis has lost could not be read from the ledger: {error or 'too slow'}")
+        return False
+    own = ledger.ledger.unwritten(bounds, zone)
+    # A counter without a row is written as 0, so that its next request need not look.
+    yield from limiter.raise_steps(
+        {
+            window: (
+                *(mine + written for mine, written in zip(own.get(window, _NONE), rows.get(window, _NONE), strict=True)),
+                bounds[window].ends_us,
+            )
+            for window in bounds
+        }
+    )
+    return True
+
+
+_NONE = Totals(0, 0)
+
+
+class _Reader:
+    """A thread with a connection of its own, which reads rows for those that wait."""
+
+    def __init__(self) -> None:
+        self._waiting: SimpleQueue[tuple[Sequence[Window], Future[_Found]]] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._lock = ForkSafeLock()
+
+    def read(self, windows: Sequence[Window]) -> Future[_Found]:
+        """Return the totals of the windows' rows, once they are read."""
+        future: Future[_Found] = Future()
+        self._waiting.put((windows, future))
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="ratequota-restoring", daemon=True)
+                self._thread.start()
+        return future
+
+    def _run(self) -> None:
+        while True:
+            waiting = [self._waiting.get()]
+            while not self._waiting.empty():
+                waiting.append(self._waiting.get())
+            windows = sorted({window for each, _ in waiting for window in each})
+            try:
+                found: _Found | Exception = totals_of(windows)
+            except Exception as error:
+                found = error
+            close_old_connections()
+            for _, future in waiting:
+                if not future.set_running_or_notify_cancel():
+                    continue
+                if isinstance(found, Exception):
+                    future.set_exception(found)
+                else:
+                    future.set_result(found)
+
+
+def _restart() -> None:
+    global _reader
+    _reader = _Reader()
+
+
+_reader = _Reader()
+os.register_at_fork(after_in_child=_restart)

@@ -1,0 +1,142 @@
+"""The ledger: rows are sums of what was admitted and given back, and Redis is raised to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.auth.models import User
+from django.db import DatabaseError
+
+from django_ratequota import Decision, check_request
+from django_ratequota.exceptions import StoreError
+from django_ratequota.models import QuotaDay, QuotaWindow, RatePolicy
+from django_ratequota.monitoring import ledger
+from django_ratequota.runtime import default_limiter
+from tests.project.views import request_from
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "checkpointing")]
+
+
+def ask(user: User, cost: int = 1) -> Decision:
+    return check_request(request_from(user), cost=cost)
+
+
+def used() -> list[tuple[int, int]]:
+    return list(QuotaWindow.objects.order_by("counter").values_list("charged", "refunded"))
+
+
+@pytest.fixture
+def monthly(db: None) -> RatePolicy:
+    return RatePolicy.objects.create(rates="10000/month")
+
+
+def test_a_row_is_the_sum_of_what_was_charged_and_refunded(alice: User, monthly: RatePolicy) -> None:
+    first = ask(alice, 100)
+    first.refund(30)
+    ask(alice, 5).charge(7)
+    assert ledger.flush() == 1
+    row = QuotaWindow.objects.get()
+    assert (row.charged, row.refunded, row.used, row.percent, row.limit) == (112, 30, 82, 0, 10_000)
+    assert (row.policy_id, row.rate, row.subject) == (monthly.pk, "10000/month", f"user:{alice.pk}")
+    assert list(QuotaDay.objects.values_list("charged", "refunded")) == [(112, 30)]
+    assert (ledger.flush(), ledger.ledger.raised) == (0, 0)
+
+
+def test_two_processes_that_settle_in_any_order_lose_nothing(alice: User, monthly: RatePolicy) -> None:
+    a, b = ledger.ledger, ledger.Ledger()
+    decisions = [ask(alice, 1000) for _ in range(3)]
+    ledger.flush()
+    for own, decision in zip((a, b, a), decisions, strict=True):
+        ledger.ledger = own
+        decision.settle(10)
+    for own in (b, a):
+        ledger.ledger = own
+        ledger.flush()
+    assert used() == [(3000, 2970)]
+    last = ask(alice, 2)
+    assert (last.remaining, a.raised, b.raised) == (10_000 - 32, 0, 0)
+
+
+def test_what_redis_lost_is_back_before_the_next_request_is_counted(
+    alice: User, monthly: RatePolicy, redis_client: redis.Redis
+) -> None:
+    ask(alice, 9000)
+    ledger.flush()
+    ask(alice, 500)  # not written yet
+    redis_client.flushall()
+    refused = ask(alice, 501)
+    assert (refused.allowed, refused.remaining) == (False, 500)
+    assert ask(alice, 500).remaining == 0
+    ledger.flush()
+    assert used() == [(10_000, 0)]
+
+
+def test_an_older_snapshot_is_raised_at_the_next_flush(
+    alice: User, monthly: RatePolicy, redis_client: redis.Redis
+) -> None:
+    ask(alice, 100)
+    key = redis_client.keys("rqtest:*fwmonth*")[0]
+    older = redis_client.get(key)
+    ask(alice, 900).refund(50)
+    ledger.flush()
+    redis_client.set(key, older, ex=1000)  # type: ignore[arg-type]
+    ask(alice, 1)
+    ledger.flush()
+    assert ledger.ledger.raised == 900 + 50
+    assert ask(alice, 1).remaining == 10_000 - 952
+
+
+def test_a_refund_whose_reply_is_lost_is_billed_as_a_refund(
+    alice: User, monthly: RatePolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(User.objects.create(username="bob"), 990)
+    decision = ask(alice, 5010)
+    with monkeypatch.context() as patch:
+        _lose_replies(patch)
+        decision.settle(110)
+    ledger.flush()
+    assert sorted(used()) == [(990, 0), (5010, 4900)]
+    assert ask(alice).remaining == 10_000 - 111
+
+
+def test_a_settlement_whose_reply_is_lost_is_settled_by_the_next(
+    alice: User, monthly: RatePolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decision = ask(alice, 100)
+    with monkeypatch.context() as patch:
+        _lose_replies(patch)
+        decision.settle(500)
+    decision.settle(200)
+    ledger.flush()
+    assert used() == [(500, 300)]
+    assert ask(alice).remaining == 10_000 - 201
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_batch_whose_commit_is_in_doubt_is_added_once(
+    alice: User, monthly: RatePolicy, monkeypatch: pytest.MonkeyPatch, committed: bool
+) -> None:
+    real = ledger.add
+
+    def add(*args: Any) -> Any:
+        if committed:
+            real(*args)
+        raise DatabaseError("the connection is gone")
+
+    ask(alice, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger, "add", add)
+        assert ledger.flush() == 0
+        ask(alice, 4)
+        assert ledger.flush() == 0
+    assert ledger.flush() == 2  # the batch in doubt, and what came after it
+    assert used() == [(7, 0)]
+
+
+def _lose_replies(patch: pytest.MonkeyPatch) -> None:
+    def lose(*_: Any, **__: Any) -> Any:
+        raise StoreError("timeout", "no reply")
+
+    patch.setattr(default_limiter().backend, "ask", lose)
