@@ -210,6 +210,7 @@ class Migration(migrations.Migration):
                 ('endpoint_id', models.BigIntegerField(help_text='Empty = all endpoints.', null=True, verbose_name='endpoint')),
                 ('rate', models.CharField(help_text='The rate that limited it last.', max_length=100, verbose_name='rate')),
                 ('limit', models.PositiveBigIntegerField(help_text='The limit of that rate.', verbose_name='limit')),
+                ('written_at', models.DateTimeField(help_text='When the newest sum was added.', verbose_name='written at')),
             ],
             options={
                 'verbose_name': 'quota window',

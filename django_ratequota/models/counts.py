@@ -82,6 +82,7 @@ class QuotaWindow(models.Model):
     endpoint_id = models.BigIntegerField(_("endpoint"), null=True, help_text=_("Empty = all endpoints."))
     rate = models.CharField(_("rate"), max_length=100, help_text=_("The rate that limited it last."))
     limit = models.PositiveBigIntegerField(_("limit"), help_text=_("The limit of that rate."))
+    written_at = models.DateTimeField(_("written at"), help_text=_("When the newest sum was added."))
 
     objects = models.Manager.from_queryset(PrimaryQuerySet)()
 

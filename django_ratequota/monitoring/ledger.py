@@ -24,7 +24,7 @@ from django.db import Error as DatabaseError
 
 from ..conf import settings
 from ..engine.calendar_windows import CalendarWindow, calendar_window
-from ..engine.decision import Decision, charges_of
+from ..engine.decision import Decision, LimitRequest, charges_of
 from ..engine.keys import counter_name
 from ..engine.limiter import Limiter
 from ..engine.types import Bucket
@@ -185,15 +185,20 @@ def note_charges(decision: Decision) -> None:
 
 
 def refund(limiter: Limiter, units: Mapping[Bucket, int]) -> Callable[[], object]:
-    """Refund units of durable buckets, in the caller's transaction; returns what to call after its commit."""
+    """Refund units of durable buckets, in the caller's transaction; returns what to call after its commit.
+
+    That refunds them in the store, too. Where it fails, the store's counters are raised to the rows later.
+    """
+    given = {bucket: taken for bucket, taken in units.items() if taken}
     now_us, zone, sums = limiter.now_us, limiter.time_zone, dict[Window, Sum]()
-    for bucket, given in units.items():
-        if given:
-            bounds = window_of(bucket, now_us, zone)
-            day = datetime.fromtimestamp(now_us // 10**6, zone).date()
-            sums[Window(counter_name(bucket), bounds.first_day)] = Sum(bucket, bounds, refunded={day: given})
-    totals = add_once(sums) if sums else {}
-    return partial(raise_counters, limiter, totals, {window: each.bounds for window, each in sums.items()})
+    day = datetime.fromtimestamp(now_us // 10**6, zone).date()
+    for bucket, taken in given.items():
+        bounds = window_of(bucket, now_us, zone)
+        sums[Window(counter_name(bucket), bounds.first_day)] = Sum(bucket, bounds, refunded={day: taken})
+    if sums:
+        add_once(sums)
+    request = LimitRequest(mode="refund", buckets=tuple(given), costs=tuple(given.values()))
+    return partial(limiter.decide, request) if given else lambda: None
 
 
 def flush() -> int:

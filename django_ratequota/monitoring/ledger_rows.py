@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
@@ -61,11 +62,12 @@ _INSTANT = ("datetime(6)", "timestamptz")
 _TYPES = {
     **dict.fromkeys(("counter", "period", "subject", "rate"), _TEXT),
     **dict.fromkeys(("first_day", "day"), ("date", "date")),
-    **dict.fromkeys(("starts_at", "ends_at"), _INSTANT),
+    **dict.fromkeys(("starts_at", "ends_at", "written_at"), _INSTANT),
 }
 _DAY_COLUMNS = (*_KEY, "day", *_ADDED)
 _COLUMNS = (
     *(*_KEY, *_ADDED, "starts_at", "ends_at", "period", "subject", "policy_id", "endpoint_id", "rate", "limit"),
+    "written_at",
 )
 
 
@@ -87,7 +89,9 @@ def add_once(sums: Mapping[Window, Sum]) -> dict[Window, Totals]:
     days = [row for window, each in ordered for row in _day_rows(window, each)]
     if days:
         _upsert(alias, "QuotaDay", _DAY_COLUMNS, (*_KEY, "day"), days)
-    return _upsert(alias, "QuotaWindow", _COLUMNS, _KEY, [_row(alias, window, each) for window, each in ordered])
+    now = _instant(alias, time.time_ns() // 1000)
+    rows = [(*_row(alias, window, each), now) for window, each in ordered]
+    return _upsert(alias, "QuotaWindow", _COLUMNS, _KEY, rows)
 
 
 def totals_of(windows: Collection[Window]) -> dict[Window, Totals]:
@@ -119,7 +123,7 @@ def _claim(writer: UUID, batch: int) -> bool:
 
 
 def _row(alias: str, window: Window, of: Sum) -> tuple[object, ...]:
-    """Return the values of ``_COLUMNS``."""
+    """Return the values of ``_COLUMNS`` but the last."""
     bucket, (starts_us, ends_us, first_day) = of.bucket, of.bounds
     return (
         *(window.counter, str(first_day), *of.totals()),

@@ -76,7 +76,7 @@ class Recorded(NamedTuple):
     percent: int
     starts_at: datetime
     ends_at: datetime
-    at_us: int
+    written_at: datetime
 
     @property
     def anchor(self) -> int:
@@ -132,7 +132,7 @@ def read(buckets: Mapping[Recorded, Bucket]) -> tuple[dict[Bucket, tuple[BucketS
     """Return the counters, or their rows with the time where Redis does not answer, and why it does not."""
     at_us, error = time_us(), ""
     found: dict[Bucket, tuple[BucketStatus, int | None]] = {
-        bucket: (row.status(bucket, at_us), row.at_us) for row, bucket in buckets.items()
+        bucket: (row.status(bucket, at_us), to_us(row.written_at)) for row, bucket in buckets.items()
     }
     try:
         for decision in () if default_limiter().store.absent else peeked(buckets.values()):

@@ -20,7 +20,6 @@ from ..conf import settings
 from ..exceptions import StoreError
 from ..models import QuotaWindow
 from ..monitoring.timeline import seen_callers
-from ..policies.facts import to_us
 from ..utils.problems import note_problem
 
 #: Most characters of a display name.
@@ -86,7 +85,7 @@ def known_subjects(text: str, tables: Iterable[QuerySet[Any]], *, seen: bool) ->
     found: set[str] = set()
     sources = [rows.order_by() for rows in tables]
     if seen:
-        sources.append(QuotaWindow.objects.filter(at_us__gt=to_us(timezone.now() - _SEEN)).order_by())
+        sources.append(QuotaWindow.objects.filter(written_at__gt=timezone.now() - _SEEN).order_by())
     for prefix in _prefixes(text):
         if len(found) >= MAX_OFFERED:
             break

@@ -1,0 +1,249 @@
+"""Months of customers' usage, simulated: every row of the ledger equals the log, whatever went wrong meanwhile."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+import redis
+from django.db import OperationalError
+
+from django_ratequota import Bucket, Decision, Limiter, Rate
+from django_ratequota.enforcement.decide import decide
+from django_ratequota.exceptions import StoreError
+from django_ratequota.models import QuotaDay, QuotaWindow
+from django_ratequota.monitoring import ledger
+from django_ratequota.operations.counters import reset
+from django_ratequota.runtime import process
+from django_ratequota.utils.sansio import drive
+from tests.conftest import Clock
+from tests.support.properties import thorough_after
+from tests.support.reference_models import begins_month
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("checkpointing")]
+
+#: A customer, the length and the first day of one of its windows.
+Window = tuple[str, str, date]
+_LIMIT = {"day": 40, "month": 600}
+
+
+class Simulation:
+    """Four months of twenty customers and three processes: what happens is drawn, and kept in a log."""
+
+    def __init__(self, seed: int, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, faults: bool) -> None:
+        self.dice, self.client, self.faults = random.Random(seed), client, faults
+        self.clock = Clock(round(datetime(2026, 1, 30, 21, tzinfo=UTC).timestamp()) * 10**6)
+        self.zone = self.dice.choice([ZoneInfo("UTC"), ZoneInfo("Europe/Berlin"), ZoneInfo("America/Sao_Paulo")])
+        limiter = Limiter(client=client, prefix="rqtest", clock=self.clock, time_zone=self.zone)
+        monkeypatch.setattr(process, "limiter", lambda: limiter)
+        self.limiter, self.patch = limiter, monkeypatch
+        self.anchors = {f"tenant:{number}": self.dice.choice([1, 1, 1, 15, 31]) for number in range(20)}
+        self.limits = {customer: dict(_LIMIT) for customer in self.anchors}
+        self.processes = [ledger.Ledger() for _ in range(3)]
+        #: Units charged and refunded; the share of each process that is not written yet; by day, of months.
+        self.log = {True: Counter[Window](), False: Counter[Window]()}
+        self.unwritten: dict[int, list[tuple[bool, Window, date, int]]] = defaultdict(list)
+        self.days = {True: Counter[tuple[Window, date]](), False: Counter[tuple[Window, date]]()}
+        #: Units by which a window may exceed its limit: what was not written when Redis lost it.
+        self.excess: Counter[Window] = Counter()
+        self.reserved: list[tuple[Decision, int]] = []
+        self.older: dict[bytes, bytes] = {}
+
+    def run(self, steps: int) -> None:
+        verbs = [self.request, self.request, self.request, self.reserve, self.settle, self.settle, self.flush]
+        rare = [self.wait, self.move_day, self.change_plan, self.reset]
+        faulty = [self.kill, self.lose_all, self.go_back, self.jump, self.lose_reply, self.fail_commit]
+        for _ in range(steps):
+            self.clock.advance(self.dice.choice([0.2, 5, 600]))
+            self.process = self.dice.randrange(3)
+            ledger.ledger = self.processes[self.process]
+            chosen = self.dice.random()
+            self.dice.choice(faulty if self.faults and chosen < 0.03 else rare if chosen < 0.1 else verbs)()
+        for self.process in range(3):
+            self.flush()
+
+    # What customers do.
+
+    def request(self) -> None:
+        self.ask(self.dice.randint(1, 4))
+
+    def reserve(self) -> None:
+        units = self.dice.randint(5, 30)
+        decision = self.ask(units)
+        if decision.allowed and not decision.error:
+            self.reserved.append((decision, units))
+
+    def ask(self, units: int) -> Decision:
+        customer = self.dice.choice(list(self.anchors))
+        buckets = self.buckets(customer)
+        found: Any = SimpleNamespace(buckets=buckets, durable=True, blocked_by=(), unreadable=())
+        decision = drive(decide(self.limiter, found, "check", units, buckets, None), self.do)
+        if decision.allowed and not decision.error:
+            self.note(True, customer, units, decision.at_us, decision.at_us, buckets[0].anchor)
+        return decision
+
+    def settle(self) -> None:
+        """By any process, in any order, also when the month is over."""
+        if not self.reserved:
+            return
+        decision, units = self.reserved.pop(self.dice.randrange(len(self.reserved)))
+        actual = self.dice.randint(0, units)
+        decision.settle(actual)
+        bucket = decision.statuses[0].bucket
+        self.note(False, bucket.subject, units - actual, decision.at_us, self.clock.now_us, bucket.anchor)
+
+    # What operators do.
+
+    def move_day(self) -> None:
+        self.anchors[self.dice.choice(list(self.anchors))] = self.dice.randint(1, 31)
+
+    def change_plan(self) -> None:
+        factor = self.dice.choice([1, 2])
+        self.limits[self.dice.choice(list(self.anchors))] = {unit: n * factor for unit, n in _LIMIT.items()}
+
+    def reset(self) -> None:
+        customer = self.dice.choice(list(self.anchors))
+        for status in reset(self.buckets(customer)):
+            window = self.window(status.bucket, self.clock.now_us)
+            self.add(False, window, self.local_day(self.clock.now_us), status.used + status.debt, written=True)
+
+    # What time does, and the processes.
+
+    def wait(self) -> None:
+        self.clock.advance(self.dice.choice([3600, 86_400, 5 * 86_400]))
+
+    def flush(self) -> None:
+        ledger.ledger = self.processes[self.process]
+        ledger.flush()
+        self.unwritten[self.process].clear()
+
+    # What goes wrong.
+
+    def kill(self) -> None:
+        """What the process had not written is gone, both ways."""
+        for charged, window, day, units in self.unwritten[self.process]:
+            self.add(charged, window, day, -units, written=True)
+        self.unwritten[self.process].clear()
+        self.processes[self.process] = ledger.Ledger()
+
+    def lose_all(self) -> None:
+        self.allow_excess()
+        self.forget()
+
+    def go_back(self) -> None:
+        """An older snapshot; the first call takes it."""
+        keys = list(self.client.scan_iter("rqtest:*"))
+        if self.older:
+            # What was admitted since then, or is before the next flush, may be admitted again.
+            for window, units in self.log[True].items():
+                self.excess[window] += units + 1000
+            self.forget()
+            for key, value in self.older.items():
+                self.client.set(key, value)
+        self.older = {key: self.client.get(key) or b"" for key in keys}  # type: ignore[misc]
+
+    def jump(self) -> None:
+        """A new server, whose clock is wrong."""
+        self.lose_all()
+        self.clock.advance(self.dice.choice([-3600, -30, 3600]))
+
+    def lose_reply(self) -> None:
+        """Of a settlement, carried out by Redis or not."""
+        ask, carried_out = self.limiter.backend.ask, self.dice.random() < 0.5
+
+        def lose(*args: Any) -> Iterator[Any]:
+            if carried_out:
+                yield from ask(*args)
+            raise StoreError("timeout", "no reply")
+
+        with self.patch.context() as patch:
+            patch.setattr(self.limiter.backend, "ask", lose)
+            self.settle()
+
+    def fail_commit(self) -> None:
+        add, committed = ledger.add, self.dice.random() < 0.5
+
+        def fail(*args: Any) -> Any:
+            if committed:
+                add(*args)
+            raise OperationalError("the connection is gone")
+
+        with self.patch.context() as patch:
+            patch.setattr(ledger, "add", fail)
+            ledger.flush()
+        ledger.flush()
+        self.unwritten[self.process].clear()
+
+    # The log.
+
+    def do(self, step: Any) -> Any:
+        return step.result(10) if hasattr(step, "result") else self.limiter.store.execute(step)
+
+    def buckets(self, customer: str) -> tuple[Bucket, ...]:
+        rates = [f"{limit}/{unit} fixed_window" for unit, limit in self.limits[customer].items()]
+        anchor = self.anchors[customer]
+        return tuple(Bucket(customer, Rate.parse(rate), durable=True, anchor=anchor, policy_id=1) for rate in rates)
+
+    def local_day(self, at_us: int) -> date:
+        return datetime.fromtimestamp(at_us // 10**6, self.zone).date()
+
+    def window(self, bucket: Bucket, at_us: int) -> Window:
+        day, unit = self.local_day(at_us), bucket.rate.calendar
+        while unit == "month" and not begins_month(day, bucket.anchor):
+            day -= timedelta(days=1)
+        return bucket.subject, unit, day
+
+    def note(self, charged: bool, customer: str, units: int, charged_us: int, at_us: int, anchor: int) -> None:
+        for unit in _LIMIT:
+            bucket = Bucket(customer, Rate.parse(f"1/{unit} fixed_window"), anchor=anchor)
+            self.add(charged, self.window(bucket, charged_us), self.local_day(at_us), units)
+
+    def add(self, charged: bool, window: Window, day: date, units: int, *, written: bool = False) -> None:
+        self.log[charged][window] += units
+        self.days[charged][window, day] += units if window[1] == "month" else 0
+        if not written:
+            self.unwritten[self.process].append((charged, window, day, units))
+
+    def forget(self) -> None:
+        for key in self.client.scan_iter("rqtest:*"):
+            self.client.delete(key)
+
+    def allow_excess(self) -> None:
+        for entries in self.unwritten.values():
+            for charged, window, _day, units in entries:
+                self.excess[window] += units if charged else 0
+
+
+def check(simulation: Simulation) -> None:
+    rows: dict[bool, Counter[Window]] = {True: Counter(), False: Counter()}
+    for row in QuotaWindow.objects.all():
+        window = (row.subject, row.period, row.first_day)
+        rows[True][window], rows[False][window] = row.charged, row.refunded
+    for kind, log in simulation.log.items():
+        assert +rows[kind] == +log
+    days: dict[bool, Counter[tuple[Window, date]]] = {True: Counter(), False: Counter()}
+    for row in QuotaDay.objects.all():
+        subject = QuotaWindow.objects.get(counter=row.counter, first_day=row.first_day).subject
+        days[True][(subject, "month", row.first_day), row.day] += row.charged
+        days[False][(subject, "month", row.first_day), row.day] += row.refunded
+    for kind, by_day in simulation.days.items():
+        assert +days[kind] == +by_day
+
+
+@pytest.mark.parametrize("seed", thorough_after(8, range(200)))
+def test_every_row_equals_the_log(seed: int, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = Simulation(seed, redis_client, monkeypatch, faults=seed % 4 > 0)
+    simulation.run(400)
+    check(simulation)
+    if not simulation.faults:
+        assert sum(one.raised for one in simulation.processes) == 0
+        used = simulation.log[True] - simulation.log[False]
+        assert all(units <= 2 * _LIMIT[window[1]] for window, units in used.items())
+
+
