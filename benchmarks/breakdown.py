@@ -51,7 +51,7 @@ def _parts() -> dict[str, Callable[[], object]]:
         """As for a request that was not decided about yet."""
 
         def asking() -> object:
-            del request.ratequota
+            del request.ratequota, request.ratequota_checks
             return ask()
 
         return asking

@@ -10,6 +10,7 @@ import redis
 from benchmarks.peers import Candidate, Hit, Told
 from benchmarks.scene import CLIENTS, Each, Rates, Requests, buckets_of
 from django_ratequota import Decision, Limiter, check_request
+from django_ratequota.enforcement.earlier_checks import CHECKS
 from django_ratequota.engine.rates import ALGORITHMS, DEFAULT_ALGORITHM
 from django_ratequota.throttling import _DECISION, QuotaThrottle
 
@@ -43,7 +44,7 @@ def checking(requests: Requests) -> Callable[[int], Decision]:
     def check(n: int) -> Decision:
         request = plain[n]
         # A request that was charged is not charged again.
-        vars(request).pop("ratequota", None)
+        vars(request).pop(CHECKS, None)
         return check_request(request, scope)
 
     return check
@@ -55,7 +56,7 @@ def throttling(requests: Requests, headers: bool = True) -> Callable[[int], Quot
     view.headers = {} if headers else None
 
     def throttle(n: int) -> QuotaThrottle:
-        vars(plain[n]).pop("ratequota", None)
+        vars(plain[n]).pop(CHECKS, None)
         vars(rest[n]).pop(_DECISION, None)
         asked = QuotaThrottle()
         asked.allow_request(rest[n], view)

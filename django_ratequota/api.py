@@ -63,16 +63,35 @@ class QuotaUsageSerializer(serializers.Serializer[Any]):
     truncated = serializers.BooleanField(help_text="Whether there are more limits than shown; then query by scope.")
 
 
-class UsageView(APIView):
-    """Each limit that applies to the caller; reading them consumes none of their units.
-
-    ``?scope=`` selects one endpoint (else all that have limits), ``?user=``, a primary key or a name, another user.
-    """
+class CallersView(APIView):
+    """A view of the caller's own limits: no cache keeps it, and without the database it is unavailable."""
 
     # Policies of the endpoint ``usage`` apply. Policies for all endpoints do not (see ``policies.exemptions``):
     # clients without quota left must be able to see that.
     throttle_classes = (QuotaThrottle,)
     throttle_scope: str | None = "usage"
+
+    def handle_exception(self, exc: Exception) -> Response:
+        """Answer 503 where the database does not."""
+        if isinstance(exc, DatabaseError):
+            exc = StoreUnavailable(Decision(allowed=False, denied_by=("all",), error="database"))
+        return super().handle_exception(exc)
+
+    def finalize_response(self, request: Any, response: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the response, which is nobody else's."""
+        response["Cache-Control"] = "no-store"
+        return super().finalize_response(request, response, *args, **kwargs)
+
+
+setattr(CallersView, USAGE_ATTRIBUTE, True)
+
+
+class UsageView(CallersView):
+    """Each limit that applies to the caller; reading them consumes none of their units.
+
+    ``?scope=`` selects one endpoint (else all that have limits), ``?user=``, a primary key or a name, another user.
+    """
+
     serializer_class = QuotaUsageSerializer
 
     def get(self, request: Request) -> Response:
@@ -86,8 +105,6 @@ class UsageView(APIView):
         except LookupError as error:
             text = _("There is no endpoint of that name.")
             raise ValidationError({"scope": [text]}) from error
-        except DatabaseError as error:
-            raise StoreUnavailable(Decision(allowed=False, denied_by=("all",), error="database")) from error
         # Without the serializer, which is for documentation only: it is slower than everything else here.
         data = {
             "limits": [self.describe(bucket, status) for bucket, status in found.limits],
@@ -95,7 +112,7 @@ class UsageView(APIView):
             "available": found.available,
             "truncated": found.truncated,
         }
-        return Response(data, headers={"Cache-Control": "no-store"})
+        return Response(data)
 
     def describe(self, bucket: Bucket, status: BucketStatus | None) -> dict[str, Any]:
         """Return one limit as the client sees it; ``status`` None = unknown."""
@@ -153,15 +170,13 @@ class QuotaWindowPagination(CursorPagination):
             raise NotFound(self.invalid_cursor_message) from error
 
 
-class UsageHistoryView(ListAPIView[QuotaWindow]):
+class UsageHistoryView(CallersView, ListAPIView[QuotaWindow]):
     """What the caller has used of each limit in earlier days, weeks and months, and so far in those that run now.
 
     The caller is its user and its identifiers, not its address. ``?period=`` selects day, week or month, ``?user=``,
     a primary key or a name, another user. Rolling limits, and policies that are not durable, have no such windows.
     """
 
-    throttle_classes = (QuotaThrottle,)
-    throttle_scope: str | None = "usage"
     serializer_class = QuotaWindowSerializer
     pagination_class = QuotaWindowPagination
     filter_backends = ()
@@ -175,19 +190,6 @@ class UsageHistoryView(ListAPIView[QuotaWindow]):
             raise ValidationError({"period": [_("Write day, week or month.")]})
         windows = windows_of(Caller(self.request) if user is None else _other(self.request, user))
         return windows.filter(period=period) if period else windows
-
-    def list(self, request: Request, *args: Any, **kwargs: Any) -> Response:
-        """Return a page of windows."""
-        try:
-            response = super().list(request, *args, **kwargs)
-        except DatabaseError as error:
-            raise StoreUnavailable(Decision(allowed=False, denied_by=("all",), error="database")) from error
-        response["Cache-Control"] = "no-store"
-        return response
-
-
-for view in (UsageView, UsageHistoryView):
-    setattr(view, USAGE_ATTRIBUTE, True)
 
 
 def _seconds(us: int) -> int:

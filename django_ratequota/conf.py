@@ -14,6 +14,7 @@ from ipaddress import ip_network
 from typing import Any
 
 from django.conf import settings as django_settings
+from django.core import checks
 from django.core.signals import setting_changed
 
 from .engine.keys import check_prefix
@@ -203,35 +204,28 @@ class Settings:
 KEYS = {f.name.upper().removesuffix("_NAME"): f for f in fields(Settings)}
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """What is wrong with one key of RATEQUOTA, and what to write instead."""
+def read(raw: object) -> tuple[Settings, list[checks.CheckMessage]]:
+    """Return the settings in ``raw``, and what ``manage.py check`` says about it.
 
-    key: str
-    message: str
-    hint: str
-    #: Whether the key is only ignored (unknown keys); otherwise its value cannot be used, and its default applies.
-    warning: bool = False
-
-
-def read(raw: object) -> tuple[Settings, list[Problem]]:
-    """Return the settings in ``raw`` and its problems; a key with a problem keeps its default."""
-    problems: list[Problem] = []
+    E001: a value that cannot be used, so that the key's default applies. W001: a key that does not exist.
+    """
+    problems: list[checks.CheckMessage] = []
     if not isinstance(raw, Mapping):
-        return Settings(), [Problem("RATEQUOTA", f"RATEQUOTA is a {type(raw).__name__}.", "Write RATEQUOTA = {...}.")]
+        return Settings(), [_unusable(f"RATEQUOTA is a {type(raw).__name__}.", "Write RATEQUOTA = {...}.")]
     values: dict[str, Any] = {}
     for key, value in raw.items():
         if key not in KEYS:
             near = get_close_matches(str(key).upper(), KEYS, n=1)
             hint = f"Did you mean {near[0]!r}?" if near else f"Known keys: {', '.join(sorted(KEYS))}."
-            problems.append(Problem(str(key), f"RATEQUOTA has no key {key!r}; it is ignored.", hint, warning=True))
+            text = f"RATEQUOTA has no key {key!r}; it is ignored."
+            problems.append(checks.Warning(text, hint=hint, id="django_ratequota.W001"))
             continue
         try:
             values[KEYS[key].name] = KEYS[key].metadata["validate"](value)
         except (ConfigurationError, InvalidBucket) as error:
             # A URL holds a password, and may stand where an alias belongs.
             shown = "" if key in ("CACHE", "REDIS_URL") else f" = {value!r:.80}"
-            problems.append(Problem(key, f"RATEQUOTA[{key!r}]{shown} cannot be used.", str(error)))
+            problems.append(_unusable(f"RATEQUOTA[{key!r}]{shown} cannot be used.", str(error)))
     settings = Settings(**values)
     if settings.in_memory and "poll_seconds" not in values:
         settings = replace(settings, poll_seconds=1.0)
@@ -239,11 +233,13 @@ def read(raw: object) -> tuple[Settings, list[Problem]]:
     unknown = [name for name in settings.caller if name not in known]
     if unknown or not settings.caller:
         what = f"names {unknown[0]!r}, which is no identifier" if unknown else "is empty: all callers would be one"
-        problems.append(
-            Problem("CALLER", f"RATEQUOTA['CALLER'] {what}.", f"Name some of {', '.join(sorted(known))}.")
-        )
+        problems.append(_unusable(f"RATEQUOTA['CALLER'] {what}.", f"Name some of {', '.join(sorted(known))}."))
         settings = replace(settings, caller=Settings().caller)
     return settings, problems
+
+
+def _unusable(text: str, hint: str) -> checks.CheckMessage:
+    return checks.Error(text, hint=hint, id="django_ratequota.E001")
 
 
 class _LazySettings:

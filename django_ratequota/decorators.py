@@ -15,7 +15,7 @@ from django.http import HttpRequest
 from django.utils.module_loading import import_string
 
 from .enforcement.check import acheck_request, check_request
-from .enforcement.costs import Cost, acompute_cost, check_declared, compute_cost
+from .enforcement.costs import Cost, check_declared, computed_cost
 from .enforcement.settlement import asettle, settle
 from .engine.decision import Decision
 from .headers import add_headers
@@ -105,8 +105,7 @@ def _run(view: Any, declared: Declaration, request: Any, args: Any, kwargs: Any)
     decision = None if plain else _made_by_throttle(request, view, declared)
     if decision is None:
         if callable(units):
-            of = f"cost of @ratequota({scope!r})"
-            units, answer = yield Twins(compute_cost, acompute_cost, (units, request, of))
+            units, answer = yield from computed_cost(units, request, f"cost of @ratequota({scope!r})")
         decision = yield Twins(check_request, acheck_request, (request, scope, units))
     if declared.block and not decision.allowed:
         return (yield Twins(refusal_response, arefusal_response, (request, decision)))

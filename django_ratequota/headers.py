@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import http_sf
 
@@ -39,17 +39,8 @@ def decision_headers(decision: Decision) -> dict[str, str]:
     return headers
 
 
-class Headers(Protocol):
-    """A Django response, or any mapping of header names to values."""
-
-    def __contains__(self, name: Any, /) -> bool: ...
-    def __setitem__(self, name: str, value: str, /) -> None: ...
-    def __delitem__(self, name: str, /) -> None: ...
-    def get(self, name: str, default: Any = None, /) -> Any: ...
-
-
-def add_headers(response: Headers, decision: Decision, request: Any) -> None:
-    """Add the decision's headers to the response to ``request``; headers that it has already stay.
+def add_headers(response: Any, decision: Decision, request: Any) -> None:
+    """Add the decision's headers to the response to ``request``, or to its headers; those that it has already stay.
 
     A response that a cache may serve to other clients gets none: headers added before the response became cacheable
     are removed again. A refusal gets ``Cache-Control: no-store``.
@@ -57,7 +48,7 @@ def add_headers(response: Headers, decision: Decision, request: Any) -> None:
     headers = decision._headers
     if headers is None:  # rendered once, for several responses and middlewares
         headers = decision_headers(decision)
-        object.__setattr__(decision, "_headers", headers)
+        decision._headers = headers
     if not decision.allowed and "Cache-Control" not in response:
         response["Cache-Control"] = "no-store"
     http = getattr(request, "_request", request)
@@ -73,7 +64,7 @@ def add_headers(response: Headers, decision: Decision, request: Any) -> None:
             response[name] = sent[name] = value
 
 
-def _is_shared(response: Headers, http: Any) -> bool:
+def _is_shared(response: Any, http: Any) -> bool:
     """Return whether Django's cache middleware, or a shared cache (RFC 9111), may store the response."""
     kept_here = getattr(http, "_cache_update_cache", False) and getattr(response, "status_code", 200) == 200
     control = response.get("Cache-Control", "").lower()

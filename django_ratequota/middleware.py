@@ -12,8 +12,9 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_asy
 
 from .conf import settings
 from .enforcement.check import acheck_request, check_request
+from .enforcement.earlier_checks import CHECKS
 from .enforcement.settlement import RESERVED, asettle, settle
-from .enforcement.unchecked import FIRST, arefuse_unchecked, conclude_unchecked, refuse_unchecked
+from .enforcement.unchecked import conclude_unchecked, refuse_unchecked
 from .headers import add_headers
 from .policies.requests.view_declarations import (
     chooses_throttles,
@@ -45,20 +46,10 @@ class RateQuotaMiddleware:
         """Return the response, with the headers of the request's decision."""
         if self._is_async:
             return self._acall(request)
-        response = self.get_response(request)
-        if FIRST in vars(request) and (refused := conclude_unchecked(request, response.status_code)):
-            response = refusal_response(request, refused)
-        if RESERVED in vars(request):
-            settle(request, response)
-        return _finish(request, response)
+        return drive(_finish(request, self.get_response(request)), call)
 
     async def _acall(self, request: Any) -> Any:
-        response = await self.get_response(request)
-        if FIRST in vars(request) and (refused := conclude_unchecked(request, response.status_code)):
-            response = await arefusal_response(request, refused)
-        if RESERVED in vars(request):
-            await asettle(request, response)
-        return _finish(request, response)
+        return await adrive(_finish(request, await self.get_response(request)), acall)
 
     def _process_view(self, request: Any, view: Any, args: Any, kwargs: Any) -> Any:
         return drive(_check_before_view(request, view, args, kwargs), call)
@@ -72,7 +63,7 @@ def _check_before_view(request: Any, view: Any, args: Any, kwargs: Any) -> Gener
     late = late_check(view, request.method) if settings.count_unchecked else None
     refused = None
     if late is not None:
-        refused = yield Twins(refuse_unchecked, arefuse_unchecked, (request, *late))
+        refused = yield refuse_unchecked(request, *late)
     if refused is None and settings.enforce_all:
         if chooses_throttles(view):  # the project's own code, which may read the database
             asked = (request, view, args, kwargs)
@@ -94,7 +85,15 @@ def _enforces_itself(request: Any, view: Any, args: Any, kwargs: Any) -> bool:
     return is_short and throttles_itself(view, request, args, kwargs)
 
 
-def _finish(request: Any, response: Any) -> Any:
+def _finish(request: Any, response: Any) -> Generator[Twins, Any, Any]:
+    """Return the response that the request gets, once the checks that no view has finished are."""
+    checks = vars(request).get(CHECKS)
+    if checks is not None and checks.first is not None:
+        refused = yield conclude_unchecked(checks.first, response.status_code)
+        if refused is not None:
+            response = yield Twins(refusal_response, arefusal_response, (request, refused))
+    if RESERVED in vars(request):
+        yield Twins(settle, asettle, (request, response))
     decision = getattr(request, "ratequota", None)
     if decision is not None:
         add_headers(response, decision, request)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from django.http import HttpRequest, HttpResponse, JsonResponse
 
 from .enforcement.check import acheck_request, check_request
-from .enforcement.costs import Cost, acompute_cost, answers_client, check_declared, compute_cost
+from .enforcement.costs import Cost, answers_client, check_declared, computed_cost
 from .engine.decision import Decision
 from .exceptions import ConfigurationError
 from .headers import add_headers, retry_after_seconds
@@ -88,7 +88,7 @@ class QuotaThrottle(throttling.BaseThrottle):
         if decision is None or decision.allowed:
             cost = self.cost
             if callable(cost):
-                cost, answer = yield Twins(compute_cost, acompute_cost, (cost, request, self._of))
+                cost, answer = yield from computed_cost(cost, request, self._of)
             decision = yield Twins(check_request, acheck_request, (_with_user(request), self.scope, cost))
         if decision.allowed:
             return answer

@@ -20,6 +20,7 @@ from .exceptions import ConfigurationError, StoreError
 from .store import breaker
 from .store.base import AbsentStore, Store
 from .utils.locks import ForkSafeLock
+from .utils.signals import send_robustly
 
 if TYPE_CHECKING:
     from .engine.decision import Decision
@@ -182,8 +183,8 @@ def _limiter_defaults() -> dict[str, Any]:
 
 
 def _send_store_state(state: str, server: str, reason: str, seconds: float) -> None:
-    store_state_changed.send_robust(
-        sender=breaker.Breaker, state=state, server=server, reason=reason, seconds=seconds
+    send_robustly(
+        store_state_changed, sender=breaker.Breaker, state=state, server=server, reason=reason, seconds=seconds
     )
 
 

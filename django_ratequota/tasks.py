@@ -6,10 +6,10 @@ from dataclasses import asdict
 
 from django.tasks import task
 
-from .monitoring.rollup import KEEP_DAYS, KEEP_HOURS, roll_up
+from .monitoring.rollup import KEEP_DAYS, roll_up
 
 
 @task
-def rollup(keep_hours: int = KEEP_HOURS, keep_days: int = KEEP_DAYS) -> dict[str, int]:
+def rollup(keep_days: int = KEEP_DAYS) -> dict[str, int]:
     """Write counts to the database; enqueue about once an hour. Returns the numbers of rows written and deleted."""
-    return asdict(roll_up(keep_hours, keep_days))
+    return asdict(roll_up(keep_days))

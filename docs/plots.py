@@ -5,12 +5,26 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
-if TYPE_CHECKING:
-    from django_ratequota import Rate
-    from django_ratequota.operations.scenarios import Scenario
+from django.utils import translation
+
+from django_ratequota import Rate
+from django_ratequota.engine.rates import parse_rates
+from django_ratequota.operations.numbers import number
+from django_ratequota.operations.scenarios import (
+    SLOTS,
+    Scenario,
+    admitted,
+    asked,
+    at_once,
+    duration,
+    evenly,
+    in_slots,
+    replayed,
+    stream,
+    window_edge_us,
+)
 
 IMAGES = Path(__file__).parent / "images"
 #: One panel each; the traffic is made for the last rate of each, which has the longest period.
@@ -43,10 +57,6 @@ text { fill: #ddd } .ground { fill: #17191c } .axis { stroke: #777 }
 
 def draw() -> dict[str, str]:
     """Return the drawings by file name: one per scenario, with a panel for each of ``RATES``."""
-    from django.utils import translation
-
-    from django_ratequota.engine.rates import parse_rates
-
     with translation.override("en"):
         judged = [scenarios(rates) for rates in map(parse_rates, RATES) if isinstance(rates, tuple)]
     return {file: _drawing([of_rates[at] for of_rates in judged]) for at, file in enumerate(FILES)}
@@ -54,44 +64,45 @@ def draw() -> dict[str, str]:
 
 def scenarios(rates: Sequence[Rate]) -> tuple[Scenario, Scenario, Scenario]:
     """Return an even stream above the limit, bursts at a window's edge, and a burst after a pause."""
-    from django_ratequota.operations.scenarios import stream
-
     return stream(rates, rates[-1]), _edge(rates), _pause(rates)
 
 
 def _edge(rates: Sequence[Rate]) -> Scenario:
-    from django_ratequota.operations.scenarios import SLOTS, Run, Script, at_once, number, window_edge_us
-
     scale, edge_us = rates[-1], window_edge_us(rates[-1])
     before_us = edge_us - scale.period_us // 1000
     attempts = [(at_us, cost) for at_us in (before_us, edge_us) for cost in at_once(scale.limit)]
     start_us, span_us = edge_us - scale.period_us // 2, scale.period_us
-    run = Run(Script(attempts=attempts, start_us=start_us, span_us=span_us, slots=SLOTS // 2, zero_us=edge_us), rates)
-    return run.scenario(
-        "A burst at a window's edge",
-        f"Requests {number(scale.limit)} at once just before the edge and again just after it: "
-        f"{number(run.admitted(until_us=edge_us))} and {number(run.admitted(since_us=edge_us))} pass.",
+    outcome = replayed(attempts, rates)
+    return in_slots(
+        outcome,
+        title="A burst at a window's edge",
+        sentence=f"Requests {number(scale.limit)} at once just before the edge and again just after it: "
+        f"{number(admitted(outcome, until_us=edge_us))} and {number(admitted(outcome, since_us=edge_us))} pass.",
+        start_us=start_us,
+        span_us=span_us,
+        slots=SLOTS // 2,
+        zero_us=edge_us,
     )
 
 
 def _pause(rates: Sequence[Rate]) -> Scenario:
-    from django_ratequota.operations.scenarios import SLOTS, Run, Script, at_once, duration, evenly, number
-    from django_ratequota.operations.scenarios import window_edge_us as edge
-
-    scale, edge_us, room = rates[-1], edge(rates[-1]), min(rate.capacity for rate in rates)
+    scale, edge_us, room = rates[-1], window_edge_us(rates[-1]), min(rate.capacity for rate in rates)
     attempts = [(edge_us, cost) for cost in at_once(2 * max(scale.limit, scale.capacity))]
     more, span_us = evenly(edge_us + 1, 6 * scale.limit, span_us=2 * scale.period_us, room=room)
     # The first fifth shows the end of the pause.
     start_us, whole_us = edge_us - span_us // 4, span_us // 4 + span_us
-    run = Run(
-        Script(attempts=[*attempts, *more], start_us=start_us, span_us=whole_us, slots=SLOTS, zero_us=edge_us), rates
-    )
+    outcome = replayed([*attempts, *more], rates)
     burst_us = edge_us + 1
-    return run.scenario(
-        "A burst after a pause",
-        f"Requests {number(run.asked(until_us=burst_us))} at once: {number(run.admitted(until_us=burst_us))} pass. "
-        f"Then requests {number(run.asked(since_us=burst_us))} evenly in the next {duration(span_us)}: "
-        f"{number(run.admitted(since_us=burst_us))} pass.",
+    return in_slots(
+        outcome,
+        title="A burst after a pause",
+        sentence=f"Requests {number(asked(outcome, until_us=burst_us))} at once: "
+        f"{number(admitted(outcome, until_us=burst_us))} pass. "
+        f"Then requests {number(asked(outcome, since_us=burst_us))} evenly in the next {duration(span_us)}: "
+        f"{number(admitted(outcome, since_us=burst_us))} pass.",
+        start_us=start_us,
+        span_us=whole_us,
+        zero_us=edge_us,
     )
 
 
@@ -120,9 +131,9 @@ def _panel(rates: str, panel: Scenario, top: int) -> Iterator[str]:
     bottom, right = _TOP + _BARS, _PANEL_WIDTH - _RIGHT
     step = (right - _LEFT) / len(panel.labels)
     yield f'<text class="rates" x="{_LEFT}" y="14">{escape(rates)}</text>'
-    for at, (admitted, refused) in enumerate(zip(panel.admitted, panel.refused, strict=True)):
-        high = _BARS * admitted / top
-        higher = min(_BARS, _BARS * (admitted + refused) / top)
+    for at, (passed, refused) in enumerate(zip(panel.admitted, panel.refused, strict=True)):
+        high = _BARS * passed / top
+        higher = min(_BARS, _BARS * (passed + refused) / top)
         for kind, base, size in (("admitted", bottom, high), ("refused", bottom - high, higher - high)):
             if size > 0:
                 place = f'x="{_LEFT + at * step:.1f}" y="{base - size:.1f}"'

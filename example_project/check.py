@@ -10,7 +10,7 @@ from collections.abc import Generator
 from html.parser import HTMLParser
 from http.client import HTTPException
 from http.cookiejar import CookieJar
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.error import HTTPError
 from urllib.parse import urlencode, urljoin
 from urllib.request import HTTPCookieProcessor, ProxyHandler, Request, build_opener
@@ -134,11 +134,12 @@ def basic(user: str, password: str) -> str:
     return f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}"
 
 
-class Response:
-    """Status, headers and text of a response."""
+class Response(NamedTuple):
+    """A response that was read."""
 
-    def __init__(self, status: int, headers: Any, text: str) -> None:
-        self.status, self.headers, self.text = status, headers, text
+    status: int
+    headers: Any
+    text: str
 
 
 class Browser:

@@ -37,7 +37,6 @@ MIDDLEWARE = [
 ]
 
 ROOT_URLCONF = "example_project.urls"
-WSGI_APPLICATION = "example_project.wsgi.application"
 TEMPLATES = [
     {
         "BACKEND": "django.template.backends.django.DjangoTemplates",

@@ -39,46 +39,19 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 #: Folders and modules that start processes, stop servers, fill tables, render pages by the dozen, or are about one
 #: surface only. ``make quick`` leaves them out, and single tests that are marked ``slow``.
-SLOW = (
-    "admin/test_admin",
-    "admin/test_assignments",
-    "admin/test_explain",
-    "admin/test_history",
-    "admin/test_home",
-    "admin/test_lists",
-    "admin/test_matrix",
-    "admin/test_permissions",
-    "admin/test_plans",
-    "admin/test_search",
-    "admin/test_preview",
-    "admin/test_quota_history",
-    "admin/test_every_page",
-    "admin/test_quotas_page",
-    "admin/test_rollout",
-    "admin/test_sizes",
-    "admin/test_usage_page",
-    "compat",
-    "engine/test_concurrency",
-    "enforcement/test_propagation",
-    "enforcement/test_settlement",
-    "faults",
-    "front/test_ninja",
-    "front/test_openapi",
-    "operations/test_boost_all",
-    "operations/test_boosts",
-    "monitoring/test_ledger_exact",
-    "operations/test_near",
-    "operations/test_restore",
-    "operations/test_undo",
-    "package",
-    "policyfile",
-    "changes/test_databases",
-    "changes/test_publication",
-    "security",
-    "testing",
-    "utils/test_locks",
-    "utils/test_optional",
-)
+SLOW = """
+    admin/test_admin admin/test_assignments admin/test_every_page admin/test_explain admin/test_history
+    admin/test_home admin/test_lists admin/test_matrix admin/test_permissions admin/test_plans admin/test_preview
+    admin/test_quota_history admin/test_quotas_page admin/test_rollout admin/test_search admin/test_sizes
+    admin/test_usage_page
+    changes/test_databases changes/test_publication changes/test_reasons changes/test_unpublished
+    enforcement/test_exempt_views enforcement/test_propagation enforcement/test_settlement
+    engine/test_concurrency front/test_ninja front/test_openapi monitoring/test_ledger_exact monitoring/test_months
+    operations/test_blocks operations/test_boost_all operations/test_boosts operations/test_near
+    operations/test_organisations operations/test_revert
+    utils/test_locks utils/test_optional
+    compat faults package policyfile security testing
+""".split()
 
 
 def _is_slow(path: Path) -> bool:

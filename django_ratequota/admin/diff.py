@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from django.apps import apps
 from django.db import models
 from django.utils.dateparse import parse_datetime
 from django.utils.html import format_html, format_html_join
@@ -14,8 +13,9 @@ from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from ..changes.validators import visible
-from ..models import PolicyChange, TrackedModel
+from ..models import PolicyChange
 from ..operations.differences import Difference, differences, label, related_names
+from ..operations.states import KINDS
 from .formatting import isolated, moment
 from .names import deleted
 
@@ -110,11 +110,7 @@ class RelatedNames:
 
 def kinds() -> dict[str, Any]:
     """Return the names of the values of ``PolicyChange.model``."""
-    names: dict[str, Any] = {
-        str(model._meta.model_name): model._meta.verbose_name
-        for model in apps.get_app_config("django_ratequota").get_models()
-        if issubclass(model, TrackedModel)
-    }
+    names = {kind: model._meta.verbose_name for kind, model in KINDS.items()}
     return {**names, "counter": _("counter"), "*": _("everything")}
 
 

@@ -14,8 +14,8 @@ from django.utils.translation import gettext_lazy as _
 
 from ..changes.validators import visible
 from ..models import Plan, PolicyChange
-from ..operations.cascades import KINDS
 from ..operations.differences import differences
+from ..operations.states import KINDS
 from .base import AutocompleteAdmin, RecordedAdmin, user_search_fields
 from .diff import RelatedNames, as_table, kind_name, kinds
 from .filters import ConditionFilter, RelatedFilter
@@ -135,7 +135,7 @@ class SaveList(ChangeList):
 class PolicyChangeAdmin(SearchesRelated, AutocompleteAdmin, RecordedAdmin):
     """Who changed what, when and why. Nobody can edit it."""
 
-    pages = ("undo.SavePage", "restore.RestorePage")
+    pages = ("revert.SavePage", "revert.RestorePage")
     list_display = [_AT, "actor", "saved", "what_changed", "reason_text"]
     list_filter = ["action", KindFilter, PlanFilter, "at", ("actor", RelatedFilter), AffectedUserFilter]
     list_select_related = ["actor"]

@@ -17,6 +17,7 @@ from ..models import Endpoint, Plan, RatePolicy
 from .filters import not_ended
 from .formatting import shown
 from .matrix_cells import Cells, count_overrides
+from .names import endpoint_text
 from .pages import AdminPage, page_numbers
 from .permissions import FOR_CHOSEN, may
 
@@ -119,7 +120,7 @@ class MatrixPage(AdminPage):
     ) -> dict[str, Any]:
         count, blocks = overrides.get(None if endpoint is None else endpoint.pk, (0, 0))
         return {
-            "endpoint": gettext("all endpoints") if endpoint is None else shown(endpoint.name),
+            "endpoint": endpoint_text(endpoint),
             "statuses": endpoint.charged_statuses if endpoint else "",
             "exempt": endpoint is not None and endpoint.exempt,
             "link": self.object_url(request, Endpoint, endpoint.pk) if endpoint else "",

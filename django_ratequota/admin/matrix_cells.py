@@ -22,6 +22,7 @@ from ..policies.snapshot import Snapshot, regrouped
 from ..policies.unreadable import readable_facts
 from .filters import not_ended, started
 from .formatting import moment, shown, when
+from .names import endpoint_text
 from .pages import model_url
 from .permissions import FOR_CHOSEN, may
 
@@ -60,7 +61,7 @@ class Cells:
 
     def row(self, endpoint: Endpoint | None) -> list[dict[str, Any]]:
         """Return the cells of everyone and of each plan at the endpoint; None = all endpoints."""
-        name = gettext("all endpoints") if endpoint is None else shown(endpoint.name)
+        name = endpoint_text(endpoint)
         return [
             self._cell(endpoint, plan, self._label % {"plan": plan_name, "endpoint": name})
             for plan, plan_name in self._columns

@@ -9,9 +9,9 @@ from django.contrib.auth import get_user_model
 from django.db import models
 from django.utils.translation import gettext
 
-from ..models import RatePolicy
+from ..models import Endpoint, RatePolicy
 from ..operations.differences import object_names, primary_key
-from ..operations.subjects import named, subject_names
+from ..operations.subject_names import named, subject_names
 from .formatting import shown, shown_subject
 
 
@@ -63,6 +63,11 @@ def caller_text(caller: str, names: Mapping[str, str]) -> str:
 def audience_text(policy: RatePolicy, names: Mapping[str, str]) -> str:
     """Return the policy's audience; a subject with its display name."""
     return caller_text(policy.subject, names) if policy.subject else shown(policy.audience)
+
+
+def endpoint_text(endpoint: Endpoint | None) -> str:
+    """Return the name of a policy's endpoint."""
+    return gettext("all endpoints") if endpoint is None else shown(endpoint.name)
 
 
 def set_display_names(rows: Iterable[Any]) -> None:

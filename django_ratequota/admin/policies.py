@@ -27,10 +27,8 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, SearchesRelated, War
     pages = (
         "explain.page.ExplainPage",
         "explain.boost.BoostPage",
-        "explain.boost_all.BoostAllPage",
         "explain.block.BlockPage",
-        "explain.actions.GrantPage",
-        "explain.actions.ResetCountersPage",
+        "reset.CallerCountersPage",
         "reset.ResetPage",
         "rollout.RolloutPage",
         "preview.PreviewPage",
@@ -95,10 +93,10 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, SearchesRelated, War
 
     @admin.action(permissions=["reset"], description=_("Reset the counters of the selected overrides"))
     def reset_usage(self, request: Any, queryset: Any) -> Any:
-        """Ask, then reset; the list is shown again afterwards."""
+        """Ask, then give units back or reset; the list is shown again afterwards."""
         policies = queryset.select_related("user", "subject_list", "plan", "endpoint")
         back = self.page_url("changelist")
-        return self.page("reset").ask_or_reset(request, policies, back, action="reset_usage")
+        return self.page("reset").ask(request, policies, back, action="reset_usage")
 
     def response_add(self, request: Any, obj: Any, post_url_continue: Any = None) -> Any:
         """Warn about the new policy."""

@@ -17,7 +17,7 @@ from ..operations.advice import about_endpoint, about_saved
 from ..operations.impact import estimate, sentences
 from ..operations.impact_audience import NotEstimable
 from ..operations.scenarios import fastest, stream
-from .charts import Series, plot
+from .charts import Plot, Series
 from .formatting import moment
 from .pages import AdminPage, unanswered
 
@@ -119,5 +119,5 @@ def _drawn(policy: RatePolicy) -> dict[str, Any]:
         Series(_("admitted"), "admitted", scenario.admitted),
         Series(_("refused"), "refused", scenario.refused),
     ]
-    chart = plot(title=f"{scenario.title}: {policy.rates}", labels=scenario.labels, series=series, unit=_("units"))
+    chart = Plot(title=f"{scenario.title}: {policy.rates}", labels=scenario.labels, series=series, unit=_("units"))
     return {"plot": chart, "sentences": [scenario.sentence]}

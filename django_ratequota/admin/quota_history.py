@@ -15,7 +15,7 @@ from ..monitoring.ledger_rows import stored_subject
 from ..operations.ledger import local_date, time_us
 from ..operations.quotas import Past, past_of
 from ..policies.facts import to_datetime
-from .charts import Series, plot
+from .charts import Plot, Series
 from .csv_file import csv_response
 from .formatting import isolated, shown
 from .names import caller_names, caller_text, deleted
@@ -103,7 +103,7 @@ def _chart(row: Past, endpoints: dict[int, str]) -> Any:
         endpoint = shown(endpoints.get(row.endpoint_id) or deleted(row.endpoint_id))
     used = [used for _day, used, _limit in row.windows]
     left = [max(0, limit - used) for _day, used, limit in row.windows]
-    return plot(
+    return Plot(
         title=gettext("%(rate)s: %(endpoint)s, policy %(policy)s")
         % {"rate": isolated(row.rate), "endpoint": endpoint, "policy": row.policy_id},
         labels=[_label(day, row) for day, _used, _limit in row.windows],

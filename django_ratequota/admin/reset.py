@@ -1,27 +1,30 @@
-"""Resets what was counted for overrides: a page of each override, and an action of the list."""
+"""Gives units back to counters, or resets them: of a caller, from Explain, or of overrides, from their list."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from django import forms
 from django.contrib import messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import quote
-from django.db import transaction
+from django.contrib.admin.widgets import AdminIntegerFieldWidget
+from django.core.exceptions import ValidationError
 from django.http import HttpResponseRedirect
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from ..changes.databases import policy_alias
+from ..engine.rates import MAX_UNITS
 from ..engine.types import Bucket, BucketStatus
 from ..exceptions import StoreError
-from ..models import PolicyChange, RatePolicy
+from ..models import RatePolicy
 from ..operations import counters
+from ..operations.explain import Explanation
 from .base import ReasonField
+from .explain.form import CallerPage
 from .formatting import shown
-from .names import audience_text, caller_names
+from .names import audience_text, caller_names, described_callers
 from .pages import AdminPage, reply, unanswered
 from .permissions import is_override
 
@@ -38,49 +41,81 @@ class ReasonForm(forms.Form):
     reason = ReasonField()
 
 
+class CountersForm(ReasonForm):
+    """The units to give back, and the reason. The button says what to do: ``grant`` or ``reset``."""
+
+    units = forms.IntegerField(
+        label=_("Units to give back"),
+        required=False,
+        min_value=1,
+        max_value=MAX_UNITS,
+        widget=AdminIntegerFieldWidget,
+    )
+    field_order = ["units", "reason"]
+
+    def __init__(self, data: Any, counted: set[str]) -> None:
+        """``counted`` is what the counters count: requests, units or both."""
+        super().__init__(data)
+        self.only_requests = counted == {"requests"}
+        if self.only_requests:
+            self.fields["units"].label = _("Requests to give back")
+        elif "requests" in counted:
+            self.fields["units"].label = _("Units (or requests, where these are counted) to give back")
+
+    def clean_units(self) -> int | None:
+        """Return the units; None to reset."""
+        units: int | None = self.cleaned_data["units"]
+        if "grant" in self.data and units is None:
+            raise ValidationError(_("Enter how many to give back."))
+        if "reset" in self.data and units is not None:
+            raise ValidationError(_("Leave this empty to reset the counters."))
+        return units
+
+    def done(self, count: int) -> str:
+        """Return in a sentence that so many counters were changed."""
+        units = self.cleaned_data["units"]
+        if units is None:
+            return ngettext("%(count)d counter was reset.", "%(count)d counters were reset.", count) % {
+                "count": count
+            }
+        text = ngettext(
+            "%(units)d units were given back to %(count)d counter.",
+            "%(units)d units were given back to %(count)d counters.",
+            count,
+        )
+        if self.only_requests:
+            text = ngettext(
+                "%(units)d requests were given back to %(count)d counter.",
+                "%(units)d requests were given back to %(count)d counters.",
+                count,
+            )
+        return text % {"units": units, "count": count}
+
+
 class CountersPage(AdminPage):
     """Shows counters live and asks; changes them once the operator has confirmed."""
 
     media = forms.Media(css={"all": ["django_ratequota/explain.css"]})
-    title: ClassVar[Any] = _("Reset counters")
-    lead: ClassVar[Any] = _(
-        "These counters are reset to zero. The limits and the counters of other callers stay unchanged."
-    )
-    yes: ClassVar[Any] = _("Yes, reset them")
-    #: Heads of the two columns before the numbers.
-    heads: ClassVar[tuple[Any, Any]]
 
     def has_permission(self, request: Any, obj: Any = None) -> bool:
         """Return whether the operator may reset what was counted for the policy."""
         return bool(self.admin.has_reset_permission(request, obj))
 
-    def form(self, buckets: Iterable[Bucket], data: Any) -> forms.Form:
-        """Return the form that asks about these counters."""
-        return ReasonForm(data)
-
     def confirm(
-        self,
-        request: Any,
-        rows: Mapping[Bucket, tuple[str, str]],
-        change: Callable[[Any], None],
-        context: dict[str, Any],
+        self, request: Any, rows: Mapping[Bucket, tuple[str, str]], heads: tuple[Any, Any], context: dict[str, Any]
     ) -> Any:
-        """Return the page that asks about the counters of ``rows`` (with the texts of their first two columns).
+        """Return the page that asks about the counters of ``rows``; None once they are changed, or Redis failed.
 
-        Once confirmed, call ``change`` with the form. Return None then, unless it has added an error to the form.
+        ``rows`` has the texts of their first two columns, below ``heads``.
         """
-        confirmed = request.method == "POST" and "post" in request.POST
-        form = self.form(rows, request.POST if confirmed else None)
-        if confirmed and rows and form.is_valid():
-            change(form)
-            if not form.errors:
-                return None
+        asked = {"grant", "reset"} & request.POST.keys()
+        form = CountersForm(request.POST if asked else None, {bucket.rate.counts for bucket in rows})
+        if rows and form.is_valid() and self._change(request, rows, form):
+            return None
         statuses, store_error = reply(lambda: counters.peek(rows))
         context = {
-            "title": self.title,
-            "lead": self.lead,
-            "yes": self.yes,
-            "heads": self.heads,
+            "title": _("Give back or reset"),
+            "heads": heads,
             "rows": [(*texts, bucket.rate, (statuses or {}).get(bucket)) for bucket, texts in rows.items()],
             "store_error": store_error and unanswered(store_error, _NOT_SHOWN),
             "form": form,
@@ -88,13 +123,75 @@ class CountersPage(AdminPage):
         }
         return self.render(request, "confirm_counters.html", context, form)
 
+    def _change(self, request: Any, buckets: Iterable[Bucket], form: CountersForm) -> bool:
+        """Change the counters, and record it; return False where the form has an error instead."""
+        units, reason = form.cleaned_data["units"], form.cleaned_data["reason"]
+        own: dict[int | None, list[Bucket]] = {}
+        for bucket in buckets:
+            own.setdefault(bucket.policy_id, []).append(bucket)
+        policies = RatePolicy.objects.in_bulk(pk for pk in own if pk is not None)
+        done = 0
+        try:
+            # All counters have used as many units, or none is given any. Resets before one that fails stay.
+            for group in own.values() if units is None else [list(buckets)]:
+                before = counters.reset(group, reason) if units is None else counters.grant(group, units, reason)
+                self._log(request, policies, before, form)
+                done += len(before)
+        except ValidationError as error:
+            form.add_error("units", error)
+            return False
+        except StoreError as error:
+            then = gettext("Some counters may have been changed already. Check them, then try again.")
+            self.admin.message_user(request, unanswered(error.reason, then), messages.ERROR)
+        else:
+            self.admin.message_user(request, form.done(done), messages.SUCCESS)
+        return True
+
+    def _log(
+        self,
+        request: Any,
+        policies: Mapping[int, RatePolicy],
+        before: tuple[BucketStatus, ...],
+        form: CountersForm,
+    ) -> None:
+        """Write an entry into the history of each policy, with how its counters stood before."""
+        for pk, policy in policies.items():
+            own = [status for status in before if status.bucket.policy_id == pk]
+            stood = "; ".join(
+                f"{shown(s.bucket.title)}, {shown(s.bucket.subject)} ({s.used} / {s.limit})" for s in own
+            )
+            if own:
+                self.admin.log_change(request, policy, f"{form.done(len(own))} {stood}")
+
+
+class CallerCountersPage(CallerPage, CountersPage):
+    """Changes the counters that the operator has chosen on the Explain page, and returns there."""
+
+    path = "counters/"
+    name = "counters"
+
+    def ask(self, request: Any, explanation: Explanation, back: str) -> Any:
+        """Return the page that asks; None once the counters are changed, or with a message why they cannot be."""
+        titles = request.GET.getlist("bucket")
+        buckets = [
+            bucket
+            for bucket in explanation.resolution.buckets
+            if bucket.title in titles and not counters.shared_reason(bucket.counted_per, bucket.subject)
+        ]
+        if not buckets:
+            text = gettext("Select at least one of the caller's own counters.")
+            self.admin.message_user(request, text, messages.ERROR)
+            return None
+        names = described_callers([bucket.subject for bucket in buckets])
+        rows = {bucket: (shown(bucket.title), names[bucket.subject]) for bucket in buckets}
+        return self.confirm(request, rows, (_("Counter"), _("Who")), {"back": back})
+
 
 class ResetPage(CountersPage):
-    """Resets the counters of one override; the action of the list uses it for many."""
+    """Changes the counters of one override; the action of the list uses it for many."""
 
     path = "<path:object_id>/reset/"
     name = "reset"
-    heads = (_("Who"), _("Endpoint"))
 
     def links(self, request: Any, obj: Any) -> list[tuple[str, Any]]:
         """Return the link of an override that the operator may reset."""
@@ -102,12 +199,12 @@ class ResetPage(CountersPage):
         return [(self.url(obj), _("Reset usage"))] if offered else []
 
     def view(self, request: Any, policy: RatePolicy) -> Any:
-        """GET asks, POST resets."""
+        """GET asks, POST changes."""
         back = self.admin.page_url("change", quote(policy.pk))
-        return self.ask_or_reset(request, [policy], back) or HttpResponseRedirect(back)
+        return self.ask(request, [policy], back) or HttpResponseRedirect(back)
 
-    def ask_or_reset(self, request: Any, policies: Any, back: str, action: str = "") -> Any:
-        """Return the page that asks; None once the counters are reset, or with a message why they cannot be.
+    def ask(self, request: Any, policies: Any, back: str, action: str = "") -> Any:
+        """Return the page that asks; None once the counters are changed, or with a message why they cannot be.
 
         ``action`` is the name of the list's action that the page repeats when the operator confirms.
         """
@@ -133,29 +230,4 @@ class ResetPage(CountersPage):
             "checkbox": ACTION_CHECKBOX_NAME,
             "policies": list(dict.fromkeys(owners.values())),
         }
-        return self.confirm(request, rows, lambda form: self._reset(request, owners, form), context)
-
-    def _reset(self, request: Any, owners: Mapping[Bucket, RatePolicy], form: Any) -> None:
-        done = 0
-        try:
-            for policy in dict.fromkeys(owners.values()):
-                with transaction.atomic(using=policy_alias(PolicyChange)):
-                    own = (bucket for bucket, owner in owners.items() if owner == policy)
-                    before = counters.reset(own, form.cleaned_data["reason"])
-                    self.admin.log_change(request, policy, f"{reset_message(len(before))} {counters_text(before)}")
-                done += len(before)
-        except StoreError as error:
-            then = _("%(done)d of %(all)d counters were reset. Try again later.") % {"done": done, "all": len(owners)}
-            self.admin.message_user(request, unanswered(error.reason, then), messages.ERROR)
-        else:
-            self.admin.message_user(request, reset_message(done), messages.SUCCESS)
-
-
-def reset_message(count: int) -> str:
-    """Return how many counters were reset, in words."""
-    return ngettext("%(count)d counter was reset.", "%(count)d counters were reset.", count) % {"count": count}
-
-
-def counters_text(before: Iterable[BucketStatus]) -> str:
-    """Return the counters in words, and how they stood before they were changed."""
-    return "; ".join(f"{shown(s.bucket.title)}, {shown(s.bucket.subject)} ({s.used} / {s.limit})" for s in before)
+        return self.confirm(request, rows, (_("Who"), _("Endpoint")), context)

@@ -20,7 +20,7 @@ from ..monitoring.timeline import Counts, Span, TopCaller
 from ..runtime import default_limiter
 from .base import ChangeReasonForm
 from .formatting import moment, number_text, percent, shown
-from .names import caller_names, caller_text
+from .names import caller_names, caller_text, endpoint_text
 from .pages import AdminPage, reply, unanswered
 from .usage.counts import (
     SPANS,
@@ -77,7 +77,7 @@ class RolloutPage(AdminPage):
             "policy": policy,
             "facts": [
                 (gettext("Who"), shown(policy.audience)),
-                (gettext("Endpoint"), shown(policy.endpoint.name) if policy.endpoint else gettext("all endpoints")),
+                (gettext("Endpoint"), endpoint_text(policy.endpoint)),
                 (gettext("Counted per"), shown(policy.counted_per)),
                 (gettext("Mode"), policy.get_mode_display()),
                 (gettext("Last changed"), moment(changed.at, seconds=True) if changed else "–"),

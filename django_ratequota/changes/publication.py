@@ -10,8 +10,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
@@ -39,7 +37,7 @@ policies_changed = Signal()
 class Save:
     """Changes that were made together; their rows in the history share ``change_id``.
 
-    ``collecting_save`` opens one for the changes made inside it. Else a save has the changes of one transaction.
+    ``changed_by`` opens one for the changes made inside it. Else a save has the changes of one transaction.
     """
 
     __slots__ = ("_committed", "_sent", "_unpublished", "actor", "change_id", "closed", "reason", "written")
@@ -88,34 +86,13 @@ class Save:
             self._unpublished()
 
 
-_collecting: ContextVar[Save | None] = ContextVar("ratequota_save", default=None)
-
-
-@contextmanager
-def collecting_save(unpublished: Callable[[], None] | None = None) -> Iterator[None]:
-    """Let all changes made inside be one save. Inside another, they join that one.
-
-    ``unpublished`` is called after the commit if it could not be published.
-    """
-    if _collecting.get() is not None:
-        yield
-        return
-    save = Save(closed=False, unpublished=unpublished)
-    token = _collecting.set(save)
-    try:
-        yield
-    finally:
-        _collecting.reset(token)
-        save.close()
-
-
 class _Transaction:
     """What the changes of one transaction share."""
 
     __slots__ = ("own", "published", "revision")
 
     def __init__(self) -> None:
-        #: The save of the changes made outside of ``collecting_save``.
+        #: The save of the changes made outside of ``changed_by``.
         self.own = Save()
         self.published = False
         self.revision: int | None = None
@@ -140,12 +117,12 @@ class _Pending:
 
     __slots__ = ("publishes", "save", "transaction", "using")
 
-    def __init__(self, using: str, publishes: bool) -> None:
+    def __init__(self, using: str, publishes: bool, save: Save | None) -> None:
         self.using = using
         #: Whether requests depend on the change.
         self.publishes = publishes
         self.transaction = _current(using)
-        self.save = _collecting.get() or self.transaction.own
+        self.save = save or self.transaction.own
 
     def run(self) -> None:
         if self.publishes:
@@ -160,21 +137,17 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def join_save(using: str, publishes: bool = True) -> Save:
-    """Return the save of a change made now; with ``publishes`` it is published after the commit.
+def join_save(using: str, publishes: bool = True, save: Save | None = None) -> Save:
+    """Return the save of a change made now: ``save``, or else that of its transaction.
 
-    Call it inside the change's transaction. All changes of a transaction are published together.
+    With ``publishes`` the change is published after the commit, together with all others of its transaction. Call it
+    inside that transaction.
     """
     # A hook for each change, because a savepoint's rollback drops its hooks, and tests run captured hooks.
-    pending = _Pending(using, publishes)
+    pending = _Pending(using, publishes, save)
     transaction.on_commit(pending.run, using=using, robust=True)
     _thread.connections |= {transaction.get_connection(using)}
     return pending.save
-
-
-def current_save(using: str) -> Save:
-    """Return the save of the changes that were made last, in the open transaction or by ``collecting_save``."""
-    return _collecting.get() or _current(using).own
 
 
 def publication_pending() -> bool:

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, TypeVar
+from uuid import UUID
 
 from django.apps import apps
 from django.contrib.auth import get_user_model
@@ -22,12 +24,26 @@ from django.utils.translation import gettext as _
 
 from ..engine.types import BucketStatus
 from .databases import policy_alias
-from .publication import collecting_save, join_save
+from .publication import Save, join_save
 from .validators import refuse_duplicates, refuse_unreadable, visible
 
 _Item = TypeVar("_Item")
 
-_author: ContextVar[tuple[Any, str]] = ContextVar("ratequota_author", default=(None, ""))
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Author:
+    """Who makes the changes of ``changed_by``, and why."""
+
+    actor: Any = None
+    reason: str = ""
+    #: The save that they undo.
+    undoes: UUID | None = None
+    #: The save that they are; None = that of their transaction.
+    save: Save | None = None
+
+
+_NOBODY = _Author()
+_author: ContextVar[_Author] = ContextVar("ratequota_author", default=_NOBODY)
 #: Most rows that one statement reads or writes.
 BATCH = 500
 #: (alias, [(model, primary key)]) of the deletions that ``deleting`` has collected and not recorded yet.
@@ -37,17 +53,23 @@ _FOR_OPERATORS = frozenset({"description", "position", "reason", "created_by", "
 
 
 @contextmanager
-def changed_by(actor: Any, reason: str = "", *, unpublished: Callable[[], None] | None = None) -> Iterator[None]:
+def changed_by(
+    actor: Any, reason: str = "", *, undoes: UUID | None = None, unpublished: Callable[[], None] | None = None
+) -> Iterator[None]:
     """Record the changes made inside as one save of ``actor`` (a user or None), for ``reason``.
 
-    ``unpublished`` is called after the commit if it could not be published.
+    Inside another, they join that one's save. ``undoes`` is the save that they undo; ``unpublished`` is called after
+    the commit if it could not be published.
     """
-    token = _author.set((actor, reason))
+    outer = _author.get().save
+    save = outer or Save(closed=False, unpublished=unpublished)
+    token = _author.set(_Author(actor=actor, reason=reason, undoes=undoes, save=save))
     try:
-        with collecting_save(unpublished):
-            yield
+        yield
     finally:
         _author.reset(token)
+        if outer is None:
+            save.close()
 
 
 def in_batches(items: Sequence[_Item]) -> list[Sequence[_Item]]:
@@ -56,13 +78,13 @@ def in_batches(items: Sequence[_Item]) -> list[Sequence[_Item]]:
 
 
 def field_values(instance: models.Model) -> dict[str, Any]:
-    """Return the object's fields as JSON values, times in whole milliseconds."""
+    """Return the object's fields as JSON values."""
     encoder = DjangoJSONEncoder()
     values: dict[str, Any] = {}
     for field in instance._meta.concrete_fields:
         value = field.value_from_object(instance)
-        if isinstance(value, datetime):  # because the encoder writes 400 µs as ".000", and 0 µs as nothing
-            value = value.replace(microsecond=value.microsecond // 1000 * 1000)
+        if isinstance(value, datetime):  # the encoder would cut off microseconds
+            value = value.isoformat().replace("+00:00", "Z")
         plain = value is None or isinstance(value, str | int | float | bool)
         values[field.name] = value if plain else encoder.encode(value).strip('"')
     return values
@@ -135,7 +157,7 @@ def _write_deletions(rows: list[tuple[Any, Any]], using: str) -> None:
 def write_publication(reason: str, using: str | None = None) -> None:
     """Record a change that makes every process read all policies again, after edits by other means (raw SQL)."""
     PolicyChange = _policy_change()
-    actor = _author.get()[0]
+    actor = _author.get().actor
     change = PolicyChange(model="*", action=PolicyChange.Action.PUBLISH, actor=actor, reason=reason[:200])
     _write([change], using or policy_alias())
 
@@ -154,14 +176,14 @@ def write_reset(subject: str, before: Sequence[BucketStatus], reason: str = "", 
     kind, _colon, user_id = subject.partition(":")
     users: Any = get_user_model()
     user = users._base_manager.using(policy_alias(users)).filter(pk=user_id).first() if kind == "user" else None
-    actor, default_reason = _author.get()
+    author = _author.get()
     change = PolicyChange(
         model="counter",
         object_text=visible(subject if user is None else _("user %s") % user)[:300],
         touched_user="" if user is None else _fitting(user_id),
         action=PolicyChange.Action.RESET if units is None else PolicyChange.Action.GRANT,
-        actor=actor,
-        reason=(reason or default_reason)[:200],
+        actor=author.actor,
+        reason=(reason or author.reason)[:200],
         before={s.bucket.title: state(s, 0) for s in before},
         after={s.bucket.title: state(s, s.used if units is None else min(units, s.used)) for s in before},
     )
@@ -183,7 +205,7 @@ def _change_row(before: models.Model | None, after: models.Model | None) -> Any:
     action = PolicyChange.Action.UPDATE
     if before is None or after is None:
         action = PolicyChange.Action.DELETE if after is None else PolicyChange.Action.CREATE
-    actor, reason = _author.get()
+    author = _author.get()
     users = {str(state.get("user") or "") for state in states if state is not None}
     model = str((instance._meta.concrete_model or type(instance))._meta.model_name)
     plan = instance.pk if model == "plan" else getattr(instance, "plan_id", None)
@@ -194,8 +216,9 @@ def _change_row(before: models.Model | None, after: models.Model | None) -> Any:
         touched_user=_fitting(users.pop()) if len(users) == 1 else "",
         touched_plan="" if plan is None else str(plan),
         action=action,
-        actor=actor,
-        reason=(reason or _new_reason(states))[:200],
+        actor=author.actor,
+        reason=(author.reason or _new_reason(states))[:200],
+        undoes=author.undoes,
         before=states[0],
         after=states[1],
     )
@@ -226,7 +249,8 @@ def _write(changes: list[Any], using: str) -> None:
         of_policies = [change for change in changes if change.model != "counter"]
         for name in {change.model for change in of_policies if change.after is not None}:
             refuse_duplicates(apps.get_model("django_ratequota", name), using)
-        save = join_save(using, any(affects_requests(change.before, change.after) for change in of_policies))
+        publishes = any(affects_requests(change.before, change.after) for change in of_policies)
+        save = join_save(using, publishes, _author.get().save)
         rows = _policy_change().objects.using(using)
         # Asked of the database, because a savepoint's rollback may have removed the rows written before.
         first = not (save.written and rows.filter(change_id=save.change_id).exists())

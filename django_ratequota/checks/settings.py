@@ -17,13 +17,7 @@ _AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
 @checks.register
 def check_settings(**_: Any) -> list[checks.CheckMessage]:
     """E001: a key of RATEQUOTA cannot be used. W001: a key does not exist."""
-    problems = conf.read(getattr(django_settings, "RATEQUOTA", {}))[1]
-    return [
-        checks.Warning(problem.message, hint=problem.hint, id="django_ratequota.W001")
-        if problem.warning
-        else checks.Error(problem.message, hint=problem.hint, id="django_ratequota.E001")
-        for problem in problems
-    ]
+    return conf.read(getattr(django_settings, "RATEQUOTA", {}))[1]
 
 
 @checks.register

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Collection
 from dataclasses import replace
 from math import ceil
 from statistics import median
@@ -23,6 +22,7 @@ from ..exceptions import ConfigurationError, StoreError
 from ..runtime import default_limiter, store_from_settings
 from ..store.base import Call, run_script, server_version
 from ..utils.sansio import drive
+from .database import Messages, of_policies
 
 #: The oldest servers whose scripts may carry a shebang, so that a full memory refuses them before they write.
 _OLDEST = {"valkey": (7, 2), "redis": (7, 0)}
@@ -75,18 +75,14 @@ def check_store(**_: Any) -> list[checks.CheckMessage]:
 
 def _unconfigured(problem: str) -> checks.CheckMessage:
     """Return E002, or W019 where a project that is being developed may have no Redis yet."""
-    ways = (
+    hint = (
         "Set RATEQUOTA['CACHE'] to a django-redis alias, or RATEQUOTA['REDIS_URL'] to a URL that begins with "
-        "redis://, rediss://, unix:// or redis+sentinel://"
+        "redis://, rediss://, unix:// or redis+sentinel://. To do without Redis, set RATEQUOTA['REDIS_URL'] = "
+        "'memory://' (each process counts on its own) or RATEQUOTA['ENABLED'] = False (nothing is enforced)."
     )
     if conf.settings.redis_url or not _debugging():
-        hint = f"{ways}, or to 'memory://' and nothing more."
         return checks.Error(problem, hint=hint, id="django_ratequota.E002")
     text = f"Limits need Redis, and none is configured: {problem}. Until then each policy's on_error decides."
-    hint = (
-        "To develop without Redis, set RATEQUOTA['REDIS_URL'] = 'memory://' (limits are counted in this process) or "
-        f"RATEQUOTA['ENABLED'] = False (nothing is enforced). {ways}."
-    )
     return checks.Warning(text, hint=hint, id="django_ratequota.W019")
 
 
@@ -183,11 +179,9 @@ def check_exposed(**_: Any) -> list[checks.CheckMessage]:
     return [checks.Warning(text, hint=hint, id="django_ratequota.W005")] if exposed else []
 
 
-@checks.register(checks.Tags.database)
-def check_round_trip(databases: Collection[str] | None = None, **_: Any) -> list[Any]:
-    """W007, where a database is checked: TIMEOUT is shorter than three round trips to Redis."""
-    if not databases:  # Django 5.2 calls it without any, too
-        return []
+@of_policies
+def check_round_trip(**_: Any) -> Messages:
+    """W007, where the policies' database is checked: TIMEOUT is shorter than three round trips to Redis."""
     settings = conf.read(getattr(django_settings, "RATEQUOTA", {}))[0]
     if not settings.enabled:
         return []

@@ -55,16 +55,10 @@ def check_enforced(**_: Any) -> Messages:
     modules = {str(getattr(view, "__module__", "")) for view in views}
     modules |= {path.rpartition(".")[0] for path in django_settings.MIDDLEWARE}
     own = {name for name in modules if name.partition(".")[0] not in _FOREIGN}
-    by_default = _limits_by_default()
-    if (by_default and not own) or _any_limits(own):
+    if (_limits_by_default() and not own) or _any_limits(own):
         return []
     text = "Nothing enforces policies: no view has a throttle or decorator of django-ratequota; ENFORCE_ALL is off."
     hint = "Add QuotaThrottle to DEFAULT_THROTTLE_CLASSES or to a view, @ratequota to a view, or set ENFORCE_ALL."
-    if by_default:
-        hint = (
-            "DEFAULT_THROTTLE_CLASSES has QuotaThrottle, but no view of REST framework uses it. "
-            "Add @ratequota to a view, or set ENFORCE_ALL."
-        )
     return [checks.Warning(text, hint=hint, id="django_ratequota.W010")]
 
 

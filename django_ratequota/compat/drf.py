@@ -18,7 +18,7 @@ from rest_framework import throttling as drf
 from rest_framework.throttling import BaseThrottle
 
 from ..enforcement.decide import decide_without_store
-from ..engine.decision import Decision
+from ..engine.decision import Decision, LimitRequest
 from ..engine.keys import bucket_key, short
 from ..engine.limiter import Limiter
 from ..engine.rates import Rate
@@ -98,7 +98,9 @@ class SimpleRateThrottle(drf.SimpleRateThrottle):
         if self.num_requests < 1:
             self._history = []
             return Decision(allowed=False)
-        self._limiter = self._limiter_in_use()
+        own = None if self.cache is default_cache else self.cache
+        clock = _read_timer if clocked else None
+        self._limiter = limiter_of(own, setting=f"{type(self).__name__}.cache", clock=clock)
         if self._limiter is None:
             return Decision(allowed=True)
         if clocked:
@@ -108,16 +110,10 @@ class SimpleRateThrottle(drf.SimpleRateThrottle):
             decision = self._limiter.check(buckets)
         except StoreError as error:
             note_degraded(error.reason, error)
-            return decide_without_store(buckets, error.reason, 1)
+            return decide_without_store(LimitRequest(mode="check", buckets=buckets), error.reason)
         if not clocked and decision.at_us:
             self.now = decision.at_us / 10**6
         return decision
-
-    def _limiter_in_use(self) -> Limiter | None:
-        clock = None if self.timer is _wall_clock else _read_timer
-        if self.cache is default_cache:
-            return limiter_of(clock=clock)
-        return limiter_of(self.cache, setting=f"{type(self).__name__}.cache", clock=clock)
 
     def _read_log(self) -> list[float]:
         decision, limiter = self._decision, self._limiter

@@ -1,7 +1,7 @@
 """From a request to a decision: identify, match, resolve, ask, settle, record.
 
 ``Evaluation`` has the steps that all checks share. Each mode has its own short path through them: ``RequestCheck``
-here, ``unchecked.FirstCheck`` before the view runs, and ``check_caller.CallerCheck`` without a request.
+here, ``unchecked.FirstCheck`` before the view runs, and ``check_caller`` without a request.
 
 Each step that may block is yielded (see ``utils.sansio``): a command for Redis, or a function that reads the
 database. So sync and async checks are the same code.
@@ -18,27 +18,27 @@ from django.db import Error as DatabaseError
 from django.dispatch import Signal
 
 from ..conf import settings
-from ..engine.decision import Decision
+from ..engine.decision import Decision, LimitRequest
 from ..engine.limiter import Limiter
 from ..engine.types import check_cost
 from ..exceptions import NewerRevision, StoreError
 from ..monitoring.health import note_degraded
-from ..monitoring.records import RequestCost
+from ..monitoring.records import Recorded
 from ..monitoring.sending import sending
 from ..policies.assigned import resolve_assigned
-from ..policies.exemptions import Exemption, exempt, exemption_of, exemption_of_instance, narrow
-from ..policies.facts import NOBODY, EndpointFacts, PolicyFacts, UserEntry
+from ..policies.exemptions import Exemption, exempt, exemption_of, exemption_of_instance
+from ..policies.facts import NOBODY, EndpointFacts, PolicyFacts
 from ..policies.matching import NO_METHOD, match_endpoints
 from ..policies.requests.caller import Caller
-from ..policies.requests.routes import Handling, handling_of, resolved
-from ..policies.resolver import EvaluationContext, Resolution, match_policies, resolve
+from ..policies.requests.routes import Handling, handling_of, is_admin_page, resolved
+from ..policies.resolver import EvaluationContext, Resolution, match_policies, narrow, resolve
 from ..policies.snapshot import Snapshot
 from ..runtime import process
-from ..utils.sansio import adrive, drive
+from ..utils.signals import send_robustly
 from .decide import decide, decide_without_store
-from .earlier_checks import EARLIER, EarlierChecks, set_apart
+from .earlier_checks import CHECKS, Admitted, RequestChecks, again, combine, owed, refund_others
 from .settlement import reserve
-from .steps import RequestStep, Step, StepRunner, limiter_or_error, now_us, stored_revision
+from .steps import Step, StepRunner, limiter_or_error, now_us, read_user, stored_revision, unless_down
 
 #: Sent when a request was refused: ``request``, ``decision``. Receivers' errors are logged, not raised.
 request_refused = Signal()
@@ -60,8 +60,7 @@ def check_request(
     When Redis or the database fails, the policies' ``on_error`` decides.
     """
     limiter = limiter_or_error()
-    check = RequestCheck(limiter, request, scope, cost, independent=again)
-    return drive(check.run(), StepRunner(limiter).do)
+    return StepRunner(limiter).run(RequestCheck(limiter, request, scope, cost, independent=again).run())
 
 
 async def acheck_request(
@@ -70,7 +69,7 @@ async def acheck_request(
     """``check_request``, awaited."""
     limiter = limiter_or_error()
     check = RequestCheck(limiter, request, scope, cost, independent=again, awaited=True)
-    return await adrive(check.run(), StepRunner(limiter, request).ado)
+    return await StepRunner(limiter).arun(check.run())
 
 
 def is_free(limiter: Limiter | StoreError, exemption: Exemption | None, method: str) -> bool:
@@ -128,14 +127,16 @@ class Evaluation:
             try:
                 return (yield from self.ask(resolution, revision))
             except NewerRevision as newer:
-                yield from self.reload(newer)
+                # The last known policies stay in force while the database is down.
+                read = partial(process.policies.reload, newer.revision, newer.instead_of)
+                self.snapshot = yield from unless_down(read, self.snapshot)
                 resolution = yield from self.resolve()
                 # At most one reload per request, in case operators publish faster than a process can read.
                 return (yield from self.ask(resolution, None))
         except DatabaseError as error:  # of the first policies, or raised by one of the project's own functions
             self.resolution = None
             note_degraded("database", error)
-            return decide_without_store((), "database", 1)
+            return decide_without_store(LimitRequest(mode="check", buckets=()), "database")
 
     def load(self) -> Generator[Step, Any, int | None]:
         """Set ``snapshot``; returns the revision to compare with the published one, None = it was just read."""
@@ -147,19 +148,9 @@ class Evaluation:
             return None
         self.pending = False  # else there would be no current snapshot
         if policies.overdue():
-            try:
-                known = (yield policies.poll) or known
-            except DatabaseError:
-                pass  # the last known policies stay in force
+            known = (yield from unless_down(policies.poll, None)) or known
         self.snapshot = known
         return known.revision
-
-    def reload(self, newer: NewerRevision) -> Generator[Step, Any, None]:
-        """Set ``snapshot`` to the published policies."""
-        try:
-            self.snapshot = yield partial(process.policies.reload, newer.revision, newer.instead_of)
-        except DatabaseError:
-            pass  # the last known policies stay in force
 
     def identify(self) -> Generator[Step, Any, None]:
         """Set ``caller``, where it is not known from the start."""
@@ -180,28 +171,32 @@ class Evaluation:
         caller, policies = self.caller, process.policies
         entry, user_id = NOBODY, caller.user_id
         if user_id is not None:
-            entry = policies.user(user_id, self.pending) or (yield from _load_user(user_id))
+            # While the database is down shared policies still apply.
+            read = partial(policies.load_user, user_id)
+            entry = policies.user(user_id, self.pending) or (yield from unless_down(read, NOBODY))
         context = EvaluationContext(caller, entry, self.endpoints, self.scope, self.snapshot, now_us(self.limiter))
         if self.identified and (self.pending is None or policies.assigned_kinds != ()):
-            resolution = yield partial(resolve_assigned, context)
+            resolution: Resolution = yield partial(resolve_assigned, context)
         elif settings.identifiers or settings.plan_resolver:  # they may read the database
             resolution = yield partial(resolve, context)
         else:
             resolution = resolve(context)
         if self.only is not None:
             resolution = narrow(resolution, self.only)
-        resolution = exempt(resolution, self.name, self.exemption, caller)
+        if self.exemption is not None or is_admin_page(self.name):
+            resolution = exempt(resolution, self.name, self.exemption, caller)
         self.context, self.resolution = context, resolution
         self.units = resolution.cost if self.cost is None else self.cost
         return resolution
 
     def ask(self, resolution: Resolution, revision: int | None) -> Generator[Step, Any, Decision]:
         """Ask Redis, or decide by ``on_error``; raises ``NewerRevision`` where ``revision`` is not the last."""
-        return decide(self.limiter, resolution, "check", self.units, resolution.buckets, revision)
+        asked = LimitRequest(mode="check", buckets=resolution.buckets, cost=self.units, revision=revision)
+        return decide(self.limiter, resolution, asked)
 
-    def cost_of_request(self, resolution: Resolution) -> int | RequestCost:
-        """Return the cost to record."""
-        return self.units
+    def replaced(self, resolution: Resolution, own: Decision) -> Recorded | None:
+        """Return what the record of this check replaces; None = nothing."""
+        return None
 
     def record(self, decision: Decision, own: Decision) -> Decision:
         """Record ``own``, what this check has found; returns the decision with its ids for the response."""
@@ -209,8 +204,8 @@ class Evaluation:
         if resolution is None or resolution.exempt:
             return decision
         process.observe(own)
-        cost = self.cost_of_request(resolution)
-        refusal_id = process.record(self.context, self.route, self.method, resolution, own, cost)
+        before = self.replaced(resolution, own)
+        refusal_id = process.record(self.context, self.route, self.method, resolution, own, self.units, before)
         if decision.error:
             refusal_id = ""  # Redis is down, so the refusal may never get there to be looked up
         revision = self.snapshot.revision
@@ -232,7 +227,7 @@ class RequestCheck(Evaluation):
         independent: bool = False,
         awaited: bool = False,
     ) -> None:
-        """``independent``: earlier and later checks of the request do not matter. ``awaited``: see ``StepRunner``."""
+        """``independent``: earlier and later checks of the request do not matter. ``awaited``: in an event loop."""
         super().__init__(limiter, scope, cost)
         self.request, self.http = request, getattr(request, "_request", request)
         self.independent, self.awaited = independent, awaited
@@ -242,32 +237,32 @@ class RequestCheck(Evaluation):
         self.route, self.name = resolved(match, getattr(http, "urlconf", None))
         self.handling = handling_of(getattr(match, "func", None), self.method, authenticated=request is not http)
         self.exemption = exemption_of_request(request, http)
-        made = vars(http)
-        #: What the request has paid already; None for most requests, which are checked once.
-        self.earlier: EarlierChecks | None = None
-        if not independent and ("ratequota" in made or EARLIER in made):
-            self.earlier = EarlierChecks.of(http)
+        checks: RequestChecks | None = vars(http).get(CHECKS)
+        if checks is None:
+            checks = vars(http)[CHECKS] = RequestChecks()
+        self.checks = checks
+        #: Those that this one builds on; none for most requests, which are checked once.
+        self.earlier: Admitted = () if independent else checks.admitted
         #: Whether the earlier checks have paid for all that this one asks for.
         self.is_paid = False
 
     def run(self) -> Generator[Step, Any, Decision]:
         """Check the request, and set ``request.ratequota``."""
         if is_free(self.limiter, self.exemption, self.method):
-            return self.assign(Decision(allowed=True))
+            return (yield from self.assign(Decision(allowed=True)))
         own = yield from self.decide()
-        earlier = self.earlier
-        if earlier is None:
-            return self.assign(self.record(own, own))
         if self.is_paid:
-            return self.record_rest(earlier)
-        decision = yield from earlier.combine(own)
-        return self.assign(self.record(decision, own if earlier.recorded else decision))
+            return self.record_rest(own)
+        decision, checks = own, self.checks
+        if self.earlier:
+            decision = yield from combine(self.earlier, own, self.resolution.buckets if self.resolution else ())
+        return (yield from self.assign(self.record(decision, own if checks.recorded else decision)))
 
     def identify(self) -> Generator[Step, Any, None]:
         """Set ``caller``, with its user where a policy at the endpoints depends on it."""
         self.identified = "user" in settings.caller or (yield from self._needs_user())
         # Reading the user may block: a step when awaited, else Caller reads it when needed.
-        user = (yield RequestStep.READ_USER) if self.identified and self.awaited else None
+        user = (yield read_user(self.request)) if self.identified and self.awaited else None
         self.caller = caller = Caller(self.request, user)
         if not self.identified:
             # Not read: that may take queries, and adds ``Vary: Cookie`` to the response.
@@ -276,47 +271,53 @@ class RequestCheck(Evaluation):
     def ask(self, resolution: Resolution, revision: int | None) -> Generator[Step, Any, Decision]:
         """Ask for what the earlier checks have not paid, and remember what the response's status may refund."""
         buckets, costs = resolution.buckets, tuple[int, ...]()
-        if self.earlier is not None:
-            if not self.earlier.recorded:  # made before the caller was known: other policies may apply to it
-                yield from self.earlier.narrow(buckets)
-            buckets, costs = self.earlier.owed(buckets, self.units)
+        if self.earlier:
+            if not self.checks.recorded:  # made before the caller was known: other policies may apply to it
+                self.earlier = yield from refund_others(self.earlier, buckets)
+            buckets, costs = owed(self.earlier, buckets, self.units)
             if not buckets and not resolution.blocked_by and not resolution.unreadable:
                 self.is_paid = True
-                return self.earlier.again
-        decision = yield from decide(self.limiter, resolution, "check", self.units, buckets, revision, costs)
+                return again(self.earlier, resolution.buckets)
+        asked = LimitRequest(mode="check", buckets=buckets, cost=self.units, costs=costs, revision=revision)
+        decision = yield from decide(self.limiter, resolution, asked)
         if self.snapshot.by_outcome and decision.allowed:
             reserve(self.http, self.snapshot, decision)
         return decision
 
-    def cost_of_request(self, resolution: Resolution) -> int | RequestCost:
-        """Return the cost to record, and remember it for the request's next check."""
+    def replaced(self, resolution: Resolution, own: Decision) -> Recorded | None:
+        """Return what the request's earlier checks recorded, and remember the whole for its next one."""
         if self.independent:
-            return self.units
-        caller = self.caller.name
-        cost = self.units if self.earlier is None else self.earlier.request_cost(caller, resolution, self.units)
-        if type(cost) is int:
-            self.http.ratequota_recorded = caller, resolution.endpoint_ids, cost, resolution.policy_ids
-        return cost
+            return None
+        before = self.recorded_before()
+        second, caller = own.at_us // 10**6, self.caller.name
+        this = Recorded(second, caller, resolution.endpoint_ids, self.units, resolution.policy_ids)
+        self.checks.recorded = this.joined(before) if before else this
+        return before
 
-    def record_rest(self, earlier: EarlierChecks) -> Decision:
+    def recorded_before(self) -> Recorded | None:
+        """Return what the request's earlier checks recorded of this caller; None without a clock."""
+        before = self.checks.recorded if self.earlier else None
+        return before if before and before.second and before.caller == self.caller.name else None
+
+    def record_rest(self, paid: Decision) -> Decision:
         """Record a check that charges nothing where it belongs to more endpoints, or costs more, than is recorded."""
-        if not earlier.recorded:
-            self.record(earlier.last, earlier.last)
-            self.assign(earlier.last)
-        elif (resolution := self.resolution) is not None:
-            cost = self.cost_of_request(resolution)
-            if isinstance(cost, RequestCost) and cost.attempt != cost.before[1:]:
-                uncounted = replace(earlier.again, statuses=())
-                process.record(self.context, self.route, self.method, resolution, uncounted, cost)
-        return earlier.again
+        checks, resolution = self.checks, self.resolution
+        if not checks.recorded:
+            checks.first = None
+            self.http.ratequota = self.record(self.earlier[-1], self.earlier[-1])
+        elif resolution is not None:
+            before = self.recorded_before()
+            if before is not None and not before.covers(resolution.endpoint_ids, self.units):
+                self.record(paid, replace(paid, statuses=()))
+        return paid
 
-    def assign(self, decision: Decision) -> Decision:
+    def assign(self, decision: Decision) -> Generator[Step, Any, Decision]:
         """Set ``request.ratequota``, and send ``request_refused`` for a refusal; returns the decision."""
-        if self.independent:
-            set_apart(self.http, decision)
+        if not self.independent:
+            self.checks.add(decision)
         self.http.ratequota = decision
-        if not decision.allowed:
-            request_refused.send_robust(sender=None, request=self.http, decision=decision)
+        if not decision.allowed and request_refused.receivers:
+            yield partial(send_robustly, request_refused, sender=None, request=self.http, decision=decision)
         return decision
 
     def _needs_user(self) -> Generator[Step, Any, bool]:
@@ -329,18 +330,9 @@ class RequestCheck(Evaluation):
             return True
         own = policies.user_endpoints
         if own is None or self.pending is None:
-            try:
-                own = yield policies.load_user_endpoints
-            except DatabaseError:
+            own = yield from unless_down(policies.load_user_endpoints, None)
+            if own is None:
                 return True
         if policies.anchored and matched.monthly:
             return True
         return not own.keys().isdisjoint([None, *[endpoint.id for endpoint in self.endpoints]])
-
-
-def _load_user(user_id: str) -> Generator[Step, Any, UserEntry]:
-    """Return the user's plan and overrides; none while the database is down, so that shared policies still apply."""
-    try:
-        return (yield partial(process.policies.load_user, user_id))  # type: ignore[no-any-return]
-    except DatabaseError:
-        return NOBODY

@@ -5,7 +5,7 @@ The caller is described by values, and the scope names the endpoint. All else is
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,11 +17,9 @@ from django.utils.functional import LazyObject, empty
 
 from ..conf import settings
 from ..engine.decision import Decision
-from ..engine.limiter import Limiter
-from ..exceptions import InvalidCaller, StoreError
+from ..exceptions import InvalidCaller
 from ..policies.requests.caller import DescribedCaller, identifier_text
 from ..utils.addresses import Address
-from ..utils.sansio import adrive, drive
 from .check import Evaluation, is_free
 from .steps import Step, StepRunner, limiter_or_error
 
@@ -48,8 +46,8 @@ def check_caller(
     Raises ``InvalidCaller`` and ``InvalidCost``. When Redis or the database fails, ``on_error`` decides.
     """
     limiter = limiter_or_error()
-    check = CallerCheck(limiter, user, ip, identifiers, plan=plan, scope=scope, cost=cost)
-    return drive(check.run(), StepRunner(limiter).do)
+    describe = partial(_described, user, ip, identifiers, plan)
+    return StepRunner(limiter).run(_steps(Evaluation(limiter, scope, cost), describe, unread=_is_unread(user)))
 
 
 async def acheck_caller(
@@ -63,43 +61,34 @@ async def acheck_caller(
 ) -> Decision:
     """``check_caller``, awaited."""
     limiter = limiter_or_error()
-    check = CallerCheck(limiter, user, ip, identifiers, plan=plan, scope=scope, cost=cost)
-    return await adrive(check.run(), StepRunner(limiter).ado)
+    describe = partial(_described, user, ip, identifiers, plan)
+    return await StepRunner(limiter).arun(_steps(Evaluation(limiter, scope, cost), describe, unread=_is_unread(user)))
 
 
-class CallerCheck(Evaluation):
-    """A check of a caller that is described by values."""
+def _steps(
+    check: Evaluation, describe: Callable[[], DescribedCaller], *, unread: bool
+) -> Generator[Step, Any, Decision]:
+    """Check the caller; describing one whose user is ``unread`` may query the database."""
+    check.caller, check.identified = (yield describe) if unread else describe(), True
+    if is_free(check.limiter, None, check.method):
+        return Decision(allowed=True)
+    decision = yield from check.decide()
+    return check.record(decision, decision)
 
-    def __init__(
-        self,
-        limiter: Limiter | StoreError,
-        user: Any,
-        ip: str | Address | None,
-        identifiers: Mapping[str, Any] | None,
-        *,
-        plan: str | None,
-        scope: str | None,
-        cost: int | None,
-    ) -> None:
-        super().__init__(limiter, scope, cost)
-        self._user, self._ip, self._identifiers, self._plan = user, ip, identifiers, plan
 
-    def run(self) -> Generator[Step, Any, Decision]:
-        """Check the caller. Raises ``InvalidCaller``."""
-        user = self._user
-        self.caller = caller = DescribedCaller(
-            user_id=(yield partial(_user_id, user)) if _is_unread(user) else _user_id(user),
-            address=str(self._ip) if self._ip else None,
-            identifiers=_values(self._identifiers) if self._identifiers else None,
-            plan_slug=self._plan or None,
-        )
-        self.identified = True
-        if self._ip and caller.address is None:
-            raise InvalidCaller(f"ip is one address, such as '203.0.113.7', or None, not {str(self._ip)[:100]!r}")
-        if is_free(self.limiter, None, self.method):
-            return Decision(allowed=True)
-        decision = yield from self.decide()
-        return self.record(decision, decision)
+def _described(
+    user: Any, ip: str | Address | None, identifiers: Mapping[str, Any] | None, plan: str | None
+) -> DescribedCaller:
+    """Return the caller that the values describe. Raises ``InvalidCaller``."""
+    caller = DescribedCaller(
+        user_id=_user_id(user),
+        address=str(ip) if ip else None,
+        identifiers=_values(identifiers) if identifiers else None,
+        plan_slug=plan or None,
+    )
+    if ip and caller.address is None:
+        raise InvalidCaller(f"ip is one address, such as '203.0.113.7', or None, not {str(ip)[:100]!r}")
+    return caller
 
 
 def _is_unread(user: Any) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from inspect import isawaitable, signature
+from collections.abc import Awaitable, Callable, Generator
+from inspect import signature
 from traceback import walk_tb
 from typing import Any
 
@@ -12,6 +12,7 @@ from django.http import UnreadablePostError
 from ..engine.types import check_cost
 from ..exceptions import InvalidCost
 from ..utils.problems import note_problem
+from ..utils.sansio import Twins
 from .check import exemption_of_request, is_free
 from .settlement import status_of
 from .steps import limiter_or_error
@@ -20,26 +21,17 @@ from .steps import limiter_or_error
 Cost = int | Callable[[Any], int | Awaitable[int]] | None
 
 
-def compute_cost(cost: Callable[[Any], Any], request: Any, of: str) -> tuple[int | None, Exception | None]:
+def computed_cost(
+    cost: Callable[[Any], Any], request: Any, of: str
+) -> Generator[Twins, Any, tuple[int | None, Exception | None]]:
     """Return the cost, None = the endpoint's own, and the exception to raise after counting the request.
 
-    An exception that answers the client (invalid JSON, a ``ValidationError`` of REST framework) is returned. Others
-    are logged once a minute under the name ``of``, and the request goes on. The function is not called for a request
-    that is not counted.
+    The function may be async where the steps are awaited; it is not called for a request that is not counted. An
+    exception that answers the client (invalid JSON, a ``ValidationError`` of REST framework) is returned. Others are
+    logged once a minute under the name ``of``, and the request goes on.
     """
     try:
-        return check_cost(cost(request)) if is_counted(request) else None, None
-    except Exception as error:
-        return None, answer_of(error, of)
-
-
-async def acompute_cost(cost: Callable[[Any], Any], request: Any, of: str) -> tuple[int | None, Exception | None]:
-    """``compute_cost`` of a function that may be async."""
-    try:
-        if not is_counted(request):
-            return None, None
-        units = cost(request)
-        return check_cost(await units if isawaitable(units) else units), None
+        return check_cost((yield Twins(cost, cost, (request,)))) if is_counted(request) else None, None
     except Exception as error:
         return None, answer_of(error, of)
 

@@ -20,7 +20,6 @@ from ..exceptions import StoreError
 from ..monitoring import ledger, restoring
 from ..monitoring.health import note_degraded
 from ..policies.snapshot import Snapshot
-from ..utils.sansio import adrive, drive
 from ..utils.shielding import shielded
 from .steps import Step, StepRunner, limiter_or_error
 
@@ -34,10 +33,10 @@ class StoreSettler(NamedTuple):
     limiter: Limiter
 
     def decide(self, request: LimitRequest) -> Decision:
-        return drive(self.steps(request), _runner().do)
+        return _runner().run(self.steps(request))
 
     async def adecide(self, request: LimitRequest) -> Decision:
-        return await adrive(self.steps(request), _runner().ado)
+        return await _runner().arun(self.steps(request))
 
     def steps(self, request: LimitRequest) -> Generator[Step, Any, Decision]:
         """Yield the steps of either verb, for ``check`` to run among its own."""

@@ -9,10 +9,10 @@ import asyncio
 import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
-from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from asgiref.sync import sync_to_async
+from django.db import Error as DatabaseError
 from django.utils.functional import LazyObject
 
 from ..conf import settings
@@ -21,16 +21,22 @@ from ..exceptions import ConfigurationError, StoreError
 from ..runtime import no_limiter, process
 from ..store.base import Call
 from ..store.commands import Command
+from ..utils.sansio import Twins, acall, adrive, call, drive
+from ..utils.shielding import shielded
+
+Result = TypeVar("Result")
+Default = TypeVar("Default")
 
 
-class RequestStep(Enum):
-    """A step that needs the request; only awaited runs have any."""
+class Uncancelled(NamedTuple):
+    """Steps that go on when the awaiting task is cancelled: what they refund is taken already."""
 
-    READ_USER = 1
+    steps: Generator[Any, Any, Any]
 
 
-#: A command for Redis, a function that reads the database, what another thread reads, or a step that needs the request.
-Step = Command | Callable[[], Any] | Future[Any] | RequestStep
+#: A command for Redis, a function that may block, one that has an async twin, commands that must reach Redis, or what
+#: another thread reads, which is waited for until TIMEOUT.
+Step = Command | Callable[[], Any] | Twins | Uncancelled | Future[Any]
 
 
 def limiter_or_error() -> Limiter | StoreError:
@@ -54,29 +60,53 @@ def stored_revision(limiter: Limiter | StoreError) -> Generator[Command, Any, in
         return 0
 
 
+def unless_down(read: Callable[[], Result], otherwise: Default) -> Generator[Step, Any, Result | Default]:
+    """Return what ``read`` returns from the database; ``otherwise`` while that is down."""
+    try:
+        return (yield read)  # type: ignore[no-any-return]
+    except DatabaseError:
+        return otherwise
+
+
 class StepRunner:
     """Runs the steps of one request; its commands share one deadline."""
 
-    __slots__ = ("_call", "_limiter", "_request")
+    __slots__ = ("_call", "_limiter")
 
-    def __init__(self, limiter: Limiter | StoreError, request: Any = None) -> None:
+    def __init__(self, limiter: Limiter | StoreError) -> None:
         """``limiter`` is the one that yields the commands; an error yields none."""
-        self._limiter, self._request = limiter, request
+        self._limiter = limiter
         self._call: Call | None = None
 
+    def run(self, steps: Generator[Step, Any, Result]) -> Result:
+        """Run steps in this thread; returns their result."""
+        return drive(steps, self.do)
+
+    async def arun(self, steps: Generator[Step, Any, Result]) -> Result:
+        """``run``, awaited; functions run in a thread."""
+        return await adrive(steps, self.ado)
+
     def do(self, step: Step) -> Any:
-        """Run a step in this thread."""
+        """Run one step in this thread."""
+        if callable(step):
+            return step()
+        if isinstance(step, Twins):
+            return call(step)
         if isinstance(step, Future):
             return step.result(settings.timeout)
-        return step() if callable(step) else self._shared_call().do(step)  # type: ignore[arg-type]  # no RequestStep
+        return self.run(step.steps) if isinstance(step, Uncancelled) else self._shared_call().do(step)
 
     async def ado(self, step: Step) -> Any:
-        """``do``, awaited; functions run in a thread."""
-        if step is RequestStep.READ_USER:
-            return await _auser(self._request)
+        """``do``, awaited."""
+        if callable(step):
+            return await sync_to_async(step)()
+        if isinstance(step, Twins):
+            return await acall(step)
+        if isinstance(step, Uncancelled):
+            return await shielded(self.arun(step.steps))
         if isinstance(step, Future):
             return await asyncio.wait_for(asyncio.wrap_future(step), settings.timeout)
-        return await sync_to_async(step)() if callable(step) else await self._shared_call().ado(step)
+        return await self._shared_call().ado(step)
 
     def _shared_call(self) -> Call:
         if self._call is None:
@@ -84,6 +114,17 @@ class StepRunner:
                 raise self._limiter
             self._call = Call(self._limiter.store, always=False)
         return self._call
+
+
+def read_user(request: Any) -> Twins:
+    """Return the step that reads the request's user."""
+    return Twins(_read_user, _auser, (request,))
+
+
+def twins(limiter: Limiter | StoreError, steps: Generator[Step, Any, Any]) -> Twins:
+    """Return all these steps as one, for a generator of ``Twins``."""
+    runner = StepRunner(limiter)
+    return Twins(runner.run, runner.arun, (steps,))
 
 
 async def _auser(request: Any) -> Any:

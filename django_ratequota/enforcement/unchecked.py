@@ -13,27 +13,23 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-from django.db import Error as DatabaseError
-
 from ..conf import settings
 from ..engine.decision import Decision
 from ..engine.rates import BLOCKED
 from ..policies.requests.caller import Unidentified
 from ..policies.resolver import Resolution
 from ..runtime import process
-from ..utils.sansio import adrive, drive
+from ..utils.sansio import Twins
 from .check import RequestCheck, is_free
-from .earlier_checks import EARLIER
-from .steps import Step, StepRunner, limiter_or_error
-
-#: The attribute of Django's request with its first check and decision, until these are recorded.
-FIRST = "ratequota_first"
+from .steps import Step, limiter_or_error, twins, unless_down
 
 
 class FirstCheck(RequestCheck):
     """The check of a request before its view runs, of the policies counted per ip."""
 
     only = staticmethod(lambda policy: policy.counted_per == "ip")
+    #: What it has decided, if its view may run.
+    found: Decision
 
     def refuse(self) -> Generator[Step, Any, Decision | None]:
         """Return the decision that refuses the request; None where its view may run."""
@@ -42,13 +38,25 @@ class FirstCheck(RequestCheck):
         decision = yield from self.decide()
         resolution = self.resolution
         if not decision.allowed and (resolution is None or (yield from self._binds_everybody(decision, resolution))):
-            return self.assign(self.record(decision, decision))
+            return (yield from self.assign(self.record(decision, decision)))
         if resolution is not None:
-            made = vars(self.http)
-            made[FIRST] = self, decision
-            if decision.allowed:
-                made[EARLIER] = [decision]
+            self.checks.add(decision)
+            self.checks.first, self.found = self, decision
         return None
+
+    def conclude(self, status: int) -> Generator[Step, Any, Decision | None]:
+        """Record the check, on which no other one was built; returns its refusal in place of an error response.
+
+        ``status`` is the response's. A view that answers without an error has let the request pass, refused or not.
+        """
+        self.checks.first = None
+        if not self.found.allowed and status < 400:
+            return None
+        decision = self.record(self.found, self.found)
+        if decision.allowed:
+            vars(self.http).setdefault("ratequota", decision)  # else that of an independent check
+            return None
+        return (yield from self.assign(decision))
 
     def identify(self) -> Generator[Step, Any, None]:
         """Set a ``caller`` of whom only the address is known."""
@@ -69,10 +77,7 @@ class FirstCheck(RequestCheck):
         """
         user_endpoints = process.policies.user_endpoints
         if user_endpoints is None:
-            try:
-                user_endpoints = yield process.policies.load_user_endpoints
-            except DatabaseError:
-                user_endpoints = {}
+            user_endpoints = yield from unless_down(process.policies.load_user_endpoints, {})
         refusing = {status.bucket.policy_id for status in decision.refusing}.union(resolution.blocking)
         if None in refusing:  # the usage endpoint's built-in limit
             return True
@@ -93,28 +98,16 @@ class FirstCheck(RequestCheck):
         return False
 
 
-def refuse_unchecked(request: Any, scope: str | None, cost: int | None) -> Decision | None:
-    """Check a request before its view runs; returns the decision that refuses it, None where the view may run.
+def refuse_unchecked(request: Any, scope: str | None, cost: int | None) -> Twins:
+    """Return the step that checks a request before its view runs.
 
-    ``scope`` and ``cost`` are those of the view's own check. Sends nothing where no policy is counted per ip.
+    Its result is the decision that refuses the request, None where the view may run. ``scope`` and ``cost`` are those
+    of the view's own check. Sends nothing where no policy is counted per ip.
     """
     limiter = limiter_or_error()
-    return drive(FirstCheck(limiter, request, scope, cost).refuse(), StepRunner(limiter).do)
+    return twins(limiter, FirstCheck(limiter, request, scope, cost).refuse())
 
 
-async def arefuse_unchecked(request: Any, scope: str | None, cost: int | None) -> Decision | None:
-    """``refuse_unchecked``, awaited."""
-    limiter = limiter_or_error()
-    return await adrive(FirstCheck(limiter, request, scope, cost).refuse(), StepRunner(limiter, request).ado)
-
-
-def conclude_unchecked(request: Any, status: int) -> Decision | None:
-    """Record the first check of a request whose view made none; returns its refusal in place of an error response.
-
-    ``status`` is the response's. A view that answers without an error has let the request pass, refused or not.
-    """
-    check, decision = vars(request).pop(FIRST)
-    if "ratequota" in vars(request) or (not decision.allowed and status < 400):
-        return None
-    decision = check.assign(check.record(decision, decision))
-    return None if decision.allowed else decision
+def conclude_unchecked(check: FirstCheck, status: int) -> Twins:
+    """Return the step that records the first check of a request whose view made none; see ``FirstCheck.conclude``."""
+    return twins(check.limiter, check.conclude(status))

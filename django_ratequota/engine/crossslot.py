@@ -1,7 +1,8 @@
 """Decisions on a Cluster: one atomic call per subject, as each subject may live on a server of its own.
 
 The subjects of this caller alone come first, shared ones (everyone, plan) last. When one of them refuses, or its
-store fails, the units that the calls before it charged are given back.
+store fails, the units that the calls before it charged are given back. Each refund is tried, whatever became of the
+others.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from .types import BucketStatus
 
 #: Returns the steps of one atomic call over the buckets of one subject.
 AtomicCall = Callable[[LimitRequest], Steps]
+#: The part of the decision's remaining time that one of several calls may take: a server that hangs leaves the others
+#: some.
+_SHARE = 0.8
 
 
 def decide_per_subject(call: AtomicCall, request: LimitRequest) -> Steps:
@@ -24,21 +28,28 @@ def decide_per_subject(call: AtomicCall, request: LimitRequest) -> Steps:
     The statuses have the buckets' order. A refusal leaves out buckets whose server failed after it.
     """
     decisions: list[Decision] = []
-    for subject in sorted(dict.fromkeys(bucket.subject for bucket in request.buckets), key=_is_shared):
-        own = _part(request, subject)
+    failure: StoreError | None = None
+    subjects = sorted(dict.fromkeys(bucket.subject for bucket in request.buckets), key=_is_shared)
+    for subject in subjects:
+        own = _part(request, subject) if len(subjects) > 1 else request._replace(revision=None)
         # After a refusal, the other subjects are read, not charged.
         refused = not all(decision.allowed for decision in decisions)
         try:
             decision = yield from call(own._replace(mode="peek") if refused else own)
-        except StoreError:
+        except StoreError as error:
             if refused:
                 continue  # a server that is down does not undo a refusal
             if request.mode == "check":
                 yield from _give_back(call, decisions)
+            elif request.mode == "refund":
+                failure = error
+                continue
             raise
         if request.mode == "check" and not refused and not decision.allowed:
             decisions = yield from _give_back(call, decisions)
         decisions.append(decision)
+    if failure:
+        raise failure
     statuses = {status.bucket.counter: status for decision in decisions for status in decision.statuses}
     allowed = all(decision.allowed for decision in decisions)
     # Each subject's server has a clock of its own.
@@ -67,6 +78,7 @@ def _part(request: LimitRequest, subject: str) -> LimitRequest:
         costs=own(request.costs),
         charged=request.charged and Charged(request.charged.at_us, own(request.charged.levels_us)),
         revision=None,
+        share=_SHARE,
     )
 
 
@@ -77,7 +89,7 @@ def _give_back(call: AtomicCall, charged: list[Decision]) -> Generator[Any, Any,
         now: dict[object, BucketStatus] = {}
         for refund in take_all(charges_of(decision)):  # one call for each cost
             try:
-                after = yield from call(refund)
+                after = yield from call(refund._replace(share=_SHARE))
             except StoreError:
                 continue  # its server fails now: the units stay charged until they drain or expire
             now |= {status.bucket.counter: status for status in after.statuses}

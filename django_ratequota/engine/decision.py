@@ -6,11 +6,13 @@ from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
+from ..exceptions import StoreError
 from ..store.commands import Command
 from ..utils.locks import ForkSafeLock
+from ..utils.sansio import adrive, drive
 from ..utils.shielding import shielded
 from .rates import BURST_ALGORITHMS
-from .types import Bucket, BucketStatus, check_cost, fast_init
+from .types import Bucket, BucketStatus, check_cost
 
 Mode = Literal["check", "peek", "charge", "refund", "acquire"]
 
@@ -54,6 +56,8 @@ class LimitRequest(NamedTuple):
     revision: int | None = None
     #: Charges and refunds after the decision; None = nothing does.
     settler: Settler | None = None
+    #: The part of the decision's remaining time that it may take on a Cluster.
+    share: float = 1.0
 
     def units(self) -> tuple[int, ...]:
         """Return the units of each bucket, in the buckets' order."""
@@ -108,9 +112,9 @@ class Charges(list[Charge]):
         self.latest: Decision | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Decision:
-    """The outcome of one check: allowed or not, and how each bucket stands."""
+    """The outcome of one check: allowed or not, and how each bucket stands. Read it only, as its statuses."""
 
     allowed: bool
     #: Same order and length as the buckets checked.
@@ -211,7 +215,7 @@ class Decision:
         Rates that count requests, and log-mode buckets without room, stay uncharged. A refused decision charges
         nothing and returns itself.
         """
-        return self._settle(self._more(cost))
+        return self._settle(self._noted(check_cost(cost)))
 
     def refund(self, cost: int) -> Decision:
         """Give ``cost`` units back to the buckets that were charged.
@@ -219,7 +223,7 @@ class Decision:
         Never gives back more than this decision charged, nor what has drained or expired since. Rates that count
         requests keep the request. A decision that charged nothing returns itself.
         """
-        return self._settle(self._less(cost))
+        return self._settle(self._noted(-check_cost(cost)))
 
     def settle(self, actual: int) -> Decision:
         """Charge or refund the difference to the ``actual`` units of the request; never refuses.
@@ -228,50 +232,33 @@ class Decision:
         what the last of these did. If the store does not answer, the difference is not charged, neither now nor by a
         later call.
         """
-        requests = self._difference(actual)
+        requests = self._noted(check_cost(actual), in_all=True)
         return self._settle(requests) if requests else charges_of(self).latest or self
 
     async def acharge(self, cost: int) -> Decision:
         """``charge``, awaited; it reaches the store although the awaiting task is cancelled."""
-        return await self._asettle(self._more(cost))
+        return await self._asettle(self._noted(check_cost(cost)))
 
     async def arefund(self, cost: int) -> Decision:
         """``refund``, awaited; it reaches the store although the awaiting task is cancelled."""
-        return await self._asettle(self._less(cost))
+        return await self._asettle(self._noted(-check_cost(cost)))
 
     async def asettle(self, actual: int) -> Decision:
         """``settle``, awaited; it reaches the store although the awaiting task is cancelled."""
-        requests = self._difference(actual)
+        requests = self._noted(check_cost(actual), in_all=True)
         return await self._asettle(requests) if requests else charges_of(self).latest or self
 
-    def _more(self, cost: int) -> list[LimitRequest]:
-        """Note that the request takes ``cost`` units more; returns what charges them."""
+    def _noted(self, units: int, *, in_all: bool = False) -> list[LimitRequest]:
+        """Note that the request takes ``units`` more, fewer, or that many in all; returns what carries it out."""
         buckets = self._charged
         if not self.settler or not buckets:
             return []
         with _settling:
-            charges_of(self).units += check_cost(cost)
-        return [LimitRequest(mode="charge", buckets=buckets, cost=cost)]
-
-    def _less(self, cost: int) -> list[LimitRequest]:
-        """Note that the request takes ``cost`` units less; returns what refunds them."""
-        if not self.settler or not self._charged:
-            return []
-        cost = check_cost(cost)
-        with _settling:
-            return self._take(cost)
-
-    def _difference(self, actual: int) -> list[LimitRequest]:
-        """Note the actual units of the request; returns what charges or refunds the rest."""
-        actual, buckets = check_cost(actual), self._charged
-        if not self.settler or not buckets:
-            return []
-        with _settling:
             charges = charges_of(self)
-            more = actual - charges.units
+            more = units - charges.units if in_all else units
             if more < 0:
                 return self._take(-more)
-            charges.units = actual
+            charges.units += more
         return [LimitRequest(mode="charge", buckets=buckets, cost=more)] if more else []
 
     def _take(self, cost: int) -> list[LimitRequest]:
@@ -288,14 +275,23 @@ class Decision:
     def _settle(self, requests: list[LimitRequest]) -> Decision:
         """Carry the requests out; returns the charged buckets' statuses after the last of them."""
         settler = self.settler
-        return self._after([settler.decide(request) for request in requests]) if settler and requests else self
+        return drive(self._each(requests), settler.decide) if settler and requests else self
 
     async def _asettle(self, requests: list[LimitRequest]) -> Decision:
         settler = self.settler
-        return await shielded(self._each(settler, requests)) if settler and requests else self
+        return await shielded(adrive(self._each(requests), settler.adecide)) if settler and requests else self
 
-    async def _each(self, settler: Settler, requests: list[LimitRequest]) -> Decision:
-        return self._after([await settler.adecide(request) for request in requests])
+    def _each(self, requests: list[LimitRequest]) -> Generator[LimitRequest, Decision, Decision]:
+        """Try each of the requests, as each may be for another server; then raise the first error."""
+        settled, failures = [], []
+        for request in requests:
+            try:
+                settled.append((yield request))
+            except StoreError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+        return self._after(settled)
 
     def _after(self, settled: list[Decision]) -> Decision:
         """Add what was charged to this decision's charges, and return it as a decision that shares them."""
@@ -315,8 +311,6 @@ class Decision:
 
 #: The steps to a decision (see ``utils.sansio``).
 Steps = Generator[Command, Any, Decision]
-#: Returns a decision of the same keywords, sooner.
-make_decision = fast_init(Decision)
 
 
 def charge_each(
@@ -341,7 +335,7 @@ def charges_of(decision: Decision) -> Charges:
     if charges is None:
         # A peek, and a decision without the store, has a cost of 0. A check of 0 units lists its charges itself.
         charges = charge_each(decision.statuses, decision.cost, decision.at_us) if decision.cost else Charges()
-        object.__setattr__(decision, "_charges", charges)
+        decision._charges = charges
     return charges
 
 

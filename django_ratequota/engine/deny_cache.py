@@ -11,18 +11,17 @@ the reply *arrived*, so repeated refusals all name the same moment.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from ..utils.locks import ForkSafeLock
-from .decision import Decision, LimitRequest, make_decision
-from .types import Bucket, BucketStatus, make_status
+from .decision import Decision, LimitRequest
+from .types import Bucket, BucketStatus
 
 #: The number of changes before a request was sent to Redis, and when it was sent (µs).
 Mark = tuple[int, int]
 
-#: Most refusals kept, 1 to 2 KiB each; the oldest are forgotten.
+#: Most refusals kept, 1 to 2 KiB each, and most places with changes; then all are forgotten.
 SIZE = 10_000
 
 
@@ -38,7 +37,7 @@ class _Denial(NamedTuple):
     #: The number of changes when it was sent.
     version: int
     #: The ``_place`` of each bucket without room.
-    places: tuple[object, ...]
+    places: set[object]
 
 
 class DenyCache:
@@ -50,13 +49,13 @@ class DenyCache:
         self._lifetime_us = int(seconds * 10**6)
         self._clock = clock or _monotonic_us
         self._size = size
-        self._denials: OrderedDict[object, _Denial] = OrderedDict()
+        self._denials: dict[object, _Denial] = {}
         # Place -> the last change there, for places with refusals or refunds. A refusal that was sent before that
-        # change is ignored; so is one whose place has fallen out of here.
-        self._changes: OrderedDict[object, int] = OrderedDict()
+        # change is ignored.
+        self._changes: dict[object, int] = {}
         self._version = 0
         # Refusals that were sent before this change are ignored at all places.
-        self._oldest_valid = 0
+        self._cleared = 0
         self._lock = ForkSafeLock()
 
     def __len__(self) -> int:
@@ -69,8 +68,10 @@ class DenyCache:
     def learn(self, request: LimitRequest, decision: Decision, mark: Mark) -> None:
         """Keep a refusal by Redis."""
         if decision.allowed:
-            if request.mode != "peek":
-                self._charged(request.buckets)
+            if self._changes and request.mode != "peek":
+                charged = [bucket for bucket in request.buckets if _place(bucket) in self._changes]
+                if charged:  # the waits of the refusals by these have grown
+                    self.freed(charged)
             return
         if request.mode != "check" or len(decision.statuses) != len(request.buckets):
             return  # fewer statuses: on a Cluster, where a server failed after the refusal
@@ -79,30 +80,28 @@ class DenyCache:
         full = [status for status in decision.statuses if not status.allowed]
         waits = [status.retry_after_us for status in full if status.retry_after_us is not None]
         until_us = sent_us + min([self._lifetime_us, *waits])
-        places = tuple({_place(status.bucket): None for status in full})
+        places = {_place(status.bucket) for status in full}
+        denial = _Denial(decision.statuses, decision.at_us, self._clock(), until_us, version, places)
         with self._lock:
+            if version < self._cleared:
+                return
+            self._denials[_key(request)] = denial
             for place in places:  # a change since it was sent stays newer: then this refusal is never repeated
-                self._touch(place, self._changes.get(place, 0))
-            key = _key(request)
-            self._denials[key] = _Denial(decision.statuses, decision.at_us, self._clock(), until_us, version, places)
-            self._denials.move_to_end(key)
-            if len(self._denials) > self._size:
-                self._denials.popitem(last=False)
+                self._changes.setdefault(place, 0)
+            self._bound()
 
     def get(self, request: LimitRequest) -> Decision | None:
         """Return the refusal that Redis would repeat now; None when Redis has to decide."""
         denial = self._denials.get(_key(request)) if self._denials else None
-        if denial is None or denial.version < self._oldest_valid:
-            return None
         now_us = self._clock()
-        if not denial.received_us <= now_us < denial.until_us:
+        if denial is None or not denial.received_us <= now_us < denial.until_us:
             return None
-        for place in denial.places:
-            if self._changes.get(place, denial.version + 1) > denial.version:
-                return None
+        newer = denial.version + 1  # what is not known any more
+        if any(self._changes.get(place, newer) > denial.version for place in denial.places):
+            return None
         passed_us = now_us - denial.received_us
         statuses = tuple([_later(status, passed_us) for status in denial.statuses])
-        return make_decision(
+        return Decision(
             allowed=False,
             statuses=statuses,
             at_us=denial.at_us + passed_us,
@@ -117,32 +116,23 @@ class DenyCache:
         with self._lock:
             self._version += 1
             for bucket in buckets:
-                self._touch(_place(bucket), self._version)
+                self._changes[_place(bucket)] = self._version
+            self._bound()
 
     def clear(self) -> None:
         """Forget all refusals, those on their way too, as the policies changed."""
         with self._lock:
-            self._version += 1
-            self._oldest_valid = self._version
-            self._denials.clear()
+            self._clear()
 
-    def _charged(self, buckets: tuple[Bucket, ...]) -> None:
-        """Forget the refusals by buckets that were charged since: their waits have grown."""
-        changes = self._changes
-        if not changes:
-            return
-        for bucket in buckets:
-            place = _place(bucket)
-            if place in changes:
-                with self._lock:
-                    self._version += 1
-                    self._touch(place, self._version)
+    def _bound(self) -> None:
+        if max(len(self._denials), len(self._changes)) > self._size:
+            self._clear()
 
-    def _touch(self, place: object, version: int) -> None:
-        self._changes[place] = version
-        self._changes.move_to_end(place)
-        if len(self._changes) > self._size:
-            self._oldest_valid = max(self._oldest_valid, self._changes.popitem(last=False)[1])
+    def _clear(self) -> None:
+        self._version += 1
+        self._cleared = self._version
+        self._denials.clear()
+        self._changes.clear()
 
 
 def _key(request: LimitRequest) -> object:
@@ -160,7 +150,7 @@ def _later(status: BucketStatus, passed_us: int) -> BucketStatus:
     wait_us, reset_us, next_us = status.retry_after_us, status.reset_after_us, status.next_after_us
     if not wait_us and not reset_us:
         return status
-    return make_status(
+    return BucketStatus(
         bucket=status.bucket,
         allowed=status.allowed,
         remaining=status.remaining,

@@ -57,12 +57,6 @@ def _checked(clock: Callable[[], int]) -> Callable[[], int]:
     return read
 
 
-def _decided(decision: Decision) -> Steps:
-    """Return the steps to a decision that needs none."""
-    return decision
-    yield
-
-
 def _no_defaults() -> dict[str, Any]:
     raise ConfigurationError("Limiter() without client= reads Django's settings: import it from django_ratequota")
 
@@ -100,13 +94,8 @@ class Limiter:
             from ..store.factory import store_from_client  # it imports redis-py, which takes 0.1 s
 
             options = {"store": store_from_client(client, 0.1 if timeout is None else timeout), "prefix": "rq"}
-        if prefix:
-            options["prefix"] = prefix
-        if time_zone:
-            options["time_zone"] = time_zone
-        if deny_cache_seconds is not None:
-            options["deny_cache_seconds"] = deny_cache_seconds
-        self.open(clock=clock, **options)
+        own = {"prefix": prefix or None, "time_zone": time_zone, "deny_cache_seconds": deny_cache_seconds}
+        self.open(clock=clock, **options | {name: value for name, value in own.items() if value is not None})
 
     def open(
         self,
@@ -218,13 +207,11 @@ class Limiter:
 
     def decide(self, request: LimitRequest) -> Decision:
         """Carry out a request; raises ``NewerRevision`` too, when it has a revision."""
-        steps = self._begin(request)
-        return steps if isinstance(steps, Decision) else drive(steps, self.store.call().do)
+        return drive(self.steps(request), self.store.call().do)
 
     async def adecide(self, request: LimitRequest) -> Decision:
         """``decide``, awaited."""
-        steps = self._begin(request)
-        return steps if isinstance(steps, Decision) else await adrive(steps, self.store.call().ado)
+        return await adrive(self.steps(request), self.store.call().ado)
 
     @property
     def now_us(self) -> int:
@@ -238,7 +225,7 @@ class Limiter:
     def revision_steps(self, share: float = 1.0) -> Generator[Command, Any, int]:
         """Return the steps of ``stored_revision``; on a Cluster in this share of the decision's time at most."""
         try:
-            yield from self.backend.ask(LimitRequest(mode="peek", buckets=(), revision=0), share)
+            yield from self.backend.ask(LimitRequest(mode="peek", buckets=(), revision=0, share=share))
         except NewerRevision as newer:
             self._compared_at = time.monotonic()
             return newer.revision
@@ -258,34 +245,17 @@ class Limiter:
         nothing when there are no buckets and the last comparison of revisions is young enough, nor when the deny
         cache holds the refusal.
         """
-        begun = self._begin(request)
-        return _decided(begun) if isinstance(begun, Decision) else begun
-
-    def _request(self, mode: Mode, buckets: Iterable[Bucket], cost: int) -> LimitRequest:
-        return LimitRequest(mode=mode, buckets=tuple(buckets), cost=cost, settler=self)
-
-    def _booking(self, bucket: Bucket, timeout: float, cost: int) -> LimitRequest:
-        if bucket.rate.algorithm != "leaky_bucket":
-            raise InvalidBucket(f"acquire needs a leaky_bucket; write the rate as '{bucket.rate} leaky_bucket'")
-        if not 0 <= timeout <= MAX_US / 10**6:
-            raise InvalidBucket(f"timeout must be seconds, 0 or more, not {timeout!r}")
-        return self._request("acquire", (bucket,), cost)._replace(wait_us=int(timeout * 10**6))
-
-    def _begin(self, request: LimitRequest) -> Steps | Decision:
-        """Return the decision where no command is needed for it, else the steps to it."""
-        cost = request.cost
+        cost, deny_cache, compares = request.cost, self._deny_cache, request.revision is not None
         if type(cost) is not int or not 0 <= cost <= MAX_UNITS:
             request = request._replace(cost=check_cost(cost))
-        if request.mode == "check" and self._deny_cache.enabled:
-            revision_due = self.store.clustered and request.revision is not None and self._revision_is_due()
-            known = None if revision_due else self._deny_cache.get(request)
-            if known is not None:
-                return known
-        return self._ask_steps(request)
-
-    def _ask_steps(self, request: LimitRequest) -> Steps:
-        began_at, deny_cache, compares = time.monotonic(), self._deny_cache, request.revision is not None
-        mark = deny_cache.mark() if deny_cache.enabled and request.buckets else None
+        mark = None
+        if deny_cache.enabled and request.buckets:
+            if request.mode == "check" and not (self.store.clustered and compares and self._revision_is_due()):
+                known = deny_cache.get(request)
+                if known is not None:
+                    return known
+            mark = deny_cache.mark()
+        began_at = time.monotonic()
         try:
             if self.store.clustered:
                 decision = yield from self._ask_each_server(request)
@@ -311,6 +281,16 @@ class Limiter:
             deny_cache.learn(request, decision, mark)
         return decision
 
+    def _request(self, mode: Mode, buckets: Iterable[Bucket], cost: int) -> LimitRequest:
+        return LimitRequest(mode=mode, buckets=tuple(buckets), cost=cost, settler=self)
+
+    def _booking(self, bucket: Bucket, timeout: float, cost: int) -> LimitRequest:
+        if bucket.rate.algorithm != "leaky_bucket":
+            raise InvalidBucket(f"acquire needs a leaky_bucket; write the rate as '{bucket.rate} leaky_bucket'")
+        if not 0 <= timeout <= MAX_US / 10**6:
+            raise InvalidBucket(f"timeout must be seconds, 0 or more, not {timeout!r}")
+        return self._request("acquire", (bucket,), cost)._replace(wait_us=int(timeout * 10**6))
+
     def _ask_each_server(self, request: LimitRequest) -> Steps:
         if request.revision is not None and self._revision_is_due():
             yield from self._compare(request.revision)
@@ -335,8 +315,8 @@ class Limiter:
         unread, self._revision_unread = self._revision_unread, False
         try:
             # Not a peek, which would publish nothing where there is no revision.
-            request = LimitRequest(mode="check", buckets=(), cost=0, revision=revision)
-            yield from self.backend.ask(request, REVISION_SHARE)
+            request = LimitRequest(mode="check", buckets=(), cost=0, revision=revision, share=REVISION_SHARE)
+            yield from self.backend.ask(request)
             self._compared_at = time.monotonic()
         except StoreError as error:
             self._revision_unread = True

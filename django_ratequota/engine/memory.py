@@ -256,57 +256,46 @@ class _Counters:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        # Least recently used first. Refusing counters are apart, as a flood of new callers must not free a client.
+        # Least recently used first. Refusing counters, and those that the new callers of a policy share, are apart: a
+        # flood of new callers must not free a client.
         self._passing: OrderedDict[_Name, _Counter] = OrderedDict()
-        self._refusing: OrderedDict[_Name, _Counter] = OrderedDict()
-        # By policy, without a subject; apart, as each new caller would evict a shared counter.
-        self._shared: dict[_Name, _Counter] = {}
+        self._kept: OrderedDict[_Name, _Counter] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._passing) + len(self._refusing) + len(self._shared)
+        return len(self._passing) + len(self._kept)
 
     def take(self, name: _Name, kind: type[_Counter], now: int, *, peek: bool) -> _Counter:
         """Remove and return the counter, for a peek return a copy; a new one after an edit to another kind."""
-        if name not in self._passing and name not in self._refusing and not self._has_room(now, peek):
+        if name not in self._passing and name not in self._kept and not self._has_room(now, peek):
             # All counters are refusing: the new callers of a policy share one.
             name = (None, *name[1:])
-        found = deepcopy(self._find(name)) if peek else self.pop(name)
+        found = deepcopy(self._passing.get(name) or self._kept.get(name)) if peek else self.pop(name)
         counter = found if isinstance(found, kind) else kind()
         counter.name = name
         return counter
 
     def pop(self, name: _Name) -> _Counter | None:
         """Remove and return a counter; None where there is none."""
-        homes = (self._passing, self._refusing, self._shared)
-        return next((counters.pop(name) for counters in homes if name in counters), None)
-
-    def _find(self, name: _Name) -> _Counter | None:
-        return self._passing.get(name) or self._refusing.get(name) or self._shared.get(name)
+        return self._passing.pop(name, None) or self._kept.pop(name, None)
 
     def put(self, counter: _Counter) -> None:
         """Store a counter as the last one used; one that holds nothing is forgotten."""
-        name = counter.name
-        if name[0] is None:
-            self._shared[name] = counter
-        elif counter.refused_until:
-            self._refusing[name] = counter
+        if counter.refused_until or counter.name[0] is None:
+            self._kept[counter.name] = counter
         elif counter.holds():
-            self._passing[name] = counter
+            self._passing[counter.name] = counter
 
     def _has_room(self, now: int, peek: bool) -> bool:
-        if len(self._passing) + len(self._refusing) < self._size:
+        if len(self) < self._size:
             return True
         if peek:
             return bool(self._passing)
-        for _ in range(min(_MAX_SEARCHED, len(self._refusing))):
-            name, counter = self._refusing.popitem(last=False)
-            if counter.refused_until <= now:
+        for _ in range(min(_MAX_SEARCHED, len(self._kept))):
+            name, counter = self._kept.popitem(last=False)
+            if name[0] is not None and counter.refused_until <= now:
                 return True
-            self._refusing[name] = counter
-        if self._passing:
-            self._passing.popitem(last=False)
-            return True
-        return False
+            self._kept[name] = counter
+        return bool(self._passing and self._passing.popitem(last=False))
 
 
 class Memory:
@@ -336,7 +325,7 @@ class Memory:
         """Its clock (µs)."""
         return self._clock()
 
-    def ask(self, request: LimitRequest, share: float = 1.0) -> Steps:
+    def ask(self, request: LimitRequest) -> Steps:
         """``decide``, as steps of which none is a command; see ``ScriptBackend``."""
         return self.decide(request)
         yield

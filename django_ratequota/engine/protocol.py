@@ -16,10 +16,10 @@ from ..exceptions import InvalidBucket, MissingCounts, NewerRevision, StoreError
 from ..store.base import Store, run_script
 from ..store.commands import Command, ScriptCall
 from .calendar_windows import calendar_window
-from .decision import CHARGING, LimitRequest, Steps, charge_each, make_decision
+from .decision import CHARGING, Decision, LimitRequest, Steps, charge_each
 from .keys import bucket_key, revision_key, window_key
 from .scripts import DECIDE, PUBLISH, RAISE
-from .types import Bucket, BucketStatus, make_status
+from .types import Bucket, BucketStatus
 
 NO_REVISION = -1
 #: First number of a reply.
@@ -58,11 +58,10 @@ class ScriptBackend:
         """The server's clock as this process last saw it, or the injected one."""
         return self._clock() if self._clock else time.monotonic_ns() // 1000 + self._offset_us
 
-    def ask(self, request: LimitRequest, share: float = 1.0) -> Steps:
+    def ask(self, request: LimitRequest) -> Steps:
         """Send the buckets in one atomic call, again while a calendar window is outdated.
 
-        ``share`` is the part of the decision's time that it may take on a Cluster. Raises ``NewerRevision``,
-        ``InvalidBucket`` and ``StoreError``.
+        Raises ``NewerRevision``, ``InvalidBucket`` and ``StoreError``.
         """
         mode, buckets, charged = request.mode, request.buckets, request.charged
         units, levels_us = request.units(), charged.levels_us if charged else ()
@@ -73,8 +72,9 @@ class ScriptBackend:
         since_us = charged.at_us if charged else request.wait_us
         for _ in range(3):
             header = (mode, clock() if clock else 0, known, since_us)
-            command, windows_us = prepared.command(header, units, levels_us, request.complete, at_us)
-            numbers = read_reply((yield command if share == 1.0 else command.within(share)), len(buckets))
+            asked = header, units, levels_us, request.complete, request.share
+            command, windows_us = prepared.command(asked, at_us)
+            numbers = read_reply((yield command), len(buckets))
             outcome, allowed, now_us, stored = numbers[:4]
             if not clock:
                 self._offset_us = now_us - time.monotonic_ns() // 1000
@@ -84,7 +84,7 @@ class ScriptBackend:
                 # Those of all other decisions follow from their statuses and cost, when they are needed.
                 listed = charging and (request.costs or mode == "charge" or not request.cost)
                 cost = request.cost if charging else 0
-                return make_decision(
+                return Decision(
                     allowed=allowed == 1,
                     statuses=statuses,
                     at_us=now_us,
@@ -129,10 +129,16 @@ class ScriptBackend:
         return [[key] for key in keys] if self._clustered else [keys] if keys else []
 
 
+#: What a command is built for: the script's first arguments (mode, clock in µs, the caller's revision, a time in µs),
+#: the cost of each bucket, how long after its charge each was full again (µs; empty = not known), whether no durable
+#: count may be missing, and the share of the decision's time.
+Asked = tuple[tuple[object, ...], tuple[int, ...], tuple[int, ...], bool, float]
+
+
 class _Sent(NamedTuple):
     """A command, and for what it was built."""
 
-    made_for: tuple[object, ...]
+    made_for: Asked
     #: Since and until when its calendar windows are the current ones (µs).
     since_us: int
     until_us: int
@@ -151,38 +157,24 @@ class CheckCommand:
         self._zone = zone
         self._buckets = buckets
         self._calendars = [bucket.rate.calendar for bucket in buckets]
-        self._last = _Sent((), 0, 0, ScriptCall(DECIDE, (), ()), [])
+        self._last = _Sent(((), (), (), False, 1.0), 0, 0, ScriptCall(DECIDE, (), ()), [])
 
-    def command(
-        self,
-        header: tuple[object, ...],
-        units: tuple[int, ...],
-        levels_us: tuple[int, ...],
-        complete: bool,
-        now_us: int,
-    ) -> tuple[ScriptCall, list[int]]:
-        """Return the command, and the length of each bucket's window (µs).
-
-        ``header`` is the script's first arguments: mode, clock (µs), the caller's revision, and a time (µs).
-        ``units`` are the cost of each bucket, ``levels_us`` how long after its charge each was full again; empty =
-        not known. ``complete`` = no durable count may be missing.
-        """
+    def command(self, made_for: Asked, now_us: int) -> tuple[ScriptCall, list[int]]:
+        """Return the command, and the length of each bucket's window (µs)."""
         last = self._last
-        made_for = header, units, levels_us, complete
         if last.made_for != made_for or not last.since_us <= now_us < last.until_us:
+            header, units, levels_us, complete, share = made_for
             since_us, until_us, args, windows_us = self._arguments(now_us)
             args[_STRIDE - 2 :: _STRIDE] = units
-            durable = 2 if complete else 1
+            durable, levels = 2 if complete else 1, levels_us or (0,) * len(units)
             args[_STRIDE - 1 :: _STRIDE] = [
                 (durable if bucket.durable else 0) if unit else level_us
-                for bucket, unit, level_us in zip(
-                    self._buckets, self._calendars, levels_us or (0,) * len(units), strict=True
-                )
+                for bucket, unit, level_us in zip(self._buckets, self._calendars, levels, strict=True)
             ]
             keys = self.keys_at(now_us)
             if header[2] != NO_REVISION:
                 keys = [self._revision_key, *keys]
-            command = ScriptCall(DECIDE, keys, (*header, *args))
+            command = ScriptCall(DECIDE, keys, (*header, *args), share=share)
             last = self._last = _Sent(made_for, since_us, until_us, command, windows_us)
         return last.command, last.windows_us
 
@@ -241,7 +233,7 @@ def statuses_of(
     for bucket, window_us in zip(buckets, windows_us, strict=True):
         passed, remaining, wait_us, reset_us, next_us = numbers[at : at + _EACH]
         statuses.append(
-            make_status(
+            BucketStatus(
                 bucket=bucket,
                 allowed=passed == 1,
                 remaining=remaining if remaining > 0 else 0,

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -99,7 +98,7 @@ class Rate:
     capacity: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "limit", _check_units("limit", self.limit))
+        object.__setattr__(self, "limit", _check_units(gettext_noop("limit"), self.limit))
         if self.counts not in COUNTS:
             text = gettext_noop("a rate counts units or requests, not %(value)s")
             raise InvalidRate(text, value=show(self.counts))
@@ -116,7 +115,7 @@ class Rate:
             if isinstance(self.period, float) and self.period.is_integer():
                 object.__setattr__(self, "period", int(self.period))
         if self.burst is not None:
-            object.__setattr__(self, "burst", _check_units("burst", self.burst))
+            object.__setattr__(self, "burst", _check_units(gettext_noop("burst"), self.burst))
             if self.algorithm not in BURST_ALGORITHMS:
                 text = gettext_noop(
                     "burst belongs to %(known)s, not to %(algorithm)s; "
@@ -150,11 +149,11 @@ class Rate:
 
         Raises ``InvalidRate``: what was expected, at which character (counted from 1).
         """
-        return _read_rate(_Text(text)).rate(algorithm)
+        _check_text(text)
+        return _read_rate(text)[0].by(algorithm)
 
     def __str__(self) -> str:
-        named = None if self.algorithm == DEFAULT_ALGORITHM or self.period == MONTH else self.algorithm
-        return _format(self.limit, self.counts, self.period, self.burst, named)
+        return _format(self, named=self.algorithm != DEFAULT_ALGORITHM)
 
 
 @lru_cache(maxsize=1024)
@@ -164,10 +163,10 @@ def parse_rates(text: str, algorithm: str = DEFAULT_ALGORITHM) -> tuple[Rate, ..
     Raises ``InvalidRate`` also when two rates share algorithm, period and what they count, as they would share one
     counter.
     """
-    specs = _read_rates(text)
-    if isinstance(specs, str):
-        return specs
-    rates = tuple(spec.rate(algorithm) for spec in specs)
+    written = _read_rates(text)
+    if isinstance(written, str):
+        return written
+    rates = tuple(one.by(algorithm) for one in written)
     seen: dict[tuple[object, ...], Rate] = {}
     for rate in rates:
         first = seen.setdefault((rate.algorithm, rate.period, rate.counts), rate)
@@ -183,10 +182,10 @@ def normalize_rates(text: str) -> str:
 
     It names an algorithm only where the text does: else the rate keeps following its policy's default.
     """
-    specs = _read_rates(text)
-    if isinstance(specs, str):
-        return specs
-    canonical = ", ".join(_format(spec.limit, spec.counts, spec.period, spec.burst, spec.algorithm) for spec in specs)
+    written = _read_rates(text)
+    if isinstance(written, str):
+        return written
+    canonical = ", ".join(_format(rate, named=named) for rate, named in written)
     if len(canonical) > MAX_TEXT:
         text = gettext_noop("rates may have at most %(most)s characters in canonical form, these have %(length)s")
         raise InvalidRate(text, most=MAX_TEXT, length=len(canonical))
@@ -206,13 +205,11 @@ def format_period(period: float | Literal["month"]) -> str:
     return f"{period}s"
 
 
-def _format(
-    limit: int, counts: str, period: float | Literal["month"], burst: int | None, algorithm: str | None
-) -> str:
-    text = f"{limit}{' requests' if counts == 'requests' else ''}/{format_period(period)}"
-    if burst is not None:
-        text += f" burst {burst}"
-    return f"{text} {algorithm}" if algorithm else text
+def _format(rate: Rate, *, named: bool) -> str:
+    text = f"{rate.limit}{' requests' if rate.counts == 'requests' else ''}/{format_period(rate.period)}"
+    if rate.burst is not None:
+        text += f" burst {rate.burst}"
+    return f"{text} {rate.algorithm}" if named and rate.period != MONTH else text
 
 
 def as_integer(value: object) -> int | None:
@@ -230,11 +227,11 @@ def as_integer(value: object) -> int | None:
         return None
 
 
-def _check_units(name: str, value: object) -> int:
+def _check_units(what: str, value: object) -> int:
     units = as_integer(value)
     if units is None or not 1 <= units <= MAX_UNITS:
-        text = gettext_noop("%(name)s must be a whole number from 1 to %(most)s, not %(value)s")
-        raise InvalidRate(text, name=name, most=MAX_UNITS, value=show(value))
+        text = gettext_noop("%(what)s must be a whole number from 1 to %(most)s, not %(value)s")
+        raise InvalidRate(text, what=what, most=MAX_UNITS, value=show(value))
     return units
 
 
@@ -257,110 +254,92 @@ def show(value: object) -> str:
     return text if len(text) <= 40 else text[:40] + "…"
 
 
-class _RateSpec(NamedTuple):
-    """One rate as written; ``algorithm`` is None where the text names none."""
+class _Written(NamedTuple):
+    """One rate of a text."""
 
-    limit: int
-    counts: Literal["units", "requests"]
-    period: float | Literal["month"]
-    burst: int | None
-    algorithm: str | None
+    #: By ``DEFAULT_ALGORITHM`` where it names none.
+    rate: Rate
+    named: bool
 
-    def rate(self, default: str) -> Rate:
+    def by(self, default: str) -> Rate:
         """Return the rate, by the ``default`` algorithm where it names none; raises ``InvalidRate``."""
-        algorithm = self.algorithm
-        if algorithm is None:
-            algorithm = "fixed_window" if self.period == MONTH else default
-        return Rate(limit=self.limit, counts=self.counts, period=self.period, burst=self.burst, algorithm=algorithm)
+        return self.rate if self.named or self.rate.period == MONTH else replace(self.rate, algorithm=default)
 
 
-class _Text:
-    """A cursor over rate text; its errors name the character where reading failed."""
-
-    def __init__(self, text: str) -> None:
-        if not isinstance(text, str):
-            raise InvalidRate(gettext_noop("a rate is text such as 100/min, not %(value)s"), value=show(text))
-        if len(text) > MAX_TEXT:
-            template = gettext_noop("rate text may have %(most)s characters, this has %(length)s")
-            raise InvalidRate(template, most=MAX_TEXT, length=len(text))
-        self.text, self.start, self.at = text, 0, 0
-
-    def take(self, pattern: str) -> str | None:
-        """Return the next token if it matches, and skip the blanks around it; else consume nothing."""
-        match = re.compile(rf"\s*({pattern})\s*", re.ASCII | re.IGNORECASE).match(self.text, self.at)
-        if match is None:
-            return None
-        self.start, self.at = match.start(1), match.end()
-        return match[1].lower()
-
-    def number(self, what: str) -> int:
-        digits = self.take(r"[0-9][0-9_]*")
-        if digits is None:
-            raise self.expected(what)
-        plain = digits.replace("_", "").lstrip("0") or "0"
-        if len(plain) > len(str(MAX_UNITS)) or not 1 <= int(plain) <= MAX_UNITS:
-            text = gettext_noop("%(what)s must be from 1 to %(most)s, at character %(at)s")
-            raise InvalidRate(text, what=what, most=MAX_UNITS, at=self.start + 1)
-        return int(plain)
-
-    def expected(self, what: str, known: Iterable[str] = ()) -> InvalidRate:
-        rest = self.text[self.at :].strip()
-        if rest:
-            text = gettext_noop(
-                "expected %(what)s%(known)s at character %(at)s, not %(rest)s; write for example 100/min"
-            )
-        else:
-            text = gettext_noop(
-                "expected %(what)s%(known)s at character %(at)s, but the text ends; write for example 100/min"
-            )
-        among = f" ({', '.join(known)})" if known else ""
-        return InvalidRate(text, what=what, known=among, at=self.at + 1, rest=show(rest))
+_NUMBER = "[0-9][0-9_]*"
+#: One rate, as far as it can be read: the match ends where something else is expected.
+_RATE = re.compile(
+    rf"\s*(?:(?P<limit>{_NUMBER})\s*(?:(?P<counts>requests?|units?)\b\s*)?"
+    rf"(?:(?P<per>/)\s*(?:(?P<count>{_NUMBER})\s*)?(?:(?P<unit>{'|'.join(_UNIT_NAMES)})(?![a-z])\s*"
+    rf"(?:burst\s+(?P<burst>{_NUMBER})\s*)?(?:(?P<algorithm>{'|'.join(ALGORITHMS)})(?![a-z_])\s*)?)?)?)?",
+    re.ASCII | re.IGNORECASE,
+)
+#: What is expected where the match lacks a part.
+_EXPECTED = {
+    "limit": gettext_noop("a limit (a number)"),
+    "per": gettext_noop("'/'"),
+    "unit": gettext_noop("a unit (s, min, hour, day, week or month)"),
+}
 
 
-def _read_rates(text: str) -> list[_RateSpec] | Literal["unlimited", "blocked"]:
-    cursor = _Text(text)
+def _read_rates(text: str) -> list[_Written] | Literal["unlimited", "blocked"]:
+    _check_text(text)
     word = text.strip().lower()
     if word == UNLIMITED or word == BLOCKED:
         return word
-    specs = [_read_rate(cursor, more=True)]
-    while cursor.take(","):
-        specs.append(_read_rate(cursor, more=True))
-    return specs
+    written, end = [], -1
+    while end < len(text):
+        one, end = _read_rate(text, end + 1, more=True)
+        written.append(one)
+    return written
 
 
-def _read_rate(cursor: _Text, more: bool = False) -> _RateSpec:
-    limit = cursor.number(gettext_noop("a limit (a number)"))
-    word = cursor.take(r"(?:requests?|units?)\b")
-    counts: Literal["units", "requests"] = "requests" if word is not None and word[0] == "r" else "units"
-    if not cursor.take("/"):
-        raise cursor.expected(gettext_noop("'/'"))
-    count = cursor.number(gettext_noop("a number of units")) if cursor.take("(?=[0-9])") is not None else 1
-    start = cursor.at
-    unit = _UNIT_NAMES.get(cursor.take("[a-z]+") or "")
-    if unit is None:
-        cursor.at = start
-        raise cursor.expected(gettext_noop("a unit (s, min, hour, day, week or month)"))
+def _check_text(text: object) -> None:
+    if not isinstance(text, str):
+        raise InvalidRate(gettext_noop("a rate is text such as 100/min, not %(value)s"), value=show(text))
+    if len(text) > MAX_TEXT:
+        template = gettext_noop("rate text may have %(most)s characters, this has %(length)s")
+        raise InvalidRate(template, most=MAX_TEXT, length=len(text))
+
+
+def _read_rate(text: str, start: int = 0, *, more: bool = False) -> tuple[_Written, int]:
+    """Return the rate that begins at ``start``, and where it ends: ``more`` = at a comma too."""
+    found = next(_RATE.finditer(text, start))  # what it matches may be empty
+    end = found.end()
+    if not found["unit"] or not (end == len(text) or (more and text[end] == ",")):
+        raise _expected(found)
+    part = {name: text.lower() for name, text in found.groupdict("").items()}
+    limit, count, burst = (int(part[name].replace("_", "") or 1) for name in ("limit", "count", "burst"))
+    unit, algorithm = _UNIT_NAMES[part["unit"]], part["algorithm"]
     if unit == MONTH and count != 1:
         template = gettext_noop("months are counted one by one: write %(limit)s/month, or %(limit)s/%(days)sday")
         raise InvalidRate(template, limit=limit, days=30 * count)
-    burst = cursor.number(gettext_noop("a burst (a number)")) if cursor.take(r"burst\b") else None
-    start = cursor.at
-    algorithm = cursor.take("[a-z_]+")
-    if algorithm is not None and algorithm not in ALGORITHMS:
-        cursor.at = start
-        what = gettext_noop("an algorithm") if burst is not None else gettext_noop("'burst', an algorithm")
-        raise cursor.expected(what, ALGORITHMS)
-    if cursor.at < len(cursor.text) and not (more and cursor.text[cursor.at] == ","):
-        raise cursor.expected(gettext_noop("',' or the end") if more else gettext_noop("the end"))
-    if unit == MONTH and algorithm is not None:
-        if algorithm != "fixed_window":
-            raise _month_is_calendar(limit, algorithm)
-        algorithm = None
-    period: float | Literal["month"] = MONTH if unit == MONTH else count * (UNITS[unit] // 10**6)
-    spec = _RateSpec(limit, counts, period, burst, algorithm)
-    # Because readers differ in their default, a bad period or burst is refused here, by the one that allows most.
-    spec.rate(DEFAULT_ALGORITHM)
-    return spec
+    if unit == MONTH and algorithm not in ("", "fixed_window"):
+        raise _month_is_calendar(limit, algorithm)
+    rate = Rate(
+        limit=limit,
+        counts="requests" if part["counts"].startswith("r") else "units",
+        period=MONTH if unit == MONTH else count * (UNITS[unit] // _SECOND),
+        burst=burst if part["burst"] else None,
+        # Because readers differ in their default, a bad period or burst is refused here, by the one that allows most.
+        algorithm=algorithm or DEFAULT_ALGORITHM,
+    )
+    return _Written(rate, bool(algorithm)), end
+
+
+def _expected(found: re.Match[str]) -> InvalidRate:
+    """Return the error of a rate that could be read only as far as ``found``."""
+    what, among = next((what for part, what in _EXPECTED.items() if not found[part]), ""), ""
+    if not what:
+        what, among = gettext_noop("the end, 'burst' and a number, or an algorithm"), f" ({', '.join(ALGORITHMS)})"
+    rest = found.string[found.end() :].strip()
+    if rest:
+        text = gettext_noop("expected %(what)s%(known)s at character %(at)s, not %(rest)s; write for example 100/min")
+    else:
+        text = gettext_noop(
+            "expected %(what)s%(known)s at character %(at)s, but the text ends; write for example 100/min"
+        )
+    return InvalidRate(text, what=what, known=among, at=found.end() + 1, rest=show(rest))
 
 
 def _month_is_calendar(limit: int, algorithm: str) -> InvalidRate:

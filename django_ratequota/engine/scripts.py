@@ -20,11 +20,11 @@ def _compose(*names: str, flags: str = "") -> Script:
     ``flags`` are appended to the first file's ``#!lua`` line.
     """
     source: list[str] = []
-    lines: list[tuple[str, int]] = []
+    files: list[tuple[str, int]] = []
     folder = Path(__file__).parent.parent / "lua"
     for name in names:
         body = (folder / f"{name}.lua").read_text().rstrip().splitlines()
-        lines += [(f"{name}.lua", number) for number in range(1, len(body) + 1)]
+        files.append((f"{name}.lua", len(body)))
         if name in _BRANCHES:
             body[0] = (
                 "local function algorithm(name) " * (name == _BRANCHES[0]) + f"if name == '{name}' then {body[0]}"
@@ -33,7 +33,7 @@ def _compose(*names: str, flags: str = "") -> Script:
         source += body
     source[0] += flags
     text = "\n".join(source) + "\n"
-    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), tuple(lines))
+    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), tuple(files))
 
 
 #: Decides about any number of buckets: check, peek, charge, refund, acquire.
@@ -48,7 +48,6 @@ RAISE = _compose("raise")
 REPORT = _compose("report")
 #: Adds a process's counts to the statistics.
 COLLECT = _compose("collect")
-#: Keeps the subjects that have used half of a rate or more.
 #: Returns parts of the statistics as one text.
 READ_PAIRS = _compose("read_pairs", flags=" flags=no-writes")
 #: Returns the commands that the caller's ACL forbids.

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, Literal, ParamSpec, TypeVar
+from dataclasses import dataclass, field
+from typing import Literal
 
 from ..exceptions import InvalidCost
 from .rates import DEFAULT_ALGORITHM, MAX_UNITS, MONTH, Rate, as_integer, format_period
 
 _SECOND = 10**6
-Keywords = ParamSpec("Keywords")
-Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +64,12 @@ class Bucket:
         return f"{self.scope or 'all'}/{format_period(self.rate.period)}{counts}{algorithm}{shared}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class BucketStatus:
-    """One bucket at the instant of the decision, the request's own units included when it was admitted."""
+    """One bucket at the instant of the decision, the request's own units included when it was admitted.
+
+    Read it only. Not frozen, as every decision makes some, and frozen ones take more than twice as long to make.
+    """
 
     bucket: Bucket
     #: Whether this bucket has, or had, room for the cost.
@@ -117,28 +117,6 @@ class BucketStatus:
     def refused(self) -> bool:
         """Whether this bucket makes the decision a refusal: an enforced one without room."""
         return not self.allowed and self.bucket.mode == "enforce"
-
-
-def fast_init(cls: Callable[Keywords, Value]) -> Callable[Keywords, Value]:
-    """Return a function that makes a frozen, slotted, keyword-only dataclass in half the time of calling the class.
-
-    Every decision makes some. The generated ``__init__`` sets each field by its name, this sets it by its slot.
-    """
-    known: dict[str, Any] = {"new": object.__new__, "cls": cls}
-    parameters, body = [], []
-    for each in fields(cls):  # type: ignore[arg-type]
-        name = each.name
-        known |= {f"set_{name}": getattr(cls, name).__set__, f"default_{name}": each.default}
-        if each.init:
-            parameters.append(name if each.default is MISSING else f"{name}=default_{name}")
-        body.append(f"    set_{name}(made, {name if each.init else f'default_{name}'})\n")
-    text = f"def make(*, {', '.join(parameters)}):\n    made = new(cls)\n{''.join(body)}    return made\n"
-    exec(text, known)  # noqa: S102 - as dataclass does, of our own names
-    return known["make"]  # type: ignore[no-any-return]
-
-
-#: Returns a status of the same keywords, sooner.
-make_status = fast_init(BucketStatus)
 
 
 def check_cost(cost: object) -> int:

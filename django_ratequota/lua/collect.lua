@@ -5,8 +5,8 @@
 --         refused in log mode   [6] recorded usage   [7] its level and size   [8] refusals   [9] refusals by time
 --         [10] refusals of a network that had others in the same minute before, by time
 --         [11] would-be refusals   [12] would-be refusals by time
--- ARGV    [1] JSON: minutes, quarters {field, n ...}; callers {{member, n ...} x 3}; refusals {{id, time, n, text,
---         0; 1 = others of its network came before; 2 = a would-be refusal} ...}
+-- ARGV    [1] JSON: minutes, quarters {field, n ...}; callers {{member, n ...} x 3}; refusals and would_be {{id, time,
+--         n, text, 1 = others of its network or policies came before} ...}
 --         [2] a chunk of usage ("" = none)           [3] the level at which to begin the hour
 --         [4] most fields of counts   [5] most callers   [6] most bytes of usage   [7] most refusals
 --         [8] [9] TTL of minutes, of all else (s)    [10] the time of the oldest refusals to keep (s)
@@ -73,19 +73,17 @@ if chunk ~= '' then
 end
 
 -- A family of refusals: what is kept of them, their times, and the times of those that are dropped first.
-local function keep_refusals(kept, times, first, most, is_member)
-  for _, refusal in ipairs(payload.refusals) do
-    local id, at, count, text, kind = unpack(refusal)
-    if is_member(kind) then
-      redis.call('HSETNX', kept, id, text)
-      redis.call('HINCRBY', kept, id .. ':count', count)
-      redis.call('ZADD', times, 'NX', at, id)
-      if kind == 1 then
-        redis.call('ZADD', first, 'NX', at, id)
-      end
+local function keep_refusals(refusals, kept, times, first, most)
+  for _, refusal in ipairs(refusals) do
+    local id, at, count, text, later = unpack(refusal)
+    redis.call('HSETNX', kept, id, text)
+    redis.call('HINCRBY', kept, id .. ':count', count)
+    redis.call('ZADD', times, 'NX', at, id)
+    if later == 1 then
+      redis.call('ZADD', first, 'NX', at, id)
     end
   end
-  if #payload.refusals > 0 then
+  if #refusals > 0 then
     for _, key in ipairs({ kept, times, first }) do
       redis.call('EXPIRE', key, long_ttl)
     end
@@ -107,7 +105,7 @@ local function keep_refusals(kept, times, first, most, is_member)
 end
 
 -- Drop first the refusals of a network that had others in the same minute, so that no network takes all the room.
-keep_refusals(KEYS[8], KEYS[9], KEYS[10], most_refusals, function(kind) return kind ~= 2 end)
+keep_refusals(payload.refusals, KEYS[8], KEYS[9], KEYS[10], most_refusals)
 -- Kept apart, so that they never displace refusals.
-keep_refusals(KEYS[11], KEYS[12], KEYS[12], tonumber(ARGV[11]), function(kind) return kind == 2 end)
+keep_refusals(payload.would_be, KEYS[11], KEYS[12], KEYS[12], tonumber(ARGV[11]))
 return level

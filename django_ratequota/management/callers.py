@@ -19,7 +19,7 @@ from ..operations.explain import Explanation, anchor_of
 from ..operations.explain_query import ExplainQuery
 from ..operations.ledger import LEVELS, Chosen, current_periods
 from ..operations.near import Row, all_near
-from ..operations.subjects import named, printable, subject_names
+from ..operations.subject_names import named, printable, subject_names
 from ..policies.explain import others_in_words
 from ..policies.facts import to_datetime
 from ..policies.requests.caller import UNKNOWN, failed_kind

@@ -13,7 +13,7 @@ from django.db import transaction
 from ..changes.databases import policy_alias
 from ..changes.validators import visible
 from ..models import PolicyChange, RatePolicy
-from ..operations.undo import plan_undo, undo
+from ..operations.revert import apply, plan_undo
 
 #: Most objects that are named because they stay as they are.
 _LISTED = 20
@@ -32,23 +32,20 @@ def add_verbs(verbs: Any) -> None:
 def undo_save(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     """Undo the save in one transaction."""
     change_id, overwrite = options["change_id"], options["overwrite"]
-    rows = PolicyChange.objects.filter(change_id=change_id)
-    if not rows.exists():
+    if not PolicyChange.objects.filter(change_id=change_id).exists():
         raise CommandError(f"No change has the id {change_id}; copy it from the address of the save's page")
     with transaction.atomic(using=policy_alias(RatePolicy)):
         plan = plan_undo(change_id, lock=not options["dry_run"])
         counts = Counter(step.verb for step in plan.steps if step.applies(overwrite))
         stay = [step for step in plan.steps if not step.done and not step.applies(overwrite)]
-        texts = rows.in_bulk([step.last for step in stay[:_LISTED]])
         for step in stay[:_LISTED]:
             why = step.obstacle or "It was edited again since then (--overwrite undoes it, too)."
-            yield f"stays as it is: {step.kind} {visible(texts[step.last].object_text)}: {why}"
+            yield f"stays as it is: {step.kind} {visible(step.text)}: {why}"
         if len(stay) > _LISTED:
             yield f"and {len(stay) - _LISTED} more"
         summary = f"{counts['create']} created, {counts['change']} changed, {counts['delete']} deleted"
         if options["dry_run"]:
             yield f"Dry run: would be {summary}; nothing was changed"
             return
-        if counts:
-            undo(plan, actor=None, reason=options["reason"] or f"undo {change_id}", overwrite=overwrite)
+        apply(plan, actor=None, reason=options["reason"] or f"undo {change_id}", chosen=overwrite)
     yield summary if counts else "Nothing to undo"

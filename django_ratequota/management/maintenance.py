@@ -14,7 +14,7 @@ from ..changes.writer import write_publication
 from ..conf import settings
 from ..models import PolicyChange
 from ..monitoring.health import Health, has_late_checkpoint, reports, request_checkpoint, state_of
-from ..monitoring.rollup import KEEP_DAYS, KEEP_HOURS, roll_up
+from ..monitoring.rollup import KEEP_DAYS, roll_up
 from ..policies.unreadable import find_unreadable
 from ..runtime import default_limiter
 from ..store.base import server_version
@@ -30,9 +30,8 @@ def add_verbs(verbs: Any) -> None:
     verb.add_argument("--reason", default="ratequota publish", help="Recorded in the history.")
     verb = verbs.add_parser("rollup", help="Copy usage counts from Redis to the database; run it once an hour.")
     verb.set_defaults(run=rollup)
-    for name, unit, days in (("hourly", "hours", KEEP_HOURS), ("daily", "days", KEEP_DAYS)):
-        text = f"Delete {name} rows that are older than this many days (default {days}). Also --keep-{unit}."
-        verb.add_argument(f"--keep-{unit}", f"--keep-{name}", type=int, default=days, metavar="DAYS", help=text)
+    text = f"Delete rows that are older than this many days (default {KEEP_DAYS})."
+    verb.add_argument("--keep-days", type=int, default=KEEP_DAYS, metavar="DAYS", help=text)
     text = "Make every process write its durable counts to the database, before Redis is replaced; waits for them."
     verb = verbs.add_parser("checkpoint", help=text)
     verb.set_defaults(run=checkpoint)
@@ -58,8 +57,8 @@ def publish(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
 
 def rollup(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     """Write usage counts to the database and delete old ones."""
-    done = roll_up(options["keep_hours"], options["keep_days"])
-    yield f"{done.hours} hourly and {done.days} daily rows written, {done.deleted} old rows deleted"
+    done = roll_up(options["keep_days"])
+    yield f"{done.written} hourly rows written, {done.deleted} old rows deleted"
 
 
 def checkpoint(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from ..conf import settings
 from ..operations.quotas import Used, previous_month, used_in_month
-from ..operations.subjects import named, printable, subject_names
+from ..operations.subject_names import named, printable, subject_names
 
 #: Subjects whose names are looked up at once.
 _NAMED = 1000

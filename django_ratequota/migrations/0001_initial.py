@@ -123,8 +123,7 @@ class Migration(migrations.Migration):
             name='UsageCount',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('length', models.CharField(choices=[('hour', 'hour'), ('day', 'day')], help_text='Length of the period.', max_length=4, verbose_name='length')),
-                ('starts_at', models.DateTimeField(help_text='When the hour or day began.', verbose_name='starts at')),
+                ('starts_at', models.DateTimeField(help_text='When the hour began.', verbose_name='starts at')),
                 ('place', models.CharField(help_text='t = all requests, e7 = those at endpoint 7 (e0: at none), p7 = those that policy 7 applied to.', max_length=21, verbose_name='place')),
                 ('admitted', models.PositiveBigIntegerField(help_text='Requests that were let through.', verbose_name='admitted')),
                 ('refused', models.PositiveBigIntegerField(help_text='Requests that were refused.', verbose_name='refused')),
@@ -134,7 +133,7 @@ class Migration(migrations.Migration):
                 'verbose_name': 'usage count',
                 'verbose_name_plural': 'usage counts',
                 'ordering': ['-starts_at', 'place'],
-                'constraints': [models.UniqueConstraint(fields=('length', 'starts_at', 'place'), name='ratequota_usage_one_row')],
+                'constraints': [models.UniqueConstraint(fields=('starts_at', 'place'), name='ratequota_usage_one_row')],
             },
         ),
         migrations.CreateModel(
@@ -143,6 +142,7 @@ class Migration(migrations.Migration):
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('change_id', models.UUIDField(default=uuid.uuid4, editable=False, help_text='Shared by all rows of one save.', verbose_name='change id')),
                 ('first', models.BooleanField(default=True, editable=False, help_text='Whether the row is the first of its save.', verbose_name='first')),
+                ('undoes', models.UUIDField(editable=False, help_text='The change id of the save that this one undoes.', null=True, verbose_name='undoes')),
                 ('model', models.CharField(help_text='Kind of object that changed; * = any.', max_length=50, verbose_name='model')),
                 ('object_id', models.CharField(blank=True, help_text='Primary key of the object.', max_length=64, verbose_name='object id')),
                 ('object_text', models.CharField(blank=True, help_text='The object in words.', max_length=300, verbose_name='object')),

@@ -1,4 +1,4 @@
-"""What was counted, kept for longer than Redis keeps it: requests by hour and day, and units by calendar window."""
+"""What was counted, kept for longer than Redis keeps it: requests by the hour, and units by calendar window."""
 
 from __future__ import annotations
 
@@ -11,14 +11,9 @@ from ..changes.databases import PrimaryQuerySet
 
 
 class UsageCount(models.Model):
-    """Requests of one hour or day in one series, written by ``ratequota rollup`` before Redis drops them."""
+    """Requests of one hour in one series, written by ``ratequota rollup`` before Redis drops them."""
 
-    class Length(models.TextChoices):
-        HOUR = "hour", _("hour")
-        DAY = "day", _("day")
-
-    length = models.CharField(_("length"), max_length=4, choices=Length.choices, help_text=_("Length of the period."))
-    starts_at = models.DateTimeField(_("starts at"), help_text=_("When the hour or day began."))
+    starts_at = models.DateTimeField(_("starts at"), help_text=_("When the hour began."))
     place = models.CharField(
         _("place"),
         max_length=21,
@@ -36,9 +31,7 @@ class UsageCount(models.Model):
         verbose_name = _("usage count")
         verbose_name_plural = _("usage counts")
         ordering = ["-starts_at", "place"]
-        constraints = [
-            models.UniqueConstraint(fields=["length", "starts_at", "place"], name="ratequota_usage_one_row")
-        ]
+        constraints = [models.UniqueConstraint(fields=["starts_at", "place"], name="ratequota_usage_one_row")]
 
     def __str__(self) -> str:
         return f"{self.place} {self.starts_at:%Y-%m-%d %H:%M}"

@@ -36,6 +36,9 @@ class PolicyChange(models.Model):
     first = models.BooleanField(
         _("first"), default=True, editable=False, help_text=_("Whether the row is the first of its save.")
     )
+    undoes = models.UUIDField(
+        _("undoes"), null=True, editable=False, help_text=_("The change id of the save that this one undoes.")
+    )
     model = models.CharField(_("model"), max_length=50, help_text=_("Kind of object that changed; * = any."))
     object_id = models.CharField(_("object id"), max_length=64, blank=True, help_text=_("Primary key of the object."))
     object_text = models.CharField(_("object"), max_length=300, blank=True, help_text=_("The object in words."))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -25,7 +24,9 @@ from ..engine.keys import bucket_key, statistics_key
 from ..engine.types import BucketStatus
 from ..exceptions import StoreError
 from ..runtime import default_limiter
+from ..utils.bounded_cache import BoundedCache
 from ..utils.locks import ForkSafeLock
+from ..utils.problems import note_problem
 from .background import Background
 
 logger = logging.getLogger("django_ratequota")
@@ -39,11 +40,10 @@ quota_threshold = Signal()
 _SECONDS = 1.0
 #: Most signals that a process sends in ``_SECONDS``: a flood of subjects must not become a flood of mails.
 _MOST_SENT = 10
-#: Most crossings of one limit in the queue, most in all, and most sent ones remembered (the oldest are forgotten).
-_MAX_OF_LIMIT, _MAX_QUEUED, _MAX_SENT = 100, 1_000, 10_000
+#: Most crossings of one limit in the queue, most limits there, and most sent crossings remembered.
+_MAX_OF_LIMIT, _MAX_LIMITS, _MAX_SENT = 100, 100, 10_000
 #: A dropped crossing is queued again after this time, if the bucket is still at that level.
 _RETRY_US = 60 * 10**6
-_LOG_SECONDS = 60.0
 
 
 class _Crossing(NamedTuple):
@@ -52,17 +52,13 @@ class _Crossing(NamedTuple):
     at_us: int
 
 
-#: A policy and the name of its limit.
-_Limit = tuple[int | None, str]
-
-#: Crossings to send, by limit. Limits take turns, so that many subjects of one cannot hold up those of another.
-_queue: OrderedDict[_Limit, deque[_Crossing]] = OrderedDict()
+#: Crossings to send, by policy and name of its limit. Limits take turns, so that many subjects of one cannot hold up
+#: those of another.
+_queue: OrderedDict[tuple[int | None, str], deque[_Crossing]] = OrderedDict()
 #: (counter, level) -> until when it counts as sent (µs, the store's clock).
-_sent_until: OrderedDict[tuple[object, ...], int] = OrderedDict()
-#: Crossings dropped since the limit's last signal, and since the last line in the log, by the limit's name.
+_sent_until = BoundedCache[int](_MAX_SENT)
+#: Crossings dropped since the limit's last signal, by the limit's name.
 _suppressed: Counter[str] = Counter()
-_unlogged: Counter[str] = Counter()
-_log_at = 0.0
 _lock = ForkSafeLock()
 
 
@@ -71,9 +67,8 @@ def observe(decision: Decision) -> None:
     if not quota_threshold.receivers or decision.degraded:
         return
     for status in decision.statuses:
-        levels = levels_reached(status)
-        if levels:
-            _enqueue(status, levels, decision.at_us)
+        for level in levels_reached(status):
+            _enqueue(_Crossing(level, status, decision.at_us))
 
 
 def connect_receivers(*, setting: str = "RATEQUOTA", **_: object) -> None:
@@ -104,77 +99,44 @@ def levels_reached(status: BucketStatus) -> tuple[int, ...]:
     return (80,) if status.remaining * 5 <= status.limit else ()
 
 
-def _enqueue(status: BucketStatus, levels: tuple[int, ...], at_us: int) -> None:
-    limit = (status.bucket.policy_id, status.bucket.title)
-    for level in levels:
-        key = (*status.bucket.counter, level)
-        with _lock:
-            if _sent_until.get(key, 0) > at_us:
-                continue
-            sent_us = sent_for_us(status)
-            if _has_room(limit):
-                _queue.setdefault(limit, deque()).append(_Crossing(level, status, at_us))
-            else:
-                sent_us = min(sent_us, _RETRY_US)
-                _drop(status.bucket.title)
-            _sent_until[key] = at_us + sent_us
-            _sent_until.move_to_end(key)
-            if len(_sent_until) > _MAX_SENT:
-                _sent_until.popitem(last=False)
+def _enqueue(crossing: _Crossing) -> None:
+    level, status, at_us = crossing
+    key, title = (*status.bucket.counter, level), status.bucket.title
+    with _lock:
+        if _sent_until.get(key, 0) > at_us:
+            return
+        sent_us = sent_for_us(status)
+        limit = (status.bucket.policy_id, title)
+        own = _queue.get(limit, deque())
+        has_room = len(own) < _MAX_OF_LIMIT and (bool(own) or len(_queue) < _MAX_LIMITS)
+        if has_room:
+            own.append(crossing)
+            _queue[limit] = own
+        else:
+            sent_us = min(sent_us, _RETRY_US)
+            _suppressed[title] += 1
+        _sent_until.put(key, at_us + sent_us)
+    if not has_room:
+        note_problem("quota_threshold", f"quota_threshold: crossings of {title} are not sent, too many at once")
     _background.keep()
-
-
-def _has_room(limit: _Limit) -> bool:
-    """Whether the queue takes one more crossing of the limit; a limit without any may use twice the bound."""
-    own = len(_queue.get(limit, ()))
-    return own < _MAX_OF_LIMIT and sum(map(len, _queue.values())) < (_MAX_QUEUED if own else 2 * _MAX_QUEUED)
-
-
-def _drop(title: str) -> None:
-    for counts in (_suppressed, _unlogged):
-        if title in counts or len(counts) < _MAX_QUEUED:
-            counts[title] += 1
 
 
 def send() -> None:
     """Send the signal for at most ``_MOST_SENT`` queued crossings that no other process has sent."""
     for _ in range(_MOST_SENT):
-        crossing = _dequeue()
-        if crossing is None:
-            break
+        with _lock:
+            if not _queue:
+                return
+            limit, own = _queue.popitem(last=False)
+            crossing = own.popleft()
+            if own:
+                _queue[limit] = own
         if _claim(crossing):
-            at = datetime.fromtimestamp(crossing.at_us / 10**6, UTC)
+            level, status, at_us = crossing
             with _lock:
-                suppressed = _suppressed.pop(crossing.status.bucket.title, 0)
-            quota_threshold.send_robust(
-                sender=None, level=crossing.level, status=crossing.status, at=at, suppressed=suppressed
-            )
-    _log_dropped()
-
-
-def _dequeue() -> _Crossing | None:
-    """Take the oldest crossing of the limit whose turn it is; None when the queue is empty."""
-    with _lock:
-        if not _queue:
-            return None
-        limit, own = _queue.popitem(last=False)
-        crossing = own.popleft()
-        if own:
-            _queue[limit] = own
-        return crossing
-
-
-def _log_dropped() -> None:
-    """Log once a minute how many crossings were dropped, and the three limits with most of them."""
-    global _log_at
-    with _lock:
-        if not _unlogged or time.monotonic() < _log_at:
-            return
-        _log_at = time.monotonic() + _LOG_SECONDS
-        dropped, most = _unlogged.total(), _unlogged.most_common(3)
-        _unlogged.clear()
-    limits = ", ".join(f"{title}: {count}" for title, count in most)
-    logger.warning("quota_threshold: %d crossings were not sent, too many at once (%s)", dropped, limits)
+                suppressed = _suppressed.pop(status.bucket.title, 0)
+            at = datetime.fromtimestamp(at_us / 10**6, UTC)
+            quota_threshold.send_robust(sender=None, level=level, status=status, at=at, suppressed=suppressed)
 
 
 def _claim(crossing: _Crossing) -> bool:
@@ -201,10 +163,8 @@ _background = Background("ratequota-alerts", lambda: _SECONDS, send)
 
 def forget() -> None:
     """Drop what is queued and what was sent, as in a process that just started."""
-    global _log_at
-    for crossings in (_queue, _sent_until, _suppressed, _unlogged):
+    for crossings in (_queue, _sent_until, _suppressed):
         crossings.clear()
-    _log_at = 0.0
 
 
 os.register_at_fork(after_in_child=forget)

@@ -27,10 +27,10 @@ class Attempts:
     endpoint_ids: tuple[int, ...]
     #: Units each.
     cost: int
-    admitted: int
-    refused: int
     #: (endpoint id, units) where checks of one request had different costs; id 0 = of all checks. Else empty.
     costs: tuple[tuple[int, int], ...] = ()
+    admitted: int = 0
+    refused: int = 0
 
     def at(self, endpoint_id: int | None) -> Attempts:
         """Return the attempts with the cost that a policy for this endpoint, or for all (None), counts."""
@@ -59,12 +59,13 @@ def recorded_attempts(hours: int = 24) -> RecordedAttempts:
         kept = dict(read_pairs("hash", f"level:{hour}")[0])
         level = max(level, int(kept.get("level", 0)))
         for chunk in read("LRANGE", f"usage:{hour}", 0, -1):
-            # A list of costs is a request's that was checked more than once. Its earlier attempt has -1 admitted.
             for second, caller, ip, plan_id, endpoint_ids, cost, admitted, refused in unpack_attempts(chunk):
                 if second >= since:
-                    if type(cost) is list:
-                        cost = tuple(map(tuple, cost))
-                    count = counts.setdefault((second, caller, ip, plan_id, tuple(endpoint_ids), cost), [0, 0])
+                    # A request that was checked more than once lists its costs; its earlier attempt has -1 admitted.
+                    costs = tuple(map(tuple, cost)) if isinstance(cost, list) else ()
+                    units = dict(costs)[0] if costs else cost
+                    attempt = (second, caller, ip, plan_id, tuple(endpoint_ids), units, costs)
+                    count = counts.setdefault(attempt, [0, 0])
                     count[0] += admitted
                     count[1] += refused
     # Where one hour keeps fewer callers than another, only those that every hour keeps are whole.
@@ -73,15 +74,11 @@ def recorded_attempts(hours: int = 24) -> RecordedAttempts:
         ((attempt, count) for attempt, count in counts.items() if max(count) > 0), key=lambda item: item[0][0]
     )
     return RecordedAttempts(
-        attempts=tuple(_attempts(*attempt, *count) for attempt, count in in_order if attempt[1] in sampled),
+        attempts=tuple(
+            Attempts(*attempt, *(max(0, times) for times in count))
+            for attempt, count in in_order
+            if attempt[1] in sampled
+        ),
         share=0.5**level,
         since=datetime.fromtimestamp(in_order[0][0][0], UTC) if in_order else None,
     )
-
-
-def _attempts(
-    second: int, caller: str, ip: str, plan_id: Any, endpoint_ids: Any, cost: Any, admitted: int, refused: int
-) -> Attempts:
-    costs = cost if type(cost) is tuple else ()
-    units = dict(costs)[0] if costs else cost
-    return Attempts(second, caller, ip, plan_id, endpoint_ids, units, max(0, admitted), max(0, refused), costs)

@@ -74,8 +74,7 @@ class Background:
             self._retry_at = 0.0
         except RuntimeError as error:  # the system or the container has no thread left
             if not self._retry_at:
-                text = "%s could not be started; trying again every %.0f s: %s"
-                logger.error(text, self._name, _RETRY_SECONDS, error)
+                logger.error("%s could not be started; trying again every minute: %s", self._name, error)
             self._generation, self._retry_at = -1, time.monotonic() + _RETRY_SECONDS
 
     def _run(self, generation: int, seconds: float) -> None:

@@ -1,7 +1,7 @@
 """Records the decisions of this process: a request appends one tuple, and ``sending`` has them counted and sent.
 
-Everything is bounded: a process holds at most ``MAX_PENDING`` decisions and ``MAX_REFUSALS`` refusals that are not
-sent yet; ``lua/collect.lua`` bounds what Redis keeps, to less than 100 MB even when every bound is met for 48 hours.
+Everything is bounded: a process holds at most ``MAX_PENDING`` decisions, and some hundred refusals, that are not sent
+yet; ``lua/collect.lua`` bounds what Redis keeps, to less than 100 MB even when every bound is met for 48 hours.
 When there are too many attempts, they are kept of a sample of the callers, the same in every process.
 """
 
@@ -13,6 +13,7 @@ import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -29,10 +30,13 @@ from ..utils.locks import ForkSafeLock
 from ..utils.sansio import drive
 from .packing import HOUR, KEPT_SECONDS, MINUTES, OUTCOMES, QUARTERS, Records, pack_attempts, pack_counts
 from .pending_refusals import PendingRefusals
-from .records import MAX_NAME, UNKNOWN_PLAN, DecisionRecord, RequestCost, is_sampled, stored_name
+from .records import MAX_NAME, UNKNOWN_PLAN, DecisionRecord, Recorded, is_sampled, stored_name
 
 #: Decisions recorded and not counted yet; those beyond it go uncounted.
 MAX_PENDING = 20_000
+#: Most refusals with an id per minute, of all clients and of one network; and the same for would-be refusals, of all
+#: policies in log mode and of one.
+MAX_REFUSALS, MAX_WOULD_BE = (300, 30), (100, 10)
 #: Bounds of what Redis keeps: fields of each hash of counts, callers of an hour and outcome, bytes of an hour's
 #: attempts, refusals, would-be refusals.
 MAX_FIELDS, MAX_CALLERS, MAX_USAGE_BYTES, MAX_KEPT_REFUSALS, MAX_KEPT_WOULD_BE = 20_000, 1_000, 2**19, 10_000, 2_000
@@ -48,10 +52,14 @@ class Collector:
     """The decisions that one process has recorded and not sent yet."""
 
     def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin with nothing that is not sent yet: in a forked child that is the parent's."""
         #: What is recorded and not sent yet: ``DecisionRecord``s as plain tuples, which cost less to make, and the
         #: garbage collector passes them over; and the refusals among them.
         self.pending: deque[tuple[Any, ...]] = deque()
-        self.refusals = PendingRefusals()
+        self.refusals, self.would_be = PendingRefusals(*MAX_REFUSALS), PendingRefusals(*MAX_WOULD_BE)
         #: ``DecisionRecord.attempt`` -> [how many were admitted, and refused]
         self._attempts: dict[tuple[Any, ...], list[int]] = {}
         self._attempts_sent = time.monotonic()
@@ -66,10 +74,12 @@ class Collector:
         method: str,
         resolution: Resolution,
         decision: Decision,
-        cost: int | RequestCost,
+        cost: int,
+        before: Recorded | None = None,
     ) -> str:
         """Record a decision; returns the id of a refusal, "" where there is none.
 
+        ``before`` is what the request's earlier checks recorded: this record stands for the whole request.
         Requests that a policy in log mode would have refused are recorded as refusals are, without an id.
         """
         if not settings.statistics_seconds:
@@ -92,6 +102,7 @@ class Collector:
             resolution.policy_ids,
             allowed,
             against,
+            before,
         )
         if len(self.pending) < MAX_PENDING:
             self.pending.append(record)
@@ -100,10 +111,9 @@ class Collector:
         # Nobody could look up a refusal in memory. Not ``in_memory``, which is slower to read.
         if settings.redis_url == "memory://":
             return ""
-        described = DecisionRecord._make(record)
-        refusal_id = self.refusals.add(
-            described, context.scope or "", route or "", method, decision, resolution.assigned_to
-        )
+        refusals = self.would_be if allowed else self.refusals
+        described, scope = DecisionRecord._make(record), context.scope or ""
+        refusal_id = refusals.add(described, scope, route or "", method, decision, resolution.assigned_to)
         return "" if allowed else refusal_id
 
     def flush(self) -> None:
@@ -122,18 +132,20 @@ class Collector:
         for hour, records in hours.items():
             self._add_attempts(records, self._level_for(hour))
         chunks = self._take_chunks()
-        refusals = self.refusals.take()
-        for hour in sorted({*hours, *chunks} or ({time.time_ns() // 10**9 // HOUR} if refusals else ())):
+        refusals = {"refusals": self.refusals.take(), "would_be": self.would_be.take()}
+        waiting = any(refusals.values())
+        for hour in sorted({*hours, *chunks} or ({time.time_ns() // 10**9 // HOUR} if waiting else ())):
             rest = iter(hours.get(hour, ()))
             chunk = chunks.get(hour, b"")
-            while (records := list(islice(rest, _SLICE))) or chunk or refusals:
-                payload = {**pack_counts(records), "refusals": refusals[:_SLICE]}
+            while (records := list(islice(rest, _SLICE))) or chunk or waiting:
+                payload = {**pack_counts(records), **refusals}
                 self._level = (hour, self._send(limiter, hour, payload, chunk))
-                chunk, refusals = b"", refusals[_SLICE:]
+                chunk, waiting = b"", False
+                refusals = {"refusals": [], "would_be": []}
 
     def _send(self, limiter: Limiter, hour: int, payload: dict[str, Any], chunk: bytes) -> int:
         start = hour * HOUR
-        names = [f"minutes:{start // MINUTES[1]}", f"quarters:{start // QUARTERS[1]}"]
+        names = [MINUTES.key(start), QUARTERS.key(start)]
         names += [f"{outcome}:{hour}" for outcome in OUTCOMES]
         names += [f"usage:{hour}", f"level:{hour}", "refusals", "refused_at", "refused_more"]
         names += ["would_be", "would_be_at"]
@@ -150,20 +162,14 @@ class Collector:
 
     def _add_attempts(self, records: Records, level: int) -> None:
         for record, times in records:
-            if not is_sampled(record.caller, level):
-                continue
-            self._add_attempt(record.attempt, 0 if record.allowed else 1, times)
-            replaced = record.replaced
-            if replaced is not None:
-                self._add_attempt(replaced, 0, -times)
+            if is_sampled(record.caller, level):
+                self._add_attempt(record.attempt, 0 if record.allowed else 1, times)
+                if (replaced := record.replaced) is not None:
+                    self._add_attempt(replaced, 0, -times)
 
     def _add_attempt(self, attempt: tuple[Any, ...], outcome: int, times: int) -> None:
-        count = self._attempts.get(attempt)
-        if count is None:
-            if len(self._attempts) >= MAX_PENDING:
-                return
-            count = self._attempts[attempt] = [0, 0]
-        count[outcome] += times
+        if attempt in self._attempts or len(self._attempts) < MAX_PENDING:
+            self._attempts.setdefault(attempt, [0, 0])[outcome] += times
 
     def _take_chunks(self) -> dict[int, bytes]:
         """Return the attempts to send now, packed, by hour."""
@@ -172,27 +178,17 @@ class Collector:
         self._attempts_sent = time.monotonic()
         hours: dict[int, list[Any]] = {}
         for (second, *fields), count in self._attempts.items():
-            if not any(count):
-                continue  # replaced by the request's later check
-            hours.setdefault(second // HOUR, []).append([second, *fields, *count])
+            if any(count):  # else the request's later check has replaced it
+                hours.setdefault(second // HOUR, []).append([second, *fields, *count])
         self._attempts = {}
         return {hour: pack_attempts(rows) for hour, rows in hours.items()}
 
     def close(self) -> None:
         """Send what is left, as the process ends."""
         self._attempts_sent = -_CHUNK_SECONDS
-        if self.pending or self._attempts or self.refusals:
-            try:
+        if self.pending or self._attempts or self.refusals or self.would_be:
+            with suppress(StoreError):
                 self.flush()
-            except StoreError:
-                pass
-
-    def clear(self) -> None:
-        """Drop everything that is not sent yet."""
-        self.pending.clear()
-        self.refusals.clear()
-        self._attempts.clear()
-        self._level = (0, 0)
 
 
 #: Called by every flush with its records and how often each was made, also when Redis fails: for ``metrics``.

@@ -89,11 +89,9 @@ def note_degraded(reason: str, error: Exception) -> None:
     """Count a decision made by ``on_error``; log reasons that open no breaker, each once a minute."""
     with _lock:
         _degraded[reason] += 1
-    logs = reason in NO_BREAKER and remember(reason, str(error))
-    if logs and reason == "database":
-        logger.error("no policies from the database, on_error decides: %s", error)
-    elif logs:
-        logger.error("no decision by Redis (%s), on_error decides: %s", reason, error)
+    if reason in NO_BREAKER and remember(reason, str(error)):
+        missing = "policies from the database" if reason == "database" else f"decision by Redis ({reason})"
+        logger.error("no %s, on_error decides: %s", missing, error)
 
 
 def health() -> Health:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import time
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ..engine.keys import statistics_key
 from ..engine.scripts import READ_PAIRS
@@ -22,9 +22,26 @@ from .records import DecisionRecord
 
 KEPT_SECONDS = 48 * 3600
 MINUTE, QUARTER, HOUR, DAY = 60, 900, 3600, 86_400
-#: How counts by the minute and by the quarter of an hour are kept: seconds of a slot, seconds of a key.
-MINUTES, QUARTERS = (MINUTE, HOUR), (QUARTER, DAY)
 OUTCOMES = ("admitted", "refused", "would_refuse")
+
+
+class Slots(NamedTuple):
+    """How counts over time are kept: by ``slot`` seconds, in a key for each ``span`` seconds."""
+
+    name: str
+    slot: int
+    span: int
+
+    def key(self, second: int) -> str:
+        """Return the key of a Unix time."""
+        return f"{self.name}:{second // self.span}"
+
+    def position(self, second: int) -> int:
+        """Return the number of the slot in its key."""
+        return second % self.span // self.slot
+
+
+MINUTES, QUARTERS = Slots("minutes", MINUTE, HOUR), Slots("quarters", QUARTER, DAY)
 
 #: Records, each with how often it was made.
 Records = Iterable[tuple[DecisionRecord, int]]
@@ -33,34 +50,26 @@ Records = Iterable[tuple[DecisionRecord, int]]
 def pack_counts(records: Records) -> dict[str, Any]:
     """Return the counts that the records add up to, in flat lists as Lua reads them."""
     # Grouped by everything but the caller first: there are few such groups.
-    groups: Counter[tuple[Any, ...]] = Counter()
-    callers: list[dict[str, int]] = [{} for _ in OUTCOMES]
+    groups: dict[tuple[Any, ...], Counter[str]] = defaultdict(Counter)
     for record, times in records:
-        endpoint_ids, policy_ids, allowed, against = result = record.result
-        before = record.counted
-        groups[record.second // MINUTE, *result, before] += times
-        caller = record.caller
-        for outcome in _outcomes(allowed, against):
-            counts = callers[outcome]
-            fields = [f"t|{caller}", *[f"e{endpoint}|{caller}" for endpoint in endpoint_ids or (0,)]]
-            if outcome:
-                fields += [f"p{policy}|{caller}" for policy in policy_ids if policy in against]
-            for field in fields:
-                if outcome or field.partition("|")[0] not in before:
-                    counts[field] = counts.get(field, 0) + times
+        groups[record.second // MINUTE, *record.result, record.counted][record.caller] += times
     minutes: Counter[str] = Counter()
     quarters: Counter[str] = Counter()
-    for (minute, endpoint_ids, policy_ids, allowed, against, before), times in groups.items():
-        in_hour = minute * MINUTE % MINUTES[1] // MINUTES[0]
-        in_day = minute * MINUTE % QUARTERS[1] // QUARTERS[0]
-        # (series, whether it counts refusals as well): a refusal by another policy is no count of this one.
-        counted = [("t", True), *((f"e{endpoint}", True) for endpoint in endpoint_ids or (0,))]
-        counted += [(f"p{policy}", policy in against) for policy in policy_ids]
+    callers: list[Counter[str]] = [Counter() for _ in OUTCOMES]
+    for (minute, endpoint_ids, policy_ids, allowed, against, before), by_caller in groups.items():
+        in_hour, in_day = MINUTES.position(minute * MINUTE), QUARTERS.position(minute * MINUTE)
+        places = ["t", *(f"e{endpoint}" for endpoint in endpoint_ids or (0,))]
         for outcome in _outcomes(allowed, against):
-            for name, refusals in counted:
-                if refusals if outcome else name not in before:
-                    minutes[f"{in_hour}:{name}:{outcome}"] += times
-                    quarters[f"{in_day}:{name}:{outcome}"] += times
+            # A refusal by another policy is no count of this one.
+            policies = [f"p{policy}" for policy in policy_ids if not outcome or policy in against]
+            for series in (*places, *policies):
+                if not outcome and series in before:
+                    continue
+                minutes[f"{in_hour}:{series}:{outcome}"] += by_caller.total()
+                quarters[f"{in_day}:{series}:{outcome}"] += by_caller.total()
+                if outcome or series in places:  # whom a policy admitted is not counted by caller
+                    for caller, times in by_caller.items():
+                        callers[outcome][f"{series}|{caller}"] += times
     return {"minutes": _flat(minutes), "quarters": _flat(quarters), "callers": list(map(_flat, callers))}
 
 

@@ -2,44 +2,46 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Any
 
 from ..engine.decision import Decision
+from ..engine.types import BucketStatus
+from ..utils.addresses import network_of
 from ..utils.locks import ForkSafeLock
 from .packing import MINUTE
-from .records import DecisionRecord, digest
-from .refusals import describe, shared_network
+from .records import MAX_NAME, DecisionRecord, digest, stored_name
 
-#: Most refusals with an id per minute: of all clients, and of one network (/24, IPv6 /48).
-MAX_REFUSALS, MAX_OF_NETWORK = 300, 30
-#: The same for would-be refusals, by policies in log mode: of all policies, and of one.
-MAX_WOULD_BE, MAX_OF_POLICY = 100, 10
-#: A network's first refusals of a minute, which stay in Redis when there are too many and its others go.
-_FIRST_OF_NETWORK = 3
+#: A share's first refusals of a minute, which stay in Redis when there are too many and its others go.
+_FIRST_OF_SHARE = 3
 
 
 @dataclass(slots=True)
 class _Refusal:
     second: int  # of the first
     minute: int
-    text: str  # as ``describe`` returns it
+    text: str  # as ``_describe`` returns it
     share: object  # key in ``_shares``
-    #: 0; 1 = the network had ``_FIRST_OF_NETWORK`` before; 2 = a would-be refusal.
-    kind: int
+    is_later: bool  # the share had ``_FIRST_OF_SHARE`` before
     count: int = 1  # since they were last taken
 
 
 class PendingRefusals:
-    """A process's refusals of the minute, would-be ones included."""
+    """A process's refusals of the minute, or its would-be refusals, by policies in log mode.
 
-    def __init__(self) -> None:
+    Clients of one network (/24, IPv6 /48) have a share of the refusals, and the same policies one of the would-be
+    refusals.
+    """
+
+    def __init__(self, most: int, most_of_share: int) -> None:
+        """``most`` have an id in a minute."""
+        self.most, self.most_of_share = most, most_of_share
         self._refusals: dict[str, _Refusal] = {}
-        #: Network -> its refusals among these; policies in log mode -> their would-be refusals.
+        #: How many of them each share has.
         self._shares: Counter[Any] = Counter()
-        #: How many of them are would-be refusals.
-        self._would_be = 0
         self._lock = ForkSafeLock()
 
     def __bool__(self) -> bool:
@@ -48,42 +50,32 @@ class PendingRefusals:
     def add(
         self, record: DecisionRecord, scope: str, route: str, method: str, decision: Decision, assigned_to: str = ""
     ) -> str:
-        """Add a refusal, or a would-be refusal; returns its id, "" if there are too many.
-
-        ``assigned_to`` is that of the ``Resolution``.
-        """
-        minute, would_be = record.second // MINUTE, decision.allowed
-        by = record.against if would_be else decision.violated
-        refusal_id = digest(repr((record.caller, record.ip, scope, record.endpoint_ids, by, minute)))
+        """Add a refusal; returns its id, "" if there are too many. ``assigned_to`` is that of the ``Resolution``."""
+        minute = record.second // MINUTE
+        refusal_id = digest(repr((record.caller, record.ip, scope, record.endpoint_ids, record.against, minute)))
         with self._lock:
             known = self._refusals.get(refusal_id)
             if known is not None:
                 known.count += 1
                 return refusal_id
-            share = by if would_be else shared_network(record.ip)
+            share = record.against if record.allowed else _network(record.ip)
             earlier = self._shares[share]
-            if would_be:
-                full = self._would_be >= MAX_WOULD_BE or earlier >= MAX_OF_POLICY
-            else:
-                full = len(self._refusals) - self._would_be >= MAX_REFUSALS or earlier >= MAX_OF_NETWORK
-            if full:
+            if len(self._refusals) >= self.most or earlier >= self.most_of_share:
                 return ""
-            text = describe(record, scope, route, method, decision, assigned_to)
-            kind = 2 if would_be else int(earlier >= _FIRST_OF_NETWORK)
-            self._refusals[refusal_id] = _Refusal(record.second, minute, text, share, kind)
+            text = _describe(record, scope, route, method, decision, assigned_to)
+            self._refusals[refusal_id] = _Refusal(record.second, minute, text, share, earlier >= _FIRST_OF_SHARE)
             self._shares[share] += 1
-            self._would_be += would_be
         return refusal_id
 
     def take(self) -> list[list[Any]]:
-        """Return the refusals to send: [id, Unix time, count, description, kind].
+        """Return the refusals to send: [id, Unix time, count, description, 1 = its share had others before].
 
         Refusals of past minutes are forgotten.
         """
         with self._lock:
             current = max((refusal.minute for refusal in self._refusals.values()), default=0)
             taken = [
-                [refusal_id, refusal.second, refusal.count, refusal.text, refusal.kind]
+                [refusal_id, refusal.second, refusal.count, refusal.text, int(refusal.is_later)]
                 for refusal_id, refusal in self._refusals.items()
                 if refusal.count
             ]
@@ -91,11 +83,41 @@ class PendingRefusals:
             for refusal in self._refusals.values():
                 refusal.count = 0
             self._shares = Counter(refusal.share for refusal in self._refusals.values())
-            self._would_be = sum(refusal.kind == 2 for refusal in self._refusals.values())
         return taken
 
-    def clear(self) -> None:
-        """Drop everything that is not sent yet."""
-        self._refusals.clear()
-        self._shares.clear()
-        self._would_be = 0
+
+def _describe(
+    record: DecisionRecord, scope: str, route: str, method: str, decision: Decision, assigned_to: str = ""
+) -> str:
+    """Return the JSON of a refusal, from which ``refusals.Refusal`` is read."""
+    return json.dumps(
+        {
+            "at": record.second,
+            "caller": record.caller,
+            "ip": record.ip,
+            "plan_id": record.plan_id,
+            "scope": scope[:MAX_NAME],
+            "route": route[:MAX_NAME],
+            "method": method[:20],
+            "cost": record.cost,
+            "violated": [title[:MAX_NAME] for title in decision.violated],
+            "error": decision.error,
+            "revision": decision.revision,
+            "against": record.against,
+            "assigned_to": stored_name(assigned_to),
+            "buckets": [_describe_bucket(status) for status in decision.statuses],
+        }
+    )
+
+
+def _describe_bucket(status: BucketStatus) -> dict[str, Any]:
+    """Return the fields of a ``refusals.RefusedBucket``."""
+    bucket, state = status.bucket, ("refused", "limit", "remaining", "retry_after", "reset_after")
+    named = {"title": bucket.title[:MAX_NAME], "rate": str(bucket.rate), "policy_id": bucket.policy_id}
+    return {**named, "subject": stored_name(bucket.subject), **{name: getattr(status, name) for name in state}}
+
+
+def _network(ip: str) -> str:
+    """Return the network whose clients share refusal ids; "" without an address."""
+    text = ip.removeprefix("ip:").partition("/")[0]
+    return network_of(ip_address(text)) if text else ""

@@ -14,24 +14,36 @@ MAX_NAME = 200
 UNKNOWN_PLAN = 0
 
 
-class RequestCost(NamedTuple):
-    """The cost of a request that was checked before, for the record of a later check."""
+class Recorded(NamedTuple):
+    """What the checks of a request have recorded so far, which the record of the next one replaces."""
 
-    #: Units of the later check.
-    units: int
-    #: (endpoint id, the most units of the checks there); id 0 = of all checks.
-    each: tuple[tuple[int, int], ...]
-    #: The attempt recorded before, which this one replaces: Unix time, endpoint ids, cost.
-    before: tuple[int, tuple[int, ...], Any]
-    #: The series that counted the request before, see ``packing``.
-    counted: tuple[str, ...]
+    #: Unix time, whole seconds.
+    second: int
+    caller: str
+    endpoint_ids: tuple[int, ...]
+    #: The most units of these checks; where that differs, (endpoint id, units) for each endpoint, id 0 = everywhere.
+    cost: int | tuple[tuple[int, int], ...]
+    policy_ids: tuple[int, ...]
 
     @property
-    def attempt(self) -> tuple[tuple[int, ...], Any]:
-        """The endpoint ids of all checks, and the cost: one number where it is the same everywhere, else ``each``."""
-        costs = {cost for _endpoint, cost in self.each}
-        return tuple(endpoint for endpoint, _cost in self.each if endpoint), (
-            self.each if len(costs) > 1 else self.each[0][1]
+    def costs(self) -> dict[int, int]:
+        """The most units for each endpoint."""
+        return dict.fromkeys((0, *self.endpoint_ids), self.cost) if isinstance(self.cost, int) else dict(self.cost)
+
+    def covers(self, endpoint_ids: tuple[int, ...], units: int) -> bool:
+        """Return whether a check of these endpoints and units adds nothing."""
+        costs = self.costs
+        return all(costs.get(endpoint, -1) >= units for endpoint in (0, *endpoint_ids))
+
+    def joined(self, before: Recorded) -> Recorded:
+        """Return this record of a later check together with the one of the checks ``before``."""
+        costs = before.costs
+        for endpoint, units in self.costs.items():
+            costs[endpoint] = max(units, costs.get(endpoint, 0))
+        return self._replace(
+            endpoint_ids=tuple(endpoint for endpoint in costs if endpoint),
+            cost=tuple(costs.items()) if len(set(costs.values())) > 1 else costs[0],
+            policy_ids=tuple({*before.policy_ids, *self.policy_ids}),
         )
 
 
@@ -46,25 +58,29 @@ class DecisionRecord(NamedTuple):
     ip: str
     plan_id: int | None
     endpoint_ids: tuple[int, ...]
-    #: Units; a ``RequestCost`` where the request was checked before.
-    cost: int | RequestCost
+    #: Units.
+    cost: int
     policy_ids: tuple[int, ...]
     allowed: bool
     #: Policies that refused it, or, where it was admitted, would have if they were enforced.
     against: tuple[int | None, ...]
+    #: What the request's earlier checks recorded; None where it was not checked before.
+    before: Recorded | None = None
 
     @property
     def attempt(self) -> tuple[Any, ...]:
         """What was requested, by all checks so far: the fields that do not depend on the decision."""
-        return self[:6] if isinstance(self.cost, int) else (*self[:4], *self.cost.attempt)
+        if self.before is None:
+            return self[:6]
+        this = Recorded(self.second, self.caller, self.endpoint_ids, self.cost, self.policy_ids)
+        whole = this.joined(self.before)
+        return *self[:4], whole.endpoint_ids, whole.cost
 
     @property
     def replaced(self) -> tuple[Any, ...] | None:
         """The attempt of the checks before, which ``attempt`` includes; None = there were none."""
-        if isinstance(self.cost, int):
-            return None
-        second, *before = self.cost.before
-        return second, *self[1:4], *before
+        before = self.before
+        return None if before is None else (before.second, *self[1:4], before.endpoint_ids, before.cost)
 
     @property
     def result(self) -> tuple[Any, ...]:
@@ -73,8 +89,11 @@ class DecisionRecord(NamedTuple):
 
     @property
     def counted(self) -> tuple[str, ...]:
-        """The series that counted the request at an earlier check."""
-        return () if isinstance(self.cost, int) else self.cost.counted
+        """The series that counted the request at an earlier check, see ``packing``."""
+        if self.before is None:
+            return ()
+        _second, _caller, endpoint_ids, _cost, policy_ids = self.before
+        return "t", *(f"e{pk}" for pk in endpoint_ids or (0,)), *(f"p{pk}" for pk in policy_ids)
 
 
 def is_sampled(caller: str, level: int) -> bool:

@@ -1,4 +1,4 @@
-"""Refusals that operators look up: how one is described when it is recorded, and reading the last 48 hours' back.
+"""Refusals of the last 48 hours, for operators to look up; ``pending_refusals`` records them.
 
 The readers raise ``StoreError``.
 """
@@ -9,19 +9,15 @@ import json
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from ipaddress import ip_address
 from itertools import islice
 from typing import Any
 
 from ..conf import settings
-from ..engine.decision import Decision
-from ..engine.types import BucketStatus
 from ..store.base import reading
-from ..utils.addresses import network_of
 from .packing import DAY, read
-from .records import MAX_NAME, DecisionRecord, stored_name
+from .records import stored_name
 
 _REFUSAL_ID = re.compile("[a-z2-7]{10}")
 #: Refusals read by one command, and looked through for those of one caller.
@@ -141,51 +137,6 @@ def would_be_refusals(policy_id: int, most: int = 20) -> tuple[Refusal, ...]:
     newest = [refusal_id.decode() for refusal_id in read("ZRANGE", "would_be_at", 0, -1, "REV")]
     found = (refusal for refusal in _read_refusals(newest, "would_be") if policy_id in refusal.against)
     return tuple(islice(found, most))
-
-
-def describe(
-    record: DecisionRecord, scope: str, route: str, method: str, decision: Decision, assigned_to: str = ""
-) -> str:
-    """Return the JSON of a refusal that ``_refusal`` reads."""
-    return json.dumps(
-        {
-            "at": record.second,
-            "caller": record.caller,
-            "ip": record.ip,
-            "plan_id": record.plan_id,
-            "scope": scope[:MAX_NAME],
-            "route": route[:MAX_NAME],
-            "method": method[:20],
-            "cost": record.cost if isinstance(record.cost, int) else record.cost.units,
-            "violated": [title[:MAX_NAME] for title in decision.violated],
-            "error": decision.error,
-            "revision": decision.revision,
-            "against": record.against,
-            "assigned_to": stored_name(assigned_to),
-            "buckets": [asdict(_bucket(status)) for status in decision.statuses],
-        }
-    )
-
-
-def shared_network(ip: str) -> str:
-    """Return the network whose clients share ``collector.MAX_OF_NETWORK`` refusal ids; "" without an address."""
-    text = ip.removeprefix("ip:").partition("/")[0]
-    return network_of(ip_address(text)) if text else ""
-
-
-def _bucket(status: BucketStatus) -> RefusedBucket:
-    bucket = status.bucket
-    return RefusedBucket(
-        title=bucket.title[:MAX_NAME],
-        rate=str(bucket.rate),
-        policy_id=bucket.policy_id,
-        subject=stored_name(bucket.subject),
-        refused=status.refused,
-        limit=status.limit,
-        remaining=status.remaining,
-        retry_after=status.retry_after,
-        reset_after=status.reset_after,
-    )
 
 
 def _read_refusals(ids: list[str], key: str = "refusals") -> Iterator[Refusal]:

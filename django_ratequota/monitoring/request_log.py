@@ -11,23 +11,17 @@ import logging
 from ..engine.decision import Decision
 
 
-class RefusalsAreWarnings(logging.Filter):
-    """Turns the record of a refused request from an error into a warning; all other records stay as they are."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the record is logged, by its new level too."""
-        if record.levelno != logging.ERROR or record.exc_info or getattr(record, "status_code", None) != 503:
-            return True
-        decision = getattr(getattr(record, "request", None), "ratequota", None)
-        if not isinstance(decision, Decision) or not decision.denied_by:
-            return True
-        record.levelno, record.levelname = logging.WARNING, logging.getLevelName(logging.WARNING)
-        return logging.getLogger(record.name).isEnabledFor(logging.WARNING)
-
-
-_filter = RefusalsAreWarnings()
+def make_refusal_a_warning(record: logging.LogRecord) -> bool:
+    """Turn the record of a refused request from an error into a warning; returns whether its new level is logged."""
+    if record.levelno != logging.ERROR or record.exc_info or getattr(record, "status_code", None) != 503:
+        return True
+    decision = getattr(getattr(record, "request", None), "ratequota", None)
+    if not isinstance(decision, Decision) or not decision.denied_by:
+        return True
+    record.levelno, record.levelname = logging.WARNING, logging.getLevelName(logging.WARNING)
+    return logging.getLogger(record.name).isEnabledFor(logging.WARNING)
 
 
 def connect() -> None:
     """Filter ``django.request``, by which Django's handlers log responses; called once at start."""
-    logging.getLogger("django.request").addFilter(_filter)
+    logging.getLogger("django.request").addFilter(make_refusal_a_warning)

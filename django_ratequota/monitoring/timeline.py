@@ -6,9 +6,9 @@ The functions raise ``StoreError``.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from operator import attrgetter
 from typing import Literal
 
@@ -17,13 +17,15 @@ from django.db.models import Sum
 from ..models import UsageCount
 from ..store.base import reading
 from .collector import MAX_FIELDS
-from .packing import HOUR, MINUTE, MINUTES, OUTCOMES, QUARTER, QUARTERS, kept_hours, read_pairs
+from .packing import HOUR, MINUTE, MINUTES, OUTCOMES, QUARTER, QUARTERS, Slots, kept_hours, read_pairs
 from .records import MAX_NAME
 
 Span = Literal["hour", "day", "week"]
 
 #: Seconds of a slot, and how many there are.
 _SPANS = {"hour": (MINUTE, 60), "day": (QUARTER, 96), "week": (HOUR, 168)}
+#: Unix time, series, number in ``OUTCOMES``, requests.
+_Count = tuple[int, str, int, int]
 #: Requests that were admitted, and are counted there too.
 _WOULD_REFUSE = OUTCOMES.index("would_refuse")
 
@@ -44,7 +46,6 @@ class Timeline:
 
     #: When each slot begins (aware), oldest first; the last one is still being counted.
     starts: tuple[datetime, ...]
-    step: timedelta
     #: Of all requests, or of the endpoint or policy asked for; one per slot.
     total: tuple[Counts, ...]
     #: By endpoint id; 0 = requests that belong to no endpoint.
@@ -78,16 +79,12 @@ def timeline(span: Span, *, endpoint_id: int | None = None, policy_id: int | Non
     counted, complete = slot_counts(starts[0], now, MINUTES if span == "hour" else QUARTERS)
     sums: dict[str, list[int]] = {}
     slots = {start: [0, 0, 0] for start in starts}
-    older = _rolled_up(counted, starts, chosen, slots, sums) if span == "week" else frozenset()
-    for second, series, outcome, times in counted:
-        start = second // step * step
-        if start not in older:
-            sums.setdefault(series, [0, 0, 0])[outcome] += times
-            if series == chosen:
-                slots[start][outcome] += times
+    for second, series, outcome, times in _with_rolled_up(counted, starts, chosen) if span == "week" else counted:
+        sums.setdefault(series, [0, 0, 0])[outcome] += times
+        if series == chosen:
+            slots[second // step * step][outcome] += times
     return Timeline(
         starts=tuple(datetime.fromtimestamp(start, UTC) for start in starts),
-        step=timedelta(seconds=step),
         total=tuple(Counts(*counts) for counts in slots.values()),
         endpoints={int(series[1:]): Counts(*counts) for series, counts in sums.items() if series[0] == "e"},
         policies={int(series[1:]): Counts(*counts) for series, counts in sums.items() if series[0] == "p"},
@@ -107,16 +104,18 @@ def top_callers(
     """
     prefix = f"{_series(endpoint_id, policy_id)}|"
     counts: dict[str, list[int]] = {}
-    for hour in kept_hours({"hour": 2, "day": 25, "week": 49}[span]):
+    step, number = _SPANS[span]
+    for hour in kept_hours(step * number // HOUR + 1):
         members = read_pairs("zset", *(f"{outcome}:{hour}" for outcome in OUTCOMES), prefix=prefix)
-        for number, scored in enumerate(members):
+        for outcome, scored in enumerate(members):
             for member, score in scored:
-                counts.setdefault(member[len(prefix) :], [0, 0, 0])[number] += int(float(score))
+                counts.setdefault(member[len(prefix) :], [0, 0, 0])[outcome] += int(float(score))
     tops = [TopCaller(caller=caller, counts=Counts(*numbers)) for caller, numbers in sorted(counts.items())]
-    return {
-        outcome: tuple(sorted((top for top in tops if getattr(top.counts, outcome)), key=order, reverse=True)[:most])
-        for outcome, order in ((outcome, attrgetter(f"counts.{outcome}")) for outcome in OUTCOMES)
-    }
+    highest = {}
+    for name in OUTCOMES:
+        count = attrgetter(f"counts.{name}")
+        highest[name] = tuple(sorted(filter(count, tops), key=count, reverse=True)[:most])
+    return highest
 
 
 @reading()
@@ -136,21 +135,19 @@ def seen_callers(prefix: str, most: int) -> list[str]:
 
 
 @reading()
-def slot_counts(since: float, until: float, kind: tuple[int, int]) -> tuple[list[tuple[int, str, int, int]], bool]:
-    """Return (second, series, number in ``OUTCOMES``, requests) between two Unix times, by MINUTES or QUARTERS.
+def slot_counts(since: float, until: float, slots: Slots) -> tuple[list[_Count], bool]:
+    """Return the counts between two Unix times, by MINUTES or QUARTERS.
 
     Then whether that is all: Redis holds at most ``MAX_FIELDS`` counts of an hour's minutes or a day's quarters.
     """
-    slot, length = kind
-    name = "minutes" if kind == MINUTES else "quarters"
-    counts: list[tuple[int, str, int, int]] = []
+    counts: list[_Count] = []
     complete = True
-    for number in range(int(since // length), int(until // length) + 1):
-        [fields] = read_pairs("hash", f"{name}:{number}")
+    for start in range(int(since // slots.span) * slots.span, int(until) + 1, slots.span):
+        [fields] = read_pairs("hash", slots.key(start))
         complete = complete and len(fields) < MAX_FIELDS
         for field, times in fields:
             position, series, outcome = field.split(":")
-            second = number * length + int(position) * slot
+            second = start + int(position) * slots.slot
             if since <= second <= until:  # another machine's clock may be ahead
                 counts.append((second, series, int(outcome), int(times)))
     return counts, complete
@@ -162,37 +159,32 @@ def _series(endpoint_id: int | None, policy_id: int | None) -> str:
     return "t" if endpoint_id is None else f"e{endpoint_id}"
 
 
-def _rolled_up(
-    counted: Iterable[tuple[int, str, int, int]],
-    starts: Sequence[int],
-    chosen: str,
-    slots: dict[int, list[int]],
-    sums: dict[str, list[int]],
-) -> frozenset[int]:
-    """Add the hours of which the database holds more requests than Redis ``counted``, and return them.
+def _with_rolled_up(counted: list[_Count], starts: Sequence[int], chosen: str) -> list[_Count]:
+    """Return the counts with those of the hours of which the database holds more requests than Redis counted.
 
-    Redis has forgotten those hours, or has lost its data since they were rolled up.
+    Redis has forgotten these hours, or has lost its data since they were rolled up. Of other series than the chosen
+    one only the sum is read, as of the first of them, because a week may have 100,000 rows.
     """
     kept = dict.fromkeys(starts, 0)
     for second, series, outcome, times in counted:
         if series == "t" and outcome != _WOULD_REFUSE:
             kept[second // HOUR * HOUR] += times
-    times_of = {datetime.fromtimestamp(start, UTC): start for start in starts}
-    hours = UsageCount.objects.filter(length=UsageCount.Length.HOUR).order_by()
-    rows = hours.filter(starts_at__in=list(times_of), place__in={"t", chosen})
-    older = set()
-    own: dict[int, list[int]] = {}
+    times_of = [datetime.fromtimestamp(start, UTC) for start in starts]
+    rows = UsageCount.objects.filter(starts_at__in=times_of, place__in={"t", chosen}).order_by()
+    older: list[datetime] = []
+    own: list[_Count] = []
     for starts_at, series, *counts in rows.values_list("starts_at", "place", *OUTCOMES):
-        start = times_of[starts_at.astimezone(UTC)]
+        start = int(starts_at.timestamp())
         if series == "t" and counts[0] + counts[1] > kept[start]:
-            older.add(start)
+            older.append(starts_at)
         if series == chosen:
-            own[start] = counts
-    for start in older & own.keys():
-        slots[start][:] = own[start]
-    # Added up in the database, because a week may have 100,000 rows.
-    rows = hours.filter(starts_at__in=[datetime.fromtimestamp(start, UTC) for start in older])
-    found = rows.values("place").annotate(*map(Sum, OUTCOMES))
-    for series, *counts in found.values_list("place", *(f"{outcome}__sum" for outcome in OUTCOMES)):
-        sums[series] = counts
-    return frozenset(older)
+            own += [(start, series, outcome, times) for outcome, times in enumerate(counts)]
+    sums = UsageCount.objects.filter(starts_at__in=older).exclude(place=chosen).order_by().values_list("place")
+    replaced = {int(starts_at.timestamp()) for starts_at in older}
+    others = [
+        (min(replaced), series, outcome, times)
+        for series, *counts in sums.annotate(*map(Sum, OUTCOMES))
+        for outcome, times in enumerate(counts)
+    ]
+    kept_counts = [count for count in counted if count[0] // HOUR * HOUR not in replaced]
+    return [*kept_counts, *(count for count in own if count[0] in replaced), *others]

@@ -16,14 +16,14 @@ from django.utils.translation import gettext as _
 from ..changes.validators import visible
 from ..engine.rates import BURST_ALGORITHMS, Rate
 from ..models import Endpoint, RatePolicy
-from ..policies.exemptions import skips_all_endpoints
+from ..policies.exemptions import exemption_of, why_skipped
 from ..policies.facts import POLICY_COLUMNS, EndpointFacts, PolicyFacts, endpoint_facts, policy_facts
 from ..policies.matching import match_endpoints
 from ..policies.precedence import precedence, strongest
 from ..policies.requests.routes import known_routes, known_scopes, known_views
 from ..policies.requests.view_declarations import scopes_of
 from ..policies.snapshot import Snapshot
-from .scenarios import number
+from .numbers import number
 
 #: Most characters of a name in a warning.
 _SHOWN_CHARACTERS = 100
@@ -101,7 +101,7 @@ def about_saved(policies: Iterable[RatePolicy], seen: Any) -> list[list[str]]:
 
 def _skipped(endpoints: Iterable[Endpoint]) -> set[int]:
     """Return the ids of endpoints with a view to which policies for all endpoints do not apply."""
-    views = [one for one in known_views() if skips_all_endpoints(one[1], one[2])]
+    views = [one for one in known_views() if why_skipped(one[1], exemption_of(one[2]))]
     routes, scopes = [view[:2] for view in views], {scope for view in views for scope in scopes_of(view[2])}
     return {one.pk for one in endpoints if one.name in scopes or matched_routes(one, routes)}
 

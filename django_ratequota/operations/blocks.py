@@ -70,8 +70,11 @@ def propose_block(name: str, endpoint: Endpoint | None = None) -> RatePolicy:
     )
 
 
-def blocks_in_force(names: Iterable[str]) -> dict[str, list[RatePolicy]]:
-    """Return the blocks of each of these names that has some, in one query; the one that ends last comes first."""
+def blocks_in_force(names: Iterable[str]) -> dict[str, list[list[RatePolicy]]]:
+    """Return the blocks of each of these names that has some, in one query: a list for each place.
+
+    There may be several at a place, such as one that was sent twice. What ends last comes first.
+    """
     subjects = {name for name in names if not name.startswith("user:")}
     users = get_user_model()
     user_ids = {primary_key(users, name.removeprefix("user:")) for name in names if name.startswith("user:")} - {None}
@@ -85,13 +88,14 @@ def blocks_in_force(names: Iterable[str]) -> dict[str, list[RatePolicy]]:
         rates=BLOCKED,
         mode=RatePolicy.Mode.ENFORCE,
     ).select_related("endpoint")
-    found: dict[str, list[RatePolicy]] = {}
     by_end = sorted(
         blocks.order_by(), key=lambda one: (one.ends_at is None, one.ends_at or now, one.pk), reverse=True
     )
+    found: dict[str, dict[int | None, list[RatePolicy]]] = {}
     for block in by_end:
-        found.setdefault(block.subject or f"user:{block.user_id}", []).append(block)
-    return found
+        places = found.setdefault(block.subject or f"user:{block.user_id}", {})
+        places.setdefault(block.endpoint_id, []).append(block)
+    return {name: list(places.values()) for name, places in found.items()}
 
 
 def end_block(block: RatePolicy) -> None:

@@ -129,6 +129,19 @@ def propose_boost(explanation: Explanation, winner: RatePolicy) -> RatePolicy:
     return boost
 
 
+def propose(explanation: Explanation, policy_id: str) -> Proposal:
+    """Return a boost of the winner with this id. Raises ``ValidationError`` with why there is none."""
+    winners = {str(one.policy.id): one.policy for one in explanation.candidates if one.won}
+    facts = winners.get(policy_id)
+    rows = RatePolicy.objects.select_related("endpoint")
+    winner = None if facts is None else rows.filter(pk=facts.id).first()
+    if facts is None or winner is None:
+        raise ValidationError(_("That policy does not apply to this request, or no longer does. Choose again."))
+    if why_not := no_boost_reason(explanation, facts):
+        raise ValidationError(why_not)
+    return Proposal(explanation=explanation, winner=winner, boost=propose_boost(explanation, winner))
+
+
 def propose_boosts(refusals: Iterable[Refusal]) -> tuple[list[Proposal], dict[str, str]]:
     """Return a boost of each policy that refused these requests, and other limits by name, with why they have none.
 

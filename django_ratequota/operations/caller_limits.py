@@ -94,7 +94,7 @@ def _peek(
 def _resolve(caller: Caller, snapshot: Snapshot, scope: str | None, at_us: int) -> tuple[Resolution, bool]:
     """Return what applies to the caller, and whether endpoints with limits were left out."""
     user_id = caller.user_id
-    entry = NOBODY if user_id is None else process.policies.user(user_id) or _load(user_id)
+    entry = NOBODY if user_id is None else _load(user_id)
     endpoints = _endpoints(snapshot, entry, scope)
     context = EvaluationContext(caller, entry, endpoints[:MAX_LIMITS], scope, snapshot.overview.snapshot, at_us)
     return resolve_assigned(context, how=resolve_uncached), len(endpoints) > MAX_LIMITS

@@ -9,21 +9,17 @@ from django.core.exceptions import ValidationError
 from django.db import models
 
 from ..models import PolicyChange
-from .cascades import KINDS
+from .states import KINDS
 
 #: (field name, the field or None if the model no longer has it, before, after)
 Difference = tuple[str, Any, Any, Any]
 
 
-def fields_of(kind: str) -> dict[str, Any]:
-    """Return the fields of the model by name; empty for ``*`` and counters."""
-    return {field.name: field for field in KINDS[kind]._meta.concrete_fields} if kind in KINDS else {}
-
-
 def differences(change: PolicyChange) -> list[Difference]:
     """Return the fields that the change changed, or every counter of a reset or grant."""
     before, after = change.before or {}, change.after or {}
-    known = fields_of(change.model)
+    fields = KINDS[change.model]._meta.concrete_fields if change.model in KINDS else ()
+    known = {field.name: field for field in fields}
     counted = change.model == "counter"
     found = []
     # In the model's order, because PostgreSQL keeps no order of JSON keys.

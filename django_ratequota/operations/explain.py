@@ -12,20 +12,19 @@ from django.utils.translation import gettext as _
 from ..conf import settings
 from ..enforcement.decide import decide
 from ..enforcement.steps import Step, StepRunner, limiter_or_error, now_us
-from ..engine.decision import Decision
+from ..engine.decision import Decision, LimitRequest
 from ..engine.types import Bucket, check_cost
 from ..exceptions import StoreError
 from ..policies.assigned import assigned_to, unnamed_kinds
-from ..policies.exemptions import exempt, exempt_candidate, exemption_of, narrow
-from ..policies.explain import Candidate, explain, lost, plan_source
+from ..policies.exemptions import exempt, exemption_of, why_skipped
+from ..policies.explain import Candidate, explain, plan_source
 from ..policies.facts import NOBODY, PlanFacts
 from ..policies.matching import NO_METHOD, match_endpoints
 from ..policies.requests.caller import UNKNOWN, Caller
 from ..policies.requests.routes import handling_of_view
-from ..policies.resolver import EvaluationContext, Resolution, plan_of, resolve
+from ..policies.resolver import EvaluationContext, Resolution, narrow, plan_of, resolve
 from ..policies.snapshot import Snapshot
 from ..runtime import default_limiter, process
-from ..utils.sansio import drive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,25 +79,25 @@ def explain_caller(
     def steps() -> Generator[Step, Any, Explanation]:
         snapshot = newest_policies()
         user_id = caller.user_id
-        entry = NOBODY if user_id is None else process.policies.user(user_id) or process.policies.load_user(user_id)
+        entry = NOBODY if user_id is None else process.policies.load_user(user_id)
         handling = handling_of_view(view, method)
         endpoints = match_endpoints(snapshot, scope=scope, route=route, name=name, method=method, handling=handling)
         assigned = assigned_to(caller, entry)
         context = EvaluationContext(caller, entry, endpoints, scope, snapshot, now_us(limiter), assigned)
         others: Counter[str] = Counter()
-        resolution, candidates = resolve(context), explain(context, others)
         exemption = exemption_of(view)
-        resolution = exempt(resolution, name, exemption, caller)
-        candidates = tuple(exempt_candidate(candidate, name, exemption) for candidate in candidates)
+        resolution = exempt(resolve(context), name, exemption, caller)
         why_exempt = resolution.exempt and _("the endpoint %(name)s is exempt") % {"name": resolution.exempt}
         unlimited = getattr(limiter, "unlimited", False)
         if unlimited or (exemption is not None and exemption.covers(method)):
             why_exempt = _("RATEQUOTA['ENABLED'] is False") if unlimited else _("@exempt decorates the view")
             resolution = narrow(resolution, lambda policy: False)
-            candidates = tuple(lost(candidate.policy, why_exempt) for candidate in candidates)
+        skipped = why_exempt or why_skipped(name, exemption)
+        candidates = explain(context, others, lambda one: skipped if one.endpoint_id is None else why_exempt)
         if cost is not None:
             resolution = replace(resolution, cost=check_cost(cost))
-        decision = yield from decide(limiter, resolution, "peek", resolution.cost, resolution.buckets, None)
+        asked = LimitRequest(mode="peek", buckets=resolution.buckets, cost=resolution.cost)
+        decision = yield from decide(limiter, resolution, asked)
         return Explanation(
             plan=plan_of(context),
             candidates=candidates,
@@ -111,7 +110,7 @@ def explain_caller(
         )
 
     limiter = limiter_or_error()
-    return drive(steps(), StepRunner(limiter).do)
+    return StepRunner(limiter).run(steps())
 
 
 def _plan_source(context: EvaluationContext, resolution: Resolution) -> str:

@@ -21,8 +21,8 @@ from ..monitoring import attempts
 from ..monitoring.attempts import Attempts
 from ..policies.facts import policy_facts
 from .impact_audience import NotEstimable, RecordedAudience, subject_for
+from .numbers import number
 from .replay import replay_each
-from .scenarios import number
 from .spans import has_room, peak, spread
 
 #: Most attempts that one estimate replays; of more, it replays those of some callers.

@@ -27,7 +27,7 @@ from ..changes.validators import canonical_subject, check_year, visible
 from ..changes.writer import in_batches
 from ..conf import settings
 from ..models import ListMember, SubjectList
-from .scenarios import number
+from .numbers import number
 
 #: Most lines at once; a longer file is refused, because a worker that takes long is ended by its server: each line is
 #: recorded in the history, in 0.2 ms.

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 
 from ..engine.calendar_windows import window_end_us
 from ..engine.rates import Rate, format_period
 from ..runtime import default_limiter
+from .numbers import number
 from .replay import Attempt, replay
 
 #: 2025-11-03 00:00 UTC, a Monday on which clocks change in no time zone.
@@ -22,6 +22,8 @@ _INSTANTS = 1500
 #: Requests of a client above the limit, as a multiple of it.
 _ABOVE = 1.5
 _MAX_SPAN_US = 50 * 366 * 86_400 * 10**6
+#: (time, cost, whether it was admitted) of each attempt, in their order.
+Outcome = list[tuple[int, int, bool]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,18 +40,6 @@ class Scenario:
     refused: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Script:
-    """A client's attempts, and the slots to show them in."""
-
-    attempts: Sequence[Attempt]
-    start_us: int
-    span_us: int
-    slots: int
-    #: The time that labels count from.
-    zero_us: int
-
-
 def fastest(rates: Sequence[Rate]) -> Rate:
     """Return the rate that admits most in the long run by itself."""
     return max(rates, key=lambda rate: rate.limit / rate.period_us)
@@ -63,20 +53,23 @@ def stream(rates: Sequence[Rate], scale: Rate) -> Scenario:
     span_us = max(4 * scale.period_us, min(3 * used_up_us, _MAX_SPAN_US))
     asked = max(6, int(_ABOVE * scale.limit * span_us / scale.period_us))
     attempts, span_us = evenly(start_us, asked, span_us=span_us, room=min(rate.capacity for rate in rates))
-    run = Run(Script(attempts=attempts, start_us=start_us, span_us=span_us, slots=SLOTS, zero_us=start_us), rates)
-    return run.scenario(_("A steady stream above the limit"), _about_stream(run, scale, start_us, span_us))
+    outcome = replayed(attempts, rates)
+    sentence = _about_stream(outcome, scale, start_us, span_us)
+    return in_slots(
+        outcome, title=_("A steady stream above the limit"), sentence=sentence, start_us=start_us, span_us=span_us
+    )
 
 
-def _about_stream(run: Run, scale: Rate, start_us: int, span_us: int) -> str:
+def _about_stream(outcome: Outcome, scale: Rate, start_us: int, span_us: int) -> str:
     last_us = start_us + span_us * 3 // 4
     numbers = {
         "asked": f"{number(_ABOVE * scale.limit)}/{format_period(scale.period)}",
         "span": duration(span_us),
         "last": duration(span_us // 4),
-        "passed": number(run.admitted(since_us=last_us)),
-        "of": number(run.asked(since_us=last_us)),
+        "passed": number(admitted(outcome, since_us=last_us)),
+        "of": number(asked(outcome, since_us=last_us)),
     }
-    first_us = next((at_us for at_us, _cost, admitted in run.outcome if not admitted), None)
+    first_us = next((at_us for at_us, _cost, passed in outcome if not passed), None)
     if first_us is None:
         return _("Requests %(asked)s, evenly, for %(span)s: all pass.") % numbers
     numbers["first"] = duration(first_us - start_us)
@@ -93,44 +86,42 @@ def window_edge_us(rate: Rate) -> int:
     return window_end_us(rate, _START_US, default_limiter().time_zone)
 
 
-class Run:
-    """What a client's attempts at the rates became; raises ``StoreError``."""
+def replayed(attempts: Sequence[Attempt], rates: Sequence[Rate]) -> Outcome:
+    """Return what became of the attempts at the rates; raises ``StoreError``."""
+    # Requests of 1 unit at one time are replayed as one attempt: what counts requests has to count their units.
+    in_units = [replace(rate, counts="units") for rate in rates]
+    return [(*attempt, passed) for attempt, passed in zip(attempts, replay(in_units, attempts), strict=True)]
 
-    def __init__(self, script: Script, rates: Sequence[Rate]) -> None:
-        self._script = script
-        # Requests of 1 unit at one time are replayed as one attempt: what counts requests has to count their units.
-        in_units = [replace(rate, counts="units") for rate in rates]
-        #: (time, cost, whether it was admitted), in the order of the attempts
-        self.outcome = [
-            (at_us, cost, admitted)
-            for (at_us, cost), admitted in zip(script.attempts, replay(in_units, script.attempts), strict=True)
-        ]
 
-    def asked(self, *, since_us: int = 0, until_us: int = 2**62) -> int:
-        """Return the units requested from ``since_us`` until before ``until_us``."""
-        return sum(cost for at_us, cost, _admitted in self.outcome if since_us <= at_us < until_us)
+def asked(outcome: Outcome, *, since_us: int = 0, until_us: int = 2**62) -> int:
+    """Return the units requested from ``since_us`` until before ``until_us``."""
+    return sum(cost for at_us, cost, _passed in outcome if since_us <= at_us < until_us)
 
-    def admitted(self, *, since_us: int = 0, until_us: int = 2**62) -> int:
-        """Return the units admitted from ``since_us`` until before ``until_us``."""
-        return sum(cost for at_us, cost, admitted in self.outcome if admitted and since_us <= at_us < until_us)
 
-    def scenario(self, title: str, sentence: str) -> Scenario:
-        """Return the units of each slot, with these texts."""
-        script = self._script
-        admitted, refused = [0] * script.slots, [0] * script.slots
-        for at_us, cost, passed in self.outcome:
-            slot = min((at_us - script.start_us) * script.slots // max(1, script.span_us), script.slots - 1)
-            (admitted if passed else refused)[slot] += cost
-        return Scenario(
-            title=title,
-            sentence=sentence,
-            labels=tuple(
-                duration(script.start_us + script.span_us * slot // script.slots - script.zero_us)
-                for slot in range(script.slots)
-            ),
-            admitted=tuple(admitted),
-            refused=tuple(refused),
-        )
+def admitted(outcome: Outcome, *, since_us: int = 0, until_us: int = 2**62) -> int:
+    """Return the units admitted from ``since_us`` until before ``until_us``."""
+    return asked([one for one in outcome if one[2]], since_us=since_us, until_us=until_us)
+
+
+def in_slots(
+    outcome: Outcome,
+    *,
+    title: str,
+    sentence: str,
+    start_us: int,
+    span_us: int,
+    slots: int = SLOTS,
+    zero_us: int | None = None,
+) -> Scenario:
+    """Return the units of each slot of the span, with these texts; labels count from ``zero_us`` (None = start)."""
+    units = {True: [0] * slots, False: [0] * slots}
+    for at_us, cost, passed in outcome:
+        units[passed][min((at_us - start_us) * slots // max(1, span_us), slots - 1)] += cost
+    first_us = start_us - (start_us if zero_us is None else zero_us)
+    labels = tuple(duration(first_us + span_us * slot // slots) for slot in range(slots))
+    return Scenario(
+        title=title, sentence=sentence, labels=labels, admitted=tuple(units[True]), refused=tuple(units[False])
+    )
 
 
 def duration(span_us: int) -> str:
@@ -168,9 +159,3 @@ def evenly(start_us: int, units: int, *, span_us: int, room: int) -> tuple[list[
         share = units * (instant + 1) // instants - units * instant // instants
         attempts += ((at_us, cost) for cost in at_once(share))
     return attempts, span_us
-
-
-def number(value: float) -> str:
-    """Format the number for the active language, floats with at most one decimal."""
-    text = f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else value
-    return number_format(text, use_l10n=True, force_grouping=True)

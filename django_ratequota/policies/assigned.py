@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import takewhile
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, takewhile
+from typing import Any
 
 from django.db import Error as DatabaseError
 
-from ..changes.databases import reading_policies
 from ..conf import settings
 from ..runtime import process
 from .facts import NOBODY, Assigned, SubjectKey, UserEntry
-from .loading import load_users
 from .requests.caller import Caller
 from .resolver import EvaluationContext, Resolution, resolve
 
@@ -23,7 +22,7 @@ def assigned_to(caller: Caller, entry: UserEntry) -> Assigned:
     """
     kinds = process.policies.plan_kinds()
     keys = _keys(caller, kinds)
-    return _in_order(keys, entry, kinds, process.policies.subjects(keys)) if keys else ()
+    return _in_order(keys, entry, kinds, process.policies.entries(keys)) if keys else ()
 
 
 def resolve_assigned(
@@ -42,15 +41,12 @@ def entries_of(callers: Sequence[Caller]) -> list[tuple[UserEntry, Assigned]]:
 
     Raises ``django.db.Error``.
     """
-    policies = process.policies
-    users = {pk: policies.user(pk) for pk in {caller.user_id for caller in callers} if pk is not None}
-    with reading_policies():
-        read = load_users([pk for pk, entry in users.items() if entry is None])
-    entries = [users.get(pk) or read.get(pk, NOBODY) if (pk := caller.user_id) else NOBODY for caller in callers]
-    kinds = policies.plan_kinds()
+    kinds = process.policies.plan_kinds()
     keys = [_keys(caller, kinds) for caller in callers]
-    subjects = policies.subjects({key for own in keys for key in own})
-    return [(entry, _in_order(own, entry, kinds, subjects)) for own, entry in zip(keys, entries, strict=True)]
+    users = {caller.user_id for caller in callers if caller.user_id is not None}
+    found = process.policies.entries([*users, *set(chain.from_iterable(keys))])
+    entries = [NOBODY if caller.user_id is None else found[caller.user_id] for caller in callers]
+    return [(entry, _in_order(own, entry, kinds, found)) for own, entry in zip(keys, entries, strict=True)]
 
 
 def unnamed_kinds(caller: Caller, assigned_to: str) -> list[str]:
@@ -77,7 +73,7 @@ def _keys(caller: Caller, kinds: Sequence[str]) -> list[SubjectKey]:
 
 
 def _in_order(
-    keys: Sequence[SubjectKey], entry: UserEntry, kinds: Sequence[str], subjects: dict[SubjectKey, UserEntry]
+    keys: Sequence[SubjectKey], entry: UserEntry, kinds: Sequence[str], subjects: Mapping[Any, UserEntry]
 ) -> Assigned:
     own = {key[0]: subjects[key] for key in keys if subjects[key].assignments}
     if not own:

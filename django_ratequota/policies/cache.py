@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 from django.core.signals import setting_changed
@@ -26,9 +27,8 @@ from .facts import SubjectKey, UserEntry
 from .loading import (
     held_policies,
     load_assigned_kinds,
+    load_entries,
     load_snapshot,
-    load_subjects,
-    load_user,
     load_user_endpoints,
     update_snapshot,
     without_ended,
@@ -54,7 +54,7 @@ listeners: list[Callable[[], None]] = []
 class PolicyCache:
     """The current snapshot, and the entries of recent users and subjects.
 
-    A request takes ``current()``, then ``user(...)`` and ``subjects(...)``; all are at least as new as the snapshot's
+    A request takes ``current()``, then ``user(...)`` and ``entries(...)``; all are at least as new as the snapshot's
     revision. When Redis reports a newer revision, ``reload`` reads what has changed.
     """
 
@@ -153,15 +153,18 @@ class PolicyCache:
         return self._entries.get(user_id)
 
     def load_user(self, user_id: str) -> UserEntry:
-        """Read the user's entry from the database (two queries); raises ``django.db.Error``."""
-        return self._read(lambda: {user_id: load_user(user_id)}, self._keep_entries)[user_id]
+        """Return the user's entry as ``entries`` does."""
+        return self.entries([user_id])[user_id]
 
-    def subjects(self, keys: Collection[SubjectKey]) -> dict[SubjectKey, UserEntry]:
-        """Return the subjects' entries, those that are not in memory in one query; raises ``django.db.Error``."""
+    def entries(self, keys: Collection[str | SubjectKey]) -> dict[str | SubjectKey, UserEntry]:
+        """Return the entries of users and subjects; raises ``django.db.Error``.
+
+        Those that are not in memory are read in two queries for all users and one for all subjects.
+        """
         held = {} if publication_pending() else self._entries
         found = {key: entry for key in keys if (entry := held.get(key)) is not None}
         missing = [key for key in keys if key not in found]
-        return found | self._read(lambda: load_subjects(missing), self._keep_entries) if missing else found
+        return found | self._read(lambda: load_entries(missing), self._keep_entries) if missing else found
 
     def plan_kinds(self) -> tuple[str, ...]:
         """Return ``assigned_kinds``, loaded if necessary (one query each); raises ``django.db.Error``."""
@@ -171,7 +174,7 @@ class PolicyCache:
         if not settings.identifiers or settings.plan_resolver:
             self.assigned_kinds = ()
             return ()
-        return self._read(lambda: in_plan_order(load_assigned_kinds()), self._keep_kinds)
+        return self._read(lambda: in_plan_order(load_assigned_kinds()), partial(setattr, self, "assigned_kinds"))
 
     def load_user_endpoints(self) -> Mapping[int | None, frozenset[str]]:
         """Read ``user_endpoints`` from the database; raises ``django.db.Error``."""
@@ -180,7 +183,7 @@ class PolicyCache:
             found, self.anchored = load_user_endpoints()
             return found
 
-        return self._read(read, self._keep_user_endpoints)
+        return self._read(read, partial(setattr, self, "user_endpoints"))
 
     def _read(self, read: Callable[[], Found], keep: Callable[[Found], None]) -> Found:
         """Return what ``read`` returns, and keep it unless entries were dropped meanwhile."""
@@ -197,12 +200,6 @@ class PolicyCache:
         while len(self._entries) > MOST_ENTRIES:
             del self._entries[next(iter(self._entries))]
 
-    def _keep_kinds(self, kinds: tuple[str, ...]) -> None:
-        self.assigned_kinds = kinds
-
-    def _keep_user_endpoints(self, found: Mapping[int | None, frozenset[str]]) -> None:
-        self.user_endpoints = found
-
     def _refresh(self, revision: int) -> Snapshot:
         self._polled = begun = time.monotonic()
         before = self._snapshot
@@ -212,7 +209,7 @@ class PolicyCache:
                 self._cursor.read_unseen(self._most) if before is not None else ChangeCursor.from_history()
             )
             if before is None or any(change.everything for change in changes):
-                snapshot = load_snapshot(revision, before)
+                snapshot = load_snapshot(revision)
                 held = sum(1 for _ in held_policies(snapshot)) + len(snapshot.members)
                 self._most = min(_MANY, max(FEW, held // 4))
             else:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import chain
+from typing import NamedTuple
 
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -14,21 +15,12 @@ from ..changes.validators import visible
 from ..conf import settings
 from ..engine.types import Bucket
 from .audiences import Group
-from .facts import UNREADABLE, EndpointFacts, MemberFacts, PolicyFacts
+from .facts import UNREADABLE, MemberFacts, PolicyFacts
 from .precedence import precedence, why_beaten, why_first
-from .resolver import (
-    EvaluationContext,
-    assignment_of,
-    contenders,
-    make_buckets,
-    match_policies,
-    plan_of,
-    resolve,
-)
+from .resolver import Applied, EvaluationContext, assignment_of, contenders, match_policies, plan_of, resolve
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A policy of the matched endpoints, and whether and why it won or lost."""
 
     policy: PolicyFacts
@@ -60,20 +52,25 @@ def plan_source(context: EvaluationContext) -> str:
     return _("the default for logged-in users without an assignment")
 
 
-def explain(context: EvaluationContext, others: Counter[str] | None = None) -> tuple[Candidate, ...]:
+def explain(
+    context: EvaluationContext,
+    others: Counter[str] | None = None,
+    why_exempt: Callable[[PolicyFacts], str] = lambda policy: "",
+) -> tuple[Candidate, ...]:
     """Return the policies of the matched endpoints for the caller, and why each won or lost, as ``resolve`` decides.
 
     Policies for other callers are counted in ``others``, by kind of audience: there may be 100,000 of them.
+    ``why_exempt`` returns why a policy does not apply to the request, whatever the caller; "" = it may.
     """
     plan, counts = plan_of(context), Counter() if others is None else others
     plan_id = plan.id if plan else None
-    won = {policy.id for policy in resolve(context).winners}
+    won = {one.policy.id: one for one in resolve(context).applied}
     matched = match_policies(context.snapshot, context.endpoints, context.scope, context.entry)
     # Entries of any time, to say which of them have ended.
     entries = context.snapshot.members.entries_of(context.caller, matched.list_kinds)
     lists = {entry.list_id for entry in entries}
     candidates: list[Candidate] = []
-    for endpoint, counted_per, own, group in matched.groups:
+    for _endpoint, counted_per, own, group in matched.groups:
         policies = group or ()
         # Policies that are off have no place in the index of their group.
         off = Group(replace(policy, mode="log") for policy in policies if policy.mode == "off")
@@ -86,28 +83,20 @@ def explain(context: EvaluationContext, others: Counter[str] | None = None) -> t
         subject = context.caller.subject(counted_per, plan_id)
         winner = next((policy for policy in rivals if policy.id in won), None)
         for policy in rivals:
-            if policy is winner and subject is not None:
-                reason = _("wins: %(why)s") % {"why": _why_won(policy, endpoint, context, entries)}
-                buckets = make_buckets(policy, endpoint, subject, context)
-                candidates.append(Candidate(policy=policy, won=True, reason=reason, buckets=buckets))
-            elif matched.exempt:
-                candidates.append(lost(policy, _("the endpoint %(name)s is exempt") % {"name": matched.exempt}))
-            else:
-                why = _why_not(policy, context, subject, entries)
-                why = why or (_("no policy applies here") if winner is None else why_beaten(policy, winner))
-                candidates.append(lost(policy, why))
+            why = why_exempt(policy)
+            if policy is winner and not why:
+                reason = _("wins: %(why)s") % {"why": _why_won(won[policy.id], context, entries)}
+                candidates.append(Candidate(policy=policy, won=True, reason=reason, buckets=won[policy.id].buckets))
+                continue
+            why = why or _why_not(policy, context, subject, entries)
+            why = why or (_("no policy applies here") if winner is None else why_beaten(policy, winner))
+            candidates.append(Candidate(policy=policy, won=False, reason=_("lost: %(why)s") % {"why": why}))
     return tuple(candidates)
 
 
-def lost(policy: PolicyFacts, why: str) -> Candidate:
-    """Return the candidate of a policy that does not apply, with the reason."""
-    return Candidate(policy=policy, won=False, reason=_("lost: %(why)s") % {"why": why})
-
-
-def _why_won(
-    policy: PolicyFacts, endpoint: EndpointFacts | None, context: EvaluationContext, entries: list[MemberFacts]
-) -> str:
+def _why_won(applied: Applied, context: EvaluationContext, entries: list[MemberFacts]) -> str:
     """Return why the policy won, and what else its counters depend on."""
+    policy, endpoint, _buckets = applied
     reasons = [why_first(policy)]
     if policy.list_id is not None:
         own = (entry for entry in entries if entry.list_id == policy.list_id and entry.active(context.now_us))
@@ -125,28 +114,11 @@ def others_in_words(others: Mapping[str, int]) -> list[str]:
     """Return a sentence for each kind of policies that are for other callers."""
     sentences = []
     for kind, count in others.items():
-        if kind == "ip":
-            text = ngettext(
-                "%(count)d more policy is for another address.",
-                "%(count)d more policies are for other addresses.",
-                count,
-            )
-        elif kind == "plan":
-            text = ngettext(
-                "%(count)d more policy is for another plan.", "%(count)d more policies are for other plans.", count
-            )
-        elif kind == "list":
-            text = ngettext(
-                "%(count)d more policy is for a list without the caller.",
-                "%(count)d more policies are for lists without the caller.",
-                count,
-            )
-        else:
-            text = ngettext(
-                "%(count)d more policy is for another %(kind)s.",
-                "%(count)d more policies are for other callers by %(kind)s.",
-                count,
-            )
+        text = ngettext(
+            "%(count)d more policy is for other callers (%(kind)s).",
+            "%(count)d more policies are for other callers (%(kind)s).",
+            count,
+        )
         sentences.append(text % {"count": count, "kind": kind})
     return sentences
 

@@ -147,7 +147,7 @@ class MemberFacts(_Dated):
     @property
     def traits(self) -> Iterator[Trait]:
         """Yield what the index counts: the members of a list by kind."""
-        yield self.kind, self.list_id
+        yield "member", (self.list_id, self.kind)
 
     def __str__(self) -> str:
         """Return the subject as text."""

@@ -32,18 +32,15 @@ from .facts import (
     to_us,
 )
 from .snapshot import Snapshot, with_rows
-from .unreadable import FindPolicy, with_readable_rates
+from .unreadable import with_readable_rates
 
 #: Policies are kept for a day after their end, because Redis' clock decides what has ended, not this one.
 _KEPT = timedelta(days=1)
 
 
-def load_snapshot(revision: int, before: Snapshot | None = None) -> Snapshot:
-    """Read all shared policies from the database (five queries). Raises ``django.db.Error``.
-
-    ``before`` is the snapshot that this one replaces: its rates are kept where the new ones are unreadable.
-    """
-    return _with_read_rows(Snapshot(revision=revision), before, {})
+def load_snapshot(revision: int) -> Snapshot:
+    """Read all shared policies from the database (five queries). Raises ``django.db.Error``."""
+    return _with_read_rows(Snapshot(revision=revision), {})
 
 
 def update_snapshot(snapshot: Snapshot, rows: Iterable[tuple[str, int]]) -> Snapshot:
@@ -51,10 +48,10 @@ def update_snapshot(snapshot: Snapshot, rows: Iterable[tuple[str, int]]) -> Snap
     ids: dict[str, list[int]] = {PLAN: [], ENDPOINT: [], POLICY: [], LIST: [], MEMBER: []}
     for model, pk in rows:
         ids[model].append(pk)
-    return _with_read_rows(snapshot, snapshot, ids)
+    return _with_read_rows(snapshot, ids)
 
 
-def _with_read_rows(snapshot: Snapshot, before: Snapshot | None, ids: Mapping[str, list[int]]) -> Snapshot:
+def _with_read_rows(snapshot: Snapshot, ids: Mapping[str, list[int]]) -> Snapshot:
     """Return the snapshot with the rows of these ids, by model; of a model that is missing in ``ids``, all rows."""
     from ..models import Endpoint, ListMember, Plan, RatePolicy, SubjectList
 
@@ -65,7 +62,7 @@ def _with_read_rows(snapshot: Snapshot, before: Snapshot | None, ids: Mapping[st
         PlanFacts(id=plan.pk, name=plan.name, slug=plan.slug, default_for=plan.default_for)
         for plan in read(PLAN, Plan.objects)
     )
-    shared = _active_facts(RatePolicy.objects.filter(user__isnull=True), _remembered(before), ids.get(POLICY))
+    shared = _active_facts(RatePolicy.objects.filter(user__isnull=True), ids.get(POLICY))
     members = read(MEMBER, not_ended(ListMember.objects).values_list(*MEMBER_COLUMNS))
     found: dict[str, dict[int, Any]] = {
         "plans": {plan.id: plan for plan in plans},
@@ -108,32 +105,26 @@ def _found(rows: Any, ids: Sequence[int] | None) -> Iterator[Any]:
     return chain.from_iterable(rows.filter(pk__in=batch) for batch in in_batches(ids))
 
 
-def _remembered(snapshot: Snapshot | None) -> FindPolicy:
-    """Return a function that finds a policy of the snapshot by id."""
-    groups = {} if snapshot is None else snapshot.groups
-    return lambda pk: next(
-        (group.by_id[pk] for rivals in groups.values() for group in rivals.values() if pk in group.by_id), None
-    )
-
-
-def load_user(user_id: str) -> UserEntry:
-    return load_users([user_id]).get(user_id, NOBODY)
-
-
-def load_users(user_ids: Iterable[str]) -> dict[str, UserEntry]:
-    """Read the entries of users (two queries); ids that the user model cannot have are left out."""
+def load_entries(keys: Collection[str | SubjectKey]) -> dict[str | SubjectKey, UserEntry]:
+    """Read the entries of users (two queries per 500) and of subjects (one); ``NOBODY`` for those without rows."""
     from ..models import RatePolicy
 
-    known = [user_id for user_id in user_ids if _may_exist(user_id)]
-    if not known:
-        return {}
-    policies: dict[str, list[PolicyFacts]] = {user_id: [] for user_id in known}
-    for policy in _active_facts(RatePolicy.objects.filter(user_id__in=known)):
-        policies[policy.user].append(policy)
-    assignments = _assignments("user_id", known)
+    users = [key for key in keys if isinstance(key, str) and _may_exist(key)]
+    subjects = [text for key in keys if isinstance(key, tuple) and _is_storable(text := ":".join(key))]
+    policies: dict[str | SubjectKey, list[PolicyFacts]] = {}
+    assignments: dict[Any, list[Assignment]] = {}
+    for batch in in_batches(users):
+        for policy in _active_facts(RatePolicy.objects.filter(user_id__in=batch)):
+            policies.setdefault(policy.user, []).append(policy)
+        assignments |= _assignments("user_id", batch)
+    for batch in in_batches(subjects):
+        assignments |= {subject_key(text): own for text, own in _assignments("subject", batch).items()}
+    # Looked up by key, because a database may find other spellings of a subject as well.
     return {
-        user_id: UserEntry(policies=tuple(policies[user_id]), assignments=tuple(assignments.get(user_id, ())))
-        for user_id in known
+        key: UserEntry(policies=tuple(policies.get(key, ())), assignments=tuple(assignments.get(key, ())))
+        if key in policies or key in assignments
+        else NOBODY
+        for key in keys
     }
 
 
@@ -146,18 +137,6 @@ def load_user_endpoints() -> tuple[dict[int | None, frozenset[str]], bool]:
     for endpoint_id, counted_per in own.order_by().values_list("endpoint_id", "counted_per").distinct():
         found[endpoint_id] = found.get(endpoint_id, frozenset()) | {counted_per}
     return found, PlanAssignment.objects.filter(anchor__gt=1).exists()
-
-
-def load_subjects(keys: Collection[SubjectKey]) -> dict[SubjectKey, UserEntry]:
-    """Read the plan assignments of subjects (one query per 500); ``NOBODY`` for those without any."""
-    texts = [text for text in map(":".join, keys) if _is_storable(text)]
-    found = {
-        subject_key(text): UserEntry(assignments=tuple(own))
-        for batch in in_batches(texts)
-        for text, own in _assignments("subject", batch).items()
-    }
-    # Looked up by key, because a database may find other spellings of a subject as well.
-    return {key: found.get(key, NOBODY) for key in keys}
 
 
 def load_assigned_kinds() -> set[str]:
@@ -205,11 +184,9 @@ def _may_exist(user_id: str) -> bool:
     return str(value) == user_id  # "010" parses as 10, and is not that user
 
 
-def _active_facts(
-    policies: Any, remembered: FindPolicy = lambda pk: None, ids: Sequence[int] | None = None
-) -> list[PolicyFacts]:
+def _active_facts(policies: Any, ids: Sequence[int] | None = None) -> list[PolicyFacts]:
     """Return the facts of a queryset's policies (only ``ids`` if not None), without those that ended long ago."""
     rows = not_ended(policies).order_by()
     # Plain rows, because model objects would double the time that loading takes.
     plain = rows.values_list(*POLICY_COLUMNS, named=True)
-    return with_readable_rates([policy_facts(row) for row in _found(plain, ids)], remembered)
+    return with_readable_rates([policy_facts(row) for row in _found(plain, ids)])

@@ -10,9 +10,9 @@ compete there, and recent resolutions. A resolution is kept until a policy or an
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 from ..conf import settings
 from ..engine.rates import BLOCKED
@@ -60,11 +60,26 @@ class MatchedPolicies:
     exempt: str = ""
 
 
+class Applied(NamedTuple):
+    """The winner of a contest at an endpoint (None = all endpoints)."""
+
+    policy: PolicyFacts
+    endpoint: EndpointFacts | None
+    #: One per rate; () = unlimited, blocked or unreadable.
+    buckets: tuple[Bucket, ...]
+
+    @property
+    def place(self) -> str:
+        """Return the name of the endpoint as clients see it."""
+        return self.endpoint.name if self.endpoint else "all"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolution:
     """What applies to one request. Like requests share one object until a policy or an assignment starts or ends."""
 
-    #: One per rate of each winner; unlimited and blocked winners have none.
+    applied: tuple[Applied, ...]
+    #: Those of the winners, and built-in ones.
     buckets: tuple[Bucket, ...]
     #: Names of the enforced winners whose rates are ``blocked``, as clients see them.
     blocked_by: tuple[str, ...]
@@ -82,13 +97,13 @@ class Resolution:
     since_us: int
     until_us: int
     #: (name that clients see, policy) of the enforced winners whose rates are unreadable: their ``on_error`` decides.
-    unreadable: tuple[tuple[str, PolicyFacts], ...] = ()
+    unreadable: tuple[tuple[str, PolicyFacts], ...]
     #: Name of an exempt endpoint that the request matched, so that nothing limits it; "" = none.
-    exempt: str = ""
+    exempt: str
     #: Whether a bucket is durable.
-    durable: bool = False
+    durable: bool
     #: The subject whose assignment gave the plan: ``user:42``, ``tenant:acme``; "" = no assignment did.
-    assigned_to: str = ""
+    assigned_to: str
 
 
 # Not frozen, because each request makes one, and a frozen dataclass takes twice as long to make.
@@ -177,52 +192,61 @@ def resolve_uncached(context: EvaluationContext) -> Resolution:
     found = assignment_of(context)
     plan = _plan(context, found)
     plan_id = plan.id if plan else None
-    buckets: list[Bucket] = []
-    blocked: list[str] = []
-    blocking: dict[str, list[int]] = {"enforce": [], "log": []}
-    winners: list[PolicyFacts] = []
-    unreadable: list[tuple[str, PolicyFacts]] = []
-    boundaries = [boundary for a in _assignments(context) for boundary in (a.starts_us, a.ends_us)]
+    applied: list[Applied] = []
+    # What may start or end.
+    dated: list[Any] = [
+        one for _kind, entry in context.assigned or (("user", context.entry),) for one in entry.assignments
+    ]
     # The caller's entries in lists that a policy here is for.
     entries = context.snapshot.members.entries_of(context.caller, matched.list_kinds) if matched.list_kinds else ()
-    boundaries += [boundary for entry in entries if entry.dated for boundary in (entry.starts_us, entry.ends_us)]
+    dated += entries
     lists = {entry.list_id for entry in entries if entry.active(context.now_us)}
     for endpoint, counted_per, own, group in () if matched.exempt else matched.groups:
         subject = context.caller.subject(counted_per, plan_id)
         if subject is None:
             continue
         rivals = list(contenders(context.caller, own, group, plan_id, lists))
-        boundaries += [boundary for p in rivals if p.dated for boundary in (p.starts_us, p.ends_us)]
+        dated += rivals
         winner = strongest(rivals, context.now_us)
-        if winner is None:
-            continue
-        winners.append(winner)
-        if isinstance(winner.rates, tuple):
-            buckets += make_buckets(winner, endpoint, subject, context)
-        elif winner.rates == BLOCKED:
-            blocking[winner.mode].append(winner.id)
-            if winner.mode == "enforce":
-                blocked.append(f"{endpoint.name if endpoint else 'all'}/blocked")
-        elif winner.mode == "enforce" and winner.rates == UNREADABLE:
-            unreadable.append((f"{endpoint.name if endpoint else 'all'}/unreadable", winner))
-    since_us, until_us = _neighbours(context.now_us, boundaries) if boundaries else (-sys.maxsize, sys.maxsize)
+        if winner is not None:
+            applied.append(Applied(winner, endpoint, make_buckets(winner, endpoint, subject, context)))
+    boundaries = [at_us for one in dated for at_us in (one.starts_us, one.ends_us) if at_us is not None]
     return Resolution(
-        buckets=tuple(buckets),
-        blocked_by=tuple(blocked),
-        blocking=tuple(blocking["enforce"]),
-        would_block=tuple(blocking["log"]),
+        **_outcome(applied),
         plan=plan,
-        winners=tuple(winners),
-        policy_ids=tuple([policy.id for policy in winners]),
         endpoint_ids=matched.endpoint_ids,
         cost=matched.cost,
-        since_us=since_us,
-        until_us=until_us,
-        unreadable=tuple(unreadable),
+        since_us=max([at_us for at_us in boundaries if at_us <= context.now_us], default=-sys.maxsize),
+        until_us=min([at_us for at_us in boundaries if at_us > context.now_us], default=sys.maxsize),
         exempt=matched.exempt,
-        durable=any(bucket.durable for bucket in buckets),
         assigned_to=f"{found[0]}:{context.caller.value(found[0])}" if found else "",
     )
+
+
+def narrow(resolution: Resolution, only: Callable[[PolicyFacts], bool]) -> Resolution:
+    """Return the resolution with the policies for which ``only`` is true, without built-in buckets."""
+    return replace(resolution, **_outcome([one for one in resolution.applied if only(one.policy)]))
+
+
+def _outcome(applied: list[Applied]) -> dict[str, Any]:
+    """Return the fields of the resolution that has these winners."""
+    enforced = [one for one in applied if one.policy.mode == "enforce"]
+    blocks = [one for one in enforced if one.policy.rates == BLOCKED]
+    buckets = [bucket for one in applied for bucket in one.buckets]
+    winners = [one.policy for one in applied]
+    return {
+        "applied": tuple(applied),
+        "buckets": tuple(buckets),
+        "blocked_by": tuple([f"{one.place}/blocked" for one in blocks]),
+        "blocking": tuple([one.policy.id for one in blocks]),
+        "would_block": tuple([one.id for one in winners if one.mode == "log" and one.rates == BLOCKED]),
+        "winners": tuple(winners),
+        "policy_ids": tuple([one.id for one in winners]),
+        "unreadable": tuple(
+            [(f"{one.place}/unreadable", one.policy) for one in enforced if one.policy.rates == UNREADABLE]
+        ),
+        "durable": any(bucket.durable for bucket in buckets),
+    }
 
 
 def match_policies(
@@ -277,17 +301,6 @@ def make_buckets(
         for rate in policy.rates
     ]
     return tuple(buckets)
-
-
-def _assignments(context: EvaluationContext) -> Iterator[Assignment]:
-    return (one for _kind, entry in context.assigned or (("user", context.entry),) for one in entry.assignments)
-
-
-def _neighbours(now_us: int, boundaries: Sequence[int | None]) -> tuple[int, int]:
-    """Return the last boundary that has passed, and the next one."""
-    past = [boundary for boundary in boundaries if boundary is not None and boundary <= now_us]
-    future = [boundary for boundary in boundaries if boundary is not None and boundary > now_us]
-    return max(past, default=-sys.maxsize), min(future, default=sys.maxsize)
 
 
 def _find_policies(

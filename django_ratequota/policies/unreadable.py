@@ -1,43 +1,36 @@
 """Policies whose rates this version cannot read: stored without the model's validation, or by a newer version during
 an upgrade.
 
-Their last readable rates apply: those that this process held, else the newest in the history. Without any, the
-policy's ``on_error`` decides.
+The newest readable rates in the policy's history apply. Without any, its ``on_error`` decides.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from django.apps import apps
 from django.db.models import Count, Min
 
-from ..changes.validators import rate_problem
 from ..changes.writer import BATCH, in_batches
-from ..engine.rates import Rate, parse_rates, show
-from ..exceptions import InvalidRate
+from ..engine.rates import Rate, show
 from .change_feed import POLICY
 from .facts import UNREADABLE, PolicyFacts, policy_facts, read_rates
 
 logger = logging.getLogger("django_ratequota")
 
-FindPolicy = Callable[[int], PolicyFacts | None]
 #: Most texts in ``find_unreadable``.
 _LISTED = 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unreadable:
+class Unreadable(NamedTuple):
     """A rate text that this version cannot read, and a policy that has it."""
 
     #: One of the policies with the text (a RatePolicy), and how many others have it.
     policy: Any
     others: int
-    #: What was expected, at which character.
-    problem: str
     #: The policy's last readable rates as text; "" = none: ``on_error`` decides.
     last_rates: str
 
@@ -46,29 +39,23 @@ class Unreadable:
         fallback = f"{self.last_rates} goes on" if self.last_rates else "on_error decides"
         policy = self.policy
         place = f"{policy.audience} at {policy.endpoint or 'all endpoints'}"
-        return f"Policy {policy.pk} ({place}){others}: rates {show(policy.rates)}: {self.problem}; {fallback}."
+        return f"Policy {policy.pk} ({place}){others}: rates {show(policy.rates)} cannot be read; {fallback}."
 
 
-def with_readable_rates(policies: list[PolicyFacts], remembered: FindPolicy) -> list[PolicyFacts]:
+def with_readable_rates(policies: list[PolicyFacts]) -> list[PolicyFacts]:
     """Return the policies, unreadable rates replaced by the last readable ones. Log an error for each such policy.
 
-    ``remembered`` returns a policy by id as this process held it before. Raises ``django.db.Error``.
+    Raises ``django.db.Error``.
     """
     unread = [policy for policy in policies if policy.rates == UNREADABLE]
     if not unread:
         return policies
-    known = {policy.id: remembered(policy.id) for policy in unread}
-    last = {pk: (held.text, held.rates) for pk, held in known.items() if held and held.rates != UNREADABLE}
-    last |= _recorded(pk for pk in known if pk not in last)
+    last = _recorded(policy.id for policy in unread)
     for policy in unread:
         fallback = f"{last[policy.id][0]!r} goes on" if policy.id in last else "its on_error decides"
         logger.error("policy %s: its rates %s cannot be read; %s", policy.id, show(policy.unread), fallback)
-    return [
-        replace(policy, text=last[policy.id][0], rates=last[policy.id][1])
-        if policy.rates == UNREADABLE and policy.id in last
-        else policy
-        for policy in policies
-    ]
+    replaced = {p.id: replace(p, text=last[p.id][0], rates=last[p.id][1]) for p in unread if p.id in last}
+    return [replaced.get(policy.id, policy) for policy in policies]
 
 
 def find_unreadable() -> list[Unreadable]:
@@ -80,30 +67,16 @@ def find_unreadable() -> list[Unreadable]:
         if read_rates(rates, algorithm) is None and len(bad) < _LISTED:
             bad[first] = count
     last = _recorded(bad)
+    rows = model.objects.filter(pk__in=list(bad)).select_related("endpoint", "user", "subject_list", "plan")
     return [
-        Unreadable(
-            policy=policy,
-            others=bad[policy.pk] - 1,
-            problem=_problem(policy),
-            last_rates=last[policy.pk][0] if policy.pk in last else "",
-        )
-        for policy in model.objects.filter(pk__in=list(bad))
-        .select_related("endpoint", "user", "subject_list", "plan")
-        .order_by("pk")
+        Unreadable(policy, others=bad[policy.pk] - 1, last_rates=last.get(policy.pk, ("",))[0])
+        for policy in rows.order_by("pk")
     ]
 
 
 def readable_facts(policy: Any) -> PolicyFacts:
     """Return the facts of a RatePolicy, unreadable rates replaced by the last readable ones in its history."""
-    return with_readable_rates([policy_facts(policy)], lambda pk: None)[0]
-
-
-def _problem(policy: Any) -> str:
-    try:
-        parse_rates(policy.rates, policy.algorithm)
-    except InvalidRate as error:
-        return rate_problem(error)
-    return ""
+    return with_readable_rates([policy_facts(policy)])[0]
 
 
 def _recorded(ids: Iterable[int]) -> dict[int, tuple[str, tuple[Rate, ...] | str]]:

@@ -356,11 +356,11 @@ class Call:
 
     def _begin(self, step: Send) -> Budget:
         """Return the budget of the step; raises ``StoreLeftAlone`` and ``OutOfTime``."""
-        if step.breaker is not None and step.breaker.open and not self.always:
-            step.breaker.take_probe()
         budget = self._budget
         if budget.left < NOTHING:
             raise OutOfTime(self._store.timeout)
+        if step.breaker is not None and step.breaker.open and not self.always:
+            step.breaker.take_probe()
         if step.share < 1.0:
             budget = Budget(budget.left * step.share)
         budget.begun_at, budget.left_at_begin, budget.left_at_send = time.monotonic(), budget.left, None

@@ -14,15 +14,20 @@ class Script:
 
     source: str
     sha: str
-    #: (file name, line in it) of each line of ``source``, in order.
-    lines: tuple[tuple[str, int], ...]
+    #: (file name, number of its lines) of each file that ``source`` consists of, in order.
+    files: tuple[tuple[str, int], ...]
+
+    @property
+    def lines(self) -> tuple[tuple[str, int], ...]:
+        """(file name, line in it) of each line of ``source``, in order."""
+        return tuple((name, number) for name, count in self.files for number in range(1, count + 1))
 
     def locate(self, message: str) -> str:
         """Return the server's error message with ``user_script:LINE`` replaced by file and line."""
 
         def place(match: re.Match[str]) -> str:
-            line = int(match[1])
-            return "{}:{}".format(*self.lines[line - 1]) if 0 < line <= len(self.lines) else match[0]
+            line, lines = int(match[1]), self.lines
+            return "{}:{}".format(*lines[line - 1]) if 0 < line <= len(lines) else match[0]
 
         return re.sub(r"user_script:(\d+)", place, message)
 
@@ -38,18 +43,14 @@ class ScriptCall(Command):
     #: The encoded command; None until it is first sent.
     packed: Any = None
     #: The share of a decision's remaining time that it may take; only a Cluster's store applies it.
-    share: float = 1.0
+    share: float
 
-    def __new__(cls, script: Script, keys: Sequence[str], args: Iterable[object]) -> ScriptCall:
+    def __new__(
+        cls, script: Script, keys: Sequence[str], args: Iterable[object], *, share: float = 1.0
+    ) -> ScriptCall:
         """``keys`` and ``args`` are the script's KEYS and ARGV."""
         call = super().__new__(cls, ("EVALSHA", script.sha, len(keys), *keys, *args))
-        call.script = script
-        return call
-
-    def within(self, share: float) -> ScriptCall:
-        """Return the same command with this ``share``."""
-        call = tuple.__new__(ScriptCall, self)
-        call.script, call.share = self.script, share
+        call.script, call.share = script, share
         return call
 
     @property

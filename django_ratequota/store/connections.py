@@ -21,7 +21,7 @@ import redis
 
 from .base import Budget, ServerActivity
 from .commands import Command, ScriptCall
-from .pool import CONNECT_SECONDS, IDLE_SECONDS, Idle, Pool
+from .pool import CONNECT_SECONDS, Idle, Pool
 
 #: ``current.budget``: how long this thread's reads and writes may wait.
 current = threading.local()
@@ -36,14 +36,6 @@ class Connections(Pool):
         super().__init__(activity, limit)
         _all.add(self)
 
-    def reset(self) -> None:
-        """Start empty after a fork: the parent process uses the connections."""
-        super().reset()
-        self._lock = threading.Lock()
-        #: When idle connections are next closed, and from when on a caller that returns a connection does the
-        #: upkeep: at once while others wait in the queue.
-        self._close_at = self._upkeep_at = 0.0
-
     def send(self, command: Command, budget: Budget, asking: bool = False) -> Any:
         """Send one command once and return its reply, within ``budget``; raises what redis-py raises."""
         connection, idle_since = self._take(budget)
@@ -56,10 +48,9 @@ class Connections(Pool):
                 self._activity.distrust(idle_since)
             self._drop(connection)
             raise
-        now = self._activity.replied(sent_at)
-        self.idle.append((connection, now))
-        if now > self._upkeep_at:
-            self._upkeep(now)
+        unused = self._put(connection, self._activity.replied(sent_at))
+        if unused is not None:
+            self._drop(unused)
         if isinstance(reply, redis.exceptions.ResponseError):
             raise reply
         return reply
@@ -99,8 +90,7 @@ class Connections(Pool):
         """Wait in the queue for a connection, beginning connects meanwhile; raises the error of a connect."""
         waiter: Future[Idle] = Future()
         with self._lock:
-            self.queue[waiter] = None
-            self._upkeep_at = 0.0  # before looking at idle ones, so that none that is returned goes unseen
+            self.queue[waiter] = None  # before looking at idle ones, so that none that is returned goes unseen
             self._serve_queue()
         try:
             while not waiter.done():
@@ -118,26 +108,21 @@ class Connections(Pool):
         budget.connected()
         return waiter.result()
 
-    def _serve_queue(self) -> None:
-        """Hand idle connections to the waiting callers; the lock must be held."""
-        super()._serve_queue()
-        if not self.queue:
-            self._upkeep_at = self._close_at
-
-    def _connect_if_needed(self, budget: Budget) -> None:
+    def _connect_if_needed(self, budget: Budget | None = None) -> None:
+        """Connect in a thread; where the process can start no more threads, or ends, here and within the budget."""
         with self._lock:
-            began_at = self.size.begin_connect(len(self.queue))
-        if began_at is not None and not self._start_thread(began_at):
-            self._connect(began_at, max(budget.left, 0.001))
-            budget.left -= time.monotonic() - began_at
-
-    def _start_thread(self, began_at: float) -> bool:
-        """Connect in a thread; returns False where the process can start no more threads, or ends."""
+            began_at = self.begin_connect()
+        if began_at is None:
+            return
         try:
             threading.Thread(target=self._connect, args=(began_at,), name="ratequota-connect", daemon=True).start()
         except RuntimeError:
-            return False
-        return True
+            if budget is None:
+                with self._lock:
+                    self.connecting.remove(began_at)
+                return
+            self._connect(began_at, max(budget.left, 0.001))
+            budget.left -= time.monotonic() - began_at
 
     def _connect(self, began_at: float | None, seconds: float = CONNECT_SECONDS) -> None:
         """Make a connection, and more while callers wait for them."""
@@ -146,34 +131,21 @@ class Connections(Pool):
                 connection = self._make(seconds)
             except BaseException as error:
                 with self._lock:
-                    self._connect_failed(
+                    self.connect_failed(
                         error if isinstance(error, Exception) else RuntimeError(repr(error)), began_at
                     )
                 return
             with self._lock:
-                self._connected(connection, began_at)
-                began_at = self.size.begin_connect(len(self.queue))
-
-    def _upkeep(self, now: float) -> None:
-        """Serve the queue, and close idle connections when that is due."""
-        with self._lock:
-            due = now > self._close_at
-            if due:
-                self._close_at = now + IDLE_SECONDS
-            self._serve_queue()
-        for connection in self._unused() if due else ():
-            self._drop(connection)
+                self.connected(connection, began_at)
+                began_at = self.begin_connect()
 
     def _drop(self, connection: Any) -> None:
         try:
             connection.disconnect()
         finally:
             with self._lock:
-                self.size.open -= 1
-                began_at = self.size.begin_connect(len(self.queue))
-            if began_at is not None and not self._start_thread(began_at):
-                with self._lock:
-                    self.size.connect_cancelled(began_at)
+                self.open -= 1
+            self._connect_if_needed()
 
     def close(self) -> None:
         """Close all idle connections."""

@@ -14,7 +14,7 @@ import redis.asyncio
 from .base import LATE, NOTHING, Budget, ServerActivity
 from .commands import Command, ScriptCall
 from .connections import pack
-from .pool import IDLE_SECONDS, MIN_IDLE, RETRY_SECONDS, Idle, Pool
+from .pool import RETRY_SECONDS, Idle, Pool
 
 #: redis-py 8 renamed ``can_read_destructive``.
 _CAN_READ = hasattr(redis.asyncio.Connection, "can_read")
@@ -34,8 +34,6 @@ class LoopConnections(Pool):
         super().__init__(activity, limit)
         self._make, self._on_close = connect, on_close
         self._tasks: set[asyncio.Task[None]] = set()
-        #: Closes idle connections later; None while there are few.
-        self._closing: asyncio.TimerHandle | None = None
         #: To be started in the loop; its ``aclose``, which the loop calls at its end, closes all connections.
         self.closer = self._close_with_loop()
 
@@ -51,7 +49,9 @@ class LoopConnections(Pool):
                 except BaseException:
                     await self._drop(connection)
                     raise
-                self._put(connection, self._activity.replied(sent_at))
+                unused = self._put(connection, self._activity.replied(sent_at))
+                if unused is not None:
+                    await self._drop(unused)
         except Exception:
             self._activity.distrust(idle_since)
             raise
@@ -98,7 +98,8 @@ class LoopConnections(Pool):
         except asyncio.CancelledError:
             self.queue.pop(waiter, None)
             if not waiter.cancelled() and waiter.exception() is None:
-                self._put(*waiter.result())
+                self.idle.append(waiter.result())
+                self._serve_queue()
             raise
         else:
             budget.connected()
@@ -107,7 +108,7 @@ class LoopConnections(Pool):
             budget.queued_for = None
 
     def _connect_if_needed(self) -> None:
-        began_at = self.size.begin_connect(len(self.queue))
+        began_at = self.begin_connect()
         if began_at is not None:
             self._start_task(self._connect(began_at))
 
@@ -120,49 +121,31 @@ class LoopConnections(Pool):
         try:
             connection = await self._make()
         except Exception as error:
-            self._connect_failed(error, began_at)
+            self.connect_failed(error, began_at)
             if self.queue:  # the open connections serve them, and perhaps another one
                 await asyncio.sleep(RETRY_SECONDS)
                 self._connect_if_needed()
             return
         except BaseException:
-            self.size.connect_failed(began_at)
+            self.connecting.remove(began_at)
             raise
-        self._connected(connection, began_at)
-        self._close_later()
+        self.connected(connection, began_at)
         # A successor, and one more: the pool may double.
         self._connect_if_needed()
         self._connect_if_needed()
-
-    def _put(self, connection: Any, idle_since: float) -> None:
-        self.idle.append((connection, idle_since))
-        self._serve_queue()
 
     async def _drop(self, connection: Any) -> None:
         try:
             await connection.disconnect(nowait=True)
         finally:
-            self.size.open -= 1
+            self.open -= 1
             self._connect_if_needed()
-
-    def _close_later(self) -> None:
-        if self._closing is None and self.size.open > MIN_IDLE:
-            later = asyncio.get_running_loop().call_later
-            self._closing = later(IDLE_SECONDS, lambda: self._start_task(self._close_unused()))
-
-    async def _close_unused(self) -> None:
-        self._closing = None
-        for connection in self._unused():
-            await self._drop(connection)
-        self._close_later()
 
     async def _close_with_loop(self) -> AsyncGenerator[None, None]:
         try:
             yield
         finally:
             self._on_close()
-            if self._closing is not None:
-                self._closing.cancel()
             for task in self._tasks:
                 task.cancel()
             while self.idle:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterator
 from typing import Any
 
 from .base import ServerActivity
@@ -13,7 +13,7 @@ from .base import ServerActivity
 Idle = tuple[Any, float]
 #: Connections to one server, open or connecting: of a process for its threads, and of each event loop.
 MAX_CONNECTIONS = 64
-#: Seconds after which an idle connection is closed, and how many stay open.
+#: Seconds after which an idle connection is closed, one with each command, and how many stay open.
 IDLE_SECONDS, MIN_IDLE = 10.0, 4
 #: Seconds that connecting may take; more than a decision's timeout, as the connection serves the next decision.
 CONNECT_SECONDS = 5.0
@@ -25,18 +25,55 @@ _SLOW_SECONDS, _MAX_SLOW = 1.0, 16
 RETRY_SECONDS = 0.05
 
 
-class PoolSize:
-    """The number of open connections, and the connects under way; together never more than ``limit``."""
+class Pool:
+    """Connections to one server and the callers that wait for one, in order."""
 
-    def __init__(self, limit: int = MAX_CONNECTIONS) -> None:
+    def __init__(self, activity: ServerActivity, limit: int) -> None:
+        self._activity = activity
+        #: The most connections, open or connecting.
         self.limit = limit
+        self.reset()
+
+    def reset(self) -> None:
+        """Start empty; also after a fork, as the parent process uses the connections."""
         self.open = 0
-        #: When each connect under way began (monotonic seconds).
+        #: When each connect under way began, and when the last one failed (monotonic seconds).
         self.connecting: list[float] = []
         self.failed_at = 0.0
+        #: The longest idle first.
+        self.idle: deque[Idle] = deque()
+        #: Futures of the callers, of threads or of tasks, in order.
+        self.queue: OrderedDict[Any, None] = OrderedDict()
+        self._lock = threading.Lock()
 
-    def begin_connect(self, waiting: int) -> float | None:
-        """Begin a connect for one of ``waiting`` callers and return its time; None where none should begin."""
+    def _put(self, connection: Any, now: float) -> Any:
+        """Take a connection back; returns one that has been idle for too long, for the caller to close, or None."""
+        self.idle.append((connection, now))
+        if self.queue:
+            with self._lock:
+                self._serve_queue()
+        try:
+            if len(self.idle) > MIN_IDLE and self.idle[0][1] < now - IDLE_SECONDS:
+                return self.idle.popleft()[0]
+        except IndexError:  # other threads were faster
+            pass
+        return None
+
+    def _serve_queue(self) -> None:
+        """Hand idle connections to the waiting callers; the lock must be held."""
+        while self.queue and self.idle:
+            waiter, _ = self.queue.popitem(last=False)
+            if waiter.done():  # its task was cancelled
+                continue
+            try:
+                waiter.set_result(self.idle.pop())
+            except IndexError:  # another thread was faster
+                self.queue[waiter] = None
+                self.queue.move_to_end(waiter, last=False)
+
+    def begin_connect(self) -> float | None:
+        """Begin a connect for one of the waiting callers and return its time; None where none should begin."""
+        waiting = len(self.queue)
         if not waiting or self.open + len(self.connecting) >= self.limit:
             return None
         now = time.monotonic()
@@ -51,69 +88,20 @@ class PoolSize:
         self.connecting.append(now)
         return now
 
-    def connected(self, began_at: float) -> None:
-        """Count the connect's connection as open."""
+    def connected(self, connection: Any, began_at: float) -> None:
+        """Take in the connection of the connect that began then."""
         self.connecting.remove(began_at)
         self.failed_at = 0.0
         self.open += 1
-
-    def connect_failed(self, began_at: float) -> bool:
-        """Note the failure; returns whether callers have no other connection to wait for, open or under way."""
-        self.connecting.remove(began_at)
-        self.failed_at = time.monotonic()
-        return not self.open and not self.connecting
-
-    def connect_cancelled(self, began_at: float) -> None:
-        """Forget a connect that was not tried."""
-        self.connecting.remove(began_at)
-
-
-class Pool:
-    """Connections to one server and the callers that wait for one, in order."""
-
-    def __init__(self, activity: ServerActivity, limit: int) -> None:
-        self._activity, self._limit = activity, limit
-        self.reset()
-
-    def reset(self) -> None:
-        """Start empty."""
-        self.size = PoolSize(self._limit)
-        #: The longest idle first.
-        self.idle: deque[Idle] = deque()
-        #: Futures of the callers, of threads or of tasks, in order.
-        self.queue: OrderedDict[Any, None] = OrderedDict()
-
-    def _serve_queue(self) -> None:
-        """Hand idle connections to the waiting callers."""
-        while self.queue and self.idle:
-            waiter, _ = self.queue.popitem(last=False)
-            if waiter.done():  # its task was cancelled
-                continue
-            try:
-                waiter.set_result(self.idle.pop())
-            except IndexError:  # another thread was faster
-                self.queue[waiter] = None
-                self.queue.move_to_end(waiter, last=False)
-
-    def _connected(self, connection: Any, began_at: float) -> None:
-        self.size.connected(began_at)
         self._activity.connected(began_at, surplus=not self.queue)
         self.idle.append((connection, began_at))
         self._serve_queue()
 
-    def _connect_failed(self, error: Exception, began_at: float) -> None:
-        """Let all callers fail where no other connection is left to wait for."""
-        hopeless = self.size.connect_failed(began_at)
-        while hopeless and self.queue:
+    def connect_failed(self, error: Exception, began_at: float) -> None:
+        """Let all callers fail where no other connection is left to wait for, open or under way."""
+        self.connecting.remove(began_at)
+        self.failed_at = time.monotonic()
+        while self.queue and not self.open and not self.connecting:
             waiter, _ = self.queue.popitem(last=False)
             if not waiter.done():
                 waiter.set_exception(error)
-
-    def _unused(self) -> Iterator[Any]:
-        """Take out the connections that have been idle for ``IDLE_SECONDS``, but leave ``MIN_IDLE``."""
-        until = time.monotonic() - IDLE_SECONDS
-        try:
-            while len(self.idle) > MIN_IDLE and self.idle[0][1] < until:
-                yield self.idle.popleft()[0]
-        except IndexError:  # other threads were faster
-            pass

@@ -96,15 +96,10 @@ def _describe(decision: Decision | None) -> str:
 
 
 def _policies_in_force() -> str:
-    """Name the policies of the scene in force; outside of scenes, why nothing may be enforced, else ""."""
+    """Name the endpoints with policies in the scene in force; outside of scenes, why nothing is enforced, else ""."""
     scene = current_scene()
     snapshot = scene and scene.policies.current()
     if not snapshot:
         return "" if settings.enabled else "; RATEQUOTA['ENABLED'] is False"
-    names = [
-        f"{snapshot.endpoints[endpoint].name if endpoint else 'all endpoints'} ({policy.text})"
-        for endpoint, groups in snapshot.groups.items()
-        for group in groups.values()
-        for policy in group
-    ]
-    return f"; in force: {', '.join(names) or 'none for everyone, plans or subjects'}"
+    names = [snapshot.endpoints[endpoint].name if endpoint else "all endpoints" for endpoint in snapshot.groups]
+    return f"; policies in force: {', '.join(names) or 'none for everyone, plans or subjects'}"

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..conf import settings
-from ..engine.decision import Decision, LimitRequest
+from ..engine.decision import Decision, LimitRequest, Steps
 from ..engine.keys import revision_key
 from ..engine.limiter import Limiter
 from ..engine.memory import LocalLimiter
@@ -39,8 +39,8 @@ class Scene:
         #: The engine's clock.
         self.clock = clock or Clock()
         self.policies = policies
-        # No thread sends its counts to Redis.
-        self._collector = Collector()
+        #: Records a decision and returns the id of a refusal, as in production; no thread sends the counts to Redis.
+        self.record = Collector().record
         self._name = secrets.token_hex(5)
         self._limiters: list[SceneLimiter] = []
         # One for each settings that the test overrides.
@@ -62,10 +62,6 @@ class Scene:
     def entered(self) -> bool:
         """Whether this context has entered the scene."""
         return self in _own.get()
-
-    def record(self, context: Any, route: str | None, *decided: Any) -> str:
-        """Record a decision and return the id of a refusal, as in production; "" without one."""
-        return self._collector.record(context, route, *decided)
 
     def observe(self, decision: Decision) -> None:
         """Send ``quota_threshold`` at once: a test does not wait for a thread."""
@@ -119,10 +115,11 @@ class SceneLimiter(Limiter):
         _outside.limiter().publish()
         return super().publish()
 
-    def _begin(self, request: LimitRequest) -> Any:
+    def steps(self, request: LimitRequest) -> Steps:
+        """Return the steps of a verb, noting its buckets."""
         self._buckets |= {bucket.counter: bucket for bucket in request.buckets}
         self._used = self._used or bool(request.buckets) or not self._fixed
-        return super()._begin(request)
+        return super().steps(request)
 
     def forget_keys(self) -> None:
         """Delete its keys; if Redis fails, they expire by themselves."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Any
@@ -12,15 +12,11 @@ from django.core.exceptions import ValidationError
 from ..changes.validators import assignable_subject, canonical_subject
 from ..conf import settings
 from ..models import Endpoint, RatePolicy
-from ..policies.audiences import Members
 from ..policies.cache import in_plan_order
 from ..policies.facts import (
     NOBODY,
     Assignment,
-    EndpointFacts,
-    MemberFacts,
     PlanFacts,
-    PolicyFacts,
     SubjectKey,
     UserEntry,
     endpoint_facts,
@@ -28,9 +24,7 @@ from ..policies.facts import (
     policy_facts,
     subject_key,
 )
-from ..policies.snapshot import Snapshot, regrouped
-
-_REVISION = 1
+from ..policies.snapshot import Snapshot, with_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +86,7 @@ class FixedPolicies:
 
     load_user = user
 
-    def subjects(self, keys: Collection[SubjectKey]) -> dict[SubjectKey, UserEntry]:
+    def entries(self, keys: Collection[str | SubjectKey]) -> dict[str | SubjectKey, UserEntry]:
         return {key: self._entries.get(key, NOBODY) for key in keys}
 
     def plan_kinds(self) -> tuple[str, ...]:
@@ -111,100 +105,86 @@ def fixed_policies(
     lists: Mapping[str, Iterable[Any]] | None = None,
 ) -> FixedPolicies:
     """Make the arguments of ``override_policies`` into policies; raises ``ValueError`` naming the wrong entry."""
-    if not isinstance(policies, Mapping):
-        raise TypeError(f"policies: write {{'search': '3/min', None: '100/min'}}, not {policies!r:.80}")
-    rows = [(name, policy) for name, entry in policies.items() for policy in _as_list(name, entry)]
-    by_name = _endpoints([name for name, _ in rows if name is not None], endpoints)
-    by_slug = _plans([policy.plan for _, policy in rows], plans or {}, default_plans or {})
-    list_ids = {name: number for number, name in enumerate(lists or {}, start=1)}
-    facts = [_policy_facts(number, *row, by_name, by_slug, list_ids) for number, row in enumerate(rows, start=1)]
-    snapshot = Snapshot(
-        revision=_REVISION,
-        plans={plan.id: plan for plan in by_slug.values()},
-        endpoints={endpoint.id: endpoint for endpoint in by_name.values()},
-        groups=regrouped({}, {policy.id: policy for policy in facts if not policy.user}),
-        lists={number: name for name, number in list_ids.items()},
-        members=Members(_members(lists or {}, list_ids)),
-    )
-    assigned = {_owner("plans", who, assignable_subject): by_slug[slug].id for who, slug in (plans or {}).items()}
-    # One plan may be the default for both kinds of callers here.
-    defaults = {audience: by_slug[slug].id for audience, slug in (default_plans or {}).items()}
-    owners = {*assigned, *(policy.user for policy in facts if policy.user)}
-    return FixedPolicies(
-        snapshot.copied(defaults=defaults), {owner: _entry(owner, facts, assigned) for owner in owners}
-    )
-
-
-def _as_list(name: object, entry: object) -> list[Policy]:
-    if name is not None and not isinstance(name, str):
-        raise TypeError(f"policies[{name!r:.80}]: write the name of an endpoint, or None for all endpoints together")
-    # A mapping would be read as a list of its keys.
-    several = isinstance(entry, Iterable) and not isinstance(entry, str | bytes | Mapping)
-    found: list[Policy] = []
-    for item in entry if several else [entry]:  # type: ignore[attr-defined]
-        if not isinstance(item, str | Policy):
-            text = f"write rates such as '3/min', Policy('3/min', ...), or a list of these, not {item!r:.80}"
-            raise TypeError(f"policies[{name!r}]: {text}")
-        found.append(Policy(item) if isinstance(item, str) else item)
-    return found
-
-
-def _endpoints(names: Iterable[str], rows: Iterable[Endpoint]) -> dict[str, EndpointFacts]:
-    """Return the endpoints by name; without a row of its own, an endpoint has no routes and costs 1."""
-    described = {row.name: row for row in rows}
-    for name in names:
-        described.setdefault(name, Endpoint(name=name))
-    for name, row in described.items():
-        _validate(f"endpoint {name!r}", row)
-    # Numbered here, because unsaved rows have no ids.
-    return {
-        row.name: replace(endpoint_facts(row), id=number) for number, row in enumerate(described.values(), start=1)
-    }
-
-
-def _plans(named: Iterable[str], assigned: Mapping[Any, str], defaults: Mapping[str, str]) -> dict[str, PlanFacts]:
-    unknown = set(defaults) - {"authenticated", "anonymous"}
-    if unknown:
+    plans, defaults, lists = plans or {}, default_plans or {}, lists or {}
+    if unknown := set(defaults) - {"authenticated", "anonymous"}:
         raise ValueError(f"default_plans: write 'authenticated' or 'anonymous', not {unknown.pop()!r}")
-    slugs = dict.fromkeys(slug for slug in (*named, *assigned.values(), *defaults.values()) if slug)
-    return {slug: PlanFacts(id=number, name=slug, slug=slug) for number, slug in enumerate(slugs, start=1)}
+    written = list(_written(policies))
+    rows = {name: Endpoint(name=name) for name, _policy in written if name is not None}
+    rows |= {row.name: row for row in endpoints}
+    for name, row in rows.items():
+        _validate(f"endpoint {name!r}", row)
+    slugs = [*(policy.plan for _, policy in written), *plans.values(), *defaults.values()]
+    ids = {"endpoint": _numbered(rows), "plan": _numbered(filter(None, slugs)), "subject_list": _numbered(lists)}
+    facts = [policy_facts(_row(pk, *entry, ids)) for pk, entry in enumerate(written, start=1)]
+    members = (member_facts(pk, *row, None, None) for pk, row in enumerate(_members(lists, ids["subject_list"])))
+    snapshot = with_rows(
+        Snapshot(revision=1),
+        plans={pk: PlanFacts(id=pk, name=slug, slug=slug) for slug, pk in ids["plan"].items()},
+        endpoints={pk: replace(endpoint_facts(rows[name]), id=pk) for name, pk in ids["endpoint"].items()},
+        policies={policy.id: policy for policy in facts if not policy.user},
+        lists={pk: name for name, pk in ids["subject_list"].items()},
+        members={member.id: member for member in members},
+    )
+    assigned = {_owner("plans", who, assignable_subject): ids["plan"][slug] for who, slug in plans.items()}
+    entries = {
+        owner: UserEntry(
+            policies=tuple(policy for policy in facts if policy.user == owner),
+            assignments=() if plan_id is None else (Assignment(plan_id=plan_id, starts_us=0, ends_us=None),),
+        )
+        for owner, plan_id in (dict.fromkeys(policy.user for policy in facts if policy.user) | assigned).items()
+    }
+    # One plan may be the default for both kinds of callers here.
+    return FixedPolicies(
+        snapshot.copied(defaults={kind: ids["plan"][slug] for kind, slug in defaults.items()}), entries
+    )
 
 
-def _policy_facts(
-    number: int,
-    name: str | None,
-    policy: Policy,
-    endpoints: Mapping[str, EndpointFacts],
-    plans: Mapping[str, PlanFacts],
-    lists: Mapping[str, int],
-) -> PolicyFacts:
+def _written(policies: Policies) -> Iterator[tuple[str | None, Policy]]:
+    """Yield each policy with the name of its endpoint; raises ``TypeError``."""
+    what = "write rates such as '3/min', Policy('3/min', ...), or a list of these, by endpoint (None = all endpoints)"
+    if not isinstance(policies, Mapping):
+        raise TypeError(f"policies: {what}, not {policies!r:.80}")
+    entries: Mapping[Any, Any] = policies
+    for name, entry in entries.items():
+        # A mapping would be read as a list of its keys.
+        several = isinstance(entry, Iterable) and not isinstance(entry, str | bytes | Mapping)
+        for item in entry if several else [entry]:
+            if not isinstance(name, str | None) or not isinstance(item, str | Policy):
+                raise TypeError(f"policies[{name!r:.80}]: {what}, not {item!r:.80}")
+            yield name, Policy(item) if isinstance(item, str) else item
+
+
+def _numbered(names: Iterable[str]) -> dict[str, int]:
+    """Return numbers in place of the ids that unsaved rows lack."""
+    return {name: number for number, name in enumerate(dict.fromkeys(names), start=1)}
+
+
+def _row(pk: int, name: str | None, policy: Policy, ids: Mapping[str, Mapping[str, int]]) -> RatePolicy:
     where = f"policies[{name!r}]"
     if (policy.user is not None) + bool(policy.subject) + bool(policy.subject_list) + bool(policy.plan) > 1:
         raise ValueError(f"{where}: a policy is for a user, a subject, a list or a plan, one of them at most")
-    if policy.subject_list and policy.subject_list not in lists:
+    if policy.subject_list and policy.subject_list not in ids["subject_list"]:
         raise ValueError(f"{where}: write lists={{{policy.subject_list!r}: [...]}} with the members of that list")
-    others = ("user", "plan", "subject_list")
-    row = RatePolicy(**{one.name: getattr(policy, one.name) for one in fields(policy) if one.name not in others})
-    _validate(where, row)
-    return replace(
-        policy_facts(row),
-        id=number,
-        endpoint_id=None if name is None else endpoints[name].id,
-        user="" if policy.user is None else _user_id(policy.user),
-        plan_id=plans[policy.plan].id if policy.plan else None,
-        list_id=lists.get(policy.subject_list),
+    row = RatePolicy(
+        pk=pk,
+        endpoint_id=None if name is None else ids["endpoint"][name],
+        user_id=None if policy.user is None else _user_id(policy.user),
+        plan_id=ids["plan"].get(policy.plan),
+        subject_list_id=ids["subject_list"].get(policy.subject_list),
+        **{one.name: getattr(policy, one.name) for one in fields(policy) if one.name not in ("user", *ids)},
     )
+    _validate(where, row)
+    return row
 
 
-def _members(lists: Mapping[str, Iterable[Any]], ids: Mapping[str, int]) -> list[MemberFacts]:
-    rows: list[tuple[int, str | None, str | None]] = []
+def _members(lists: Mapping[str, Iterable[Any]], ids: Mapping[str, int]) -> Iterator[tuple[int, Any, str | None]]:
+    """Yield (list id, user, subject) of each member."""
     for name, members in lists.items():
         if isinstance(members, str):
             raise TypeError(f"lists[{name!r}]: write a list of users and subjects, not {members!r:.80}")
         for member in members:
             owner = _owner(f"lists[{name!r}]", member, canonical_subject)
-            rows.append((ids[name], owner, None) if isinstance(owner, str) else (ids[name], None, ":".join(owner)))
-    return [member_facts(pk, *row, None, None) for pk, row in enumerate(rows, start=1)]
+            yield (ids[name], owner, None) if isinstance(owner, str) else (ids[name], None, ":".join(owner))
 
 
 def _owner(where: str, who: Any, canonical: Callable[[str], str]) -> str | SubjectKey:
@@ -220,8 +200,9 @@ def _owner(where: str, who: Any, canonical: Callable[[str], str]) -> str | Subje
 
 def _validate(where: str, row: Any) -> None:
     """Validate a row as the admin's form does, except against other rows."""
+    related = ["endpoint", "user", "plan", "subject_list"]
     try:
-        row.full_clean(exclude=["endpoint", "user", "plan"], validate_unique=False, validate_constraints=False)
+        row.full_clean(exclude=related, validate_unique=False, validate_constraints=False)
     except ValidationError as error:
         # Wrong rates get the same message from the field and from the model: it is shown once.
         texts = [f"{field}: {' '.join(dict.fromkeys(messages))}" for field, messages in error.message_dict.items()]
@@ -233,10 +214,3 @@ def _user_id(user: Any) -> str:
     if key is None:
         raise ValueError(f"{user!r} has no primary key: save the user first")
     return str(key)
-
-
-def _entry(
-    owner: str | SubjectKey, policies: Iterable[PolicyFacts], assigned: Mapping[str | SubjectKey, int]
-) -> UserEntry:
-    assignments = (Assignment(plan_id=assigned[owner], starts_us=0, ends_us=None),) if owner in assigned else ()
-    return UserEntry(policies=tuple(p for p in policies if p.user == owner), assignments=assignments)

@@ -22,10 +22,6 @@ class ForkSafeLock:
         """Release the lock."""
         self._lock.release()
 
-    def locked(self) -> bool:
-        """Whether it is locked."""
-        return self._lock.locked()
-
     def __enter__(self) -> None:
         self._lock.acquire()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .locks import ForkSafeLock
 
@@ -14,8 +14,7 @@ _MINUTE = 60.0
 _MAX_MESSAGE = 300
 
 
-@dataclass(slots=True)
-class _Problem:
+class _Problem(NamedTuple):
     """The last message of one reason; times are monotonic seconds."""
 
     message: str

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
-from django.contrib.auth.models import Permission, User
+from django.contrib.auth.models import User
 from django.core.management import call_command
 from django.db import connection
 from django.db.models.signals import pre_save
@@ -21,6 +21,7 @@ from django_ratequota import check_request
 from django_ratequota.admin import base
 from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
 from tests.project import views
+from tests.support.operators import client_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -38,14 +39,6 @@ def root() -> User:
 def operator(root: User) -> Client:
     client = Client()
     client.force_login(root)
-    return client
-
-
-def staff(*permissions: str) -> Client:
-    user = User.objects.create(username="support", is_staff=True)
-    user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
-    client = Client()
-    client.force_login(user)
     return client
 
 
@@ -76,10 +69,6 @@ def list_form(*policies: RatePolicy, mode: str) -> dict[str, Any]:
 @pytest.fixture
 def free() -> Plan:
     return Plan.objects.create(name="Free", slug="free", default_for="anonymous")
-
-
-def test_system_checks_pass(root: User) -> None:
-    call_command("check", fail_level="WARNING")
 
 
 def test_filters_select_policies(operator: Client, root: User, free: Plan) -> None:
@@ -286,7 +275,7 @@ def test_without_a_user_admin_a_user_is_entered_by_id(operator: Client, free: Pl
 
 def test_operators_who_may_not_search_users_enter_an_id(free: Plan, root: User) -> None:
     """Autocomplete needs the permission to view users, and would load nothing without it."""
-    client = staff("add_ratepolicy", "view_ratepolicy", "grant_override")
+    client = client_of("add_ratepolicy", "view_ratepolicy", "grant_override")
     page = client.get(f"{BASE}/ratepolicy/add/").content.decode()
     assert re.search(r'<input type="text" name="user"', page)
     assert f'<option value="{free.pk}">Free</option>' in page
@@ -390,7 +379,7 @@ def test_overrides_are_left_out_of_an_endpoints_table(operator: Client, root: Us
     assert "71/s" in operator.get(f"{BASE}/ratepolicy/?endpoint__id__exact={search.pk}").content.decode()
     assert (
         "overrides included"
-        not in staff("view_endpoint").get(f"{BASE}/endpoint/{search.pk}/change/").content.decode()
+        not in client_of("view_endpoint").get(f"{BASE}/endpoint/{search.pk}/change/").content.decode()
     )
 
 

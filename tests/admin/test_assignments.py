@@ -13,7 +13,8 @@ from django.test import Client
 from django.utils import timezone
 
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
-from tests.admin.test_history import cells, confirm
+from tests.admin.test_history import cells
+from tests.admin.test_revert import confirm
 from tests.support.operators import client_of, text_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "tenants")]
@@ -50,22 +51,10 @@ def test_a_subject_is_put_on_a_plan_with_the_day_on_which_its_months_begin(opera
     assert (change.object_text, change.reason, change.touched_user) == ("tenant:acme: Pro", "Contract 7", "")
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({}, "Choose a user, or write a subject: exactly one of them."),
-        ({"user": "alice", "subject": "tenant:acme"}, "Choose a user, or write a subject: exactly one of them."),
-        ({"subject": "user:7"}, "Choose the user instead of user:7."),
-        ({"subject": "acme"}, "Write kind:value, where kind is one of tenant, such as tenant:acme."),
-        ({"subject": "tenant:acme", "anchor": "0"}, "greater than or equal to 1"),
-        ({"subject": "tenant:acme", "anchor": "32"}, "less than or equal to 31"),
-    ],
-)
-def test_a_bad_form_says_what_to_write(
-    operator: Client, pro: Plan, alice: User, fields: dict[str, str], message: str
-) -> None:
-    sent = form(pro, **{name: str(alice.pk) if value == "alice" else value for name, value in fields.items()})
-    assert message in text_of(operator.post(f"{LIST}add/", sent))
+@pytest.mark.parametrize("anchor", ["0", "32"])
+def test_months_begin_on_a_day_that_a_month_may_have(operator: Client, pro: Plan, anchor: str) -> None:
+    page = text_of(operator.post(f"{LIST}add/", form(pro, subject="tenant:acme", anchor=anchor)))
+    assert "than or equal to" in page
     assert not PlanAssignment.objects.exists()
 
 
@@ -75,14 +64,6 @@ def test_the_creation_is_shown_once_there_is_one(operator: Client, pro: Plan) ->
     page = text_of(operator.get(f"{LIST}{PlanAssignment.objects.get().pk}/change/"))
     assert "field-created_by" in page
     assert "field-created_at" in page
-
-
-def test_an_assignment_moves_from_a_user_to_a_subject(operator: Client, pro: Plan, alice: User) -> None:
-    assign(pro, alice)
-    path = f"{LIST}{PlanAssignment.objects.get().pk}/change/"
-    assert operator.post(path, form(pro, user="", subject="tenant:acme")).status_code == 302
-    row = PlanAssignment.objects.get()
-    assert (row.user, row.subject, row.anchor) == (None, "tenant:acme", None)
 
 
 def test_the_list_is_searched_filtered_and_sorted_by_subject(operator: Client, pro: Plan, alice: User) -> None:
@@ -153,9 +134,6 @@ def test_a_plans_deletion_names_its_subjects_and_undoing_it_brings_them_back(
     done = confirm(operator, f"{BASE}/policychange/save/{save}/", reason="Too early")
     assert done.status_code == 302
     after = list(PlanAssignment.objects.order_by("pk").values())
-    for row in (*before, *after):
-        row["created_at"] = row["created_at"].replace(microsecond=0)
-        row["starts_at"] = row["starts_at"].replace(microsecond=0)
     assert after == before
 
 

@@ -93,23 +93,6 @@ def test_without_a_reason_the_history_names_the_plan(operator: Client, free: Pla
     assert {change.reason for change in PolicyChange.objects.all()[:3]} == {"copy of Free"}
 
 
-@pytest.mark.parametrize(
-    ("edit", "message"),
-    [
-        ({"name": "Free"}, "Plan with this Name already exists."),
-        ({"slug": "free"}, "Plan with this Slug already exists."),
-        ({"name": ""}, "This field is required."),
-        ({"slug": "no slug"}, "Enter a valid “slug”"),
-    ],
-)
-def test_an_invalid_name_is_refused(operator: Client, free: Plan, edit: dict[str, str], message: str) -> None:
-    page = operator.post(f"{BASE}/{free.pk}/copy/", {**FORM, **edit})
-    assert page.status_code == 200
-    assert message in page.content.decode()
-    assert 'value="Ticket 4711"' in page.content.decode()
-    assert Plan.objects.count() == 1
-
-
 def test_an_empty_slug_is_made_of_the_name(operator: Client, free: Plan) -> None:
     assert operator.post(f"{BASE}/{free.pk}/copy/", {**FORM, "name": "Team & Co", "slug": ""}).status_code == 302
     assert Plan.objects.get(name="Team & Co").slug == "team-co"

@@ -104,7 +104,7 @@ def addresses() -> Iterator[str]:
     )
     yield f"{POLICIES}/explain/?{quote(HOSTILE)}={quote(HOSTILE)}&ip={quote(HOSTILE)}&path={quote(HOSTILE)}"
     yield f"{POLICIES}/explain/?caller=tenant:{quote(HOSTILE)}"
-    yield from (f"{POLICIES}/boost/?{caller}&policy={override.pk}", f"{POLICIES}/boost-all/?user={user.pk}")
+    yield from (f"{POLICIES}/boost/?{caller}&policy={override.pk}", f"{POLICIES}/boost/?user={user.pk}")
     yield f"{POLICIES}/block/?caller=tenant:{quote(HOSTILE)}"
     yield f"{POLICIES}/quotas/?level=0"
     yield f"{POLICIES}/quotas/history/?subject={QuotaWindow.objects.get(subject=f'user:{user.pk}').subject}"
@@ -181,7 +181,7 @@ OPENS: dict[str, set[Any]] = {
     "ratepolicy/preview/": POLICY | OVERRIDES | {"add_ratepolicy"},
     "ratepolicy/impact/": POLICY | OVERRIDES | {"add_ratepolicy"},
     "ratepolicy/boost/?user={user}&endpoint=e1&policy={override}": {"grant_override"},
-    "ratepolicy/boost-all/?user={user}": {"grant_override"},
+    "ratepolicy/boost/?user={user}": {"grant_override"},
     "ratepolicy/block/?caller=ip:203.0.113.7": {"block_callers"},
     "ratepolicy/subjects/": POLICY | OVERRIDES | MEMBERS | {"view_planassignment", "change_planassignment"},
     "plan/": {"view_plan", "change_plan"},
@@ -197,7 +197,7 @@ OPENS: dict[str, set[Any]] = {
     "subjectlist/{bots}/remove-members/": {"delete_listmember"},
     "policychange/": {"view_policychange", "change_policychange"},
     "policychange/save/{save}/": {"view_policychange", "change_policychange"},
-    "policychange/{change}/restore/after/": {("view_policychange", "change_ratepolicy")},
+    "policychange/{change}/restore/after/": {"view_policychange", "change_policychange"},
 }
 
 

@@ -209,21 +209,6 @@ def test_log_only_and_unlimited_policies_are_marked(operator: Client, alice: Use
     assert cards[1].startswith(f"search/min user:{alice.pk} (alice) log only 0 of 10 used, 10 left. 10/min")
 
 
-@pytest.mark.parametrize(
-    ("caller", "source"),
-    [
-        ("assigned", "Free</a> (assigned to the user)"),
-        ("user", "(the default for logged-in users"),
-        ("ip", "none: no plan is"),
-    ],
-)
-def test_the_source_of_the_plan_is_shown(operator: Client, alice: User, caller: str, source: str) -> None:
-    Plan.objects.create(name="Basic", slug="basic", default_for="authenticated")
-    bob = User.objects.create(username="bob")
-    query = {"assigned": {"user": alice.pk}, "user": {"user": bob.pk}, "ip": {"ip": "203.0.113.7"}}[caller]
-    assert source in explain(operator, **query)
-
-
 def test_the_plan_of_a_plan_resolver_is_entered_in_the_form(operator: Client, alice: User, settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "PLAN_RESOLVER": "builtins.repr"}
     Plan.objects.create(name="Pro", slug="pro")
@@ -360,8 +345,7 @@ def test_operators_see_what_their_permissions_allow(
         assert ("100/min" in [row[5] for row in candidates(text)]) is (rows == 4)
         assert (f"{LIST}boost/?" in text) is boost
         assert ("It cannot be boosted or reset for one caller." in text) is (boost or reset)
-        assert (f'formaction="{LIST}reset-counters/"' in text) is reset
-        assert (f'formaction="{LIST}grant/"' in text) is reset
+        assert (f'formaction="{LIST}counters/"' in text) is reset
         assert re.findall(r'name="bucket" value="(.*?)"', text) == (["all/day", "search/min"] if reset else [])
         # A policy that they may not view is listed where it wins, without a link.
         plan_policy = RatePolicy.objects.get(plan__isnull=False, endpoint__isnull=False)
@@ -381,8 +365,8 @@ def test_policies_for_other_callers_are_one_line_for_each_kind(operator: Client,
         f"lost: policy {own.pk} for the user is more specific",
         "wins: everyone is the most specific audience here",
     ]
-    assert "300 more policies are for other addresses." in text
-    assert "1 more policy is for another plan." in text
+    assert "300 more policies are for other callers (ip)." in text
+    assert "1 more policy is for other callers (plan)." in text
 
 
 def test_a_callers_own_ended_policies_are_cut_short(operator: Client, alice: User) -> None:

@@ -1,4 +1,4 @@
-"""The history in the admin: a row per save, one History per object, and the page that undoes a save."""
+"""The history in the admin: a row per save, and one History per object."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import re
 from typing import Any
 
 import pytest
-from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.test import Client
 
-from django_ratequota.admin import undo as page_of_saves
-from django_ratequota.changes.writer import changed_by, write_reset
+from django_ratequota.changes.writer import changed_by
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from tests.support.operators import client_of, text_of
 
@@ -39,14 +37,6 @@ def cells(page: Any, name: str) -> list[str]:
     """Return the texts of a column, without tags and marks of direction."""
     found = re.findall(rf'<t[dh] class="field-{name}[^"]*">(.*?)</t[dh]>', text_of(page), re.S)
     return [" ".join(re.sub("[\u2066\u2069]", "", re.sub(r"<[^>]+>", " ", cell)).split()) for cell in found]
-
-
-def confirm(client: Client, path: str, **fields: str) -> Any:
-    """GET the page, and send its form."""
-    page = text_of(client.get(path))
-    seen = re.search(r'name="seen" value="(\w+)"', page)
-    assert seen is not None, page
-    return client.post(path, {"seen": seen[1], **fields})
 
 
 @pytest.fixture
@@ -121,6 +111,44 @@ def test_words_are_searched_in_the_newest_changes_and_ids_in_all(
     assert bool(cells(page, "saved")) is found
 
 
+def test_the_list_says_in_a_few_words_what_changed(operator: Client, free: Plan) -> None:
+    pro = plan("Pro")
+    policy = RatePolicy.objects.create(plan=free, rates="10/min")
+    edits: list[tuple[dict[str, Any], str]] = [
+        ({"plan": pro}, "plan: Free → Pro"),
+        (
+            {"mode": "off", "counted_per": "ip", "reason": "x", "on_error": "deny"},
+            "counted per: caller → ip; mode: enforce → off; and 2 more fields",
+        ),
+        ({"reason": "y" * 100}, f"reason: x → {'y' * 39}…"),
+        ({"reason": ""}, f"reason: {'y' * 39}… → empty"),
+    ]
+    for fields, _words in edits:
+        RatePolicy.objects.filter(pk=policy.pk).update(**fields)
+    pro_pk = pro.pk
+    policy.delete()
+    pro.delete()
+    texts = [words.replace("Pro", f"deleted (id {pro_pk})") for _fields, words in reversed(edits)]
+    assert cells(operator.get(f"{HISTORY}/"), "what_changed") == ["-", "-", *texts, "-", "-", "-"]
+
+
+def test_changes_are_filtered_by_user_and_by_object(operator: Client, free: Plan) -> None:
+    alice, bob = (User.objects.create(username=name) for name in ("alice", "bob"))
+    for user in (alice, bob):
+        RatePolicy.objects.create(user=user, rates="1/s")
+    change = PolicyChange.objects.get(touched_user=str(alice.pk))
+    filtered = operator.get(f"{HISTORY}/?touched_user={alice.pk}")
+    assert cells(filtered, "saved") == ["rate policy created user alice × all endpoints: 1/s"]
+    assert f"alice (id {alice.pk})" in text_of(filtered)
+    assert cells(operator.get(f"{HISTORY}/?touched_user=nobody"), "saved") == []
+    page = text_of(operator.get(f"{HISTORY}/{change.pk}/change/"))
+    assert f'<a href="{HISTORY}/?touched_user={alice.pk}">alice (id {alice.pk})</a>' in page
+    link = re.search(r'href="([^"]*)">All changes of this object', page)
+    assert link is not None
+    listed = operator.get(link[1].replace("&amp;", "&"))
+    assert cells(listed, "saved") == ["rate policy created user alice × all endpoints: 1/s"]
+
+
 # --- One History per object. ---
 
 
@@ -166,117 +194,3 @@ def test_a_plans_history_has_its_policies_and_counts_its_assignments(operator: C
     other.delete()
     for hostile in ("x", "%00", "9" * 40, "<script>alert(1)</script>"):
         assert operator.get(f"{HISTORY}/?touched_plan={hostile}").status_code in (200, 302)
-
-
-# --- The page of a save. ---
-
-
-def test_a_save_is_undone_on_its_page(operator: Client, edited: PolicyChange, published: list[Any]) -> None:
-    page = text_of(operator.get(url(edited)))
-    for text in ("anna", "Ticket 4711", "This save created it", "This save deleted it", "log only"):
-        assert text in page
-    published.clear()
-    done = confirm(operator, url(edited), reason="It was wrong")
-    assert done.status_code == 302
-    assert sorted(RatePolicy.objects.values_list("rates", "mode")) == [
-        ("1/s", "enforce"),
-        ("2/s", "enforce"),
-        ("9/s", "enforce"),
-    ]
-    assert len(published) == 1
-    assert (newest().actor.username, newest().reason) == ("operator", "It was wrong")
-    assert PolicyChange.objects.filter(change_id=newest().change_id).count() == 4
-    assert sorted(LogEntry.objects.values_list("action_flag", flat=True)) == [1, 2, 2, 3]
-    assert done.headers["Location"] == url()
-    assert "4 objects were restored." in text_of(operator.get(url()))
-    assert "There is nothing to undo" in text_of(operator.get(url(edited)))
-    # The undo can be undone.
-    assert confirm(operator, url()).status_code == 302
-    assert sorted(RatePolicy.objects.values_list("rates", "mode")) == [
-        ("1/s", "log"),
-        ("2/s", "log"),
-        ("3/s", "enforce"),
-    ]
-
-
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_later_edits_are_shown_and_stay_unless_chosen(
-    operator: Client, edited: PolicyChange, overwrite: bool
-) -> None:
-    RatePolicy.objects.filter(rates="1/s").update(mode="off")
-    page = text_of(operator.get(url(edited)))
-    assert "1 object was edited again since then." in page
-    assert page.count("It was edited again since then, and stays as it is") == 1
-    assert re.search(r"<tr><th scope=\"row\">mode</th><td>off</td><td>enforce</td></tr>", page)
-    done = confirm(operator, url(edited), **({"also": "on"} if overwrite else {}))
-    assert RatePolicy.objects.get(rates="1/s").mode == ("enforce" if overwrite else "off")
-    assert RatePolicy.objects.get(rates="2/s").mode == "enforce"
-    assert ("1 stays as it is." in text_of(operator.get(done.headers["Location"]))) is not overwrite
-
-
-def test_an_edit_before_the_confirmation_is_shown_first(operator: Client, edited: PolicyChange) -> None:
-    page = text_of(operator.get(url(edited)))
-    seen = re.search(r'name="seen" value="(\w+)"', page)[1]  # type: ignore[index]
-    RatePolicy.objects.filter(rates="1/s").update(reason="Another")
-    page = text_of(operator.post(url(edited), {"seen": seen, "reason": "Ticket 4712"}))
-    assert "An object was edited in the meantime." in page
-    assert 'value="Ticket 4712"' in page
-    assert RatePolicy.objects.filter(mode="log").count() == 2
-
-
-@pytest.mark.parametrize(
-    ("permissions", "undone"),
-    [
-        (("change_ratepolicy", "add_ratepolicy", "delete_ratepolicy"), {"update", "create", "delete"}),
-        (("change_ratepolicy",), {"update"}),
-        (("add_ratepolicy",), {"create"}),
-        (("delete_ratepolicy",), {"delete"}),
-        (("grant_override", "change_plan"), set()),
-        ((), set()),
-    ],
-)
-def test_each_object_needs_the_permission_of_its_own_page(
-    edited: PolicyChange, permissions: tuple[str, ...], undone: set[str]
-) -> None:
-    client = client_of("view_policychange", *permissions)
-    page = text_of(client.get(url(edited)))
-    names = {"update": "Can change rate policy", "create": "Can add rate policy", "delete": "Can delete rate policy"}
-    for action, name in names.items():
-        assert (f"You need the permission “{name}”." in page) is (action not in undone), action
-    assert (">Undo this save</button>" in page) is bool(undone)
-    before = newest().pk
-    if undone:
-        assert confirm(client, url(edited)).status_code == 302
-    else:
-        client.post(url(edited), {"seen": "x"})
-    assert set(PolicyChange.objects.filter(pk__gt=before).values_list("action", flat=True)) == undone
-
-
-@pytest.mark.parametrize("grants", [True, False])
-def test_overrides_need_the_permission_to_grant_them(grants: bool) -> None:
-    policy = RatePolicy.objects.create(subject="ip:203.0.113.7", rates="1/s")
-    RatePolicy.objects.filter(pk=policy.pk).update(rates="2/s")
-    client = client_of("view_policychange", "change_ratepolicy", *(["grant_override"] if grants else []))
-    page = text_of(client.get(url()))
-    assert ("You need the permission “Can grant overrides to users and subjects”." in page) is not grants
-    assert (">Undo this save</button>" in page) is grants
-
-
-def test_a_save_of_counters_is_shown_and_cannot_be_undone(operator: Client) -> None:
-    write_reset("everyone", [], "Ticket 4711")
-    page = text_of(operator.get(url()))
-    assert "Nothing of this can be undone" in page
-    assert "counter reset" in page
-    assert 'name="seen"' not in page
-    assert operator.get(f"{HISTORY}/save/00000000-0000-0000-0000-000000000000/").status_code == 404
-
-
-def test_a_save_that_is_too_large_names_the_command(
-    operator: Client, edited: PolicyChange, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(page_of_saves, "MOST", 3)
-    page = text_of(operator.get(url(edited)))
-    assert f"manage.py ratequota undo {edited.change_id} --dry-run" in page
-    assert "Undo this save" not in page
-    assert operator.post(url(edited), {"seen": "x"}).status_code == 200
-    assert RatePolicy.objects.filter(mode="log").count() == 2

@@ -22,11 +22,6 @@ MEMBERS = f"{BASE}/listmember/"
 
 
 @pytest.fixture
-def operator() -> Client:
-    return client_of(superuser=True)
-
-
-@pytest.fixture
 def bots() -> SubjectList:
     return SubjectList.objects.create(name="Bad bots")
 

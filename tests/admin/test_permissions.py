@@ -103,8 +103,8 @@ POSTS: dict[str, Callable[[Scene], tuple[str, dict[str, Any]]]] = {
     "delete action override": lambda s: ("", action("delete_selected", s.override)),
     "delete action policy": lambda s: ("", action("delete_selected", s.policy)),
     "delete action both": lambda s: ("", action("delete_selected", s.policy, s.override)),
-    "reset action": lambda s: ("", action("reset_usage", s.override)),
-    "reset page": lambda s: (f"{s.override.pk}/reset/", {"post": "yes"}),
+    "reset action": lambda s: ("", action("reset_usage", s.override, reset="yes")),
+    "reset page": lambda s: (f"{s.override.pk}/reset/", {"reset": "yes"}),
 }
 TAKES_EFFECT = {
     "superuser": set(POSTS),

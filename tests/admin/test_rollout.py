@@ -22,11 +22,6 @@ LIST = "/admin/django_ratequota/ratepolicy/"
 
 
 @pytest.fixture
-def root(redis_client: Any) -> Client:
-    return client_of(superuser=True)
-
-
-@pytest.fixture
 def trial(redis_client: Any) -> RatePolicy:
     search = Endpoint.objects.create(name="search")
     policy = RatePolicy.objects.create(endpoint=search, rates="3/day", mode="log")
@@ -51,19 +46,19 @@ def switch(client: Client, policy: RatePolicy, mode: str, state: str = "", **fie
     return client.post(url(policy), data, follow=True)
 
 
-def test_the_page_shows_what_a_policy_in_log_mode_would_have_refused(root: Client, trial: RatePolicy) -> None:
-    page = text_of(root.get(url(trial)))
+def test_the_page_shows_what_a_policy_in_log_mode_would_have_refused(operator: Client, trial: RatePolicy) -> None:
+    page = text_of(operator.get(url(trial)))
     assert "In the last day the policy applied to 6 requests. It would have refused 2 of them (33.3 %)." in page
     assert page.count("user alice") >= 2, "among the callers, and among the newest"
     assert "GET search" in page
     for span in ("hour", "week", "nonsense"):
-        assert "would have refused 2" in text_of(root.get(url(trial), {"span": span}))
+        assert "would have refused 2" in text_of(operator.get(url(trial), {"span": span}))
 
 
-def test_enforcing_and_going_back_is_recorded_and_takes_effect(root: Client, trial: RatePolicy) -> None:
+def test_enforcing_and_going_back_is_recorded_and_takes_effect(operator: Client, trial: RatePolicy) -> None:
     alice = User.objects.get(username="alice")
     assert check_request(request_from(user=alice), scope="search").allowed
-    page = text_of(switch(root, trial, "enforce", change_reason="Ticket 4711"))
+    page = text_of(switch(operator, trial, "enforce", change_reason="Ticket 4711"))
     assert "Enforced from the next request on: everyone × search: 3/day." in page
     assert not check_request(request_from(user=alice), scope="search").allowed
     change = PolicyChange.objects.latest("pk")
@@ -71,33 +66,33 @@ def test_enforcing_and_going_back_is_recorded_and_takes_effect(root: Client, tri
     assert (change.reason, change.actor) == ("Ticket 4711", User.objects.get(is_superuser=True))
     assert "mode" in LogEntry.objects.latest("pk").change_message
     collector.flush()
-    page = text_of(root.get(url(trial)))
+    page = text_of(operator.get(url(trial)))
     assert "It refused 1 of them" in page
     assert "It was last changed at" in page
-    assert "It only logs from the next request on" in text_of(switch(root, trial, "log"))
+    assert "It only logs from the next request on" in text_of(switch(operator, trial, "log"))
     assert check_request(request_from(user=alice), scope="search").allowed
 
 
-def test_a_policy_that_was_edited_meanwhile_is_not_switched(root: Client, trial: RatePolicy) -> None:
-    state = seen(text_of(root.get(url(trial))))
+def test_a_policy_that_was_edited_meanwhile_is_not_switched(operator: Client, trial: RatePolicy) -> None:
+    state = seen(text_of(operator.get(url(trial))))
     trial.rates = "1/day"
     trial.save()
-    assert "somebody else edited the policy meanwhile" in text_of(switch(root, trial, "enforce", state))
+    assert "somebody else edited the policy meanwhile" in text_of(switch(operator, trial, "enforce", state))
     trial.refresh_from_db()
     assert trial.mode == "log"
 
 
 @pytest.mark.parametrize("mode", ["", "off", "nonsense"])
-def test_only_the_two_modes_are_offered(root: Client, trial: RatePolicy, mode: str) -> None:
-    assert "Please correct" in text_of(switch(root, trial, mode))
-    assert "Please correct" in text_of(switch(root, trial, "enforce", change_reason="x" * 300))
+def test_only_the_two_modes_are_offered(operator: Client, trial: RatePolicy, mode: str) -> None:
+    assert "Please correct" in text_of(switch(operator, trial, mode))
+    assert "Please correct" in text_of(switch(operator, trial, "enforce", change_reason="x" * 300))
     trial.refresh_from_db()
     assert trial.mode == "log"
 
 
-def test_a_policy_that_is_off_is_offered_log_mode_first(root: Client, trial: RatePolicy) -> None:
+def test_a_policy_that_is_off_is_offered_log_mode_first(operator: Client, trial: RatePolicy) -> None:
     RatePolicy.objects.filter(pk=trial.pk).update(mode="off")
-    page = text_of(root.get(url(trial)))
+    page = text_of(operator.get(url(trial)))
     assert page.index('value="log" class="button default"')
     assert 'value="enforce" class="button"' in page
 
@@ -130,19 +125,21 @@ def test_switching_needs_the_permission_to_change_the_policy(
     assert policy.mode == ("enforce" if switches else "log")
 
 
-def test_the_policys_page_its_row_and_live_usage_lead_there(root: Client, trial: RatePolicy) -> None:
+def test_the_policys_page_its_row_and_live_usage_lead_there(operator: Client, trial: RatePolicy) -> None:
     link = f'href="{url(trial)}"'
     for address in (f"{LIST}{trial.pk}/change/", LIST, f"{LIST}usage/", f"{LIST}usage/?policy={trial.pk}"):
-        assert link in text_of(root.get(address)), address
+        assert link in text_of(operator.get(address)), address
     RatePolicy.objects.filter(pk=trial.pk).update(mode="enforce")
-    assert link not in text_of(root.get(LIST))
+    assert link not in text_of(operator.get(LIST))
 
 
-def test_without_an_answer_of_redis_the_mode_can_be_switched(root: Client, trial: RatePolicy, settings: Any) -> None:
+def test_without_an_answer_of_redis_the_mode_can_be_switched(
+    operator: Client, trial: RatePolicy, settings: Any
+) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": "redis://127.0.0.1:1/0", "TIMEOUT": 0.2}
-    assert "Redis did not answer" in text_of(root.get(url(trial)))
-    switch(root, trial, "enforce")
+    assert "Redis did not answer" in text_of(operator.get(url(trial)))
+    switch(operator, trial, "enforce")
     trial.refresh_from_db()
     assert trial.mode == "enforce"
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": "memory://"}
-    assert "Nothing is recorded" in text_of(root.get(url(trial)))
+    assert "Nothing is recorded" in text_of(operator.get(url(trial)))

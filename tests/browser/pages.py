@@ -43,7 +43,7 @@ PAGES = {
         lambda s: f"{_POLICIES}/boost/?user={s.bob.pk}&endpoint=search&method=GET&policy={s.override.pk}",
         viewer=403,
     ),
-    "boost all": Page(lambda s: f"{_POLICIES}/boost-all/?user={s.dave.pk}&until=hours", viewer=403),
+    "boost all": Page(lambda s: f"{_POLICIES}/boost/?user={s.dave.pk}&until=hours", viewer=403),
     "block": Page(
         lambda s: f"{_POLICIES}/block/?caller=user:{s.bob.pk}&ip=ip:203.0.113.7&endpoint=search", viewer=403
     ),
@@ -75,7 +75,7 @@ PAGES = {
     "history of a plan": Page(lambda s: f"{_APP}/plan/{s.free.pk}/history/"),
     "save": Page(lambda s: f"{_APP}/policychange/save/{s.edit.change_id}/"),
     "hostile save": Page(lambda s: f"{_APP}/policychange/save/{s.hostile_edit.change_id}/"),
-    "restore": Page(lambda s: f"{_APP}/policychange/{s.edit.pk}/restore/before/", viewer=403),
-    "hostile restore": Page(lambda s: f"{_APP}/policychange/{s.hostile_edit.pk}/restore/before/", viewer=403),
+    "restore": Page(lambda s: f"{_APP}/policychange/{s.edit.pk}/restore/before/"),
+    "hostile restore": Page(lambda s: f"{_APP}/policychange/{s.hostile_edit.pk}/restore/before/"),
     "change": Page(lambda s: f"{_APP}/policychange/{s.last_change().pk}/change/"),
 }

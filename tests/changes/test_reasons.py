@@ -60,13 +60,6 @@ def test_the_change_reason_of_an_edited_policy_is_recorded(
     assert "for this change" not in LogEntry.objects.latest("pk").get_change_message()
 
 
-def test_a_new_policy_is_recorded_with_its_own_reason(operator: Client, policy: RatePolicy) -> None:
-    path = f"{BASE}/ratepolicy/add/"
-    assert FIELD not in operator.get(path).content.decode()
-    operator.post(path, policy_form(policy, counted_per="ip", reason=REASON))
-    assert (last().action, last().reason) == ("create", REASON)
-
-
 def test_the_change_reason_applies_to_a_plan_and_its_table(operator: Client, policy: RatePolicy) -> None:
     path = f"{BASE}/plan/{policy.plan_id}/change/"
     assert operator.get(path).content.decode().count(FIELD) == 1
@@ -82,30 +75,27 @@ def test_the_change_reason_applies_to_a_plan_and_its_table(operator: Client, pol
     assert policy.reason == OLD_REASON
 
 
-def test_the_change_reason_of_a_new_plan_and_of_an_endpoint_is_recorded(operator: Client) -> None:
+def test_new_objects_and_endpoints_and_assignments_have_reasons_too(operator: Client, policy: RatePolicy) -> None:
+    """A new object with a reason of its own has no field for another one."""
     assert FIELD in operator.get(f"{BASE}/plan/add/").content.decode()
-    form = plan_form(Plan(name="Pro", slug="pro"), {"rates": "9/s"})
-    assert operator.post(f"{BASE}/plan/add/", {**form, "change_reason": REASON}).status_code == 302
-    endpoint = {"name": "search", "description": "", "routes": "", "methods": "", "change_reason": REASON}
+    plan = plan_form(Plan(name="Pro", slug="pro"), {"rates": "9/s"})
+    endpoint = {"name": "search", "description": "", "routes": "", "methods": "", "cost": "1"}
     endpoint |= {"policies-TOTAL_FORMS": "0", "policies-INITIAL_FORMS": "0"}
-    assert operator.post(f"{BASE}/endpoint/add/", {**endpoint, "cost": "1"}).status_code == 302
-    path = f"{BASE}/endpoint/{Endpoint.objects.get().pk}/change/"
-    assert FIELD in operator.get(path).content.decode()
-    assert operator.post(path, {**endpoint, "cost": "2"}).status_code == 302
-    models = list(PolicyChange.objects.order_by("pk").values_list("model", "reason"))
-    assert models == [(model, REASON) for model in ("plan", "ratepolicy", "endpoint", "endpoint")]
-
-
-def test_the_change_reason_of_an_assignment_is_recorded(operator: Client, free: Plan) -> None:
-    path, form = f"{BASE}/planassignment/add/", {"plan": str(free.pk), "starts_at_0": "2026-01-01"}
-    form |= {"user": str(User.objects.get().pk), "starts_at_1": "00:00", "reason": OLD_REASON}
-    assert FIELD not in operator.get(path).content.decode()
-    operator.post(path, form)
-    assert last().reason == OLD_REASON
-    path = f"{BASE}/planassignment/{PlanAssignment.objects.get().pk}/change/"
-    for hour, reason in (("01", ""), ("02", REASON)):
-        operator.post(path, {**form, "starts_at_1": f"{hour}:00", "change_reason": reason})
-        assert (last().model, last().action, last().reason) == ("planassignment", "update", reason)
+    assignment = {"plan": str(policy.plan_id), "user": str(User.objects.get().pk), "starts_at_0": "2026-01-01"}
+    for path, form, field in (
+        ("plan/add/", plan, "change_reason"),
+        ("endpoint/add/", endpoint, "change_reason"),
+        ("ratepolicy/add/", policy_form(policy, counted_per="ip"), "reason"),
+        ("planassignment/add/", {**assignment, "starts_at_1": "00:00"}, "reason"),
+    ):
+        assert (FIELD in operator.get(f"{BASE}/{path}").content.decode()) is (field == "change_reason")
+        assert operator.post(f"{BASE}/{path}", {**form, field: REASON}).status_code == 302
+        assert (last().action, last().reason) == ("create", REASON), path
+    for row, form in ((Endpoint.objects.get(), endpoint), (PlanAssignment.objects.get(), assignment)):
+        path = f"{BASE}/{row._meta.model_name}/{row.pk}/change/"
+        edit = {**form, "cost": "2", "starts_at_1": "01:00", "reason": REASON, "change_reason": "Another"}
+        assert operator.post(path, edit).status_code == 302
+        assert (last().action, last().reason) == ("update", "Another")
 
 
 @pytest.mark.parametrize("reason", ["", REASON, "x" * 500, "a\x00b", "\u202e<b>"])

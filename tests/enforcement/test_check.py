@@ -255,6 +255,26 @@ class TestRefusedSignal:
             request_refused.disconnect(fail)
         assert "the receiver is broken" in caplog.text
 
+    def test_async_receivers_fail_no_request(self, check: Check, heard: list[dict[str, Any]], caplog: Any) -> None:
+        """A check on an event loop that refused was a 500."""
+
+        async def areceive(request: Any, **kwargs: Any) -> None:
+            awaited.append(request)
+
+        async def ask() -> bool:
+            return check_request(on_the_loop).allowed
+
+        awaited: list[Any] = []
+        request, on_the_loop = request_from(), request_from()
+        request_refused.connect(areceive)
+        try:
+            with override_policies({None: "blocked"}):
+                assert (check(request).allowed, async_to_sync(ask)()) == (False, False)
+        finally:
+            request_refused.disconnect(areceive)
+        assert (awaited, [one["request"] for one in heard]) == ([request], [request, on_the_loop])
+        assert "async receivers" in caplog.text
+
 
 class TestEdits:
     def test_a_block_and_the_edit_that_lifts_it(self, check: Check) -> None:
@@ -386,31 +406,6 @@ class TestUsers:
         assert room(check(request_from())) == ["0/1", "2/3"]
         assert check(request_from()).violated == ("all/hour",)
         assert len(list(redis_client.scan_iter("rqtest:{ip:203.0.113.7}:*"))) == 2
-
-    def test_an_override_drops_its_own_user_only(
-        self, check: Check, alice: User, django_assert_num_queries: Any
-    ) -> None:
-        bob = User.objects.create(username="bob")
-        RatePolicy.objects.create(rates="10/hour")
-        for user in (alice, bob):
-            check(request_from(user))
-        RatePolicy.objects.create(user=alice, rates="20/hour")
-        # One for the changes since; only alice's rows are read again.
-        with django_assert_num_queries(1):
-            assert room(check(request_from(bob))) == ["8/10"]
-        with django_assert_num_queries(2):
-            assert room(check(request_from(alice))) == ["18/20"]
-
-    def test_a_shared_change_keeps_users_in_memory(
-        self, check: Check, alice: User, django_assert_num_queries: Any
-    ) -> None:
-        policy = RatePolicy.objects.create(rates="10/hour")
-        check(request_from(alice))
-        policy.rates = "20/hour"
-        policy.save()
-        # One for the changes, one for the policy.
-        with django_assert_num_queries(2):
-            assert room(check(request_from(alice))) == ["18/20"]
 
     def test_a_principal_that_is_no_row_of_the_user_model_has_nothing_of_its_own(self, check: Check) -> None:
         class Service:

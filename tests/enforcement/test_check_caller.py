@@ -21,10 +21,7 @@ from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
 from django_ratequota.monitoring import refusals
 from django_ratequota.monitoring.attempts import recorded_attempts
 from django_ratequota.monitoring.collector import collector
-from django_ratequota.operations.caller_limits import caller_limits
 from django_ratequota.operations.explain_query import ExplainQuery
-from django_ratequota.policies.requests.caller import DescribedCaller
-from django_ratequota.runtime import default_limiter
 from django_ratequota.signals import quota_threshold, request_refused
 from tests.enforcement.test_check import database_down, left, monitored, room
 from tests.project.views import request_from
@@ -287,15 +284,6 @@ class TestOneRoundTrip:
         decision, threads = async_to_sync(ask_twice)()
         assert (left(decision), threads) == ([7], 0)
 
-    def test_an_edit_binds_the_next_check(self, ask: CheckCaller, alice: User) -> None:
-        policy = RatePolicy.objects.create(rates="10/hour")
-        assert room(ask(user=alice)) == ["9/10"]
-        policy.rates = "20/hour"
-        policy.save()
-        decision = ask(user=alice)
-        assert room(decision) == ["18/20"]
-        assert decision.revision == default_limiter().stored_revision()
-
     def test_policies_changed_in_the_same_transaction_apply(self, alice: User) -> None:
         with transaction.atomic():
             RatePolicy.objects.create(rates="10/hour")
@@ -360,9 +348,3 @@ class TestRecords:
         found = {replace(attempt, second=0, ip="") for attempt in recorded_attempts().attempts}
         assert [attempt.admitted for attempt in found] == [1], "equal but for the address"
         assert len(recorded_attempts().attempts) == 2
-
-    def test_the_usage_of_the_caller_shows_it(self, ask: CheckCaller, alice: User) -> None:
-        RatePolicy.objects.create(rates="10/hour")
-        ask(user=alice, cost=4)
-        found = caller_limits(DescribedCaller(user_id=str(alice.pk), address=None))
-        assert [status and status.remaining for _bucket, status in found.limits] == [6]

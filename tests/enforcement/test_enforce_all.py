@@ -290,15 +290,6 @@ class TestTheAdmin:
         assert [browse(path).status_code for _ in range(4)] == [200] * 4
         assert 429 in [browse("/plain/").status_code for _ in range(3)]
 
-    def test_the_block_is_lifted_there(self, alice: User) -> None:
-        policy = RatePolicy.objects.create(rates="blocked")
-        client = Client()
-        client.force_login(alice)
-        assert client.get("/plain/").status_code == 429
-        page = f"/admin/django_ratequota/ratepolicy/{policy.pk}/delete/"
-        assert client.post(page, {"post": "yes"}).status_code == 302
-        assert client.get("/plain/").status_code == 200
-
     @pytest.mark.parametrize(("rates", "statuses"), [("2/hour", [200, 200, 429]), ("blocked", [429] * 3)])
     def test_policies_for_its_endpoints_count(self, get: Get, rates: str, statuses: list[int]) -> None:
         login = Endpoint.objects.create(name="login", routes="admin:login")

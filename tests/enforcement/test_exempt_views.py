@@ -39,30 +39,11 @@ pytestmark = [
 ]
 
 
-@exempt
-def function(request: HttpRequest) -> HttpResponse:
-    return JsonResponse({"ran": True})
-
-
-@exempt
-async def afunction(request: HttpRequest) -> HttpResponse:
-    return JsonResponse({"ran": True})
-
-
 def cost_of_a_counted_request(request: HttpRequest) -> int:
     raise AssertionError("it may query the database, or answer 400")
 
 
-@exempt
-@ratequota(scope="search", cost=cost_of_a_counted_request)
-def above_ratequota(request: HttpRequest) -> HttpResponse:
-    return JsonResponse({"ran": True})
-
-
-@ratequota(scope="search", cost=cost_of_a_counted_request)
-@exempt
-async def below_ratequota(request: HttpRequest) -> HttpResponse:
-    return JsonResponse({"ran": True})
+priced = ratequota(scope="search", cost=cost_of_a_counted_request)
 
 
 @exempt
@@ -127,15 +108,7 @@ class RestByMethod(APIView):
         return Response({"ran": True})
 
 
-@exempt
-@api_view(["GET", "POST"])
-def above_api_view(request: Any) -> Response:
-    return Response({"ran": True})
-
-
-@api_view(["GET", "POST"])
-@exempt
-def below_api_view(request: Any) -> Response:
+def rest(request: Any) -> Response:
     return Response({"ran": True})
 
 
@@ -178,10 +151,10 @@ router = DefaultRouter()
 router.register("reports", Reports, basename="report")
 
 EXEMPT = {
-    "function": function,
-    "afunction": afunction,
-    "above-ratequota": above_ratequota,
-    "below-ratequota": below_ratequota,
+    "function": exempt(views.plain),
+    "afunction": exempt(views.aplain),
+    "above-ratequota": exempt(priced(views.plain)),
+    "below-ratequota": priced(exempt(views.aplain)),
     "checking": checking,
     "class": Decorated.as_view(),
     "inheriting": Inheriting.as_view(),
@@ -190,9 +163,8 @@ EXEMPT = {
     "method-decorator": ByMethodDecorator.as_view(),
     "rest": Rest.as_view(),
     "rest-method": RestByMethod.as_view(),
-    "above-api-view": above_api_view,
-    "below-api-view": below_api_view,
-    "wrapped": exempt(views.plain),
+    "above-api-view": exempt(api_view(["GET"])(rest)),
+    "below-api-view": api_view(["GET"])(exempt(rest)),
     "wrapped-class": exempt(views.Search.as_view()),
 }
 LIMITED = {

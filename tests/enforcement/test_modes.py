@@ -10,22 +10,24 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 from django.core.management import call_command
+from django.http import HttpResponse
 from django.test import Client, RequestFactory
 from django.utils import timezone
+from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from django_ratequota import check_caller, check_request
 from django_ratequota.decorators import ratequota
 from django_ratequota.models import Endpoint, PolicyChange, RatePolicy, UsageCount
 from django_ratequota.monitoring.collector import collector
+from django_ratequota.ninja import QuotaThrottle as NinjaThrottle
 from django_ratequota.operations.caller_limits import caller_limits
 from django_ratequota.operations.explain import explain_caller, newest_policies
 from django_ratequota.policies.cache import policies
 from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.runtime import default_limiter
-from django_ratequota.signals import policies_changed, quota_threshold
-from django_ratequota.testing import Clock, assert_allowed, assert_limited, isolated, override_policies
-from django_ratequota.throttling import QuotaThrottle, throttle_scope
+from django_ratequota.testing import override_policies
+from django_ratequota.throttling import QuotaThrottle
 from tests.conftest import Check, Get
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "no_redis")]
@@ -69,17 +71,11 @@ class Throttled(APIView):
     throttle_scope = "search"
 
     def get(self, request: Any) -> Any:
-        from rest_framework.response import Response
-
         return Response()
 
 
 def run_priced(mode: str) -> list[Any]:
     """Send a request to a view with a function of its cost; return that function's calls."""
-    from django.http import HttpResponse
-
-    from django_ratequota.ninja import QuotaThrottle as NinjaThrottle
-
     calls: list[Any] = []
 
     def cost(*given: Any) -> int:
@@ -89,25 +85,12 @@ def run_priced(mode: str) -> list[Any]:
     def of_request(request: Any) -> int:
         return cost(request)
 
-    def of_request_and_view(request: Any, view: Any) -> int:
-        return cost(request, view)
-
-    async def answer_async(request: Any) -> HttpResponse:
-        return HttpResponse()
-
     request = RequestFactory().get("/")
     if mode == "throttle":
-        view = type("Priced", (Throttled,), {"throttle_cost": staticmethod(of_request_and_view)})
+        view = type("Priced", (Throttled,), {"throttle_cost": staticmethod(lambda request, view: cost(request))})
         view.as_view()(request)
-    elif mode == "action":
-        declared = throttle_scope("search", of_request_and_view)(Throttled.get)
-        type("Priced", (Throttled,), {"get": declared}).as_view()(request)
-    elif mode == "sync":
+    elif mode == "decorator":
         ratequota("search", cost=of_request)(lambda request: HttpResponse())(request)
-    elif mode == "async":
-        async_to_sync(ratequota("search", cost=of_request)(answer_async))(request)
-    elif mode == "ninja":
-        NinjaThrottle(scope="search", cost=of_request).allow_request(request)
     else:
         async_to_sync(NinjaThrottle(scope="search", cost=of_request).arefuse)(request)
     return calls
@@ -134,13 +117,13 @@ class TestDisabled:
         assert threads() == before
         assert len(collector.pending) == pending
 
-    @pytest.mark.parametrize("mode", ["throttle", "action", "sync", "async", "ninja", "ninja async"])
+    @pytest.mark.parametrize("mode", ["throttle", "decorator", "ninja"])
     def test_functions_of_costs_are_not_called(self, mode: str, caplog: pytest.LogCaptureFixture) -> None:
         """They may query the database, or answer 400."""
         assert run_priced(mode) == []
         assert caplog.records == []
 
-    @pytest.mark.parametrize("mode", ["throttle", "action", "sync", "async", "ninja", "ninja async"])
+    @pytest.mark.parametrize("mode", ["throttle", "decorator", "ninja"])
     def test_functions_of_costs_are_called_where_a_test_sets_policies(self, settings: Any, mode: str) -> None:
         settings.RATEQUOTA = {"ENABLED": False, "REDIS_URL": "memory://"}
         with override_policies({"search": "9/day"}):
@@ -160,17 +143,6 @@ class TestDisabled:
         limit()
         assert PolicyChange.objects.count() == 2
         assert caplog.records == []
-
-    def test_policies_that_a_test_sets_are_enforced(self, settings: Any) -> None:
-        settings.RATEQUOTA = {"ENABLED": False, "REDIS_URL": "memory://"}
-        with override_policies({"search": "1/day"}):
-            assert_allowed(Client().get("/decorated/"), remaining=0)
-            assert_limited(Client().get("/decorated/"))
-        assert_allowed(Client().get("/decorated/"))
-        with pytest.raises(
-            AssertionError, match=r"no policy applies to the request; RATEQUOTA\['ENABLED'\] is False"
-        ):
-            assert_limited(Client().get("/decorated/"))
 
     def test_status_says_so_once(self, capsys: Any) -> None:
         call_command("ratequota", "status")
@@ -278,78 +250,11 @@ class TestMemory:
         with django_assert_num_queries(0):
             check_request(RequestFactory().get("/"), "search")
 
-    def test_counters_are_reset_and_granted_in_this_process(self) -> None:
-        from django_ratequota.operations import counters
-
-        limit("2/hour")
-        decision = [check_request(RequestFactory().get("/"), "search") for _ in range(2)][-1]
-        bucket = decision.statuses[0].bucket
-        counters.grant([bucket], 1)
-        assert counters.peek([bucket])[bucket].remaining == 1
-        assert counters.reset([bucket])[0].used == 1
-        assert counters.peek([bucket])[bucket].remaining == 2
-
-    def test_alerts_are_sent(self) -> None:
-        received: list[int] = []
-
-        def receive(level: int, **_: Any) -> None:
-            received.append(level)
-
-        from django_ratequota.monitoring import alerts
-
-        quota_threshold.connect(receive)
-        try:
-            limit("1/hour")
-            check_request(RequestFactory().get("/"), "search")
-            alerts.send()
-        finally:
-            quota_threshold.disconnect(receive)
-        assert sorted(received) == [80, 100]
-
-    def test_a_change_has_a_revision(self) -> None:
-        revisions: list[Any] = []
-
-        def receive(revision: Any, **_: Any) -> None:
-            revisions.append(revision)
-
-        policies_changed.connect(receive)
-        try:
-            limit()
-        finally:
-            policies_changed.disconnect(receive)
-        assert len(revisions) == 2
-        assert revisions[0] < revisions[1]
-
-    @pytest.mark.parametrize("rates", ["2/min", "2/min fixed_window", "2/min sliding_window_log"])
-    def test_policies_of_a_test_count_on_its_clock(self, rates: str) -> None:
-        clock = Clock()
-        with override_policies({"search": rates}, clock=clock) as scene:
-            codes = [Client().get("/decorated/").status_code for _ in range(3)]
-            assert codes == [200, 200, 429]
-            clock.advance(60)
-            assert Client().get("/decorated/").status_code == 200
-            scene.reset()
-            assert_allowed(Client().get("/decorated/"), remaining=1)
-        limit("1/min")
-        for _ in range(2):
-            with isolated():
-                assert [Client().get("/decorated/").status_code for _ in range(2)] == [200, 429]
-
     def test_status_says_what_it_cannot_show(self, capsys: Any) -> None:
         call_command("ratequota", "status")
         assert (
             "none: RATEQUOTA['REDIS_URL'] is memory://, so each process counts on its own" in capsys.readouterr().out
         )
-
-    def test_pages_of_the_admin_say_what_they_cannot_show(self, admin_client: Client) -> None:
-        limit("5/hour", subject="ip:127.0.0.1")
-        Client().get("/decorated/")
-        for page in ("ratepolicy/", "ratepolicy/usage/", "endpoint/", "plan/matrix/"):
-            response = admin_client.get(f"/admin/django_ratequota/{page}")
-            assert response.status_code == 200, page
-            assert "memory://" in response.content.decode(), page
-        explained = admin_client.get("/admin/django_ratequota/ratepolicy/explain/?ip=127.0.0.1&scope=search")
-        assert "4" in explained.content.decode()
 
 
 @pytest.mark.parametrize("mode", ["disabled", "in_memory"])
@@ -361,9 +266,9 @@ class TestWithoutRedis:
     def test_a_rollup_deletes_old_rows_and_writes_none(self, capsys: Any) -> None:
         counts = dict.fromkeys(("admitted", "refused", "would_refuse"), 1)
         starts_at = timezone.now() - timedelta(days=36)
-        UsageCount.objects.create(length=UsageCount.Length.HOUR, starts_at=starts_at, place="total", **counts)
+        UsageCount.objects.create(starts_at=starts_at, place="total", **counts)
         call_command("ratequota", "rollup")
-        assert capsys.readouterr().out == "0 hourly and 0 daily rows written, 1 old rows deleted\n"
+        assert capsys.readouterr().out == "0 hourly rows written, 1 old rows deleted\n"
 
     def test_publish_promises_no_more_than_it_can_do(self, capsys: Any) -> None:
         call_command("ratequota", "publish", "--reason", "raw SQL")
@@ -372,11 +277,3 @@ class TestWithoutRedis:
         assert f"Recorded, not published: {default_limiter().store.absent}" in out
         assert "within POLL_SECONDS" in out
         assert PolicyChange.objects.get().action == "publish"
-
-    def test_live_usage_blames_no_server(self, admin_client: Client, mode: str) -> None:
-        limit("5/hour")
-        Client().get("/decorated/")
-        page = admin_client.get("/admin/django_ratequota/ratepolicy/usage/").content.decode()
-        for text in ("Redis did not answer", "unknown", "?</td>", "Busiest callers", "Newest refusals", "as CSV"):
-            assert text not in page, text
-        assert ("(memory://)" if mode == "in_memory" else "while nothing is enforced") in page

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import redis
 
 from django_ratequota import Decision, check_request
 from django_ratequota.models import Endpoint, RatePolicy
@@ -71,38 +70,11 @@ def test_each_process_admits_its_share_and_refuses_the_rest(
     assert check(request_from(address="203.0.113.8")).allowed
 
 
-@pytest.mark.parametrize("setting", ["allow", "deny"])
-def test_a_policys_on_error_overrides_the_setting(check: Check, settings: Any, setting: str) -> None:
-    policy("4/hour", setting)
-    settings.RATEQUOTA = {**DOWN, "ON_ERROR": "local"}
-    decisions = [check(request_from()) for _ in range(3)]
-    assert [(decision.allowed, decision.statuses) for decision in decisions] == [(setting == "allow", ())] * 3
-
-
 @pytest.mark.parametrize(("share", "admitted"), [(1, 8), (2, 4), (3, 2), (8, 1), (100, 1)])
 def test_among_so_many_processes(check: Check, settings: Any, share: int, admitted: int) -> None:
     policy("8/hour")
     settings.RATEQUOTA = {**DOWN, "LOCAL_SHARE": share}
     assert [check(request_from()).allowed for _ in range(10)].count(True) == admitted
-
-
-@pytest.mark.parametrize("unusable", [{"CACHE": "local"}, {"REDIS_URL": "http://127.0.0.1/"}])
-def test_no_usable_setting_is_a_store_that_is_down(check: Check, settings: Any, unusable: dict[str, str]) -> None:
-    policy("8/hour", "")
-    settings.RATEQUOTA = {**unusable, "ON_ERROR": "local", "STATISTICS_SECONDS": 0}
-    decisions = [check(request_from()) for _ in range(3)]
-    assert [decision.allowed for decision in decisions] == [True, True, False]
-    assert {decision.error for decision in decisions} == {"configuration"}
-
-
-def test_redis_decides_again_as_soon_as_it_can(check: Check, settings: Any, redis_client: redis.Redis) -> None:
-    policy("8/hour")
-    up = settings.RATEQUOTA
-    settings.RATEQUOTA = DOWN
-    assert [check(request_from()).allowed for _ in range(3)] == [True, True, False]
-    settings.RATEQUOTA = up
-    decision = check(request_from())
-    assert (decision.allowed, decision.degraded, left(decision)) == (True, False, [7])
 
 
 # --- Together with other policies. ---

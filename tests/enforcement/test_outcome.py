@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +14,7 @@ from django.contrib.auth.views import LoginView
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation, ValidationError
 from django.core.management import call_command
 from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
-from django.test import AsyncClient, Client, override_settings
+from django.test import AsyncClient, Client
 from django.urls import path
 from django.utils.decorators import method_decorator
 from rest_framework.exceptions import AuthenticationFailed
@@ -27,7 +25,6 @@ from django_ratequota import check_request
 from django_ratequota.checks.database import check_outcome
 from django_ratequota.decorators import ratequota
 from django_ratequota.models import Endpoint, PolicyChange, RatePolicy
-from django_ratequota.monitoring.health import health
 from django_ratequota.testing import Policy, override_policies, remaining
 from tests.project.views import request_from
 
@@ -293,54 +290,6 @@ def test_requests_at_the_same_time_do_not_slip_past() -> None:
     assert statuses == [401] * 3 + [429] * 7
 
 
-def test_a_client_that_hangs_up_stays_charged() -> None:
-    """Or it would guess for nothing: what its response would have been is not known."""
-    started = asyncio.Event()
-
-    @ratequota("login")
-    async def view(request: Any) -> HttpResponse:
-        started.set()
-        await asyncio.Event().wait()
-        return HttpResponse()
-
-    async def hang_up() -> None:
-        task = asyncio.ensure_future(view(request_from(address="127.0.0.1")))
-        await started.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    with login("401"):
-        async_to_sync(hang_up)()
-        assert left()[0] == 3
-
-
-@pytest.mark.parametrize("asgi", [False, True])
-def test_a_store_that_goes_down_meanwhile_fails_no_request(asgi: bool) -> None:
-    closed = override_settings(RATEQUOTA={"REDIS_URL": "redis://127.0.0.1:1/0", "STATISTICS_SECONDS": 0})
-
-    @ratequota("login")
-    def view(request: Any) -> HttpResponse:
-        closed.enable()
-        return HttpResponse()
-
-    @ratequota("login")
-    async def aview(request: Any) -> HttpResponse:
-        closed.enable()
-        return HttpResponse()
-
-    request = request_from(address="127.0.0.1")
-    with login("401"):
-        before = health().degraded.get("connection", 0)
-        try:
-            response = async_to_sync(aview)(request) if asgi else view(request)
-        finally:
-            closed.disable()
-        assert response.status_code == 200
-        assert health().degraded["connection"] == before + 1
-        assert left()[0] == 3, "the unit stays charged"
-
-
 def test_projects_that_do_not_use_it_reserve_nothing() -> None:
     with login(""):
         request = request_from()
@@ -389,16 +338,6 @@ class TestStored:
         told = [line for line in capsys.readouterr().out.splitlines() if "stay charged" in line]
         assert len(told) == 1
         assert "only responses with status 401, 5xx stay charged" in told[0]
-
-    def test_the_docs_file_imports(self, tmp_path: Any) -> None:
-        text = (Path(__file__).parents[2] / "docs" / "outcome.md").read_text()
-        file = tmp_path / "ratequota.yaml"
-        file.write_text(text.partition("```yaml\n")[2].partition("```")[0])
-        call_command("ratequota", "import", str(file))
-        login = Client().get
-        assert [login("/decorated/").status_code for _ in range(2)] == [200, 200]
-        endpoint = Endpoint.objects.get()
-        assert (endpoint.charged_statuses, endpoint.methods) == ("400", "POST")
 
     def test_djangos_own_login_view(self, settings: Any) -> None:
         """It answers 200 to a wrong password and 302 to the right one."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.http import HttpRequest, JsonResponse
 from django.urls import path
 
-from django_ratequota import Decision, check_request
+from django_ratequota import Decision, acheck_request, check_request
 from django_ratequota.decorators import ratequota
+from django_ratequota.enforcement.settlement import StoreSettler
 from django_ratequota.engine.decision import charges_of
 from django_ratequota.engine.rates import ALGORITHMS
 from django_ratequota.models import Endpoint, RatePolicy
@@ -195,6 +198,29 @@ class TestARefusalChargesNowhere:
         assert left(refused) == [700, 50]
         assert request.ratequota is refused
         assert free("completions") == [700, 50]
+
+    def test_they_go_back_although_the_client_hangs_up_meanwhile(
+        self, completions: Endpoint, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        RatePolicy.objects.create(rates="1000/hour")
+        RatePolicy.objects.create(endpoint=completions, rates="blocked")
+        request, steps, tasks = request_from(), StoreSettler.steps, list[Any]()
+
+        def hang_up(*args: Any) -> Any:
+            tasks[0].cancel()
+            return steps(*args)
+
+        async def ask() -> None:
+            for units in (7, 20):
+                await acheck_request(request, None, units)
+            tasks.append(asyncio.ensure_future(acheck_request(request, "completions")))
+            monkeypatch.setattr(StoreSettler, "steps", hang_up)
+            with pytest.raises(asyncio.CancelledError):
+                await tasks[0]
+            await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
+
+        async_to_sync(ask)()
+        assert free() == [1000]
 
     def test_so_do_they_where_the_same_limit_refuses_the_rest(self, check: Check) -> None:
         RatePolicy.objects.create(rates="50/hour")

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 import redis
-from hypothesis import given
-from hypothesis import strategies as st
 
 from django_ratequota import Bucket, Decision, Limiter, Rate
 from django_ratequota.engine.decision import LimitRequest
@@ -126,104 +124,10 @@ def test_table(limiter: Limiter, clock: Clock, rate: str, table: list[Row]) -> N
         assert found == expected, f"at {seconds} s, cost {cost}"
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_an_edited_limit_keeps_the_units_used(limiter: Limiter, algorithm: str) -> None:
-    limiter.check([bucket(f"100/hour {algorithm}")], 90)
-    raised = limiter.check([bucket(f"200/hour {algorithm}")], 0)
-    lowered = limiter.check([bucket(f"50/hour {algorithm}")], 0)
-    again = limiter.check([bucket(f"100/hour {algorithm}")], 10)
-    assert raised.statuses[0].remaining == 110
-    assert (lowered.allowed, lowered.statuses[0].remaining) == (False, 0)
-    assert (again.allowed, again.statuses[0].remaining) == (True, 0)
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_after_an_edit_the_named_wait_is_the_true_one(limiter: Limiter, clock: Clock, algorithm: str) -> None:
-    """gcra computed retry_after by the new limit but drained by the old one: callers came 100 times too early."""
-    limiter.check([bucket(f"10/hour {algorithm}")], 10)
-    clock.advance(1)
-    edited = bucket(f"{'1000/hour burst 10' if algorithm in BURST_ALGORITHMS else '5/hour'} {algorithm}")
-    wait = limiter.check([edited]).retry_after_us
-    assert wait is not None
-    clock.advance(us=wait - 1)
-    assert not limiter.check([edited]).allowed
-    clock.advance(us=1)
-    assert limiter.check([edited]).allowed
-
-
 # --- Charge and refund. ---
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_charge_goes_into_debt_that_is_waited_for(limiter: Limiter, clock: Clock, algorithm: str) -> None:
-    asked = [bucket(f"10/min {algorithm}")]
-    debt = limiter.charge(asked, 25)
-    refused = limiter.check(asked)
-    assert debt.allowed
-    assert (debt.statuses[0].remaining, refused.statuses[0].remaining) == (0, 0)
-    assert not refused.allowed
-    assert refused.retry_after_us
-    clock.advance(us=refused.retry_after_us)
-    assert limiter.check(asked).allowed
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_refund_gives_back_no_more_than_was_used(limiter: Limiter, clock: Clock, algorithm: str) -> None:
-    asked = [bucket(f"10/min {algorithm}")]
-    assert limiter.refund(asked, 5).statuses[0].remaining == 10
-    limiter.check(asked, 7)
-    assert limiter.refund(asked, 3).statuses[0].remaining == 6
-    assert limiter.refund(asked, 1000).statuses[0].remaining == 10
-    assert limiter.check(asked, 10).allowed
-    assert not limiter.check(asked).allowed
-
-
 # --- Waits. ---
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@given(
-    limit=st.integers(1, 300),
-    burst=st.integers(1, 300),
-    period=st.sampled_from([0.001, 1, 1.7, 60, 86_400]),
-    history=st.lists(st.tuples(st.integers(0, 2 * 10**9), st.integers(0, 300)), min_size=1, max_size=8),
-    cost=st.integers(1, 300),
-    number=st.integers(1, 10**12),
-)
-@EXAMPLES
-def test_refused_until_retry_after_and_admitted_at_it(
-    limiter: Limiter,
-    clock: Clock,
-    algorithm: str,
-    history: list[tuple[int, int]],
-    cost: int,
-    number: int,
-    **rate: Any,
-) -> None:
-    burst = rate.pop("burst")
-    rate["burst"] = burst if algorithm in BURST_ALGORITHMS else None
-    asked = [Bucket(f"user:{number}", Rate(algorithm=algorithm, **rate))]
-    limiter.reset(asked)
-    for pause, units in history:
-        clock.advance(us=pause % (2 * asked[0].rate.period_us))
-        limiter.check(asked, units)
-    [charged] = limiter.charge(asked, cost).statuses
-    decision = limiter.check(asked, cost)
-    wait, next_us = decision.retry_after_us, charged.next_after_us
-    if cost > asked[0].rate.capacity:
-        assert (decision.allowed, wait) == (False, None)
-    elif not decision.allowed:
-        assert wait
-        clock.advance(us=wait - 1)
-        assert not limiter.check(asked, cost).allowed
-        clock.advance(us=1)
-        assert limiter.peek(asked, cost).allowed
-        clock.advance(us=-wait)
-    if not decision.allowed and next_us:  # no unit comes back before it
-        clock.advance(us=next_us - 1)
-        assert limiter.peek(asked).statuses[0].remaining == charged.remaining
-        clock.advance(us=1)
-        assert limiter.peek(asked).statuses[0].remaining > charged.remaining
 
 
 # --- What is written, and what is not. ---
@@ -283,8 +187,8 @@ def test_a_bucket_that_refills_within_milliseconds_is_not_lost(
 ) -> None:
     """A TTL rounded down to 0 deleted the key: 1000/s burst 400 admitted 3000 of 3000."""
     asked = bucket(f"1000/s burst 400 {meter}")
-    decisions = ask_all(redis_client, limiter, clock, [(NOON_US, asked)] * 3000)
-    assert [decision.allowed for decision in decisions] == [True] * 400 + [False] * 2600
+    decisions = ask_all(redis_client, limiter, clock, [(NOON_US, asked)] * 1000)
+    assert [decision.allowed for decision in decisions] == [True] * 400 + [False] * 600
 
 
 # --- High rates. ---
@@ -321,7 +225,9 @@ def test_ten_thousand_a_second_saturated_for_seconds(
 
 
 @pytest.mark.parametrize("algorithm", [*METERS, "sliding_window_counter"])
-@pytest.mark.parametrize("rate", ["999_983/week", "1_000_000/week", "10_000_000/day", "123_456_789/30day"])
+@pytest.mark.parametrize(
+    "rate", thorough_after(1, ["999_983/week", "1_000_000/week", "10_000_000/day", "123_456_789/30day"])
+)
 def test_beyond_the_exact_domain_no_wait_is_wrong_by_more_than_a_microsecond(
     limiter: Limiter, clock: Clock, algorithm: str, rate: str
 ) -> None:
@@ -431,16 +337,6 @@ def test_a_rewound_clock_mints_no_capacity_and_is_not_stored(limiter: Limiter, c
         assert limiter.peek(asked, 0).statuses[0].remaining == 0
         limiter.refund(asked, 1)
         assert limiter.peek(asked, 0).statuses[0].remaining == 1
-
-
-def test_a_rewind_into_an_earlier_window_counts_the_previous_one_whole(limiter: Limiter, clock: Clock) -> None:
-    """Not 1.5 times the limit: no window of the formula holds more than its own share."""
-    asked = [bucket("10/min sliding_window_counter")]
-    limiter.check(asked, 8)
-    clock.advance(60 + 30)
-    assert limiter.check(asked, 1).statuses[0].remaining == 10 - 4 - 1
-    clock.advance(-30 - 20)
-    assert limiter.peek(asked).statuses[0].remaining == 10 - 8 - 1
 
 
 @pytest.mark.parametrize("unit", ["day", "week", "month"])

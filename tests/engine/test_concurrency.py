@@ -15,7 +15,6 @@ import pytest
 import redis
 
 from django_ratequota import Bucket, Limiter, Rate
-from django_ratequota.engine.keys import bucket_key
 from tests.support import server
 from tests.support.threads import on_threads
 
@@ -97,13 +96,6 @@ def test_event_loops_on_threads_and_threads_share_one_limit(real_limiter: Limite
     assert sum(on_threads(8, work)) == 100
 
 
-def test_threads_that_find_the_script_gone_count_exactly(redis_client: redis.Redis, real_limiter: Limiter) -> None:
-    asked = [bucket("200/3650day")]
-    for admitted in (100, 100, 0):
-        redis_client.script_flush()
-        assert sum(on_threads(10, lambda: sum(real_limiter.check(asked).allowed for _ in range(10)))) == admitted
-
-
 # --- Processes, and hosts. ---
 
 CHILD = """
@@ -156,24 +148,12 @@ def in_processes(client: redis.Redis, offsets: list[int], times: int, *rates: st
             child.communicate()
 
 
-def test_four_processes_on_one_limit_of_a_thousand(redis_client: redis.Redis) -> None:
-    admitted = in_processes(redis_client, [0] * 4, 300, "1000/3650day")
-    assert sum(admitted) == 1000
-    assert min(admitted) >= 100  # the others ask 900 times
-
-
 def test_two_hosts_an_hour_and_a_month_apart_share_one_limit(redis_client: redis.Redis) -> None:
     """Limiters that send the application's clock mint capacity, or starve the slower host."""
     rates = [rate.format(limit=200) for rate in SLOW]
     admitted = in_processes(redis_client, [-3600, 3600, 32 * 86_400], 90, *rates)
     assert sum(admitted) == 200
     assert min(admitted) >= 20  # the others ask 180 times
-
-
-def test_two_hosts_in_two_months_count_in_one_window(redis_client: redis.Redis) -> None:
-    admitted = in_processes(redis_client, [0, 40 * 86_400], 150, "200/month")
-    assert sum(admitted) == 200
-    assert redis_client.keys("rqtest:*") == [bucket_key("rqtest", bucket("200/month")).encode()]
 
 
 # --- One round trip. ---

@@ -16,7 +16,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from django_ratequota import Bucket, Limiter, Rate
 from django_ratequota.engine.rates import ALGORITHMS
-from django_ratequota.exceptions import InvalidBucket, InvalidCost, StoreError
+from django_ratequota.exceptions import InvalidBucket, StoreError
 from tests.conftest import Clock
 from tests.engine.test_against_reference import Walk
 from tests.support.properties import examples
@@ -84,25 +84,9 @@ class TestVerbs:
         assert run(limiter, "reset", [MINUTE]) == 0
         assert run(limiter, "peek", [MINUTE]).remaining == 10
 
-    def test_a_queue_books_slots_one_after_the_other(self, run: Run) -> None:
-        limiter = Limiter(clock=Clock())
-        waits = [run(limiter, "acquire", QUEUE, timeout=2) for _ in range(4)]
-        assert [wait.allowed for wait in waits] == [True, True, True, False]
-        assert [wait.retry_after for wait in waits] == [0, 1, 2, 3]
-        # A slot goes back only if none is booked behind it.
-        run(waits[1], "refund", 1)
-        assert run(limiter, "acquire", QUEUE, timeout=2).allowed is False
-        run(waits[2], "refund", 1)
-        assert run(limiter, "acquire", QUEUE, timeout=2).retry_after == 2
-
-    def test_wrong_arguments_raise_what_they_raise_with_redis(self, run: Run) -> None:
-        limiter = Limiter()
+    def test_two_buckets_of_one_counter_are_refused(self) -> None:
         with pytest.raises(InvalidBucket, match="two buckets share"):
-            run(limiter, "check", [MINUTE, MINUTE])
-        with pytest.raises(InvalidBucket, match="acquire needs a leaky_bucket"):
-            run(limiter, "acquire", MINUTE, timeout=1)
-        with pytest.raises(InvalidCost):
-            run(limiter, "check", [MINUTE], -1)
+            Limiter().check([MINUTE, MINUTE])
 
     def test_limiters_of_one_prefix_share_counters(self, run: Run) -> None:
         Limiter().reset([MINUTE])

@@ -76,7 +76,7 @@ def test_words(word: str) -> None:
     assert parse_rates(f" {word.upper()} ") == normalize_rates(f" {word.upper()} ") == word
 
 
-NAMES = ", ".join(ALGORITHMS)
+REST = f"the end, 'burst' and a number, or an algorithm ({', '.join(ALGORITHMS)})"
 UNITS = "s, min, hour, day, week or month"
 
 
@@ -89,23 +89,28 @@ UNITS = "s, min, hour, day, week or month"
         ("100", "expected '/' at character 4, but the text ends"),
         ("100 per min", "expected '/' at character 5, not 'per min'"),
         ("1.5/min", "expected '/' at character 2, not '.5/min'"),
+        ("60 tokens/min", "expected '/' at character 4"),
+        ("60 requestsfoo/min", "expected '/' at character 4"),
+        ("60 requests", "expected '/' at character 12"),
         ("100/", f"expected a unit ({UNITS}) at character 5, but the text ends"),
         ("100/fortnight", f"expected a unit ({UNITS}) at character 5, not 'fortnight'"),
         ("100/minburst 5", f"expected a unit ({UNITS}) at character 5, not 'minburst 5'"),
-        ("100/min burst", "expected a burst (a number) at character 14, but the text ends"),
-        ("100/min burst gcra", "expected a burst (a number) at character 15, not 'gcra'"),
-        ("100/min burst 5 burst 6", f"expected an algorithm ({NAMES}) at character 17, not 'burst 6'"),
-        ("100/min burts 5", f"expected 'burst', an algorithm ({NAMES}) at character 9, not 'burts 5'"),
-        ("100/min gcra burst 5", "expected the end at character 14, not 'burst 5'"),
-        ("100/min, 5/s", "expected the end at character 8, not ', 5/s'"),
-        ("100/min\0", r"expected the end at character 8, not '\x00'"),
+        ("100/min burst", f"expected {REST} at character 9, not 'burst'"),
+        ("100/min burst gcra", f"expected {REST} at character 9, not 'burst gcra'"),
+        ("100/min burst 5 burst 6", f"expected {REST} at character 17, not 'burst 6'"),
+        ("100/min burts 5", f"expected {REST} at character 9, not 'burts 5'"),
+        ("100/min gcra burst 5", f"expected {REST} at character 14, not 'burst 5'"),
+        ("100/min gcras", f"expected {REST} at character 9, not 'gcras'"),
+        ("100/min, 5/s", f"expected {REST} at character 8, not ', 5/s'"),
+        ("100/min\0", rf"expected {REST} at character 8, not '\x00'"),
         ("١٠٠/min", "expected a limit (a number) at character 1"),
         ("1００/min", "expected '/' at character 2"),
         ("100/ſ", "expected a unit"),
         ("100/wee\u212a", "expected a unit"),  # the Kelvin sign, which lower-cases to k
         ("\ud800/min", r"expected a limit (a number) at character 1, not '\ud800/min'"),
-        ("0/min", "a limit (a number) must be from 1 to 1000000000000, at character 1"),
-        ("5/0min", "a number of units must be from 1 to 1000000000000, at character 3"),
+        ("0/min", "limit must be a whole number from 1 to 1000000000000, not 0"),
+        ("5/0 min", "period must be 0.001 to 315619200 seconds, or 'month', not 0"),
+        ("5/min burst 0 gcra", "burst must be a whole number from 1 to 1000000000000, not 0"),
         ("5/3654days", "period must be 0.001 to 315619200 seconds"),
         ("5/2months", "months are counted one by one: write 5/month, or 5/60day"),
         ("5/month gcra", "drop the algorithm, or write 5/30day gcra"),
@@ -122,16 +127,8 @@ def test_bad_text(text: Any, fragment: str) -> None:
         Rate.parse(text)
     assert fragment in str(caught.value)
     assert len(str(caught.value)) < 400
-
-
-@pytest.mark.parametrize(
-    ("text", "character"),
-    [("0 /min", 1), ("  0/min", 3), ("5/0 min", 3), ("5/min burst 0 gcra", 13), ("5/s,  0   /min", 7)],
-)
-def test_a_number_out_of_range_is_found_where_it_begins(text: str, character: int) -> None:
-    """Blanks after the number moved the reported position to the right."""
-    with pytest.raises(InvalidRate, match=f"at character {character}$"):
-        parse_rates(text)
+    assert isinstance(caught.value, RateQuotaError)
+    assert isinstance(caught.value, ValueError)
 
 
 @pytest.mark.parametrize(
@@ -140,10 +137,11 @@ def test_a_number_out_of_range_is_found_where_it_begins(text: str, character: in
         ("10/s,", "expected a limit (a number) at character 6, but the text ends"),
         (",10/s", "expected a limit (a number) at character 1, not ',10/s'"),
         ("10/s,,5/min", "expected a limit (a number) at character 6, not ',5/min'"),
-        ("10/s; 5/min", "expected ',' or the end at character 5, not '; 5/min'"),
+        ("10/s; 5/min", f"expected {REST} at character 5, not '; 5/min'"),
         ("10/s, unlimited", "expected a limit (a number) at character 7, not 'unlimited'"),
         ("unlimited, 10/s", "expected a limit (a number) at character 1, not 'unlimited, 10/s'"),
         ("10/min, 20/60s", "'10/min' and '20/min' have the same algorithm and period; keep the stricter one"),
+        ("60 requests/min, 90 requests/60s", "'60 requests/min' and '90 requests/min' have the same"),
         ("10/min burst 5, 20/min", "'10/min burst 5' and '20/min' have the same algorithm and period"),
     ],
 )
@@ -170,6 +168,7 @@ def test_bad_lists(text: Any, fragment: str) -> None:
         ({"period": TEN_YEARS + 1}, "period must be 0.001 to 315619200 seconds"),
         ({"period": "month", "algorithm": "gcra"}, "a month is counted in calendar windows, not by gcra"),
         ({"algorithm": "leaky"}, "unknown algorithm 'leaky'"),
+        ({"counts": "tokens"}, "counts units or requests, not 'tokens'"),
         ({"burst": 5, "algorithm": "sliding_window_log"}, "burst belongs to"),
     ],
     ids=_short,
@@ -178,12 +177,6 @@ def test_numbers_that_make_no_rate(fields: dict[str, Any], fragment: str) -> Non
     with pytest.raises(InvalidRate) as caught:
         Rate(**({"limit": 10, "period": 60} | fields))
     assert fragment in str(caught.value)
-
-
-def test_errors_share_the_root_and_are_value_errors() -> None:
-    with pytest.raises(RateQuotaError) as caught:
-        Rate.parse("x")
-    assert isinstance(caught.value, ValueError)
 
 
 # --- From text to rate and back. ---
@@ -251,6 +244,9 @@ def test_normalizing_keeps_the_meaning_and_is_idempotent(
         ("5/min token_bucket", "5/min token_bucket"),  # named on purpose: stays when the policy's default changes
         ("5/month fixed_window", "5/month"),
         ("10/s,5/m burst 7,  1/d gcra", "10/s, 5/min burst 7, 1/day gcra"),
+        ("60requests/min burst 5 gcra", "60 requests/min burst 5 gcra"),
+        ("1 request / min, 1000 Requests/month", "1 requests/min, 1000 requests/month"),
+        ("60 units/min, 1 unit/s", "60/min, 1/s"),
         ("BLOCKED", "blocked"),
     ],
 )

@@ -68,11 +68,6 @@ def test_every_line_knows_the_file_it_comes_from(script: Script) -> None:
         assert file_line(name, number) in line or line == "end)()"
 
 
-def test_the_server_takes_the_scripts_as_they_are(redis_client: redis.Redis) -> None:
-    for script in (DECIDE, PUBLISH):
-        assert redis_client.script_load(script.source) == script.sha
-
-
 def test_a_line_is_located_by_file_and_unknown_lines_are_left_alone() -> None:
     last = len(DECIDE.lines)
     assert DECIDE.locate(f"boom user_script:{last}: x") == f"boom driver.lua:{DECIDE.lines[-1][1]}: x"
@@ -129,20 +124,6 @@ def test_a_wrong_number_of_arguments_is_refused(
     assert redis_client.keys("rqtest:*") == []
 
 
-def test_good_arguments_are_taken(limiter: Limiter) -> None:
-    assert read_reply(run(limiter, DECIDE, ["rqtest:1"], GOOD), 1) == (
-        1,
-        1,
-        NOON_US,
-        -1,
-        1,
-        9,
-        0,
-        6_000_000,
-        6_000_000,
-    )
-
-
 # --- TTLs. ---
 
 
@@ -188,14 +169,6 @@ def test_a_calendar_that_moves_its_finish_takes_the_expiry_along(redis_client: r
 
 
 # --- Errors. ---
-
-
-def test_an_error_names_the_file_and_the_line(limiter: Limiter) -> None:
-    with pytest.raises(StoreError) as caught:
-        run(limiter, DECIDE, ["rqtest:1"], ("check", "x", *GOOD[2:]))
-    [(name, number)] = set(re.findall(r"([a-z_]+\.lua):(\d+)", str(caught.value)))
-    assert name == "driver.lua"
-    assert "error('ratequota: ARGV['" in file_line(name, int(number))
 
 
 def test_an_error_in_an_algorithm_names_its_file_and_writes_nothing(

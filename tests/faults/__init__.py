@@ -15,8 +15,8 @@ from redis.retry import Retry
 class Address:
     """Where something listens."""
 
-    host: str
-    port: int
+    def __init__(self, host: str, port: int) -> None:
+        self.host, self.port = host, port
 
     def client(self, **options: Any) -> redis.Redis:
         """A client that asks once and waits 10 s; the caller closes it."""

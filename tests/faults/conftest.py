@@ -16,9 +16,8 @@ from django_ratequota import Limiter
 from django_ratequota.signals import store_state_changed
 
 from . import Address
-from .asking import Ask, Way, awaiting, plainly
+from .asking import Ask, Begin, Way, awaiting, in_tasks, on_threads, plainly
 from .cluster import Cluster
-from .proxy import Proxy
 from .servers import Node, Pair, Sentinels
 from .wire import Wire
 
@@ -30,7 +29,7 @@ collect_ignore = [] if os.environ.get("DATABASE_URL") else ["test_database.py"]
 def nodes() -> Iterator[Callable[..., Node]]:
     """Starts servers with these lines of configuration."""
     with ExitStack() as stack:
-        yield lambda *lines: stack.enter_context(Node(*lines))
+        yield lambda *lines, **options: stack.enter_context(Node(*lines, **options))
 
 
 @pytest.fixture
@@ -40,14 +39,14 @@ def node(nodes: Callable[..., Node]) -> Node:
 
 
 @pytest.fixture
-def proxies() -> Iterator[Callable[[Node], Proxy]]:
+def proxies() -> Iterator[Callable[[Node], Wire]]:
     """Puts proxies before servers."""
     with ExitStack() as stack:
-        yield lambda node: stack.enter_context(Proxy(node.host, node.port))
+        yield lambda node: stack.enter_context(Wire(node))
 
 
 @pytest.fixture
-def proxy(proxies: Callable[[Node], Proxy], node: Node) -> Proxy:
+def proxy(proxies: Callable[[Node], Wire], node: Node) -> Wire:
     """A proxy before ``node``."""
     return proxies(node)
 
@@ -103,6 +102,13 @@ def ask(way: Way) -> Iterator[Ask]:
     """Checks synchronously, or awaited."""
     with way() as ask:
         yield ask
+
+
+@pytest.fixture(params=[on_threads, in_tasks], ids=["plain", "awaited"])
+def begin(request: pytest.FixtureRequest) -> Iterator[Begin]:
+    """Begins checks at once, on threads or as tasks."""
+    with request.param() as begin:
+        yield begin
 
 
 @pytest.fixture

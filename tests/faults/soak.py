@@ -10,7 +10,6 @@ the bound is the limit itself. Figures are printed every round; the first ones a
 
 from __future__ import annotations
 
-import asyncio
 import random
 import resource
 import sys
@@ -19,7 +18,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -31,83 +29,15 @@ from django_ratequota.engine.rates import ALGORITHMS
 from django_ratequota.exceptions import StoreError
 
 from . import poll
+from .asking import Load
 from .cluster import Cluster
-from .proxy import Proxy
 from .servers import Node
+from .wire import Wire
 
 LIMIT = 400
 TIMEOUT = 0.2
-THREADS, TASKS, SUBJECTS = 6, 6, 4
+THREADS, TASKS, SUBJECTS = 2, 2, 4
 ROUND_SECONDS = 4.0
-
-
-@dataclass
-class Subject:
-    """One caller's buckets, and the number of its admitted requests."""
-
-    buckets: list[Bucket]
-    admitted: int = 0
-
-
-class Load:
-    """Threads and tasks that check the round's subjects until they are stopped."""
-
-    def __init__(self, limiter: Limiter, subjects: list[Subject], seed: int) -> None:
-        self._limiter, self._subjects = limiter, subjects
-        self._seed = seed
-        self._stop = threading.Event()
-        self._lock = threading.Lock()
-        self.outcomes: Counter[str] = Counter()
-        self._threads = [threading.Thread(target=self._hammer, args=[number]) for number in range(THREADS)]
-        self._threads.append(threading.Thread(target=lambda: asyncio.run(self._tasks())))
-
-    def __enter__(self) -> Load:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(60)
-            assert not thread.is_alive(), "a thread hangs"
-
-    def _note(self, subject: Subject, outcome: Decision | StoreError) -> None:
-        with self._lock:
-            if isinstance(outcome, StoreError):
-                self.outcomes[outcome.reason] += 1
-            else:
-                subject.admitted += outcome.allowed
-                self.outcomes["admitted" if outcome.allowed else "refused"] += 1
-
-    def _hammer(self, number: int) -> None:
-        choose = random.Random(self._seed + number)
-        while not self._stop.is_set():
-            subject = choose.choice(self._subjects)
-            try:
-                self._note(subject, self._limiter.check(subject.buckets))
-            except StoreError as error:
-                self._note(subject, error)
-
-    async def _tasks(self) -> None:
-        async def one(number: int) -> None:
-            choose = random.Random(-self._seed - number)
-            while not self._stop.is_set():
-                subject = choose.choice(self._subjects)
-                task = asyncio.ensure_future(self._limiter.acheck(subject.buckets))
-                if choose.random() < 0.02:
-                    # Cancelled at any moment: what ran is counted, and nobody is let in for it.
-                    await asyncio.sleep(choose.random() * 0.002)
-                    task.cancel()
-                try:
-                    self._note(subject, await task)
-                except StoreError as error:
-                    self._note(subject, error)
-                    await asyncio.sleep(0.001)  # a store left alone answers without giving others a turn
-                except asyncio.CancelledError:
-                    self.outcomes["cancelled"] += 1
-
-        await asyncio.gather(*(one(number) for number in range(TASKS)))
 
 
 def _patiently(ask: Callable[[], Decision]) -> Decision:
@@ -128,7 +58,7 @@ class Soak:
     def __init__(self, stack: ExitStack, seed: int) -> None:
         self.random = random.Random(seed)
         self.node = stack.enter_context(Node("appendonly yes", "appendfsync always"))
-        self.proxy = stack.enter_context(Proxy(*self.node.address))
+        self.proxy = stack.enter_context(Wire(self.node))
         self.cluster = stack.enter_context(Cluster(node_timeout_ms=5000))
         with self.proxy.client() as client:
             self.single = Limiter(client=client, prefix="soak", timeout=TIMEOUT)
@@ -139,37 +69,42 @@ class Soak:
 
     def run(self, number: int) -> Counter[str]:
         """Run one round; returns the outcomes of its requests."""
-        outcomes: Counter[str] = Counter()
-        singles, clusters = self._subjects(f"{number}s"), self._subjects(f"{number}c")
-        with Load(self.single, singles, number) as one, Load(self.clustered, clusters, number) as other:
+        singles, clusters = self._loads(self.single, f"{number}s"), self._loads(self.clustered, f"{number}c")
+        with ExitStack() as stack:
+            for load in (*singles, *clusters):
+                stack.enter_context(load.going_on())
             end = time.monotonic() + ROUND_SECONDS
             while time.monotonic() < end:
                 self.random.choice(self._faults(clusters))()
         self._mend()
-        for limiter, load, subjects in ((self.single, one, singles), (self.clustered, other, clusters)):
-            outcomes += load.outcomes
-            for subject in subjects:
-                self._settle(limiter, subject)
-        return outcomes
+        for load in (*singles, *clusters):
+            self._settle(load)
+        return Counter(
+            one.error or ("admitted" if one.allowed else "refused")
+            for load in (*singles, *clusters)
+            for one in load.asked
+        )
 
-    def _subjects(self, mark: str) -> list[Subject]:
+    def _loads(self, limiter: Limiter, mark: str) -> list[Load]:
+        """Callers of a store, each with two buckets, and threads and tasks that check them."""
         found = []
         for number in range(SUBJECTS):
             rates = [Rate.parse(f"{LIMIT}/3650day {name}") for name in self.random.sample(ALGORITHMS, 2)]
             # The second has room to spare: what the first refuses is never charged there.
             buckets = [Bucket(f"user:{mark}{number}", rates[0]), Bucket(f"plan:{mark}{number}", rates[1])]
-            found.append(Subject(buckets))
+            found.append(Load(limiter, buckets, threads=THREADS, tasks=TASKS, cancels=0.02))
         return found
 
-    def _settle(self, limiter: Limiter, subject: Subject) -> None:
+    def _settle(self, load: Load) -> None:
         """All that is left is admitted now; in total exactly the limit, except for lost replies."""
-        while subject.admitted <= LIMIT and _patiently(partial(limiter.check, subject.buckets)).allowed:
-            subject.admitted += 1
-        remaining = [status.remaining for status in _patiently(partial(limiter.peek, subject.buckets)).statuses]
-        assert subject.admitted <= LIMIT, f"{subject.admitted} of {LIMIT} admitted"
+        admitted, limiter, buckets = load.admitted, load.limiter, load.buckets
+        while admitted <= LIMIT and _patiently(partial(limiter.check, buckets)).allowed:
+            admitted += 1
+        remaining = [status.remaining for status in _patiently(partial(limiter.peek, buckets)).statuses]
+        assert admitted <= LIMIT, f"{admitted} of {LIMIT} admitted"
         assert 0 in remaining, f"refused with {remaining} left"
 
-    def _faults(self, subjects: list[Subject]) -> list[Callable[[], object]]:
+    def _faults(self, loads: list[Load]) -> list[Callable[[], object]]:
         return [
             self._wait,
             self._wait,
@@ -182,7 +117,7 @@ class Soak:
             lambda: self.node.command("SCRIPT", "FLUSH"),
             lambda: self._while(lambda: self._ask_replicas(1), lambda: self._ask_replicas(0)),
             self._restart,
-            lambda: self._move(self.random.choice(subjects).buckets[0]),
+            lambda: self._move(self.random.choice(loads).buckets[0]),
             self._stop_a_master,
         ]
 

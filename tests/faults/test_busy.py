@@ -15,13 +15,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
+from typing import Any
 
 import pytest
 
 from django_ratequota import Limiter
 from tests.support.properties import scaled
 
-from .asking import aoutcome, outcome
+from .asking import aoutcome, in_tasks, on_threads, outcome, outcomes
 from .servers import Node
 from .wire import Wire
 
@@ -64,28 +65,14 @@ def test_busy_threads(node: Node, limiters: Make, events: list[tuple[str, str]],
         judge([one for many in pool.map(work, range(threads)) for one in many], events)
 
 
-def test_fifty_cold_threads(node: Node, limiters: Make, events: list[tuple[str, str]]) -> None:
-    threads, outcomes = 50, []
-    with ThreadPoolExecutor(threads) as pool:
+@pytest.mark.parametrize(("way", "callers"), [(on_threads, 50), (in_tasks, 200)])
+def test_a_cold_start(node: Node, limiters: Make, events: list[tuple[str, str]], way: Any, callers: int) -> None:
+    """Of 200 tasks 142 were undecided."""
+    found = []
+    with way() as begin:
         for _ in range(4):
-            limiter, start = limiters(node, timeout=0.1), Barrier(threads)
-
-            def work(_: int, limiter: Limiter = limiter, start: Barrier = start) -> str:
-                start.wait(60)
-                return outcome(limiter)
-
-            outcomes += pool.map(work, range(threads))
-    judge(outcomes, events)
-
-
-def test_two_hundred_cold_tasks(node: Node, limiters: Make, events: list[tuple[str, str]]) -> None:
-    """142 of them were undecided."""
-    limiter = limiters(node, timeout=0.1)
-
-    async def run() -> list[str]:
-        return await asyncio.gather(*(aoutcome(limiter) for _ in range(200)))
-
-    judge(asyncio.run(run()), events)
+            found += outcomes(begin(limiters(node, timeout=0.1), callers))
+    judge(found, events)
 
 
 @pytest.mark.parametrize("stall", [0.15, 0.4])
@@ -175,5 +162,5 @@ def test_a_process_that_gevent_patched(node: Node) -> None:
         timeout=120,
         check=True,
     )
-    for outcomes in json.loads(process.stdout).values():
-        judge(outcomes, [])
+    for found in json.loads(process.stdout).values():
+        judge(found, [])

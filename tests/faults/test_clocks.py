@@ -1,76 +1,23 @@
-"""Wrong clocks: those of the application's hosts change nothing, and the server's never lock anybody out for long."""
+"""A server's clock that steps mints no units, and locks nobody out for long."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import UTC, datetime, timedelta, timezone
 from fractions import Fraction
 
 import pytest
-import time_machine
 from hypothesis import event, example, given
 from hypothesis import strategies as st
 
-from django_ratequota import Bucket, Decision, Limiter, Rate
+from django_ratequota import Bucket, Limiter, Rate
 from django_ratequota.engine.rates import ALGORITHMS
 from tests.conftest import Clock
 from tests.support.properties import examples
 
-from .asking import Ask
-from .servers import Node
-
-Make = Callable[..., Limiter]
-
 SECOND = 10**6
-HOUR = 3600
 #: The longest that a bucket which is full at a steady clock keeps a caller out, in periods. The counter of two
 #: windows holds what was counted at the end of one against its caller until the end of the next.
 FULL_FOR = {algorithm: 2 if algorithm == "sliding_window_counter" else 1 for algorithm in ALGORITHMS}
 
-
-# --- The hosts' clocks. ---
-
-
-def zone_where_it_is(node: Node, hour: int, minute: int) -> timezone:
-    """A time zone in which the server's clock shows that time of day."""
-    now = datetime.fromtimestamp(int(node.command("TIME")[0]), UTC)
-    wanted = now.replace(hour=hour, minute=minute, second=0)
-    # To the minute, for so exact are zones; within half a day, for so far are they apart.
-    minutes = round((wanted - now) / timedelta(minutes=1))
-    return timezone(timedelta(minutes=(minutes + 720) % 1440 - 720))
-
-
-@pytest.mark.parametrize("late", [False, True], ids=["after midnight", "before midnight"])
-@pytest.mark.parametrize("rate", [f"10/3650day {each}" for each in ALGORITHMS] + ["10/day fixed_window", "10/month"])
-def test_hosts_an_hour_off_decide_as_one(node: Node, limiters: Make, ask: Ask, rate: str, late: bool) -> None:
-    """One host's clock is a day off, and all three take turns on one counter."""
-    zone = zone_where_it_is(node, 23 if late else 0, 30)
-    right = limiters(node, time_zone=zone)
-    hosts: dict[int, Limiter] = {}
-    for turn in range(12):
-        off = (-HOUR, 0, HOUR)[turn % 3]
-        with time_machine.travel(datetime.now(UTC) + timedelta(seconds=off)):
-            if off not in hosts:
-                hosts[off] = limiters(node, time_zone=zone)  # it starts from this clock
-            seen = ask(hosts[off], [Bucket("user:1", Rate.parse(rate))])
-        wanted = ask(right, [Bucket("user:2", Rate.parse(rate))])
-        assert allowed_and_left(seen) == allowed_and_left(wanted) == (turn < 10, max(0, 9 - turn))
-        # Asked one after the other: so the instants differ by the moment between them.
-        for one, other in zip(instants(seen), instants(wanted), strict=True):
-            assert abs(one - other) < 5 * SECOND
-
-
-def allowed_and_left(decision: Decision) -> tuple[bool, int]:
-    return decision.allowed, decision.statuses[0].remaining
-
-
-def instants(decision: Decision) -> tuple[int, int, int]:
-    """When it was decided, when the next is admitted, when all is free again; the window's length at last."""
-    status = decision.statuses[0]
-    return decision.at_us, decision.at_us + (status.retry_after_us or 0), decision.at_us + status.reset_after_us
-
-
-# --- The server's clock. ---
 
 steps = st.sampled_from([-5 * SECOND, 5 * SECOND, 0])
 moves = st.lists(st.tuples(steps, st.integers(0, 20), st.integers(1, 12)), min_size=1, max_size=25)
@@ -127,36 +74,3 @@ def most_at_once(algorithm: str, admitted: list[tuple[int, int]], limit: int, pe
             refilled = Fraction((rest[-1][0] - start_us) * limit, period_us)
         sums.append(sum(units for _, units in rest) - refilled)
     return max(sums)
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_server_clock_that_jumps_back_and_forth_mints_no_units(
-    limiter: Limiter, clock: Clock, ask: Ask, algorithm: str
-) -> None:
-    """The five seconds that the clock repeats refill only once."""
-    bucket = Bucket("user:1", Rate.parse(f"12/60s {algorithm}"))  # one unit in five seconds
-    clock.advance(10)
-    admitted = 0
-    for _ in range(30):
-        for step in (5, -5):
-            admitted += ask(limiter, [bucket]).allowed
-            clock.advance(step)
-    print(f"\n{algorithm}: {admitted} of 12 admitted in 60 turns")
-    assert 12 <= admitted <= (13 if algorithm in ("token_bucket", "leaky_bucket", "gcra") else 12)
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_step_back_locks_a_caller_out_for_the_step_at_most(
-    limiter: Limiter, clock: Clock, ask: Ask, algorithm: str
-) -> None:
-    """A caller that is refused before the step is admitted after retry_after and five seconds more."""
-    bucket = Bucket("user:1", Rate.parse(f"12/60s {algorithm}"))
-    while ask(limiter, [bucket]).allowed:
-        pass
-    told = ask(limiter, [bucket]).retry_after
-    clock.advance(-5)
-    longer = ask(limiter, [bucket]).retry_after
-    print(f"\n{algorithm}: {told:.3f} s to wait, {longer:.3f} s after the step back")
-    assert told <= longer <= told + 5
-    clock.advance(longer)
-    assert ask(limiter, [bucket]).allowed

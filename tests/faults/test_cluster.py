@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from types import SimpleNamespace
@@ -17,8 +14,8 @@ import redis
 import redis.asyncio.cluster
 import redis.cluster
 from asgiref.sync import async_to_sync
-from django.contrib.auth.models import AnonymousUser, User
-from django.test import RequestFactory, override_settings
+from django.contrib.auth.models import User
+from django.test import override_settings
 
 from django_ratequota import Bucket, Decision, Limiter, Rate, acheck_request, check_request
 from django_ratequota.engine.decision import LimitRequest
@@ -31,10 +28,11 @@ from django_ratequota.monitoring import seeds as seeds_module
 from django_ratequota.monitoring.background import Background
 from django_ratequota.monitoring.seeds import seeds
 from django_ratequota.utils.sansio import drive
+from tests.project.views import request_from
 from tests.support.properties import scaled, thorough_after
 
 from . import poll
-from .asking import decides, slow
+from .asking import Load, decides, slow
 from .cluster import Cluster
 from .servers import PATIENCE, Node
 
@@ -120,12 +118,6 @@ def elsewhere(cluster: Cluster, bucket: Bucket) -> list[Bucket]:
 
 def asked(*buckets: Bucket, **how: Any) -> LimitRequest:
     return LimitRequest(mode="check", buckets=buckets, **how)
-
-
-def request_of(address: str = "192.0.2.1") -> Any:
-    request = RequestFactory().get("/", REMOTE_ADDR=address)
-    request.user = AnonymousUser()
-    return request
 
 
 def left(decision: Decision) -> list[int]:
@@ -270,23 +262,26 @@ def test_a_failed_master_leaves_no_charge_on_the_others(
 @pytest.mark.parametrize("awaited", thorough_after(1, [False, True]))
 def test_an_edit_binds_within_a_second(emptied: Cluster, awaited: bool) -> None:
     """The revision's key lives on one master; it is read once a second, not with every decision."""
-
     check = async_to_sync(acheck_request) if awaited else check_request
+
+    def limits() -> list[int]:
+        return sorted(status.limit for status in check(request_from()).statuses)
+
     plan = Plan.objects.create(name="Free", slug="free", default_for="anonymous")
     mine = RatePolicy.objects.create(plan=plan, rates="10/hour")
     RatePolicy.objects.create(rates="100/hour", counted_per="everyone")
     with override_settings(RATEQUOTA=settings_of(emptied)):
-        assert sorted(status.limit for status in check(request_of()).statuses) == [10, 100]
+        assert limits() == [10, 100]
         mine.rates = "20/hour"
         mine.save()
-        took = poll(lambda: sorted(s.limit for s in check(request_of()).statuses) == [20, 100], 20, "the edit binds")
+        took = poll(lambda: limits() == [20, 100], 20, "the edit binds")
         print(f"\nbinding after {took:.2f} s")
         assert took < 1 * 5
         mine.rates = "blocked"
         mine.save()
-        poll(lambda: not check(request_of()).allowed, 20, "the block binds")
+        poll(lambda: not check(request_from()).allowed, 20, "the block binds")
         mine.delete()
-        poll(lambda: check(request_of()).allowed, 20, "its end binds")
+        poll(lambda: check(request_from()).allowed, 20, "its end binds")
 
 
 @pytest.mark.django_db(transaction=True)
@@ -307,16 +302,16 @@ def test_several_checks_of_a_request_charge_it_once_or_nowhere(emptied: Cluster,
     RatePolicy.objects.create(endpoint=search, rates="3000/hour", counted_per="everyone")
     RatePolicy.objects.create(endpoint=closed, rates="4/hour", counted_per="everyone")
     with override_settings(RATEQUOTA=settings_of(emptied)):
-        one = request_of()
+        one = request_from()
         assert check(one, None, 10) == [990]
         assert check(one, "search", 100) == [900, 1900, 2900]
         assert check(one, "search", 100) == [900, 1900, 2900]
         one.ratequota.refund(95)
-        assert check(request_of(), "search", 0) == [990, 1995, 2995]
-        two = request_of()
+        assert check(request_from(), "search", 0) == [990, 1995, 2995]
+        two = request_from()
         check(two, "search", 50)
         assert check(two, "closed", 60) == [990, 1995, 2995, 4]
-        assert check(request_of(), "search", 0) == [990, 1995, 2995]
+        assert check(request_from(), "search", 0) == [990, 1995, 2995]
 
 
 def addresses_elsewhere(cluster: Cluster, dead: Node) -> list[str]:
@@ -340,11 +335,11 @@ def test_callers_elsewhere_are_decided_while_the_master_of_the_revision_hangs(
     callers = addresses_elsewhere(patient, dead)
     with override_settings(RATEQUOTA=settings_of(patient, TIMEOUT=0.1)):
         for address in callers:  # once, so that all masters are known and connected
-            check(request_of(address))
+            check(request_from(address=address))
         dead.freeze()
         begun, decisions = time.monotonic(), []
         while time.monotonic() < begun + scaled(6) or len(decisions) <= 100:
-            decisions += [check(request_of(address)) for address in callers]
+            decisions += [check(request_from(address=address)) for address in callers]
         degraded = [decision.error for decision in decisions if decision.degraded]
         print(f"\n{len(degraded)} of {len(decisions)} degraded {set(degraded)}")
         assert len(degraded) <= len(decisions) / 100
@@ -352,7 +347,7 @@ def test_callers_elsewhere_are_decided_while_the_master_of_the_revision_hangs(
         assert [text[:35] for text in logged] == ["edits of policies take effect late,"]
         dead.thaw()
         RatePolicy.objects.all().delete()
-        poll(lambda: not check(request_of(callers[0])).statuses, 20, "an edit binds again")
+        poll(lambda: not check(request_from(address=callers[0])).statuses, 20, "an edit binds again")
 
 
 @pytest.mark.thorough
@@ -361,48 +356,24 @@ def test_slots_move_under_load(cluster: Cluster, limiter_of: Callable[..., Limit
     limiter = limiter_of(cluster, 20.0)
     limit = 3000
     buckets = [own(limit), Bucket("user:1", Rate.parse("1000000/3650day gcra")), shared(10**6)]
-    slot = cluster.slot(bucket_key("rqtest", buckets[0]))
-    done = threading.Event()
-    moves = [0]
-
-    def hammer(_: int) -> int:
-        admitted = asked = 0
-        while not done.is_set() or asked < 100:
-            admitted += limiter.check(buckets).allowed
-            asked += 1
-        return admitted
-
-    async def ahammer() -> int:
-        async def one() -> int:
-            admitted = 0
-            while not done.is_set():
-                admitted += (await limiter.acheck(buckets)).allowed
-            return admitted
-
-        return sum(await asyncio.gather(*(one() for _ in range(4))))
-
-    with ThreadPoolExecutor(THREADS + 1) as threads:
-        try:
-            counts = [threads.submit(hammer, number) for number in range(THREADS)]
-            counts.append(threads.submit(lambda: asyncio.run(ahammer())))
-            source = cluster.owner(bucket_key("rqtest", buckets[0]))
-            others = [node for node in cluster.primaries() if node is not source]
-            deadline = time.monotonic() + 120
-            while time.monotonic() < deadline and (moves[0] < 6 or limiter.peek(buckets).statuses[0].remaining):
-                target = others[moves[0] % 2]
-                cluster.begin_move(slot, source, target)
-                poll_some(limiter, buckets)
-                cluster.move_keys(slot, source, target)
-                poll_some(limiter, buckets)
-                cluster.end_move(slot, source, target)
-                others[moves[0] % 2], source = source, target
-                moves[0] += 1
-        finally:
-            done.set()
-        admitted = sum(count.result(60) for count in counts)
-    print(f"\n{admitted} of {limit} admitted, the slot moved {moves[0]} times")
-    assert moves[0] >= 6
-    assert admitted == limit
+    key = bucket_key("rqtest", buckets[0])
+    slot, source, moves = cluster.slot(key), cluster.owner(key), 0
+    others = [node for node in cluster.primaries() if node is not source]
+    load = Load(limiter, buckets, threads=THREADS, tasks=4)
+    with load.going_on():
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and (moves < 6 or limiter.peek(buckets).statuses[0].remaining):
+            target = others[moves % 2]
+            cluster.begin_move(slot, source, target)
+            poll_some(limiter, buckets)
+            cluster.move_keys(slot, source, target)
+            poll_some(limiter, buckets)
+            cluster.end_move(slot, source, target)
+            others[moves % 2], source = source, target
+            moves += 1
+    print(f"\n{load.admitted} of {limit} admitted, the slot moved {moves} times")
+    assert moves >= 6
+    assert (load.admitted, load.errors) == (limit, set())
 
 
 def poll_some(limiter: Limiter, buckets: list[Bucket]) -> None:
@@ -420,51 +391,22 @@ def test_a_master_dies_under_load_and_its_replica_takes_over(
     bucket = own(limit)
     key = bucket_key("rqtest", bucket)
     dead = cluster.owner(key)
-    go, over = threading.Event(), threading.Event()
-    go.set()
-    admitted, resting = [0] * THREADS, [False] * THREADS
-    labels: set[str] = set()
-
-    def hammer(number: int) -> None:
-        while not over.is_set():
-            resting[number] = not go.is_set()
-            go.wait(60)
-            resting[number] = False
-            try:
-                decision = limiter.check([bucket])
-            except StoreError as error:
-                labels.add(error.reason)
-                continue
-            admitted[number] += decision.allowed
-            if not decision.allowed:
-                over.set()
-
-    with ThreadPoolExecutor(THREADS) as threads:
-        try:
-            working = [threads.submit(hammer, number) for number in range(THREADS)]
-            poll(lambda: sum(admitted) > 500, 20, "under load")
-            dead.freeze()
-            go.clear()
-            poll(lambda: all(resting), 30, "all have noticed")
-            acknowledged = sum(admitted)
-            dead.kill()
-            took = poll(lambda: decides(limiter, bucket), 40, "the replica decides")
-            lost = acknowledged - (limit - limiter.peek([bucket]).statuses[0].remaining)
-            go.set()
-            poll(over.is_set, 40, "the limit is reached")
-        finally:
-            go.set()
-            over.set()
-        for one in working:
-            one.result(60)
-    print(
-        f"\n{sum(admitted)} of {limit} admitted; {acknowledged} acknowledged before the kill, {max(0, lost)} of them "
-        f"lost; the replica decides after {took:.1f} s; {sorted(labels)}"
-    )
-    assert labels <= {"connection", "timeout", "clusterdown", "loading", "masterdown", "readonly"}
+    before, after = Load(limiter, [bucket], threads=THREADS), Load(limiter, [bucket], threads=THREADS)
+    with before.going_on():
+        poll(lambda: before.admitted > 500, 20, "under load")
+        dead.freeze()
+        poll(lambda: before.errors, 30, "it is noticed")
+    dead.kill()
+    took = poll(lambda: decides(limiter, bucket), 40, "the replica decides")
+    lost = max(0, before.admitted - (limit - limiter.peek([bucket]).statuses[0].remaining))
+    with after.going_on():
+        poll(lambda: after.asked and after.asked[-1].is_refused, 40, "the limit is reached")
+    admitted, errors = before.admitted + after.admitted, before.errors | after.errors
+    print(f"\n{admitted} of {limit} admitted; {lost} lost; the replica decides after {took:.1f} s; {errors}")
+    assert errors <= {"connection", "timeout", "clusterdown", "loading", "masterdown", "readonly"}
     # What ran on the dead master and was never answered was counted, and nobody was let in for it.
-    assert limit - 2 * THREADS <= sum(admitted) <= limit + max(0, lost)
-    assert max(0, lost) <= 2 * THREADS
+    assert limit - 2 * THREADS <= admitted <= limit + lost
+    assert lost <= 2 * THREADS
     assert cluster.owner(key) is cluster.replica_of(dead)
 
 
@@ -564,9 +506,7 @@ def test_a_master_that_lost_its_data_is_noticed_by_its_counts(
         )
 
         def ask(cost: int = 1) -> int | None:
-            request = RequestFactory().get("/")
-            request.user = user
-            return check_request(request, cost=cost).remaining
+            return check_request(request_from(user), cost=cost).remaining
 
         assert ask(500) == 500
         checkpoints.flush()

@@ -9,7 +9,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,11 +23,12 @@ import trustme
 from django_ratequota import Limiter
 from django_ratequota.exceptions import StoreError
 from django_ratequota.store import pool as pools
-from django_ratequota.store.pool import PoolSize
+from django_ratequota.store.base import ServerActivity
+from django_ratequota.store.pool import Pool
 from tests.support.properties import thorough_after
 
 from . import Address, poll
-from .asking import ENDLESS, Ask, failure
+from .asking import ENDLESS, Ask, Way, awaiting, failure, plainly
 from .servers import Node
 from .wire import Wire
 
@@ -75,6 +78,26 @@ def test_a_folder_of_authorities(terminator: Wire, tmp_path: Path, ask: Ask, mon
         with pytest.raises(StoreError, match="certificate"):
             ask(limiter, [ENDLESS])
     assert str(tmp_path) in looked
+
+
+def test_no_tls_there(node: Node, limiters: Make, ask: Ask) -> None:
+    assert failure(ask, limiters(node, 0.5, ssl=True), [ENDLESS]) in ("connection", "timeout")
+
+
+@pytest.mark.parametrize(
+    ("where", "way"), [("behind TLS", plainly), ("in the handshake", plainly), ("in the handshake", awaiting)]
+)
+def test_a_hang_with_tls(terminator: Wire, trusted: str, limiters: Make, where: str, way: Way) -> None:
+    """Behind TLS plain only: a loop that ends at once has no time to close a TLS connection to a hanging peer."""
+    with socket.create_server(("127.0.0.1", 0)) as silent, way() as ask:
+        target = terminator if where == "behind TLS" else Address(*silent.getsockname())
+        limiter = limiters(target, 0.5, ssl=True, ssl_ca_certs=trusted, password="secret")
+        if target is terminator:
+            assert ask(limiter, [ENDLESS]).allowed
+            terminator.hold()
+        begun = time.monotonic()
+        assert failure(ask, limiter, [ENDLESS]) == "timeout"
+        assert time.monotonic() - begun < 0.5 * 4
 
 
 @pytest.mark.parametrize(
@@ -174,20 +197,27 @@ def test_credentials_that_fail_are_no_connection(node: Node, limiters: Make, ask
 # --- A few connects at a time. ---
 
 
+def begin(pool: Pool, waiting: int) -> float | None:
+    pool.queue = OrderedDict.fromkeys(range(waiting))
+    began_at = pool.begin_connect()
+    pool.queue.clear()
+    return began_at
+
+
 def test_the_number_of_connects_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(pools, "time", type("Clock", (), {"monotonic": staticmethod(lambda: now)}))
-    size = PoolSize()
+    pool = Pool(ServerActivity(), 64)
 
     def begun() -> int:
-        return sum(size.begin_connect(50) is not None for _ in range(50))
+        return sum(begin(pool, 50) is not None for _ in range(50))
 
-    assert size.begin_connect(1) == now
-    assert size.begin_connect(1) is None, "one waits, one is being made"
+    assert begin(pool, 1) == now
+    assert begin(pool, 1) is None, "one waits, one is being made"
     assert begun() == 3
     for expected in (4, 8):
         for _ in range(4):
-            size.connected(now)
+            pool.connected(None, now)
         assert begun() == expected, "as many as are open"
     now += 1.5  # these hang
     assert begun() == 8, "others are not held up"
@@ -197,20 +227,23 @@ def test_the_number_of_connects_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_failed_connects_and_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that accepts no more connections does not get a thousand connects per second."""
-    now = 1000.0
+    now, full = 1000.0, ConnectionError("full")
     monkeypatch.setattr(pools, "time", type("Clock", (), {"monotonic": staticmethod(lambda: now)}))
-    size = PoolSize(3)
-    begun = [size.begin_connect(50) for _ in range(4)]
-    assert begun == [now, now, now, None], "open connections and connects together are bounded"
-    # Of several at once the first may be refused by a full server, and the last accepted.
-    assert [size.connect_failed(now) for _ in range(3)] == [False, False, True]
-    assert size.begin_connect(1), "nothing is open: the next caller tries"
-    size.connected(now)
-    assert not size.connect_failed(size.begin_connect(1))
-    assert size.begin_connect(50) is None
+    pool, waiter = Pool(ServerActivity(), 3), Future[Any]()
+    assert [begin(pool, 50) for _ in range(4)] == [now, now, now, None], "open and under way are bounded together"
+    pool.queue[waiter] = None
+    for hopeless in (False, False, True):  # the first may be refused by a full server, and the last accepted
+        assert not waiter.done()
+        pool.connect_failed(full, now)
+        assert waiter.done() is hopeless
+    assert begin(pool, 1), "nothing is open: the next caller tries"
+    pool.connected(None, now)
+    assert begin(pool, 1)
+    pool.connect_failed(full, now)
+    assert begin(pool, 50) is None
     now += 0.06
-    assert size.begin_connect(50)
-    assert size.begin_connect(50) is None, "one at a time, until one succeeds"
+    assert begin(pool, 50)
+    assert begin(pool, 50) is None, "one at a time, until one succeeds"
 
 
 def test_tasks_in_line_do_not_wait_for_a_connection_that_is_gone(node: Node, limiters: Make) -> None:
@@ -226,7 +259,7 @@ def test_tasks_in_line_do_not_wait_for_a_connection_that_is_gone(node: Node, lim
         waiting = asyncio.create_task(limiter.acheck([ENDLESS]))
         [connections] = limiter.store.server._loops.values()
         # Later there would be no connection that it could wait for, and it would rightly fail.
-        await asyncio.to_thread(poll, lambda: connections.size.failed_at, 10, "its attempt failed")
+        await asyncio.to_thread(poll, lambda: connections.failed_at, 10, "its attempt failed")
         admin.config_set("maxclients", 100)
         admin.execute_command("CLIENT", "KILL", "SKIPME", "yes")
         admin.client_unpause()

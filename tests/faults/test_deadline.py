@@ -15,8 +15,8 @@ from django_ratequota import Limiter
 
 from . import poll
 from .asking import ENDLESS, Ask, aoutcome, failure, outcome
-from .proxy import Proxy
 from .servers import Node
+from .wire import Wire
 
 THREADS = 32
 TIMEOUT = 0.05
@@ -63,7 +63,7 @@ def judge(title: str, took: list[tuple[float, str]]) -> None:
 
 
 @pytest.mark.parametrize("how", ["stopped", "silent"])
-def test_a_hang_under_threads(node: Node, proxy: Proxy, limiters: Make, how: str) -> None:
+def test_a_hang_under_threads(node: Node, proxy: Wire, limiters: Make, how: str) -> None:
     """SIGSTOP with open connections, and a network that accepts connections and never replies."""
     where = node if how == "stopped" else proxy
     limiter = limiters(where, TIMEOUT)
@@ -113,7 +113,7 @@ def test_a_hang_under_tasks(node: Node, limiters: Make) -> None:
 
 
 @pytest.mark.parametrize("fault", ["slow greeting", "slow reply", "byte by byte", "loading the script"])
-def test_however_the_time_is_spent(node: Node, proxy: Proxy, limiters: Make, ask: Ask, fault: str) -> None:
+def test_however_the_time_is_spent(node: Node, proxy: Wire, limiters: Make, ask: Ask, fault: str) -> None:
     """Each reply of the login came in time, or NOSCRIPT and the script's; all together took five times as long."""
     timeout = 0.4
     limiter = limiters(proxy, timeout, db=1)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
@@ -14,75 +12,47 @@ import redis.asyncio.sentinel
 from django.test import override_settings
 from redis.sentinel import Sentinel
 
-from django_ratequota import Bucket, Decision, Limiter, Rate
-from django_ratequota.exceptions import StoreError
+from django_ratequota import Bucket, Limiter, Rate
 from django_ratequota.store.sentinel import SentinelStore
 from tests.support.properties import thorough_after
 
 from . import poll
-from .asking import aoutcome, outcome
-from .proxy import Proxy
+from .asking import Ask, Begin, Load, aoutcome, failure, outcome, outcomes
 from .servers import Node, Pair, Sentinels, follow
+from .wire import Wire
 
 LIMIT = 200
 BUCKET = Bucket("user:1", Rate.parse(f"{LIMIT}/3650day"))
 
-Ask = Callable[[Limiter], Decision]
-
-
-def plainly(limiter: Limiter) -> Decision:
-    return limiter.check([BUCKET])
-
-
-def awaited(limiter: Limiter) -> Decision:
-    return asyncio.run(limiter.acheck([BUCKET]))
-
-
-BOTH = pytest.mark.parametrize("ask", [plainly, awaited])
-
 
 @pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
-def closing(stack: ExitStack) -> Callable[[Limiter], Limiter]:
+def closing() -> Iterator[Callable[[Limiter], Limiter]]:
     """Closes limiters."""
+    with ExitStack() as stack:
 
-    def keep(limiter: Limiter) -> Limiter:
-        stack.callback(limiter.store.close)
-        return limiter
+        def keep(limiter: Limiter) -> Limiter:
+            stack.callback(limiter.store.close)
+            return limiter
 
-    return keep
+        yield keep
 
 
-@BOTH
 def test_roles_are_swapped_with_the_connections_kept(
-    pair: Pair, proxies: Callable[[Node], Proxy], closing: Callable[[Limiter], Limiter], ask: Ask
+    pair: Pair, proxies: Callable[[Node], Wire], limiters: Callable[..., Limiter], begin: Begin
 ) -> None:
     """A pool kept sending to the demoted master, which replied READONLY for ever."""
     proxy = proxies(pair.primary)
-    with proxy.client() as client:
-        limiter = closing(Limiter(client=client, prefix="rqtest", timeout=1))
+    limiter = limiters(proxy, timeout=1)
 
-    async def asked_by_eight() -> list[str]:
-        return await asyncio.gather(*(aoutcome(limiter, BUCKET) for _ in range(8)))
+    def asked() -> set[str]:
+        return set(outcomes(begin(limiter, 8, BUCKET)))
 
-    with ThreadPoolExecutor(8) as threads, asyncio.Runner() as runner:  # one loop: its connections are kept
-
-        def asked() -> set[str]:
-            if ask is awaited:
-                return set(runner.run(asked_by_eight()))
-            return set(threads.map(outcome, [limiter] * 8, [BUCKET] * 8))
-
-        poll(lambda: asked() == {"decided"}, 20, "eight are connected")
-        pair.replica.command("REPLICAOF", "NO", "ONE")
-        follow(pair.primary, pair.replica)
-        proxy.retarget(pair.replica.host, pair.replica.port)
-        seen: set[str] = set()
-        took = poll(lambda: seen.update(found := asked()) or found == {"decided"}, 20, "the new master decides")
+    poll(lambda: asked() == {"decided"}, 20, "eight are connected")
+    pair.replica.command("REPLICAOF", "NO", "ONE")
+    follow(pair.primary, pair.replica)
+    proxy.target = pair.replica
+    seen: set[str] = set()
+    took = poll(lambda: seen.update(found := asked()) or found == {"decided"}, 20, "the new master decides")
     print(f"\nenforcing again after {took:.2f} s")
     assert took < 2 * 5
     assert seen <= {"readonly", "left alone", "decided"}
@@ -125,58 +95,17 @@ def test_sentinel_fails_over_under_load(
     """Threads and tasks keep checking while the master dies; the new one admits the rest of the limit."""
     limiter = closing(limiter_by(sentinels))
     first, second = sentinels.primary, sentinels.replica
-    failing, over = threading.Event(), threading.Event()
-    errors: set[str] = set()
-    admitted = [0]
-    lock = threading.Lock()
-
-    def note(outcome: Decision | StoreError) -> None:
-        with lock:
-            if isinstance(outcome, StoreError):
-                errors.add(outcome.reason)
-                failing.set()
-            else:
-                admitted[0] += outcome.allowed
-                if failing.is_set() and not outcome.allowed:
-                    over.set()
-
-    def hammer() -> None:
-        while not over.is_set():
-            try:
-                note(limiter.check([BUCKET]))
-            except StoreError as error:
-                note(error)
-
-    async def ahammer() -> None:
-        while not over.is_set():
-            try:
-                note(await limiter.acheck([BUCKET]))
-            except StoreError as error:
-                note(error)
-
-    async def tasks() -> None:
-        await asyncio.gather(*(ahammer() for _ in range(4)))
-
-    threads = [threading.Thread(target=hammer) for _ in range(4)]
-    threads.append(threading.Thread(target=lambda: asyncio.run(tasks())))
-    try:
-        assert limiter.check([BUCKET]).allowed
-        admitted[0] += 1
-        poll(lambda: pair_in_step(sentinels), 20, "the first admission is replicated")
-        first.kill()
-        for thread in threads:
-            thread.start()
+    assert limiter.check([BUCKET]).allowed
+    poll(lambda: pair_in_step(sentinels), 20, "the first admission is replicated")
+    first.kill()
+    load = Load(limiter, [BUCKET], threads=4, tasks=4)
+    with load.going_on():
         agreed = poll(lambda: sentinels.agree_on(second), 60, "the sentinels have promoted the replica")
-        took = poll(over.is_set, 30, f"the new master refuses; so far {errors}")
-    finally:
-        over.set()
-        for thread in threads:
-            if thread.ident:
-                thread.join()
-    print(f"\n{limiter_by.__name__}: promoted after {agreed:.2f} s, refusing {took:.2f} s later; {sorted(errors)}")
+        took = poll(lambda: load.errors and load.asked[-1].is_refused, 30, "the new master refuses")
+    print(f"\n{limiter_by.__name__}: promoted after {agreed:.2f} s, refusing {took:.2f} s later; {load.errors}")
     assert took < 2 * 5
-    assert errors <= {"connection", "timeout", "readonly"}
-    assert admitted[0] == LIMIT
+    assert load.errors <= {"connection", "timeout", "readonly"}
+    assert load.admitted == LIMIT - 1
     assert sentinels.primary is not first
 
 
@@ -196,15 +125,12 @@ def test_a_dead_sentinel_and_one_that_hangs_are_passed_over(
     sentinels.sentinels[1].thaw()
 
 
-@BOTH
-@pytest.mark.parametrize("algorithm", thorough_after(1, ["token_bucket", "sliding_window_log", "fixed_window"]))
 def test_a_lost_reply_counts_once_under_sentinel(
     sentinels: Sentinels,
-    proxies: Callable[[Node], Proxy],
+    proxies: Callable[[Node], Wire],
     closing: Callable[[Limiter], Limiter],
     monkeypatch: pytest.MonkeyPatch,
     ask: Ask,
-    algorithm: str,
 ) -> None:
     """redis-py's Sentinel connections keep a connection whose reply was lost; its clients send again."""
     primary = sentinels.primary
@@ -214,22 +140,16 @@ def test_a_lost_reply_counts_once_under_sentinel(
     assert isinstance(store, SentinelStore)
     settle = store._use_master
     monkeypatch.setattr(store, "_use_master", lambda host, port: settle(proxy.host, proxy.port))
-    bucket = Bucket("user:2", Rate.parse(f"100/3650day {algorithm}"))
-
-    def hit() -> Decision:
-        return asyncio.run(limiter.acheck([bucket])) if ask is awaited else limiter.check([bucket])
-
-    hit()
+    ask(limiter, [BUCKET])
     for lost in range(5):
         proxy.cut_after_execution = 1
-        with pytest.raises(StoreError):
-            hit()
-        assert hit().statuses[0].remaining == 100 - 1 - 2 * (lost + 1)
+        assert failure(ask, limiter, [BUCKET]) == "connection"
+        assert ask(limiter, [BUCKET]).statuses[0].remaining == LIMIT - 1 - 2 * (lost + 1)
 
 
-def test_sentinels_and_masters_have_credentials_of_their_own(nodes: Callable[..., Node], stack: ExitStack) -> None:
+def test_sentinels_and_masters_have_credentials_of_their_own(nodes: Callable[..., Node]) -> None:
     master = nodes()
-    watcher = stack.enter_context(Node(f"sentinel monitor ratequota {master.host} {master.port} 1", sentinel=True))
+    watcher = nodes(f"sentinel monitor ratequota {master.host} {master.port} 1", sentinel=True)
     watcher.command("SENTINEL", "SET", "ratequota", "auth-pass", "secret")
     master.command("CONFIG", "SET", "requirepass", "secret")
     watcher.command("ACL", "SETUSER", "default", "resetpass", ">watching")

@@ -12,8 +12,8 @@ from django_ratequota.engine.rates import ALGORITHMS
 
 from . import poll
 from .asking import Way, decides, one_of_each, plainly, slow
-from .proxy import Proxy
 from .servers import PATIENCE, REPLICATION, Node, follow, in_step
+from .wire import Wire
 
 Make = Callable[..., Limiter]
 
@@ -24,7 +24,7 @@ THREADS = 4
 class Failover:
     """A primary, a replica whose link can be stalled, and the one address at which the application finds either."""
 
-    def __init__(self, nodes: Callable[..., Node], proxies: Callable[[Node], Proxy]) -> None:
+    def __init__(self, nodes: Callable[..., Node], proxies: Callable[[Node], Wire]) -> None:
         self.primary, self.replica = nodes(*REPLICATION), nodes(*REPLICATION)
         self.link, self.front = proxies(self.primary), proxies(self.primary)
         follow(self.replica, self.primary, through=self.link)
@@ -43,11 +43,11 @@ class Failover:
         """Kill the primary; the replica takes over its role and address."""
         self.primary.kill()
         self.replica.command("REPLICAOF", "NO", "ONE")
-        self.front.retarget(self.replica.host, self.replica.port)
+        self.front.target = self.replica
 
 
 @pytest.fixture
-def failover(nodes: Callable[..., Node], proxies: Callable[[Node], Proxy]) -> Failover:
+def failover(nodes: Callable[..., Node], proxies: Callable[[Node], Wire]) -> Failover:
     return Failover(nodes, proxies)
 
 
@@ -99,13 +99,13 @@ def test_a_primary_that_returns_as_a_replica_restores_no_counters(failover: Fail
     failover.stall()
     assert admissions(plainly, limiter, buckets, 50) == 50
     failover.replica.command("REPLICAOF", "NO", "ONE")
-    failover.front.retarget(failover.replica.host, failover.replica.port)
+    failover.front.target = failover.replica
     failover.front.hang_up()
     poll(lambda: decides(limiter, buckets[0]), PATIENCE, "the new primary decides")
     assert admissions(plainly, limiter, buckets, 10) == 10
     follow(failover.primary, failover.replica)
     failover.replica.kill()
     failover.primary.command("REPLICAOF", "NO", "ONE")
-    failover.front.retarget(failover.primary.host, failover.primary.port)
+    failover.front.target = failover.primary
     poll(lambda: decides(limiter, buckets[0]), PATIENCE, "the old primary decides again")
     assert [status.remaining for status in limiter.peek(buckets).statuses] == [LIMIT - 60] * len(buckets)

@@ -14,7 +14,6 @@ import pytest
 import redis
 
 from django_ratequota.exceptions import StoreError
-from django_ratequota.store import connections, loop_connections
 from django_ratequota.store import pool as pools
 from django_ratequota.store.base import Budget
 from django_ratequota.store.pool import MIN_IDLE
@@ -46,8 +45,8 @@ def server_of() -> Iterator[Make]:
 
 def settled(pool: Any, most: int) -> bool:
     """Whether no caller waits, no connect is under way, and each open connection is idle."""
-    assert 0 <= pool.size.open <= most
-    return not pool.queue and not pool.size.connecting and pool.size.open == len(pool.idle)
+    assert 0 <= pool.open <= most
+    return not pool.queue and not pool.connecting and pool.open == len(pool.idle)
 
 
 class Threads:
@@ -110,7 +109,7 @@ def test_there_are_never_more_than_the_bound(node: Node, server_of: Make, kind: 
                 asking = [callers.ask("PING") for _ in range(40)]
                 await until(lambda: wire.asked == 5 and len(callers.pool.queue) == 35, "five ask, the others wait")
                 assert connected(node) == 5
-                wire.release()
+                wire.thaw()
                 assert await asyncio.gather(*asking) == [b"PONG"] * 40
                 assert connected(node) == 5
                 await until(lambda: settled(callers.pool, 5), "all is idle")
@@ -128,7 +127,7 @@ def test_callers_are_served_in_order(node: Node, server_of: Make, kind: Any) -> 
                 for number in range(20):
                     asking.append(callers.ask("RPUSH", "order", number))
                     await until(lambda: wire.asked + len(callers.pool.queue) == len(asking), "it waits in the queue")
-                wire.release()
+                wire.thaw()
                 assert await asyncio.gather(*asking) == list(range(1, 21))
         assert [int(one) for one in node.command("LRANGE", "order", 0, -1)] == list(range(20))
 
@@ -148,7 +147,7 @@ def test_a_caller_that_times_out_leaves_the_queue(node: Node, server_of: Make, k
                 assert not callers.pool.queue
                 last = callers.ask("PING")
                 await until(lambda: callers.pool.queue, "another waits in the queue")
-                wire.release()
+                wire.thaw()
                 assert await asyncio.gather(first, last) == [b"PONG"] * 2
                 await until(lambda: settled(callers.pool, 1), "all is idle")
 
@@ -168,8 +167,7 @@ def test_a_connection_for_a_caller_that_gives_up_meanwhile_goes_to_the_next_one(
     with ThreadPoolExecutor(1) as threads:
         asking = threads.submit(pool.send, ("PING",), AtThatMoment(PATIENT), False)
         assert waiting.wait(30)
-        pool.idle.append((connection, since))
-        pool._upkeep(since)
+        pool._put(connection, since)
         assert isinstance(asking.exception(), KeyboardInterrupt)
     assert ServerStore(server, PATIENT).execute(("PING",)) == b"PONG"
     assert settled(pool, 1)
@@ -184,7 +182,7 @@ def test_a_closed_connection_is_replaced_for_a_waiting_caller(node: Node, server
             admin.execute_command("CLIENT", "PAUSE", 600_000, "WRITE")
             async with kind(server_of(node, 1)) as callers:
                 first = callers.ask("SET", "key", 1, seconds=3600)
-                await until(lambda: callers.pool.size.open and not callers.pool.idle, "it has the connection")
+                await until(lambda: callers.pool.open and not callers.pool.idle, "it has the connection")
                 second = callers.ask("SET", "key", 2, seconds=3600)
                 await until(lambda: callers.pool.queue, "another waits in the queue")
                 admin.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
@@ -220,18 +218,13 @@ def test_idle_connections_are_closed(node: Node, server_of: Make, kind: Any, mon
             async with kind(server_of(wire, 30)) as callers:
                 asking = [callers.ask("PING") for _ in range(60)]
                 await until(lambda: wire.asked == 30, "thirty ask")
-                wire.release()
+                wire.thaw()
                 await asyncio.gather(*asking)
-                assert callers.pool.size.open == 30, "recently used ones stay"
+                assert callers.pool.open == 30, "recently used ones stay"
                 with monkeypatch.context() as patch:
-                    for module in (pools, connections, loop_connections):
-                        patch.setattr(module, "IDLE_SECONDS", 0.0)
-                    callers.pool._close_at = callers.pool._upkeep_at = 0.0
-                    if kind is Tasks:
-                        callers.pool._closing.cancel()
-                        callers.pool._closing = None
-                        callers.pool._close_later()
-                    await callers.ask("PING")
+                    patch.setattr(pools, "IDLE_SECONDS", 0.0)
+                    for _ in range(30 - MIN_IDLE):
+                        await callers.ask("PING")
                     await until(lambda: connected(node) == MIN_IDLE, "few are left")
                 with node.client(single_connection_client=True) as client:
                     before = client.info("stats")["total_connections_received"]
@@ -263,16 +256,17 @@ def test_no_count_drifts(node: Node, server_of: Make, kind: Any, seed: int) -> N
     """Callers that time out or are cancelled at any moment, closed connections, a full server."""
     rng, outcomes = Random(seed), set()
 
-    async def one(callers: Any) -> None:
-        for _ in range(TIMES):
-            seconds = rng.choice((PATIENT, 0.0003, 0.002))
-            asking = callers.ask("PING", seconds=seconds)
+    async def one(callers: Any, caller: int) -> None:
+        for number in range(TIMES):
+            seconds, mine = rng.choice((PATIENT, 0.0003, 0.002)), f"{caller} {number}".encode()
+            asking = callers.ask("ECHO", mine, seconds=seconds)
             if kind is Tasks and rng.random() < 0.4:
                 for _ in range(rng.randrange(12)):
                     await asyncio.sleep(0)
                 asking.cancel()
             try:
-                outcomes.add(str(await asking))
+                assert await asking == mine
+                outcomes.add("answered")
             except StoreError as error:
                 outcomes.add(f"{error.reason} after {seconds} s")
             except asyncio.CancelledError:
@@ -289,18 +283,18 @@ def test_no_count_drifts(node: Node, server_of: Make, kind: Any, seed: int) -> N
             async with kind(server_of(node, MOST)) as callers:
                 disturbing = asyncio.create_task(disturb(admin))
                 try:
-                    await asyncio.wait_for(asyncio.gather(*(one(callers) for _ in range(CALLERS))), 120)
+                    await asyncio.wait_for(asyncio.gather(*(one(callers, caller) for caller in range(CALLERS))), 120)
                 finally:
                     disturbing.cancel()
                     with suppress(asyncio.CancelledError):
                         await disturbing
                     admin.config_set("maxclients", 100)
                 assert f"timeout after {PATIENT} s" not in outcomes, "none waits for a connection that nobody makes"
-                assert outcomes > {"b'PONG'", f"connection after {PATIENT} s"}
+                assert outcomes > {"answered", f"connection after {PATIENT} s"}
                 await until(lambda: settled(callers.pool, MOST), "all is idle")
                 answers = await asyncio.gather(*(callers.ask("PING") for _ in range(CALLERS)))
                 assert answers == [b"PONG"] * CALLERS
                 await until(lambda: settled(callers.pool, MOST), "all is idle")
-                await until(lambda: len(admin.client_list()) - 1 <= callers.pool.size.open, "none is lost")
+                await until(lambda: len(admin.client_list()) - 1 <= callers.pool.open, "none is lost")
 
     asyncio.run(run())

@@ -9,9 +9,9 @@ import pytest
 from django_ratequota import Limiter
 from django_ratequota.engine.rates import ALGORITHMS
 
-from .asking import Ask, failure, one_of_each, slow
-from .proxy import Proxy
+from .asking import Ask, failure, slow
 from .servers import Node
+from .wire import Wire
 
 LIMIT = 100
 HITS = 7
@@ -28,7 +28,7 @@ def counted(limiter: Limiter, algorithm: str) -> int:
     ("knob", "each_counts"), [("cut_after_execution", 1), ("cut_before_request_is_passed_on", 0)]
 )
 def test_a_hit_whose_reply_is_lost(
-    node: Node, proxy: Proxy, limiters: Make, ask: Ask, algorithm: str, knob: str, each_counts: int
+    node: Node, proxy: Wire, limiters: Make, ask: Ask, algorithm: str, knob: str, each_counts: int
 ) -> None:
     """A client that retried counted such a hit eleven times."""
     limiter, direct = limiters(proxy), limiters(node)
@@ -43,19 +43,8 @@ def test_a_hit_whose_reply_is_lost(
     assert proxy.requests == 2 * HITS
 
 
-def test_hits_in_a_row_whose_replies_are_lost_count_once_each(
-    node: Node, proxy: Proxy, limiters: Make, ask: Ask
-) -> None:
-    direct, buckets = limiters(node), one_of_each(LIMIT)
-    direct.peek(buckets)
-    proxy.cut_after_execution = HITS
-    assert [failure(ask, limiters(proxy), buckets) for _ in range(HITS)] == ["connection"] * HITS
-    assert {status.remaining for status in direct.peek(buckets).statuses} == {LIMIT - HITS}
-    assert proxy.cut_after_execution == 0
-
-
 def test_a_hit_whose_reply_is_late_counts_once_and_reaches_no_other_caller(
-    node: Node, proxy: Proxy, limiters: Make, ask: Ask
+    node: Node, proxy: Wire, limiters: Make, ask: Ask
 ) -> None:
     limiter, direct = limiters(proxy, timeout=0.5), limiters(node)
     ask(limiter, [slow("gcra", LIMIT, user=2)])  # connected
@@ -69,7 +58,7 @@ def test_a_hit_whose_reply_is_late_counts_once_and_reaches_no_other_caller(
 
 @pytest.mark.parametrize(("spared", "counts"), [(0, 0), (1, 1)], ids=["NOSCRIPT", "the decision"])
 def test_a_reply_that_is_lost_where_the_script_is_not_known(
-    node: Node, proxy: Proxy, limiters: Make, ask: Ask, spared: int, counts: int
+    node: Node, proxy: Wire, limiters: Make, ask: Ask, spared: int, counts: int
 ) -> None:
     """This takes two requests, of which only the second counts."""
     proxy.spare, proxy.cut_after_execution = spared, 1

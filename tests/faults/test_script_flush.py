@@ -5,74 +5,23 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import pytest
 
-from django_ratequota import Bucket, Limiter
+from django_ratequota import Limiter
 from django_ratequota.engine.rates import ALGORITHMS
-from django_ratequota.exceptions import StoreError
 from tests.support.properties import thorough_after
 
 from . import poll
-from .asking import Way, one_of_each, slow
+from .asking import Load, one_of_each, slow
 from .servers import PATIENCE, Node
 
 Make = Callable[..., Limiter]
 
-THREADS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """One check and its outcome."""
-
-    #: When it began and ended (monotonic, seconds).
-    begun: float
-    ended: float
-    #: Why there was no decision; "" when there was one.
-    error: str
-    allowed: bool = False
-    #: The server's clock at the decision (µs).
-    at_us: int = 0
-
-
-class Load:
-    """Threads that check until they are stopped."""
-
-    def __init__(self, way: Way, limiter: Limiter, buckets: list[Bucket]) -> None:
-        self.asked: list[Asked] = []
-        self._way, self._limiter, self._buckets = way, limiter, buckets
-        self._enough = threading.Event()
-
-    def admitted(self) -> int:
-        return sum(asked.allowed for asked in self.asked)
-
-    @contextmanager
-    def going_on(self) -> Iterator[None]:
-        """Check on all threads until the block ends."""
-        with ThreadPoolExecutor(THREADS) as threads:
-            done = [threads.submit(self._ask) for _ in range(THREADS)]
-            try:
-                yield
-            finally:
-                self._enough.set()
-            for thread in done:
-                thread.result()
-
-    def _ask(self) -> None:
-        with self._way() as ask:
-            while not self._enough.is_set():
-                begun = time.monotonic()
-                try:
-                    decision = ask(self._limiter, self._buckets)
-                except StoreError as error:
-                    asked = Asked(begun, time.monotonic(), error.reason)
-                else:
-                    asked = Asked(begun, time.monotonic(), "", decision.allowed, decision.at_us)
-                self.asked.append(asked)
+#: Callers at once: threads, or tasks of one event loop.
+CALLERS = 4
+WAYS = pytest.mark.parametrize("way", [{"threads": CALLERS}, {"tasks": CALLERS}], ids=["plain", "awaited"])
 
 
 @contextmanager
@@ -96,31 +45,33 @@ def flushing(node: Node, seconds: float) -> Iterator[list[None]]:
         thread.join(PATIENCE)
 
 
+@WAYS
 @pytest.mark.parametrize("milliseconds", [10, 0])
-def test_scripts_are_flushed_under_load(node: Node, limiters: Make, way: Way, milliseconds: int) -> None:
+def test_scripts_are_flushed_under_load(node: Node, limiters: Make, way: dict[str, int], milliseconds: int) -> None:
     """A script may be flushed between loading it and running it by its hash."""
     limit, asks = 1500, 1600
-    load = Load(way, limiters(node, timeout=30), one_of_each(limit))
+    load = Load(limiters(node, timeout=30), one_of_each(limit), **way)
     with flushing(node, milliseconds / 1000) as flushes, load.going_on():
         poll(lambda: len(flushes) >= 10 and len(load.asked) >= asks, PATIENCE, f"10 flushes, {asks} asked")
     took = max(asked.ended for asked in load.asked) - min(asked.begun for asked in load.asked)
-    print(f"\n{len(flushes)} flushes in {took:.2f} s, {len(load.asked)} asked, {load.admitted()} admitted")
-    assert {asked.error for asked in load.asked} == {""}
-    assert load.admitted() == limit
+    print(f"\n{len(flushes)} flushes in {took:.2f} s, {len(load.asked)} asked, {load.admitted} admitted")
+    assert load.errors == set()
+    assert load.admitted == limit
     statuses = limiters(node).peek(one_of_each(limit)).statuses
     assert [status.remaining for status in statuses] == [0] * len(ALGORITHMS)
 
 
+@WAYS
 @pytest.mark.parametrize("durable", thorough_after(1, [False, True]), ids=["forgets", "remembers"])
 def test_the_server_dies_and_comes_back_under_load(
-    nodes: Callable[..., Node], limiters: Make, way: Way, durable: bool
+    nodes: Callable[..., Node], limiters: Make, way: dict[str, int], durable: bool
 ) -> None:
     """Lost units are admitted again, exactly; persisted ones are not."""
     limit = 1500
     node = nodes(*(["appendonly yes", "appendfsync always"] if durable else []))
-    load = Load(way, limiters(node, timeout=5), [slow("token_bucket", limit)])
+    load = Load(limiters(node, timeout=5), [slow("token_bucket", limit)], **way)
     with load.going_on():
-        poll(lambda: load.admitted() >= 100, PATIENCE, "a hundred are admitted")
+        poll(lambda: load.admitted >= 100, PATIENCE, "a hundred are admitted")
         dying = time.monotonic()
         node.kill()
         dead_us = time.time_ns() // 1000
@@ -131,22 +82,22 @@ def test_the_server_dies_and_comes_back_under_load(
             lambda: load.asked[-1].begun > begun and not load.asked[-1].error, PATIENCE, "decisions come again"
         )
         healed = time.monotonic()
-        poll(lambda: not load.asked[-1].allowed and not load.asked[-1].error, PATIENCE, "the limit is reached")
+        poll(lambda: load.asked[-1].is_refused, PATIENCE, "the limit is reached")
     before = sum(asked.allowed for asked in load.asked if asked.at_us <= dead_us)
-    after = load.admitted() - before
+    after = load.admitted - before
     errors = [asked for asked in load.asked if asked.error]
     print(
-        f"\nadmitted {before} before, {after} after, {load.admitted()} in all of {limit}; {len(errors)} of "
-        f"{len(load.asked)} failed: {sorted({asked.error for asked in errors})}; decisions again after {back:.2f} s"
+        f"\nadmitted {before} before, {after} after, {load.admitted} in all of {limit}; {len(errors)} of "
+        f"{len(load.asked)} failed: {load.errors}; decisions again after {back:.2f} s"
     )
     assert errors
-    assert {asked.error for asked in errors} <= {"connection", "timeout", "loading"}
+    assert load.errors <= {"connection", "timeout", "loading"}
     assert min(asked.ended for asked in errors) >= dying
     assert max(asked.begun for asked in errors) <= healed
     if durable:
         # Each admission was persisted before its reply; at most the replies in flight were lost.
-        assert limit - THREADS <= load.admitted() <= limit
+        assert limit - CALLERS <= load.admitted <= limit
     else:
         # It lost what it had admitted until it died, and nothing else.
         assert after == limit
-        assert load.admitted() == limit + before
+        assert load.admitted == limit + before

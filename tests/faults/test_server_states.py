@@ -8,13 +8,8 @@ from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 import redis
-from asgiref.sync import async_to_sync
-from django.contrib.auth.models import AnonymousUser
-from django.test import RequestFactory, override_settings
 
-from django_ratequota import Decision, Limiter, acheck_request, check_request
-from django_ratequota.models import Endpoint, RatePolicy
-from django_ratequota.responses import refusal_response, status_code
+from django_ratequota import Limiter
 from tests.support.properties import thorough_after
 
 from . import poll
@@ -134,19 +129,13 @@ def answers(node: Node, prefix: str) -> bool:
     return False
 
 
-TROUBLES = pytest.mark.parametrize("trouble", thorough_after(3, [oom, busy, noperm, loading, misconf, noreplicas]))
-
-
-# --- Outcomes. ---
-
-
 def dumps(node: Node) -> dict[bytes, bytes]:
     """The stored value of each counter."""
     with node.client() as client:
         return {key: client.dump(key) for key in client.scan_iter("rqtest:*", count=1000)}
 
 
-@TROUBLES
+@pytest.mark.parametrize("trouble", thorough_after(3, [oom, busy, noperm, loading, misconf, noreplicas]))
 def test_each_state_has_its_reason_and_changes_no_counter(
     nodes: Nodes, limiters: Callable[..., Limiter], ask: Ask, trouble: Trouble
 ) -> None:
@@ -165,39 +154,3 @@ def test_each_state_has_its_reason_and_changes_no_counter(
     decision = ask(fresh, buckets)
     assert decision.allowed
     assert [status.remaining for status in decision.statuses] == [LIMIT - 4] * len(buckets)
-
-
-@pytest.fixture
-def policies() -> None:
-    """One endpoint whose policy allows while the store fails, and one whose policy denies."""
-    for name, on_error in (("lenient", "allow"), ("strict", "deny")):
-        endpoint = Endpoint.objects.create(name=name)
-        RatePolicy.objects.create(endpoint=endpoint, on_error=on_error, rates=f"{LIMIT}/3650day")
-
-
-@TROUBLES
-@pytest.mark.parametrize("awaited", [False, True], ids=["plain", "awaited"])
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.usefixtures("fresh_policies", "policies")
-def test_each_policy_s_on_error_applies(nodes: Nodes, trouble: Trouble, awaited: bool) -> None:
-    def check(scope: str) -> Decision:
-        request = RequestFactory().get("/", REMOTE_ADDR="192.0.2.1")
-        request.user = AnonymousUser()
-        decision = async_to_sync(acheck_request)(request, scope) if awaited else check_request(request, scope)
-        if not decision.allowed:
-            assert refusal_response(request, decision).status_code == status_code(decision)
-        return decision
-
-    node = nodes(*LINES)
-    mine = {"PREFIX": "rqtest", "REDIS_URL": node.url, "TIMEOUT": 10, "STATISTICS_SECONDS": 0}
-    with override_settings(RATEQUOTA=mine):
-        assert [check(scope).degraded for scope in ("lenient", "strict")] == [False, False]
-        with trouble(node, nodes):
-            lenient, strict = check("lenient"), check("strict")
-        assert (lenient.allowed, lenient.degraded, lenient.error) == (True, True, trouble.__name__)
-        assert (strict.allowed, strict.degraded, strict.error) == (False, True, trouble.__name__)
-        assert status_code(strict) == 503
-        assert lenient.statuses == strict.statuses == ()
-        after = [check(scope) for scope in ("lenient", "strict")]
-        assert [decision.degraded for decision in after] == [False, False]
-        assert [decision.statuses[0].remaining for decision in after] == [LIMIT - 2] * 2

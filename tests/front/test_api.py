@@ -55,37 +55,14 @@ def test_each_limit_has_its_current_state(client: Client, search: Endpoint) -> N
         assert client.get("/search/").status_code == 200
     response = client.get("/quota/usage/")
     assert response["Cache-Control"] == "no-store"
-    assert response.json() == {
-        "limits": [
-            {
-                "policy": "all/hour gcra per everyone",
-                "scope": None,
-                "rate": "100/hour gcra",
-                "counts": "units",
-                "counted_per": "everyone",
-                "limit": 100,
-                "window": 3600,
-                "remaining": 97,
-                "reset": 108,
-                "retry_after": 0,
-            },
-            {
-                "policy": "search/min",
-                "scope": "search",
-                "rate": "4/min burst 8",
-                "counts": "units",
-                "counted_per": "caller",
-                "limit": 8,
-                "window": 60,
-                "remaining": 5,
-                "reset": 45,
-                "retry_after": 0,
-            },
-        ],
-        "blocked_by": [],
-        "available": True,
-        "truncated": False,
-    }
+    found = response.json()
+    assert (found["blocked_by"], found["available"], found["truncated"]) == ([], True, False)
+    assert list(found["limits"][0]) == list(QuotaLimitSerializer().fields)
+    assert [list(limit.values()) for limit in found["limits"]] == [
+        ["all/hour gcra per everyone", None, "100/hour gcra", "units", "everyone", 100, 3600, 97, 108, 0],
+        ["search/min", "search", "4/min burst 8", "units", "caller", 8, 60, 5, 45, 0],
+    ]
+    assert found.keys() == QuotaUsageSerializer().fields.keys()
 
 
 def test_looking_costs_nothing_of_what_is_looked_at(client: Client, settings: Any, redis_client: redis.Redis) -> None:
@@ -128,22 +105,6 @@ def test_callers_see_what_they_are_held_to_and_nothing_else(client: Client, sear
     assert names(usage(client)) == ["mine/min", "search/min"]
 
 
-def test_addresses_are_counted_separately(client: Client) -> None:
-    RatePolicy.objects.create(rates="9/hour")
-    client.get("/plain/")
-    client.get("/search/")
-    assert usage(client)["limits"][0]["remaining"] == 8
-    other = client.get("/quota/usage/", REMOTE_ADDR="203.0.113.9").json()
-    assert other["limits"][0]["remaining"] == 9
-
-
-def test_usage_shows_the_newest_policies(client: Client) -> None:
-    policy = RatePolicy.objects.create(rates="9/hour")
-    assert usage(client)["limits"][0]["limit"] == 9
-    RatePolicy.objects.filter(pk=policy.pk).update(rates="20/hour")
-    assert usage(client)["limits"][0]["limit"] == 20
-
-
 def test_limits_are_known_while_redis_is_down_and_counts_are_not(client: Client, settings: Any) -> None:
     RatePolicy.objects.create(rates="9/month, 5/min", on_error="deny")
     settings.RATEQUOTA = {"REDIS_URL": "redis://127.0.0.1:1/0", "STATISTICS_SECONDS": 0}
@@ -164,17 +125,6 @@ def test_policies_that_were_never_read_are_a_503(client: Client, monkeypatch: py
     monkeypatch.setattr(policies, "reload", unreachable)
     response = client.get("/quota/usage/")
     assert (response.status_code, response["Retry-After"]) == (503, "1")
-
-
-@pytest.mark.parametrize("lost", ["reload", "load_user"])
-def test_usage_shows_the_last_known_policies_while_the_database_is_down(
-    client: Client, alice: User, monkeypatch: pytest.MonkeyPatch, lost: str
-) -> None:
-    RatePolicy.objects.create(rates="9/hour")
-    assert usage(client)["limits"][0]["limit"] == 9
-    client.force_login(alice)
-    monkeypatch.setattr(policies, lost, unreachable)
-    assert names(usage(client)) == ["all/hour"]
 
 
 def test_how_much_one_request_looks_at_is_bounded(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,13 +153,6 @@ def test_a_project_may_route_it_under_another_scope_or_under_none() -> None:
         (UsageView.as_view(throttle_classes=[]), [200, 200]),
     ):
         assert [view(APIRequestFactory().get("/")).status_code for _ in range(2)] == statuses
-
-
-def test_what_is_sent_is_what_is_documented(client: Client, search: Endpoint) -> None:
-    RatePolicy.objects.create(endpoint=search, rates="4/min")
-    found = usage(client)
-    assert found.keys() == QuotaUsageSerializer().fields.keys()
-    assert found["limits"][0].keys() == QuotaLimitSerializer().fields.keys()
 
 
 # --- Asking about others. ---

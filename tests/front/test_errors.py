@@ -7,15 +7,12 @@ from typing import Any
 import pytest
 from django.test import Client
 from drf_standardized_errors.handler import exception_handler as standardized
-from rest_framework.exceptions import NotFound
 from rest_framework.renderers import BrowsableAPIRenderer, JSONRenderer
 from rest_framework.test import APIRequestFactory
 from rest_framework.throttling import BaseThrottle
 
 from django_ratequota.errors import problem_details
 from django_ratequota.models import Endpoint, RatePolicy
-from django_ratequota.monitoring.collector import collector
-from django_ratequota.monitoring.sending import sending
 from django_ratequota.throttling import QuotaThrottle
 from tests.project.views import Search
 
@@ -70,14 +67,6 @@ def test_a_refusal_is_what_it_is_outside_drf(client: Client) -> None:
     assert response["RateLimit-Policy"] == '"search/hour";q=1;w=3600'
     outside = client.get("/decorated/", headers={"Accept": "application/json"})
     assert outside.json() | {"detail": "", "retry_after": 0} == response.json() | {"detail": "", "retry_after": 0}
-
-
-def test_a_block_gives_no_hope(client: Client, search: Endpoint) -> None:
-    RatePolicy.objects.create(endpoint=search, rates="blocked")
-    response = client.get("/search/")
-    assert (response.status_code, response.json()["retry_after"]) == (429, None)
-    assert response.json()["detail"] == "Requests are blocked."
-    assert "Retry-After" not in response
 
 
 def test_a_policy_that_denies_without_a_store(client: Client, settings: Any, search: Endpoint) -> None:
@@ -136,28 +125,6 @@ def test_the_browsable_api_stays_html(monkeypatch: pytest.MonkeyPatch, client: C
 
 
 @pytest.mark.usefixtures("limited")
-def test_their_handler_alone_loses_no_header(client: Client, handled: Any) -> None:
-    handled("drf_standardized_errors.handler.exception_handler")
-    response = refused(client)
-    assert (response.status_code, response.json()["type"]) == (429, "client_error")
-    assert response.json()["errors"][0]["code"] == "throttled"
-    assert int(response["Retry-After"]) > 3590
-    assert response["RateLimit"].startswith('"search/hour";r=0;t=')
-
-
-def test_their_handler_alone_answers_503_for_an_unavailable_store(
-    client: Client, handled: Any, settings: Any, search: Endpoint
-) -> None:
-    RatePolicy.objects.create(endpoint=search, rates="9/hour", on_error="deny")
-    handled("drf_standardized_errors.handler.exception_handler")
-    settings.RATEQUOTA = DOWN
-    client.raise_request_exception = False
-    response = client.get("/search/")
-    assert (response.status_code, response["Retry-After"]) == (503, "1")
-    assert response.json()["errors"][0]["code"] == "temporary_reduced_capacity"
-
-
-@pytest.mark.usefixtures("limited")
 def test_both_handlers_together_keep_every_key(client: Client, handled: Any) -> None:
     handled("tests.front.test_errors.both")
     response = refused(client)
@@ -171,24 +138,3 @@ def test_both_handlers_together_keep_every_key(client: Client, handled: Any) -> 
             "attr": None,
         }
     ]
-
-
-def test_what_is_no_refusal_is_left_to_theirs(client: Client, handled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(self: Any, request: Any) -> Any:
-        raise NotFound
-
-    monkeypatch.setattr(Search, "get", missing)
-    handled("tests.front.test_errors.both")
-    response = client.get("/search/")
-    assert (response.status_code, response["Content-Type"]) == (404, "application/json")
-    assert response.json()["type"] == "client_error"
-
-
-@pytest.mark.usefixtures("limited")
-def test_a_recorded_refusal_carries_its_id(client: Client, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1}
-    monkeypatch.setattr(sending, "keep", lambda: None)
-    response = refused(client)
-    collector.clear()
-    assert len(response.json()["refusal_id"]) == 10
-    assert response["X-RateLimit-Refusal"] == response.json()["refusal_id"]

@@ -18,7 +18,7 @@ from django_ratequota.engine.rates import ALGORITHMS, BURST_ALGORITHMS
 from django_ratequota.headers import FORMS, add_headers, decision_headers
 from tests.conftest import NOON_US, Clock
 from tests.project.views import request_from
-from tests.support.properties import examples
+from tests.support.properties import examples, thorough_after
 
 SECOND = 10**6
 DOCS = Path(__file__).parents[2] / "docs"
@@ -66,11 +66,6 @@ def test_an_admitted_request(limiter: Limiter) -> None:
         "X-RateLimit-Remaining": "97",
         "X-RateLimit-Reset": str(ceil(NOON_US / SECOND + 1.8)),
     }
-    assert parsed(headers["RateLimit-Policy"]) == [
-        ("search/min", {"q": 100, "w": 60}),
-        ("all/day", {"q": 1000, "w": 86_400}),
-    ]
-    assert parsed(headers["RateLimit"]) == [("search/min", {"r": 97, "t": 1}), ("all/day", {"r": 997, "t": 87})]
 
 
 def test_a_refused_request(limiter: Limiter, clock: Clock) -> None:
@@ -136,7 +131,7 @@ def test_every_header_can_be_read_back_and_no_t_is_later_than_retry_after(drawn:
         assert "qu" not in headers["RateLimit-Policy"]
 
 
-def test_x_ratelimit_describes_the_bucket_with_the_smallest_share() -> None:
+def test_x_ratelimit_describes_the_binding_bucket() -> None:
     for statuses, limit in (
         # Of an admitted request the smallest remaining share, not the smallest number.
         ([("10/min", 9), ("100/min", 50), ("1000/min", 999)], "100"),
@@ -145,9 +140,7 @@ def test_x_ratelimit_describes_the_bucket_with_the_smallest_share() -> None:
     ):
         decision = Decision(allowed=True, statuses=tuple(standing(rate, remaining=left) for rate, left in statuses))
         assert decision_headers(decision)["X-RateLimit-Limit"] == limit
-
-
-def test_x_ratelimit_describes_the_refusing_bucket_with_the_longest_wait() -> None:
+    # Of a refused one the longest wait.
     for waits, limit in (([5, 9, 7], "2"), ([5, None, 7], "2"), ([8, 3, 8], "1")):
         statuses = [
             standing(f"{n}/min", passed=False, remaining=n, retry_us=None if wait is None else wait * SECOND)
@@ -176,7 +169,7 @@ def test_windows(limiter: Limiter) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("rate", ["60/min", "12/min", "10/10s", "30/hour"])
+@pytest.mark.parametrize("rate", thorough_after(2, ["12/min", "10/10s", "60/min", "30/hour"]))
 def test_a_client_that_obeys_r_and_t_is_never_refused_and_reaches_the_full_rate(
     limiter: Limiter, clock: Clock, algorithm: str, rate: str
 ) -> None:
@@ -225,21 +218,13 @@ def test_after_t_there_is_more_quota_and_not_before(limiter: Limiter, clock: Clo
         assert (limiter.peek(asked).statuses[0].remaining > 5) == more
 
 
-def test_a_full_limit_has_no_t(limiter: Limiter) -> None:
-    assert decision_headers(limiter.peek([Bucket("user:1", Rate.parse("60/min"))]))["RateLimit"] == '"all/min";r=60'
-
-
 def test_a_debt_that_a_free_request_waits_for_says_no_t_beyond_retry_after(limiter: Limiter) -> None:
     asked = [Bucket("user:1", Rate.parse("6/min"))]
+    assert decision_headers(limiter.peek(asked))["RateLimit"] == '"all/min";r=6'
     limiter.charge(asked, 9)
     headers = decision_headers(limiter.check(asked, cost=0))
     assert (headers["Retry-After"], headers["RateLimit"]) == ("30", '"all/min";r=0')
     assert decision_headers(limiter.check(asked))["RateLimit"] == '"all/min";r=0;t=40'
-
-
-def test_the_forms_are_those_that_the_setting_takes() -> None:
-    assert tuple(FORMS) == HEADER_FORMS
-    assert FORMS["ietf"] is FORMS["ietf-11"]
 
 
 def test_the_page_exposes_to_scripts_what_is_sent(settings: Any) -> None:
@@ -268,6 +253,7 @@ def test_log_mode_is_invisible(limiter: Limiter) -> None:
 
 
 def test_the_setting_chooses_headers(settings: Any) -> None:
+    assert tuple(FORMS) == HEADER_FORMS
     ietf, old = {"RateLimit", "RateLimit-Policy"}, {"X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"}
     for chosen, expected in (
         (["ietf"], ietf),

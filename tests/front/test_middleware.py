@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from asgiref.sync import iscoroutinefunction
-from django.contrib.auth.models import User
 from django.http import HttpResponse
 
 from django_ratequota.middleware import RateQuotaMiddleware
@@ -47,13 +46,11 @@ def test_by_default_it_enforces_nothing(get: Get) -> None:
             assert "RateLimit" not in response
 
 
-def test_it_adds_the_headers_of_what_a_view_checked_and_overwrites_none(get: Get) -> None:
+def test_it_adds_the_headers_of_what_a_view_checked(get: Get) -> None:
     RatePolicy.objects.create(rates="5/hour")
     response = get("/checking/")
     assert left(response) == ["4"]
     assert response["X-RateLimit-Remaining"] == "4"
-    outspoken = get("/outspoken/")
-    assert (outspoken["X-RateLimit-Limit"], outspoken["X-RateLimit-Remaining"]) == ("mine", "3")
 
 
 @pytest.mark.usefixtures("enforce_all")
@@ -65,13 +62,6 @@ class TestEnforceAll:
         refused = get(path)
         assert (refused.status_code, left(refused)) == (429, ["0"])
         assert 1700 < int(refused["Retry-After"]) <= 1800
-
-    def test_routes_are_matched_before_the_view_runs(self, get: Get) -> None:
-        item = Endpoint.objects.create(name="item", routes="/v1/items/*", cost=3)
-        RatePolicy.objects.create(endpoint=item, rates="5/hour")
-        assert left(get("/v1/items/7/")) == ["2"]
-        assert get("/v1/items/8/").status_code == 429
-        assert get("/plain/").status_code == 200
 
     def test_a_view_that_checks_for_itself_is_charged_once(self, get: Get) -> None:
         search = Endpoint.objects.create(name="search")
@@ -90,21 +80,9 @@ class TestEnforceAll:
         assert left(get("/aclass/")) == ["94"]
         assert left(get("/costly/")) == ["91"]
 
-    def test_a_drf_view_counts_for_whom_it_authenticates(self, get: Get) -> None:
-        User.objects.create(username="alice")
-        RatePolicy.objects.create(rates="1/hour")
-        headers = {"Authorization": "Name alice"}
-        assert [get("/search/", headers=headers).status_code for _ in range(2)] == [200, 429]
-        assert get("/plain/").status_code == 200
-
     def test_an_action_that_throws_its_throttles_out_is_enforced_all_the_same(self, get: Get) -> None:
         RatePolicy.objects.create(rates="1/hour")
         assert [get("/api/reports/export/").status_code for _ in range(2)] == [200, 429]
-
-    def test_the_admin_is_enforced_like_any_view(self, get: Get) -> None:
-        login = Endpoint.objects.create(name="admin-login", routes="admin:login")
-        RatePolicy.objects.create(endpoint=login, counted_per="ip", rates="1/hour")
-        assert [get("/admin/login/").status_code for _ in range(2)] == [200, 429]
 
     def test_what_no_view_answers_is_not_counted(self, get: Get) -> None:
         RatePolicy.objects.create(rates="1/hour")
@@ -114,19 +92,8 @@ class TestEnforceAll:
             assert "RateLimit" not in response
         assert get("/plain/").status_code == 200
 
-    def test_a_refusal_is_the_clients_media_type(self, get: Get) -> None:
-        RatePolicy.objects.create(rates="blocked")
-        response = get("/plain/", headers={"Accept": "text/plain"})
-        assert (response.status_code, response.content) == (429, b"Requests are blocked.\n")
-
     @pytest.mark.parametrize(("on_error", "status"), [("allow", 200), ("deny", 503)])
     def test_a_store_that_is_down_is_never_a_500(self, get: Get, settings: Any, on_error: str, status: int) -> None:
         RatePolicy.objects.create(rates="1/hour", on_error=on_error)
         settings.RATEQUOTA = {"ENFORCE_ALL": True, "REDIS_URL": "redis://127.0.0.1:1/0"}
         assert [get(path).status_code for path in EVERY_VIEW] == [status] * len(EVERY_VIEW)
-
-    def test_the_setting_takes_effect_at_once(self, get: Get, settings: Any) -> None:
-        RatePolicy.objects.create(rates="1/hour")
-        assert get("/plain/").status_code == 200
-        settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": False}
-        assert get("/plain/").status_code == 200

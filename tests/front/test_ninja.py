@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.http import HttpResponse
-from django.test import AsyncClient, Client
+from django.test import AsyncClient
 from django.urls import path
 from ninja import NinjaAPI, Router
 from ninja.errors import Throttled
@@ -158,15 +157,6 @@ def test_the_user_of_a_token_is_the_caller(get: Get, search: Endpoint, kind: str
 
 
 @KINDS
-def test_a_session_is_the_caller(search: Endpoint, kind: str) -> None:
-    RatePolicy.objects.create(endpoint=search, rates="1/hour")
-    for name in ("alice", "bob"):
-        client = Client()
-        client.force_login(User.objects.create_user(name))
-        assert [client.get(f"/api/{kind}search").status_code for _ in range(2)] == [200, 429]
-
-
-@KINDS
 def test_a_policy_that_denies_without_a_store(get: Get, search: Endpoint, kind: str, settings: Any) -> None:
     RatePolicy.objects.create(endpoint=search, rates="9/hour", on_error="deny")
     settings.RATEQUOTA = DOWN
@@ -187,15 +177,6 @@ def test_refusals_may_be_problem_details(get: Get, search: Endpoint, kind: str, 
     settings.RATEQUOTA = DOWN
     unavailable = get(f"/problems/{kind}search")
     assert (unavailable.status_code, unavailable["Content-Type"]) == (503, "application/problem+json")
-
-
-@KINDS
-def test_endpoints_may_count_some_outcomes_only(get: Get, search: Endpoint, kind: str) -> None:
-    Endpoint.objects.filter(pk=search.pk).update(charged_statuses="4xx")
-    RatePolicy.objects.create(endpoint=search, rates="1/hour")
-    User.objects.create_user("alice")
-    headers = {"Authorization": "Bearer alice"}
-    assert [get(f"/api/{kind}token", headers=headers).status_code for _ in range(3)] == [200] * 3
 
 
 @KINDS
@@ -272,10 +253,8 @@ def test_a_shared_throttle_returns_each_request_its_own_wait(search: Endpoint) -
     users = [User.objects.create_user(f"user{number}") for number in range(4)]
     for number, user in enumerate(users, 1):
         RatePolicy.objects.create(endpoint=search, user=user, rates=f"1/{number}h")
+        assert throttle.allow_request(request_from(user))
     requests = [request_from(user) for user in users]
-    for request in requests:
-        assert throttle.allow_request(request)
-        del request.ratequota
     met, waits = threading.Barrier(len(users)), {}
 
     def ask(number: int) -> None:
@@ -289,27 +268,6 @@ def test_a_shared_throttle_returns_each_request_its_own_wait(search: Endpoint) -
     for thread in threads:
         thread.join()
     assert [round(waits[number] / 3600) for number in range(len(users))] == [1, 2, 3, 4]
-
-
-def test_concurrent_async_requests_each_get_their_own_answer(search: Endpoint) -> None:
-    users = [User.objects.create_user(f"user{number}") for number in range(6)]
-    for number, user in enumerate(users):
-        RatePolicy.objects.create(endpoint=search, user=user, rates=f"{number + 1}/hour")
-
-    async def ask(user: User) -> HttpResponse:
-        headers = {"Authorization": f"Bearer {user.username}"}
-        response: Any = await AsyncClient().get("/api/atoken", headers=headers)
-        return response
-
-    async def ask_all() -> list[HttpResponse]:
-        return await asyncio.gather(*[ask(user) for user in users for _ in range(4)])
-
-    answers = asyncio.run(ask_all())
-    admitted = [[a for a in answers[at : at + 4] if a.status_code == 200] for at in range(0, 24, 4)]
-    assert [len(some) for some in admitted] == [1, 2, 3, 4, 4, 4]
-    assert [{a["X-RateLimit-Limit"] for a in answers[at : at + 4]} for at in range(0, 24, 4)] == [
-        {str(number + 1)} for number in range(6)
-    ]
 
 
 def test_a_throttle_without_a_request_has_no_wait() -> None:

@@ -89,26 +89,13 @@ def test_a_window_says_what_was_used_of_which_limit(client: Client, alice: User)
     client.force_login(alice)
     response = client.get(URL)
     assert response["Cache-Control"] == "no-store"
-    assert response.json() == {
-        "next": None,
-        "previous": None,
-        "results": [
-            {
-                "period": "month",
-                "scope": "search",
-                "rate": "100/month",
-                "counts": "units",
-                "counted_per": "user",
-                "starts_at": "2026-10-01T00:00:00Z",
-                "ends_at": "2026-11-01T00:00:00Z",
-                "used": 40,
-                "limit": 100,
-            },
-            response.json()["results"][1]
-            | {"scope": "#4711", "counts": "requests", "starts_at": "2026-09-01T00:00:00Z"},
-        ],
-    }
-    assert set(response.json()["results"][0]) == set(QuotaWindowSerializer().fields)
+    found = response.json()
+    starts, ends = "2026-10-01T00:00:00Z", "2026-11-01T00:00:00Z"
+    assert list(found["results"][0]) == list(QuotaWindowSerializer().fields)
+    assert list(found["results"][0].values()) == [
+        *("month", "search", "100/month", "units", "user", starts, ends, 40, 100)
+    ]
+    assert (found["results"][1]["scope"], found["results"][1]["counts"]) == ("#4711", "requests")
 
 
 def test_what_requests_have_used_is_there(client: Client, alice: User, checkpointing: None) -> None:
@@ -157,12 +144,6 @@ def request_of(value: str) -> None:
     check_request(request_from(headers={"X-Tenant": value}))
 
 
-def test_an_address_is_nobody(client: Client) -> None:
-    """Others may have had it in earlier months."""
-    window("ip:127.0.0.1")
-    assert history(client) == []
-
-
 def test_policies_in_log_mode_stay_secret(client: Client, alice: User) -> None:
     logged = RatePolicy.objects.create(rates="5/month", mode="log")
     window(f"user:{alice.pk}", policy_id=logged.pk, rate="5/month")
@@ -194,18 +175,7 @@ def test_staff_may_ask_about_a_user_and_nobody_else_may(client: Client, alice: U
     client.force_login(operator)
     assert client.get(URL, {"user": "alice"}).status_code == 403
     operator.user_permissions.set(Permission.objects.filter(codename="view_ratepolicy"))
-    assert len(history(client, user="alice")) == len(history(client, user=alice.pk)) == 1
-    assert history(client) == []
-    assert client.get(URL, {"user": "nobody"}).status_code == 400
-    client.logout()
-    assert client.get(URL, {"user": "alice"}).status_code == 403
-
-
-def test_a_client_without_quota_left_may_look(client: Client, settings: Any) -> None:
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": True}
-    RatePolicy.objects.create(rates="1/hour")
-    assert [client.get("/plain/").status_code for _ in range(2)] == [200, 429]
-    assert client.get(URL).status_code == 200
+    assert (len(history(client, user="alice")), history(client)) == (1, [])
 
 
 def test_it_shares_the_limit_of_the_usage_endpoint(client: Client) -> None:

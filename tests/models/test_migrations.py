@@ -6,6 +6,7 @@ import io
 from collections.abc import Iterator
 
 import pytest
+from django.apps import apps
 from django.core.management import call_command
 from django.db import IntegrityError, connection, transaction
 
@@ -14,17 +15,7 @@ from django_ratequota.models import Plan, RatePolicy
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
-TABLES = {
-    "django_ratequota_endpoint",
-    "django_ratequota_listmember",
-    "django_ratequota_plan",
-    "django_ratequota_planassignment",
-    "django_ratequota_policychange",
-    "django_ratequota_ratepolicy",
-    "django_ratequota_quotawindow",
-    "django_ratequota_subjectlist",
-    "django_ratequota_usagecount",
-}
+TABLES = {model._meta.db_table for model in apps.get_app_config("django_ratequota").get_models()}
 
 
 def tables() -> set[str]:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
 from django_ratequota import Bucket, Limiter, Rate, check_request
-from django_ratequota.models import Endpoint, RatePolicy
+from django_ratequota.models import RatePolicy
 from django_ratequota.monitoring import alerts
 from django_ratequota.monitoring.background import Background
 from django_ratequota.signals import quota_threshold
@@ -54,33 +53,21 @@ def spend(limiter: Limiter, bucket: Bucket, times: int, cost: int = 1) -> None:
 @pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_window_log", "sliding_window_counter", "gcra"])
 def test_signals_are_sent_once_at_80_and_at_100_percent(limiter: Limiter, received: Receiver, algorithm: str) -> None:
     bucket = Bucket("user:1", Rate.parse(f"10/day {algorithm}"))
-    spend(limiter, bucket, 7)
-    alerts.send()
-    assert received == []
-    spend(limiter, bucket, 1)
-    alerts.send()
-    assert received == [(80, "user:1", 8)]
-    spend(limiter, bucket, 10)
-    alerts.send()
-    assert received == [(80, "user:1", 8), (100, "user:1", 10)]
+    for times, expected in ((7, []), (1, [(80, "user:1", 8)]), (10, [(80, "user:1", 8), (100, "user:1", 10)])):
+        spend(limiter, bucket, times)
+        alerts.send()
+        assert received == expected
 
 
-def test_a_request_that_crosses_both_levels_sends_both_signals(limiter: Limiter, received: Receiver) -> None:
-    spend(limiter, Bucket("user:1", Rate.parse("10/day")), 1, cost=10)
+@pytest.mark.parametrize(
+    ("times", "cost", "levels"),
+    [(1, 10, [80, 100]), (2, 6, [80, 100]), (1, 11, [])],
+    ids=["both at once", "a refusal although units remain", "a cost that never fits"],
+)
+def test_levels_of_a_cost(limiter: Limiter, received: Receiver, times: int, cost: int, levels: list[int]) -> None:
+    spend(limiter, Bucket("user:1", Rate.parse("10/day")), times, cost)
     alerts.send()
-    assert received == [(80, "user:1", 10), (100, "user:1", 10)]
-
-
-def test_a_refusal_counts_as_100_percent_even_if_units_remain(limiter: Limiter, received: Receiver) -> None:
-    spend(limiter, Bucket("user:1", Rate.parse("10/day")), 2, cost=6)
-    alerts.send()
-    assert [level for level, _, _ in received] == [80, 100]
-
-
-def test_a_cost_above_the_capacity_reaches_no_level(limiter: Limiter, received: Receiver) -> None:
-    spend(limiter, Bucket("user:1", Rate.parse("10/day")), 1, cost=11)
-    alerts.send()
-    assert received == []
+    assert [level for level, _, _ in received] == levels
 
 
 def test_signals_are_sent_for_each_subject_and_in_log_mode(limiter: Limiter, received: Receiver) -> None:
@@ -130,23 +117,22 @@ def test_another_process_does_not_send_the_signal_again(limiter: Limiter, receiv
 
 def test_without_receivers_nothing_is_queued(limiter: Limiter) -> None:
     spend(limiter, Bucket("user:1", Rate.parse("2/day")), 3)
-    assert not alerts._queue
-    assert not alerts._sent_until
+    received = Receiver()
+    quota_threshold.connect(received)
+    alerts.send()
+    quota_threshold.disconnect(received)
+    assert received == []
 
 
 def test_memory_is_bounded(limiter: Limiter, received: Receiver, monkeypatch: Any) -> None:
-    monkeypatch.setattr(alerts, "_MAX_OF_LIMIT", 5)
-    monkeypatch.setattr(alerts, "_MAX_SENT", 3)
-    for number in range(10):
-        spend(limiter, Bucket(f"user:{number}", Rate.parse("1/day")), 1)
-    assert ([len(own) for own in alerts._queue.values()], len(alerts._sent_until)) == ([5], 3)
-    assert alerts._suppressed == alerts._unlogged == {"all/day": 15}
-    monkeypatch.setattr(alerts, "_MAX_QUEUED", 7)
+    for name, bound in {"_MAX_OF_LIMIT": 5, "_MAX_LIMITS": 3}.items():
+        monkeypatch.setattr(alerts, name, bound)
     for number in range(30):
+        spend(limiter, Bucket(f"user:{number}", Rate.parse("1/day")), 1)
         spend(limiter, Bucket("user:1", Rate.parse("1/day"), policy_id=number, scope=f"s{number}"), 1)
-    # Beyond the bound each limit may queue one crossing, up to twice the bound; names are counted up to the bound.
-    assert sum(map(len, alerts._queue.values())) == 14
-    assert len(alerts._suppressed) == 7
+    for _ in range(3):
+        alerts.send()
+    assert Counter(subject for _, subject, _ in received) == {"user:0": 2, "user:1": 6, "user:2": 1}
 
 
 def test_without_redis_the_signal_is_sent_anyway(limiter: Limiter, received: Receiver, settings: Any) -> None:
@@ -174,10 +160,8 @@ def test_a_failing_receiver_does_not_stop_others(limiter: Limiter, received: Rec
 @pytest.mark.usefixtures("fresh_policies")
 def test_a_request_does_not_wait_for_receivers(received: Receiver, monkeypatch: Any) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr(alerts._background, "_generation", -1)
+    RatePolicy.objects.create(rates="5/day")
     called = threading.Event()
-    endpoint = Endpoint.objects.create(name="search")
-    RatePolicy.objects.create(endpoint=endpoint, rates="5/day")
 
     def receive(**_: Any) -> None:
         called.set()
@@ -185,23 +169,10 @@ def test_a_request_does_not_wait_for_receivers(received: Receiver, monkeypatch: 
     quota_threshold.connect(receive)
     try:
         for _ in range(4):
-            check_request(request_from(), scope="search")
+            check_request(request_from())
         assert called.wait(30)
     finally:
         quota_threshold.disconnect(receive)
     assert received == [(80, "ip:203.0.113.7", 4)]
     assert received.thread.name == "ratequota-alerts"
     assert abs((datetime.now(UTC) - received.at).total_seconds()) < 60
-
-
-def test_the_receiver_in_the_docs_works(limiter: Limiter, caplog: Any) -> None:
-    docs = (Path(__file__).parents[2] / "docs" / "operators.md").read_text()
-    [snippet] = [one for one in re.findall(r"```python\n(.*?)```", docs, re.DOTALL) if "quota_threshold" in one]
-    defined: dict[str, Any] = {}
-    exec(snippet, defined)
-    try:
-        spend(limiter, Bucket("user:1", Rate.parse("5/day"), scope="search"), 4)
-        alerts.send()
-    finally:
-        quota_threshold.disconnect(defined["notify_sales"])
-    assert caplog.messages == ["user:1 used 80 % of search/day"]

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +21,9 @@ from django_ratequota.monitoring.health import reports
 from django_ratequota.monitoring.sending import sending
 from django_ratequota.monitoring.timeline import timeline
 from django_ratequota.runtime import default_limiter
+from tests.faults import poll
 from tests.project.views import request_from
+from tests.support.projects import run_python
 from tests.support.threads import on_threads
 
 NAME = "ratequota-tests"
@@ -56,14 +54,6 @@ class Work:
     def change_settings(self, **more: Any) -> None:
         self._settings.RATEQUOTA = {**self._settings.RATEQUOTA, **more}
 
-    def end(self) -> None:
-        """Stop the thread: with new settings, it goes on only when a request asks for it."""
-        self.change_settings()
-        self.background.soon()
-        for thread in threads():
-            thread.join(timeout=30)
-        assert threads() == []
-
 
 def threads(name: str = NAME) -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == name]
@@ -73,7 +63,11 @@ def threads(name: str = NAME) -> list[threading.Thread]:
 def work(settings: Any) -> Iterator[Work]:
     work = Work(settings)
     yield work
-    work.end()
+    work.change_settings()  # with new settings, the thread goes on only when a request asks for it
+    work.background.soon()
+    for thread in threads():
+        thread.join(timeout=30)
+    assert threads() == []
 
 
 def test_a_thread_works_periodically_until_the_settings_change(work: Work) -> None:
@@ -88,20 +82,9 @@ def test_a_thread_works_periodically_until_the_settings_change(work: Work) -> No
     [after] = threads()
     assert after is not before
     work.seconds = 0
-    work.change_settings()
-    work.background.keep()
+    work.then = work.change_settings  # while it works: then it went on for a minute
     after.join(timeout=30)
     work.background.keep()
-    assert threads() == []
-
-
-def test_the_thread_ends_if_it_is_switched_off_while_it_works(work: Work) -> None:
-    """It went on for a minute."""
-    work.then = work.change_settings
-    work.background.keep()
-    work.wait()
-    for thread in threads():
-        thread.join(timeout=30)
     assert threads() == []
 
 
@@ -143,7 +126,7 @@ def test_a_thread_that_cannot_be_started_is_tried_again(work: Work, monkeypatch:
         for clock.now in (100, 101, 159.9, 160, 161):
             work.background.keep()
     assert tried == [100, 160]
-    text = f"{NAME} could not be started; trying again every 60 s: can't start new thread"
+    text = f"{NAME} could not be started; trying again every minute: can't start new thread"
     assert [record.getMessage() for record in caplog.records] == [text]
     clock.now = 219.9
     work.background.keep()
@@ -195,12 +178,6 @@ def sent(redis_client: redis.Redis, fresh_policies: None, settings: Any) -> Iter
         thread.join(timeout=30)
 
 
-def eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-
-
 @pytest.mark.django_db(transaction=True)
 def test_a_request_has_its_decision_and_a_report_sent(sent: Callable[..., None], redis_client: redis.Redis) -> None:
     sent(0)
@@ -210,9 +187,9 @@ def test_a_request_has_its_decision_and_a_report_sent(sent: Callable[..., None],
     redis_client.set(f"{workers_key('rqtest')}", "no sorted set, so that reports fail")
     sent(0.01)
     check_request(request_from())
-    eventually(lambda: sum(slot.admitted for slot in timeline("hour").total) == 1)
+    poll(lambda: sum(slot.admitted for slot in timeline("hour").total) == 1, 30, "it is counted")
     redis_client.delete(workers_key("rqtest"))
-    eventually(reports)
+    poll(reports, 30, "a report")
 
 
 @pytest.mark.django_db(transaction=True)
@@ -223,7 +200,7 @@ def test_a_load_of_policies_is_reported_at_once(sent: Callable[..., None]) -> No
         RatePolicy.objects.update_or_create(counted_per="caller", defaults={"rates": rates})
         assert check_request(request_from()).limit == int(rates[0])
         revision = default_limiter().stored_revision()
-        eventually(lambda revision=revision: [one.revision for one in reports()] == [revision])
+        poll(lambda revision=revision: [one.revision for one in reports()] == [revision], 30, "it is reported")
 
 
 FORKING = """
@@ -286,8 +263,4 @@ sys.exit(os.waitstatus_to_exitcode(status))
 @pytest.mark.slow
 def test_a_forked_process_reports_for_itself(redis_client: redis.Redis) -> None:
     # Newer Pythons warn of any fork with threads, which this test needs.
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKING]
-    result = subprocess.run(
-        command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=90, check=False
-    )
-    assert (result.returncode, result.stderr) == (0, "")
+    assert run_python(FORKING, warnings="ignore::DeprecationWarning") == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.monitoring import records
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.monitoring.packing import HOUR
+from django_ratequota.monitoring.pending_refusals import PendingRefusals
 from django_ratequota.monitoring.refusals import caller_refusals, find_refusal, refusals, would_be_refusals
 from tests.monitoring.support import record
 from tests.project.views import request_from
@@ -39,15 +41,14 @@ def test_a_refusal_is_found_by_its_id(search: Endpoint) -> None:
     found = [one for one in map(find_refusal, ids) if one]
     assert sum(one.count for one in found) == 3
     refusal = found[0]
+    assert before <= refusal.at.timestamp() <= time.time()
     assert (refusal.caller, refusal.ip, refusal.plan_id) == (f"user:{alice.pk}", "ip:203.0.113.7", plan.pk)
     assert (refusal.scope, refusal.method, refusal.cost, refusal.error) == ("search", "GET", 1, "")
-    assert before <= refusal.at.timestamp() <= time.time()
-    assert refusal.violated == ("search/day",)
-    assert refusal.revision == decisions[1].revision
+    assert (refusal.violated, refusal.revision) == (("search/day",), decisions[1].revision)
     [bucket] = refusal.buckets
     assert (bucket.title, bucket.rate, bucket.policy_id) == ("search/day", "1/day", tight.pk)
     assert (bucket.subject, bucket.refused, bucket.limit, bucket.remaining) == (f"user:{alice.pk}", True, 1, 0)
-    assert bucket.retry_after == pytest.approx(86_400, abs=60)
+    assert bucket.retry_after == bucket.reset_after == pytest.approx(86_400, abs=60)
     assert {one.id for one in refusals()} == ids
     assert find_refusal(f"  {refusal.id.upper()}\n") == refusal
 
@@ -61,9 +62,8 @@ def test_an_unknown_id_is_not_found(written: str) -> None:
 
 def test_different_callers_endpoints_and_reasons_have_different_ids(search: Endpoint) -> None:
     RatePolicy.objects.create(rates="blocked")
-    ids = [check_request(request_from(address=ip), scope=scope).refusal_id for ip in ("203.0.113.7", "203.0.113.8")
-           for scope in ("search", None)]  # fmt: skip
-    assert len(set(ids)) == 4
+    requests = [(ip, scope) for ip in ("203.0.113.7", "203.0.113.8") for scope in ("search", None)]
+    assert len({check_request(request_from(address=ip), scope=scope).refusal_id for ip, scope in requests}) == 4
 
 
 def test_the_refusal_id_depends_on_the_secret_key(settings: Any) -> None:
@@ -90,29 +90,30 @@ def test_the_refusals_of_a_caller_are_searched_among_the_newest(search: Endpoint
     assert limited.since <= found.refusals[0].at
 
 
-def test_the_refusals_of_a_caller_are_those_of_the_last_day(search: Endpoint) -> None:
+@pytest.fixture
+def refused() -> Callable[..., str]:
+    """Record a refusal at a time, which the test flushes; returns its id."""
     RatePolicy.objects.create(rates="blocked")
     decision = check_request(request_from())
     collector.clear()
-    now = int(time.time())
-    ids = []
+    return lambda at, caller="user:7": collector.refusals.add(record(at, caller), "", "", "GET", decision)
+
+
+def test_the_refusals_of_a_caller_are_those_of_the_last_day(refused: Callable[..., str]) -> None:
+    now, ids = int(time.time()), []
     for hours in (25, 23, 1):
-        ids.append(collector.refusals.add(record(now - hours * HOUR, "user:7"), "", "", "GET", decision))
+        ids.append(refused(now - hours * HOUR))
         collector.flush()
     assert [one.id for one in caller_refusals("user:7").refusals] == [ids[2], ids[1]]
 
 
-def test_refusals_of_one_minute_are_listed_newest_first(search: Endpoint) -> None:
+def test_refusals_of_one_minute_are_listed_newest_first(refused: Callable[..., str]) -> None:
     """Regression: within a minute they came in the order of their ids, which looked like no order at all."""
-    RatePolicy.objects.create(rates="blocked")
-    decision = check_request(request_from())
-    collector.clear()
     minute = int(time.time()) // 60 * 60 - 120
     for second in range(30):
-        collector.refusals.add(record(minute + second, f"user:{second}"), "", "", "GET", decision)
+        refused(minute + second, f"user:{second}")
     collector.flush()
-    seconds = [int(one.at.timestamp()) - minute for one in refusals()]
-    assert seconds == list(reversed(range(30)))
+    assert [int(one.at.timestamp()) - minute for one in refusals()] == list(reversed(range(30)))
 
 
 def test_refused_responses_carry_the_refusal_id() -> None:
@@ -131,40 +132,34 @@ def test_refused_responses_carry_the_refusal_id() -> None:
 
 
 def test_refusals_are_bounded_in_the_process(monkeypatch: Any) -> None:
-    monkeypatch.setattr("django_ratequota.monitoring.pending_refusals.MAX_REFUSALS", 3)
+    monkeypatch.setattr(collector.refusals, "most", 3)
     RatePolicy.objects.create(rates="blocked")
     ids = [check_request(request_from(address=f"203.0.113.{last}")).refusal_id for last in range(5)]
     assert [bool(one) for one in ids] == [True, True, True, False, False]
 
 
-def test_redis_drops_the_oldest_refusals_beyond_its_bound(monkeypatch: Any, redis_client: redis.Redis) -> None:
+def test_redis_drops_the_oldest_refusals_beyond_its_bound(
+    monkeypatch: Any, redis_client: redis.Redis, refused: Callable[..., str]
+) -> None:
     monkeypatch.setattr("django_ratequota.monitoring.collector.MAX_KEPT_REFUSALS", 3)
-    RatePolicy.objects.create(rates="blocked")
-    now = int(time.time())
-    ids = []
+    now, ids = int(time.time()), []
     for ago in (5, 4, 3, 2, 1):
-        decision = check_request(request_from())
-        collector.clear()
-        ids.append(collector.refusals.add(record(now - ago * 60, f"user:{ago}"), "", "", "GET", decision))
+        ids.append(refused(now - ago * 60))
         collector.flush()
     assert [find_refusal(one) is not None for one in ids] == [False, False, True, True, True]
     assert redis_client.hlen(statistics_key("rqtest", "refusals")) == 6
 
 
-def test_refusals_expire_after_48_hours(search: Endpoint, redis_client: redis.Redis) -> None:
-    RatePolicy.objects.create(endpoint=search, rates="blocked")
-    decision = check_request(request_from(), scope="search")
-    collector.clear()
-    old = collector.refusals.add(record(int(time.time()) - 50 * HOUR), "", "", "GET", decision)
-    collector.flush()
-    assert find_refusal(old) is None
-    young = collector.refusals.add(record(int(time.time()) - 47 * HOUR), "", "", "GET", decision)
-    collector.flush()
-    assert find_refusal(young) is not None
-    redis_client.zadd(statistics_key("rqtest", "refused_at"), {young: time.time() - 50 * HOUR})
+def test_refusals_expire_after_48_hours(redis_client: redis.Redis, refused: Callable[..., str]) -> None:
+    ids = []
+    for hours in (50, 47):
+        ids.append(refused(int(time.time()) - hours * HOUR))
+        collector.flush()
+    assert [find_refusal(one) is not None for one in ids] == [False, True]
+    redis_client.zadd(statistics_key("rqtest", "refused_at"), {ids[1]: time.time() - 50 * HOUR})
     check_request(request_from())
     collector.flush()
-    assert find_refusal(young) is None
+    assert find_refusal(ids[1]) is None
 
 
 def test_would_be_refusals_are_kept_apart_and_without_an_id(search: Endpoint, redis_client: redis.Redis) -> None:
@@ -186,15 +181,15 @@ def test_would_be_refusals_are_kept_apart_and_without_an_id(search: Endpoint, re
 
 
 def test_would_be_refusals_never_displace_refusals(monkeypatch: Any, redis_client: redis.Redis) -> None:
-    monkeypatch.setattr("django_ratequota.monitoring.pending_refusals.MAX_WOULD_BE", 4)
-    monkeypatch.setattr("django_ratequota.monitoring.pending_refusals.MAX_OF_POLICY", 3)
-    monkeypatch.setattr("django_ratequota.monitoring.pending_refusals.MAX_REFUSALS", 2)
+    monkeypatch.setattr(collector, "would_be", PendingRefusals(most=4, most_of_share=3))
+    monkeypatch.setattr(collector, "refusals", PendingRefusals(most=2, most_of_share=2))
     monkeypatch.setattr("django_ratequota.monitoring.collector.MAX_KEPT_WOULD_BE", 5)
     now = int(time.time()) // 60 * 60
 
     def note(last: int, policy: int, allowed: bool = True, ago: int = 0) -> str:
         noted = record(now - ago, f"ip:203.0.113.{last}", allowed=allowed, against=(policy,))
-        return collector.refusals.add(noted, "", "", "GET", Decision(allowed=allowed))
+        pending = collector.would_be if allowed else collector.refusals
+        return pending.add(noted, "", "", "GET", Decision(allowed=allowed))
 
     assert [bool(note(last, 1)) for last in range(4)] == [True, True, True, False]
     assert [bool(note(last, 2)) for last in range(2)] == [True, False]

@@ -22,7 +22,7 @@ from tests.support.requests import check_from
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "recording")]
 
-URL = f"{LIST}boost-all/"
+URL = f"{LIST}boost/"
 
 
 @pytest.fixture
@@ -73,7 +73,8 @@ def test_all_that_refused_is_boosted_at_once(operator: Client, alice: User) -> N
     assert {round((one.ends_at - timezone.now()).total_seconds() / 3600) for one in boosted if one.ends_at} == {2}
     assert [check_from(alice, scope=scope).allowed for scope in ("search", "reports")] == [True, True]
     assert LogEntry.objects.filter(object_id__in=[str(one.pk) for one in boosted]).count() == 2
-    assert "2 boosts granted until" in words_of(operator.get(PAGE, {"user": alice.pk}))
+    said = words_of(operator.get(PAGE, {"user": alice.pk}))
+    assert len(re.findall(r"Boost granted: [24]/hour until [^<]*, instead of [12]/hour", said)) == 2
 
 
 def test_an_empty_row_is_left_out(operator: Client, alice: User) -> None:
@@ -104,7 +105,7 @@ def test_nothing_is_granted_if_anything_is_wrong(
     before = RatePolicy.objects.count()
     page = words_of(operator.post(url, {**rows, "until": "hour", "reason": "R", "post": "yes", **sent}))
     assert error in page
-    assert "Nothing was granted." in page
+    assert "Nothing was saved." in page
     assert RatePolicy.objects.count() == before
 
 

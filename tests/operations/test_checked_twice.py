@@ -18,6 +18,7 @@ from django_ratequota.monitoring.timeline import Counts, timeline
 from django_ratequota.operations.impact import estimate
 from tests.monitoring.support import total
 from tests.project.views import request_from
+from tests.support.properties import thorough_after
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "recording")]
 
@@ -45,7 +46,7 @@ def endpoints() -> dict[str | None, Endpoint | None]:
 @pytest.mark.parametrize("checks", CHECKS.values(), ids=CHECKS)
 @pytest.mark.parametrize("scope", [None, "search", "reports"])
 @pytest.mark.parametrize("rates", ["250/day fixed_window", "3 requests/day fixed_window", "20/day fixed_window"])
-@pytest.mark.parametrize("others", [False, True], ids=["alone", "with other policies"])
+@pytest.mark.parametrize("others", thorough_after(1, [True, False]), ids=["with other policies", "alone"])
 def test_the_estimate_equals_the_live_counters(
     endpoints: dict[Any, Any], checks: list[tuple[str | None, int]], scope: str | None, rates: str, others: bool
 ) -> None:

@@ -14,7 +14,7 @@ from django_ratequota.models import Endpoint, Plan, PlanAssignment, QuotaWindow,
 from django_ratequota.monitoring.checkpoints import flush
 from django_ratequota.operations.counters import reset_caller
 from django_ratequota.operations.ledger import Chosen, current_periods
-from django_ratequota.operations.near import Rows, all_near, near_rows
+from django_ratequota.operations.near import Rows, near_rows
 from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.runtime import default_limiter
 from tests.faults.cluster import Cluster
@@ -274,14 +274,6 @@ def test_ended_windows_are_not_listed(alice: User) -> None:
     spend(alice, 5)
     QuotaWindow.objects.update(ends_at=timezone.now() - timedelta(seconds=1))
     assert (current_periods(), listed()) == ([], [])
-
-
-def test_a_list_is_read_in_batches(users: list[User], monkeypatch: Any) -> None:
-    monkeypatch.setattr("django_ratequota.operations.near._BATCH", 2)
-    RatePolicy.objects.create(rates="10/month")
-    for user in users:
-        spend(user, 6)
-    assert [len(batch) for batch in all_near("month", Chosen(level=50))] == [2, 2, 1]
 
 
 def test_on_a_cluster_each_subject_is_peeked_where_it_lives(users: list[User], settings: Any) -> None:

@@ -77,7 +77,7 @@ def test_explain_begins_with_the_refusals_of_an_organisations_people(operator: C
 def test_all_that_refused_an_organisation_is_boosted(operator: Client, people: list[User]) -> None:
     """Of its people's own limits, one boost for each of them."""
     refuse(people)
-    url = f"{LIST}boost-all/?identifier_tenant=acme&until=hours"
+    url = f"{LIST}boost/?identifier_tenant=acme&until=hours"
     rows = fields(unescape(operator.get(url).content.decode()))
     assert sorted(rows.values()) == ["4/hour", "6/hour"]
     assert operator.post(url, {**rows, "until": "hours", "reason": "R", "post": "yes"}).status_code == 302
@@ -133,7 +133,8 @@ def boost_links(text: str) -> dict[str, str]:
 def test_a_boost_of_a_limit_for_each_caller_holds_for_each_of_them(operator: Client, people: list[User]) -> None:
     RatePolicy.objects.filter(counted_per="tenant").delete()
     link = boost_links(explain(operator, **ACME))["all/hour"]
-    operator.post(link, {"rates": "4/hour", "until": "hours", "reason": "R", "post": "yes"})
+    [name] = fields(operator.get(link).content.decode())
+    operator.post(link, {name: "4/hour", "until": "hours", "reason": "R", "post": "yes"})
     for user in people:
         assert [ask(user) for _ in range(5)] == [True] * 4 + [False]
     assert [ask(people[0], "other"), ask(User.objects.create(username="carol"), "other")] == [False, True]
@@ -177,9 +178,9 @@ def test_a_months_units_are_given_back_to_an_organisation(
 ) -> None:
     RatePolicy.objects.filter(counted_per="caller").delete()
     assert [ask(people[0]) for _ in range(4)] == [True] * 3 + [False]
-    path, form = {"reset": ("reset-counters/", {}), "grant": ("grant/", {"units": "1"})}[verb]
-    url = f"{LIST}{path}?identifier_tenant=acme&bucket=all/month+per+tenant"
-    assert operator.post(url, {**form, "reason": "R", "post": "yes"}).status_code == 302
+    url = f"{LIST}counters/?identifier_tenant=acme&bucket=all/month+per+tenant"
+    units = {"reset": {}, "grant": {"units": "1"}}[verb]
+    assert operator.post(url, {**units, "reason": "R", verb: "yes"}).status_code == 302
     given = {"reset": 3, "grant": 1}[verb]
     assert [ask(people[1]) for _ in range(given + 1)] == [True] * given + [False]
 

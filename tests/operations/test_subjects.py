@@ -16,7 +16,8 @@ from django.utils import timezone
 
 from django_ratequota.models import ListMember, Plan, PlanAssignment, QuotaWindow, RatePolicy, SubjectList
 from django_ratequota.monitoring.collector import collector
-from django_ratequota.operations.subjects import MAX_NAME, MAX_OFFERED, known_subjects, subject_names
+from django_ratequota.operations.subject_names import MAX_NAME, subject_names
+from django_ratequota.operations.subjects import MAX_OFFERED, known_subjects
 from django_ratequota.utils import problems
 from tests.admin.test_explain import DOWN, LIST, PAGE, staff
 from tests.project.views import request_from

@@ -146,7 +146,7 @@ def operator(settings: Any) -> Iterator[Client]:
 HEADINGS = {
     "policies": ["Ratenregel zur Änderung auswählen"],
     "add policy": ["Ratenregel hinzufügen", "Wer", "Was", "Wie viel", "Wann und warum", "Ausprobieren"],
-    "reset": ["Zähler zurücksetzen", "Wer", "Endpunkt", "Verbraucht", "Übrig", "Rate"],
+    "reset": ["Zurückgeben oder zurücksetzen", "Wer", "Endpunkt", "Verbraucht", "Übrig", "Rate"],
     "explained": ["Erklären", "Aufrufer und Anfrage", "Was jetzt gilt", "Betrachtete Regeln", "Ergebnis"],
     "live usage": ["Live-Nutzung: letzter Tag", "Welche Regeln aktiv sind", "Redis-Server", "Aktivste Aufrufer"],
     "matrix": ["Geltende Raten nach Tarif", "Endpunkt", "alle"],
@@ -193,7 +193,7 @@ def test_form_errors_are_in_german(operator: Client) -> None:
     assert "erwartet bei Zeichen 5: eine Zeiteinheit (s, min, hour, day, week oder month), nicht 'fort" in wrong
     assert "expected" not in wrong, "neither the field nor the model has an English message"
     preview = operator.post("/admin/django_ratequota/ratepolicy/preview/", form | {"rates": "0/min"})
-    assert "erlaubt sind 1 bis 1000000000000, bei Zeichen 1: ein Limit (eine Zahl)" in preview.content.decode()
+    assert "Limit muss eine ganze Zahl von 1 bis 1000000000000 sein, nicht 0" in preview.content.decode()
 
 
 @pytest.mark.django_db
@@ -209,7 +209,6 @@ def test_values_for_machines_are_not_localized(operator: Client, settings: Any) 
     RatePolicy.objects.create(id=12345, user=user, endpoint=search, rates="12345/7s burst 23456")
     RatePolicy.objects.create(id=23456, plan_id=12345, rates="12345/7s")
     policies, query = "/admin/django_ratequota/ratepolicy/", f"user={pk}&endpoint=search&method=GET&cost=12345"
-    boost = {"rates": "99999/s", "until": "hour", "reason": "Test"}
     pages = {
         "list": operator.get(policies),
         "form": operator.get(f"{policies}12345/change/"),
@@ -217,7 +216,6 @@ def test_values_for_machines_are_not_localized(operator: Client, settings: Any) 
         "reset": operator.get(f"{policies}12345/reset/"),
         "explain": operator.get(f"{policies}explain/?{query}"),
         "boost": operator.get(f"{policies}boost/?{query}&policy=23456"),
-        "sure": operator.post(f"{policies}boost/?{query}&policy=23456", boost),
         "usage": operator.get(f"{policies}usage/?span=day&policy=12345"),
         "matrix": operator.get("/admin/django_ratequota/plan/matrix/"),
         "copy": operator.get("/admin/django_ratequota/plan/12345/copy/"),

@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import django_ratequota
 from tests.support import server
-
-ROOT = Path(__file__).parents[2]
-
-
-def run(code: str, *arguments: str, **environment: str) -> list[str]:
-    """Run code in a new interpreter, outside of any Django project; return the lines it prints."""
-    inherited = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
-    result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code, *arguments],
-        env={**inherited, "PYTHONPATH": str(ROOT), **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout.splitlines()
+from tests.support.projects import run_project
+from tests.support.projects import run_python as run
 
 
 def test_importing_the_package_is_light() -> None:
@@ -71,14 +54,9 @@ def test_every_public_name_resolves() -> None:
         _ = django_ratequota.Limitter  # type: ignore[attr-defined]
 
 
-def test_public_names_import_before_settings_exist() -> None:
-    code = "from django_ratequota import Rate, Bucket, Decision, RateQuotaError, Limiter; print(Rate.parse('5/min'))"
-    assert run(code) == ["5/min"]
-
-
 ENGINE = """
 import asyncio, os, sys, redis
-from django_ratequota import Bucket, Limiter, Rate
+from django_ratequota import Bucket, Decision, Limiter, Rate, RateQuotaError
 with redis.Redis.from_url(os.environ["SERVER"]) as client:
     limiter = Limiter(client=client, prefix="rqtest.bare", timeout=5)
     bucket = Bucket("user:1", Rate.parse("3/month"), scope="bare")
@@ -96,40 +74,33 @@ def test_the_engine_needs_no_django_settings(redis_client: object) -> None:
     assert run(ENGINE, SERVER=server.url()) == ["2", "1", "0 2", "False"]
 
 
-PROJECT = """
-import os, sys, django
-from django.conf import settings
-settings.configure(
-    SECRET_KEY="bare", ALLOWED_HOSTS=["testserver"], USE_TZ=True, ROOT_URLCONF="__main__",
-    DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
-    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
-    INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django_ratequota"],
-    MIDDLEWARE=["django_ratequota.middleware.RateQuotaMiddleware"],
-    RATEQUOTA={"PREFIX": "rqtest.project", "REDIS_URL": os.environ["SERVER"], "TIMEOUT": 5, "ENFORCE_ALL": True},
-)
-django.setup()
-from django.core.management import call_command
+SETTINGS = """
+INSTALLED_APPS += ["django_ratequota"]
+MIDDLEWARE = ["django_ratequota.middleware.RateQuotaMiddleware"]
+RATEQUOTA = {"PREFIX": "rqtest.project", "REDIS_URL": %r, "TIMEOUT": 5, "ENFORCE_ALL": True}
+"""
+URLS = """
 from django.http import HttpResponse
-from django.test import Client
 from django.urls import path
 from django_ratequota.decorators import ratequota
-from django_ratequota.models import Endpoint, RatePolicy
 
 @ratequota(scope="search")
 def search(request):
     return HttpResponse("found")
 
 urlpatterns = [path("search/", search), path("plain/", lambda request: HttpResponse("plain"))]
-call_command("check", fail_level="WARNING")
-call_command("migrate", verbosity=0)
+"""
+PROJECT = """
+import sys
+from django_ratequota.models import Endpoint, RatePolicy
 RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="search"), rates="1/hour")
 RatePolicy.objects.create(rates="3/hour")
-get = Client().get
 print([get("/search/").status_code, get("/search/").status_code, get("/plain/").status_code])
 print(get("/plain/")["RateLimit"].partition(";t=")[0])
 print([name for name in sys.modules if name.partition(".")[0] == "rest_framework"])
 """
 
 
-def test_a_project_without_rest_framework_and_admin(redis_client: object) -> None:
-    assert run(PROJECT, SERVER=server.url())[-3:] == ["[200, 429, 200]", '"all/hour";r=0', "[]"]
+def test_a_project_without_rest_framework_and_admin(redis_client: object, tmp_path: Path) -> None:
+    files = {"settings.py": SETTINGS % server.url(), "urls.py": URLS}
+    assert run_project(tmp_path, files, PROJECT) == ["[200, 429, 200]", '"all/hour";r=0', "[]"]

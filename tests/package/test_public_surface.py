@@ -12,7 +12,7 @@ import django
 import django_ratequota
 from django_ratequota import signals, testing
 from django_ratequota.conf import KEYS
-from tests.package.test_package import run
+from tests.support.projects import run_python
 from tests.support.snippets import ROOT
 
 PACKAGE = Path(django_ratequota.__file__).parent
@@ -135,4 +135,4 @@ from django_ratequota.decorators import ratequota
 from django.apps import apps
 print(apps.ready, check_request.__name__)
 """
-    assert run(code) == ["False check_request"]
+    assert run_python(code) == ["False check_request"]

@@ -31,16 +31,28 @@ def factors(pattern: str) -> set[str]:
     return {factor for factors in LEGS for factor in factors if re.fullmatch(pattern, factor)}
 
 
-@pytest.mark.parametrize(
-    ("about", "letters"), [("Programming Language :: Python", "py"), ("Framework :: Django", "django")]
-)
-def test_every_promised_version_has_a_leg(about: str, letters: str) -> None:
-    found = [re.fullmatch(rf"{about} :: (\d+)\.(\d+)", text) for text in PROJECT["project"]["classifiers"]]
-    promised = {letters + match[1] + match[2] for match in found if match}
-    assert len(promised) > 2
+def promised(name: str) -> list[str]:
+    """Return the versions of Python or of Django in the classifiers."""
+    about = {"Python": "Programming Language", "Django": "Framework"}[name]
+    found = [re.fullmatch(rf"{about} :: {name} :: (\d+\.\d+)", text) for text in PROJECT["project"]["classifiers"]]
+    return [match[1] for match in found if match]
+
+
+@pytest.mark.parametrize(("name", "letters"), [("Python", "py"), ("Django", "django")])
+def test_every_promised_version_has_a_leg(name: str, letters: str) -> None:
     # django5213 is the lowest Django 5.2.
     legs = {re.sub(r"^(django\d\d)\d+$", r"\1", factor) for factor in factors(rf"{letters}\d+")}
-    assert promised == legs - TRIED
+    assert len(promised(name)) > 2
+    assert {letters + version.replace(".", "") for version in promised(name)} == legs - TRIED
+
+
+@pytest.mark.parametrize("name", ["Python", "Django"])
+def test_the_badges_are_in_step_with_the_classifiers(name: str) -> None:
+    readme = (ROOT / "README.md").read_text()
+    badges = dict(re.findall(r"^!\[(\w+)[: ]\s*([^\]]+)\]", readme, re.MULTILINE))
+    assert badges[name] == ", ".join(promised(name))
+    assert f"badge/{name}-{'_%7C_'.join(promised(name))}-" in readme
+    assert badges["License"] == PROJECT["project"]["license"]
 
 
 def test_the_lowest_versions_have_a_leg() -> None:
@@ -55,40 +67,24 @@ def test_the_lowest_versions_have_a_leg() -> None:
 
 def test_the_installation_page_names_the_supported_versions() -> None:
     project = PROJECT["project"]
-    table, extras = (
-        dict(re.findall(r"^\| (.+?) \| (.+) \|$", part, re.MULTILINE)) for part in _installation_tables()
-    )
-    for name, about in {"Python": "Programming Language :: Python", "Django": "Framework :: Django"}.items():
-        found = [re.fullmatch(rf"{about} :: (\d+\.\d+)", text) for text in project["classifiers"]]
-        assert re.findall(r"\d+\.\d+(?=,|$| \()", table[name]) == [match[1] for match in found if match]
+    page = (ROOT / "docs/installation.md").read_text()
+    parts = page.partition("## Versions")[2].partition("## Optional")[::2]
+    table, extras = (dict(re.findall(r"^\| (.+?) \| (.+) \|$", part, re.MULTILINE)) for part in parts)
+    for name in ("Python", "Django"):
+        assert re.findall(r"\d+\.\d+(?=,|$| \()", table[name]) == promised(name)
     [django_bound] = [text for text in project["dependencies"] if text.startswith("django>=")]
     first, *excluded = re.findall(r"[\d.]+", django_bound)
-    assert f"from {first}" in table["Django"]
     last = excluded[-1].rpartition(".")
+    assert f"from {first}" in table["Django"]
     assert f"6.0 (from {last[0]}.{int(last[2]) + 1})" in table["Django"]
-    for name, package in {
-        "Django REST framework": "djangorestframework",
-        "redis-py": "redis",
-        "django-redis": "",
-    }.items():
-        assert f"{package or name}>={table[name].split()[0]}" in project["dependencies"]
-    servers = {re.sub(r"(\d)(\d)$", r" \1.\2", server).capitalize() for server in leg.SERVERS}
-    shown = {
-        f"{name} {version}" for name in ("Redis", "Valkey") for version in re.findall(r"\d\.\d", _tested(table[name]))
-    }
-    assert shown == servers
-    assert [name.strip("`") for name in extras if name.startswith("`") and "pip" not in name] == list(
-        project["optional-dependencies"]
-    )
-
-
-def _installation_tables() -> tuple[str, str]:
-    text = (ROOT / "docs/installation.md").read_text()
-    return text.partition("## Versions")[2].partition("## Optional")[0], text.partition("## Optional")[2]
-
-
-def _tested(cell: str) -> str:
-    return re.search(r"\((.+) are tested\)", cell)[1]  # type: ignore[index]
+    names = {"Django REST framework": "djangorestframework", "redis-py": "redis", "django-redis": "django-redis"}
+    for name, package in names.items():
+        assert f"{package}>={table[name].split()[0]}" in project["dependencies"]
+    tested = {name: re.search(r"\((.+) are tested\)", table[name])[1] for name in ("Redis", "Valkey")}  # type: ignore[index]
+    shown = {f"{name} {version}" for name, cell in tested.items() for version in re.findall(r"\d\.\d", cell)}
+    assert shown == {re.sub(r"(\d)(\d)$", r" \1.\2", server).capitalize() for server in leg.SERVERS}
+    named = [name.strip("`") for name in extras if name.startswith("`") and "pip" not in name]
+    assert named == list(project["optional-dependencies"])
 
 
 def test_ninja_is_bounded_below_the_next_untested_version() -> None:
@@ -101,10 +97,7 @@ def test_ninja_is_bounded_below_the_next_untested_version() -> None:
 
 def test_the_workflow_of_pull_requests_runs_the_promised_pythons() -> None:
     workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
-    pythons = workflow["jobs"]["test"]["strategy"]["matrix"]["python"]
-    prefix = "Programming Language :: Python :: 3."
-    found = [text for text in PROJECT["project"]["classifiers"] if text.startswith(prefix)]
-    assert [f"Programming Language :: Python :: {python}" for python in pythons] == found
+    assert workflow["jobs"]["test"]["strategy"]["matrix"]["python"] == promised("Python")
 
 
 def test_the_workflows_run_recipes_of_the_makefile() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
@@ -76,11 +75,3 @@ def test_the_cost_depends_on_the_scope_alone() -> None:
     for scope, cost in [(None, 5), ("e1", 3), ("e2", 5), ("other", 5), ("e1", 3), (None, 5)]:
         found = match_endpoints(snapshot, scope=scope, route="/", name="home", method="GET")
         assert match_policies(snapshot, found, scope, NOBODY).cost == cost
-
-
-def test_a_snapshot_with_other_policies_has_a_new_memo() -> None:
-    snapshot = picture([endpoint(1, "*")])
-    match_endpoints(snapshot, scope=None, route="/", name=None, method="GET")
-    other = replace(snapshot, endpoints={})
-    assert match_endpoints(other, scope=None, route="/", name=None, method="GET") == ()
-    assert snapshot.copied(revision=7).memo is snapshot.memo

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from django.contrib.auth.models import User
 from django.core.management import CommandError
-from django.db import connection, models
+from django.db import connection
 
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
 from django_ratequota.policyfile import apply_file
@@ -19,7 +19,6 @@ from tests.policyfile.examples import (
     ASSIGNED,
     DOCS,
     SAMPLE,
-    delete_all_rows,
     document_text,
     export,
     refused,
@@ -38,16 +37,6 @@ def test_export_writes_sorted_yaml_or_json_without_defaults(sample: None, tmp_pa
     assert (tmp_path / "a.yaml").read_bytes() == SAMPLE.encode()
     with pytest.raises(CommandError, match="cannot be written: No such file or directory"):
         run("export", "--output", str(tmp_path / "missing" / "a.yaml"))
-
-
-def test_export_does_not_depend_on_ids(sample: None, alice: User) -> None:
-    rows = {model: list(models.QuerySet(model)) for model in (Plan, Endpoint, RatePolicy, PlanAssignment)}
-    delete_all_rows()
-    for model, found in rows.items():
-        for number, row in enumerate(found):
-            row.pk = 1000 - number if model in (RatePolicy, PlanAssignment) else row.pk
-        models.QuerySet(model).bulk_create(reversed(found))
-    assert export(assignments=True) == SAMPLE + ASSIGNED
 
 
 def test_rows_deleted_during_the_export_are_left_out(sample: None) -> None:

@@ -32,26 +32,21 @@ def limits_of(user: User) -> list[int]:
     return limits
 
 
+LATER = {"ends_at": JANUARY + timedelta(days=9999)}
+
+
 @pytest.mark.parametrize("names", ["ab", "ba"])
-@pytest.mark.parametrize("dates", [{}, {"starts_at": JANUARY}, {"ends_at": JANUARY + timedelta(days=9999)}])
-def test_of_two_lists_the_one_with_the_newer_policy_wins(alice: User, names: str, dates: dict[str, Any]) -> None:
+@pytest.mark.parametrize("of", [{}, {"starts_at": JANUARY}, LATER, "assignments", "one audience"], ids=str)
+def test_of_equals_the_newest_wins(alice: User, names: str, of: Any) -> None:
     for number, name in enumerate(names, start=1):
-        listed = SubjectList.objects.create(name=name)
-        ListMember.objects.create(subject_list=listed, subject="ip:203.0.113.9")
-        RatePolicy.objects.create(subject_list=listed, rates=f"{number}/min", **dates)
-    assert limits_of(alice) == [2, 2]
-
-
-@pytest.mark.parametrize("slugs", ["ab", "ba"])
-def test_of_two_assignments_the_newer_one_wins(alice: User, slugs: str) -> None:
-    for number, slug in enumerate(slugs, start=1):
-        plan = Plan.objects.create(name=slug, slug=slug)
-        RatePolicy.objects.create(plan=plan, rates=f"{number}/min")
-        PlanAssignment.objects.create(user=alice, plan=plan, starts_at=JANUARY)
-    assert limits_of(alice) == [2, 2]
-
-
-def test_of_policies_of_one_audience_the_newest_wins(alice: User) -> None:
-    for rates in ("3/min", "1/min", "2/min"):
-        RatePolicy.objects.create(rates=rates, starts_at=JANUARY)
+        if of == "one audience":
+            RatePolicy.objects.create(rates=f"{number}/min", starts_at=JANUARY)
+        elif of == "assignments":
+            plan = Plan.objects.create(name=name, slug=name)
+            RatePolicy.objects.create(plan=plan, rates=f"{number}/min")
+            PlanAssignment.objects.create(user=alice, plan=plan, starts_at=JANUARY)
+        else:
+            listed = SubjectList.objects.create(name=name)
+            ListMember.objects.create(subject_list=listed, subject="ip:203.0.113.9")
+            RatePolicy.objects.create(subject_list=listed, rates=f"{number}/min", **of)
     assert limits_of(alice) == [2, 2]

@@ -34,7 +34,6 @@ urlpatterns = [
     path("aclass/", views.ADecorated.as_view(), name="aclass"),
     path("astacked/", views.AStacked.as_view(), name="astacked"),
     path("amethod/", views.ADecoratedMethod.as_view(), name="amethod"),
-    path("outspoken/", views.outspoken, name="outspoken"),
     path("thorough/", views.thorough, name="thorough"),
     path("checking/", views.checking, name="checking"),
     path("search/", views.Search.as_view(), name="search"),

@@ -91,12 +91,6 @@ class ADecoratedMethod(View):
         return JsonResponse({"ran": True})
 
 
-def outspoken(request: HttpRequest) -> HttpResponse:
-    """Sets a rate header of its own."""
-    check_request(request, scope="search")
-    return JsonResponse({"ran": True}, headers={"X-RateLimit-Limit": "mine"})
-
-
 @ratequota(scope="search")
 def thorough(request: HttpRequest) -> HttpResponse:
     """Checks the request again after the decorator."""

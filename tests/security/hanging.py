@@ -31,13 +31,6 @@ async def ask_words(prompt: str, max_tokens: int) -> AsyncIterator[str]:
     await asyncio.Event().wait()
 
 
-async def failing(request: HttpRequest) -> HttpResponse:
-    """Its endpoint counts 401 only, and it never gets as far as that."""
-    counts["asked"] += 1
-    await asyncio.Event().wait()
-    return HttpResponse()
-
-
 def asked(request: HttpRequest) -> HttpResponse:
     return JsonResponse(counts)
 
@@ -57,7 +50,6 @@ def served() -> Any:
         path("asked/", asked),
         path("complete/", page["complete"]),
         path("stream/", page["stream"]),
-        path("failing/", failing),
     ]
     return application
 

@@ -13,8 +13,8 @@ from django_ratequota import check_request
 from django_ratequota.decorators import ratequota
 from django_ratequota.engine.rates import ALGORITHMS
 from django_ratequota.models import Endpoint, RatePolicy
-from tests.conftest import Check, Settle
-from tests.enforcement.test_check import left, monitored
+from tests.conftest import Check
+from tests.enforcement.test_check import left
 from tests.project.views import request_from
 
 pytestmark = [
@@ -88,24 +88,3 @@ def test_a_later_check_deducts_what_checks_before_paid_and_no_items(check: Check
     assert left(check(request, None, 6)) == [30]
     assert left(check(request, "items", 60, again=True)) == [30]
     assert left(check(request, None, 8)) == [28]
-
-
-def test_each_item_settles_its_own_units(check: Check, settle: Settle, items: Endpoint) -> None:
-    RatePolicy.objects.create(endpoint=items, rates="50/hour")
-    request = request_from(address="127.0.0.1")
-    first, second = (check(request, "items", 10, again=True) for _ in range(2))
-    assert request.ratequota is second
-    settle(first, "refund", 25)
-    assert free() == [40]
-    settle(second, "refund", 4)
-    assert free() == [44]
-
-
-def test_an_item_is_one_round_trip(items: Endpoint) -> None:
-    RatePolicy.objects.create(endpoint=items, rates="50/hour")
-    check_request(request_from())
-    request = request_from()
-    with monitored() as commands:
-        for _ in range(3):
-            check_request(request, "items", again=True)
-    assert commands == ["EVALSHA"] * 3

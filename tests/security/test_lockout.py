@@ -93,71 +93,47 @@ def test_many_names_from_one_network_end(how_to: None, address: str) -> None:
 # --- Networks. ---
 
 
-@pytest.mark.parametrize(
-    ("address", "expected"),
-    [
-        ("203.0.113.7", "203.0.113.0/24"),
-        ("203.0.113.255", "203.0.113.0/24"),
-        ("0.0.0.1", "0.0.0.0/24"),
-        ("::ffff:203.0.113.7", "203.0.113.0/24"),
-        ("64:ff9b::203.0.113.7", "203.0.113.0/24"),
-        ("2001:db8:1:2::7", "2001:db8:1::/48"),
-        ("2001:db8:1:ffff::7", "2001:db8:1::/48"),
-        ("::1", "::/48"),
-        ("", "unknown"),
-    ],
-)
-def test_a_client_s_network(address: str, expected: str) -> None:
-    assert network(RequestFactory().get("/", REMOTE_ADDR=address)) == expected
+def test_a_client_s_network() -> None:
+    for address, expected in {
+        "203.0.113.7": "203.0.113.0/24",
+        "::ffff:203.0.113.7": "203.0.113.0/24",
+        "64:ff9b::203.0.113.7": "203.0.113.0/24",
+        "2001:db8:1:2::7": "2001:db8:1::/48",
+        "": "unknown",
+    }.items():
+        assert network(RequestFactory().get("/", REMOTE_ADDR=address)) == expected
 
 
 # --- IPv4 clients of an IPv6 server: NAT64. ---
 
 
-@pytest.mark.parametrize(
-    ("address", "expected"),
-    [
-        ("64:ff9b::cb00:7107", "203.0.113.7"),
-        ("64:ff9b::203.0.113.7", "203.0.113.7"),
-        ("64:ff9b::8.8.8.8", "8.8.8.8"),
-        ("::ffff:10.0.0.1", "10.0.0.1"),
-        # Not of the well-known prefix: who knows where the address stands.
-        ("64:ff9b:1::cb00:7107", "64:ff9b:1::cb00:7107"),
-        ("64:ff9b::1:cb00:7107", "64:ff9b::1:cb00:7107"),
-        ("64:ff9a::cb00:7107", "64:ff9a::cb00:7107"),
-        # 6to4 and Teredo
-        ("2002:cb00:7107::1", "2002:cb00:7107::1"),
-        ("2001:0:cb00:7107::1", "2001:0:cb00:7107::1"),
+def test_an_address_behind_a_nat64_is_its_ipv4_address() -> None:
+    for address, expected in {
+        "64:ff9b::cb00:7107": "203.0.113.7",
+        "::ffff:10.0.0.1": "10.0.0.1",
+        "203.0.113.7": "203.0.113.7",
+    }.items():
+        assert unmap(ip_address(address)) == ip_address(expected)
+    for unchanged in (
+        # Not of the well-known prefix: who knows where the address stands; 6to4; Teredo.
+        *("64:ff9b:1::cb00:7107", "64:ff9b::1:cb00:7107", "2002:cb00:7107::1", "2001:0:cb00:7107::1"),
         # No translator may write these: they would be from within, or a trusted proxy.
-        ("64:ff9b::10.0.0.1", "64:ff9b::a00:1"),
-        ("64:ff9b::127.0.0.1", "64:ff9b::7f00:1"),
-        ("64:ff9b::192.168.1.1", "64:ff9b::c0a8:101"),
-        ("64:ff9b::172.16.0.1", "64:ff9b::ac10:1"),
-        ("64:ff9b::100.64.0.1", "64:ff9b::6440:1"),
-        ("64:ff9b::169.254.0.1", "64:ff9b::a9fe:1"),
-        ("64:ff9b::", "64:ff9b::"),
-        ("203.0.113.7", "203.0.113.7"),
-    ],
-)
-def test_an_address_behind_a_nat64_is_its_ipv4_address(address: str, expected: str) -> None:
-    assert unmap(ip_address(address)) == ip_address(expected)
+        *("64:ff9b::", "64:ff9b::10.0.0.1", "64:ff9b::127.0.0.1", "64:ff9b::172.31.0.1", "64:ff9b::192.168.1.1"),
+        *("64:ff9b::100.64.0.1", "64:ff9b::169.254.0.1"),
+    ):
+        assert unmap(ip_address(unchanged)) == ip_address(unchanged)
 
 
-@pytest.mark.parametrize(
-    ("written", "expected"),
-    [
-        ("64:ff9b::203.0.113.0/120", "203.0.113.0/24"),
-        ("64:ff9b::203.0.113.7", "203.0.113.7/32"),
-        ("::ffff:203.0.113.0/120", "203.0.113.0/24"),
-        ("64:ff9b::/96", "64:ff9b::/96"),
-        ("64:ff9b::/64", "64:ff9b::/64"),
-        ("64:ff9b::10.0.0.0/104", "64:ff9b::a00:0/104"),
-        ("2001:db8::/96", "2001:db8::/96"),
-        ("203.0.113.0/24", "203.0.113.0/24"),
-    ],
-)
-def test_a_network_behind_a_nat64(written: str, expected: str) -> None:
-    assert unmap_network(ip_network(written)) == ip_network(expected)
+def test_a_network_behind_a_nat64() -> None:
+    for written, expected in {
+        "64:ff9b::203.0.113.0/120": "203.0.113.0/24",
+        "64:ff9b::203.0.113.7": "203.0.113.7/32",
+        "::ffff:203.0.113.0/120": "203.0.113.0/24",
+        "64:ff9b::/96": "64:ff9b::/96",
+        "64:ff9b::10.0.0.0/104": "64:ff9b::a00:0/104",
+        "203.0.113.0/24": "203.0.113.0/24",
+    }.items():
+        assert unmap_network(ip_network(written)) == ip_network(expected)
 
 
 def test_the_way_through_proxies_reads_such_addresses(settings: Any) -> None:

@@ -191,36 +191,25 @@ def request_of(body: Any, kind: str = "application/json") -> Any:
     return RequestFactory().post("/", text, content_type=kind)
 
 
-@pytest.mark.parametrize(
-    ("body", "name"),
-    [
-        ({"username": "Alice"}, "alice"),
-        ({"username": " Ａlice\u3000"}, "alice"),
-        ({"username": "Straße"}, "strasse"),
-        ({"username": "ﬁnch"}, "finch"),
-        ({"username": "x" * 200}, "x" * 150),
-        ({"username": 4915}, "4915"),
-        ({"username": 0}, "0"),
-        ({"username": True}, "true"),
-        ({"username": ["a"]}, "['a']"),
-        ({"username": None}, None),
-        ({"username": ""}, None),
-        ({"username": " \t"}, None),
-        ({"email": "a@example.com"}, None),
-        ({}, None),
-        ([{"username": "alice"}], None),
-        ("alice", None),
-        (7, None),
-        (b"", None),
-        (b"{", ValueError),
-    ],
-)
-def test_the_name_of_a_json_body(body: Any, name: Any) -> None:
-    if name is ValueError:
-        with pytest.raises(ValueError, match="Expecting property name"):
-            login_name(request_of(body))
-    else:
-        assert login_name(request_of(body)) == name
+def test_the_name_of_a_json_body() -> None:
+    for written, name in {
+        "Alice": "alice",
+        " Ａlice\u3000": "alice",
+        "Straße": "strasse",
+        "ﬁnch": "finch",
+        "x" * 200: "x" * 150,
+        4915: "4915",
+        True: "true",
+        None: None,
+        "": None,
+        " \t": None,
+    }.items():
+        assert login_name(request_of({"username": written})) == name
+    assert login_name(request_of({"username": ["a"]})) == "['a']"
+    for nobody in ({"email": "a@example.com"}, [{"username": "alice"}], 7, b""):
+        assert login_name(request_of(nobody)) is None
+    with pytest.raises(ValueError, match="Expecting property name"):
+        login_name(request_of(b"{"))
 
 
 def test_two_names_in_one_body_are_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:

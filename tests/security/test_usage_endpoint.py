@@ -18,16 +18,14 @@ from django_ratequota.engine.decision import LimitRequest
 from django_ratequota.engine.limiter import Limiter
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.operations.caller_limits import caller_limits
-from django_ratequota.operations.explain import explain_caller
 from django_ratequota.policies import resolver
 from django_ratequota.policies.cache import policies
-from django_ratequota.policies.requests import routes
 from django_ratequota.policies.requests.caller import Caller
 from django_ratequota.runtime import default_limiter
 from django_ratequota.store import breaker
 from django_ratequota.store.connections import Connections
-from tests.faults.proxy import Proxy
 from tests.faults.servers import Node
+from tests.faults.wire import Wire
 from tests.project.views import request_from
 from tests.support.properties import thorough_after
 
@@ -105,16 +103,6 @@ class TestAFlood:
         assert client.get(USAGE, headers=wrong).status_code == 429
         assert client.get(USAGE, headers=right).status_code == 429, "a right password is not found either"
         assert client.get(USAGE, headers=right, REMOTE_ADDR="203.0.113.9").status_code == 200
-
-    def test_explain_says_why_they_do_not_hold(self) -> None:
-        RatePolicy.objects.create(rates="2/hour")
-        caller = Caller(request_from())
-        route, name, view = routes.find_route(USAGE)
-        found = explain_caller(caller, scope="usage", route=route, name=name, view=view)
-        assert [one.reason for one in found.candidates] == [
-            "lost: policies for all endpoints do not apply to the usage endpoint"
-        ]
-        assert [bucket.title for bucket in found.resolution.buckets] == ["usage/min"]
 
     def test_operators_see_and_reset_the_limit_that_is_built_in(self, client: Client, admin_client: Client) -> None:
         default_limiter().charge([USAGE_BUCKET], cost=3600)
@@ -204,7 +192,7 @@ class TestRedisHangs:
             sent.append(command)
             return send(self, command, *args)
 
-        with Node() as node, Proxy(*node.address) as proxy:
+        with Node() as node, Wire(node) as proxy:
             settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": proxy.url, "TIMEOUT": 0.2}
             RatePolicy.objects.create(rates="9/hour")
             assert Client().get(USAGE).json()["available"] is True

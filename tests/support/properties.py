@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 #: Examples tried, as a multiple of a property's own number.
-_MULTIPLES = {"quick": 0.15, "thorough": 1.0, "explore": 20.0}
+_MULTIPLES = {"quick": 0.1, "thorough": 1.0, "explore": 20.0}
 #: Fewest examples of a property.
 _FEWEST = 15
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from typing import Any
 
 from django.contrib.auth.models import User
 from django.db import connection
-from django.test import RequestFactory
 
 from django_ratequota import Bucket, BucketStatus, Decision, Rate, acheck_request, check_request
 from django_ratequota.monitoring.checkpoints import flush_all, note
 from django_ratequota.utils.problems import recent
 from tests.faults import poll
+from tests.project.views import request_from
 
 #: (admitted, error, Redis' time, revision) of each decision.
 _found: list[tuple[bool, str, int, int]] = []
@@ -75,26 +74,20 @@ def write(rounds: int, seed: int, now_us: int) -> tuple[list[str], dict[str, int
     return list(recent().values()), drawn
 
 
-def _request(user: User) -> Any:
-    request = RequestFactory().get("/")
-    request.user = user
-    return request
-
-
 def _note(decision: Decision) -> None:
     _found.append((decision.allowed, decision.error, decision.at_us, decision.revision))
 
 
 def _on_a_thread(user: User) -> None:
     while not _enough.is_set():
-        _note(check_request(_request(user)))
+        _note(check_request(request_from(user)))
     connection.close()
 
 
 def _in_a_loop(user: User, at_once: int) -> None:
     async def ask() -> None:
         while not _enough.is_set():
-            _note(await acheck_request(_request(user)))
+            _note(await acheck_request(request_from(user)))
 
     async def ask_all() -> None:
         await asyncio.gather(*(ask() for _ in range(at_once)))

@@ -74,19 +74,18 @@ def main(environment: dict[str, str], connection: Connection) -> None:
     import django
 
     django.setup()
-    from django.contrib.auth.models import AnonymousUser, User
+    from django.contrib.auth.models import User
     from django.db import connection as database
-    from django.test import Client, RequestFactory
+    from django.test import Client
 
     from django_ratequota import check_request, models
     from django_ratequota.runtime import default_limiter
+    from tests.project.views import request_from
 
     names: dict[str, Any] = {**vars(models), "User": User}
 
     def check(user: str, scope: str) -> dict[str, Any]:
-        request = RequestFactory().get("/")
-        request.user = User.objects.get(username=user)
-        decision = check_request(request, scope=scope)
+        decision = check_request(request_from(User.objects.get(username=user)), scope=scope)
         return {
             "allowed": decision.allowed,
             "remaining": [status.remaining for status in decision.statuses],
@@ -99,13 +98,11 @@ def main(environment: dict[str, str], connection: Connection) -> None:
     rest_now = threading.Event()
 
     def hammer(name: str) -> None:
-        user = User.objects.get(username=name) if name else AnonymousUser()
+        user = User.objects.get(username=name) if name else None
         # A decision must follow what was published before its request.
         while not rest_now.is_set():
             published = default_limiter().stored_revision()
-            request = RequestFactory().get("/")
-            request.user = user
-            decision = check_request(request)
+            decision = check_request(request_from(user))
             limits = [status.limit for status in decision.statuses]
             found.append((name, published, decision.revision, limits, decision.error))
         database.close()

@@ -62,10 +62,9 @@ class TestPolicies:
             assert response["RateLimit-Policy"] == '"all/min";q=100;w=60, "search/min";q=2;w=60'
             assert statuses() == [200, 429, 429]
 
-    @pytest.mark.parametrize("caller", [["user", "ip"], ["ip"]], ids=str)
-    def test_callers_may_be_addresses_alone(self, settings: Any, caller: list[str]) -> None:
+    def test_callers_may_be_addresses_alone(self, settings: Any) -> None:
         """Then the user is read only where policies depend on it, by what the database says of these."""
-        settings.RATEQUOTA = {**settings.RATEQUOTA, "CALLER": caller}
+        settings.RATEQUOTA = {**settings.RATEQUOTA, "CALLER": ["ip"]}
         with override_policies({None: "2/month"}):
             assert statuses() == [200, 200, 429]
 
@@ -109,7 +108,9 @@ class TestPolicies:
             assert statuses("/plain/") == [200, 200, 429]
 
     def test_entering_names_the_wrong_entry(self) -> None:
-        anything = r"policies\[None\]: write rates such as '3/min', Policy\(.*\), or a list of these, not "
+        anything = (
+            r"policies\[None\]: write rates such as '3/min', Policy\(.*\), or a list of these, by endpoint .*, not "
+        )
         for policies, text in (
             (
                 {"search": "3/fortnight"},
@@ -124,8 +125,8 @@ class TestPolicies:
             ({None: b"3/min"}, f"{anything}b'3/min'"),
             ({None: {"search": "3/min"}}, anything + r"\{'search': '3/min'\}"),
             ({None: ["3/min", ["1/s"]]}, anything + r"\['1/s'\]"),
-            ({5: "3/min"}, r"policies\[5\]: write the name of an endpoint, or None for all endpoints together"),
-            (["3/min"], r"policies: write \{'search': '3/min', None: '100/min'\}, not \['3/min'\]"),
+            ({5: "3/min"}, r"policies\[5\]: write rates .* by endpoint \(None = all endpoints\)"),
+            (["3/min"], r"policies: write rates .* by endpoint .*, not \['3/min'\]"),
         ):
             with pytest.raises((TypeError, ValueError), match=text), override_policies(policies):
                 pass
@@ -134,9 +135,8 @@ class TestPolicies:
         model = {field.name for field in RatePolicy._meta.fields if field.editable and not field.primary_key}
         assert {field.name for field in fields(Policy)} == model - {"endpoint", "reason"}
 
-    @pytest.mark.parametrize("kind", [list, iter])
-    def test_a_list_may_mix_policies_and_rates(self, kind: Any) -> None:
-        policies = kind([Policy("3/min", plan="pro"), "1/min", Policy("5/min", counted_per="ip")])
+    def test_an_iterable_may_mix_policies_and_rates(self) -> None:
+        policies = iter([Policy("3/min", plan="pro"), "1/min", Policy("5/min", counted_per="ip")])
         with override_policies({"search": policies}, default_plans={"anonymous": "pro"}):
             decision = check_request(request_from(), "search")
             assert [str(status.bucket.rate) for status in decision.statuses] == ["3/min", "5/min"]
@@ -176,19 +176,13 @@ class TestIsolated:
             assert statuses() == [200, 429, 429]
         assert keys(redis_client) == before
         assert statuses(times=1) == [429]
-        RatePolicy.objects.all().delete()
-        with isolated():
-            assert statuses() == [200, 200, 200]
-        assert keys(redis_client) == before
 
     @pytest.mark.django_db(transaction=True)
     def test_a_committed_edit_applies_inside_and_afterwards(self) -> None:
-        assert statuses() == [200, 200, 200]
+        assert statuses(times=1) == [200]
         with isolated():
             policy = RatePolicy.objects.create(rates="1/min")
             assert statuses() == [200, 429, 429]
-            policy.rates = "blocked"
-            policy.save()
             policy.rates = "2/min"
             policy.save()
             assert statuses() == [200, 429, 429]
@@ -210,11 +204,9 @@ class TestClock:
         now = datetime(2026, 1, 1, tzinfo=UTC)
         policy = Policy("blocked", starts_at=now + timedelta(hours=1), ends_at=now + timedelta(hours=2))
         with override_policies({"search": policy}, clock=Clock(now)) as scene:
-            assert statuses(times=1) == [200]
-            scene.clock.advance(3600)
-            assert statuses(times=1) == [429]
-            scene.clock.advance(3600)
-            assert statuses(times=1) == [200]
+            for expected in (200, 429, 200):
+                assert statuses(times=1) == [expected]
+                scene.clock.advance(3600)
 
     def test_a_naive_time_is_refused(self) -> None:
         with pytest.raises(ValueError, match="has no time zone"):
@@ -262,8 +254,6 @@ class TestSideEffects:
             assert_allowed(APIClient().get("/search/"), remaining=1)
             (limit,) = APIClient().get("/quota/usage/").json()["limits"]
             assert (limit["policy"], limit["remaining"]) == ("search/min", 1)
-            assert_allowed(APIClient().get("/search/"))
-            assert_limited(APIClient().get("/search/"), by="search/min")
 
 
 class TestContexts:
@@ -271,15 +261,6 @@ class TestContexts:
         assert set(vars(process)) == {"limiter", "local_limiter", "observe", "policies", "record"}
         with unlimited() as scene:
             assert [name for name in vars(process) if not hasattr(scene, name)] == []
-
-    def test_async_views_and_async_tests(self) -> None:
-        @override_policies({"search": "1/min"})
-        async def run() -> list[int]:
-            return [(await AsyncClient().get("/adecorated/")).status_code for _ in range(2)]
-
-        assert async_to_sync(run)() == [200, 429]
-        with override_policies({"search": "1/min"}):
-            assert statuses("/adecorated/", 2) == [200, 429]
 
     def test_concurrent_tasks_have_scenes_of_their_own(self) -> None:
         @override_policies({"search": "1/min"})
@@ -293,6 +274,8 @@ class TestContexts:
             return await asyncio.gather(run(first, second), run(second, first))
 
         assert async_to_sync(both)() == [[200, 429], [200, 429]]
+        with override_policies({"search": "1/min"}):
+            assert statuses("/adecorated/", 2) == [200, 429]
 
     def test_other_threads_are_unaffected_without_all_threads(self) -> None:
         with ThreadPoolExecutor(1) as pool, unlimited(all_threads=True):
@@ -366,13 +349,12 @@ class TestAssertions:
                 assert_limited(response)
         memory = {"ENABLED": False, "REDIS_URL": "memory://"}
         with override_settings(RATEQUOTA=memory), override_policies({"search": "1/min"}):
-            assert_allowed(Client().get("/decorated/"), remaining=0)
-            assert_limited(Client().get("/decorated/"))
+            assert statuses() == [200, 429, 429]
 
     def test_messages_without_a_limit(self) -> None:
         with override_policies({"serach": "2/min"}):
             other = Client().get("/decorated/")
-            text = "expected 429, got 200: no policy applies to the request; in force: serach (2/min)"
+            text = "expected 429, got 200: no policy applies to the request; policies in force: serach"
             self.fails(text, assert_limited, other)
             plain = Client().get("/plain/")
             with pytest.raises(AssertionError, match="no limit was checked for this request: is the view decorated"):
@@ -467,7 +449,7 @@ def test_no_state_leaks_between_tests(tmp_path: Path) -> None:
 import pytest
 from django.contrib.auth.models import User
 from django_ratequota.models import Endpoint, RatePolicy
-from django_ratequota.testing import assert_allowed, assert_limited, override_policies
+from django_ratequota.testing import assert_allowed, assert_limited
 
 @pytest.mark.django_db
 @pytest.mark.usefixtures("ratequota_isolated")
@@ -480,22 +462,11 @@ def test_rows(client, turn, ratequota_clock):
     ratequota_clock.advance(60)
     assert_allowed(client.get("/search/"))
 
-@pytest.mark.parametrize("turn", range(3))
-def test_fixture(client, turn, ratequota_policies):
-    for _ in range(2):
-        ratequota_policies({"search": "1/min"})
-        assert_allowed(client.get("/search/"))
-        assert_limited(client.get("/search/"))
-
 def test_unlimited(client, ratequota_unlimited):
     assert_allowed(client.get("/search/"))
-
-@override_policies({"search": "blocked"})
-def test_decorated(client):
-    assert_limited(client.get("/search/"))
 """
     status, output = run(tmp_path, PYTEST, {"test_state.py": code})
-    assert (status, "8 passed" in output) == (0, True), output
+    assert (status, "4 passed" in output) == (0, True), output
 
 
 SERVED = """

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from django import forms
 from django.contrib import messages
 from django.db import transaction
 from django.http import HttpResponseRedirect
-from django.utils.html import format_html
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
@@ -23,21 +22,52 @@ from ...operations.impact_audience import NotEstimable
 from ...policies.requests.caller import Caller
 from ..base import ChangeReasonForm
 from ..formatting import moment, number_text, shown
-from ..names import audience_text, caller_names, described
-from ..pages import AdminPage
+from ..names import audience_text, caller_names, described, endpoint_text
 from ..permissions import may_block
-from .dated import dated_form
 from .form import form_data
+from .override import Ending, OverrideForm, OverridePage
 
-_LENGTHS = ("hour", "day", "week")
+
+class BlockForm(OverrideForm):
+    """Which of the names is blocked, and whether everywhere; each choice says what it would have refused."""
+
+    lengths = ("hour", "day", "week")
+
+    def __init__(
+        self, request: Any, model_admin: Any, *, names: Iterable[str], users: Mapping[str, str], endpoint: Any
+    ) -> None:
+        self._users, self._endpoint = users, endpoint
+        self.proposed = {name: blocks.propose_block(name) for name in names}
+        targets = [(name, f"{described(name, users)}: {_recent(block)}") for name, block in self.proposed.items()]
+        radio = forms.RadioSelect(attrs={"autofocus": True})
+        fields: dict[str, forms.Field] = {
+            "target": forms.ChoiceField(label=_("Who"), choices=targets, initial=targets[0][0], widget=radio)
+        }
+        if endpoint is not None:
+            places = [("", _("all endpoints")), (endpoint.name, _("only %(name)s") % {"name": shown(endpoint.name)})]
+            fields["place"] = forms.ChoiceField(
+                label=_("Where"), choices=places, initial="", required=False, widget=forms.RadioSelect
+            )
+        endings = {"never": Ending(None, _("until somebody ends it"))}
+        super().__init__(request, model_admin, fields=fields, endings=endings)
+
+    def chosen(self, values: dict[str, Any]) -> Iterator[tuple[str, RatePolicy]]:
+        """Yield the block."""
+        block = self.proposed[values["target"]]
+        block.endpoint = self._endpoint if values.get("place") else None
+        yield "target", block
+
+    def text(self, field: str, override: RatePolicy) -> str:
+        """Return who is blocked, and until when."""
+        words = {"audience": audience_text(override, self._users), "until": _until(override)}
+        return gettext("%(audience)s: %(until)s.") % words
 
 
-class BlockPage(AdminPage):
+class BlockPage(OverridePage):
     """Asks whom to block, where and until when, and says who would be hit; shows the blocks in force, to end them."""
 
     path = "block/"
     name = "block"
-    media = forms.Media(css={"all": ["django_ratequota/explain.css"]})
 
     def has_permission(self, request: Any, obj: Any = None) -> bool:
         """Return whether the operator may block callers."""
@@ -59,25 +89,21 @@ class BlockPage(AdminPage):
         if "end" in request.POST:
             self._end(request, in_force, users)
             return HttpResponseRedirect(back)
-        proposed = {name: blocks.propose_block(name) for name in names}
-        form = self._form(request, proposed, users, endpoint)(
-            request.POST or None, instance=next(iter(proposed.values()))
-        )
-        if form.is_bound and form.is_valid():
-            self._block(request, form, users, endpoint)
-            return HttpResponseRedirect(back)
+        form = BlockForm(request, self.admin, names=names, users=users, endpoint=endpoint)
         operator = Caller(request)
         context = {
             "title": _("Block"),
-            "form": form,
-            "cautions": [text for block in proposed.values() for text in blocks.cautions(block, operator)],
+            "lead": _("A blocked caller is refused at once, and no other policy outranks that."),
+            "cautions": [text for block in form.proposed.values() for text in blocks.cautions(block, operator)],
             "in_force": [
                 (block, audience_text(block, users), _until(block), ChangeReasonForm(auto_id=f"id_{block.pk}_%s"))
-                for block in _longest(in_force)
+                for places in in_force
+                for block, *_others in places
             ],
+            "yes": _("Yes, block"),
             "back": back,
         }
-        return self.render(request, "block.html", context, form)
+        return self.confirm(request, form, context) or HttpResponseRedirect(back)
 
     def _back(self, request: Any, caller: str, endpoint: Any) -> str:
         if request.GET.get("from") == "usage":
@@ -85,54 +111,25 @@ class BlockPage(AdminPage):
         params = form_data(ExplainQuery.for_caller(caller, endpoint=endpoint.name if endpoint else ""))
         return str(self.admin.page_url("explain", query=params))
 
-    def _form(self, request: Any, proposed: dict[str, RatePolicy], users: Mapping[str, str], endpoint: Any) -> Any:
-        targets = [(name, f"{described(name, users)}: {_recent(block)}") for name, block in proposed.items()]
-        radio = forms.RadioSelect(attrs={"autofocus": True})
-        fields: dict[str, Any] = {
-            "target": forms.ChoiceField(label=_("Who"), choices=targets, initial=targets[0][0], widget=radio)
-        }
-        if endpoint is not None:
-            places = [("", _("all endpoints")), (endpoint.name, _("only %(name)s") % {"name": shown(endpoint.name)})]
-            fields["place"] = forms.ChoiceField(
-                label=_("Where"), choices=places, initial="", required=False, widget=forms.RadioSelect
-            )
-        return dated_form(self.admin, request, fields, _LENGTHS, open_ended=True)
-
-    def _block(self, request: Any, form: Any, users: Mapping[str, str], endpoint: Any) -> None:
-        data = form.cleaned_data
-        block = blocks.propose_block(data["target"], endpoint if data.get("place") else None)
-        block.ends_at, block.reason = data["ends_at"], data["reason"]
-        with transaction.atomic(using=policy_alias(RatePolicy)):
-            block.save()
-            words = {"audience": audience_text(block, users), "until": _until(block)}
-            text = gettext("%(audience)s: %(until)s.") % words
-            self.admin.log_addition(request, block, text)
-        link = self.admin.page_url("change", block.pk)
-        message = format_html('{} <a href="{}">{}</a>', text, link, gettext("See the override."))
-        self.admin.message_user(request, message, messages.SUCCESS)
-
-    def _end(self, request: Any, in_force: Iterable[list[RatePolicy]], users: Mapping[str, str]) -> None:
+    def _end(self, request: Any, in_force: Iterable[list[list[RatePolicy]]], users: Mapping[str, str]) -> None:
         """End the block, and all others of the same audience at the same place, such as one that was sent twice."""
-        found = ((own, block) for own in in_force for block in own if str(block.pk) == request.POST["end"])
-        own, chosen = next(found, ([], None))
-        if chosen is None:
+        found = ((own, places) for places in in_force for own in places)
+        own, places = next(
+            (one for one in found if request.POST["end"] in {str(block.pk) for block in one[0]}), ([], [])
+        )
+        if not own:
             self.admin.message_user(request, gettext("That block has ended already."), messages.WARNING)
             return
-        words = {"audience": audience_text(chosen, users)}
-        left = [
-            shown(b.endpoint.name) if b.endpoint else gettext("all endpoints")
-            for b in _longest([own])
-            if b.endpoint_id != chosen.endpoint_id
-        ]
+        words = {"audience": audience_text(own[0], users)}
+        left = [endpoint_text(block.endpoint) for block, *_others in places if block != own[0]]
         text = gettext("%(audience)s is not blocked any more.") % words
         if left:
             words["endpoints"] = ", ".join(left)
             text = gettext("That block of %(audience)s has ended. Another one is in force: %(endpoints)s.") % words
         with transaction.atomic(using=policy_alias(RatePolicy)):
             for block in own:
-                if block.endpoint_id == chosen.endpoint_id:
-                    blocks.end_block(block)
-                    self.admin.log_change(request, block, text)
+                blocks.end_block(block)
+                self.admin.log_change(request, block, text)
         self.admin.message_user(request, text, messages.WARNING if left else messages.SUCCESS)
 
 
@@ -153,17 +150,8 @@ class BlockLinks:
             return None
         query = {"caller": caller, "ip": ip, "endpoint": endpoint, "from": self._origin}
         url = self._admin.page_url("block", query={name: text for name, text in query.items() if text})
-        block = next((self._in_force[name][0] for name in names if name in self._in_force), None)
+        block = next((self._in_force[name][0][0] for name in names if name in self._in_force), None)
         return {"url": url, "text": _("Block…") if block is None else _("%s: End it…") % _until(block)}
-
-
-def _longest(in_force: Iterable[list[RatePolicy]]) -> list[RatePolicy]:
-    """Return of each audience at each place the block that ends last."""
-    found: dict[tuple[int, Any], RatePolicy] = {}
-    for number, own in enumerate(in_force):
-        for block in own:
-            found.setdefault((number, block.endpoint_id), block)
-    return list(found.values())
 
 
 def _until(block: RatePolicy) -> str:

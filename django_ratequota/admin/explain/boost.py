@@ -1,37 +1,95 @@
-"""Grants a boost, a temporary override for the caller that the Explain page shows."""
+"""Boosts, temporary overrides for one caller: of one policy, or of all that refused the caller in the last day."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from copy import copy
 from datetime import timedelta
 from typing import Any
 
+from django import forms
 from django.contrib import messages
-from django.db import transaction
-from django.utils import timezone
-from django.utils.html import format_html
+from django.core.exceptions import ValidationError
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ...changes.databases import policy_alias
 from ...models import RatePolicy
+from ...monitoring import refusals
 from ...operations import boosts
+from ...operations.boosts import Proposal
 from ...operations.explain import Explanation
-from ...policies.facts import PolicyFacts, to_datetime
+from ...policies.facts import to_datetime
 from ..formatting import clock, moment, shown
-from ..names import audience_text, caller_names
+from ..names import audience_text, caller_names, endpoint_text
+from ..pages import reply, unanswered
 from ..permissions import may
-from .dated import dated_form
 from .form import CallerPage
-
-#: The lengths of time that a boost is offered for.
-BOOST_LENGTHS = ("hour", "hours", "day")
+from .override import Ending, OverrideForm, OverridePage
 
 #: A window that ends sooner is not offered as the end of a boost.
 _SHORTEST = timedelta(minutes=1)
 
 
-class BoostPage(CallerPage):
-    """Asks for rates and an end, shows what they would change, then grants the override."""
+class BoostForm(OverrideForm):
+    """The rates of each proposal; a proposal whose rates are emptied is left out."""
+
+    lengths = ("hour", "hours", "day")
+
+    def __init__(self, request: Any, model_admin: Any, proposals: Iterable[Proposal]) -> None:
+        self.proposals = {f"{proposal.key}-rates": proposal for proposal in proposals}
+        rates = {name: _rates_field(request, model_admin, proposal) for name, proposal in self.proposals.items()}
+        endings = dict(end for proposal in self.proposals.values() for end in _windows(proposal))
+        until = request.GET.get("until", "")
+        super().__init__(request, model_admin, fields=rates, endings=endings, until=until)
+
+    def chosen(self, values: dict[str, Any]) -> Iterator[tuple[str, RatePolicy]]:
+        """Yield the boosts whose rates are filled in."""
+        filled = {name for name in self.data if name.endswith("-rates") and self.data[name].strip()}
+        if not filled:
+            self.add_error(None, _("Enter rates for at least one policy."))
+        elif filled - self.proposals.keys():
+            self.add_error(None, _("Another policy applies by now. Check the rates below, then grant them again."))
+        for name, proposal in self.proposals.items():
+            if name in filled:
+                boost = copy(proposal.boost)
+                boost.rates = values[name]
+                yield name, boost
+
+    def text(self, field: str, override: RatePolicy) -> str:
+        """Return what the boost grants, and what it replaces."""
+        before = self.proposals[field].winner
+        words = {"rates": override.rates, "end": moment(override.ends_at), "before": before.rates, "id": before.pk}
+        return gettext("Boost granted: %(rates)s until %(end)s, instead of %(before)s (policy %(id)s).") % words
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield a row for each proposal: what is in force, for whom and where, and what follows the boost."""
+        names = caller_names(proposal.boost.subject for proposal in self.proposals.values())
+        entered = self.cleaned_data.get("ends_at") if self.is_bound else None
+        chosen = self.endings.get(self["until"].value(), self.endings[self.lengths[0]])
+        for name, proposal in self.proposals.items():
+            winner, boost = proposal.winner, copy(proposal.boost)
+            boost.ends_at = entered or chosen.at
+            outlook = boosts.outlook(proposal.explanation.context, boost)
+            yield {
+                "policy": winner.pk,
+                "who": audience_text(boost, names),
+                "endpoint": endpoint_text(winner.endpoint),
+                "counted_per": shown(winner.counted_per),
+                "rates_now": shown(winner.rates),
+                "field": self[name],
+                "until": moment(boost.ends_at),
+                "rates_after": shown(outlook.after.text) if outlook.after else gettext("no limit here"),
+                "policy_after": outlook.after and outlook.after.id,
+                "warnings": _warnings(outlook),
+            }
+
+    def asked(self) -> Iterable[forms.BoundField]:
+        """Return the fields but those of the rows."""
+        return [field for field in self if field.name not in self.proposals]
+
+
+class BoostPage(CallerPage, OverridePage):
+    """Proposes twice the rates: of ``policy``, or without one of all that refused the caller in the last day."""
 
     path = "boost/"
     name = "boost"
@@ -41,82 +99,69 @@ class BoostPage(CallerPage):
         return may(request.user, "add", override=True) and super().has_permission(request, obj)
 
     def ask(self, request: Any, explanation: Explanation, back: str) -> Any:
-        """Return the form, then what the boost would change (POST), and grant it (POST with ``post``)."""
-        winners = {str(c.policy.id): c.policy for c in explanation.candidates if c.won}
-        facts = winners.get(request.GET.get("policy", ""))
-        row = None if facts is None else RatePolicy.objects.select_related("endpoint").filter(pk=facts.id).first()
-        if facts is None or row is None:
-            text = gettext("That policy does not apply to this request, or no longer does. Choose again.")
-            self.admin.message_user(request, text, messages.ERROR)
+        """Return the page; None once the boosts are granted, or with a message why there are none."""
+        one = request.GET.get("policy")
+        try:
+            proposals, without = self._all(explanation) if one is None else ([boosts.propose(explanation, one)], {})
+        except ValidationError as error:
+            self.admin.message_user(request, " ".join(error.messages), messages.ERROR)
             return None
-        why_not = boosts.no_boost_reason(explanation, facts)
-        if why_not:
-            self.admin.message_user(request, why_not, messages.ERROR)
-            return None
-        boost = boosts.propose_boost(explanation, row)
-        form = self._form(request, explanation, facts)(request.POST or None, instance=boost)
-        sure = form.is_bound and "change" not in request.POST and form.is_valid()
-        if sure and "post" in request.POST:
-            return self._grant(request, form, facts)
+        form = BoostForm(request, self.admin, proposals)
         context = {
-            "title": _("Boost"),
-            "form": form,
-            "who": audience_text(boost, caller_names([boost.subject])),
-            "endpoint": shown(row.endpoint.name) if row.endpoint else _("all endpoints"),
-            "counted_per": shown(row.counted_per),
-            "rates_now": shown(row.rates),
-            "policy_now": facts.id,
+            "title": _("Boost all that refused") if one is None else _("Boost"),
+            "lead": _("Temporary overrides. They end by themselves. Units already used stay counted."),
+            "without": [(shown(name), why) for name, why in without.items()],
+            "yes": _("Yes, grant them"),
             "back": back,
-            **(_outlook(explanation, boost) if sure else {}),
         }
-        return self.render(request, "boost.html", context, form)
+        return self.confirm(request, form, context)
 
-    def _form(self, request: Any, explanation: Explanation, facts: PolicyFacts) -> Any:
-        now_us = explanation.context.now_us
-        soon = to_datetime(now_us) + _SHORTEST
-        windows = {}
-        for bucket in explanation.resolution.buckets:
-            end = boosts.window_end(bucket, now_us) if bucket.policy_id == facts.id else None
-            if end is not None and end > soon:
-                windows[f"window:{bucket.title}"] = end
-        return dated_form(self.admin, request, {"rates": None}, BOOST_LENGTHS, windows=windows)
+    def _all(self, explanation: Explanation) -> tuple[list[Proposal], dict[str, str]]:
+        """Return a proposal for each policy that refused the caller, and other limits with why they have none.
 
-    def _grant(self, request: Any, form: Any, facts: PolicyFacts) -> None:
-        with transaction.atomic(using=policy_alias(RatePolicy)):
-            boost = form.save()
-            words = {"rates": boost.rates, "end": moment(boost.ends_at), "before": facts.text, "id": facts.id}
-            text = gettext("Boost granted: %(rates)s until %(end)s, instead of %(before)s (policy %(id)s).") % words
-            self.admin.log_addition(request, boost, text)
-        link = self.admin.page_url("change", boost.pk)
-        message = format_html('{} <a href="{}">{}</a>', text, link, gettext("See the override."))
-        self.admin.message_user(request, message, messages.SUCCESS)
+        Raises ``ValidationError`` where nothing can be boosted.
+        """
+        found, error = reply(lambda: refusals.caller_refusals(explanation.customer))
+        if error:
+            then = gettext("What refused this caller cannot be looked up. Try again later.")
+            raise ValidationError(unanswered(error, then))
+        proposals, without = boosts.propose_boosts(found.refusals if found else ())
+        if not proposals:
+            text = gettext("Nothing that refused this caller in the last day can be boosted.")
+            raise ValidationError([text, *(f"{shown(name)}: {why}" for name, why in without.items())])
+        return proposals, without
 
 
-def warnings_about(outlook: boosts.Outlook) -> list[str]:
-    """Return what a boost replaces, and what replaces it, in sentences."""
-    warnings = []
+def _rates_field(request: Any, model_admin: Any, proposal: Proposal) -> Any:
+    """Return the field of the proposal's rates."""
+    field = model_admin.formfield_for_dbfield(
+        RatePolicy._meta.get_field("rates"), request=request, required=False, initial=proposal.boost.rates
+    )
+    words = {"rates": shown(proposal.winner.rates), "id": proposal.winner.pk}
+    label = gettext("Rates instead of %(rates)s (policy %(id)s)") % words
+    field.widget.attrs |= {
+        **{"aria-label": label, "class": "vTextField ratequota-rates", "dir": "ltr", "spellcheck": "false"},
+    }
+    return field
+
+
+def _windows(proposal: Proposal) -> Iterator[tuple[str, Ending]]:
+    """Yield the ends of the windows that run now, as choices of an end (``window:`` and the counter's title)."""
+    now_us = proposal.explanation.context.now_us
+    for bucket in proposal.explanation.resolution.buckets:
+        end = boosts.window_end(bucket, now_us) if bucket.policy_id == proposal.winner.pk else None
+        if end is not None and end > to_datetime(now_us) + _SHORTEST:
+            words = {"counter": shown(bucket.title), "end": clock(end.timestamp())}
+            text = _("until the window of %(counter)s ends, at %(end)s") % words
+            yield f"window:{bucket.title}", Ending(end, text)
+
+
+def _warnings(outlook: boosts.Outlook) -> Iterator[str]:
+    """Yield what a boost replaces, and what replaces it, in sentences."""
     if outlook.now is not None and (outlook.now.user or outlook.now.subject):
         words = {"id": outlook.now.id, "rates": shown(outlook.now.text)}
-        text = gettext("Until it ends, it replaces the override %(rates)s (policy %(id)s).")
-        warnings.append(text % words)
+        yield gettext("Until it ends, it replaces the override %(rates)s (policy %(id)s).") % words
     if outlook.overtaken is not None:
         policy, at_us = outlook.overtaken
         words = {"id": policy.id, "rates": shown(policy.text), "at": clock(at_us / 10**6)}
-        warnings.append(gettext("Policy %(id)s (%(rates)s) replaces it at %(at)s.") % words)
-    return warnings
-
-
-def _outlook(explanation: Explanation, boost: RatePolicy) -> dict[str, Any]:
-    """Return what the boost would change, and the warnings about it."""
-    outlook = boosts.outlook(explanation.context, boost)
-    end: Any = boost.ends_at
-    return {
-        "sure": True,
-        "warnings": warnings_about(outlook),
-        "rates_boosted": shown(boost.rates),
-        "ends": moment(end),
-        "end": timezone.localtime(end) if timezone.is_aware(end) else end,
-        "rates_after": shown(outlook.after.text) if outlook.after else gettext("no limit here"),
-        "policy_after": outlook.after and outlook.after.id,
-        "reason": shown(boost.reason),
-    }
+        yield gettext("Policy %(id)s (%(rates)s) replaces it at %(at)s.") % words

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from django import forms
@@ -19,14 +18,14 @@ from ...operations.explain import Explanation
 from ...operations.explain_query import ExplainQuery
 from ...policies.explain import Candidate, others_in_words
 from ..formatting import clock_and_wait, shown
-from ..names import audience_text, caller_names, described
+from ..names import audience_text, caller_names, described, endpoint_text
 from ..pages import AdminPage, reply, unanswered
 from ..permissions import is_override, may
 from .block import BlockLinks
-from .boost import BOOST_LENGTHS
+from .boost import BoostForm
 from .counters import counter_rows
-from .dated import LENGTHS
 from .form import ExplainForm, data_of, explain_form, find_caller, form_data
+from .override import LENGTHS
 from .refusals import find_refusal, latest_refusals, refusal_details, refused_places
 
 #: All winners are listed, and other candidates up to this many rows: a caller may have as many dated ones.
@@ -90,13 +89,13 @@ class ExplainPage(AdminPage):
         blocks = BlockLinks(self.admin, request, pairs)
         found, error = reply(lambda: refusals.caller_refusals(caller))
         boosts = found and may(request.user, "add", override=True) and any_boostable(found.refusals)
-        lengths = [(name, LENGTHS[name][1]) for name in BOOST_LENGTHS]
+        lengths = [(name, LENGTHS[name][1]) for name in BoostForm.lengths]
         own = {name: text for name, text in params.items() if name not in ("id", "path", "method", "cost")}
         return {
             **refused_places(self.admin, caller, found, error),
             "past": self.admin.page_url("quota_history", query={"subject": caller}) if caller else "",
             "boost_all": [
-                (self.admin.page_url("boost_all", query={**own, "until": name}), text)
+                (self.admin.page_url("boost", query={**own, "until": name}), text)
                 for name, text in (*lengths, ("date", _("until a date")))
                 if boosts
             ],
@@ -120,14 +119,18 @@ class ExplainPage(AdminPage):
         boosts = may(request.user, "add", override=True)
         resets = self.admin.has_reset_permission(request)
         endpoints = {row["id"]: row["endpoint"] for row in rows}
-        boost_url = partial(self._boost_url, params) if boosts else None
-        counters = counter_rows(explanation, endpoints, users, boost_url)
+        everywhere = not (form.query.endpoint or form.query.path)
+
+        def boost_url(policy_id: int) -> str:
+            return str(self.admin.page_url("boost", query={**params, "policy": policy_id}))
+
+        counters = counter_rows(explanation, endpoints, users, boost_url if boosts else None)
         return {
             "answered": True,
             "plan": plan and {"name": shown(plan.name), "link": self.object_url(request, Plan, plan.id)},
             "plan_source": explanation.plan_source,
-            "everywhere": not (form.query.endpoint or form.query.path),
-            "verdict": _verdict(explanation, everywhere=not (form.query.endpoint or form.query.path)),
+            "everywhere": everywhere,
+            "verdict": _verdict(explanation, everywhere=everywhere),
             "computed": form.query.computes_cost(),
             "admitted": decision.allowed,
             "degraded": decision.error
@@ -143,40 +146,33 @@ class ExplainPage(AdminPage):
             "others": others_in_words(explanation.others),
             "endpoints": [shown(endpoint.name) for endpoint in explanation.context.endpoints]
             or [_("%(name)s (built-in limit)") % {"name": shown(bucket.scope)} for bucket in explanation.built_in],
-            "grant_url": self.admin.page_url("grant"),
-            "reset_url": self.admin.page_url("reset_counters"),
+            "counters_url": self.admin.page_url("counters"),
         }
-
-    def _boost_url(self, params: dict[str, str], policy_id: int) -> str:
-        return str(self.admin.page_url("boost", query={**params, "policy": policy_id}))
 
     def _candidates(self, request: Any, listed: list[Candidate], users: Mapping[str, str]) -> list[dict[str, Any]]:
         """Return the rows of the candidates; those that the operator may not see only where they won."""
-        ids = [candidate.policy.id for candidate in listed]
-        policies = RatePolicy.objects.select_related("user", "subject_list", "plan", "endpoint").in_bulk(ids)
-        seen = {pk for pk, policy in policies.items() if self.admin.has_view_permission(request, policy)}
-        return [
-            self._candidate(candidate, policies.get(candidate.policy.id), candidate.policy.id in seen, users)
-            for candidate in listed
-            if candidate.won or candidate.policy.id in seen
-        ]
-
-    def _candidate(
-        self, candidate: Candidate, row: RatePolicy | None, seen: bool, users: Mapping[str, str]
-    ) -> dict[str, Any]:
-        policy = candidate.policy
-        return {
-            "id": policy.id,
-            "link": self.admin.page_url("change", policy.id) if seen else "",
-            # None = deleted since the snapshot was taken.
-            "audience": audience_text(row, users) if row else "—",
-            "endpoint": shown(row.endpoint.name) if row and row.endpoint else _("all endpoints"),
-            "counted_per": shown(policy.counted_per),
-            "rates": shown(policy.text),
-            "mode": RatePolicy.Mode(policy.mode).label if policy.mode != "enforce" else "",
-            "won": candidate.won,
-            "reason": shown(candidate.reason),
-        }
+        rows = RatePolicy.objects.select_related("user", "subject_list", "plan", "endpoint")
+        policies = rows.in_bulk([candidate.policy.id for candidate in listed])
+        found = []
+        for candidate in listed:
+            policy, row = candidate.policy, policies.get(candidate.policy.id)
+            seen = row is not None and self.admin.has_view_permission(request, row)
+            if candidate.won or seen:
+                found.append(
+                    {
+                        "id": policy.id,
+                        "link": self.admin.page_url("change", policy.id) if seen else "",
+                        # None = deleted since the snapshot was taken.
+                        "audience": audience_text(row, users) if row else "—",
+                        "endpoint": endpoint_text(row.endpoint if row else None),
+                        "counted_per": shown(policy.counted_per),
+                        "rates": shown(policy.text),
+                        "mode": RatePolicy.Mode(policy.mode).label if policy.mode != "enforce" else "",
+                        "won": candidate.won,
+                        "reason": shown(candidate.reason),
+                    }
+                )
+        return found
 
 
 def _listed(candidates: tuple[Candidate, ...]) -> list[Candidate]:

@@ -20,7 +20,7 @@ from ...policies.facts import endpoint_facts
 from ...policies.matching import match_endpoints
 from ...policies.requests.routes import handling_of_view, known_views
 from ...policies.snapshot import Snapshot
-from ..charts import Plot, Series, plot
+from ..charts import Plot, Series
 from ..formatting import number_text, percent
 
 SPANS: dict[Span, Any] = {"hour": _("last hour"), "day": _("last day"), "week": _("last week")}
@@ -94,7 +94,7 @@ def chart(timeline: Timeline, selection: Selection) -> Plot:
     """Return the chart of the selection's counts."""
     counts = timeline.total
     label_format = "D H:i" if selection.span == "week" else "H:i"
-    return plot(
+    return Plot(
         title=str(_TITLES[selection.span]),
         labels=[date_format(timezone.localtime(start), label_format) for start in timeline.starts],
         series=[

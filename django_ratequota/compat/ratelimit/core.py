@@ -53,26 +53,24 @@ async def ais_ratelimited(request: Any, *args: Any, **kwargs: Any) -> bool:
     return _is_beyond(await aget_usage(request, *args, **kwargs))
 
 
-def get_usage(
-    request: Any,
-    group: str | None = None,
-    fn: Callable[..., Any] | None = None,
-    key: Any = None,
-    rate: Any = None,
-    method: Any = ALL,
-    increment: bool = False,
-) -> Usage | None:
+def get_usage(request: Any, *args: Any, **kwargs: Any) -> Usage | None:
     """``count``, ``limit``, ``should_limit`` and ``time_left`` (s) of the request; None where nothing limits it.
 
-    ``group`` names what is counted together (else ``fn`` does); ``key`` whom a counter belongs to: ``ip``, ``user``,
-    ``user_or_ip``, ``get:NAME``, ``post:NAME``, ``header:NAME``, or ``(group, request) -> str`` or its dotted path;
-    ``rate`` is text such as ``5/m`` or ``100/15m``, (requests, seconds), None, or a function of the same kind that
-    returns one. ``increment`` counts this request. Raises ``ImproperlyConfigured``.
+    The arguments: ``group`` names what is counted together (else ``fn``, the view, does); ``key`` whom a counter
+    belongs to: ``ip``, ``user``, ``user_or_ip``, ``get:NAME``, ``post:NAME``, ``header:NAME``, or
+    ``(group, request) -> str`` or its dotted path; ``rate`` is text such as ``5/m`` or ``100/15m``,
+    (requests, seconds), None, or a function of the same kind that returns one; ``method`` is a method or several.
+    ``increment`` counts this request. Raises ``ImproperlyConfigured``.
     """
-    return drive(_usage_steps(increment, request, group, fn, key, rate, method), call)
+    return drive(_usage_steps(request, *args, **kwargs), call)
 
 
-async def aget_usage(
+async def aget_usage(request: Any, *args: Any, **kwargs: Any) -> Usage | None:
+    """``get_usage``, awaited; ``key`` and ``rate`` run in a thread where they may read session or database."""
+    return await adrive(_usage_steps(request, *args, **kwargs), acall)
+
+
+def _usage_steps(
     request: Any,
     group: str | None = None,
     fn: Callable[..., Any] | None = None,
@@ -80,13 +78,8 @@ async def aget_usage(
     rate: Any = None,
     method: Any = ALL,
     increment: bool = False,
-) -> Usage | None:
-    """``get_usage``, awaited; ``key`` and ``rate`` run in a thread where they may read session or database."""
-    return await adrive(_usage_steps(increment, request, group, fn, key, rate, method), acall)
-
-
-def _usage_steps(increment: bool, *arguments: Any) -> Generator[Twins, Any, Usage | None]:
-    query = yield Twins(_make_query, _amake_query, arguments)
+) -> Generator[Twins, Any, Usage | None]:
+    query = yield Twins(_make_query, _amake_query, (request, group, fn, key, rate, method))
     if query is None or query.limiter is None:
         return query and _uncounted(query, increment)
     limiter, buckets = query.limiter, (query.bucket,)

@@ -22,6 +22,7 @@ from .view_declarations import (
     handlers_of,
     is_decorated,
     is_rest,
+    once_per_view,
     scopes_of,
     view_class,
 )
@@ -81,11 +82,7 @@ def handling_of(view: Any, method: str, *, authenticated: bool) -> Handling:
 
     ``authenticated``: whether REST framework's view has authenticated the caller by now.
     """
-    try:
-        own = _own_methods(view)
-    except TypeError:  # the view is not hashable
-        own = _own_methods.__wrapped__(view)
-    if method not in own:
+    if method not in _own_methods(view):
         return "none"
     return "preflight" if method == "OPTIONS" and _only_answers_preflights(view, authenticated) else "own"
 
@@ -100,7 +97,7 @@ def _only_answers_preflights(view: Any, authenticated: bool) -> bool:
     return authenticated or not (is_rest(cls) and class_attribute(view, "authentication_classes"))
 
 
-@lru_cache(maxsize=4096)
+@once_per_view
 def _own_methods(view: Any) -> frozenset[str]:
     """Return the methods for which the view has a handler of its own.
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Callable, Mapping
+from functools import lru_cache, wraps
 from inspect import getclosurevars
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ...engine.types import check_cost
 from ...exceptions import InvalidCost
 
 logger = logging.getLogger("django_ratequota")
+
+T = TypeVar("T")
 
 #: Set by ``@ratequota`` on decorated views: the scope, "" = none.
 SCOPE_ATTRIBUTE = "ratequota_scope"
@@ -51,6 +53,20 @@ class LateCheck(NamedTuple):
     cost: int | None
 
 
+def once_per_view(function: Callable[[Any], T]) -> Callable[[Any], T]:
+    """Decorate a function of a view so that its results are kept; a view that is not hashable is read each time."""
+    cached = lru_cache(maxsize=4096)(function)
+
+    @wraps(function)
+    def of_view(view: Any) -> T:
+        try:
+            return cached(view)
+        except TypeError:
+            return function(view)
+
+    return of_view
+
+
 def view_class(view: Any) -> Any:
     """Return the class whose ``as_view`` made the view; None for function views."""
     return view if isinstance(view, type) else getattr(view, "cls", None) or getattr(view, "view_class", None)
@@ -62,19 +78,12 @@ def class_attribute(view: Any, name: str) -> Any:
     return arguments[name] if name in arguments else getattr(view_class(view), name, None)
 
 
+@once_per_view
 def handlers_of(view: Any) -> Mapping[str, Any]:
     """Return the handlers of a class, or of Django Ninja's view: method in capitals -> the function that answers it.
 
     A function view has none. Below ``@api_view`` the handler is the decorated function.
     """
-    try:
-        return _cached_handlers(view)
-    except TypeError:  # the view is not hashable
-        return _cached_handlers.__wrapped__(view)
-
-
-@lru_cache(maxsize=4096)
-def _cached_handlers(view: Any) -> Mapping[str, Any]:
     cls = view_class(view)
     if cls is None:
         return {method: operation.view_func for operation in _operations(view) for method in operation.methods}

@@ -36,17 +36,3 @@ def test_a_network_is_blocked_from_a_refusal(desk: Desks, scene: Scene) -> None:
         page.get_by_role("button", name="End it", exact=True).click()
         expect(page.locator(".messagelist .success")).to_contain_text("is not blocked any more.")
     expect(row.get_by_role("link", name="Block…")).to_be_visible()
-
-
-def test_the_page_is_fit_for_everybody(desk: Desks, scene: Scene) -> None:
-    own = desk()
-    page = own.open(PAGES["live usage"].path(scene))
-    page.locator("#ratequota-callers, section").get_by_role("link", name="Block…").first.click()
-    own.look()
-    page.get_by_role("button", name="Yes, block").click()
-    expect(page.get_by_text("This field is required.")).to_be_visible()
-    own.look()
-    page.get_by_label("Reason").last.fill("Ticket 4716")
-    page.get_by_role("button", name="Yes, block").click()
-    page.get_by_role("link", name="End it…").first.click()
-    own.look()

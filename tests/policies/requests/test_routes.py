@@ -27,8 +27,6 @@ FILES = "/[fF][iI][lL][eE][sS]/?"
     [
         ("", "/"),
         ("/plain/", "/plain/"),
-        ("v1/items/<int:pk>/", "/v1/items/<int:pk>/"),
-        ("^reports/$", "/reports/"),
         (f"api/^reports/{PK}/$", f"/api/reports/{PK}/"),
         (rf"api/^reports/{PK}/\Z", f"/api/reports/{PK}/"),
         (rf"api/^reports/{PK}/\z", f"/api/reports/{PK}/"),

@@ -1,7 +1,8 @@
-"""Undoing a save: what comes back, what stays as it is and why, and that the undo is itself one save."""
+"""Taking changes back: which objects and fields are set, which stay as they are, and what is refused."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -10,12 +11,13 @@ from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.utils import timezone
 
-from django_ratequota.changes.writer import changed_by, field_values, write_reset
+from django_ratequota.changes.writer import changed_by, field_values, write_publication, write_reset
 from django_ratequota.models import Endpoint, ListMember, Plan, PlanAssignment, PolicyChange, RatePolicy, SubjectList
-from django_ratequota.operations.undo import Undo, plan_undo, undo
+from django_ratequota.operations.revert import Revert, apply, plan_restore, plan_undo, versions
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "tenants")]
 
+DAY, DATE = timedelta(days=1), datetime(2026, 1, 2, tzinfo=UTC)
 MODELS = (Plan, Endpoint, RatePolicy, PlanAssignment, SubjectList, ListMember)
 
 
@@ -28,15 +30,15 @@ def last_save() -> Any:
     return PolicyChange.objects.all()[0].change_id
 
 
-def undone(change_id: Any = None, *, overwrite: bool = False) -> Undo:
+def undone(change_id: Any = None, *, overwrite: bool = False) -> Revert:
     """Undo the save, by default the last one; return the plan."""
     with transaction.atomic():
         plan = plan_undo(change_id or last_save(), lock=True)
-        undo(plan, actor=None, reason="Undone", overwrite=overwrite)
+        apply(plan, actor=None, reason="Undone", chosen=overwrite)
     return plan
 
 
-def left(plan: Undo) -> list[tuple[str, bool, str]]:
+def left(plan: Revert) -> list[tuple[str, bool, str]]:
     """Return the kinds of objects that stay as they are, whether they were edited, and what is in the way."""
     return [(step.kind, step.edited, step.obstacle) for step in plan.steps if not step.applies(False)]
 
@@ -89,21 +91,23 @@ def mixed(scene: dict[str, Any]) -> None:
     Plan.objects.filter(pk=scene["free"].pk).update(name="Gratis", default_for="")
 
 
-def swap(scene: dict[str, Any]) -> None:
-    """Swap the names and the policies of two plans, with their slugs and the default, and of two lists."""
+def move_on(scene: dict[str, Any]) -> None:
+    """Give the default, a name and a list's place of one object to another, as an import may in one save."""
     plans: Any = Plan.objects
-    plans.filter(pk=scene["free"].pk).update(name="x", slug="x", default_for="")
-    plans.filter(pk=scene["pro"].pk).update(name="Free", slug="free", default_for="anonymous")
-    plans.filter(pk=scene["free"].pk).update(name="Pro", slug="pro")
+    plans.filter(pk=scene["free"].pk).update(name="Basic", slug="basic", default_for="")
+    plans.filter(pk=scene["pro"].pk).update(name="Free", default_for="anonymous")
     lists: Any = SubjectList.objects
-    lists.filter(pk=scene["bots"].pk).update(name="x")
+    lists.filter(pk=scene["bots"].pk).update(name="Old")
     lists.filter(pk=scene["beta"].pk).update(name="Bots")
-    lists.filter(pk=scene["bots"].pk).update(name="Beta")
     policies: Any = RatePolicy.objects
-    for one, other, field in (("free", "pro", "plan"), ("bots", "beta", "subject_list")):
-        policies.filter(pk=scene[f"{one}_all"].pk).update(**{"counted_per": "ip", field: scene[other]})
-        policies.filter(pk=scene[f"{other}_all"].pk).update(**{field: scene[one]})
-        policies.filter(pk=scene[f"{one}_all"].pk).update(counted_per="caller")
+    policies.filter(pk=scene["free_all"].pk).update(counted_per="ip")
+    policies.filter(pk=scene["pro_all"].pk).update(plan=scene["free"], mode="log")
+
+
+def swap(scene: dict[str, Any]) -> None:
+    lists: Any = SubjectList.objects
+    for key, name in (("bots", "x"), ("beta", "Bots"), ("bots", "Beta")):
+        lists.filter(pk=scene[key].pk).update(name=name)
 
 
 def replace(scene: dict[str, Any]) -> None:
@@ -115,20 +119,9 @@ def replace(scene: dict[str, Any]) -> None:
     PlanAssignment.objects.filter(plan=old).update(plan=new)
 
 
-def swap_members(scene: dict[str, Any]) -> None:
-    """Move each of the three members of a list into the place of another."""
-    members = list(scene["bots"].members.order_by("pk"))
-    rows: Any = [ListMember.objects.filter(pk=member.pk) for member in members]
-    for number, row in enumerate(rows):
-        row.update(user=None, subject=f"tenant:{number}")
-    for row, member in zip(rows, members[1:] + members[:1], strict=True):
-        row.update(user=member.user, subject=member.subject)
-
-
 EDITS = {
     "mixed": mixed,
-    "swap": swap,
-    "members swapped": swap_members,
+    "moved on": move_on,
     "a list deleted": lambda scene: scene["bots"].delete(),
     "members changed": lambda scene: (
         ListMember.objects.filter(subject="ip:192.0.2.7").delete(),
@@ -143,7 +136,7 @@ EDITS = {
         plan=scene["free"], anchor=None, subject="tenant:beta"
     ),
     "updated": lambda scene: RatePolicy.objects.update(mode="off", reason="Ticket 4711"),
-    "dated": lambda scene: RatePolicy.objects.update(ends_at=timezone.now().replace(microsecond=5000)),
+    "dated": lambda scene: RatePolicy.objects.update(ends_at=timezone.now()),
     "created and deleted": lambda scene: plan("Team").delete(),
     "deleted and created": lambda scene: (
         scene["pro_all"].delete(),
@@ -162,7 +155,7 @@ def test_a_save_is_undone_and_the_undo_too(scene: dict[str, Any], edit: Any, pub
     published.clear()
     # The save itself has created and deleted these.
     assert not [
-        step for step in undone().steps if step.edited or step.obstacle or (step.done and step.verb != "delete")
+        step for step in undone().steps if step.edited or step.obstacle or (step.done and step.now is not None)
     ]
     assert state() == before
     rows = PolicyChange.objects.order_by("pk")[history:]
@@ -172,6 +165,24 @@ def test_a_save_is_undone_and_the_undo_too(scene: dict[str, Any], edit: Any, pub
     if before != after:
         undone()
         assert state() == after
+
+
+def test_an_undo_is_recorded_as_one_of_its_save(scene: dict[str, Any]) -> None:
+    RatePolicy.objects.update(mode="log")
+    change_id = last_save()
+    undone()
+    assert {row.undoes for row in PolicyChange.objects.filter(change_id=last_save())} == {change_id}
+    RatePolicy.objects.update(mode="off")
+    assert PolicyChange.objects.all()[0].undoes is None
+
+
+def test_values_that_were_swapped_are_refused(scene: dict[str, Any]) -> None:
+    with transaction.atomic():
+        swap(scene)
+    before = state()
+    with pytest.raises(ValidationError, match="Bots: name: Subject list with this Name already exists"):
+        undone()
+    assert state() == before
 
 
 def test_a_replaced_plan_whose_name_is_needed_again_is_refused(scene: dict[str, Any]) -> None:
@@ -296,7 +307,7 @@ def test_what_is_forbidden_is_left_as_it_is(scene: dict[str, Any]) -> None:
 
     with transaction.atomic():
         plan = plan_undo(last_save(), lock=True, forbidden=forbidden)
-        undo(plan, actor=None, reason="")
+        apply(plan, actor=None, reason="")
     on_deleted_plan = f"The plan with the id {pk} is deleted; restore or create that first."
     assert {(kind, text) for kind, _edited, text in left(plan) if text} == {
         ("plan", "no"),
@@ -317,6 +328,208 @@ def test_the_hash_names_the_state_that_was_compared(scene: dict[str, Any]) -> No
     assert plan_undo(change_id).seen != seen
 
 
+# --- Versions. ---
+
+
+def edited_everything(scene: dict[str, Any]) -> list[tuple[Any, dict[str, Any]]]:
+    """Return an object of each model with every field set, to the microsecond, and an edit of each field."""
+    alice, bob = User.objects.get(username="alice"), User.objects.create(username="bob")
+    now = timezone.now().replace(microsecond=123_456)
+    dates = {"starts_at": now - DAY, "ends_at": now + DAY, "reason": "A trial"}
+    made = {"description": "Reports", "routes": "reports:*\n/api/*", "methods": "GET POST", "cost": 7}
+    reports = Endpoint.objects.create(name="reports", charged_statuses="4xx", exempt=True, **made)
+    assignment = PlanAssignment.objects.create(
+        user=alice, plan=scene["free"], created_by=bob, created_at=now - DAY, **dates
+    )
+    policy = RatePolicy.objects.create(
+        plan=scene["pro"],
+        endpoint=scene["search"],
+        counted_per="ip",
+        rates="10/s, 1000/hour burst 50",
+        algorithm="gcra",
+        mode="log",
+        on_error="deny",
+        **dates,
+    )
+    undated = {"starts_at": None, "ends_at": None, "reason": ""}
+    return [
+        (reports, {"name": "r", "charged_statuses": "", "exempt": False, "cost": 1}),
+        (reports, {"description": "", "routes": "", "methods": ""}),
+        (
+            assignment,
+            {
+                **undated,
+                "user": None,
+                "subject": "tenant:acme",
+                "plan": scene["pro"],
+                "anchor": 31,
+                "created_by": None,
+            }
+            | {"starts_at": now},
+        ),
+        (
+            policy,
+            {**undated, "plan": None, "user": alice, "endpoint": None, "counted_per": "caller", "rates": "1/s"}
+            | {"algorithm": "token_bucket", "mode": "off", "on_error": "", "durable": False},
+        ),
+        (scene["free"], {"name": "F", "slug": "f", "description": "Few", "default_for": "", "position": 7}),
+    ]
+
+
+def restored(change: PolicyChange, version: Any, *, chosen: bool = False) -> Revert:
+    with transaction.atomic():
+        plan = plan_restore(change, version, lock=True)
+        apply(plan, actor=None, reason="Restored", chosen=chosen)
+    return plan
+
+
+def last(action: str, **fields: Any) -> PolicyChange:
+    change = PolicyChange.objects.filter(action=action, **fields).first()
+    assert change is not None
+    return change
+
+
+@pytest.mark.parametrize("deleted", [False, True], ids=["edited", "deleted"])
+def test_every_field_is_restored_under_the_old_primary_key(
+    scene: dict[str, Any], published: list[Any], deleted: bool
+) -> None:
+    """Times were cut to milliseconds: an import of an older export then created everything dated again."""
+    for row, edits in edited_everything(scene):
+        rows: Any = type(row).objects.filter(pk=row.pk)
+        (before,) = rows.values()
+        for name, value in edits.items():
+            setattr(row, name, value)
+        row.save()
+        (after,) = rows.values()
+        change = last("update")
+        if deleted:
+            rows.delete()
+        published.clear()
+        restored(change, "before")
+        (found,) = rows.values()
+        assert found == before
+        assert len(published) == 1
+        newest = PolicyChange.objects.all()[0]
+        assert (newest.action, newest.reason) == ("create" if deleted else "update", "Restored")
+        assert (newest.before, newest.after) == (None if deleted else change.after, change.before)
+        restored(change, "after")
+        (found,) = rows.values()
+        assert found == after
+        assert not [step for step in restored(change, "after").steps if not step.done]
+
+
+def test_a_deleted_object_comes_back_alone_or_with_what_was_deleted_along(
+    scene: dict[str, Any], published: list[Any]
+) -> None:
+    RatePolicy.objects.filter(pk=scene["free_search"].pk).delete()  # before, by a save of its own
+    PlanAssignment.objects.create(user=User.objects.get(username="alice"), plan=scene["free"], starts_at=DATE)
+    before = state()
+    scene["free"].delete()
+    change = last("delete", model="plan")
+    plan = plan_restore(change, "before")
+    assert [(step.kind, step.verb, step.along) for step in plan.steps] == [
+        ("plan", "create", False),
+        ("planassignment", "create", True),
+        ("ratepolicy", "create", True),
+    ]
+    published.clear()
+    assert plan_restore(change, "before", most=2).too_large == change.change_id
+    restored(change, "before")
+    found = state()
+    assert found == {key: row for key, row in before.items() if key in found}
+    assert len(before) - len(found) == 2
+    assert len(published) == 1
+    Plan.objects.filter(pk=change.object_id).delete()
+    restored(change, "before", chosen=True)
+    assert not PlanAssignment.objects.filter(plan=change.object_id).exists()  # deleted by another save than the last
+    undone(change.change_id)
+    assert state() == before
+
+
+def test_what_was_deleted_along_stays_where_it_exists_again_or_cannot_be_created(scene: dict[str, Any]) -> None:
+    assignment, policy = scene["acme"], scene["pro_all"]
+    on_search = RatePolicy.objects.create(plan=scene["pro"], endpoint=scene["search"], rates="4/s")
+    pks = {"assignment": scene["assignment"].pk, "acme": assignment.pk, "policy": policy.pk, "search": on_search.pk}
+    scene["pro"].delete()
+    change = last("delete", model="plan")
+    scene["search"].delete()
+    PlanAssignment.objects.create(pk=pks["acme"], subject="tenant:beta", plan=scene["free"])
+    plan = restored(change, "before", chosen=True)
+    (obstacle,) = (step.obstacle for step in plan.steps if step.obstacle)
+    assert obstacle.startswith("The endpoint with the id")
+    assert set(RatePolicy.objects.filter(plan=change.object_id).values_list("pk", flat=True)) == {pks["policy"]}
+    assert PlanAssignment.objects.get(pk=pks["assignment"]).plan.name == "Pro"
+    assert PlanAssignment.objects.get(pk=pks["acme"]).plan == scene["free"]
+
+
+@pytest.mark.parametrize(
+    ("recorded", "message"),
+    [
+        ({"colour": "red"}, "This version has fields that no longer exist (colour)"),
+        ({"rates": "10/fortnight"}, "cannot be read any more"),
+        ({"counted_per": "tenants"}, "Nothing is counted per 'tenants'"),
+        ({"algorithm": "abacus"}, "is not a valid choice"),
+        ({"starts_at": "some day"}, "cannot be read any more"),
+        ({"subject": "ip:no address"}, "subject"),
+        ({"subject": "ip:::1"}, "Choose one audience"),
+        ({"mode": None}, "mode: This field cannot be null."),
+        ({"plan": 4711}, "The plan with the id 4711 is deleted; restore or create that first."),
+    ],
+)
+def test_a_version_that_is_not_valid_any_more_is_refused(
+    scene: dict[str, Any], recorded: dict[str, Any], message: str
+) -> None:
+    change = last("create", model="ratepolicy", object_id=str(scene["free_all"].pk))
+    PolicyChange.objects.filter(pk=change.pk).update(after={**change.after, **recorded})
+    change.refresh_from_db()
+    for _ in range(2):
+        before = state()
+        (step,) = restored(change, "after").steps
+        assert message in step.obstacle
+        assert state() == before
+        RatePolicy.objects.filter(pk=scene["free_all"].pk).delete()
+
+
+def test_a_value_that_another_object_has_by_now_is_in_the_way(scene: dict[str, Any]) -> None:
+    Plan.objects.filter(pk=scene["free"].pk).update(name="F", slug="f", default_for="")
+    change = last("update")
+    other = Plan.objects.create(name="Free", slug="other")
+    assert plan_restore(change, "before").steps[0].obstacle == "name: Plan with this Name already exists."
+    Plan.objects.filter(pk=other.pk).update(name="Other", default_for="anonymous")
+    assert (
+        plan_restore(change, "before").steps[0].obstacle.startswith("Another plan is the default for these callers")
+    )
+
+
+def test_fields_that_the_version_lacks_keep_their_values(scene: dict[str, Any]) -> None:
+    rows = RatePolicy.objects.filter(pk=scene["free_all"].pk)
+    change = last("create", model="ratepolicy", object_id=str(scene["free_all"].pk))
+    known = {name: value for name, value in change.after.items() if name != "on_error"}
+    PolicyChange.objects.filter(pk=change.pk).update(after=known)
+    change.refresh_from_db()
+    rows.update(rates="2/s", on_error="local", mode="log")
+    restored(change, "after")
+    assert rows.values_list("rates", "on_error", "mode").get() == ("1/s", "local", "enforce")
+
+
+def test_an_assignment_comes_back_without_its_deleted_creator(scene: dict[str, Any]) -> None:
+    bob = User.objects.create(username="bob")
+    made = PlanAssignment.objects.create(subject="tenant:beta", plan=scene["free"], created_by=bob)
+    made.delete()
+    bob.delete()
+    restored(last("delete"), "before")
+    assert PlanAssignment.objects.get(subject="tenant:beta").created_by is None
+
+
+def test_versions_that_exist_can_be_restored(scene: dict[str, Any]) -> None:
+    scene["free_all"].delete()
+    write_publication("by hand")
+    found = {row.action: versions(row) for row in (*PolicyChange.objects.all()[:2], last("create"))}
+    assert found == {"publish": (), "delete": ("before",), "create": ("after",)}
+    RatePolicy.objects.update(mode="log")
+    assert versions(last("update")) == ("after", "before")
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("action", ["create", "update", "delete"])
 def test_many_objects_are_undone_in_batches(
@@ -329,6 +542,6 @@ def test_many_objects_are_undone_in_batches(
         before = state()
         many = RatePolicy.objects.filter(plan=None)
         many.update(counted_per="ip", rates="2/s") if action == "update" else many.delete()
-    with django_assert_max_num_queries(80):
+    with django_assert_max_num_queries(100):
         undone()
     assert state() == before

@@ -1,0 +1,114 @@
+"""Objects as the history recorded them: the object of a recorded state, and why it cannot be stored now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from copy import copy
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.db import models
+from django.utils.translation import gettext as _
+
+from ..changes.writer import field_values
+from ..models import Endpoint, ListMember, Plan, PlanAssignment, RatePolicy, SubjectList
+
+#: The models whose objects are recorded, by ``PolicyChange.model``.
+KINDS: dict[str, Any] = {
+    str(model._meta.model_name): model
+    for model in (Plan, PlanAssignment, Endpoint, SubjectList, ListMember, RatePolicy)
+}
+State = Mapping[str, Any]
+#: Name of a foreign key -> key -> the object that it refers to.
+Related = dict[str, dict[Any, models.Model]]
+
+
+def relations(model: type[models.Model]) -> list[Any]:
+    """Return the model's foreign keys."""
+    return [field for field in model._meta.concrete_fields if field.is_relation]
+
+
+def related_objects(
+    model: type[models.Model], states: Iterable[State], created: Mapping[Any, Mapping[Any, models.Model]]
+) -> Related:
+    """Return the objects that these states refer to, with one query per foreign key; unreadable keys are left out.
+
+    ``created`` has the objects that will be created before, by model and primary key.
+    """
+    found: Related = {}
+    for relation in relations(model):
+        name = relation.target_field.attname
+        keys = set()
+        for state in states:
+            try:
+                keys.add(read_value(relation, state.get(relation.name)))
+            except ValidationError:  # the object of that state names it
+                continue
+        rows = relation.related_model._base_manager.filter(**{f"{name}__in": keys - {None}})
+        stored = {getattr(row, name): row for row in rows}
+        found[relation.name] = {**created.get(relation.related_model, {}), **stored}
+    return found
+
+
+def object_of(
+    model: type[models.Model], pk: Any, state: State, now: models.Model | None, related: Related
+) -> tuple[models.Model, tuple[str, ...]]:
+    """Return the object with the values of the state, unsaved, and the names of the fields that differ from ``now``.
+
+    Fields that the state lacks keep their values. Raises ``ValidationError`` if the state cannot be read any more.
+    """
+    known: dict[str, Any] = {field.name: field for field in model._meta.concrete_fields}
+    removed = [name for name in state if name not in known]
+    if removed:
+        text = _("This version has fields that no longer exist (%(names)s).")
+        raise ValidationError(text % {"names": ", ".join(removed)})
+    then = model(pk=pk) if now is None else copy(now)
+    for name, recorded in state.items():
+        field = known[name]
+        if field.primary_key:
+            continue
+        value = read_value(field, recorded)
+        referred = related[name].get(value) if field.is_relation else None
+        if field.is_relation and referred is None and field.remote_field.on_delete is models.SET_NULL:
+            value = None
+        setattr(then, field.attname, value)
+        if referred is not None:
+            field.set_cached_value(then, referred)
+    before, after = {} if now is None else field_values(now), field_values(then)
+    return then, tuple(name for name in after if not known[name].primary_key and before.get(name, ...) != after[name])
+
+
+def read_value(field: Any, value: Any) -> Any:
+    """Convert a recorded value to the field's; raises ``ValidationError``."""
+    reader = field.target_field if field.is_relation else field
+    try:
+        return None if value is None and field.null else reader.to_python(value)
+    except ValidationError as error:
+        text = _("%(field)s: %(value)r cannot be read any more. %(errors)s")
+        params = {"field": field.verbose_name, "value": str(value)[:100], "errors": " ".join(error.messages)}
+        raise ValidationError(text % params) from error
+
+
+def problems(then: models.Model, *, unique: bool) -> list[str]:
+    """Return why the object cannot be stored, in sentences; with ``unique``, also because others have its values."""
+    text = _("The %(kind)s with the id %(pk)s is deleted; restore or create that first.")
+    keys = relations(type(then))
+    missing = [
+        text % {"kind": relation.related_model._meta.verbose_name, "pk": getattr(then, relation.attname)}
+        for relation in keys
+        if getattr(then, relation.attname) is not None and not relation.is_cached(then)
+    ]
+    if missing:
+        return missing
+    try:
+        excluded = [] if unique else [relation.name for relation in keys]
+        then.full_clean(excluded, validate_unique=unique, validate_constraints=unique)
+    except ValidationError as error:
+        names = {field.name: field.verbose_name for field in then._meta.concrete_fields}
+        named = (
+            f"{names[name]}: {text}" if name in names else text
+            for name, texts in error.message_dict.items()
+            for text in texts
+        )
+        return list(dict.fromkeys(named))
+    return []
