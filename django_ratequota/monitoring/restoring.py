@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future
+from datetime import date
 from queue import SimpleQueue
 from typing import Any
 
@@ -17,7 +18,9 @@ from django.db import Error as DatabaseError
 from django.db import close_old_connections
 
 from ..conf import settings
+from ..engine.calendar_windows import CalendarWindow
 from ..engine.decision import Decision, LimitRequest
+from ..engine.keys import counter_name
 from ..engine.limiter import Limiter
 from ..engine.types import Bucket
 from ..exceptions import MissingCounts
@@ -60,27 +63,23 @@ def peek(limiter: Limiter, call: Call, buckets: tuple[Bucket, ...], revision: in
 def _restore(limiter: Limiter, request: LimitRequest) -> Generator[Any, Any, bool]:
     """Raise the durable counters of the request; returns whether the database answered in time."""
     zone, at_us = limiter.time_zone, request.charged.at_us if request.charged else limiter.now_us
-    bounds = {}
+    bounds = dict[Window, CalendarWindow]()
     for bucket in request.buckets:
         if bucket.durable:
-            window = ledger.window_of(bucket, at_us, zone)
-            bounds[Window(ledger.counter_name(bucket), window.first_day)] = window
+            around = ledger.window_of(bucket, at_us, zone)
+            bounds[Window(counter_name(bucket), around.first_day)] = around
     try:
         rows: _Found = yield _reader.read(list(bounds))
     except (DatabaseError, TimeoutError) as error:
         note_problem("restoring", f"what Redis has lost could not be read from the ledger: {error or 'too slow'}")
         return False
     own = ledger.ledger.unwritten(bounds, zone)
-    # A counter without a row is written as 0, so that its next request need not look.
-    yield from limiter.raise_steps(
-        {
-            window: (
-                *(mine + written for mine, written in zip(own.get(window, _NONE), rows.get(window, _NONE), strict=True)),
-                bounds[window].ends_us,
-            )
-            for window in bounds
-        }
-    )
+    raised = dict[tuple[str, date], tuple[int, int, int]]()
+    for window, around in bounds.items():
+        # A counter without a row is written as 0, so that its next request need not look.
+        mine, row = own.get(window, _NONE), rows.get(window, _NONE)
+        raised[window] = mine.charged + row.charged, mine.refunded + row.refunded, around.ends_us
+    yield from limiter.raise_steps(raised)
     return True
 
 

@@ -16,6 +16,7 @@ from django.db import OperationalError
 
 from django_ratequota import Bucket, Decision, Limiter, Rate
 from django_ratequota.enforcement.decide import decide
+from django_ratequota.engine.decision import LimitRequest
 from django_ratequota.exceptions import StoreError
 from django_ratequota.models import QuotaDay, QuotaWindow
 from django_ratequota.monitoring import ledger
@@ -83,7 +84,8 @@ class Simulation:
         customer = self.dice.choice(list(self.anchors))
         buckets = self.buckets(customer)
         found: Any = SimpleNamespace(buckets=buckets, durable=True, blocked_by=(), unreadable=())
-        decision = drive(decide(self.limiter, found, "check", units, buckets, None), self.do)
+        request = LimitRequest(mode="check", buckets=buckets, cost=units)
+        decision = drive(decide(self.limiter, found, request), self.do)
         if decision.allowed and not decision.error:
             self.note(True, customer, units, decision.at_us, decision.at_us, buckets[0].anchor)
         return decision
@@ -109,6 +111,9 @@ class Simulation:
 
     def reset(self) -> None:
         customer = self.dice.choice(list(self.anchors))
+        out = {decision.statuses[0].bucket.subject for decision, _ in self.reserved}
+        if customer in out and not self.faults:
+            return  # what is reserved is given back now, and again when it is settled
         for status in reset(self.buckets(customer)):
             window = self.window(status.bucket, self.clock.now_us)
             self.add(False, window, self.local_day(self.clock.now_us), status.used + status.debt, written=True)
