@@ -435,7 +435,8 @@ class Memory:
         used = counter.used()
         free = (counter.capacity - used) // self._share
         remaining, next_us = max(0, free), None
-        if used and (remaining + 1) * self._share <= counter.capacity:  # a part of a unit is no quota
+        reset_us = max(0, counter.full_at() - now) if used else 0
+        if reset_us and (remaining + 1) * self._share <= counter.capacity:  # a part of a unit is no quota
             next_us = max(1, self._wait(counter, bucket, remaining + 1, now) or 0)
         start, finish = counter.window
         return BucketStatus(
@@ -443,7 +444,7 @@ class Memory:
             allowed=passed,
             remaining=remaining,
             retry_after_us=wait,
-            reset_after_us=max(0, counter.full_at() - now) if used else 0,
+            reset_after_us=reset_us,
             window_us=finish - start,
             next_after_us=next_us,
             debt=max(0, -free),

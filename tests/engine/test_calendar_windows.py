@@ -115,7 +115,7 @@ def test_bounds_of_months_that_begin_on_the_customer_s_day(
 @examples(300)
 def test_every_instant_since_1970_lies_in_its_window(unit: Any, zone: str, second: int) -> None:
     now = second * 10**6 + 999_999
-    start, finish, first = calendar_window(unit, now, ZoneInfo(zone))
+    start, finish, _ = calendar_window(unit, now, ZoneInfo(zone))
     assert start <= now < finish
 
 
@@ -123,7 +123,7 @@ def test_every_instant_since_1970_lies_in_its_window(unit: Any, zone: str, secon
 @examples(300)
 def test_months_follow_one_another_and_begin_on_their_day(zone: str, anchor: int, second: int) -> None:
     now, where = second * 10**6 + 999_999, ZoneInfo(zone)
-    start, finish, first = calendar_window("month", now, where, anchor)
+    start, finish, _ = calendar_window("month", now, where, anchor)
     assert start <= now < finish
     assert calendar_window("month", finish, where, anchor)[0] == finish
     assert calendar_window("month", start - 1, where, anchor)[1] == start
@@ -265,7 +265,7 @@ def test_the_command_has_the_bounds_of_the_current_window() -> None:
     for month, days in ((2, 28), (1, 31), (2, 28), (3, 31)):
         begins = us(f"2025-{month:02}-01 00:00")
         for now_us in (begins, begins + days * 24 * HOUR - 1):
-            command, windows_us = prepared.command((("check", 0, -1, 0), (1,), (), 1.0), now_us)
+            command, windows_us = prepared.command((("check", 0, -1, 0), (1,), (), False, 1.0), now_us)
             assert command[-4:-2] == (begins, begins + days * 24 * HOUR)
             assert windows_us == [days * 24 * HOUR]
 

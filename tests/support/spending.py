@@ -8,9 +8,9 @@ import threading
 
 from django.contrib.auth.models import User
 from django.db import connection
+from django_ratequota.monitoring.checkpoints import flush_all, note
 
 from django_ratequota import Bucket, BucketStatus, Decision, Rate, acheck_request, check_request
-from django_ratequota.monitoring.checkpoints import flush_all, note
 from django_ratequota.utils.problems import recent
 from tests.faults import poll
 from tests.project.views import request_from
