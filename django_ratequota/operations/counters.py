@@ -91,7 +91,7 @@ def _lower(
     limiter, alias = default_limiter(), policy_alias(PolicyChange)
     before: list[BucketStatus] = []
     for subject, own in _by_subject(buckets):
-        decision = restoring.peek(limiter, limiter.store.call(), tuple(own))
+        [decision] = peeked(own)
         kept = [status for status in decision.statuses if status.bucket.durable and ledger.is_kept()]
         with transaction.atomic(using=alias):
             record(subject, decision.statuses)

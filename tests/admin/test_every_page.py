@@ -23,7 +23,7 @@ from django_ratequota.models import (
     RatePolicy,
     SubjectList,
 )
-from django_ratequota.monitoring import checkpoints, health
+from django_ratequota.monitoring import health, ledger
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.monitoring.refusals import refusals
 from tests.support.operators import client_of
@@ -72,7 +72,7 @@ def fill(first: int, last: int) -> None:
             check_from(user, scope=endpoint.name)
     PolicyChange.objects.update(actor=root, reason=HOSTILE)
     collector.flush()
-    checkpoints.flush()
+    ledger.flush()
     health.report()
 
 

@@ -15,6 +15,7 @@ from django_ratequota.admin import quota_history
 from django_ratequota.models import Endpoint, QuotaWindow, RatePolicy
 from django_ratequota.operations.quotas import past_of
 from tests.support.operators import client_of, text_of
+from tests.support.windows import counted
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("fresh_policies", "redis_client")]
 
@@ -24,12 +25,9 @@ ENDS = {"month": 31, "week": 7, "day": 1}
 
 
 def window(starts: date, used: int, ends: date | None = None, **fields: Any) -> QuotaWindow:
-    values: dict[str, Any] = {"subject": "tenant:acme", "period": "month", "limit": 100, "at_us": 1} | fields
     ends = ends or (starts + timedelta(days=32)).replace(day=1)
-    values |= {"starts_at": at(starts), "ends_at": at(ends), "used": used, "percent": used}
-    rate = f"{values['limit']}/{values['period']}" + (" fixed_window" if values["period"] != "month" else "")
-    values.setdefault("counter", f"{{{values['subject']}}}:{values.get('endpoint_id') or 0}:{rate}")
-    return QuotaWindow.objects.create(**{"rate": rate, **values})
+    named = {"subject": "tenant:acme", "limit": 100} | fields
+    return counted(starts_at=at(starts), ends_at=at(ends), used=used, **named)
 
 
 def at(day: date) -> datetime:

@@ -11,7 +11,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, QuotaWindow, RatePolicy
-from django_ratequota.monitoring import checkpoints
+from django_ratequota.monitoring import ledger
 from tests.support.operators import client_of, text_of
 from tests.support.requests import check_from
 
@@ -27,7 +27,7 @@ CSV = f"{PAGE}?csv=1"
 def spend(user: Any, times: int, **more: Any) -> None:
     for _ in range(times):
         check_from(user, **more)
-    checkpoints.flush()
+    ledger.flush()
 
 
 def test_the_page_lists_who_is_near(operator: Client, alice: User, search: Endpoint) -> None:

@@ -9,19 +9,19 @@ from django.contrib.auth.models import Permission, User
 from django.db import transaction
 
 from django_ratequota import Bucket, Rate, check_request
+from django_ratequota.engine.keys import counter_name
 from django_ratequota.models import (
     Endpoint,
     ListMember,
     Plan,
     PlanAssignment,
     PolicyChange,
-    QuotaWindow,
     RatePolicy,
     SubjectList,
 )
-from django_ratequota.monitoring.checkpoints import counter_name
 from django_ratequota.monitoring.collector import collector
 from tests.project.views import request_from
+from tests.support.windows import counted
 
 #: The operators, and their permissions (codenames, None = superuser).
 OPERATORS: dict[str, tuple[str, ...] | None] = {
@@ -120,19 +120,15 @@ class Scene:
         for units in reversed(used):
             starts = (ends - timedelta(days=1)).replace(day=1)
             if units:
-                QuotaWindow.objects.create(
+                counted(
                     counter=counter_name(bucket),
                     starts_at=starts,
                     ends_at=ends,
-                    period="month",
                     subject=subject,
                     policy_id=policy.pk,
                     endpoint_id=policy.endpoint_id,
-                    rate=str(rate),
                     used=units,
                     limit=limit,
-                    percent=100 * units // limit,
-                    at_us=int(starts.timestamp() * 10**6) + 1,
                 )
             ends = starts
 

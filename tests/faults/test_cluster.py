@@ -16,6 +16,7 @@ import redis.cluster
 from asgiref.sync import async_to_sync
 from django.contrib.auth.models import User
 from django.test import override_settings
+from django_ratequota.monitoring.seeds import seeds
 
 from django_ratequota import Bucket, Decision, Limiter, Rate, acheck_request, check_request
 from django_ratequota.engine.decision import LimitRequest
@@ -26,7 +27,6 @@ from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.monitoring import checkpoints
 from django_ratequota.monitoring import seeds as seeds_module
 from django_ratequota.monitoring.background import Background
-from django_ratequota.monitoring.seeds import seeds
 from django_ratequota.utils.sansio import drive
 from tests.project.views import request_from
 from tests.support.properties import scaled, thorough_after

@@ -17,6 +17,7 @@ from django.urls import reverse
 from django_ratequota.api import QuotaWindowSerializer, UsageHistoryView
 from django_ratequota.models import Endpoint, QuotaWindow, RatePolicy
 from tests.support.requests import check_from
+from tests.support.windows import counted
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -29,15 +30,12 @@ def window(subject: str, month: int = 10, **fields: Any) -> QuotaWindow:
         "subject": subject,
         "starts_at": starts_at,
         "ends_at": (starts_at + timedelta(days=32)).replace(day=1),
-        "period": "month",
         "rate": "100/month",
         "used": 40,
         "limit": 100,
-        "percent": 40,
-        "at_us": 1,
         **fields,
     }
-    return QuotaWindow.objects.create(counter=f"{subject}:{values['rate']}", **values)
+    return counted(counter=f"{subject}:{values['rate']}", **values)
 
 
 def history(client: Client, **query: Any) -> Any:
@@ -99,7 +97,7 @@ def test_a_window_says_what_was_used_of_which_limit(client: Client, alice: User)
 
 
 def test_what_requests_have_used_is_there(client: Client, alice: User, checkpointing: None) -> None:
-    from django_ratequota.monitoring.checkpoints import flush
+    from django_ratequota.monitoring.ledger import flush
 
     RatePolicy.objects.create(rates="10/month, 10/min")
     check_from(alice, cost=3)
@@ -127,7 +125,7 @@ def test_a_caller_sees_the_windows_of_its_user_and_its_identifiers_alone(client:
 
 @pytest.mark.usefixtures("_tenants")
 def test_long_identifiers_are_found(client: Client, checkpointing: None) -> None:
-    from django_ratequota.monitoring.checkpoints import flush
+    from django_ratequota.monitoring.ledger import flush
 
     RatePolicy.objects.create(rates="10/month", counted_per="tenant")
     for value in ("x" * 300, "y" * 198, "z\x00"):

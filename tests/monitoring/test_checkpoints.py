@@ -21,6 +21,8 @@ from django.db import DatabaseError, OperationalError, connection, transaction
 from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
+from django_ratequota.monitoring.checkpoints import flush
+from django_ratequota.monitoring.seeds import Seeds, seeds
 
 from django_ratequota import Bucket, Decision, check_request
 from django_ratequota.conf import settings as own_settings
@@ -31,9 +33,7 @@ from django_ratequota.models import Endpoint, QuotaWindow, RatePolicy
 from django_ratequota.monitoring import checkpoint_rows, checkpoints
 from django_ratequota.monitoring import seeds as seeds_module
 from django_ratequota.monitoring.background import Background
-from django_ratequota.monitoring.checkpoints import flush
 from django_ratequota.monitoring.rollup import forget_windows
-from django_ratequota.monitoring.seeds import Seeds, seeds
 from django_ratequota.operations.caller_limits import caller_limits
 from django_ratequota.operations.counters import grant, peek, reset
 from django_ratequota.operations.explain import explain_caller

@@ -19,7 +19,7 @@ from django_ratequota.engine import protocol
 from django_ratequota.engine.keys import workers_key
 from django_ratequota.exceptions import ConfigurationError, StoreError
 from django_ratequota.models import RatePolicy
-from django_ratequota.monitoring import checkpoints, health
+from django_ratequota.monitoring import health, ledger
 from django_ratequota.monitoring.health import (
     REPORT_TTL,
     Health,
@@ -263,7 +263,7 @@ def test_a_process_that_is_asked_writes_a_checkpoint_and_reports_that(
         written.append(True)
         return len(written) > 1  # the first time the database is down
 
-    monkeypatch.setattr(checkpoints, "flush_all", flush_all)
+    monkeypatch.setattr(ledger, "flush_all", flush_all)
     report()
     assert reports()[0].checkpoint == len(written) == 0
     number = request_checkpoint(60)
@@ -292,7 +292,7 @@ def test_a_process_that_ends_takes_its_report_back(
 ) -> None:
     report()
     for is_written, left in ((False, 1), (True, 0)):  # ratequota checkpoint names those that could not write
-        monkeypatch.setattr(checkpoints, "flush_at_exit", lambda is_written=is_written: is_written)
+        monkeypatch.setattr(ledger, "end", lambda is_written=is_written: is_written)
         health.leave()
         assert len(reports()) == left
 

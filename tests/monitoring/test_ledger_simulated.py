@@ -250,5 +250,3 @@ def test_every_row_equals_the_log(seed: int, redis_client: redis.Redis, monkeypa
         assert sum(one.raised for one in simulation.processes) == 0
         used = simulation.log[True] - simulation.log[False]
         assert all(units <= 2 * _LIMIT[window[1]] for window, units in used.items())
-
-

@@ -11,10 +11,11 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, QuotaWindow, RatePolicy
-from django_ratequota.monitoring.checkpoints import flush
+from django_ratequota.monitoring.ledger import flush
 from django_ratequota.operations.counters import reset_caller
 from django_ratequota.operations.ledger import Chosen, current_periods
 from django_ratequota.operations.near import Rows, near_rows
+from django_ratequota.policies.facts import to_us
 from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.runtime import default_limiter
 from tests.faults.cluster import Cluster
@@ -114,7 +115,7 @@ def test_without_redis_the_last_figures_are_listed_with_their_time(
     settings.RATEQUOTA = {**settings.RATEQUOTA, **changes}
     found = part()
     [row] = found.rows
-    assert (found.error, row.used, row.percent, row.at_us) == (error, 8, 80, window.at_us)
+    assert (found.error, row.used, row.percent, row.at_us) == (error, 8, 80, to_us(window.written_at))
     left = (window.ends_at - timezone.now()).total_seconds()
     assert abs(row.status.reset_after - left) < 60
 

@@ -13,7 +13,7 @@ from django.test import Client, RequestFactory
 
 from django_ratequota import Decision, Limiter, check_request
 from django_ratequota.headers import decision_headers
-from django_ratequota.monitoring import checkpoints
+from django_ratequota.monitoring import ledger
 from django_ratequota.monitoring.background import Background
 from django_ratequota.operations.quotas import used_in_month
 from django_ratequota.runtime import OncePerSettings, process
@@ -36,7 +36,7 @@ def _on_20_october(fresh_policies: None, checkpointing: None, clock: Clock, monk
         return clock.now_us
 
     monkeypatch.setattr(process, "limiter", OncePerSettings(lambda: Limiter(clock=tick)))
-    monkeypatch.setattr(Background, "keep", lambda _: checkpoints.flush())
+    monkeypatch.setattr(Background, "keep", lambda _: ledger.flush())
 
 
 @pytest.fixture(autouse=True)

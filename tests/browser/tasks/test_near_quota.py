@@ -9,7 +9,7 @@ from typing import Any
 from playwright.sync_api import expect
 
 from django_ratequota.models import Endpoint, PlanAssignment, QuotaWindow, RatePolicy
-from django_ratequota.monitoring.checkpoints import flush
+from django_ratequota.monitoring.ledger import flush
 from tests.browser.desk import Desk
 from tests.browser.scene import Scene
 from tests.support.requests import check_from
