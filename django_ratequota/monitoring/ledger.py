@@ -15,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, tzinfo
-from functools import partial
 from itertools import islice
 from typing import NamedTuple
 from uuid import uuid4
@@ -198,7 +197,7 @@ def refund(limiter: Limiter, units: Mapping[Bucket, int]) -> Callable[[], object
     if sums:
         add_once(sums)
     request = LimitRequest(mode="refund", buckets=tuple(given), costs=tuple(given.values()))
-    return partial(limiter.decide, request) if given else lambda: None
+    return lambda: limiter.decide(request) if given else None  # Django logs its name, and a partial has none
 
 
 def flush() -> int:

@@ -46,7 +46,7 @@ def month_of(text: str) -> tuple[Any, Any]:
     """Return when the month ``2026-10`` begins and ends in TIME_ZONE; raises ``ValidationError``."""
     try:
         first = datetime.strptime(text, "%Y-%m").replace(day=15, tzinfo=settings.time_zone)
-        start_us, end_us, _ = calendar_window("month", int(first.timestamp()) * 10**6, settings.time_zone)
+        start_us, end_us = calendar_window("month", int(first.timestamp()) * 10**6, settings.time_zone)[:2]
         return to_datetime(start_us), to_datetime(end_us)
     except (OverflowError, ValueError) as error:  # years 1 and 9999 as well, whose months have no bounds in UTC
         raise ValidationError(_("Write the month as in 2026-10, not %(text)r."), params={"text": text}) from error
