@@ -16,7 +16,7 @@
 --         {3, 0, now, revision}  now lies outside a caller's window: compute the window from now, and ask again,
 --         {4, 0, now, revision}  a durable count is missing: restore it, and ask again.
 -- Never   writes before every argument is read and every bucket is checked. A refusal writes nothing, nor does a cost
---         of 0. A key whose count is 0 is deleted, unless it is a calendar window's. No value that a key may hold makes the
+--         of 0. A key whose count is 0 is deleted, unless the count is durable. No value that a key may hold makes the
 --         script fail.
 
 local HEADER, STRIDE = 4, 9
@@ -103,7 +103,7 @@ for i = 1, count do
   local cost = ARGV[at + 8] == '1' and 1 or number(at + 8, 0)
   local past = ARGV[at + 9] == '0' and 0 or number(at + 9, 0)
   if finish > 0 then
-    b.calendar, b.durable = true, past > 0
+    b.durable = past > 0
     missing = missing or past > 1 and not values[first + i]
   elseif known then
     b.since, b.level = patience, past
@@ -149,7 +149,7 @@ for i = 1, count do
     units = cost > 0 and (b.refunding and -cost or cost) or nil
   end
   local remaining, full_at, more_at, value, finish, same_finish = b.settle(b, units, now)
-  if units and full_at == 0 and not b.calendar then
+  if units and full_at == 0 and not b.durable then
     call('DEL', KEYS[first + i])
   elseif units and same_finish and by_server then
     call('SET', KEYS[first + i], value, 'KEEPTTL')
