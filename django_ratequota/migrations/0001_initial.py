@@ -166,9 +166,9 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name='LedgerWriter',
             fields=[
-                ('id', models.UUIDField(primary_key=True, serialize=False)),
+                ('id', models.UUIDField(help_text='Drawn at random by each process.', primary_key=True, serialize=False, verbose_name='writer')),
                 ('batches', models.PositiveBigIntegerField(help_text='Batches that are in the ledger.', verbose_name='batches')),
-                ('written_at', models.DateTimeField(auto_now=True, verbose_name='written at')),
+                ('written_at', models.DateTimeField(help_text='When the last batch was added.', verbose_name='written at')),
             ],
             options={
                 'verbose_name': 'ledger writer',
@@ -200,8 +200,8 @@ class Migration(migrations.Migration):
                 ('first_day', models.DateField(help_text='The day in TIME_ZONE on which the window began.', verbose_name='first day')),
                 ('charged', models.BigIntegerField(help_text='Units, or requests where the rate counts requests, that were admitted.', verbose_name='charged')),
                 ('refunded', models.BigIntegerField(help_text='Those of them that were given back.', verbose_name='refunded')),
-                ('used', models.GeneratedField(db_persist=True, expression=django.db.models.expressions.CombinedExpression(models.F('charged'), '-', models.F('refunded')), output_field=models.BigIntegerField())),
-                ('percent', models.GeneratedField(db_persist=True, expression=django.db.models.expressions.CombinedExpression(django.db.models.expressions.CombinedExpression(django.db.models.expressions.CombinedExpression(django.db.models.expressions.CombinedExpression(models.F('charged'), '-', models.F('refunded')), '*', models.Value(100)), '-', django.db.models.functions.math.Mod(django.db.models.expressions.CombinedExpression(django.db.models.expressions.CombinedExpression(models.F('charged'), '-', models.F('refunded')), '*', models.Value(100)), models.F('limit'))), '/', models.F('limit')), output_field=models.BigIntegerField())),
+                ('used', models.GeneratedField(db_persist=True, expression=django.db.models.expressions.CombinedExpression(models.F('charged'), '-', models.F('refunded')), help_text='What was charged and not refunded.', output_field=models.BigIntegerField(), verbose_name='used')),
+                ('percent', models.GeneratedField(db_persist=True, expression=django.db.models.expressions.CombinedExpression(django.db.models.expressions.CombinedExpression(django.db.models.expressions.CombinedExpression(django.db.models.expressions.CombinedExpression(models.F('charged'), '-', models.F('refunded')), '*', models.Value(100)), '-', django.db.models.functions.math.Mod(django.db.models.expressions.CombinedExpression(django.db.models.expressions.CombinedExpression(models.F('charged'), '-', models.F('refunded')), '*', models.Value(100)), models.F('limit'))), '/', models.F('limit')), help_text='Whole percent of the limit that is used.', output_field=models.BigIntegerField(), verbose_name='percent')),
                 ('starts_at', models.DateTimeField(help_text='When the window began.', verbose_name='starts at')),
                 ('ends_at', models.DateTimeField(help_text='When the window ends.', verbose_name='ends at')),
                 ('period', models.CharField(choices=[('day', 'day'), ('week', 'week'), ('month', 'month')], help_text='Length of the window.', max_length=5, verbose_name='period')),

@@ -54,7 +54,11 @@ class QuotaWindow(models.Model):
     )
     refunded = models.BigIntegerField(_("refunded"), help_text=_("Those of them that were given back."))
     used = models.GeneratedField(
-        expression=F("charged") - F("refunded"), output_field=models.BigIntegerField(), db_persist=True
+        expression=F("charged") - F("refunded"),
+        output_field=models.BigIntegerField(),
+        db_persist=True,
+        verbose_name=_("used"),
+        help_text=_("What was charged and not refunded."),
     )
     # Exact, as MariaDB divides to a decimal.
     percent = models.GeneratedField(
@@ -62,6 +66,8 @@ class QuotaWindow(models.Model):
         / F("limit"),
         output_field=models.BigIntegerField(),
         db_persist=True,
+        verbose_name=_("percent"),
+        help_text=_("Whole percent of the limit that is used."),
     )
     # What follows is of the newest sum.
     starts_at = models.DateTimeField(_("starts at"), help_text=_("When the window began."))
@@ -121,9 +127,9 @@ class QuotaDay(models.Model):
 class LedgerWriter(models.Model):
     """A process that adds to the ledger, and how many of its batches are in it: each is added exactly once."""
 
-    id = models.UUIDField(primary_key=True)
+    id = models.UUIDField(_("writer"), primary_key=True, help_text=_("Drawn at random by each process."))
     batches = models.PositiveBigIntegerField(_("batches"), help_text=_("Batches that are in the ledger."))
-    written_at = models.DateTimeField(_("written at"), auto_now=True)
+    written_at = models.DateTimeField(_("written at"), help_text=_("When the last batch was added."))
 
     objects = models.Manager.from_queryset(PrimaryQuerySet)()
 

@@ -119,7 +119,8 @@ def _claim(writer: UUID, batch: int) -> bool:
         return True
     if batch > 1:
         return False
-    return bool(writers.get_or_create(pk=writer, defaults={"batches": batch})[1])
+    named = {"batches": batch, "written_at": timezone.now()}
+    return bool(writers.get_or_create(pk=writer, defaults=named)[1])
 
 
 def _row(alias: str, window: Window, of: Sum) -> tuple[object, ...]:
