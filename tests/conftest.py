@@ -167,7 +167,7 @@ def checkpointing(monkeypatch: pytest.MonkeyPatch, redis_client: redis.Redis) ->
     from django_ratequota.monitoring import ledger
     from django_ratequota.monitoring.background import Background
 
-    monkeypatch.setattr(ledger, "in_test_run", lambda: False)
+    monkeypatch.delattr("django.test.utils._TestState.saved_data")
     monkeypatch.setattr(Background, "keep", lambda _: None)
     ledger.forget()
     yield

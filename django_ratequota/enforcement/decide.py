@@ -11,7 +11,7 @@ from ..engine.decision import Decision, LimitRequest
 from ..engine.limiter import Limiter
 from ..engine.protocol import MAX_BUCKETS
 from ..engine.types import Bucket
-from ..exceptions import InvalidRate, StoreError
+from ..exceptions import InvalidRate, MissingCounts, StoreError
 from ..monitoring import ledger, restoring
 from ..monitoring.health import note_degraded
 from ..policies.facts import PolicyFacts
@@ -36,10 +36,16 @@ def decide(
         if isinstance(limiter, StoreError):
             raise limiter
         durable = resolution.durable and bool(sent.buckets) and not limiter.store.absent and ledger.is_kept()
-        sent = sent._replace(settler=StoreSettler(limiter))
-        decision = yield from restoring.ask(limiter, sent) if durable else limiter.steps(sent)
+        sent = sent._replace(settler=StoreSettler(limiter), complete=durable)
+        try:
+            decision = yield from limiter.steps(sent)
+        except MissingCounts:
+            decision = yield from restoring.ask_restored(limiter, sent)
         if durable and counts and decision.allowed:
-            ledger.note_charges(decision)
+            if limiter.store.clustered:
+                ledger.note_charges(decision)
+            else:
+                ledger.note_check(decision, sent)
     except StoreError as error:
         if counts:
             note_degraded(error.reason, error)

@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, tzinfo
 from itertools import islice
 from typing import NamedTuple
@@ -26,7 +26,7 @@ from ..engine.calendar_windows import CalendarWindow, calendar_window
 from ..engine.decision import Decision, LimitRequest, charges_of
 from ..engine.keys import counter_name
 from ..engine.limiter import Limiter
-from ..engine.types import Bucket
+from ..engine.types import Bucket, BucketStatus
 from ..exceptions import StoreError
 from ..runtime import default_limiter
 from ..utils.locks import ForkSafeLock
@@ -54,6 +54,23 @@ class Entry(NamedTuple):
     refunded_us: int = 0
 
 
+class Checked(NamedTuple):
+    """An admitted check: its buckets that had room were charged."""
+
+    statuses: tuple[BucketStatus, ...]
+    #: Units, and those of each bucket, where they differ.
+    cost: int
+    costs: tuple[int, ...]
+    at_us: int
+
+    def entries(self) -> Iterator[Entry]:
+        """Yield what it charged to durable buckets."""
+        for at, status in enumerate(self.statuses):
+            bucket = status.bucket
+            if bucket.durable and status.allowed:
+                yield Entry(bucket, self.costs[at] if self.costs else bucket.rate.units(self.cost), self.at_us)
+
+
 class _Batch(NamedTuple):
     """Sums that are being added: the same ones until it is known that they are."""
 
@@ -66,7 +83,7 @@ class Ledger:
 
     def __init__(self) -> None:
         #: Appended to by requests, without a lock.
-        self.entries: deque[Entry] = deque()
+        self.entries: deque[Entry | Checked] = deque()
         #: Their sums, the oldest first, but for those of the batch.
         self._sums: dict[Window, Sum] = {}
         self._batch: _Batch | None = None
@@ -122,7 +139,10 @@ class Ledger:
 
     def _add_up(self, zone: tzinfo) -> None:
         for _ in range(len(self.entries)):
-            self._add(self.entries.popleft(), zone)
+            noted = self.entries.popleft()
+            for entry in noted.entries() if isinstance(noted, Checked) else (noted,):
+                if entry.units:
+                    self._add(entry, zone)
         while len(self._sums) > _MOST:
             self._sums.pop(next(iter(self._sums)))
             note_problem("ledger", f"the database does not answer: of more than {_MOST} counters, the oldest are lost")
@@ -163,13 +183,8 @@ def raise_counters(limiter: Limiter, totals: Mapping[Window, Totals], bounds: Ma
 
 def is_kept() -> bool:
     """Whether counts are kept in the database: not in test runs, whose transactions the thread would write past."""
-    return bool(settings.checkpoint_seconds) and not in_test_run()
-
-
-def in_test_run() -> bool:
-    """Whether Django's test environment is set up."""
     utils = sys.modules.get("django.test.utils")
-    return utils is not None and hasattr(utils._TestState, "saved_data")
+    return bool(settings.checkpoint_seconds) and not (utils and hasattr(utils._TestState, "saved_data"))
 
 
 def note(entries: Iterable[Entry]) -> None:
@@ -178,8 +193,14 @@ def note(entries: Iterable[Entry]) -> None:
     background.keep()
 
 
+def note_check(decision: Decision, request: LimitRequest) -> None:
+    """Note what an admitted check has charged, in one step of a request's way."""
+    ledger.entries.append(Checked(decision.statuses, request.cost, request.costs, decision.at_us))
+    background.keep()
+
+
 def note_charges(decision: Decision) -> None:
-    """Note what a check, or a charge by hand, has just charged."""
+    """Note what a decision has just charged, each of several servers by its own clock."""
     note([Entry(each.bucket, each.units, each.at_us) for each in charges_of(decision) if each.bucket.durable])
 
 

@@ -31,24 +31,31 @@ from ..utils.sansio import drive
 from . import ledger
 from .ledger_rows import Totals, Window, totals_of
 
-#: How often a decision is asked for again after a restore.
-_TIMES = 2
-
 _Found = dict[Window, Totals]
 
 
 def ask(limiter: Limiter, request: LimitRequest) -> Generator[Any, Any, Decision]:
     """Return the steps to a decision before which lost counts are restored; raises as ``Limiter.steps`` does.
 
-    Some steps are futures to wait for. Where the database does not answer in time, Redis counts on without.
+    Some steps are futures to wait for.
     """
-    for _ in range(_TIMES if ledger.is_kept() else 0):
+    try:
+        return (yield from limiter.steps(request._replace(complete=ledger.is_kept())))
+    except MissingCounts:
+        return (yield from ask_restored(limiter, request))
+
+
+def ask_restored(limiter: Limiter, request: LimitRequest) -> Generator[Any, Any, Decision]:
+    """Return the steps to a decision about counts that are missing, as ``ask`` does.
+
+    Where the database does not answer in time, Redis counts on without them.
+    """
+    if (yield from _restore(limiter, request)):
         try:
             return (yield from limiter.steps(request._replace(complete=True)))
-        except MissingCounts:
-            if not (yield from _restore(limiter, request)):
-                break
-    return (yield from limiter.steps(request))
+        except MissingCounts:  # evicted at once, or another window has begun
+            yield from _restore(limiter, request)
+    return (yield from limiter.steps(request._replace(complete=False)))
 
 
 def peek(limiter: Limiter, call: Call, buckets: tuple[Bucket, ...], revision: int | None = None) -> Decision:

@@ -277,9 +277,9 @@ def test_units_charged_by_hand_after_a_loss_are_added_to_what_is_restored(ask: A
 
 
 def test_a_subject_that_no_database_takes_spoils_no_other_figure(ask: Ask) -> None:
-    bucket = ask(4).statuses[0].bucket
-    entry = ledger.ledger.entries[0]
-    ledger.note([entry._replace(bucket=replace(bucket, subject="api_key:\ud800\0"))])
+    decision = ask(4)
+    bucket = replace(decision.statuses[0].bucket, subject="api_key:\ud800\0")
+    ledger.note([ledger.Entry(bucket, 4, decision.at_us)])
     assert (flush(), used()) == (2, [4, 4])
     assert QuotaWindow.objects.filter(subject="api_key:\\ud800\\0").exists()
 
