@@ -89,7 +89,7 @@ class Ledger:
         self._batch: _Batch | None = None
         self._writer, self._written = uuid4(), 0
         self._lock, self._flushing = ForkSafeLock(), ForkSafeLock()
-        #: When everything noted before was written (monotonic seconds); None = nothing has been.
+        #: When everything noted before was written (monotonic seconds), or was first to be; None = no flush yet.
         self.written_at: float | None = None
         #: Units by which the store's totals were below the rows' so far: what it had lost or missed.
         self.raised = 0
@@ -101,6 +101,8 @@ class Ledger:
         """
         rows, began_at = 0, time.monotonic()
         with self._flushing:
+            if self.written_at is None:
+                self.written_at = began_at  # what waits has waited since then, if this fails
             while self._freeze(limiter.time_zone):
                 assert self._batch is not None
                 number, sums = self._batch
@@ -145,7 +147,9 @@ class Ledger:
                     self._add(entry, zone)
         while len(self._sums) > _MOST:
             self._sums.pop(next(iter(self._sums)))
-            note_problem("ledger", f"the database does not answer: of more than {_MOST} counters, the oldest are lost")
+            note_problem(
+                "ledger", f"the database does not answer: of more than {_MOST} counters, the oldest are lost"
+            )
 
     def _add(self, entry: Entry, zone: tzinfo) -> None:
         bounds = window_of(entry.bucket, entry.charged_us, zone)
@@ -224,6 +228,8 @@ def refund(limiter: Limiter, units: Mapping[Bucket, int]) -> Callable[[], object
 def flush() -> int:
     """Write what this process has noted; returns how many rows."""
     if not ledger.waits():
+        if ledger.written_at is not None:
+            ledger.written_at = time.monotonic()
         return 0  # no limiter is made where nothing is counted, as in most commands
     try:
         return ledger.flush(default_limiter())

@@ -141,7 +141,10 @@ def test_the_age_of_what_waits_grows_while_it_cannot_be_written(ask: Ask, monkey
     assert own.age() == 0
     moved[0] += 7
     assert own.age() == 0, "nothing waits"
+    flush()
     ask()
+    assert own.age() == 0, "an idle process is not late when it counts again"
+    moved[0] += 7
     assert own.age() == 7
 
     def fail(*_: Any) -> int:
@@ -154,6 +157,22 @@ def test_the_age_of_what_waits_grows_while_it_cannot_be_written(ask: Ask, monkey
     assert own.age() == 67
     assert ledger.flush_all()
     assert own.age() == 0
+
+
+def test_a_process_that_has_never_been_able_to_write_is_late(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = [0.0]
+    monkeypatch.setattr(ledger, "time", SimpleNamespace(monotonic=lambda: moved[0]))
+
+    def fail(*_: Any) -> int:
+        raise DatabaseError("gone")
+
+    ask()
+    with monkeypatch.context() as context:
+        context.setattr(ledger, "add", fail)
+        for _ in range(3):
+            flush()
+            moved[0] += 20
+    assert ledger.ledger.age() == 60
 
 
 # --- Restoring. ---
