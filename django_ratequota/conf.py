@@ -149,10 +149,12 @@ class Settings:
     #: Seconds between two transfers to Redis of what this process has counted, for the admin to show, and of its
     #: report, which `ratequota status` shows; 0 = nothing is counted or reported, and refusals have no id.
     statistics_seconds: float = _key(1.0, _number(0, 20))
-    #: Seconds between two checkpoints of durable counts in the database; 0 = they are not kept there.
-    checkpoint_seconds: float = _key(10.0, _number(0, 3600))
-    #: Months for which the counts of ended quota windows are kept in the database; 0 = for ever.
+    #: Seconds between two writes of durable counts to the database; 0 = they are not kept there.
+    checkpoint_seconds: float = _key(1.0, _number(0, 3600))
+    #: Months for which the counts of ended quota windows are kept in the database; 0 = forever.
     keep_quota_months: int = _key(24, _number(0, 1200, whole=True))
+    #: Days for which the database keeps what each day added to a month; 0 = forever.
+    keep_quota_days: int = _key(62, _number(0, 36_500, whole=True))
     #: Functions that are called when a counter reaches 80 % or 100 % of its limit, as receivers of `quota_threshold`:
     #: one dotted path, or several.
     notify: tuple[str, ...] = _key((), _receivers)

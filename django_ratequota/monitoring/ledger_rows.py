@@ -117,8 +117,7 @@ def _claim(writer: UUID, batch: int) -> bool:
     writers = _model("LedgerWriter").objects
     if writers.filter(pk=writer, batches__lt=batch).update(batches=batch, written_at=timezone.now()):
         return True
-    if batch > 1:
-        return False
+    # It is, or the database has no such writer: it is new, or the rollup has forgotten it while it was idle.
     named = {"batches": batch, "written_at": timezone.now()}
     return bool(writers.get_or_create(pk=writer, defaults=named)[1])
 

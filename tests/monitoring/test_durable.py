@@ -12,6 +12,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import time_machine
@@ -22,9 +23,10 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_ratequota import Decision, check_request
+from django_ratequota.conf import settings as settings_in_force
 from django_ratequota.engine.keys import bucket_key
 from django_ratequota.exceptions import StoreError
-from django_ratequota.models import Endpoint, QuotaWindow, RatePolicy
+from django_ratequota.models import Endpoint, LedgerWriter, QuotaDay, QuotaWindow, RatePolicy
 from django_ratequota.monitoring import ledger, restoring
 from django_ratequota.monitoring.ledger import flush
 from django_ratequota.monitoring.rollup import forget_windows
@@ -395,6 +397,35 @@ def test_old_windows_are_forgotten_by_rollup(settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "KEEP_QUOTA_MONTHS": 24}
     assert forget_windows() == 1
     assert QuotaWindow.objects.get().subject == "user:10"
+
+
+def test_old_days_are_forgotten_by_rollup(settings: Any) -> None:
+    today = timezone.localdate(timezone=settings_in_force.time_zone)
+    for days in (61, 62, 63):
+        day = today - timedelta(days=days)
+        QuotaDay.objects.create(
+            counter="{user:1}:0:fwmonth", first_day=day.replace(day=1), day=day, charged=days, refunded=0
+        )
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "KEEP_QUOTA_DAYS": 0}
+    assert forget_windows() == 0
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "KEEP_QUOTA_DAYS": 62}
+    assert forget_windows() == 1
+    assert set(QuotaDay.objects.values_list("charged", flat=True)) == {61, 62}
+
+
+def test_a_writer_that_was_idle_for_long_goes_on_after_rollup(ask: Ask) -> None:
+    ask(3)
+    flush()
+    LedgerWriter.objects.create(id=uuid4(), batches=7, written_at=timezone.now())
+    with time_machine.travel(timezone.now() + timedelta(days=34)):
+        assert forget_windows() == 0
+    LedgerWriter.objects.exclude(batches=7).update(written_at=timezone.now() - timedelta(days=36))
+    assert forget_windows() == 1
+    ask(2)
+    flush()
+    ask(1)
+    flush()
+    assert (used(), set(LedgerWriter.objects.values_list("batches", flat=True))) == ([6], {7, 3})
 
 
 def test_a_redis_that_fails_after_a_reset_fails_no_request(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:

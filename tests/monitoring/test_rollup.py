@@ -137,7 +137,7 @@ def test_old_rows_are_deleted(at: At, now: int) -> None:
 
 
 def test_query_count_does_not_grow_with_policies(count: Count, at: At, django_assert_num_queries: Any) -> None:
-    queries = 6 if connection.features.has_select_for_update else 7
+    queries = 8 if connection.features.has_select_for_update else 9
     for numbers in (range(3), range(3, 30)):
         for number in numbers:
             count(3, 1, policy_ids=(number,))
