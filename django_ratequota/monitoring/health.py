@@ -61,7 +61,7 @@ class Health:
     latency: list[int] = field(repr=False)
     #: Seconds since its last decision by Redis; None before the first.
     idle: float | None = None
-    #: Seconds since its last checkpoint of durable counts, 0 while nothing waits for the next; None = it has none.
+    #: Seconds for which its durable counts have waited to be written, 0 while none wait; None = it has had none.
     checkpoint_age: float | None = None
     #: The last request for a checkpoint that it has carried out; 0 = none.
     checkpoint: int = 0
@@ -120,7 +120,7 @@ def health() -> Health:
 def report() -> int:
     """Write this process's health to Redis; returns how many processes have done so lately. Raises ``StoreError``.
 
-    Where ``request_checkpoint`` has asked for it, write a checkpoint as well and report that.
+    Where ``request_checkpoint`` has asked for it, write the durable counts as well and report that.
     """
     global _carried_out
     processes, requested = _send(health())
@@ -181,7 +181,7 @@ def state_of(worker: Health, revision: int) -> str:
 
 
 def has_late_checkpoint(worker: Health) -> bool:
-    """Whether several checkpoints in a row have failed, or take too long."""
+    """Whether several writes of durable counts in a row have failed, or take too long."""
     return worker.checkpoint_age is not None and worker.checkpoint_age > 10 + 3 * settings.checkpoint_seconds
 
 

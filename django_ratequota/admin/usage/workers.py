@@ -55,10 +55,10 @@ _WARNINGS: dict[str, Any] = {
     ),
 }
 _LATE: Any = ngettext_lazy(
-    "%(count)d worker has not saved its counts of quotas to the database for %(age)s: if Redis loses its data, they "
-    "are lost. Check its log.",
-    "%(count)d workers have not saved their counts of quotas to the database for up to %(age)s: if Redis loses its "
-    "data, they are lost. Check their logs.",
+    "%(count)d worker has not saved its counts of quotas to the database for %(age)s. If it is killed, they are "
+    "lost. Check its log.",
+    "%(count)d workers have not saved their counts of quotas to the database for up to %(age)s. If one is "
+    "killed, its counts are lost. Check their logs.",
     "count",
 )
 #: Workers listed; the others are counted.
@@ -137,7 +137,7 @@ def _row(worker: Health, state: str) -> dict[str, Any]:
 
 
 def _checkpoint(worker: Health) -> str:
-    """Return how old the worker's last checkpoint was at its report; a dash where it has counted nothing durable."""
+    """Return since when durable counts waited at the worker's report; a dash where it has had none."""
     if worker.checkpoint_age is None:
         return "–"
     return gettext("%(seconds)s s ago") % {"seconds": number_text(round(worker.checkpoint_age))}
