@@ -89,8 +89,10 @@ class Ledger:
         self._batch: _Batch | None = None
         self._writer, self._written = uuid4(), 0
         self._lock, self._flushing = ForkSafeLock(), ForkSafeLock()
-        #: When everything noted before was written (monotonic seconds), or was first to be; None = no flush yet.
+        #: When everything noted before was written (monotonic seconds); None = nothing has been.
         self.written_at: float | None = None
+        #: When a flush was first tried; None = never.
+        self._tried_at: float | None = None
         #: Units by which the store's totals were below the rows' so far: what it had lost or missed.
         self.raised = 0
 
@@ -101,8 +103,8 @@ class Ledger:
         """
         rows, began_at = 0, time.monotonic()
         with self._flushing:
-            if self.written_at is None:
-                self.written_at = began_at  # what waits has waited since then, if this fails
+            if self._tried_at is None:
+                self._tried_at = began_at
             while self._freeze(limiter.time_zone):
                 assert self._batch is not None
                 number, sums = self._batch
@@ -114,10 +116,11 @@ class Ledger:
         return rows
 
     def age(self) -> float | None:
-        """Return the seconds since all was written, 0 while nothing waits; None before the first entry."""
-        if self.written_at is None:
-            return 0.0 if self.waits() else None
-        return time.monotonic() - self.written_at if self.waits() else 0.0
+        """Return the seconds since all was written, or was first to be; 0 while nothing waits; None if nothing has."""
+        if not self.waits():
+            return None if self.written_at is None else 0.0
+        since = self._tried_at if self.written_at is None else self.written_at
+        return 0.0 if since is None else time.monotonic() - since
 
     def unwritten(self, windows: Iterable[Window], zone: tzinfo) -> dict[Window, Totals]:
         """Return what this process is still to add to the windows, without the batch that is being added."""

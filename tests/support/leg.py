@@ -44,7 +44,7 @@ PARTS = {
     "engine": """engine/test_limiter engine/test_algorithms store/test_store engine/test_scripts
         engine/test_concurrency store/test_breaker store/test_budget engine/test_edited_rates
         enforcement/test_refunds faults/test_script_flush faults/test_connecting faults/test_distance
-        faults/test_djangos_cache engine/test_memory engine/test_counts""",
+        faults/test_djangos_cache engine/test_memory engine/test_calendar_windows""",
     "requests": """enforcement/test_check front/test_throttling front/test_decorators front/test_middleware
         front/test_throttle_scope front/test_rest_decorators enforcement/test_modes checks/test_modes
         front/test_headers front/test_responses checks/test_store checks/test_server_settings checks/test_network
@@ -65,7 +65,7 @@ PARTS = {
         enforcement/test_on_error operations/test_advice policyfile/test_export policyfile/test_document
         policyfile/test_validator policyfile/test_diff policyfile/test_apply policyfile/test_round_trips
         compat/test_drf compat/test_ratelimit operations/test_near
-        admin/test_quotas_page monitoring/test_durable monitoring/test_ledger admin/test_lists operations/test_revert
+        admin/test_quotas_page monitoring/test_durable admin/test_lists operations/test_revert
         admin/test_assignments""",
 }
 
