@@ -34,7 +34,7 @@ HELP = {
     "policies_age_seconds": "Seconds since the policies were last read, which happens when they change.",
     "policies_reloads": "Reads of policies from the database: of all policies, or of changed ones.",
     "policies_reload_seconds": "Total seconds spent reading policies from the database.",
-    "checkpoint_age_seconds": "Seconds for which durable counts have waited to be written to the database; 0 = none wait.",
+    "checkpoint_age_seconds": "Seconds for which durable counts have waited to be written; 0 = none wait.",
     "decision_seconds": "How long decisions took, Redis included.",
     "decision_duration": "Duration of the last minute's decisions in seconds, Redis included.",
     "decision_duration_sum": "Total seconds of all decisions.",
