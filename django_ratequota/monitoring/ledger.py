@@ -116,7 +116,7 @@ class Ledger:
         return rows
 
     def age(self) -> float | None:
-        """Return the seconds since all was written, or was first to be; 0 while nothing waits; None if nothing has."""
+        """Return the seconds since all was written or first tried; 0 while nothing waits, None if nothing has."""
         if not self.waits():
             return None if self.written_at is None else 0.0
         since = self._tried_at if self.written_at is None else self.written_at
