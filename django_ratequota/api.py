@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError as InvalidValue
 from django.db import Error as DatabaseError
 from django.utils.translation import gettext as _
@@ -24,7 +23,8 @@ from .engine.decision import Decision
 from .engine.types import Bucket, BucketStatus
 from .models import QuotaWindow
 from .operations.caller_limits import caller_limits
-from .operations.quotas import windows_of
+from .operations.past_windows import windows_of
+from .operations.subjects import find_user
 from .policies.requests.caller import Caller, DescribedCaller
 from .policies.requests.view_declarations import USAGE_ATTRIBUTE
 from .throttling import QuotaThrottle, StoreUnavailable
@@ -202,21 +202,7 @@ def _other(request: Request, name: str) -> DescribedCaller:
     is_staff = getattr(staff, "is_staff", False)
     if not (is_staff and any(staff.has_perm(f"django_ratequota.{codename}") for codename in LOOKING)):
         raise PermissionDenied
-    user = _find(name)
+    user = find_user(name, by_key=True)
     if user is None:
         raise ValidationError({"user": [_("There is no such user.")]})
     return DescribedCaller(user_id=str(user.pk), address=None)
-
-
-def _find(name: str) -> Any:
-    """Return the user with that name, else with that primary key; None if there is none."""
-    if "\x00" in name:  # a database error in PostgreSQL's driver
-        return None
-    for field in (get_user_model().USERNAME_FIELD, "pk"):
-        try:
-            user = get_user_model()._default_manager.filter(**{field: name}).first()
-        except (ValueError, OverflowError, InvalidValue):
-            continue  # not a possible name or key
-        if user is not None:
-            return user
-    return None

@@ -11,14 +11,14 @@ import hmac
 import json
 import logging
 import os
-import threading
 import time
 from base64 import b64decode, b64encode
-from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from hashlib import blake2b
+from threading import Semaphore
 from typing import Any
 from urllib.request import Request, urlopen
 
@@ -31,7 +31,6 @@ from .engine.keys import bucket_key
 from .engine.types import BucketStatus
 from .models import PolicyChange
 from .operations.differences import differences, label, related_names
-from .utils.locks import ForkSafeLock
 
 __all__ = ["change_text", "mail_operators", "post_to", "threshold_text"]
 
@@ -45,9 +44,10 @@ _TIMEOUT = 10.0
 #: Bytes of the shortest key of a signature.
 _LEAST_KEY = 16
 
-_waiting: deque[Callable[[], object]] = deque()
-_sending = False
-_lock = ForkSafeLock()
+#: Sends one after another.
+_sender: ThreadPoolExecutor
+#: Counts the messages that may still wait.
+_room: Semaphore
 
 
 def mail_operators(**event: Any) -> None:
@@ -187,45 +187,35 @@ def _post(url: str, data: bytes, key: bytes = b"", name: str = "") -> None:
 
 
 def _send_later(send: Callable[[], object]) -> None:
-    """Call ``send`` on a thread, which ends when nothing waits; no daemon, so that a command ends after it."""
-    global _sending
-    with _lock:
-        if len(_waiting) >= _MOST_WAITING:
-            logger.error("a notification was dropped: %d are waiting already", _MOST_WAITING)
-            return
-        _waiting.append(send)
-        if _sending:
-            return
-        _sending = True
+    """Call ``send`` on a thread; a process that ends, such as a command, ends after it."""
+    if not _room.acquire(blocking=False):
+        logger.error("a notification was dropped: %d are waiting already", _MOST_WAITING)
+        return
     try:
-        threading.Thread(target=_send_all, name="ratequota-notify").start()
+        _sender.submit(_send, send)
     except RuntimeError as error:  # no thread can be started
-        with _lock:
-            _waiting.clear()
-            _sending = False
         logger.error("a notification could not be sent: %s", error)
 
 
-def _send_all() -> None:
-    global _sending
-    while True:
-        with _lock:
-            if not _waiting:
-                _sending = False
-                return
-            send = _waiting.popleft()
-        try:
-            send()
-        except Exception as error:
-            # The class only: a message may hold the webhook's address, which is a secret.
-            logger.error("a notification was not sent: %s", type(error).__name__)
+def _send(send: Callable[[], object]) -> None:
+    _room.release()
+    try:
+        send()
+    except Exception as error:
+        # The class only: a message may hold the webhook's address, which is a secret.
+        logger.error("a notification was not sent: %s", type(error).__name__)
 
 
-def _clear() -> None:
+def wait_until_sent() -> None:
+    """Wait until everything that waits now is sent, for tests."""
+    _sender.submit(bool).result()
+
+
+def _renew() -> None:
     # A forked child has no thread that sends.
-    global _sending
-    _waiting.clear()
-    _sending = False
+    global _sender, _room
+    _sender, _room = ThreadPoolExecutor(1, "ratequota-notify"), Semaphore(_MOST_WAITING)
 
 
-os.register_at_fork(after_in_child=_clear)
+_renew()
+os.register_at_fork(after_in_child=_renew)

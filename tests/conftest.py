@@ -190,6 +190,21 @@ def published() -> Iterator[list[int | None]]:
 
 
 @pytest.fixture
+def heard() -> Iterator[list[dict[str, Any]]]:
+    """What receivers of ``request_refused`` were given."""
+    from django_ratequota.signals import request_refused
+
+    heard: list[dict[str, Any]] = []
+
+    def receive(signal: Any, **kwargs: Any) -> None:
+        heard.append(kwargs)
+
+    request_refused.connect(receive)
+    yield heard
+    request_refused.disconnect(receive)
+
+
+@pytest.fixture
 def operator() -> Any:
     """A client that is logged in as a superuser."""
     from tests.support.operators import client_of
@@ -201,6 +216,12 @@ def operator() -> Any:
 def tenants(settings: Any) -> None:
     """Requests tell their tenant."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.project.views.tenant"}}
+
+
+@pytest.fixture
+def enforce_all(settings: Any) -> None:
+    """The middleware enforces every view."""
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": True}
 
 
 @pytest.fixture

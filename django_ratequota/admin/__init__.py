@@ -1,13 +1,13 @@
 """The operators' pages in the Django admin.
 
-One module per model registers its ModelAdmin: ``plans``, ``assignments``, ``endpoints``, ``lists``, ``policies``,
-``history``.
+One module per model registers its ModelAdmin: ``plans``, ``assignments``, ``endpoints``, ``lists``,
+``rate_policies``, ``history``.
 A page beside Django's own is one class (see ``pages``), and its path is one entry in ``pages`` of its ModelAdmin.
 """
 
 from __future__ import annotations
 
-from . import assignments, endpoints, history, lists, plans, policies
+from . import assignments, endpoints, history, lists, plans, rate_policies
 from .users import QuotaLinkMixin
 
-__all__ = ["QuotaLinkMixin", "assignments", "endpoints", "history", "lists", "plans", "policies"]
+__all__ = ["QuotaLinkMixin", "assignments", "endpoints", "history", "lists", "plans", "rate_policies"]

@@ -20,7 +20,7 @@ from .filters import ConditionFilter
 from .formatting import about, shown, when
 from .pages import model_url
 from .permissions import FOR_CHOSEN
-from .policy_table import PolicyInline, PolicyTableAdmin, list_url
+from .policy_table import WITHOUT, PolicyInline, PolicyTableAdmin, list_url
 
 #: Matching routes that an endpoint's page lists; the others are counted.
 _MOST_ROUTES = 20
@@ -71,7 +71,7 @@ class EndpointPolicyInline(PolicyInline):
     """The endpoint's policies for plans and for everyone. The others can be thousands: they have their own list."""
 
     fields = ["plan", "rates", "mode", "counted_per", "algorithm", when]  # type: ignore[list-item]
-    empty_value_display = _("everyone")
+    empty_value_display = WITHOUT["plan"]
 
     def get_queryset(self, request: Any) -> QuerySet[Any]:
         """Return the policies without those for users, subjects and lists."""

@@ -21,13 +21,6 @@ from .policy_table import PolicyInline, PolicyTableAdmin
 from .user_or_subject import UserOrSubjectAdmin, UserOrSubjectFilter
 
 
-class ListPolicyInline(PolicyInline):
-    """The list's policies."""
-
-    fields = ["endpoint", "rates", "mode", "counted_per", "algorithm", when]  # type: ignore[list-item]
-    empty_value_display = _("all endpoints")
-
-
 @admin.register(SubjectList)
 class SubjectListAdmin(PolicyTableAdmin):
     """Subject lists. Their members have a list of their own, because there may be 100,000."""
@@ -37,7 +30,7 @@ class SubjectListAdmin(PolicyTableAdmin):
     search_fields = ["name", "description"]
     list_per_page = 50
     formfield_overrides = {models.TextField: {"widget": AdminTextareaWidget(attrs={"rows": 2})}}
-    inlines = [ListPolicyInline]
+    inlines = [PolicyInline]
 
     def get_queryset(self, request: Any) -> QuerySet[Any]:
         """Return the lists with the number of their members."""

@@ -9,8 +9,9 @@ from django.contrib.auth import get_user_model
 from django.db import models
 from django.utils.translation import gettext
 
+from ..changes.validators import primary_key
 from ..models import Endpoint, RatePolicy
-from ..operations.differences import object_names, primary_key
+from ..operations.differences import object_names
 from ..operations.subject_names import named, subject_names
 from .formatting import shown, shown_subject
 
@@ -35,13 +36,6 @@ def caller_names(callers: Iterable[str]) -> dict[str, str]:
     names = object_names(get_user_model(), ids.values(), lambda user: user.get_username())
     users = {caller: shown(names[pk]) for caller, pk in ids.items() if pk in names}
     return users | subject_names(callers - ids.keys())
-
-
-def described_callers(callers: Iterable[str]) -> dict[str, str]:
-    """Return caller -> ``described``."""
-    callers = list(callers)
-    names = caller_names(callers)
-    return {caller: described(caller, names) for caller in callers}
 
 
 def described(caller: str, names: Mapping[str, str]) -> str:

@@ -18,17 +18,10 @@ from django.utils.translation import gettext_lazy as _
 from ..conf import settings
 from ..models import Plan, PlanAssignment
 from ..operations.plan_order import last_position
-from .formatting import about, shown, when
+from .formatting import about, shown
 from .pages import may_view, model_url
 from .policy_forms import StoredRows
 from .policy_table import PolicyInline, PolicyTableAdmin
-
-
-class PlanPolicyInline(PolicyInline):
-    """The plan's policies."""
-
-    fields = ["endpoint", "rates", "mode", "counted_per", "algorithm", when]  # type: ignore[list-item]
-    empty_value_display = _("all endpoints")
 
 
 class PositionForm(forms.ModelForm):  # type: ignore[type-arg]
@@ -62,7 +55,7 @@ class PlanAdmin(PolicyTableAdmin):
     search_fields = ["name", "slug", "description"]
     formfield_overrides = {models.TextField: {"widget": AdminTextareaWidget(attrs={"rows": 2})}}
     prepopulated_fields = {"slug": ["name"]}
-    inlines = [PlanPolicyInline]
+    inlines = [PolicyInline]
 
     class Media:
         js = ["django_ratequota/plans.js"]

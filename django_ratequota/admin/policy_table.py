@@ -125,6 +125,8 @@ class PolicyInline(AutocompleteAdmin, admin.TabularInline):  # type: ignore[type
     extra = 0
     max_num = _MAX_ROWS
     show_change_link = True
+    fields = ["endpoint", "rates", "mode", "counted_per", "algorithm", when]  # type: ignore[list-item]
+    empty_value_display = WITHOUT["endpoint"]
     # Dates, reason and rarer fields are on the policy's own page, a click away.
     readonly_fields = [when]  # type: ignore[list-item]
 

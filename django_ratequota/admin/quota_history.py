@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy as _
 from ..models import Endpoint, QuotaWindow, RatePolicy
 from ..monitoring.ledger_rows import stored_subject
 from ..operations.ledger import local_date, time_us
-from ..operations.quotas import Past, past_of
+from ..operations.past_windows import Past, past_of
 from ..policies.facts import to_datetime
 from .charts import Plot, Series
 from .csv_file import csv_response

@@ -21,7 +21,7 @@ from ..operations.ledger import AFTER, LEVELS, Chosen, current_periods, time_us
 from ..operations.near import Row, all_near, near_rows
 from .csv_file import csv_response
 from .formatting import clock, clock_and_wait, number_text, shown
-from .names import caller_names, caller_text
+from .names import caller_names, caller_text, endpoint_text
 from .pages import AdminPage, is_id, unanswered
 from .permissions import may
 from .usage.labels import explain_url
@@ -188,7 +188,7 @@ class QuotasPage(AdminPage):
         return {
             "name": caller_text(bucket.subject, users),
             "subject": shown(bucket.subject) if is_user else "",
-            "policy": shown(f"{policy.audience} × {policy.endpoint or gettext('all endpoints')}"),
+            "policy": shown(f"{policy.audience} × {endpoint_text(policy.endpoint)}"),
             "policy_url": self.admin.page_url("change", policy.pk),
             "rate": str(bucket.rate),
             "logs": bucket.mode == "log",

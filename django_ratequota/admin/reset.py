@@ -24,7 +24,7 @@ from ..operations.explain import Explanation
 from .base import ReasonField
 from .explain.form import CallerPage
 from .formatting import shown
-from .names import audience_text, caller_names, described_callers
+from .names import audience_text, caller_names, described
 from .pages import AdminPage, reply, unanswered
 from .permissions import is_override
 
@@ -182,8 +182,8 @@ class CallerCountersPage(CallerPage, CountersPage):
             text = gettext("Select at least one of the caller's own counters.")
             self.admin.message_user(request, text, messages.ERROR)
             return None
-        names = described_callers([bucket.subject for bucket in buckets])
-        rows = {bucket: (shown(bucket.title), names[bucket.subject]) for bucket in buckets}
+        names = caller_names(bucket.subject for bucket in buckets)
+        rows = {bucket: (shown(bucket.title), described(bucket.subject, names)) for bucket in buckets}
         return self.confirm(request, rows, (_("Counter"), _("Who")), {"back": back})
 
 

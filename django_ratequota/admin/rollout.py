@@ -56,7 +56,7 @@ class RolloutPage(AdminPage):
 
     def links(self, request: Any, obj: Any) -> list[tuple[str, Any]]:
         """Return the link on the policy's page."""
-        return [(self.url(obj), link_text(obj))]
+        return [(self.url(obj), _("Would-be refusals") if obj.mode == RatePolicy.Mode.LOG else _("Roll out"))]
 
     def view(self, request: Any, policy: RatePolicy) -> Any:
         """GET shows what is recorded, POST switches the mode."""
@@ -153,11 +153,6 @@ class RolloutPage(AdminPage):
         text = done[stored.mode] % {"policy": shown(stored)}
         self.admin.message_user(request, text, messages.SUCCESS)
         self.admin.warn(request, [stored], stored.endpoint)
-
-
-def link_text(policy: RatePolicy) -> Any:
-    """Return the text of the link to a policy's page here."""
-    return _("Would-be refusals") if policy.mode == RatePolicy.Mode.LOG else _("Roll out")
 
 
 def _last_change(policy: RatePolicy) -> PolicyChange | None:

@@ -69,11 +69,6 @@ def assignable_subject(text: str) -> str:
         raise ValidationError(_("Choose the user instead of %(subject)s."), params={"subject": visible(text)})
     if not known:
         raise ValidationError(_("RATEQUOTA['IDENTIFIERS'] is empty, so only users can be on a plan: choose a user."))
-    if kind == "ip" or _is_network(text):
-        raise ValidationError(
-            _("An address cannot be on a plan. Write kind:value, where kind is one of %(known)s."),
-            params={"known": known},
-        )
     if kind not in settings.identifiers or not value:
         raise ValidationError(
             _("Write kind:value, where kind is one of %(known)s, such as %(example)s."),
@@ -153,3 +148,16 @@ def refuse_duplicates(model: type[models.Model], using: str) -> None:
         keys = {f"_key{number}": part for number, part in enumerate(parts)}
         if rows.annotate(**keys).values(*keys).annotate(_rows=models.Count("pk")).filter(_rows__gt=1).exists():
             raise IntegrityError(f"two rows break the constraint {constraint.name}")
+
+
+def primary_key(model: type[models.Model], value: Any) -> Any:
+    """Return the value as a primary key of the model; None where it cannot be one.
+
+    A number beyond the column's range cannot: it overflows in SQLite's driver.
+    """
+    try:
+        key = model._meta.pk.to_python(value)
+        model._meta.pk.run_validators(key)
+    except ValidationError:
+        return None
+    return key

@@ -7,7 +7,7 @@ parameters of a statement.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,6 +18,7 @@ from uuid import UUID
 
 from django.apps import apps
 from django.contrib.auth import get_user_model
+from django.core.exceptions import ValidationError
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import models, transaction
 from django.utils.translation import gettext as _
@@ -75,6 +76,23 @@ def changed_by(
 def in_batches(items: Sequence[_Item]) -> list[Sequence[_Item]]:
     """Return the items in slices of at most ``BATCH``."""
     return [items[start : start + BATCH] for start in range(0, len(items), BATCH)]
+
+
+def users_by_login(names: Iterable[Any], using: str) -> dict[str, list[Any]]:
+    """Return the primary keys of users by the name they log in with; one query per batch of names."""
+    model: Any = get_user_model()
+    field = model._meta.get_field(model.USERNAME_FIELD)
+    valid = []
+    for name in sorted(names):
+        with suppress(ValidationError):  # the field may be a number
+            field.to_python(name)
+            valid.append(name)
+    found: dict[str, list[Any]] = {}
+    for batch in in_batches(valid):
+        users = model._base_manager.using(using).filter(**{f"{model.USERNAME_FIELD}__in": batch})
+        for login, pk in users.values_list(model.USERNAME_FIELD, "pk"):
+            found.setdefault(str(login), []).append(pk)
+    return found
 
 
 def field_values(instance: models.Model) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from ..utils.signals import send_robustly
 from .decide import decide, decide_without_store
 from .earlier_checks import CHECKS, Admitted, RequestChecks, again, combine, owed, refund_others
 from .settlement import reserve
-from .steps import Step, StepRunner, limiter_or_error, now_us, read_user, stored_revision, unless_down
+from .step_runner import Step, StepRunner, limiter_or_error, now_us, read_user, stored_revision, unless_down
 
 #: Sent when a request was refused: ``request``, ``decision``. Receivers' errors are logged, not raised.
 request_refused = Signal()

@@ -21,7 +21,7 @@ from ..exceptions import InvalidCaller
 from ..policies.requests.caller import DescribedCaller, identifier_text
 from ..utils.addresses import Address
 from .check import Evaluation, is_free
-from .steps import Step, StepRunner, limiter_or_error
+from .step_runner import Step, StepRunner, limiter_or_error
 
 
 def check_caller(

@@ -15,7 +15,7 @@ from ..utils.problems import note_problem
 from ..utils.sansio import Twins
 from .check import exemption_of_request, is_free
 from .settlement import status_of
-from .steps import limiter_or_error
+from .step_runner import limiter_or_error
 
 #: A declared cost: units, or a function of the request; None = the endpoint's own.
 Cost = int | Callable[[Any], int | Awaitable[int]] | None

@@ -19,7 +19,7 @@ from ..policies.resolver import Resolution
 from ..runtime import process
 from ..utils.problems import note_problem
 from .settlement import StoreSettler
-from .steps import Step
+from .step_runner import Step
 
 
 def decide(

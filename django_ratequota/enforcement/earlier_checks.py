@@ -15,7 +15,7 @@ from ..engine.decision import Charges, Decision, LimitRequest, Settler, charges_
 from ..engine.types import Bucket, BucketStatus
 from ..monitoring.records import Recorded
 from .settlement import StoreSettler
-from .steps import Step, Uncancelled
+from .step_runner import Step, Uncancelled
 
 #: The attribute of Django's request with its ``RequestChecks``.
 CHECKS = "ratequota_checks"

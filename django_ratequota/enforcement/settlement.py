@@ -21,7 +21,7 @@ from ..monitoring import ledger, restoring
 from ..monitoring.health import note_degraded
 from ..policies.snapshot import Snapshot
 from ..utils.shielding import shielded
-from .steps import Step, StepRunner, limiter_or_error
+from .step_runner import Step, StepRunner, limiter_or_error
 
 #: The attribute of Django's request with its reservations; most requests have none.
 RESERVED = "ratequota_reserved"

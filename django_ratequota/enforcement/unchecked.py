@@ -21,7 +21,7 @@ from ..policies.resolver import Resolution
 from ..runtime import process
 from ..utils.sansio import Twins
 from .check import RequestCheck, is_free
-from .steps import Step, limiter_or_error, twins, unless_down
+from .step_runner import Step, limiter_or_error, twins, unless_down
 
 
 class FirstCheck(RequestCheck):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from django.contrib.auth import get_user_model
-from django.core.exceptions import ObjectDoesNotExist
 from django.core.management.base import BaseCommand, CommandError
 
 from ..conf import settings
@@ -20,6 +18,7 @@ from ..operations.explain_query import ExplainQuery
 from ..operations.ledger import LEVELS, Chosen, current_periods
 from ..operations.near import Row, all_near
 from ..operations.subject_names import named, printable, subject_names
+from ..operations.subjects import find_user
 from ..policies.explain import others_in_words
 from ..policies.facts import to_datetime
 from ..policies.requests.caller import UNKNOWN, failed_kind
@@ -109,11 +108,10 @@ def _query(options: dict[str, Any]) -> ExplainQuery:
         raise CommandError("Name the caller: --user NAME, --ip ADDRESS or --identifier NAME=VALUE")
     user_id = None
     if options["user"]:
-        users = get_user_model()._default_manager
-        try:
-            user_id = str(users.get_by_natural_key(options["user"]).pk)
-        except ObjectDoesNotExist as error:
-            raise CommandError(f"There is no user {options['user']!r}") from error
+        user = find_user(options["user"], by_key=True)
+        if user is None:
+            raise CommandError(f"There is no user {options['user']!r}")
+        user_id = str(user.pk)
     identifiers = {}
     for text in options["identifier"]:
         name, equals, value = text.partition("=")

@@ -6,8 +6,8 @@ from .audiences import ListMember, Plan, PlanAssignment, SubjectList
 from .base import TrackedModel
 from .counts import LedgerWriter, QuotaDay, QuotaWindow, UsageCount
 from .endpoints import METHODS, Endpoint
-from .history import PolicyChange
-from .policies import RatePolicy
+from .policy_changes import PolicyChange
+from .rate_policies import RatePolicy
 
 __all__ = [
     "METHODS",

@@ -11,7 +11,7 @@ from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from ..changes.validators import canonical_subject, check_rates, rate_problem
-from ..engine.rates import DEFAULT_ALGORITHM, MAX_TEXT, normalize_rates
+from ..engine.rates import DEFAULT_ALGORITHM, normalize_rates
 from ..exceptions import InvalidRate
 
 
@@ -21,10 +21,6 @@ class RatesField(models.CharField):  # type: ignore[type-arg]
     Both raise ``ValidationError`` with what was expected at which character. Cleaning an object also refuses rates
     that contradict its ``algorithm``; of what is stored, ``changes`` does.
     """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs.setdefault("max_length", MAX_TEXT)
-        super().__init__(*args, **kwargs)
 
     def to_python(self, value: Any) -> Any:
         """Return the canonical text. Raises ``ValidationError``."""

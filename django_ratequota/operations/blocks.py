@@ -13,8 +13,9 @@ from django.contrib.auth import get_user_model
 from django.db.models import Q
 from django.utils.translation import gettext as _
 
+from ..changes.validators import primary_key
 from ..conf import settings
-from ..enforcement.steps import limiter_or_error, now_us
+from ..enforcement.step_runner import limiter_or_error, now_us
 from ..engine.rates import BLOCKED
 from ..models import Endpoint, RatePolicy
 from ..policies.audiences import Group
@@ -22,7 +23,6 @@ from ..policies.facts import policy_facts, to_datetime
 from ..policies.requests.caller import Caller
 from ..policies.resolver import contenders
 from .boosts import unnameable_reason
-from .differences import primary_key
 
 #: Prefix length of the network that is offered beside an address, by IP version.
 _NETWORK_BITS = {4: 24, 6: 64}

@@ -7,7 +7,7 @@ from operator import attrgetter
 
 from django.db import Error as DatabaseError
 
-from ..enforcement.steps import limiter_or_error, now_us, stored_revision
+from ..enforcement.step_runner import limiter_or_error, now_us, stored_revision
 from ..engine.limiter import Limiter
 from ..engine.types import Bucket, BucketStatus
 from ..exceptions import NewerRevision, StoreError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -20,10 +20,10 @@ from ..engine.types import Bucket, BucketStatus
 from ..exceptions import StoreError
 from ..models import PolicyChange, RatePolicy
 from ..monitoring import ledger, restoring
-from ..policies.assigned import entries_of
+from ..policies.assigned import contexts_of
 from ..policies.facts import UNREADABLE, PolicyFacts, endpoint_facts, policy_facts
 from ..policies.requests.caller import UNKNOWN, Caller, DescribedCaller, client_text, failed_kind
-from ..policies.resolver import EvaluationContext, make_buckets
+from ..policies.resolver import make_buckets
 from ..runtime import default_limiter
 from ..utils.sansio import drive
 from .explain import explain_caller, newest_policies
@@ -151,7 +151,8 @@ def own_counters(policies: Iterable[RatePolicy]) -> tuple[dict[Bucket, RatePolic
     counters: dict[tuple[object, ...], tuple[Bucket, RatePolicy]] = {}
     without: dict[RatePolicy, str] = {}
     callers = {policy: caller for policy, facts in rows if (caller := _own_caller(facts)) is not None}
-    contexts = _contexts(callers)
+    # With the callers' assignments, which name when months begin.
+    contexts = dict(zip(callers, contexts_of(list(callers.values()), newest_policies(), now_us), strict=True))
     for policy, facts in rows:
         subject = callers[policy].subject(facts.counted_per, None) if policy in callers else None
         endpoint = endpoint_facts(policy.endpoint) if policy.endpoint else None
@@ -161,16 +162,6 @@ def own_counters(policies: Iterable[RatePolicy]) -> tuple[dict[Bucket, RatePolic
         for bucket in buckets:
             counters.setdefault(bucket.counter, (bucket, policy))
     return dict(counters.values()), without
-
-
-def _contexts(callers: Mapping[RatePolicy, DescribedCaller]) -> dict[RatePolicy, EvaluationContext]:
-    """Return the callers with their assignments, which name when months begin; raises ``django.db.Error``."""
-    snapshot, now_us = newest_policies(), time.time_ns() // 1000
-    entries = zip(callers.items(), entries_of(list(callers.values())), strict=True)
-    return {
-        policy: EvaluationContext(caller, entry, (), None, snapshot, now_us, assigned)
-        for (policy, caller), (entry, assigned) in entries
-    }
 
 
 def _own_caller(policy: PolicyFacts) -> DescribedCaller | None:

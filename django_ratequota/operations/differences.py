@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from django.core.exceptions import ValidationError
 from django.db import models
 
+from ..changes.validators import primary_key
 from ..models import PolicyChange
 from .states import KINDS
 
@@ -53,13 +53,3 @@ def object_names(model: type[models.Model], ids: Iterable[Any], name: Callable[[
     """
     keys = {key for key in (primary_key(model, pk) for pk in ids) if key is not None}
     return {str(row.pk): name(row) for row in model._base_manager.filter(pk__in=keys)} if keys else {}
-
-
-def primary_key(model: type[models.Model], value: Any) -> Any:
-    """Return the value as a primary key of the model; None where it cannot be one."""
-    try:
-        key = model._meta.pk.to_python(value)
-        model._meta.pk.run_validators(key)
-    except ValidationError:
-        return None
-    return key

@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 
 from ..conf import settings
 from ..enforcement.decide import decide
-from ..enforcement.steps import Step, StepRunner, limiter_or_error, now_us
+from ..enforcement.step_runner import Step, StepRunner, limiter_or_error, now_us
 from ..engine.decision import Decision, LimitRequest
 from ..engine.types import Bucket, check_cost
 from ..exceptions import StoreError

@@ -56,8 +56,6 @@ class Impact:
     refused_requests: int
     really_refused_clients: int
     really_refused_requests: int
-    #: Callers left out because another policy takes precedence.
-    left_out_clients: int
     #: Policies that take precedence for callers that the records do not identify.
     unknown_policies: int
     #: Same order as the policy's rates; none without requests.
@@ -119,7 +117,6 @@ def estimate(policy: RatePolicy, hours: int = 24, *, most: int = MOST_ATTEMPTS, 
         refused_requests=refused.total(),
         really_refused_clients=len({record.caller for record in counted if record.refused}),
         really_refused_requests=sum(record.refused for record in counted),
-        left_out_clients=len(audience.left_out),
         unknown_policies=audience.unknown,
         fits=_fits(rates, peaks),
     )
@@ -143,7 +140,7 @@ def sentences(impact: Impact, hours: int = 24) -> list[str]:
     """Return the estimate in sentences."""
     if impact.since is None or not impact.requests:
         none = _("In the last %(hours)d h no request was recorded that the policy applies to.")
-        return [none % {"hours": hours}, *_left_out(impact)]
+        return [none % {"hours": hours}, *_reservations(impact)]
     totals = [
         _(
             "In the last %(hours)d h this would have refused %(refused)s of %(clients)s clients, "
@@ -166,7 +163,7 @@ def sentences(impact: Impact, hours: int = 24) -> list[str]:
             "refused": number(impact.really_refused_clients),
         },
     ]
-    return [*totals, *map(_fit_text, impact.fits), *_left_out(impact)]
+    return [*totals, *map(_fit_text, impact.fits), *_reservations(impact)]
 
 
 def _fit_text(fit: Fit) -> str:
@@ -176,19 +173,12 @@ def _fit_text(fit: Fit) -> str:
     return text % {"nobody": fit.nobody, "some": fit.one_percent}
 
 
-def _left_out(impact: Impact) -> list[str]:
+def _reservations(impact: Impact) -> list[str]:
     """Return the limits of an estimate in sentences."""
     found = []
     if impact.share != 1:
         text = _("This is an estimate from %(percent)s of the callers.")
         found.append(text % {"percent": _percent(impact.share, 1)})
-    if impact.left_out_clients:
-        text = ngettext(
-            "Left out: %(count)s client for whom another policy takes precedence.",
-            "Left out: %(count)s clients for whom another policy takes precedence.",
-            impact.left_out_clients,
-        )
-        found.append(text % {"count": number(impact.left_out_clients)})
     if impact.unknown_policies:
         text = ngettext(
             "Ignored: %(count)s policy that takes precedence for callers that the records do not identify.",

@@ -40,12 +40,17 @@ class RecordedAudience:
         known = [rival for rival in rivals if _not_recorded(rival, snapshot, now_us) is None]
         #: Policies that take precedence for callers that the records do not identify.
         self.unknown = len(rivals) - len(known)
-        self._policy = own.id
-        self._alone = _Trial([own], snapshot, now_us)
-        self._among = _Trial([own, *known], snapshot, now_us)
-        self._needs_plans = own.counted_per == "plan" or any(one.plan_id is not None for one in (own, *known))
-        #: Callers left out so far because another policy takes precedence.
-        self.left_out: set[str] = set()
+        self._policy, self._now_us = own.id, now_us
+        trial = [own, *known]
+        self._needs_plans = own.counted_per == "plan" or any(one.plan_id is not None for one in trial)
+        # As if there were no other policies; without default plans, because the records hold each caller's plan.
+        shared = regrouped({}, {policy.id: policy for policy in trial if not policy.user})
+        self._snapshot = snapshot.copied(groups=shared, defaults={}, memo=Memo())
+        users: dict[str, tuple[PolicyFacts, ...]] = {}
+        for policy in trial:
+            if policy.user:
+                users[policy.user] = (*users.get(policy.user, ()), policy)
+        self._entries = {user: UserEntry(policies=policies) for user, policies in users.items()}
 
     def select(self, records: Sequence[Attempts]) -> list[Attempts]:
         """Return the records that the policy counts."""
@@ -55,30 +60,10 @@ class RecordedAudience:
             if request not in known:
                 if self._needs_plans and record.plan_id == UNKNOWN_PLAN:
                     raise _lacks("plan")
-                known[request] = self._policy in self._among.winners(record)
-                if not known[request] and self._policy in self._alone.winners(record):
-                    self.left_out.add(record.caller)
+                known[request] = self._policy in self._winners(record)
         return [record for record in records if known[_request(record)]]
 
-
-def _request(record: Attempts) -> tuple[object, ...]:
-    return record.caller, record.ip, record.plan_id, record.endpoint_ids
-
-
-class _Trial:
-    """Some policies of one endpoint and ``counted_per``, as if there were no others."""
-
-    def __init__(self, policies: Sequence[PolicyFacts], snapshot: Snapshot, now_us: int) -> None:
-        shared = regrouped({}, {policy.id: policy for policy in policies if not policy.user})
-        # Without default plans, because the records hold each caller's plan.
-        self._snapshot, self._now_us = snapshot.copied(groups=shared, defaults={}, memo=Memo()), now_us
-        users: dict[str, tuple[PolicyFacts, ...]] = {}
-        for policy in policies:
-            if policy.user:
-                users[policy.user] = (*users.get(policy.user, ()), policy)
-        self._entries = {user: UserEntry(policies=own) for user, own in users.items()}
-
-    def winners(self, record: Attempts) -> tuple[int, ...]:
+    def _winners(self, record: Attempts) -> tuple[int, ...]:
         """Return the ids of the policies that would apply to a recorded request now."""
         plan = self._snapshot.plans.get(record.plan_id or 0)
         caller = DescribedCaller.named(record.caller, record.ip, plan.slug if plan else None)
@@ -88,6 +73,10 @@ class _Trial:
         return resolve_uncached(
             EvaluationContext(caller, entry, endpoints, None, self._snapshot, self._now_us)
         ).policy_ids
+
+
+def _request(record: Attempts) -> tuple[object, ...]:
+    return record.caller, record.ip, record.plan_id, record.endpoint_ids
 
 
 def subject_for(counted_per: str) -> Callable[[Attempts], str | None]:

@@ -14,7 +14,7 @@ from django.db.models import Count, Q, QuerySet
 
 from ..changes.databases import subject_begins
 from ..conf import settings
-from ..enforcement.steps import limiter_or_error, now_us
+from ..enforcement.step_runner import limiter_or_error, now_us
 from ..engine.keys import counter_name
 from ..engine.types import Bucket, BucketStatus
 from ..exceptions import StoreError

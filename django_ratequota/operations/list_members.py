@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.conf import settings as django_settings
 from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError
 from django.db import transaction
@@ -24,9 +23,10 @@ from django.utils.translation import gettext as _
 
 from ..changes.databases import policy_alias
 from ..changes.validators import canonical_subject, check_year, visible
-from ..changes.writer import in_batches
+from ..changes.writer import in_batches, users_by_login
 from ..conf import settings
 from ..models import ListMember, SubjectList
+from ..policies.facts import to_datetime, to_us
 from .numbers import number
 
 #: Most lines at once; a longer file is refused, because a worker that takes long is ended by its server: each line is
@@ -149,7 +149,8 @@ def _csv_lines(text: str) -> Iterator[Line]:
 def _read(subject_list: SubjectList, lines: Iterable[Line]) -> tuple[dict[_Key, tuple[Line, ListMember]], int]:
     """Return each member once, unsaved, and how many lines repeat one; raises ``ValidationError``."""
     lines = list(lines)
-    users = _user_ids([line.who[5:] for line in lines if line.who.startswith("user:")])
+    names = {line.who[5:] for line in lines if line.who.startswith("user:") and "\x00" not in line.who}
+    users = users_by_login(names, policy_alias(get_user_model()))
     entries: dict[_Key, tuple[Line, ListMember]] = {}
     problems: list[str] = []
     for line in lines:
@@ -164,13 +165,13 @@ def _read(subject_list: SubjectList, lines: Iterable[Line]) -> tuple[dict[_Key, 
     return entries, len(lines) - len(entries)
 
 
-def _member(line: Line, users: dict[str, Any]) -> ListMember:
+def _member(line: Line, users: dict[str, list[Any]]) -> ListMember:
     """Return the member that the line names, in no list; raises ``ValidationError``."""
     member = ListMember(ends_at=_end(line), reason=line.reason)
     if line.who.startswith("user:"):
-        member.user_id = users.get(line.who[5:])
-        if member.user_id is None:
+        if line.who[5:] not in users:
             raise ValidationError(_("There is no user with this login name."))
+        member.user_id = users[line.who[5:]][0]
     else:
         try:
             member.subject = canonical_subject(line.who)
@@ -203,23 +204,10 @@ def _end(line: Line) -> datetime | None:
     if end is None:
         text = _("Write the end as a day, such as until 2026-12-31, or a time: until 2026-12-31 18:00.")
         raise ValidationError(text)
-    if django_settings.USE_TZ and timezone.is_naive(end):
-        end = timezone.make_aware(end)
-    elif not django_settings.USE_TZ and timezone.is_aware(end):
-        end = timezone.make_naive(end, timezone.get_default_timezone())
+    end = to_datetime(to_us(end if timezone.is_aware(end) else timezone.make_aware(end)))
     if end <= timezone.now():
         raise ValidationError(_("This end is over already."))
     return end
-
-
-def _user_ids(names: Sequence[str]) -> dict[str, Any]:
-    """Return login name -> primary key of the users that exist; one query per batch."""
-    users: Any = get_user_model()
-    found: dict[str, Any] = {}
-    for batch in in_batches(sorted({name for name in names if "\x00" not in name})):
-        rows = users._base_manager.using(policy_alias(users)).filter(**{f"{users.USERNAME_FIELD}__in": batch})
-        found |= {str(name): pk for name, pk in rows.values_list(users.USERNAME_FIELD, "pk")}
-    return found
 
 
 def _stored(subject_list: SubjectList, keys: Iterable[_Key]) -> dict[_Key, ListMember]:

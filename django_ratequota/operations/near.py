@@ -9,8 +9,8 @@ from itertools import islice
 from ..conf import settings
 from ..engine.types import Bucket, BucketStatus
 from ..models import RatePolicy
-from ..policies.assigned import entries_of, is_plan_open
-from ..policies.facts import Assigned, UserEntry, policy_facts
+from ..policies.assigned import contexts_of, is_plan_open
+from ..policies.facts import policy_facts
 from ..policies.requests.caller import Caller, DescribedCaller
 from ..policies.resolver import EvaluationContext, make_buckets, resolve_uncached
 from ..policies.snapshot import Snapshot
@@ -104,13 +104,16 @@ def _live(rows: Sequence[Recorded]) -> tuple[dict[Recorded, Row], str]:
     """
     snapshot, now_us = newest_policies(), ledger.time_us()
     policies = _policies(row.policy_id for row in rows)
-    callers = {row: _caller(row, snapshot) for row in rows}
-    owners = entries_of(list(callers.values()))
+    contexts = contexts_of([_caller(row, snapshot) for row in rows], snapshot.overview.snapshot, now_us)
     buckets: dict[Recorded, Bucket] = {}
     counters = set()
-    for (row, caller), owner in zip(callers.items(), owners, strict=True):
-        context = _context(row, caller, owner, snapshot=snapshot, now_us=now_us)
-        bucket = None if context is None else _bucket(row, context, policies.get(row.policy_id or 0))
+    for row, context in zip(rows, contexts, strict=True):
+        if row.endpoint_id is not None:
+            endpoint = snapshot.endpoints.get(row.endpoint_id)
+            if endpoint is None or endpoint.exempt:
+                continue
+            context.endpoints, context.scope = (endpoint,), endpoint.name
+        bucket = _bucket(row, context, policies.get(row.policy_id or 0))
         if bucket is not None and bucket.counter not in counters:
             counters.add(bucket.counter)
             buckets[row] = bucket
@@ -123,18 +126,6 @@ def _live(rows: Sequence[Recorded]) -> tuple[dict[Recorded, Row], str]:
             status, at_us = found[bucket]
             live[row] = Row(policy=stored, status=status, at_us=at_us)
     return live, error
-
-
-def _context(
-    row: Recorded, caller: DescribedCaller, owner: tuple[UserEntry, Assigned], *, snapshot: Snapshot, now_us: int
-) -> EvaluationContext | None:
-    """Return a request of the row's caller at its endpoint; None if the endpoint is gone or exempt."""
-    endpoint = None if row.endpoint_id is None else snapshot.endpoints.get(row.endpoint_id)
-    if row.endpoint_id is not None and (endpoint is None or endpoint.exempt):
-        return None
-    own, assigned = owner
-    scope, endpoints = (endpoint.name, (endpoint,)) if endpoint else (None, ())
-    return EvaluationContext(caller, own, endpoints, scope, snapshot.overview.snapshot, now_us, assigned)
 
 
 def _bucket(row: Recorded, context: EvaluationContext, policy: RatePolicy | None) -> Bucket | None:

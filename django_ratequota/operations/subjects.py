@@ -1,11 +1,14 @@
-"""Find the known subjects, such as ``tenant:acme``, that a text begins."""
+"""Find users by name, and the known subjects, such as ``tenant:acme``, that a text begins."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+from django.contrib.auth import get_user_model
+from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
 from django.utils import timezone
 
@@ -19,6 +22,26 @@ from ..utils.problems import note_problem
 #: Most subjects that are offered, and most rows that are read to find them: a subject may have several.
 MAX_OFFERED, _MAX_ROWS = 20, 200
 _SEEN = timedelta(hours=48)
+
+
+def find_user(name: str, *, by_key: bool = False) -> Any:
+    """Return the user with that login name, or the only one with that mail address; None = nobody.
+
+    ``by_key`` looks for a primary key, where there is none of that name.
+    """
+    model: Any = get_user_model()
+    users = model._default_manager
+    if "\x00" in name:  # a database error in PostgreSQL's driver
+        return None
+    user = users.filter(**{model.USERNAME_FIELD: name}).first()
+    mail = getattr(model, "EMAIL_FIELD", "")
+    if user is None and "@" in name and mail:
+        found = users.filter(**{mail: name})[:2]
+        user = found[0] if len(found) == 1 else None
+    if user is None and by_key:
+        with suppress(ValueError, OverflowError, ValidationError):  # not a possible key
+            user = users.filter(pk=name).first()
+    return user
 
 
 def known_subjects(text: str, tables: Iterable[QuerySet[Any]], *, seen: bool) -> list[str]:

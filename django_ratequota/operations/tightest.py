@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from ..conf import settings
-from ..enforcement.steps import now_us
+from ..enforcement.step_runner import now_us
 from ..engine.protocol import MAX_BUCKETS
 from ..engine.types import Bucket, BucketStatus
-from ..policies.assigned import entries_of, is_plan_open
+from ..policies.assigned import contexts_of, is_plan_open
 from ..policies.facts import EndpointFacts
 from ..policies.requests.caller import DescribedCaller
 from ..policies.resolver import EvaluationContext, resolve_uncached
@@ -36,12 +37,10 @@ def tightest(callers: Iterable[str], scope: str | None = None) -> dict[str, Buck
         endpoints = (overview.by_name[scope],)
     elif scope is None and len(overview.limited) * len(described) <= MAX_BUCKETS:
         endpoints = overview.limited
-    entries = entries_of(list(described.values()))
+    contexts = contexts_of(list(described.values()), overview.snapshot, now_us(limiter))
     buckets = {
-        name: _own_buckets(
-            EvaluationContext(caller, entry, endpoints, None, overview.snapshot, now_us(limiter), assigned)
-        )
-        for (name, caller), (entry, assigned) in zip(described.items(), entries, strict=True)
+        name: _own_buckets(replace(context, endpoints=endpoints))
+        for name, context in zip(described, contexts, strict=True)
     }
     statuses = peek(dict.fromkeys(bucket for own in buckets.values() for bucket in own))
     found = {caller: [statuses[bucket] for bucket in own if bucket in statuses] for caller, own in buckets.items()}

@@ -13,6 +13,7 @@ from ..runtime import process
 from .facts import NOBODY, Assigned, SubjectKey, UserEntry
 from .requests.caller import Caller
 from .resolver import EvaluationContext, Resolution, resolve
+from .snapshot import Snapshot
 
 
 def assigned_to(caller: Caller, entry: UserEntry) -> Assigned:
@@ -36,8 +37,8 @@ def resolve_assigned(
     return how(context)
 
 
-def entries_of(callers: Sequence[Caller]) -> list[tuple[UserEntry, Assigned]]:
-    """Return each caller's own entry and ``assigned_to``, those not in memory in three queries for all callers.
+def contexts_of(callers: Sequence[Caller], snapshot: Snapshot, now_us: int) -> list[EvaluationContext]:
+    """Return a context without endpoints for each caller, with what belongs to it alone, in three queries for all.
 
     Raises ``django.db.Error``.
     """
@@ -46,7 +47,10 @@ def entries_of(callers: Sequence[Caller]) -> list[tuple[UserEntry, Assigned]]:
     users = {caller.user_id for caller in callers if caller.user_id is not None}
     found = process.policies.entries([*users, *set(chain.from_iterable(keys))])
     entries = [NOBODY if caller.user_id is None else found[caller.user_id] for caller in callers]
-    return [(entry, _in_order(own, entry, kinds, found)) for own, entry in zip(keys, entries, strict=True)]
+    return [
+        EvaluationContext(caller, entry, (), None, snapshot, now_us, _in_order(own, entry, kinds, found))
+        for caller, own, entry in zip(callers, keys, entries, strict=True)
+    ]
 
 
 def unnamed_kinds(caller: Caller, assigned_to: str) -> list[str]:

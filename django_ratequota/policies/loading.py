@@ -8,10 +8,10 @@ from itertools import chain
 from typing import Any
 
 from django.contrib.auth import get_user_model
-from django.core.exceptions import ValidationError
 from django.utils import timezone
 
 from ..changes.databases import subject_begins
+from ..changes.validators import primary_key
 from ..changes.writer import in_batches
 from ..conf import settings
 from .change_feed import ENDPOINT, LIST, MEMBER, PLAN, POLICY
@@ -175,13 +175,8 @@ def _is_storable(subject: str) -> bool:
 
 def _may_exist(user_id: str) -> bool:
     # The id may belong to no row of the user model, as a token's service account.
-    key = get_user_model()._meta.pk
-    try:
-        value = key.to_python(user_id)
-        key.run_validators(value)  # because a number beyond the column's range overflows in SQLite's driver
-    except ValidationError:
-        return False
-    return str(value) == user_id  # "010" parses as 10, and is not that user
+    key = primary_key(get_user_model(), user_id)
+    return key is not None and str(key) == user_id  # "010" parses as 10, and is not that user
 
 
 def _active_facts(policies: Any, ids: Sequence[int] | None = None) -> list[PolicyFacts]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from typing import Any
 
-from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError
 
-from ..changes.writer import in_batches
+from ..changes.writer import users_by_login
 from ..engine.rates import show
 from ..exceptions import FileProblem
 from .parser import did_you_mean
@@ -24,7 +22,9 @@ def check(items: Items, stored: Items, prune: bool, using: str) -> tuple[list[Fi
 
     Returns their problems, and the primary keys of the users by the name they log in with.
     """
-    users = _find_users({item.values.get("user") for entries in items.values() for item in entries} - {None}, using)
+    users = users_by_login(
+        {item.values.get("user") for entries in items.values() for item in entries} - {None}, using
+    )
     known: _Known = {"user": {name: len(pks) for name, pks in users.items()}}
     for name, section in REFERRED.items():
         # Bad ones too, because an entry that refers to one has no problem of its own.
@@ -99,20 +99,3 @@ def _conflicts(section: Section, entries: Iterable[Item], stay: Iterable[Item]) 
             if holder != here:
                 what = "" if name else "this audience, endpoint and counted_per without dates "
                 yield item.problem(f"{what}is already used {holder}: change one, or merge them", name)
-
-
-def _find_users(names: Iterable[Any], using: str) -> dict[str, list[Any]]:
-    """Return the primary keys of users by the name they log in with; one query per 500 names."""
-    model: Any = get_user_model()
-    field = model._meta.get_field(model.USERNAME_FIELD)
-    valid = []
-    for name in sorted(names):
-        with suppress(ValidationError):  # the field may be a number
-            field.to_python(name)
-            valid.append(name)
-    found: dict[str, list[Any]] = {}
-    for batch in in_batches(valid):
-        users = model._base_manager.using(using).filter(**{f"{model.USERNAME_FIELD}__in": batch})
-        for login, pk in users.values_list(model.USERNAME_FIELD, "pk"):
-            found.setdefault(str(login), []).append(pk)
-    return found

@@ -15,7 +15,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Never, Protocol
+from typing import Any, NamedTuple, Never
 
 from ..exceptions import OutOfTime, StoreError
 from ..utils.sansio import adrive, drive
@@ -173,26 +173,11 @@ class Budget:
         self.count(min(took, self.slice), begun, late=took > LATE * self.slice, queued_for=queued_for)
 
 
-class Server(Protocol):
-    """What a call needs of a server; see ``server``."""
-
-    activity: ServerActivity
-
-    @property
-    def threads(self) -> Any:
-        """The connections of this process's threads, whose ``send(command, budget, asking)`` returns a reply."""
-
-    async def tasks(self) -> Any:
-        """Return those of the running event loop's tasks, whose ``send`` is awaited."""
-
-    def failure(self, error: Exception, command: Command) -> StoreError:
-        """Return the ``StoreError`` for whatever sending the command raised."""
-
-
 class Send(NamedTuple):
     """A step of a store: send one command to one server."""
 
-    server: Server
+    #: A ``server.Server``, which is not imported here, as it imports redis-py.
+    server: Any
     command: Command
     #: The share of the decision's remaining time that it may take.
     share: float = 1.0
@@ -218,7 +203,7 @@ class Store(ABC):
     #: Whether Redis is reached through a network, without a password or a client certificate.
     exposed: bool
     #: The server of every command; None where ``steps`` finds one for each.
-    server: Server | None = None
+    server: Any = None
     #: The breaker of the store's only server, or service.
     breaker: Breaker | None = None
     #: Whether keys live on several servers, so that only buckets of one subject can be checked in one call.
@@ -368,7 +353,7 @@ class Call:
 
     def _failed(self, step: Send, budget: Budget, error: Exception) -> StoreError:
         """Return the ``StoreError`` for the error of a step, counted by its breaker."""
-        failure = step.server.failure(error, step.command)
+        failure: StoreError = step.server.failure(error, step.command)
         if failure.reason == "timeout" and not self._is_fault(step.server.activity, budget):
             failure = OutOfTime(self._store.timeout)
         if step.breaker is not None:

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from ..exceptions import OutOfTime, StoreError, StoreLeftAlone
 from ..utils.locks import ForkSafeLock
@@ -53,21 +52,6 @@ class Breaker:
     def seconds(self) -> float:
         """How long it has been open."""
         return self._clock() - self._opened_at if self.open else 0.0
-
-    @contextmanager
-    def guard(self, always: bool = False) -> Iterator[None]:
-        """Guard one use of the server, and count its outcome; raises ``StoreLeftAlone`` while open.
-
-        With ``always`` an open breaker lets the use through.
-        """
-        if self.open and not always:
-            self.take_probe()
-        try:
-            yield
-        except StoreError as error:
-            self.count(error)
-            raise
-        self.succeeded()
 
     def take_probe(self) -> None:
         """Go ahead as the probe, or raise ``StoreLeftAlone`` when none is due."""

@@ -37,17 +37,21 @@ class SentinelStore(Store):
 
     def steps(self, command: Command, always: bool) -> Steps:
         """Send to the master, finding it first when it is not confirmed."""
-        with self.breaker.guard(always):
+        if self.breaker.open and not always:
+            self.breaker.take_probe()
+        try:
             master = self._master
             if master is None or not self._confirmed:
                 master = yield from self._find_master()
-            try:
-                return (yield Send(master, command))
-            except StoreError as error:
-                # It was demoted, is dead or hangs.
-                if not error.answered:
-                    self._confirmed = False
-                raise
+            reply = yield Send(master, command)
+        except StoreError as error:
+            # The master was demoted, is dead or hangs.
+            if not error.answered:
+                self._confirmed = False
+            self.breaker.count(error)
+            raise
+        self.breaker.succeeded()
+        return reply
 
     def survey_steps(self, command: Command) -> Steps:
         """Ask the master."""

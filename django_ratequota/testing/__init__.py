@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .assertions import assert_allowed, assert_limited, remaining
     from .clock import Clock
     from .overrides import isolated, override_policies, unlimited
-    from .policies import Policy
+    from .policy_snapshot import Policy
     from .server import embedded_server
 
 __all__ = [
@@ -35,7 +35,7 @@ __getattr__ = lazy_exports(
         "assertions": ("assert_allowed", "assert_limited", "remaining"),
         "clock": ("Clock",),
         "overrides": ("isolated", "override_policies", "unlimited"),
-        "policies": ("Policy",),
+        "policy_snapshot": ("Policy",),
         "server": ("embedded_server",),
     },
 )

@@ -26,7 +26,7 @@ from ..monitoring.collector import Collector
 from ..policies.cache import PolicyCache
 from ..runtime import OncePerSettings, limiter_options, process
 from .clock import Clock
-from .policies import FixedPolicies
+from .policy_snapshot import FixedPolicies
 
 #: Seconds that a decision may take, at least: the machine that tests may be busy.
 _MIN_TIMEOUT = 5.0

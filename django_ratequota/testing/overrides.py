@@ -14,7 +14,7 @@ from ..models import Endpoint
 from ..policies.cache import PolicyCache
 from .clock import Clock
 from .isolation import Scene
-from .policies import FixedPolicies, Policies, fixed_policies
+from .policy_snapshot import FixedPolicies, Policies, fixed_policies
 
 
 class SceneContext(TestContextDecorator):

@@ -8,11 +8,10 @@ from inspect import iscoroutinefunction
 
 from ..exceptions import ConfigurationError
 
-_IDENTIFIERS = "header_key jwt_claim login_field with_address"
 #: Functions that return what a setting names, and are none themselves.
 _FACTORIES = {
-    **{f"django_ratequota.identifiers.{name}": "an identifier" for name in _IDENTIFIERS.split()},
-    "django_ratequota.notify.post_to": "a receiver",
+    "django_ratequota.notify.post_to",
+    *(f"django_ratequota.identifiers.{name}" for name in ("header_key", "jwt_claim", "login_field", "with_address")),
 }
 
 
@@ -32,8 +31,7 @@ def function(signature: str) -> Callable[[object], str]:
         if iscoroutinefunction(function):  # each call returns another coroutine object
             raise ConfigurationError(f"{value} is async; write the dotted path of {signature} that is not.")
         if value in _FACTORIES:
-            hint = "call it in a module of yours, and write the dotted path of the function that it returns"
-            raise ConfigurationError(f"{value} returns {_FACTORIES[value]}: {hint}.")
+            raise ConfigurationError(f"{value} returns {signature}: write the dotted path of what it returns.")
         return value
 
     return validate

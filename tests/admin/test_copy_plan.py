@@ -19,7 +19,6 @@ from tests.support.operators import client_of
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
 BASE = "/admin/django_ratequota/plan"
-HOSTILE = "<script>alert(1)</script>\u202e"
 FORM = {"name": "Pro", "slug": "pro", "description": "For some", "reason": "Ticket 4711"}
 
 

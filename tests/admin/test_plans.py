@@ -12,7 +12,7 @@ from django.test import Client
 from django.utils import timezone
 
 from django_ratequota.models import Plan, PlanAssignment, PolicyChange
-from tests.admin.test_sizes import Form
+from tests.admin.test_sizes import fields_of
 from tests.support.operators import client_of, text_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
@@ -56,7 +56,7 @@ def test_positions_are_edited_in_the_list_and_recorded(operator: Client) -> None
         Plan.objects.create(name=name, slug=name.lower(), position=position * 10)
     page = operator.get(LIST)
     assert [plan.name for plan in page.context["cl"].result_list] == ["Free", "Enterprise", "Pro"]
-    sent = Form(page).fields | {"form-2-position": "5", "change_reason": "Ticket 4711", "_save": "Save"}
+    sent = fields_of(page) | {"form-2-position": "5", "change_reason": "Ticket 4711", "_save": "Save"}
     assert operator.post(LIST, sent).status_code == 302
     assert [plan.name for plan in Plan.objects.all()] == ["Free", "Pro", "Enterprise"]
     change = PolicyChange.objects.order_by("-pk")[0]
@@ -88,13 +88,13 @@ def test_plans_are_moved_only_where_all_of_them_are_shown_in_their_order(operato
 
 def test_a_new_plan_is_put_after_the_others(operator: Client) -> None:
     Plan.objects.create(name="Free", slug="free", position=30)
-    assert Form(operator.get(f"{LIST}add/")).fields["position"] == "40"
+    assert fields_of(operator.get(f"{LIST}add/"))["position"] == "40"
 
 
 def test_a_rename_keeps_the_slug_and_a_new_slug_is_warned_of(operator: Client, settings: Any) -> None:
     plan = Plan.objects.create(name="Pro", slug="pro")
     path = f"{LIST}{plan.pk}/change/"
-    sent = Form(operator.get(path)).fields
+    sent = fields_of(operator.get(path))
     page = text_of(operator.post(path, sent | {"name": "Team"}, follow=True))
     assert "The slug was" not in page
     plan.refresh_from_db()

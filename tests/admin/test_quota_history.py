@@ -13,7 +13,7 @@ from django.test import Client
 
 from django_ratequota.admin import quota_history
 from django_ratequota.models import Endpoint, QuotaWindow, RatePolicy
-from django_ratequota.operations.quotas import past_of
+from django_ratequota.operations.past_windows import past_of
 from tests.support.operators import client_of, text_of
 from tests.support.windows import counted
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -165,3 +165,7 @@ def findings(page: Page, axe: Axe, part: str | None = None) -> list[str]:
         for node in one["nodes"]
         if one["impact"] in _SERIOUS
     ]
+
+
+#: Opens a desk for an operator, by name.
+Desks = Callable[..., Desk]

@@ -14,15 +14,14 @@ _POLICIES = f"{_APP}/ratepolicy"
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Where it is, and the status that who may only look gets there, and staff without permission."""
+    """Where it is, and the status that who may only look gets there."""
 
     path: Callable[[Scene], str]
     viewer: int = 200
-    nobody: int = 403
 
 
 PAGES = {
-    "home": Page(lambda s: f"{_APP}/", nobody=404),
+    "home": Page(lambda s: f"{_APP}/"),
     "policies": Page(lambda s: f"{_POLICIES}/"),
     "add policy": Page(lambda s: f"{_POLICIES}/add/", viewer=403),
     "policy": Page(lambda s: f"{_POLICIES}/{s.free_search.pk}/change/"),
@@ -42,6 +41,9 @@ PAGES = {
     "boost": Page(
         lambda s: f"{_POLICIES}/boost/?user={s.bob.pk}&endpoint=search&method=GET&policy={s.override.pk}",
         viewer=403,
+    ),
+    "give back": Page(
+        lambda s: f"{_POLICIES}/counters/?user={s.bob.pk}&endpoint=search&method=GET&bucket=all/min", viewer=403
     ),
     "boost all": Page(lambda s: f"{_POLICIES}/boost/?user={s.dave.pk}&until=hours", viewer=403),
     "block": Page(

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from playwright.sync_api import APIResponse, Page, expect
 
 from django_ratequota.models import RatePolicy
 
-from .desk import Desk
+from .desk import Desks
 from .pages import PAGES
 from .scene import Scene
-
-Desks = Callable[..., Desk]
 
 
 def ask(page: Page, who: str = "alice") -> APIResponse:

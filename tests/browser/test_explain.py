@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from playwright.sync_api import expect
 
 from django_ratequota.models import RatePolicy
 from django_ratequota.monitoring.collector import collector
 
-from .desk import Desk
+from .desk import Desks
 from .pages import PAGES
 from .scene import Scene
 from .test_enforcement import ask
-from .test_policies import choose
-
-Desks = Callable[..., Desk]
 
 
 def test_a_refusal_leads_to_its_reason_and_to_a_boost(desk: Desks, scene: Scene) -> None:
@@ -51,22 +46,3 @@ def test_a_refusal_leads_to_its_reason_and_to_a_boost(desk: Desks, scene: Scene)
     assert [ask(page, "carol").status for _ in range(3)] == [200, 200, 429]
     boost = RatePolicy.objects.get(user=scene.carol)
     assert (boost.rates, boost.reason, boost.ends_at is None) == ("20/hour", "Ticket 4714", False)
-
-
-def test_units_are_given_back(desk: Desks, scene: Scene) -> None:
-    own = desk()
-    page = own.page
-    assert [ask(page, "carol").status for _ in range(3)] == [200, 200, 429]
-    own.open(PAGES["explain"].path(scene))
-    choose(page, "User", "car", "carol")
-    page.get_by_label("Endpoint").select_option("search")
-    page.get_by_role("button", name="Explain").click()
-    expect(page.get_by_role("row").filter(has_text="plan Free").first).to_be_visible()
-    page.get_by_role("checkbox", name="search/min").check()
-    page.get_by_role("button", name="Give back or reset…").click()
-    page.get_by_label("Units to give back").fill("5")
-    page.get_by_label("Reason").fill("Ticket 4715")
-    own.look()
-    page.get_by_role("button", name="Give them back").click()
-    expect(page.get_by_text("5 units were given back to 1 counter.")).to_be_visible()
-    assert [ask(page, "carol").status for _ in range(2)] == [200, 429]

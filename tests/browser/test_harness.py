@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from .desk import Desk
+from .desk import Desk, Desks
 
 #: A page with one of each fault.
 BAD = """
@@ -27,7 +27,7 @@ BAD = """
 
 
 @pytest.fixture
-def complaints(desk: Callable[..., Desk]) -> Callable[[Desk], list[str]]:
+def complaints(desk: Desks) -> Callable[[Desk], list[str]]:
     """Closes a desk that is expected to have complained."""
 
     def close(own: Desk) -> list[str]:
@@ -38,7 +38,7 @@ def complaints(desk: Callable[..., Desk]) -> Callable[[Desk], list[str]]:
     return close
 
 
-def test_each_kind_of_fault_is_noticed(desk: Callable[..., Desk], complaints: Callable[[Desk], list[str]]) -> None:
+def test_each_kind_of_fault_is_noticed(desk: Desks, complaints: Callable[[Desk], list[str]]) -> None:
     own = desk("nobody")
     page = own.open("/plain/")
     page.evaluate(BAD)
@@ -51,7 +51,7 @@ def test_each_kind_of_fault_is_noticed(desk: Callable[..., Desk], complaints: Ca
         assert fault in told, told
 
 
-def test_an_unexpected_answer_fails(desk: Callable[..., Desk], complaints: Callable[[Desk], list[str]]) -> None:
+def test_an_unexpected_answer_fails(desk: Desks, complaints: Callable[[Desk], list[str]]) -> None:
     own = desk("nobody")
     with pytest.raises(AssertionError, match="403"):
         own.open("/admin/django_ratequota/ratepolicy/")
@@ -69,7 +69,7 @@ def test_a_missing_browser_fails(tmp_path: Path) -> None:
     assert "skipped" not in run.stdout
 
 
-def test_clicks_and_pages_of_a_task_are_counted(desk: Callable[..., Desk]) -> None:
+def test_clicks_and_pages_of_a_task_are_counted(desk: Desks) -> None:
     own = desk()
     own.open("/admin/")
     with own.task(clicks=1, pages=1):

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from playwright.sync_api import expect
 
 from django_ratequota.changes.writer import changed_by
 from django_ratequota.models import PolicyChange
 from django_ratequota.monitoring import health
 
-from .desk import Desk
+from .desk import Desks
 from .pages import PAGES
 from .scene import Scene
-
-Desks = Callable[..., Desk]
 
 
 def test_the_home_leads_to_a_refused_caller_and_to_the_newest_change(desk: Desks, scene: Scene) -> None:

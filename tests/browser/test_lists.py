@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from playwright.sync_api import expect
 
 from django_ratequota.models import ListMember, SubjectList
 
-from .desk import Desk
+from .desk import Desks
 from .scene import Scene
 
 
-def test_members_are_pasted_corrected_and_found(desk: Callable[..., Desk], scene: Scene) -> None:
+def test_members_are_pasted_corrected_and_found(desk: Desks, scene: Scene) -> None:
     bots = SubjectList.objects.create(name="Bad bots")
     own = desk()
     page = own.open(f"/admin/django_ratequota/subjectlist/{bots.pk}/change/")

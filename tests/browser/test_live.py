@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import pytest
 from playwright.sync_api import expect
@@ -11,11 +10,9 @@ from playwright.sync_api import expect
 from django_ratequota.monitoring import health
 from django_ratequota.monitoring.collector import collector
 
-from .desk import Desk
+from .desk import Desk, Desks
 from .pages import PAGES
 from .scene import Scene
-
-Desks = Callable[..., Desk]
 
 
 @pytest.fixture

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from playwright.sync_api import expect
 
 from django_ratequota.models import Endpoint, Plan, RatePolicy
 
-from .desk import Desk
+from .desk import Desks
 from .pages import PAGES
 from .scene import Scene
-
-Desks = Callable[..., Desk]
 
 
 def test_a_cell_is_a_click_from_its_policy(desk: Desks, scene: Scene) -> None:

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from .desk import Desk
+from .desk import Desks
 from .pages import PAGES
 from .scene import Scene
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_superusers_see_every_page(desk: Callable[..., Desk], scene: Scene, name: str) -> None:
+def test_superusers_see_every_page(desk: Desks, scene: Scene, name: str) -> None:
     own = desk("superuser")
     own.open(PAGES[name].path(scene))
     own.look()
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_others_see_what_they_may(desk: Callable[..., Desk], scene: Scene, name: str) -> None:
+def test_others_see_what_they_may(desk: Desks, scene: Scene, name: str) -> None:
     viewers = desk("viewer")
     viewers.open(PAGES[name].path(scene), PAGES[name].viewer)
     if PAGES[name].viewer == 200:
         viewers.look(once=True)
-    desk("nobody").open(PAGES[name].path(scene), PAGES[name].nobody)

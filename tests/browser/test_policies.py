@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import pytest
 from playwright.sync_api import Page, expect
 
 from django_ratequota.models import Endpoint, PolicyChange, RatePolicy
 
-from .desk import Desk
+from .desk import Desks
 from .pages import PAGES
 from .scene import MARKUP, Scene
-
-Desks = Callable[..., Desk]
-
 
 #: What writes, or leads to a page that writes, in the content of a page.
 _WRITES = ", ".join(

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from playwright.sync_api import expect
 
 from django_ratequota.models import RatePolicy
 
-from .desk import Desk
+from .desk import Desks
 from .pages import PAGES
 from .scene import Scene
-
-Desks = Callable[..., Desk]
 
 
 def test_the_preview_and_the_impact_are_shown_on_a_click(desk: Desks, scene: Scene) -> None:
@@ -35,18 +31,3 @@ def test_the_preview_and_the_impact_are_shown_on_a_click(desk: Desks, scene: Sce
     page.get_by_role("button", name="Preview").click()
     expect(shown.locator(".errorlist")).to_contain_text("expected")
     assert RatePolicy.objects.count() == before
-
-
-def test_a_version_is_restored(desk: Desks, scene: Scene) -> None:
-    scene.free_search.rates = "99/min"
-    scene.free_search.save()
-    own = desk()
-    page = own.open(f"/admin/django_ratequota/policychange/{scene.last_change().pk}/change/")
-    page.get_by_role("link", name="Restore the previous version").click()
-    expect(page.get_by_role("row", name="Rates")).to_contain_text("10/min")
-    own.look()
-    page.get_by_label("Reason").fill("Ticket 4716")
-    page.get_by_role("button", name="Yes, restore it").click()
-    expect(page.get_by_text("was restored.")).to_be_visible()
-    scene.free_search.refresh_from_db()
-    assert scene.free_search.rates == "10/min"

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from playwright.sync_api import Page
 
-from .desk import Desk
+from .desk import Desks
 from .pages import PAGES
 from .scene import Scene
-
-Desks = Callable[..., Desk]
 
 #: Rates, subjects, addresses and routes with a character that is drawn left of the one before, in the same line.
 _REVERSED = r"""

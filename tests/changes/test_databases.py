@@ -53,7 +53,6 @@ def start(tmp_path: Path, migrated: Path, redis_client: redis.Redis) -> Iterator
 
 
 def replicate(home: Path, replica: str) -> None:
-    """Copy the primary to the replica."""
     with (
         closing(sqlite3.connect(home / "default.sqlite3")) as primary,
         closing(sqlite3.connect(home / f"{replica}.sqlite3")) as copy,
@@ -194,7 +193,6 @@ def test_commands_and_edits_work_on_another_alias(own_alias: tuple[str, Process,
 
 
 def counting(request: Any) -> HttpResponse:
-    """A view that checks its limit, and then reads the database."""
     decision = check_request(request, scope="search")
     return HttpResponse(f"{decision.error} {User.objects.count()}")
 

@@ -22,18 +22,11 @@ from django_ratequota.changes.writer import changed_by, write_publication, write
 from django_ratequota.models import Plan, PolicyChange, RatePolicy
 from django_ratequota.runtime import default_limiter
 from tests.enforcement.test_propagation import Process, environment, migrated  # noqa: F401 - fixtures
+from tests.support.failure import Failure, fail
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
 DOWN = "redis://127.0.0.1:1/0"
-
-
-class Failure(Exception):
-    """An error raised by a test."""
-
-
-def fail() -> None:
-    raise Failure
 
 
 def stored() -> int:
@@ -44,19 +37,7 @@ def limits() -> list[int]:
     return [status.limit for status in check_request(RequestFactory().get("/")).statuses]
 
 
-def test_the_changes_of_a_transaction_are_published_together(published: list[int | None]) -> None:
-    with transaction.atomic():
-        Plan.objects.create(name="Free", slug="free")
-        with changed_by(None, "Ticket 4711"):
-            Plan.objects.create(name="Pro", slug="pro")
-        assert (stored(), published, publication_pending()) == (0, [], True)
-    assert published == [stored(), stored()], "two saves, one revision"
-    assert stored() > 0
-    assert not publication_pending()
-
-
 def test_what_an_open_transaction_has_changed_is_pending_until_it_is_undone() -> None:
-    """A savepoint's rollback undoes its own changes; those before it stay."""
     with transaction.atomic():
         with transaction.atomic():
             Plan.objects.create(name="Free", slug="free")
@@ -139,7 +120,6 @@ def test_an_error_while_publishing_does_not_fail_the_commit(
 
 
 def test_an_author_is_told_once_that_a_publication_failed(settings: Any) -> None:
-    """Also if the commit comes later, and only of changes of their own."""
     told: list[str] = []
     with changed_by(None, unpublished=lambda: told.append("reached")):
         Plan.objects.create(name="Free", slug="free")
@@ -154,10 +134,7 @@ def test_an_author_is_told_once_that_a_publication_failed(settings: Any) -> None
 
 
 def test_captured_hooks_publish_each_time(published: list[int | None]) -> None:
-    """A test that never commits may run its hooks: only the first of two edits had one.
-
-    After policies of ``setUpTestData``, which are never published, captured hooks published nothing.
-    """
+    """Only the first of two edits had a hook; after policies of ``setUpTestData`` captured ones published nothing."""
     with transaction.atomic():
         free = Plan.objects.create(name="Free", slug="free")
         for edits in ([free.save, free.delete], [Plan(name="Pro", slug="pro").save]):
@@ -225,7 +202,6 @@ def test_a_dump_brings_its_own_history(dump: Path) -> None:
 def test_a_fixture_is_obeyed_inside_its_transaction_and_published_by_hand(
     tmp_path: Path, published: list[int | None]
 ) -> None:
-    """Tests load fixtures in a transaction that is rolled back."""
     fixture = tmp_path / "policies.json"
     row = {"model": "django_ratequota.ratepolicy", "pk": 1, "fields": {"rates": "5/hour"}}
     fixture.write_text(json.dumps([row]))

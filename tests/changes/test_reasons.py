@@ -26,7 +26,6 @@ def policy(free: Plan) -> RatePolicy:
 
 
 def policy_form(policy: RatePolicy, **fields: str) -> dict[str, str]:
-    """Return the form data of a policy's page."""
     form = {"plan": str(policy.plan_id), "counted_per": "caller", "algorithm": "token_bucket", "mode": "enforce"}
     return {**form, "rates": policy.rates, "reason": policy.reason, "change_reason": "", **fields}
 
@@ -76,7 +75,6 @@ def test_the_change_reason_applies_to_a_plan_and_its_table(operator: Client, pol
 
 
 def test_new_objects_and_endpoints_and_assignments_have_reasons_too(operator: Client, policy: RatePolicy) -> None:
-    """A new object with a reason of its own has no field for another one."""
     assert FIELD in operator.get(f"{BASE}/plan/add/").content.decode()
     plan = plan_form(Plan(name="Pro", slug="pro"), {"rates": "9/s"})
     endpoint = {"name": "search", "description": "", "routes": "", "methods": "", "cost": "1"}
@@ -130,7 +128,6 @@ def test_viewers_get_no_reason_field(policy: RatePolicy) -> None:
 
 
 def test_the_reason_of_a_saved_object_is_recorded_when_it_changes(policy: RatePolicy) -> None:
-    """An unchanged reason belongs to an earlier change. See ``changed_by`` for the other way to pass a reason."""
     changes: list[Any] = []
     for fields in ({"rates": "2/s"}, {"rates": "3/s", "reason": REASON}, {"rates": "4/s"}, {"reason": ""}):
         for name, value in fields.items():

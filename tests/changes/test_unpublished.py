@@ -25,7 +25,6 @@ def policy() -> RatePolicy:
 
 
 def messages_after(operator: Client, path: str, form: dict[str, Any]) -> list[str]:
-    """Return the messages on the page after the edit."""
     response = operator.post(f"{BASE}/{path}", form, follow=True)
     assert len(response.redirect_chain) == 1, response.content
     return [str(message) for message in response.context["messages"]]

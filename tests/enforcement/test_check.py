@@ -38,17 +38,7 @@ from tests.support import server
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
 #: A port that nobody listens on.
-CLOSED = {
-    "PREFIX": "rqtest",
-    "REDIS_URL": "redis://127.0.0.1:1/0",
-    "TIMEOUT": 5.0,
-    "STATISTICS_SECONDS": 0,
-}
-
-
-@pytest.fixture
-def alice() -> User:
-    return User.objects.create(username="alice")
+CLOSED = {"PREFIX": "rqtest", "REDIS_URL": "redis://127.0.0.1:1/0", "TIMEOUT": 5.0, "STATISTICS_SECONDS": 0}
 
 
 @pytest.fixture
@@ -103,11 +93,6 @@ class TestOneRoundTrip:
         assert commands == ["EVALSHA"]
         assert room(decision) == ["96/100", "46/50", "996/1000", "16/20"]
 
-    def test_so_is_an_async_one(self, alice: User, search: Endpoint, django_assert_num_queries: Any) -> None:
-        RatePolicy.objects.create(rates="100/hour")
-        RatePolicy.objects.create(endpoint=search, rates="50/hour")
-        RatePolicy.objects.create(endpoint=search, counted_per="everyone", rates="1000/hour")
-
         async def ask_twice() -> tuple[list[str], Decision]:
             await acheck_request(request_from(alice), "search")
             # In one loop, for each has a connection of its own to make.
@@ -115,11 +100,10 @@ class TestOneRoundTrip:
                 decision = await acheck_request(request_from(alice), "search")
             return commands, decision
 
-        check_request(request_from(alice))
         with django_assert_num_queries(0):
             commands, decision = async_to_sync(ask_twice)()
         assert commands == ["EVALSHA"]
-        assert room(decision) == ["95/100", "46/50", "996/1000"]
+        assert room(decision) == ["92/100", "42/50", "992/1000", "12/20"]
 
     @pytest.mark.parametrize("rates", [None, "unlimited", "blocked"])
     def test_a_request_without_buckets_asks_all_the_same(self, rates: str | None) -> None:
@@ -217,17 +201,6 @@ class TestSettling:
 
 
 class TestRefusedSignal:
-    @pytest.fixture
-    def heard(self) -> Iterator[list[dict[str, Any]]]:
-        heard: list[dict[str, Any]] = []
-
-        def receiver(signal: Any, **kwargs: Any) -> None:
-            heard.append(kwargs)
-
-        request_refused.connect(receiver)
-        yield heard
-        request_refused.disconnect(receiver)
-
     def test_it_is_sent_for_refusals_only(self, check: Check, heard: list[dict[str, Any]]) -> None:
         RatePolicy.objects.create(rates="1/hour")
         assert check(request_from()).allowed
@@ -391,31 +364,6 @@ class TestDates:
 
 
 class TestUsers:
-    def test_callers_never_share_a_counter(self, check: Check, alice: User) -> None:
-        RatePolicy.objects.create(rates="1/hour")
-        bob = User.objects.create(username="bob")
-        callers = [(alice, "203.0.113.7"), (bob, "203.0.113.7"), (None, "203.0.113.7"), (None, "203.0.113.8")]
-        assert all(check(request_from(user, address)).allowed for user, address in callers)
-        assert not any(check(request_from(user, address)).allowed for user, address in callers)
-
-    def test_an_anonymous_caller_has_one_counter_per_caller_and_one_per_ip(
-        self, check: Check, redis_client: redis.Redis
-    ) -> None:
-        RatePolicy.objects.create(rates="1/hour")
-        RatePolicy.objects.create(counted_per="ip", rates="3/hour")
-        assert room(check(request_from())) == ["0/1", "2/3"]
-        assert check(request_from()).violated == ("all/hour",)
-        assert len(list(redis_client.scan_iter("rqtest:{ip:203.0.113.7}:*"))) == 2
-
-    def test_a_principal_that_is_no_row_of_the_user_model_has_nothing_of_its_own(self, check: Check) -> None:
-        class Service:
-            is_authenticated = True
-            pk = "billing-service"
-
-        RatePolicy.objects.create(rates="10/hour")
-        decision = check(request_from(Service()))
-        assert [status.bucket.subject for status in decision.statuses] == ["user:billing-service"]
-
     def test_the_user_is_the_requests_user(self, check: Check, alice: User) -> None:
         async def auser() -> AnonymousUser:
             return AnonymousUser()
@@ -545,14 +493,6 @@ class TestRedisDown:
         decision = check(request_from(), "search")
         assert (decision.allowed, decision.blocked_by) == (False, ("search/blocked",))
 
-    def test_a_store_that_comes_up_later_is_used_from_then_on(self, check: Check, settings: Any) -> None:
-        RatePolicy.objects.create(rates="1/hour")
-        up = settings.RATEQUOTA
-        settings.RATEQUOTA = CLOSED
-        assert [check(request_from()).allowed for _ in range(3)] == [True] * 3
-        settings.RATEQUOTA = up
-        assert [check(request_from()).allowed for _ in range(2)] == [True, False]
-
     @pytest.mark.parametrize("on_error", ["allow", "deny"])
     @pytest.mark.parametrize(
         "unusable",
@@ -599,13 +539,11 @@ class TestTooManyLimits:
         assert len(logged) == 1
         assert health().errors["buckets"] == logged[0]
 
-    def test_explain_shows_them_all(self) -> None:
-        found = explain_caller(DescribedCaller(user_id=None, address="203.0.113.7"), scope=None, route="/plain/")
-        assert (len(found.candidates), len(found.decision.statuses)) == (501, 500)
-
-    def test_counters_of_all_are_looked_at_granted_and_reset(self) -> None:
+    def test_all_are_explained_and_their_counters_granted_and_reset(self) -> None:
         caller = DescribedCaller(user_id=None, address="203.0.113.7")
-        buckets = explain_caller(caller, scope=None, route="/plain/").resolution.buckets
+        found = explain_caller(caller, scope=None, route="/plain/")
+        assert (len(found.candidates), len(found.decision.statuses)) == (501, 500)
+        buckets = found.resolution.buckets
         default_limiter().charge(buckets[:500], 3)
         default_limiter().charge(buckets[500:], 3)
         assert {status.used for status in grant(buckets, 1)} == {3}

@@ -20,7 +20,7 @@ from django_ratequota.operations.explain_query import ExplainQuery
 from django_ratequota.policies.matching import match_endpoints
 from django_ratequota.policies.requests.caller import DescribedCaller
 from tests.conftest import Check, Get
-from tests.enforcement.test_check import CLOSED, monitored, room
+from tests.enforcement.test_check import room
 from tests.policies.test_resolver import picture
 from tests.project.views import request_from
 from tests.support.operators import client_of
@@ -62,12 +62,6 @@ class TestRequests:
         assert check_caller(ip=ADDRESS, scope="health").allowed
         assert not check(request_from(), "everything").allowed
 
-    def test_the_store_is_asked_for_a_newer_revision_only(self, health: Endpoint, blocked: None) -> None:
-        check_request(request_from(), "health")
-        with monitored() as commands:
-            check_request(request_from(), "health")
-        assert commands == ["EVALSHA"]
-
     def test_the_next_request_sees_an_edit(self, check: Check, health: Endpoint) -> None:
         RatePolicy.objects.create(rates="5/hour")
         assert room(check(request_from(), "health")) == []
@@ -77,14 +71,6 @@ class TestRequests:
         Endpoint.objects.update(exempt=True)
         assert room(check(request_from(), "health")) == []
         assert room(check(request_from())) == ["3/5"]
-
-    def test_no_policy_denies_it_while_redis_is_down(
-        self, check: Check, health: Endpoint, blocked: None, settings: Any
-    ) -> None:
-        check(request_from(), "health")
-        settings.RATEQUOTA = {**CLOSED, "ON_ERROR": "deny"}
-        assert check(request_from(), "health").allowed
-        assert not check(request_from()).allowed
 
     def test_no_user_is_read_for_it(self, settings: Any, health: Endpoint, blocked: None) -> None:
         """That may take queries, and adds ``Vary: Cookie``."""

@@ -46,6 +46,18 @@ def cost_of_a_counted_request(request: HttpRequest) -> int:
 priced = ratequota(scope="search", cost=cost_of_a_counted_request)
 
 
+def ran(*args: Any) -> HttpResponse:
+    return JsonResponse({"ran": True})
+
+
+async def aran(*args: Any) -> HttpResponse:
+    return ran()
+
+
+def rest(*args: Any) -> Response:
+    return Response({"ran": True})
+
+
 @exempt
 def checking(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"ran": check_request(request, scope="search").allowed})
@@ -53,8 +65,7 @@ def checking(request: HttpRequest) -> HttpResponse:
 
 @exempt
 class Decorated(View):
-    def get(self, request: HttpRequest) -> HttpResponse:
-        return JsonResponse({"ran": True})
+    get = ran
 
 
 class Inheriting(Decorated):
@@ -67,64 +78,43 @@ class Limited(Decorated):
 
 @method_decorator(exempt, name="dispatch")
 class ByDispatch(View):
-    async def get(self, request: HttpRequest) -> HttpResponse:
-        return JsonResponse({"ran": True})
+    get = aran
 
 
 class ByMethod(View):
-    @exempt
-    async def get(self, request: HttpRequest) -> HttpResponse:
-        return JsonResponse({"ran": True})
-
-    async def post(self, request: HttpRequest) -> HttpResponse:
-        return JsonResponse({"ran": True})
+    get, post = exempt(aran), aran
 
 
 class ByMethodDecorator(View):
-    @method_decorator(exempt)
-    def get(self, request: HttpRequest) -> HttpResponse:
-        return JsonResponse({"ran": True})
+    get = method_decorator(exempt)(ran)
 
 
 class Overriding(ByMethod):
-    async def get(self, request: HttpRequest) -> HttpResponse:
-        return JsonResponse({"ran": True})
+    get = aran
 
 
 @exempt
 class Rest(APIView):
     throttle_scope = "search"
-
-    def get(self, request: Any) -> Response:
-        return Response({"ran": True})
+    get = rest
 
 
 class RestByMethod(APIView):
-    @exempt
-    def get(self, request: Any) -> Response:
-        return Response({"ran": True})
-
-    def post(self, request: Any) -> Response:
-        return Response({"ran": True})
-
-
-def rest(request: Any) -> Response:
-    return Response({"ran": True})
+    get, post = exempt(rest), rest
 
 
 class Reports(ViewSet):
-    def list(self, request: Any) -> Response:
-        return Response({"ran": True})
+    list = rest
 
     @exempt
     @action(detail=False)
     def above(self, request: Any) -> Response:
-        return Response({"ran": True})
+        return rest()
 
     @action(detail=False)
     @exempt
     def below(self, request: Any) -> Response:
-        return Response({"ran": True})
+        return rest()
 
 
 api = NinjaAPI(urls_namespace="exempt_views", throttle=[NinjaThrottle()])

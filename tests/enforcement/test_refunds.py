@@ -10,8 +10,7 @@ import pytest
 import redis
 
 from django_ratequota import Bucket, Decision, Limiter, Rate
-from django_ratequota.enforcement.decide import decide_without_store
-from django_ratequota.engine.decision import LimitRequest, charges_of
+from django_ratequota.engine.decision import LimitRequest
 from django_ratequota.engine.keys import bucket_key
 from django_ratequota.engine.memory import LocalLimiter
 from django_ratequota.engine.rates import ALGORITHMS, BURST_ALGORITHMS
@@ -64,17 +63,6 @@ def test_the_oldest_units_drain_first(limiter: Limiter, clock: Clock, meter: str
     assert left(limiter, asked) == 25
     assert older.refund(20).statuses[0].remaining == 25
     assert decision.refund(10).statuses[0].remaining == 30
-
-
-def test_a_counter_s_refund_is_of_the_window_that_was_charged(limiter: Limiter, clock: Clock) -> None:
-    asked = bucket("100/min sliding_window_counter")
-    decision = limiter.check([asked], 40)
-    clock.advance(90)
-    limiter.check([asked], 30)
-    assert left(limiter, asked) == 100 - 20 - 30
-    assert decision.refund(30).statuses[0].remaining == 100 - 5 - 30
-    clock.advance(30)
-    assert decision.refund(10).statuses[0].remaining == 100 - 30
 
 
 def test_a_log_s_refund_is_of_the_request_that_was_charged(
@@ -341,15 +329,3 @@ def test_a_free_request_writes_nothing(
 
 
 # --- In each process, while Redis is down. ---
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_in_the_process_too_a_decision_gives_back_its_own_only(algorithm: str, settings: Any) -> None:
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "ON_ERROR": "local", "LOCAL_SHARE": 1}
-    asked = LimitRequest(mode="check", buckets=(bucket(f"100/hour {algorithm}"),), cost=50)
-    decide_without_store(asked, "timeout")
-    decision = decide_without_store(asked._replace(cost=5), "timeout")
-    assert [(charge.units, charge.at_us > 0) for charge in charges_of(decision)] == [(5, True)]
-    assert decision.charge(10).refund(20).statuses[0].remaining == 50
-    looked = decide_without_store(asked._replace(mode="peek", cost=5), "timeout")
-    assert looked.refund(5) is looked

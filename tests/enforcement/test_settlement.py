@@ -376,12 +376,6 @@ class TestRatesThatCountRequests:
             check_request(request, "completions", 10, again=True)
         assert left(check_request(request_from(), "completions", 0)) == [26, 1, 970]
 
-    @pytest.mark.parametrize("on_error", ["allow", "deny"])
-    def test_settling_without_redis_is_no_error(self, settings: Any, settle: Settle, on_error: str) -> None:
-        settings.RATEQUOTA = {**CLOSED, "ON_ERROR": on_error}
-        decision = check_request(request_from(), "completions", 100)
-        assert settle(decision, "settle", 349).degraded
-
     def test_a_settlement_that_failed_is_not_repeated(self, settings: Any, settle: Settle) -> None:
         """Its reply may have been lost after Redis had charged the units."""
         decision = check_request(request_from(), "completions", 100)

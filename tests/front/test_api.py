@@ -127,15 +127,6 @@ def test_policies_that_were_never_read_are_a_503(client: Client, monkeypatch: py
     assert (response.status_code, response["Retry-After"]) == (503, "1")
 
 
-def test_how_much_one_request_looks_at_is_bounded(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(caller_limits, "MAX_LIMITS", 2)
-    for name in ("c", "b", "a"):
-        RatePolicy.objects.create(endpoint=Endpoint.objects.create(name=name), rates="9/hour")
-    found = usage(client)
-    assert (names(found), found["truncated"]) == (["a/hour", "b/hour"], True)
-    assert usage(client, scope="c")["truncated"] is False
-
-
 def test_what_requests_remember_is_not_pushed_out(client: Client) -> None:
     RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="search"), rates="9/hour")
     client.get("/search/")

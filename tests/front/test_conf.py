@@ -104,7 +104,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     (
         "IDENTIFIERS",
         {"tenant": "django_ratequota.identifiers.jwt_claim"},
-        "django_ratequota.identifiers.jwt_claim returns an identifier: call it in a module of yours",
+        "django_ratequota.identifiers.jwt_claim returns (request) -> str | None: write the dotted path",
     ),
     (
         "PLAN_RESOLVER",
@@ -119,7 +119,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("PLAN_RESOLVER", "tests.project.views.nobody", "write the dotted path of (request) -> slug | None."),
     ("PLAN_RESOLVER", len, "Write the dotted path of (request) -> slug | None."),
     ("NOTIFY", "nowhere.receiver", "No module named 'nowhere'"),
-    ("NOTIFY", ["django_ratequota.notify.post_to"], "returns a receiver: call it in a module of yours"),
+    ("NOTIFY", ["django_ratequota.notify.post_to"], "post_to returns (level, status, at, **kwargs) -> None: write"),
     ("NOTIFY", [7], "Write a list of strings"),
     ("ENFORCE_ALL", 1, "Write True or False."),
     ("HEADERS", "ietf", "Write a list of strings."),

@@ -168,15 +168,3 @@ def test_the_view_keeps_its_name_its_kind_and_its_arguments() -> None:
     assert routed(request_from(), "a", second=2).content == b"a 2"
     assert (view.__name__, view.__doc__, iscoroutinefunction(view)) == ("view", "What it does.", False)
     assert (aview.__name__, aview.__doc__, iscoroutinefunction(aview)) == ("aview", "What it does.", True)
-
-
-def test_an_error_of_the_view_is_the_views(search: Endpoint) -> None:
-    @ratequota(scope="search")
-    def view(request: Any) -> HttpResponse:
-        raise LookupError("not here")
-
-    RatePolicy.objects.create(endpoint=search, rates="5/hour")
-    request = request_from()
-    with pytest.raises(LookupError, match="not here"):
-        view(request)
-    assert request.ratequota.statuses[0].remaining == 4

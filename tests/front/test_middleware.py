@@ -17,11 +17,6 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 EVERY_VIEW = ["/plain/", "/aplain/", "/bare/", "/class/", "/aclass/", "/search/", "/api/reports/", "/unthrottled/"]
 
 
-@pytest.fixture
-def enforce_all(settings: Any) -> None:
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": True}
-
-
 def left(response: Any) -> list[str]:
     """``remaining`` of each policy in the RateLimit header."""
     return [item.partition("r=")[2].partition(";")[0] for item in response["RateLimit"].split(",")]

@@ -24,7 +24,7 @@ from django.db import transaction
 from django_ratequota import Bucket, BucketStatus, Rate, check_request
 from django_ratequota.changes.writer import changed_by, write_publication
 from django_ratequota.models import Plan, PolicyChange, RatePolicy
-from django_ratequota.notify import change_text, mail_operators, post_to, threshold_text
+from django_ratequota.notify import change_text, mail_operators, post_to, threshold_text, wait_until_sent
 from django_ratequota.signals import policies_changed, quota_threshold
 from django_ratequota.testing import isolated
 from tests.project.views import request_from
@@ -39,14 +39,7 @@ def managers(settings: Any) -> Iterator[None]:
     settings.MANAGERS = ["ops@example.com"] if django.VERSION >= (6, 0) else [("Ops", "ops@example.com")]
     settings.MAILERS = {"default": {"BACKEND": "django.core.mail.backends.locmem.EmailBackend"}}
     yield
-    join()
-
-
-def join() -> None:
-    """Wait until everything is sent."""
-    for thread in threading.enumerate():
-        if thread.name == "ratequota-notify":
-            thread.join()
+    wait_until_sent()
 
 
 def test_a_mail_has_the_values_before_and_after(free: Plan, alice: User, connect: Connect) -> None:
@@ -56,7 +49,7 @@ def test_a_mail_has_the_values_before_and_after(free: Plan, alice: User, connect
     with changed_by(alice, "Ticket 4711"), transaction.atomic():
         RatePolicy.objects.filter(pk=policy.pk).update(rates="20/min", plan=pro, reason="")
         RatePolicy.objects.create(rates="1/s")
-    join()
+    wait_until_sent()
     [sent] = mail.outbox
     assert sent.to == ["ops@example.com"]
     subject = "Rate limits: ratepolicy changed: plan Pro × all endpoints: 20/min and 1 more"
@@ -130,7 +123,7 @@ def webhook() -> Iterator[Webhook]:
         thread.start()
         yield server
         server.go.set()
-        join()
+        wait_until_sent()
         server.shutdown()
         thread.join()
 
@@ -154,7 +147,7 @@ def test_a_webhook_that_does_not_answer_delays_no_save(webhook: Webhook, connect
     Plan.objects.create(name="Pro", slug="pro")
     assert not webhook.go.is_set(), "both are saved, and neither is answered"
     webhook.go.set()
-    join()
+    wait_until_sent()
     titles = [one["text"].splitlines()[0] for one in webhook.posted]
     assert titles == ["Rate limits: plan created: Free", "Rate limits: plan created: Pro"]
 
@@ -164,7 +157,7 @@ def test_a_failure_is_logged_without_the_address(
 ) -> None:
     connect(post_to(f"{webhook.url}secret-broken"))
     Plan.objects.create(name="Free", slug="free")
-    join()
+    wait_until_sent()
     assert [record.getMessage() for record in caplog.records if record.name == "django_ratequota"] == [
         "a notification was not sent: HTTPError"
     ]
@@ -177,7 +170,7 @@ def test_a_server_that_never_answers_holds_a_bounded_number(webhook: Webhook, ca
     for _ in range(103):
         post_threshold(receiver)
     webhook.go.set()
-    join()
+    wait_until_sent()
     assert 100 <= len(webhook.posted) <= 101
     assert "was dropped: 100 are waiting already" in caplog.text
 
@@ -242,7 +235,7 @@ def test_notify_mails_once_a_limit_is_nearly_used_up(settings: Any, alice: User)
     with isolated():
         for _ in range(4):
             check_request(request_from(alice))
-    join()
+    wait_until_sent()
     [sent] = mail.outbox
     assert sent.subject.endswith(f"Rate limits: user:{alice.pk} has used 80 % of 5/month at all endpoints")
 
@@ -263,7 +256,7 @@ def test_a_receiver_that_fails_keeps_no_other_from_its_signal(settings: Any, cap
     paths = ["tests.front.test_notify.fails", "django_ratequota.notify.mail_operators"]
     settings.RATEQUOTA = {**settings.RATEQUOTA, "NOTIFY": paths}
     quota_threshold.send_robust(None, level=80, status=status_of("5/month", 4), at=AT, suppressed=0)
-    join()
+    wait_until_sent()
     assert len(mail.outbox) == 1
     assert "tests.front.test_notify.fails, a receiver in RATEQUOTA['NOTIFY'], failed" in caplog.text
 
@@ -274,7 +267,7 @@ def post_threshold(receiver: Any, used: int = 8, **more: Any) -> None:
 
 def test_a_chat_gets_the_text(webhook: Webhook) -> None:
     post_threshold(post_to(webhook.url))
-    join()
+    wait_until_sent()
     [message] = webhook.posted
     assert list(message) == ["text"]
     assert message["text"].startswith("Rate limits: tenant:acme has used 80 % of 10/month at all endpoints\nUsed: 8")
@@ -288,7 +281,7 @@ def test_a_signed_webhook_is_verified_as_the_page_shows(
     exec(snippet(PAGE, "billing/hooks.py"), vars(hooks))
     exec(snippet(PAGE, "billing/views.py"), vars(views))
     post_threshold(post_to(webhook.url, vars(hooks)["SECRET"]))
-    join()
+    wait_until_sent()
     [(headers, body)] = webhook.received
     [shown] = [json.loads(one.text) for one in snippets(PAGE) if one.language == "json"]
     assert {**shown, "data": list(shown["data"])} == {**webhook.posted[0], "data": list(webhook.posted[0]["data"])}
@@ -318,7 +311,7 @@ def test_the_id_of_an_event_is_the_same_from_every_process(webhook: Webhook) -> 
     post_threshold(receiver, used=9, reset_after_us=5 * 10**6)  # noticed earlier by another clock
     post_threshold(receiver, subject="tenant:other")
     post_threshold(receiver, reset_after_us=10**12)  # the next window
-    join()
+    wait_until_sent()
     first, second, *others = [headers["webhook-id"] for headers, _ in webhook.received]
     assert first == second
     assert len({first, *others}) == 3
@@ -329,14 +322,14 @@ def test_crossings_a_period_apart_are_two_events(webhook: Webhook) -> None:
     receiver, minute = post_to(webhook.url, SECRET), timedelta(minutes=1)
     for at, left in ((AT + minute * 0.1, 60 * 10**6), (AT + minute * 1.1, 48 * 10**6)):
         receiver(level=80, status=status_of("10/min", 8, left), at=at, suppressed=0, signal=quota_threshold)
-    join()
+    wait_until_sent()
     assert len({headers["webhook-id"] for headers, _ in webhook.received}) == 2
 
 
 def test_a_save_may_be_posted_signed(webhook: Webhook, connect: Connect) -> None:
     connect(post_to(webhook.url, SECRET))
     Plan.objects.create(name="Free", slug="free")
-    join()
+    wait_until_sent()
     [(headers, _)] = webhook.received
     assert webhook.posted[0]["type"] == "policies_changed"
     assert webhook.posted[0]["data"]["text"].startswith("Rate limits: plan created: Free")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,7 +22,6 @@ from rest_framework.viewsets import ViewSet
 from django_ratequota import check_request
 from django_ratequota.decorators import ratequota
 from django_ratequota.models import Endpoint, RatePolicy
-from django_ratequota.signals import request_refused
 from django_ratequota.throttling import QuotaThrottle, throttle_scope
 from tests.conftest import Get
 from tests.enforcement.test_check import left, monitored
@@ -49,6 +47,10 @@ def answer(request: Any) -> Response:
     return Response({"allowed": decision.allowed}, status=int(request.query_params.get("status", 200)))
 
 
+def method(self: Any, request: Any) -> Response:
+    return answer(request)
+
+
 def function(*, above: bool, throttled: bool, **options: Any) -> Any:
     """A function view with ``@ratequota`` above or below ``@api_view``, with or without a QuotaThrottle."""
     quota = ratequota("search", **options)
@@ -69,12 +71,8 @@ class Rest(APIView):
     throttle_classes = [QuotaThrottle]
     throttle_scope: str | None = "other"
 
-    @method_decorator(ratequota("search", cost=units))
-    def get(self, request: Any) -> Response:
-        return answer(request)
-
-    def post(self, request: Any) -> Response:
-        return answer(request)
+    get = method_decorator(ratequota("search", cost=units))(method)
+    post = method
 
 
 class Unthrottled(Rest):
@@ -84,16 +82,12 @@ class Unthrottled(Rest):
 class Bare(APIView):
     authentication_classes = [NameAuthentication]
     throttle_classes = []
-
-    def get(self, request: Any) -> Response:
-        return answer(request)
+    get = method
 
 
 class Listing(ViewSet):
     authentication_classes = [NameAuthentication]
-
-    def list(self, request: Any) -> Response:
-        return answer(request)
+    list = method
 
 
 @method_decorator(ratequota("search", cost=units), name="list")
@@ -133,22 +127,9 @@ PATHS = [
 BARE = ["/below-bare/", "/method-bare/"]
 
 
-@pytest.fixture
-def refused() -> Iterator[list[Any]]:
-    """The requests of ``request_refused``."""
-    found: list[Any] = []
-
-    def receive(request: Any, **_: Any) -> None:
-        found.append(request)
-
-    request_refused.connect(receive)
-    yield found
-    request_refused.disconnect(receive)
-
-
 @pytest.mark.parametrize("path", PATHS)
 def test_one_check_of_the_authenticated_caller(
-    get: Get, search: Endpoint, alice: User, refused: list[Any], path: str
+    get: Get, search: Endpoint, alice: User, heard: list[Any], path: str
 ) -> None:
     """The address was counted, too; each limit was sent twice; a refusal was an admission for all endpoints first."""
     RatePolicy.objects.create(rates="9/hour")
@@ -165,7 +146,7 @@ def test_one_check_of_the_authenticated_caller(
     assert (last.status_code, last["RateLimit-Policy"]) == (429, answers[1]["RateLimit-Policy"])
     assert last["RateLimit"].startswith('"all/hour";r=5;t=')
     problem = "application/problem+json" if path in BARE else "application/json"
-    assert (last["Content-Type"], len(refused)) == (problem, 1)
+    assert (last["Content-Type"], len(heard)) == (problem, 1)
     assert get(path).status_code == 200, "nobody else"
     assert left(check(alice)) == [5, 1]
 
@@ -251,7 +232,7 @@ class Never(BaseThrottle):
 @pytest.mark.parametrize(
     "classes", [[QuotaThrottle, QuotaThrottle], [QuotaThrottle, StaffFree], [StaffFree, QuotaThrottle, StaffFree]]
 )
-def test_several_quota_throttles_make_one_check(search: Endpoint, refused: list[Any], classes: Any) -> None:
+def test_several_quota_throttles_make_one_check(search: Endpoint, heard: list[Any], classes: Any) -> None:
     computed: list[Any] = []
 
     def count(request: Any, view: Any) -> int:
@@ -267,7 +248,7 @@ def test_several_quota_throttles_make_one_check(search: Endpoint, refused: list[
     assert [response.status_code for response in answers] == [200, 200, 429]
     assert (len(computed), commands.count("EVALSHA")) == (3, 3)
     assert answers[1].headers["X-RateLimit-Remaining"] == "0"
-    assert len(refused) == 1, "two of them sent it twice"
+    assert len(heard) == 1, "two of them sent it twice"
 
 
 def test_each_view_of_a_request_makes_its_own_check(search: Endpoint) -> None:

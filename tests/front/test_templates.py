@@ -170,6 +170,7 @@ class TestTag:
                 text = "0 of 3 searches left, all of them again at 05:21. The next one at 05:20:20."
                 assert render(request=request_from()) == text
             assert render(request=request_from(address="203.0.113.9")).startswith("3 of 3")
+            assert render() == "", "without a request"
 
     def test_all_limits_the_tightest_first(self) -> None:
         template = Template(
@@ -186,10 +187,6 @@ class TestTag:
     def test_nothing_where_nothing_is_limited(self, render: Any, policies: Any) -> None:
         with override_policies(policies):
             assert render(request=request_from()) == ""
-
-    def test_nothing_without_a_request(self, render: Any) -> None:
-        with override_policies({"search": "3/min"}):
-            assert render() == ""
 
     def test_nothing_while_the_store_is_down_and_no_wait_for_it(
         self, render: Any, settings: Any, monkeypatch: pytest.MonkeyPatch

@@ -55,10 +55,7 @@ class Plain:
 
 class Files(Plain, ViewSet):
     list = Plain.answer
-
-    @throttle_scope("search", cost=5)
-    def retrieve(self, request: Any, pk: str) -> Response:
-        return self.answer(request)
+    retrieve = throttle_scope("search", cost=5)(Plain.answer)
 
     @throttle_scope("exports", cost=3)
     @action(detail=False)
@@ -105,20 +102,14 @@ class Files(Plain, ViewSet):
 class Overriding(Files):
     """A method that overrides a decorated one declares for itself."""
 
-    def retrieve(self, request: Any, pk: str) -> Response:
-        return self.answer(request)
+    retrieve = Plain.answer
 
 
 @throttle_scope("search", cost=5)
 class Search(APIView):
     authentication_classes = [NameAuthentication]
-
-    def get(self, request: Any) -> Response:
-        return Response({"ran": True})
-
-    @throttle_scope("exports", cost=of_request_and_view)
-    def post(self, request: Any) -> Response:
-        return Response({"ran": True})
+    get = Plain.answer
+    post = throttle_scope("exports", cost=of_request_and_view)(Plain.answer)
 
 
 class Narrower(Search):
@@ -142,32 +133,14 @@ class Users(ModelViewSet[User]):
     serializer_class = UserSerializer
 
 
-@throttle_scope("search", cost=5)
-@api_view(["GET", "POST"])
-def above(request: Any) -> Response:
+def ran(request: Any) -> Response:
     return Response({"ran": True})
 
 
-@api_view(["GET", "POST"])
-@throttle_scope("search", cost=lambda request, view: 6)
-def below(request: Any) -> Response:
-    return Response({"ran": True})
-
-
-@throttle_scope("search", cost=of_request_and_view)
-@never_cache
-@api_view()
-def above_others(request: Any) -> Response:
-    return Response({"ran": True})
-
-
-@never_cache
-@api_view()
-@functools.wraps(above)
-@throttle_scope("exports")
-def between(request: Any) -> Response:
-    return Response({"ran": True})
-
+above = throttle_scope("search", cost=5)(api_view(["GET", "POST"])(ran))
+below = api_view(["GET", "POST"])(throttle_scope("search", cost=lambda request, view: 6)(ran))
+above_others = throttle_scope("search", cost=of_request_and_view)(never_cache(api_view()(ran)))
+between = never_cache(api_view()(functools.wraps(above)(throttle_scope("exports")(ran))))
 
 router = DefaultRouter()
 for name, viewset in {"files": Files, "overriding": Overriding, "users": Users}.items():

@@ -85,25 +85,22 @@ def test_the_user_that_the_view_authenticates_counts(client: Client) -> None:
     assert seen == [200, 200, 200, 429, 429, 429]
 
 
-def method(self: Any, request: Any, view: Any) -> int:
-    assert isinstance(self, Search)
-    assert self is view
-    return int(request.query_params["units"])
-
-
 def of_request_and_view(request: Any, view: Any) -> int:
     assert isinstance(view, Search)
     return int(request.query_params["units"])
 
 
+def method(self: Any, request: Any, view: Any) -> int:
+    assert self is view
+    return of_request_and_view(request, view)
+
+
 def method_of_request(self: Any, request: Any) -> int:
-    assert isinstance(self, Search)
-    return int(request.query_params["units"])
+    return of_request_and_view(request, self)
 
 
 def class_method_of_request(cls: Any, request: Any) -> int:
-    assert issubclass(cls, Search)
-    return int(request.query_params["units"])
+    return of_request_and_view(request, cls())
 
 
 class Callable:

@@ -14,8 +14,11 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
+from django_ratequota import check_request
 from django_ratequota.api import QuotaWindowSerializer, UsageHistoryView
 from django_ratequota.models import Endpoint, QuotaWindow, RatePolicy
+from django_ratequota.monitoring.ledger import flush
+from tests.project.views import request_from
 from tests.support.requests import check_from
 from tests.support.windows import counted
 
@@ -54,13 +57,8 @@ def broken(request: Any) -> str:
 
 @pytest.fixture
 def _tenants(settings: Any) -> None:
-    settings.RATEQUOTA = {
-        **settings.RATEQUOTA,
-        "IDENTIFIERS": {
-            "tenant": "tests.front.test_usage_history.tenant",
-            "broken": "tests.front.test_usage_history.broken",
-        },
-    }
+    names = {name: f"{__name__}.{name}" for name in ("tenant", "broken")}
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": names}
 
 
 def test_what_anybody_may_write_or_share_names_no_caller(client: Client, settings: Any) -> None:
@@ -97,8 +95,6 @@ def test_a_window_says_what_was_used_of_which_limit(client: Client, alice: User)
 
 
 def test_what_requests_have_used_is_there(client: Client, alice: User, checkpointing: None) -> None:
-    from django_ratequota.monitoring.ledger import flush
-
     RatePolicy.objects.create(rates="10/month, 10/min")
     check_from(alice, cost=3)
     flush()
@@ -125,21 +121,12 @@ def test_a_caller_sees_the_windows_of_its_user_and_its_identifiers_alone(client:
 
 @pytest.mark.usefixtures("_tenants")
 def test_long_identifiers_are_found(client: Client, checkpointing: None) -> None:
-    from django_ratequota.monitoring.ledger import flush
-
     RatePolicy.objects.create(rates="10/month", counted_per="tenant")
     for value in ("x" * 300, "y" * 198, "z\x00"):
-        request_of(value)
+        check_request(request_from(headers={"X-Tenant": value}))
         flush()
         response = client.get(URL, headers={"X-Tenant": value})
         assert [row["used"] for row in response.json()["results"]] == [1]
-
-
-def request_of(value: str) -> None:
-    from django_ratequota import check_request
-    from tests.project.views import request_from
-
-    check_request(request_from(headers={"X-Tenant": value}))
 
 
 def test_policies_in_log_mode_stay_secret(client: Client, alice: User) -> None:

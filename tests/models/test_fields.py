@@ -28,13 +28,7 @@ def stored() -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("text", "canonical"),
-    [
-        (WRITTEN, CANONICAL),
-        (CANONICAL, CANONICAL),
-        (None, None),
-        ("", ""),
-    ],
+    ("text", "canonical"), [(WRITTEN, CANONICAL), (CANONICAL, CANONICAL), (None, None), ("", "")]
 )
 def test_cleaning_returns_canonical_text(text: str | None, canonical: str | None) -> None:
     field = RatesField(null=True, blank=True)

@@ -19,15 +19,12 @@ from django.test import Client
 from django_ratequota.changes.writer import BATCH
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from django_ratequota.policyfile import apply_file
+from tests.support.failure import Failure, fail
 from tests.support.operators import client_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
 PLANS = "/admin/django_ratequota/plan"
-
-
-class Failure(Exception):
-    """An error raised by a test."""
 
 
 #: The verb and the number of parameters of each statement that is sent to the database.
@@ -180,9 +177,6 @@ def test_a_failed_deletion_is_not_recorded_later() -> None:
     plan = plan_with_assignments(2)
     last = newest()
 
-    def fail(**_: Any) -> None:
-        raise Failure
-
     pre_delete.connect(fail, sender=RatePolicy)
     try:
         with pytest.raises(Failure):
@@ -266,9 +260,6 @@ def test_a_permission_that_only_an_unlisted_row_needs_is_required(grants: bool) 
     assert Endpoint.objects.exists() is not grants
 
 
-# --- Restoring. ---
-
-
 def deletion() -> PolicyChange:
     found = PolicyChange.objects.filter(model="plan", action="delete").first()
     assert found is not None
@@ -295,9 +286,6 @@ def test_a_plan_with_many_rows_is_restored_on_its_page(operator: Client) -> None
     assert LogEntry.objects.count() == 2 * BATCH + 3
     assert set(LogEntry.objects.values_list("action_flag", flat=True)) == {1}
     assert LogEntry.objects.filter(object_repr__startswith="u").count() == 2 * BATCH
-
-
-# --- Policies as a file. ---
 
 
 @pytest.mark.thorough

@@ -19,7 +19,6 @@ TABLES = {model._meta.db_table for model in apps.get_app_config("django_ratequot
 
 
 def tables() -> set[str]:
-    """Return the names of the app's tables in the database."""
     return {name for name in connection.introspection.table_names() if name.startswith("django_ratequota_")}
 
 
@@ -29,7 +28,6 @@ def migrate(*target: str) -> None:
 
 @pytest.fixture
 def migrated_again() -> Iterator[None]:
-    """Create the tables again after the test, even if it fails."""
     yield
     migrate()
 

@@ -238,6 +238,7 @@ def reports_by_now():
     assert health.health().process in [one.process for one in health.reports()]
 
 health.note_degraded("oom", StoreError("oom", "full"))
+collector.pending.append("a record")
 reports_by_now()
 held.wait()
 child = os.fork()
@@ -245,7 +246,7 @@ if not child:
     signal.alarm(40)  # its default action ends a process that hangs
     try:
         assert running() == []
-        assert health.health().degraded == {}, "the parent's"
+        assert (health.health().degraded, len(collector.pending)) == ({}, 0), "the parent's"
         reported.clear()
         over.set()
         reports_by_now()
@@ -256,6 +257,7 @@ if not child:
     os._exit(0)
 _, status = os.waitpid(child, 0)
 over.set()
+assert len(collector.pending) == 1
 sys.exit(os.waitstatus_to_exitcode(status))
 """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 import tracemalloc
 from typing import Any
@@ -91,7 +90,6 @@ def test_a_process_holds_no_more_records_than_its_bound(monkeypatch: Any) -> Non
 @pytest.mark.thorough
 @pytest.mark.slow
 def test_many_callers_stay_within_the_bounds(redis_client: redis.Redis) -> None:
-    """Bounds of a process between two flushes, and of Redis for each of 48 hours."""
     now = int(time.time())
     used = redis_client.info("memory")["used_memory"]
     callers = scaled(50) * MAX_PENDING
@@ -126,17 +124,3 @@ def test_any_name_is_counted_and_read_back(name: str) -> None:
     assert stored_name(f"{name}x") != top.caller, "long names with a common prefix stay distinct"
     [attempt] = recorded_attempts().attempts
     assert attempt.caller == stored_name(name)
-
-
-def test_a_forked_child_does_not_send_its_parents_records(redis_client: redis.Redis) -> None:
-    collector.pending.append(record(int(time.time())))
-    read, write = os.pipe()
-    child = os.fork()
-    if not child:
-        os.write(write, str(len(collector.pending)).encode())
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert os.read(read, 10) == b"0"
-    assert len(collector.pending) == 1
-    os.close(read)
-    os.close(write)

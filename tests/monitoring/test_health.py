@@ -125,7 +125,6 @@ def test_with_redis_down_health_names_server_and_reason(settings: Any) -> None:
 
 @pytest.fixture
 def at(monkeypatch: Any) -> Callable[[float], None]:
-    """Sets the monotonic clock of ``problems``."""
     clock = SimpleNamespace(now=100.0)
 
     monkeypatch.setattr(problems, "time", SimpleNamespace(monotonic=lambda: clock.now))
@@ -303,7 +302,6 @@ def test_a_process_without_reports_asks_redis_nothing_at_its_end(monkeypatch: py
 
 
 def test_reports_of_another_version_are_ignored(settings: Any, redis_client: redis.Redis) -> None:
-    """During a deployment, processes of two versions report."""
     report()
     for name, text in {"a": "{}", "b": "no json", "c": '{"process": "c", "more": 1}', "d": "7"}.items():
         redis_client.zadd(workers_key("rqtest"), {name: time.time()})

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.db import connection
-from django.test.utils import CaptureQueriesContext
 from django.utils import timezone, translation
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,6 +21,7 @@ from django_ratequota.operations.advice import Surroundings, about_endpoint, abo
 from django_ratequota.operations.replay import replay
 from django_ratequota.policies.facts import EndpointFacts, PolicyFacts
 from tests.conftest import NOON_US
+from tests.policies.test_cache import queries
 from tests.support.properties import examples
 
 DAY = 86_400 * 10**6
@@ -236,11 +235,6 @@ class TestRows:
         assert self.advice(RatePolicy(rates="6/min", endpoint=Endpoint.objects.create(**fields))) == []
 
     def test_query_count_does_not_grow_with_rows(self) -> None:
-        def count(*rows: RatePolicy) -> int:
-            with CaptureQueriesContext(connection) as captured:
-                self.advice(*rows)
-            return len(captured)
-
         rows = [
             RatePolicy.objects.create(
                 plan=Plan.objects.create(name=f"p{number}", slug=f"p{number}"),
@@ -249,4 +243,4 @@ class TestRows:
             )
             for number in range(9)
         ]
-        assert count(rows[0]) == count(*rows) == 3
+        assert queries(lambda: self.advice(rows[0])) == queries(lambda: self.advice(*rows)) == 3

@@ -10,14 +10,15 @@ from urllib.parse import urlencode
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
-from django.test import Client, RequestFactory
+from django.test import Client
 from django.utils import timezone
 
-from django_ratequota.models import Endpoint, PolicyChange, RatePolicy
+from django_ratequota.models import PolicyChange, RatePolicy
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.operations import blocks
 from django_ratequota.policies.requests.caller import Caller
 from tests.admin.test_explain import DOWN, IDENTIFIERS, LIST, PAGE, staff
+from tests.project.views import request_from
 from tests.support.operators import a_customer, client_of, words_of
 from tests.support.requests import check_from
 
@@ -25,11 +26,6 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 URL, USAGE = f"{LIST}block/", f"{LIST}usage/"
 FORM = {"until": "day", "reason": "Ticket 4711", "post": "yes"}
-
-
-@pytest.fixture
-def operator() -> Client:
-    return staff(None)
 
 
 @pytest.fixture
@@ -107,14 +103,6 @@ def test_a_block_refuses_at_once_until_it_is_ended(operator: Client, alice: User
     assert LogEntry.objects.filter(object_id=str(block.pk)).count() == 2
 
 
-def test_a_block_may_be_for_one_endpoint(operator: Client, alice: User) -> None:
-    url = f"{URL}?caller=user:{alice.pk}&endpoint=search"
-    assert operator.post(url, {**FORM, "target": f"user:{alice.pk}", "place": "search"}).status_code == 302
-    assert not check_from(alice, scope="search").allowed
-    assert check_from(alice).allowed
-    assert RatePolicy.objects.get(rates="blocked").endpoint == Endpoint.objects.get(name="search")
-
-
 @pytest.mark.parametrize(
     ("sent", "error"),
     [
@@ -163,8 +151,7 @@ def test_the_page_says_who_would_be_hit(operator: Client, alice: User, monkeypat
 
 def test_the_operator_is_warned_of_blocking_themselves_or_a_proxy(settings: Any) -> None:
     support = User.objects.create(username="support")
-    request = RequestFactory().get("/", REMOTE_ADDR="10.0.0.7")
-    request.user = support
+    request = request_from(support, "10.0.0.7")
     found = {
         name: blocks.cautions(blocks.propose_block(name), Caller(request))
         for name in (f"user:{support.pk}", "ip:10.0.0.0/24", "ip:10.1.0.0/24", "ip:203.0.113.7", "ip:2001:db8::/64")

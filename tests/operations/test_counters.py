@@ -27,18 +27,6 @@ LIST = "/admin/django_ratequota/ratepolicy/"
 IDENTIFIERS = {"tenant": "tests.project.views.api_key"}
 
 
-@pytest.fixture
-def root() -> User:
-    return User.objects.create_superuser("root", password="root")
-
-
-@pytest.fixture
-def operator(root: User) -> Client:
-    client = Client()
-    client.force_login(root)
-    return client
-
-
 def remaining(decision: Decision) -> list[int]:
     return [status.remaining for status in decision.statuses]
 
@@ -49,7 +37,6 @@ def selected(*policies: RatePolicy, **fields: str) -> dict[str, Any]:
 
 
 def rows(page: Any) -> list[list[str]]:
-    """Return the counters in the table of the confirmation page."""
     found = re.findall(
         r"<tr>\s*<th scope=\"row\">(.*?)</th>((?:\s*<td[^>]*>.*?</td>)+)\s*</tr>", page.content.decode(), re.S
     )
@@ -116,7 +103,6 @@ def test_policies_without_a_counter_are_explained(alice: User) -> None:
 
 
 def test_requests_use_the_same_counters(alice: User, settings: Any) -> None:
-    """An override's buckets equal the ones that the resolver makes for a request."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
     search = Endpoint.objects.create(name="search")
     override = RatePolicy.objects.create(user=alice, endpoint=search, rates="5/hour, 9/day")
@@ -167,7 +153,8 @@ def test_the_action_asks_for_confirmation_and_resets_nothing(operator: Client, a
     assert not LogEntry.objects.exists()
 
 
-def test_confirming_resets_only_the_listed_counters(operator: Client, root: User, alice: User) -> None:
+def test_confirming_resets_only_the_listed_counters(operator: Client, alice: User) -> None:
+    root = User.objects.get(username="operator")
     search = Endpoint.objects.create(name="search")
     override = RatePolicy.objects.create(user=alice, endpoint=search, rates="5/hour, 9/day")
     RatePolicy.objects.create(endpoint=search, counted_per="everyone", rates="100/hour")
@@ -193,7 +180,7 @@ def test_confirming_resets_only_the_listed_counters(operator: Client, root: User
     assert not LogEntry.objects.filter(object_id=other.pk).exists()
 
 
-def test_an_override_has_a_reset_page(operator: Client, root: User, alice: User) -> None:
+def test_an_override_has_a_reset_page(operator: Client, alice: User) -> None:
     override = RatePolicy.objects.create(user=alice, rates="5/hour")
     check_from(alice)
     page = operator.get(f"{LIST}{override.pk}/change/").content.decode()
@@ -205,7 +192,7 @@ def test_an_override_has_a_reset_page(operator: Client, root: User, alice: User)
     done = operator.post(f"{LIST}{override.pk}/reset/", {"reset": "yes"})
     assert (done.status_code, done["Location"]) == (302, f"{LIST}{override.pk}/change/")
     assert remaining(check_from(alice)) == [4]
-    assert PolicyChange.objects.get(action="reset").actor == root
+    assert PolicyChange.objects.get(action="reset").actor == User.objects.get(username="operator")
     assert LogEntry.objects.get().object_id == str(override.pk)
 
 
@@ -226,9 +213,6 @@ def test_the_number_of_counters_per_reset_is_bounded(operator: Client) -> None:
     assert f"The selected overrides have {_MAX_COUNTERS + 1} counters" in page.content.decode()
     page = operator.post(LIST, selected(*RatePolicy.objects.all()[1:]))
     assert len(rows(page)) == _MAX_COUNTERS
-
-
-# --- History, without a new revision. ---
 
 
 def test_the_command_records_an_entry_for_each_subject(alice: User, settings: Any) -> None:
@@ -272,7 +256,6 @@ def test_redis_down_is_reported_and_nothing_is_recorded(operator: Client, alice:
 def test_counters_reset_before_a_failure_are_recorded(
     operator: Client, alice: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The script fails for the second subject, after the first one was reset."""
     bob = User.objects.create(username="bob")
     first = RatePolicy.objects.create(user=alice, rates="5/hour")
     second = RatePolicy.objects.create(user=bob, rates="5/hour sliding_window_log")

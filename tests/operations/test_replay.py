@@ -145,7 +145,6 @@ def test_a_replay_reads_and_writes_no_key(redis_client: redis.Redis, limiter: Li
 
 
 def test_replay_and_checks_share_the_files_of_the_algorithms() -> None:
-    """Each algorithm exists once."""
     files = [{place for place in script.lines if place[0][:-4] in ALGORITHMS} for script in (DECIDE, REPLAY)]
     assert files[0] == files[1]
     assert REPLAY.source.startswith("#!lua flags=no-writes\n"), "the server itself refuses a write"
@@ -194,7 +193,6 @@ def test_a_wrong_number_of_arguments_is_refused(limiter: Limiter, count: int) ->
 
 
 def test_a_slice_keeps_the_server_busy_for_milliseconds(redis_client: redis.Redis, limiter: Limiter) -> None:
-    """The bound allows for a slow machine."""
     rates = [Rate.parse(f"100000/day {algorithm}") for algorithm in ("token_bucket", "sliding_window_log")]
     attempts = [(NOON_US + number, 1) for number in range(20 * SLICE)]
     redis_client.config_resetstat()

@@ -14,6 +14,7 @@ from django.db import connection, transaction
 from django.test import Client
 from django.utils import timezone
 
+from django_ratequota import check_request
 from django_ratequota.models import ListMember, Plan, PlanAssignment, QuotaWindow, RatePolicy, SubjectList
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.operations.subject_names import MAX_NAME, subject_names
@@ -36,7 +37,6 @@ answer: Any = None
 
 
 def names_of(subjects: list[str]) -> Any:
-    """Stand for a project's SUBJECT_NAMES."""
     asked.append(subjects)
     return answer() if callable(answer) else answer
 
@@ -192,8 +192,6 @@ def test_callers_of_the_last_days_are_found(settings: Any, recording: None) -> N
 
 
 def check_key(key: str) -> None:
-    from django_ratequota import check_request
-
     check_request(request_from(headers={"X-Api-Key": key}))
 
 

@@ -51,7 +51,6 @@ def recorded_calls() -> Any:
 def test_a_warm_request_enters_few_files_and_functions(
     settings: Any, redis_client: Any, fresh_policies: None, recording: None, recorded_calls: Any
 ) -> None:
-    """Middleware and QuotaThrottle, two limits, statistics on, all headers."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": server.url(), "TIMEOUT": 5.0}
     RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="search"), rates="1000/min")
     RatePolicy.objects.create(rates="100000/hour", counted_per="everyone")

@@ -75,7 +75,6 @@ STAND_INS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def run(settings: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    """Runs a page's snippets, then their modules are found in ``sys.modules``."""
     for name, held in STAND_INS.items():
         module = ModuleType(name)
         vars(module).update(held)

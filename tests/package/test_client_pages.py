@@ -65,7 +65,6 @@ print(json.dumps(seen))
 
 
 def blocks(page: str, language: str = "python", name: str = "") -> list[str]:
-    """Return the page's snippets in this language, or of one file."""
     found = [one.text for one in snippets(ROOT / "docs" / page) if one.language == language]
     return [text for text in found if not name or text.startswith(f"# {name}\n")]
 

@@ -151,7 +151,6 @@ def commands(snippet: Snippet) -> Iterator[tuple[str, list[str]]]:
 
 @pytest.fixture
 def receivers() -> Iterator[None]:
-    """Disconnect the receivers that a page connects."""
     found = [getattr(signals, name) for name in signals.__all__]
     before = [sent.receivers for sent in found]
     for sent in found:
@@ -195,7 +194,6 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_every_setting_is_linked_to_its_section() -> None:
-    """From the settings' own table by subject; README links each as well."""
     text = (DOCS / "reference/settings.md").read_text().partition("<!-- generated")[0]
     assert set(re.findall(r"\[`([A-Z_0-9]+)`\]\(#\w+\)", text)) == set(KEYS)
 
@@ -238,7 +236,6 @@ def test_the_tutorial_shows_what_the_example_project_does(place: Place, redis_cl
 
 @pytest.mark.thorough
 def test_the_tutorials_own_project_works_as_typed(redis_client: object, tmp_path: Path) -> None:
-    """Each file and each line of its last section, in an empty folder, with the suite's server and a free port."""
     heading, address = "\n## 5. Your own project", f"127.0.0.1:{free_port()}"
     text = (DOCS / "tutorial.md").read_text()
     section = [one for one in snippets(DOCS / "tutorial.md") if one.line > text.partition(heading)[0].count("\n")]

@@ -14,7 +14,6 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import translation
-from django.utils.translation import ngettext
 from django.utils.translation.template import templatize
 
 from django_ratequota.models import Endpoint, Plan, RatePolicy
@@ -92,12 +91,6 @@ def test_keywords_that_operators_type_are_not_translated(german: Any) -> None:
     for entry in german:
         typed = set(words.findall(entry.msgid)) - {"kind:value"}
         assert typed <= set(words.findall(entry.msgstr or entry.msgstr_plural[1])), entry.msgid
-
-
-@pytest.mark.parametrize(("count", "text"), [(0, "0 Ausnahmen"), (1, "1 Ausnahme"), (2, "2 Ausnahmen")])
-def test_plural_forms(count: int, text: str) -> None:
-    with translation.override("de"):
-        assert ngettext("%(count)s override", "%(count)s overrides", count) % {"count": count} == text
 
 
 # --- The pages. ---
@@ -236,9 +229,6 @@ def test_values_for_machines_are_not_localized(operator: Client, settings: Any) 
     assert drawn > 100
     assert "18.517" in " ".join(Reader(pages["preview"]).texts), "what people read has it"
     assert "," in " ".join(Reader(pages["preview"]).headings)
-
-
-# --- Refusals. ---
 
 
 @pytest.mark.django_db

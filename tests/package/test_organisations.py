@@ -9,17 +9,18 @@ from typing import Any
 import pytest
 import redis
 from django.contrib.auth.models import User
-from django.test import Client, RequestFactory
+from django.test import Client
 
-from django_ratequota import Decision, Limiter, check_request
+from django_ratequota import Decision, Limiter
 from django_ratequota.headers import decision_headers
 from django_ratequota.monitoring import ledger
 from django_ratequota.monitoring.background import Background
-from django_ratequota.operations.quotas import used_in_month
+from django_ratequota.operations.past_windows import used_in_month
 from django_ratequota.runtime import OncePerSettings, process
 from tests.conftest import Clock
 from tests.package.test_docs import DOCS, Page
 from tests.support.operators import text_of
+from tests.support.requests import check_from
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -47,9 +48,7 @@ def _page(_on_20_october: None, settings: Any, monkeypatch: pytest.MonkeyPatch, 
 
 
 def ask(name: str) -> Decision:
-    request = RequestFactory().get("/")
-    request.user = User.objects.get(username=name)
-    return check_request(request)
+    return check_from(User.objects.get(username=name))
 
 
 def invoiced(month: str) -> list[tuple[str, int]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sqlite3
-import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -13,21 +12,18 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.db import DatabaseError, OperationalError, connection, transaction
-from django.test import RequestFactory
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_ratequota import check_request
 from django_ratequota.changes.publication import publication_pending
 from django_ratequota.exceptions import StoreError
 from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
 from django_ratequota.policies import cache as module
 from django_ratequota.policies.cache import PolicyCache
 from django_ratequota.policies.loading import load_snapshot
-from django_ratequota.policies.requests.caller import DescribedCaller
-from django_ratequota.policies.resolver import EvaluationContext, Resolution, resolve
 from django_ratequota.runtime import default_limiter
 from tests.support.properties import thorough_after
+from tests.support.requests import check_from
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -35,11 +31,6 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 @pytest.fixture
 def policies() -> PolicyCache:
     return PolicyCache()
-
-
-@pytest.fixture
-def alice() -> User:
-    return User.objects.create(username="alice")
 
 
 def newest() -> int:
@@ -61,7 +52,6 @@ def queries(call: Callable[[], Any]) -> int:
 
 
 def fill(plans: int) -> None:
-    """Plans, endpoints and policies in the given number."""
     for number in range(plans):
         plan = Plan.objects.create(name=f"p{number}", slug=f"p{number}")
         endpoint = Endpoint.objects.create(name=f"e{number}", routes="/a/*\n/b/*", methods="GET")
@@ -87,41 +77,6 @@ def test_a_user_takes_two_queries(policies: PolicyCache, alice: User) -> None:
     assert len(entry.policies) == 5
 
 
-def test_what_ended_long_ago_is_left_out(policies: PolicyCache) -> None:
-    RatePolicy.objects.create(rates="1/s", ends_at=timezone.now() - timedelta(days=2))
-    RatePolicy.objects.create(rates="2/s", ends_at=timezone.now() - timedelta(hours=1))
-    RatePolicy.objects.create(rates="3/s", starts_at=timezone.now() + timedelta(days=2))
-    policies.reload(newest())
-    assert sorted(rates(policies)) == ["2/s", "3/s"], "what the store's clock may still call active stays"
-
-
-def test_a_users_change_leaves_what_is_remembered_of_others(policies: PolicyCache, alice: User) -> None:
-    bob = User.objects.create(username="bob")
-    RatePolicy.objects.create(rates="5/s")
-
-    def resolution(user: User) -> Resolution:
-        snapshot = policies.current()
-        assert snapshot is not None
-        entry = policies.user(str(user.pk)) or policies.load_user(str(user.pk))
-        caller = DescribedCaller(user_id=str(user.pk), address=None)
-        return resolve(
-            EvaluationContext(
-                caller=caller, entry=entry, endpoints=(), scope=None, snapshot=snapshot, now_us=time.time_ns() // 1000
-            )
-        )
-
-    policies.reload(newest())
-    before = {user: resolution(user) for user in (alice, bob)}
-    RatePolicy.objects.create(user=alice, rates="1/s")
-    policies.reload(newest())
-    assert resolution(bob) is before[bob]
-    assert str(resolution(alice).buckets[0].rate) == "1/s"
-    RatePolicy.objects.create(rates="7/s", starts_at=timezone.now() - timedelta(days=1))
-    policies.reload(newest())
-    assert str(resolution(bob).buckets[0].rate) == "7/s"
-    assert str(resolution(alice).buckets[0].rate) == "1/s"
-
-
 def test_what_one_connection_writes_is_pending_for_that_one_until_it_ends(policies: PolicyCache) -> None:
     policies.reload(newest())
     with ThreadPoolExecutor(1) as pool, transaction.atomic():
@@ -131,24 +86,6 @@ def test_what_one_connection_writes_is_pending_for_that_one_until_it_ends(polici
         assert publication_pending(), "another thread's look changes nothing"
         transaction.set_rollback(True)
     assert not publication_pending()
-
-
-def test_a_policy_that_moves_drops_both_users(policies: PolicyCache, alice: User) -> None:
-    bob, carol = User.objects.create(username="bob"), User.objects.create(username="carol")
-    policy = RatePolicy.objects.create(user=alice, rates="1/s")
-    policies.reload(newest())
-    for user in (alice, bob, carol):
-        policies.load_user(str(user.pk))
-    policy.user = bob
-    policy.save()
-    policies.reload(newest())
-    assert [policies.user(str(user.pk)) is None for user in (alice, bob, carol)] == [True, True, False]
-    policies.load_user(str(bob.pk))
-    policy.user = None
-    policy.save()
-    policies.reload(newest())
-    assert policies.user(str(bob.pk)) is None
-    assert rates(policies) == ["1/s"]
 
 
 def test_changes_are_read_before_the_data(policies: PolicyCache, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,20 +126,6 @@ def test_an_entry_read_during_a_reload_is_kept_unless_it_changed(
     assert (policies.user(str(alice.pk)) is None) is own
     monkeypatch.setattr(module, "load_entries", load)
     assert len(policies.load_user(str(alice.pk)).policies) == own
-
-
-def test_what_an_open_transaction_reads_is_not_kept(policies: PolicyCache, alice: User) -> None:
-    """It may be rolled back, and nothing would be published then."""
-    policies.reload(newest())
-    with transaction.atomic():
-        RatePolicy.objects.create(user=alice, rates="1/s")
-        RatePolicy.objects.create(rates="2/s")
-        assert len(policies.load_user(str(alice.pk)).policies) == 1
-        own = policies.reload(newest() + 1)
-        assert [policy.text for policy in own.groups[None]["caller"]] == ["2/s"]
-        transaction.set_rollback(True)
-    assert policies.user(str(alice.pk)) is None
-    assert rates(policies) == []
 
 
 def unreachable() -> Any:
@@ -425,11 +348,7 @@ def test_polling_waits_for_nobody(policies: PolicyCache, settings: Any) -> None:
 
 
 def limit_of(user: User | None = None) -> int:
-    """The limit that judges a request made right now in this process."""
-    request = RequestFactory().get("/")
-    if user is not None:
-        request.user = user
-    (status,) = check_request(request).statuses
+    (status,) = check_from(user).statuses
     return status.limit
 
 

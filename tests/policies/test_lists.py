@@ -8,17 +8,16 @@ from random import Random
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import AnonymousUser, User
-from django.test import RequestFactory
+from django.contrib.auth.models import User
 from django.utils import timezone
 
-from django_ratequota import Decision, check_request
 from django_ratequota.models import ListMember, RatePolicy, SubjectList
 from django_ratequota.operations.explain import explain_caller
 from django_ratequota.policies.audiences import Members
 from django_ratequota.policies.facts import member_facts
 from django_ratequota.policies.requests.caller import DescribedCaller
 from tests.support.properties import thorough_after
+from tests.support.requests import check_from
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -28,27 +27,21 @@ def bots() -> SubjectList:
     return SubjectList.objects.create(name="Bad bots")
 
 
-def ask(address: str = "203.0.113.9", user: Any = None) -> Decision:
-    request = RequestFactory().get("/", REMOTE_ADDR=address)
-    request.user = user or AnonymousUser()
-    return check_request(request)
-
-
 def test_a_change_of_a_member_applies_to_the_next_request(bots: SubjectList) -> None:
     alice = User.objects.create(username="alice")
     RatePolicy.objects.create(subject_list=bots, rates="blocked")
-    assert ask().allowed
+    assert check_from().allowed
     network = ListMember.objects.create(subject_list=bots, subject="ip:203.0.113.0/24")
-    assert not ask().allowed
+    assert not check_from().allowed
     network.subject = "ip:198.51.100.0/24"
     network.save()
-    assert (ask().allowed, ask("198.51.100.1").allowed) == (True, False)
+    assert (check_from().allowed, check_from(None, "198.51.100.1").allowed) == (True, False)
     network.delete()
-    assert ask("198.51.100.1").allowed
+    assert check_from(None, "198.51.100.1").allowed
     ListMember.objects.create(subject_list=bots, user=alice)
-    assert (ask(user=alice).allowed, ask().allowed) == (False, True)
+    assert (check_from(alice).allowed, check_from().allowed) == (False, True)
     bots.delete()
-    assert ask(user=alice).allowed
+    assert check_from(alice).allowed
 
 
 def test_explain_names_the_list_and_the_entry(bots: SubjectList) -> None:
@@ -83,10 +76,10 @@ def test_lists_without_a_policy_call_no_identifier(bots: SubjectList, settings: 
     ListMember.objects.create(subject_list=bots, subject="tenant:acme")
     asked.clear()
     RatePolicy.objects.create(rates="5/s")
-    assert [status.limit for status in ask().statuses] == [5]
+    assert [status.limit for status in check_from().statuses] == [5]
     assert not asked
     RatePolicy.objects.create(subject_list=bots, rates="6/s")
-    assert [status.limit for status in ask().statuses] == [6]
+    assert [status.limit for status in check_from().statuses] == [6]
     assert asked
 
 

@@ -70,7 +70,6 @@ def test_made_up_scopes_and_methods_fill_no_memo() -> None:
 
 
 def test_the_cost_depends_on_the_scope_alone() -> None:
-    """Also where the endpoints, and so all else that is remembered, are the same."""
     snapshot = picture([endpoint(1, "*", cost=3), endpoint(2, "*", cost=5)])
     for scope, cost in [(None, 5), ("e1", 3), ("e2", 5), ("other", 5), ("e1", 3), (None, 5)]:
         found = match_endpoints(snapshot, scope=scope, route="/", name="home", method="GET")

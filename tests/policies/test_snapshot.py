@@ -64,7 +64,6 @@ def identifiers(settings: Any) -> None:
 
 
 def picture(snapshot: Snapshot) -> Any:
-    """All that a snapshot holds, in the order of ids."""
     groups = {
         (endpoint_id, per): shape(group)
         for endpoint_id, rivals in snapshot.groups.items()
@@ -139,7 +138,6 @@ class Editing:
         self.serial = 0
 
     def step(self) -> None:
-        """One edit; what the database refuses is none."""
         edits = [self.create, self.create, self.edit, self.edit, self.move, self.delete, self.in_bulk, self.endpoint]
         edits += [self.plan, self.assign, self.describe, self.roll_back, self.by_hand, self.list, self.list_members]
         with suppress(IntegrityError), transaction.atomic():
@@ -284,7 +282,6 @@ class Editing:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", thorough_after(2, range(12)))
 def test_changed_rows_make_the_snapshot_that_loading_makes(policies: PolicyCache, seed: int) -> None:
-    """After any edits: what was remembered of the snapshot before answers nothing wrongly, either."""
     editing = Editing(seed)
     policies.reload(newest())
     held: list[PolicyChange] = []
@@ -460,14 +457,17 @@ def test_what_others_wait_for_is_read_in_one_look(policies: PolicyCache, monkeyp
 def test_policies_that_ended_long_ago_leave_the_snapshot(
     policies: PolicyCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    RatePolicy.objects.create(rates="1/s")
-    RatePolicy.objects.create(rates="2/s", ends_at=timezone.now() + timedelta(hours=1))
-    policies.reload(newest())
     now = timezone.now()
+    RatePolicy.objects.create(rates="1/s", starts_at=now + timedelta(days=4))
+    for hours in (1, 47):
+        RatePolicy.objects.create(rates=f"{hours}/min", ends_at=now + timedelta(hours=hours))
+    policies.reload(newest())
     monkeypatch.setattr(timezone, "now", lambda: now + timedelta(days=2))
     policies._tidied = float("-inf")
     snapshot = policies.reload(default_limiter().publish())
-    assert [policy.text for policy in snapshot.groups[None]["caller"]] == ["1/s"]
+    held = [policy.text for policy in snapshot.groups[None]["caller"]]
+    assert held == ["1/s", "47/min"], "what the store's clock may still call active stays"
+    assert [policy.text for policy in load_snapshot(1).groups[None]["caller"]] == held
 
 
 def test_a_user_key_too_long_for_its_column_goes_stale_nowhere(

@@ -6,11 +6,9 @@ import io
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import User
 from django.core.management import call_command
 from django.db import connection
-from django.test import Client, RequestFactory
-from django.test.utils import CaptureQueriesContext
+from django.test import Client
 
 from django_ratequota import Decision
 from django_ratequota.checks.database import check_rates
@@ -21,6 +19,9 @@ from django_ratequota.policies.loading import load_snapshot
 from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.runtime import default_limiter
 from tests.conftest import Check
+from tests.policies.test_cache import queries
+from tests.project.views import request_from
+from tests.support.operators import client_of, text_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -37,40 +38,32 @@ def write(policy: RatePolicy, rates: str, **columns: Any) -> None:
     call_command("ratequota", "publish", stdout=io.StringIO())
 
 
-def request(user: Any = None) -> Any:
-    made = RequestFactory().get("/")
-    if user is not None:
-        made.user = user
-    return made
-
-
 def limits(decision: Decision) -> list[int]:
     return [status.limit for status in decision.statuses]
 
 
 def test_the_last_readable_rates_apply(check: Check, caplog: Any) -> None:
     policy = RatePolicy.objects.create(rates="10/hour")
-    assert limits(check(request())) == [10]
+    assert limits(check(request_from())) == [10]
     RatePolicy.objects.update(rates="20/hour")
     RatePolicy.objects.update(reason="later")
     write(policy, "30 tokens/hour")
-    assert limits(check(request())) == [20]
+    assert limits(check(request_from())) == [20]
     assert f"policy {policy.pk}: its rates '30 tokens/hour' cannot be read; '20/hour' goes on" in caplog.text
 
 
 def test_all_else_of_the_row_is_obeyed(check: Check) -> None:
-    """An operator can switch it off, or move it."""
     policy = RatePolicy.objects.create(rates="10/hour")
     write(policy, "thirty", mode="log")
-    assert [status.bucket.mode for status in check(request()).statuses] == ["log"]
+    assert [status.bucket.mode for status in check(request_from()).statuses] == ["log"]
     RatePolicy.objects.update(mode="off")
-    assert check(request()).statuses == ()
+    assert check(request_from()).statuses == ()
 
 
 def test_rates_are_read_with_the_algorithm_of_their_time(check: Check) -> None:
     policy = RatePolicy.objects.create(rates="10/hour burst 5")
     write(policy, "10/hour burst 5", algorithm="fixed_window")
-    assert [str(status.bucket.rate) for status in check(request()).statuses] == ["10/hour burst 5"]
+    assert [str(status.bucket.rate) for status in check(request_from()).statuses] == ["10/hour burst 5"]
 
 
 @pytest.fixture
@@ -92,7 +85,7 @@ def test_without_a_meaning_on_error_decides(
 ) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "ON_ERROR": setting}
     write(unheard_of, "thirty", on_error=on_error)
-    decision = check(request(), "search")
+    decision = check(request_from(), "search")
     assert decision.allowed == (status == 200)
     if status == 200:
         assert (limits(decision), decision.error) == ([20], ""), "the other policies hold"
@@ -100,31 +93,27 @@ def test_without_a_meaning_on_error_decides(
     assert (decision.denied_by, decision.error, decision.retry_after) == (("all/unreadable",), "rates", 1)
     assert decision.statuses == (), "nothing was charged"
     RatePolicy.objects.filter(pk=unheard_of.pk).delete()
-    assert [one.remaining for one in check(request(), "search").statuses] == [19]
+    assert [one.remaining for one in check(request_from(), "search").statuses] == [19]
 
 
 @pytest.mark.parametrize("mode", ["log", "off"])
 def test_what_is_not_enforced_denies_nobody(check: Check, unheard_of: RatePolicy, mode: str) -> None:
     write(unheard_of, "thirty", on_error="deny", mode=mode)
-    assert limits(check(request(), "search")) == [20]
+    assert limits(check(request_from(), "search")) == [20]
 
 
 def test_a_store_that_is_down_decides_no_more_kindly(check: Check, unheard_of: RatePolicy, settings: Any) -> None:
     write(unheard_of, "thirty", on_error="deny")
-    check(request())
+    check(request_from())
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": "redis://127.0.0.1:1/0", "POLL_SECONDS": 3600}
-    decision = check(request(), "search")
+    decision = check(request_from(), "search")
     assert (decision.allowed, decision.denied_by) == (False, ("all/unreadable",))
 
 
 def test_loading_reads_the_history_of_what_cannot_be_read_only(unheard_of: RatePolicy) -> None:
-    with CaptureQueriesContext(connection) as captured:
-        load_snapshot(1)
-    assert len(captured) == 5
+    assert queries(lambda: load_snapshot(1)) == 5
     write(unheard_of, "thirty")
-    with CaptureQueriesContext(connection) as captured:
-        load_snapshot(1)
-    assert len(captured) == 6
+    assert queries(lambda: load_snapshot(1)) == 6
 
 
 def test_explain_says_what_counts() -> None:
@@ -143,7 +132,6 @@ def test_explain_says_what_counts() -> None:
 
 @pytest.fixture
 def broken() -> list[RatePolicy]:
-    """Four policies; three have two texts that cannot be read between them."""
     plan = Plan.objects.create(name="Free", slug="free")
     made = [RatePolicy.objects.create(plan=plan, counted_per=per, rates="10/hour") for per in ("caller", "ip")]
     made += [RatePolicy.objects.create(counted_per=per, rates="5/hour") for per in ("caller", "ip")]
@@ -165,30 +153,25 @@ def test_the_check_names_them(broken: list[RatePolicy]) -> None:
     ]
 
 
-def test_live_usage_names_them(broken: list[RatePolicy], client: Client) -> None:
-    client.force_login(User.objects.create_superuser("root"))
-    page = client.get("/admin/django_ratequota/ratepolicy/usage/").content.decode()
+USAGE = "/admin/django_ratequota/ratepolicy/usage/"
+
+
+def test_live_usage_names_them(broken: list[RatePolicy], operator: Client) -> None:
+    page = text_of(operator.get(USAGE))
     assert f"Policy {broken[0].pk}: the rates &#x27;ten per hour&#x27; cannot be read." in page
     assert "The last readable rates still apply: 10/hour." in page
     assert f"Policy {broken[2].pk}: the rates &#x27;&lt;b&gt;five&lt;/b&gt;&#x27; cannot be read." in page
 
 
-def test_live_usage_names_nothing_that_is_not_the_operators_to_see(broken: list[RatePolicy], client: Client) -> None:
-    from django.contrib.auth.models import Permission
-
-    clerk = User.objects.create(username="clerk", is_staff=True)
-    clerk.user_permissions.add(Permission.objects.get(codename="grant_override"))
-    client.force_login(clerk)
-    answer = client.get("/admin/django_ratequota/ratepolicy/usage/")
-    assert answer.status_code == 200
-    assert "cannot be read" not in answer.content.decode()
+def test_live_usage_names_nothing_that_is_not_the_operators_to_see(broken: list[RatePolicy]) -> None:
+    assert "cannot be read" not in text_of(client_of("grant_override").get(USAGE))
 
 
 def test_workers_report_what_on_error_decided(check: Check, unheard_of: RatePolicy) -> None:
     from django_ratequota.monitoring.health import health
 
     write(unheard_of, "thirty", on_error="deny")
-    check(request())
+    check(request_from())
     assert health().degraded == {"rates": 1}
     assert health().errors == {"rates": f"the rates of policy {unheard_of.pk} cannot be read"}
     assert default_limiter().stored_revision()

@@ -15,7 +15,6 @@ from tests.policyfile.examples import JANUARY
 
 @pytest.fixture
 def sample(alice: User) -> None:
-    """Two plans, two endpoints, five policies, one assignment."""
     pro = Plan.objects.create(name="Pro", slug="pro", description="Paying.\nPromptly.")
     free = Plan.objects.create(name="Free", slug="free", default_for="authenticated")
     search = Endpoint.objects.create(name="search", cost=2)
@@ -36,7 +35,6 @@ def sample(alice: User) -> None:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Callable[[str], str]:
-    """Writes text to a file; returns its path."""
 
     def write(text: str) -> str:
         path = tmp_path / "limits.yaml"

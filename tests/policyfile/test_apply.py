@@ -9,30 +9,24 @@ import pytest
 from django.contrib.auth.models import User
 from django.core.management import CommandError
 from django.db import connection, models
-from django.test import RequestFactory
 from django.test.utils import CaptureQueriesContext
 
-from django_ratequota import check_request
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange
 from django_ratequota.policyfile import apply_file
 from django_ratequota.runtime import default_limiter
 from tests.policyfile.examples import SAMPLE, export
 from tests.support.commands import run
+from tests.support.requests import check_from
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
 
 def test_an_import_publishes_once_and_applies_at_once(sample: None, alice: User, published: list[int | None]) -> None:
-    def allowed() -> bool:
-        request = RequestFactory().get("/")
-        request.user = alice
-        return check_request(request, scope="search").allowed
-
-    assert allowed()
+    assert check_from(alice, scope="search").allowed
     published.clear()
     apply_file(SAMPLE.replace("rates: 50/min", "rates: blocked").replace("rates: 10/min", "rates: blocked"))
     assert published == [default_limiter().stored_revision()]
-    assert not allowed()
+    assert not check_from(alice, scope="search").allowed
 
 
 def test_an_import_needs_no_redis(sample: None, settings: Any, file: Any, caplog: pytest.LogCaptureFixture) -> None:

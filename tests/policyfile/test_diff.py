@@ -10,7 +10,7 @@ import pytest
 from django_ratequota.models import PlanAssignment, PolicyChange, RatePolicy
 from django_ratequota.policyfile import apply_file
 from django_ratequota.runtime import default_limiter
-from tests.policyfile.examples import ASSIGNED, EDITED, SAMPLE, export
+from tests.policyfile.examples import EDITED, export
 from tests.support.commands import run
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
@@ -47,13 +47,6 @@ def test_dry_run_prints_the_changes_of_the_import(sample: None, file: Any) -> No
     assert written[2].before["rates"] == "10/min"
     assert written[2].after["rates"] == "20/min"
     assert default_limiter().stored_revision() > revision
-
-
-def test_an_equal_file_changes_nothing(sample: None, file: Any) -> None:
-    history, revision = PolicyChange.objects.count(), default_limiter().stored_revision()
-    name = file(SAMPLE + ASSIGNED)
-    assert run("import", name, "--prune") == f"Nothing to do: the database equals {name}\n"
-    assert (history, revision) == (PolicyChange.objects.count(), default_limiter().stored_revision())
 
 
 def test_cascading_deletions_are_shown(sample: None) -> None:

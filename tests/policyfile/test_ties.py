@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.test import RequestFactory
 
-from django_ratequota import check_request
 from django_ratequota.models import ListMember, Plan, PlanAssignment, RatePolicy, SubjectList
 from django_ratequota.policyfile import apply_file
 from tests.policyfile.examples import JANUARY, delete_all_rows, export
+from tests.support.requests import check_from
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -26,9 +25,7 @@ def limits_of(user: User) -> list[int]:
             delete_all_rows()
             apply_file(text)
             assert export(assignments=True) == text
-        request = RequestFactory().get("/", REMOTE_ADDR="203.0.113.9")
-        request.user = user
-        limits += [status.limit for status in check_request(request).statuses]
+        limits += [status.limit for status in check_from(user).statuses]
     return limits
 
 
@@ -47,6 +44,6 @@ def test_of_equals_the_newest_wins(alice: User, names: str, of: Any) -> None:
             PlanAssignment.objects.create(user=alice, plan=plan, starts_at=JANUARY)
         else:
             listed = SubjectList.objects.create(name=name)
-            ListMember.objects.create(subject_list=listed, subject="ip:203.0.113.9")
+            ListMember.objects.create(subject_list=listed, subject="ip:203.0.113.7")
             RatePolicy.objects.create(subject_list=listed, rates=f"{number}/min", **of)
     assert limits_of(alice) == [2, 2]

@@ -176,7 +176,6 @@ def test_stored_values_are_not_validated_again(sample: None, settings: Any) -> N
 
 
 def test_users_are_named_by_username_field(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which may be a number."""
     user = User.objects.create(username="x", email="Alice@Example.com")
     RatePolicy.objects.create(user=user, rates="5/s")
     monkeypatch.setattr(User, "__str__", lambda self: f"user number {self.pk}")

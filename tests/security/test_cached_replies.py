@@ -21,6 +21,7 @@ from django_ratequota.decorators import ratequota
 from django_ratequota.headers import add_headers
 from django_ratequota.models import Endpoint, RatePolicy
 from tests.conftest import Get
+from tests.project.settings import MIDDLEWARE
 from tests.project.views import request_from
 
 pytestmark = [
@@ -105,8 +106,6 @@ def kept(url: str) -> list[Any]:
 
 
 def without(*ends: str) -> list[str]:
-    from tests.project.settings import MIDDLEWARE
-
     return [name for name in MIDDLEWARE if not name.endswith(ends)]
 
 

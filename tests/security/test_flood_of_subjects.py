@@ -54,11 +54,6 @@ def noted(settings: Any, monkeypatch: Any) -> Iterator[None]:
     collector.clear()
 
 
-@pytest.fixture
-def search() -> Endpoint:
-    return Endpoint.objects.create(name="search")
-
-
 def ask(address: str, path: str = "/decorated/") -> Any:
     return Client().get(path, REMOTE_ADDR=address)
 
@@ -72,11 +67,6 @@ def flood(number: int = SUBJECTS) -> None:
     """One request per address, each of which uses its own limit up."""
     for at in range(number):
         ask(f"10.0.{at // 250}.{at % 250}")
-
-
-def lines(caplog: Any) -> list[str]:
-    """What the app has logged."""
-    return [record.getMessage() for record in caplog.records if record.name == "django_ratequota"]
 
 
 def test_a_flood_of_subjects_sends_ten_signals_a_second(
@@ -96,7 +86,8 @@ def test_a_flood_of_subjects_sends_ten_signals_a_second(
     # Each subject crosses 80 % and 100 %; what was not sent is counted for receivers, and in one line of the log.
     assert len(told) == 100
     assert sum(suppressed for _, _, suppressed in told) == 2 * SUBJECTS - 100
-    assert lines(caplog) == ["quota_threshold: crossings of search/day per ip are not sent, too many at once"]
+    logged = [record.getMessage() for record in caplog.records if record.name == "django_ratequota"]
+    assert logged == ["quota_threshold: crossings of search/day per ip are not sent, too many at once"]
 
 
 def test_one_noisy_policy_hides_no_other(told: Told, search: Endpoint) -> None:

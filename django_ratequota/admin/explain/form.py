@@ -7,7 +7,6 @@ from typing import Any
 
 from django import forms
 from django.contrib.admin.widgets import AdminIntegerFieldWidget, AdminTextInputWidget
-from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError
 from django.http import HttpResponseRedirect
 from django.utils.text import capfirst
@@ -18,6 +17,7 @@ from ...engine.rates import MAX_UNITS
 from ...models import METHODS, Endpoint, Plan, RatePolicy
 from ...operations.explain import Explanation
 from ...operations.explain_query import ExplainQuery
+from ...operations.subjects import find_user
 from ...policies.matching import NO_METHOD
 from ..formatting import shown
 from ..pages import AdminPage
@@ -155,20 +155,6 @@ def data_of(params: Any) -> Any:
         return {**data, **{name: text for name, text in params.items() if text}}
     own = (name == "user" or name in ExplainForm.base_fields or name.startswith(_IDENTIFIER) for name in params)
     return params if any(own) else None
-
-
-def find_user(name: str) -> Any:
-    """Return the user of that name, or the only one with that mail address; None = nobody."""
-    model: Any = get_user_model()
-    users = model._default_manager
-    if "\x00" in name:
-        return None
-    user = users.filter(**{model.USERNAME_FIELD: name}).first()
-    mail = getattr(model, "EMAIL_FIELD", "")
-    if user is None and "@" in name and mail:
-        found = users.filter(**{mail: name})[:2]
-        user = found[0] if len(found) == 1 else None
-    return user
 
 
 def find_caller(model_admin: Any, request: Any, text: str) -> dict[str, str]:

@@ -23,7 +23,7 @@ from ..pages import AdminPage, reply, unanswered
 from ..permissions import is_override, may
 from .block import BlockLinks
 from .boost import BoostForm
-from .counters import counter_rows
+from .counter_rows import counter_rows
 from .form import ExplainForm, data_of, explain_form, find_caller, form_data
 from .override import LENGTHS
 from .refusals import find_refusal, latest_refusals, refusal_details, refused_places

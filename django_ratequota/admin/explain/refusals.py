@@ -14,9 +14,9 @@ from ...monitoring import refusals
 from ...monitoring.collector import collector
 from ...monitoring.refusals import CallerRefusals, Refusal
 from ..formatting import bar_percent, clock, revision_text, shown
-from ..names import caller_names, caller_text, described, described_callers
+from ..names import caller_names, caller_text, described
 from ..pages import reply, unanswered
-from ..usage.labels import explain_url
+from ..usage.labels import explain_url, refusal_row
 
 #: The id of a refusal: ten letters and digits.
 _ID = re.compile(r"[0-9A-Za-z]{10}", re.ASCII)
@@ -127,16 +127,5 @@ def _place(
 def latest_refusals(model_admin: Any) -> list[dict[str, Any]]:
     """Return the latest refusals of all callers; none while Redis gives no answer."""
     found = reply(lambda: refusals.refusals(_MAX_REFUSALS))[0] or ()
-    names = described_callers([refusal.caller for refusal in found])
-    return [
-        {
-            "id": refusal.id,
-            "link": model_admin.page_url("explain", query={"id": refusal.id}),
-            "at": clock(refusal.at.timestamp()),
-            "count": refusal.count,
-            "caller": names[refusal.caller],
-            "place": shown(f"{refusal.method} {refusal.route or refusal.scope}"),
-            "violated": shown(", ".join(refusal.violated)),
-        }
-        for refusal in found
-    ]
+    names = caller_names(refusal.caller for refusal in found)
+    return [refusal_row(model_admin.admin_site, refusal, names) for refusal in found]

@@ -120,10 +120,13 @@ def explain_url(site: Any, caller: str, endpoint: str = "") -> str:
 def refusal_row(site: Any, refusal: Refusal, names: Mapping[str, str]) -> dict[str, Any]:
     """Return what a table shows of a refusal; ``names`` are those of its caller (see ``caller_names``)."""
     return {
+        "id": refusal.id,
+        "explain": model_url(site, RatePolicy, "explain", query={"id": refusal.id}),
         "at": moment(refusal.at, seconds=True),
         "count": number_text(refusal.count),
         "caller": caller_text(refusal.caller, names),
         "url": explain_url(site, refusal.caller),
         "what": shown(f"{refusal.method} {refusal.scope or refusal.route}"),
         "cost": number_text(refusal.cost),
+        "violated": shown(", ".join(refusal.violated)),
     }

@@ -169,10 +169,7 @@ class UsagePage(AdminPage):
     ) -> dict[str, Any]:
         ids = dict.fromkeys(b.policy_id for b in refusal.buckets if b.refused and b.policy_id in names.policies)
         return refusal_row(self.site, refusal, users) | {
-            "id": refusal.id,
-            "explain": self.admin.page_url("explain", query={"id": refusal.id}),
             "block": blocks.link(refusal.caller, refusal.ip, refusal.scope),
-            "violated": shown(", ".join(refusal.violated)),
             "error": shown(refusal.error),
             "policies": [{"text": names.policy(pk), "url": names.policy_url(pk)} for pk in ids if pk],
         }

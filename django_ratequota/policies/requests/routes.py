@@ -124,22 +124,18 @@ def is_admin_page(name: str | None) -> bool:
 
 def known_routes(*, admin: bool = False) -> list[tuple[str, str]]:
     """Return (route, URL name or "") of every view in the URLconf, in its order; of the admin only if ``admin``."""
-    return [(route, _complete_name(name)) for route, name, _ in _views() if admin or not name.startswith("admin:")]
+    return [(route, name) for route, name, _view in known_views(admin=admin)]
 
 
-def known_views() -> list[tuple[str, str, Any]]:
+def known_views(*, admin: bool = True) -> list[tuple[str, str, Any]]:
     """Return (route in the default language, URL name or "", view) of every view in the URLconf, in its order."""
-    return [(route, _complete_name(name), view) for route, name, view in _views()]
-
-
-def _views() -> list[tuple[str, str, Any]]:
     with translation.override(django_settings.LANGUAGE_CODE):
-        return [(spell(parts), name, view) for parts, name, view in walk(get_resolver().url_patterns)]
-
-
-def _complete_name(name: str) -> str:
-    """Return the URL name; "" if there are only namespaces."""
-    return "" if name.endswith(":") else name
+        return [
+            # Without a name of the view's own there are only namespaces.
+            (spell(parts), "" if name.endswith(":") else name, view)
+            for parts, name, view in walk(get_resolver().url_patterns)
+            if admin or not name.startswith("admin:")
+        ]
 
 
 def find_route(route: str) -> tuple[str, str | None, Any] | None:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from playwright.sync_api import expect
 
-from tests.browser.desk import Desk
+from tests.browser.desk import Desks
 from tests.browser.scene import Scene
-
-Desks = Callable[..., Desk]
 
 
 def test_an_organisation_is_put_on_a_plan_and_its_history_says_so(desk: Desks, scene: Scene) -> None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from playwright.sync_api import expect
 
 from django_ratequota.models import RatePolicy
-from tests.browser.desk import Desk
+from tests.browser.desk import Desks
 from tests.browser.pages import PAGES
 from tests.browser.scene import Scene
-
-Desks = Callable[..., Desk]
 
 
 def test_a_network_is_blocked_from_a_refusal(desk: Desks, scene: Scene) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,9 @@ from playwright.sync_api import expect
 
 from django_ratequota.models import Endpoint, PlanAssignment, QuotaWindow, RatePolicy
 from django_ratequota.monitoring.ledger import flush
-from tests.browser.desk import Desk
+from tests.browser.desk import Desks
 from tests.browser.scene import Scene
 from tests.support.requests import check_from
-
-Desks = Callable[..., Desk]
 
 
 def a_month(scene: Scene) -> None:

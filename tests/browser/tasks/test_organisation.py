@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,12 +10,10 @@ from playwright.sync_api import Page, expect
 from django_ratequota import check_request
 from django_ratequota.models import Plan, PlanAssignment, RatePolicy
 from django_ratequota.monitoring.collector import collector
-from tests.browser.desk import Desk
+from tests.browser.desk import Desks
 from tests.browser.pages import PAGES
 from tests.browser.scene import MARKUP, Scene
 from tests.project.views import request_from
-
-Desks = Callable[..., Desk]
 
 NAMES = {"tenant:acme": "Acme GmbH", "tenant:acme-labs": f"{MARKUP} Labs"}
 

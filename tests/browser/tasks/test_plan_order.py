@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from playwright.sync_api import expect
 
 from django_ratequota.models import Plan, PolicyChange
-from tests.browser.desk import Desk
+from tests.browser.desk import Desks
 from tests.browser.scene import Scene
 
-Desks = Callable[..., Desk]
 LIST = "/admin/django_ratequota/plan/"
 
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from playwright.sync_api import expect
 
 from django_ratequota.models import RatePolicy
 from django_ratequota.monitoring.collector import collector
-from tests.browser.desk import Desk
+from tests.browser.desk import Desk, Desks
 from tests.browser.pages import PAGES
 from tests.browser.scene import Scene
 from tests.browser.test_enforcement import ask
-
-Desks = Callable[..., Desk]
 
 
 def refuse_carol(desk: Desks, scene: Scene) -> Desk:

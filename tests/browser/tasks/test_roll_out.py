@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from playwright.sync_api import expect
 
 from django_ratequota import check_request
 from django_ratequota.models import RatePolicy
 from django_ratequota.monitoring.collector import collector
-from tests.browser.desk import Desk
+from tests.browser.desk import Desks
 from tests.browser.pages import PAGES
 from tests.browser.scene import Scene
 from tests.browser.test_policies import choose
 from tests.project.views import request_from
-
-Desks = Callable[..., Desk]
 
 
 def test_a_limit_is_added_in_log_mode_watched_and_enforced(desk: Desks, scene: Scene) -> None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from playwright.sync_api import expect
 
 from django_ratequota.changes.writer import changed_by
 from django_ratequota.models import RatePolicy
-from tests.browser.desk import Desk
+from tests.browser.desk import Desks
 from tests.browser.scene import Scene
-
-Desks = Callable[..., Desk]
 
 
 def edit(scene: Scene) -> None:

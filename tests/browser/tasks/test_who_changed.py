@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from playwright.sync_api import expect
 
 from django_ratequota.changes.writer import changed_by
 from django_ratequota.models import PlanAssignment, RatePolicy
-from tests.browser.desk import Desk
+from tests.browser.desk import Desks
 from tests.browser.scene import Scene
-
-Desks = Callable[..., Desk]
 
 
 def test_a_plans_history_says_who_changed_its_policies_and_why(desk: Desks, scene: Scene) -> None:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import pytest
 from playwright.sync_api import expect
 
 from django_ratequota.models import Plan
-from tests.browser.desk import Desk
+from tests.browser.desk import Desks
 from tests.browser.pages import PAGES
 from tests.browser.scene import Scene
 from tests.browser.test_screens import visible_columns
-
-Desks = Callable[..., Desk]
 
 #: The pages that are all ours but for the frame.
 OWN = "#content-main[class^=ratequota-], .ratequota-home"

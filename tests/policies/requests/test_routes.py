@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from django.test import Client
-from django.urls import Resolver404, include, path, re_path, resolve
+from django.urls import include, path, re_path, resolve
 from django.views.decorators.cache import never_cache
 from rest_framework.urlpatterns import format_suffix_patterns
 
@@ -68,7 +68,6 @@ def reports(request: Any, **kwargs: Any) -> None:
 def test_a_format_suffix_is_one_spelling_of_its_route(
     settings: Any, pattern: Any, allowed: list[str] | None, kwarg: str
 ) -> None:
-    """As DRF writes them, for regular expressions and for paths."""
     settings.REST_FRAMEWORK = {"FORMAT_SUFFIX_KWARG": kwarg}
     plain, suffixed = format_suffix_patterns([path("api/", include([pattern]))], allowed=allowed)[0].url_patterns
     assert spellings(readable(f"api/{plain.pattern}")) == (readable(f"api/{plain.pattern}"),)
@@ -97,9 +96,6 @@ def test_other_routes_have_one_spelling() -> None:
 
 def test_an_unresolved_request_has_no_route() -> None:
     assert resolved(None) == (None, None)
-    for unknown in ("/PLAIN/", "/plain", "//plain/", "/plain//", "/plain/;x", "/./plain/"):
-        with pytest.raises(Resolver404):
-            resolve(unknown)
 
 
 @pytest.mark.django_db(transaction=True)

@@ -12,10 +12,9 @@ from ..models import RatePolicy
 from .base import AutocompleteAdmin, user_search_fields
 from .filters import ActiveFilter, AudienceFilter, RelatedFilter, is_active
 from .formatting import when
-from .names import with_display_name
+from .names import endpoint_text, with_display_name
 from .permissions import PolicyPermissions
 from .policy_forms import PolicyForm, RowForm, StoredRows
-from .policy_table import WITHOUT
 from .search import SearchesRelated
 from .warnings import WarnsOnSave
 
@@ -116,7 +115,7 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, SearchesRelated, War
     @admin.display(description=_("endpoint"), ordering="endpoint__name")
     def endpoint_name(self, policy: RatePolicy) -> str:
         """Return the endpoint's name."""
-        return policy.endpoint.name if policy.endpoint else str(WITHOUT["endpoint"])
+        return endpoint_text(policy.endpoint)
 
     @admin.display(description=_("when"), ordering="ends_at")
     def when(self, policy: RatePolicy) -> str:

@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..changes.validators import check_dates, visible
 from ..conf import COUNTED_PER, settings
-from ..engine.rates import ALGORITHMS, DEFAULT_ALGORITHM
+from ..engine.rates import ALGORITHMS, DEFAULT_ALGORITHM, MAX_TEXT
 from .audiences import Plan, SubjectList
 from .base import TrackedModel
 from .endpoints import Endpoint
@@ -78,6 +78,7 @@ class RatePolicy(TrackedModel):
     )
     rates = RatesField(
         _("rates"),
+        max_length=MAX_TEXT,
         help_text=_(
             "Rates separated by commas, such as 10/s, 1000/hour burst 50, 100000/month; or unlimited, or blocked. "
             "A request must pass them all. 60 requests/min counts each request once, whatever its cost."

@@ -15,7 +15,7 @@ from django.core.management.base import BaseCommand
 from django.utils import timezone
 
 from ..conf import settings
-from ..operations.quotas import Used, previous_month, used_in_month
+from ..operations.past_windows import Used, previous_month, used_in_month
 from ..operations.subject_names import named, printable, subject_names
 
 #: Subjects whose names are looked up at once.
