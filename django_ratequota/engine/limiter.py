@@ -232,7 +232,7 @@ class Limiter:
         return 0
 
     def raise_steps(self, totals: Totals) -> Generator[Command, Any, int]:
-        """Return the steps that raise the counters of calendar windows to these totals; they return by how many units.
+        """Return the steps that raise counters of calendar windows to these totals; they return by how many units.
 
         Totals that are higher, as others have charged and refunded since, stay as they are.
         """

@@ -401,7 +401,7 @@ class Memory:
         return (*bucket.counter, window.first_day), window[:2]
 
     def _take(self, bucket: Bucket, now: int, at_us: int, *, peek: bool) -> _Counter:
-        """Return the bucket's counter, advanced to its time and told the terms; its calendar window is of ``at_us``."""
+        """Return the bucket's counter, of the calendar window around ``at_us``, advanced and told the terms."""
         rate = bucket.rate
         # No window holds a part of a unit, but a bucket does, once it has drained so long.
         kind = _Meter if rate.limit < self._share else _COUNTERS[rate.algorithm]

@@ -9,7 +9,6 @@ from pathlib import Path
 from ..store.commands import Script
 from .rates import ALGORITHMS
 
-
 #: Files that are branches of one function: the algorithms, and the calendar windows of ``fixed_window``.
 _BRANCHES = ("calendar_window", *ALGORITHMS)
 

@@ -38,7 +38,7 @@ class UsageCount(models.Model):
 
 
 class QuotaWindow(models.Model):
-    """What one counter has charged and refunded in one calendar window: sums that only grow (``monitoring.ledger``)."""
+    """What one counter has charged and refunded in one calendar window; both only grow (``monitoring.ledger``)."""
 
     class Period(models.TextChoices):
         DAY = "day", _("day")
@@ -116,9 +116,7 @@ class QuotaDay(models.Model):
         verbose_name = _("quota day")
         verbose_name_plural = _("quota days")
         ordering = ["day", "counter"]
-        constraints = [
-            models.UniqueConstraint(fields=["counter", "first_day", "day"], name="ratequota_day_one_row")
-        ]
+        constraints = [models.UniqueConstraint(fields=["counter", "first_day", "day"], name="ratequota_day_one_row")]
 
     def __str__(self) -> str:
         return f"{self.counter} {self.day}: {self.charged - self.refunded}"

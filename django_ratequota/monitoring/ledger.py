@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, tzinfo
 from itertools import islice
 from typing import NamedTuple
@@ -105,11 +105,11 @@ class Ledger:
         with self._flushing:
             if self._tried_at is None:
                 self._tried_at = began_at
-            while self._freeze(limiter.time_zone):
-                assert self._batch is not None
-                number, sums = self._batch
-                totals = add(sums, self._writer, number)
-                self._batch, self._written = None, number
+            with self._lock:
+                self._add_up(limiter.time_zone)
+            while batch := self._next_batch():
+                totals, sums = add(batch.sums, self._writer, batch.number), batch.sums
+                self._batch, self._written = None, batch.number
                 rows += len(sums)
                 self.raised += raise_counters(limiter, totals, {window: sums[window].bounds for window in totals})
             self.written_at = began_at
@@ -133,14 +133,13 @@ class Ledger:
         """Whether anything waits to be written."""
         return bool(self.entries or self._sums or self._batch)
 
-    def _freeze(self, zone: tzinfo) -> bool:
-        """Make the next batch unless there is one; returns whether there is."""
+    def _next_batch(self) -> _Batch | None:
+        """Return the batch whose outcome is not known, else the next one; None where nothing is left."""
         with self._lock:
-            self._add_up(zone)
             if self._batch is None and self._sums:
                 chosen = list(islice(self._sums, _BATCH))
                 self._batch = _Batch(self._written + 1, {window: self._sums.pop(window) for window in chosen})
-        return self._batch is not None
+            return self._batch
 
     def _add_up(self, zone: tzinfo) -> None:
         for _ in range(len(self.entries)):

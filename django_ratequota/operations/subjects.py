@@ -17,7 +17,6 @@ from ..conf import settings
 from ..exceptions import StoreError
 from ..models import QuotaWindow
 from ..monitoring.timeline import seen_callers
-from ..utils.problems import note_problem
 
 #: Most subjects that are offered, and most rows that are read to find them: a subject may have several.
 MAX_OFFERED, _MAX_ROWS = 20, 200

@@ -17,8 +17,6 @@ from django_ratequota import Decision, Limiter, check_request
 from django_ratequota.engine.keys import bucket_key
 from django_ratequota.models import Plan, PlanAssignment, QuotaWindow, RatePolicy
 from django_ratequota.monitoring import checkpoints
-from django_ratequota.monitoring.checkpoint_rows import batches
-from django_ratequota.monitoring.checkpoints import flush
 from django_ratequota.operations.past_windows import used_in_month
 from django_ratequota.runtime import default_limiter, process
 from tests.conftest import Clock
