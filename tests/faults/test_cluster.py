@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,17 +15,15 @@ import redis.cluster
 from asgiref.sync import async_to_sync
 from django.contrib.auth.models import User
 from django.test import override_settings
-from django_ratequota.monitoring.seeds import seeds
 
 from django_ratequota import Bucket, Decision, Limiter, Rate, acheck_request, check_request
 from django_ratequota.engine.decision import LimitRequest
-from django_ratequota.engine.keys import bucket_key, revision_key
+from django_ratequota.engine.keys import bucket_key, counter_name, revision_key
 from django_ratequota.engine.rates import ALGORITHMS
 from django_ratequota.exceptions import NewerRevision, StoreError
 from django_ratequota.models import Endpoint, Plan, RatePolicy
-from django_ratequota.monitoring import checkpoints
-from django_ratequota.monitoring import seeds as seeds_module
-from django_ratequota.monitoring.background import Background
+from django_ratequota.monitoring import ledger
+from django_ratequota.monitoring.ledger import window_of
 from django_ratequota.utils.sansio import drive
 from tests.project.views import request_from
 from tests.support.properties import scaled, thorough_after
@@ -474,48 +471,40 @@ def test_no_refusal_is_repeated_when_the_look_for_edits_is_due(
 # --- Lost counts. ---
 
 
-def test_each_subject_has_its_seeds(emptied: Cluster, limiter_of: Callable[..., Limiter]) -> None:
+def test_counters_are_raised_wherever_they_are(emptied: Cluster, limiter_of: Callable[..., Limiter]) -> None:
     limiter = limiter_of(emptied)
-    day, month = (Bucket("user:1", Rate.parse(text)) for text in ("10/day fixed_window", "100/month"))
-    everyone = Bucket("everyone", Rate.parse("50/month"))
-    buckets = (everyone, day, month)
-    decision = drive(limiter.steps(asked(*buckets, cost=2, seeds=(20, 3, 40))), limiter.store.execute)
-    assert left(decision) == [28, 5, 58]
-    assert left(limiter.peek(buckets)) == [28, 5, 58]
+    buckets = [replace(bucket, durable=True) for bucket in elsewhere(emptied, Bucket("", Rate.parse("100/month")))]
+    limiter.charge(buckets[:1], 7)
+    window = window_of(buckets[0], limiter.now_us, limiter.time_zone)
+    totals = {
+        (counter_name(bucket), window.first_day): (10 * number, 3, window.ends_us)
+        for number, bucket in enumerate(buckets, 1)
+    }
+    assert drive(limiter.raise_steps(totals), limiter.store.execute) == 10 + 20 + 30 + 3 * 3 - 7
+    assert left(limiter.peek(buckets)) == [93, 83, 73]
+    assert drive(limiter.raise_steps(totals), limiter.store.execute) == 0
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_master_that_lost_its_data_is_noticed_by_its_counts(
-    emptied: Cluster, monkeypatch: pytest.MonkeyPatch, fresh_policies: None
-) -> None:
+@pytest.mark.usefixtures("fresh_policies", "checkpointing")
+def test_what_a_master_has_lost_is_restored_before_the_next_request(emptied: Cluster) -> None:
     """The revision lives on another master, and does not tell."""
-    for module in (checkpoints, seeds_module):
-        monkeypatch.setattr(module, "in_test_run", lambda: False)
-    monkeypatch.setattr(Background, "keep", lambda _: None)
-    moved = [0.0]
-    monkeypatch.setattr(checkpoints, "time", SimpleNamespace(monotonic=lambda: moved[-1]))
     with override_settings(RATEQUOTA=settings_of(emptied)):
         RatePolicy.objects.create(rates="1000/month")
+        revision = emptied.owner(revision_key("rqtest"))
         month = Bucket("", Rate.parse("1000/month"))
-        revision = emptied.owner(revision_key("rqtest")).port
+
+        def owner(user: User) -> Node:
+            return emptied.owner(bucket_key("rqtest", replace(month, subject=f"user:{user.pk}")))
+
         users = (User.objects.create(username=f"u{n}") for n in range(50))
-        user = next(
-            user
-            for user in users
-            if emptied.owner(bucket_key("rqtest", replace(month, subject=f"user:{user.pk}"))).port != revision
-        )
+        user = next(user for user in users if owner(user) is not revision)
 
         def ask(cost: int = 1) -> int | None:
             return check_request(request_from(user), cost=cost).remaining
 
         assert ask(500) == 500
-        checkpoints.flush()
-        emptied.owner(bucket_key("rqtest", replace(month, subject=f"user:{user.pk}"))).command("FLUSHALL")
-        assert ask() == 999
-        checkpoints.flush()
-        ask()
-        moved.append(10.0)
-        checkpoints.flush()
-        poll(lambda: (ask() or 0) < 500, 30, "the checkpoint to be restored")
-    checkpoints.forget()
-    seeds.forget()
+        ledger.flush()
+        assert ask(20) == 480
+        owner(user).command("FLUSHALL")
+        assert ask() == 479
