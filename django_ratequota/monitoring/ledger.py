@@ -101,8 +101,9 @@ class Ledger:
 
         Raises ``django.db.Error``: then what is left is added the next time.
         """
-        rows, began_at = 0, time.monotonic()
+        rows = 0
         with self._flushing:
+            began_at = time.monotonic()
             if self._tried_at is None:
                 self._tried_at = began_at
             with self._lock:
@@ -131,7 +132,8 @@ class Ledger:
 
     def waits(self) -> bool:
         """Whether anything waits to be written."""
-        return bool(self.entries or self._sums or self._batch)
+        with self._lock:  # an entry that is being added up waits, too
+            return bool(self.entries or self._sums or self._batch)
 
     def _next_batch(self) -> _Batch | None:
         """Return the batch whose outcome is not known, else the next one; None where nothing is left."""
@@ -241,9 +243,10 @@ def flush() -> int:
 
 
 def flush_all() -> bool:
-    """``flush``, and what another thread is writing; returns whether all is written."""
+    """``flush``, also while another thread does; returns whether what was noted before is written."""
+    began_at = time.monotonic()
     flush()
-    return not ledger.waits()
+    return not ledger.waits() or (ledger.written_at or 0.0) >= began_at
 
 
 def end() -> bool:

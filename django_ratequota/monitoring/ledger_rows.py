@@ -135,7 +135,7 @@ def _row(alias: str, window: Window, of: Sum) -> tuple[object, ...]:
 def _day_rows(window: Window, of: Sum) -> Iterator[tuple[object, ...]]:
     """Yield the values of ``_DAY_COLUMNS`` for each day of a month."""
     if of.bounds.ends_us - of.bounds.starts_us > _WEEK_US:
-        for day in of.charged.keys() | of.refunded.keys():
+        for day in sorted(of.charged.keys() | of.refunded.keys()):
             yield (
                 *(window.counter, str(window.first_day), str(day)),
                 *(of.charged.get(day, 0), of.refunded.get(day, 0)),

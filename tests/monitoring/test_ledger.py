@@ -11,7 +11,7 @@ from django.db import DatabaseError
 
 from django_ratequota import Decision, check_request
 from django_ratequota.exceptions import StoreError
-from django_ratequota.models import QuotaDay, QuotaWindow, RatePolicy
+from django_ratequota.models import LedgerWriter, QuotaDay, QuotaWindow, RatePolicy
 from django_ratequota.monitoring import ledger
 from django_ratequota.runtime import default_limiter
 from tests.project.views import request_from
@@ -133,6 +133,49 @@ def test_a_batch_whose_commit_is_in_doubt_is_added_once(
         assert ledger.flush() == 0
     assert ledger.flush() == 2  # the batch in doubt, and what came after it
     assert used() == [(7, 0)]
+
+
+def test_a_flush_ends_although_requests_go_on(
+    alice: User, monthly: RatePolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each batch left what had come meanwhile for another: a busy process wrote without pause."""
+    real, batches = ledger.add, list[int]()
+
+    def add(*args: Any) -> Any:
+        batches.append(len(args[0]))
+        if len(batches) < 5:
+            ask(alice, 1)
+        return real(*args)
+
+    ask(alice, 3)
+    monkeypatch.setattr(ledger, "add", add)
+    assert ledger.flush_all(), "what was noted before is written"
+    assert (batches, used(), ledger.ledger.waits()) == ([1], [(3, 0)], True)
+
+
+def test_a_writer_whose_row_is_gone_loses_nothing(alice: User, monthly: RatePolicy) -> None:
+    """A database that was restored from a backup, for one."""
+    ask(alice, 3)
+    ledger.flush()
+    LedgerWriter.objects.all().delete()
+    for _ in range(2):
+        ask(alice, 4)
+        assert ledger.flush() == 1
+    assert used() == [(11, 0)]
+
+
+def test_rows_are_written_in_one_order(alice: User, monthly: RatePolicy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that add to the same days in different orders would deadlock."""
+    decision = ask(alice)
+    bucket, at_us = decision.statuses[0].bucket, decision.at_us - decision.at_us % _DAY_US
+    begins_us = at_us - 40 * _DAY_US
+    ledger.note([ledger.Entry(bucket, 1, begins_us, begins_us + day * _DAY_US) for day in (9, 2, 30, 4, 17, 5, 1)])
+    ledger.flush()
+    days = list(QuotaDay.objects.order_by("pk").values_list("first_day", "day"))
+    assert days == sorted(days)
+
+
+_DAY_US = 86_400 * 10**6
 
 
 def _lose_replies(patch: pytest.MonkeyPatch) -> None:
