@@ -47,6 +47,11 @@ def wait_until_refused() -> None:
     poll(lambda: _found[-1][:2] == (False, ""), 120, "the limit refuses")
 
 
+def admitted() -> int:
+    """Return how many of the decisions so far admitted."""
+    return sum(entry[0] for entry in _found)
+
+
 def stop() -> list[tuple[bool, str, int, int]]:
     """Return all decisions."""
     _enough.set()
