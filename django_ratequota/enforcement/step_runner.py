@@ -5,17 +5,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Generator
-from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.db import Error as DatabaseError
 from django.utils.functional import LazyObject
 
-from ..conf import settings
 from ..engine.limiter import REVISION_SHARE, Limiter
 from ..exceptions import ConfigurationError, StoreError
 from ..runtime import no_limiter, process
@@ -34,9 +31,8 @@ class Uncancelled(NamedTuple):
     steps: Generator[Any, Any, Any]
 
 
-#: A command for Redis, a function that may block, one that has an async twin, commands that must reach Redis, or what
-#: another thread reads, which is waited for until TIMEOUT.
-Step = Command | Callable[[], Any] | Twins | Uncancelled | Future[Any]
+#: A command for Redis, a function that may block, one that has an async twin, or commands that must reach Redis.
+Step = Command | Callable[[], Any] | Twins | Uncancelled
 
 
 def limiter_or_error() -> Limiter | StoreError:
@@ -92,8 +88,6 @@ class StepRunner:
             return step()
         if isinstance(step, Twins):
             return call(step)
-        if isinstance(step, Future):
-            return step.result(settings.timeout)
         return self.run(step.steps) if isinstance(step, Uncancelled) else self._shared_call().do(step)
 
     async def ado(self, step: Step) -> Any:
@@ -104,8 +98,6 @@ class StepRunner:
             return await acall(step)
         if isinstance(step, Uncancelled):
             return await shielded(self.arun(step.steps))
-        if isinstance(step, Future):
-            return await asyncio.wait_for(asyncio.wrap_future(step), settings.timeout)
         return await self._shared_call().ado(step)
 
     def _shared_call(self) -> Call:

@@ -12,9 +12,9 @@ from django.core.management.base import BaseCommand, CommandError
 
 from ..changes.writer import write_publication
 from ..conf import settings
-from ..models import PolicyChange
-from ..monitoring.health import Health, has_late_checkpoint, reports, request_checkpoint, state_of
-from ..monitoring.rollup import KEEP_DAYS, roll_up
+from ..models import PolicyChange, QuotaWindow
+from ..monitoring.health import Health, has_late_checkpoint, reports, state_of, wait_until_written
+from ..monitoring.rollup import KEEP_DAYS, MANY_ROWS, roll_up
 from ..policies.unreadable import find_unreadable
 from ..runtime import default_limiter
 from ..store.base import server_version
@@ -32,7 +32,7 @@ def add_verbs(verbs: Any) -> None:
     verb.set_defaults(run=rollup)
     text = f"Delete rows that are older than this many days (default {KEEP_DAYS})."
     verb.add_argument("--keep-days", type=int, default=KEEP_DAYS, metavar="DAYS", help=text)
-    text = "Make every process write its durable counts to the database, before Redis is replaced; waits for them."
+    text = "Wait until every process has written its durable counts to the database, before Redis is replaced."
     verb = verbs.add_parser("checkpoint", help=text)
     verb.set_defaults(run=checkpoint)
     text = "Fail if a process has not written its counts after this many seconds (default 60)."
@@ -62,7 +62,7 @@ def rollup(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
 
 
 def checkpoint(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
-    """Ask every reporting process for a checkpoint, and wait until all have written theirs."""
+    """Wait until every reporting process has written what it had counted when the command began."""
     limiter, seconds = default_limiter(), options["timeout"]
     if limiter.store.absent:
         raise CommandError(f"Nothing is counted in Redis: {limiter.store.absent}")
@@ -70,16 +70,9 @@ def checkpoint(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
         raise CommandError("CHECKPOINT_SECONDS is 0, so no counts are kept in the database")
     if not settings.statistics_seconds:
         raise CommandError(
-            "STATISTICS_SECONDS is 0, so processes cannot be asked. Stop them: each writes its counts when it ends."
+            "STATISTICS_SECONDS is 0, so processes do not report. Stop them: each writes its counts when it ends."
         )
-    number = request_checkpoint(seconds)
-    deadline = time.monotonic() + seconds
-    while True:
-        workers = reports()
-        waiting = [worker for worker in workers if worker.checkpoint < number]
-        if not waiting or time.monotonic() >= deadline:
-            break
-        time.sleep(0.1)
+    workers, waiting = wait_until_written(seconds)
     if waiting:
         last = "; ".join(f"{worker.process} reported {time.time() - worker.at:.0f} s ago" for worker in waiting)
         raise CommandError(
@@ -118,6 +111,8 @@ def status(_command: BaseCommand, _options: dict[str, Any]) -> Iterator[str]:
     yield f"keys         {settings.prefix}:*"
     yield f"revision     {revision or 'none published yet'}"
     yield from _policies()
+    rows = QuotaWindow.objects.count()
+    yield f"ledger       {rows} rows{': many, see manage.py check --database default' if rows > MANY_ROWS else ''}"
     yield from _workers(reports(), revision)
 
 
@@ -152,18 +147,15 @@ def _workers(workers: list[Health], revision: int) -> Iterator[str]:
     errors = f"; errors in {failing}" if failing else ""
     yield f"processes    {len(workers)}; {states}; breaker closed in {closed}{errors}"
     yield f"latency      {_latency(latency)} in the last minute"
-    ages = [worker.checkpoint_age for worker in workers if worker.checkpoint_age is not None]
-    if ages:
-        late = sum(map(has_late_checkpoint, workers))
-        yield f"checkpoints  the oldest {max(ages):.0f} s ago{f'; late in {late}: see their logs' if late else ''}"
+    if late := sum(map(has_late_checkpoint, workers)):
+        yield f"checkpoints  late in {late}: see their logs"
     for worker in workers:
         yield f"  {worker.process}"
         yield f"             revision {worker.revision or 'none yet'}, {_latency(worker.latency)}"
         down = ", ".join(f"open to {server} ({reason})" for server, reason in worker.down.items())
         yield f"             breaker {down or 'closed'}"
-        if worker.checkpoint_age is not None:
-            late_text = ", late" if has_late_checkpoint(worker) else ""
-            yield f"             checkpoint {worker.checkpoint_age:.0f} s ago{late_text}"
+        if has_late_checkpoint(worker):
+            yield f"             checkpoint {worker.checkpoint_age:.0f} s ago, late"
         for reason, message in sorted(worker.errors.items()):
             known = "" if message.startswith(reason) else f"{reason}: "
             yield f"             error in the last minute: {known}{message}"

@@ -75,11 +75,6 @@ def _degraded() -> Iterable[Sample]:
     return [((reason,), count) for reason, count in health().degraded.items()]
 
 
-def _checkpoints() -> Iterable[Sample]:
-    age = health().checkpoint_age
-    return [] if age is None else [((), age)]
-
-
 METRICS = (
     Metric("decisions", "counter", "{decision}", decisions.by_endpoint, ("endpoint", "outcome")),
     Metric("policy_decisions", "counter", "{decision}", decisions.by_policy, ("endpoint", "policy", "outcome")),
@@ -87,7 +82,7 @@ METRICS = (
     Metric("store_up", "gauge", "1", _stores, ("server",)),
     Metric("policies_revision", "gauge", "1", lambda: [((), health().revision)]),
     Metric("policies_age_seconds", "gauge", "s", lambda: [((), health().policies_age)]),
-    Metric("checkpoint_age_seconds", "gauge", "s", _checkpoints),
+    Metric("checkpoint_age_seconds", "gauge", "s", lambda: [((), health().checkpoint_age)]),
     Metric("policies_reloads", "counter", "{reload}", lambda: [((), policies.reloads)]),
     Metric("policies_reload_seconds", "counter", "s", lambda: [((), policies.reload_seconds)]),
 )

@@ -111,9 +111,12 @@ class RatePolicy(TrackedModel):
     )
     durable = models.BooleanField(
         _("durable"),
-        default=True,
+        null=True,
+        blank=True,
+        choices=[(None, _("except for addresses")), (True, _("yes")), (False, _("no"))],
         help_text=_(
-            "What calendar days, weeks and months have used is also kept in the database, in case Redis loses it."
+            "What calendar days, weeks and months have used is also kept in the database, in case Redis loses it. Each "
+            "address takes a row per window."
         ),
     )
     starts_at = optional_time(_("starts at"), _("Counts from this moment on; empty = at once."))

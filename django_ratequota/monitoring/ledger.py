@@ -35,7 +35,7 @@ from ..utils.sansio import drive
 from .background import Background
 from .ledger_rows import Sum, Totals, Window, add, add_once
 
-#: Most windows that wait for the database. While it is down, the oldest are forgotten.
+#: Most windows that wait for the database, and most entries. While it does not answer, the oldest are forgotten.
 _MOST = 100_000
 #: Rows of a batch.
 _BATCH = 200
@@ -83,16 +83,13 @@ class Ledger:
 
     def __init__(self) -> None:
         #: Appended to by requests, without a lock.
-        self.entries: deque[Entry | Checked] = deque()
+        self.entries: deque[Entry | Checked] = deque(maxlen=_MOST)
         #: Their sums, the oldest first, but for those of the batch.
         self._sums: dict[Window, Sum] = {}
         self._batch: _Batch | None = None
         self._writer, self._written = uuid4(), 0
         self._lock, self._flushing = ForkSafeLock(), ForkSafeLock()
-        #: When everything noted before was written (monotonic seconds); None = nothing has been.
-        self.written_at: float | None = None
-        #: When a flush was first tried; None = never.
-        self._tried_at: float | None = None
+        self._written_until = time.time()
         #: Units by which the store's totals were below the rows' so far: what it had lost or missed.
         self.raised = 0
 
@@ -103,9 +100,7 @@ class Ledger:
         """
         rows = 0
         with self._flushing:
-            began_at = time.monotonic()
-            if self._tried_at is None:
-                self._tried_at = began_at
+            began_at = time.time()
             with self._lock:
                 self._add_up(limiter.time_zone)
             while batch := self._next_batch():
@@ -113,15 +108,15 @@ class Ledger:
                 self._batch, self._written = None, batch.number
                 rows += len(sums)
                 self.raised += raise_counters(limiter, totals, {window: sums[window].bounds for window in totals})
-            self.written_at = began_at
+            self._written_until = began_at
         return rows
 
-    def age(self) -> float | None:
-        """Return the seconds since all was written or first tried; 0 while nothing waits, None if nothing has."""
+    def written_until(self) -> float:
+        """Return the moment (Unix time, s) before which all that was noted is in the database."""
+        now = time.time()  # read first: what is noted after it may be missing
         if not self.waits():
-            return None if self.written_at is None else 0.0
-        since = self._tried_at if self.written_at is None else self.written_at
-        return 0.0 if since is None else time.monotonic() - since
+            self._written_until = now
+        return self._written_until
 
     def unwritten(self, windows: Iterable[Window], zone: tzinfo) -> dict[Window, Totals]:
         """Return what this process is still to add to the windows, without the batch that is being added."""
@@ -232,21 +227,12 @@ def refund(limiter: Limiter, units: Mapping[Bucket, int]) -> Callable[[], object
 def flush() -> int:
     """Write what this process has noted; returns how many rows."""
     if not ledger.waits():
-        if ledger.written_at is not None:
-            ledger.written_at = time.monotonic()
         return 0  # no limiter is made where nothing is counted, as in most commands
     try:
         return ledger.flush(default_limiter())
     except DatabaseError as error:
         note_problem("ledger", f"the ledger cannot be written, it is tried again: {error}")
         return 0
-
-
-def flush_all() -> bool:
-    """``flush``, also while another thread does; returns whether what was noted before is written."""
-    began_at = time.monotonic()
-    flush()
-    return not ledger.waits() or (ledger.written_at or 0.0) >= began_at
 
 
 def end() -> bool:

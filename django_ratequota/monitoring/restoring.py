@@ -6,6 +6,7 @@ has not written yet, and asks again. One thread reads for all requests that wait
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections.abc import Generator, Sequence
@@ -27,7 +28,8 @@ from ..exceptions import MissingCounts
 from ..store.base import Call
 from ..utils.locks import ForkSafeLock
 from ..utils.problems import note_problem
-from ..utils.sansio import drive
+from ..utils.sansio import Twins, drive
+from ..utils.sansio import call as call_twin
 from . import ledger
 from .ledger_rows import Totals, Window, totals_of
 
@@ -37,7 +39,7 @@ _Found = dict[Window, Totals]
 def ask(limiter: Limiter, request: LimitRequest) -> Generator[Any, Any, Decision]:
     """Return the steps to a decision before which lost counts are restored; raises as ``Limiter.steps`` does.
 
-    Some steps are futures to wait for.
+    Some steps are ``Twins``.
     """
     try:
         return (yield from limiter.steps(request._replace(complete=ledger.is_kept())))
@@ -61,10 +63,8 @@ def ask_restored(limiter: Limiter, request: LimitRequest) -> Generator[Any, Any,
 def peek(limiter: Limiter, call: Call, buckets: tuple[Bucket, ...], revision: int | None = None) -> Decision:
     """Return the state of the buckets, with what is to be restored; raises as ``Limiter.peek`` does."""
 
-    def do(step: Any) -> Any:
-        return step.result(settings.timeout) if isinstance(step, Future) else call.do(step)
-
-    return drive(ask(limiter, LimitRequest(mode="peek", buckets=buckets, revision=revision)), do)
+    steps = ask(limiter, LimitRequest(mode="peek", buckets=buckets, revision=revision))
+    return drive(steps, lambda step: call_twin(step) if isinstance(step, Twins) else call.do(step))
 
 
 def _restore(limiter: Limiter, request: LimitRequest) -> Generator[Any, Any, bool]:
@@ -76,7 +76,7 @@ def _restore(limiter: Limiter, request: LimitRequest) -> Generator[Any, Any, boo
             around = ledger.window_of(bucket, at_us, zone)
             bounds[Window(counter_name(bucket), around.first_day)] = around
     try:
-        rows: _Found = yield _reader.read(list(bounds))
+        rows: _Found = yield Twins(_wait, _await, (_reader.read(list(bounds)),))
     except (DatabaseError, TimeoutError) as error:
         note_problem("restoring", f"what Redis has lost could not be read from the ledger: {error or 'too slow'}")
         return False
@@ -88,6 +88,14 @@ def _restore(limiter: Limiter, request: LimitRequest) -> Generator[Any, Any, boo
         raised[window] = mine.charged + row.charged, mine.refunded + row.refunded, around.ends_us
     yield from limiter.raise_steps(raised)
     return True
+
+
+def _wait(rows: Future[_Found]) -> _Found:
+    return rows.result(settings.timeout)
+
+
+async def _await(rows: Future[_Found]) -> _Found:
+    return await asyncio.wait_for(asyncio.wrap_future(rows), settings.timeout)
 
 
 _NONE = Totals(0, 0)

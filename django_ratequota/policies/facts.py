@@ -95,8 +95,8 @@ class PolicyFacts(_Dated):
     ends_us: int | None
     #: The addresses of a subject ``ip:...``; None for other audiences.
     network: Network | None = None
-    #: Whether counts of its calendar windows outlive the store's data.
-    durable: bool = False
+    #: Whether counts of its calendar windows outlive the store's data; None = but for those of addresses.
+    durable: bool | None = False
     #: The stored text if this version cannot read it, else None.
     unread: str | None = None
     #: The subject list whose members it is for; None for other audiences.

@@ -284,6 +284,7 @@ def make_buckets(
     if isinstance(policy.rates, str):
         return ()
     mode: Literal["enforce", "log"] = "log" if policy.mode == "log" else "enforce"
+    durable = not subject.startswith("ip:") if policy.durable is None else policy.durable
     # A list first, because tuple() of a generator takes twice as long.
     buckets = [
         Bucket(
@@ -295,7 +296,7 @@ def make_buckets(
             mode=mode,
             on_error=policy.on_error,
             policy_id=policy.id,
-            durable=policy.durable and rate.calendar != "",
+            durable=durable and rate.calendar != "",
             anchor=month_anchor(context, subject) if context and rate.calendar == "month" else 1,
         )
         for rate in policy.rates

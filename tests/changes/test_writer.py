@@ -75,7 +75,7 @@ def test_a_row_has_the_fields_before_and_after(alice: User, search: Endpoint) ->
         "algorithm": "token_bucket",
         "mode": "enforce",
         "on_error": "",
-        "durable": True,
+        "durable": None,
         "starts_at": "2026-01-01T12:30:00Z",
         "ends_at": None,
         "reason": "OPS-1",

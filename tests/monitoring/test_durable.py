@@ -132,49 +132,29 @@ def test_units_and_requests_have_a_row_each(ask: Ask) -> None:
     assert used() == [1, 7]
 
 
-def test_the_age_of_what_waits_grows_while_it_cannot_be_written(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    moved = [0.0]
-    monkeypatch.setattr(ledger, "time", SimpleNamespace(monotonic=lambda: moved[0]))
-    own = ledger.ledger
-    assert own.age() is None
-    ask()
-    assert own.age() == 0, "nothing was written yet, and nothing should have been"
-    flush()
-    assert own.age() == 0
-    moved[0] += 7
-    assert own.age() == 0, "nothing waits"
-    flush()
-    ask()
-    assert own.age() == 0, "an idle process is not late when it counts again"
-    moved[0] += 7
-    assert own.age() == 7
+def test_what_waits_is_late_while_it_cannot_be_written(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved, own = [time.time()], ledger.ledger
+    monkeypatch.setattr(ledger, "time", SimpleNamespace(time=lambda: moved[0]))
+
+    def later(seconds: int) -> int:
+        moved[0] += seconds
+        return round(moved[0] - own.written_until())
 
     def fail(*_: Any) -> int:
         raise DatabaseError("gone")
 
-    with monkeypatch.context() as context:
-        context.setattr(ledger, "add", fail)
-        moved[0] += 60
-        assert not ledger.flush_all()
-    assert own.age() == 67
-    assert ledger.flush_all()
-    assert own.age() == 0
-
-
-def test_a_process_that_has_never_been_able_to_write_is_late(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    moved = [0.0]
-    monkeypatch.setattr(ledger, "time", SimpleNamespace(monotonic=lambda: moved[0]))
-
-    def fail(*_: Any) -> int:
-        raise DatabaseError("gone")
-
+    assert later(7) == 0, "nothing waits"
     ask()
     with monkeypatch.context() as context:
         context.setattr(ledger, "add", fail)
-        for _ in range(3):
-            flush()
-            moved[0] += 20
-    assert ledger.ledger.age() == 60
+        flush()
+        assert later(60) == 60, "it has never been able to write"
+    flush()
+    assert later(7) == 0
+    ask()
+    assert later(7) == 7, "an idle process is not late when it counts again"
+    flush()
+    assert later(0) == 0
 
 
 # --- Restoring. ---

@@ -26,7 +26,7 @@ from django_ratequota.monitoring.health import (
     note_degraded,
     report,
     reports,
-    request_checkpoint,
+    wait_until_written,
 )
 from django_ratequota.runtime import default_limiter
 from django_ratequota.utils import problems
@@ -250,40 +250,20 @@ def test_reports_expire(redis_client: redis.Redis, monkeypatch: Any) -> None:
     assert sorted(redis_client.scan_iter("rqtest:*")) == [b"rqtest:{workers}", f"rqtest:{{workers}}:{FIRST}".encode()]
 
 
-# --- Checkpoints that are asked for. ---
+# --- Waiting for the ledger. ---
 
 
-def test_a_process_that_is_asked_writes_a_checkpoint_and_reports_that(
+def test_it_waits_until_every_process_has_written_what_it_had(
     redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written: list[bool] = []
-
-    def flush_all() -> bool:
-        written.append(True)
-        return len(written) > 1  # the first time the database is down
-
-    monkeypatch.setattr(ledger, "flush_all", flush_all)
+    set_process_name(monkeypatch, FIRST)
+    monkeypatch.setattr(ledger.ledger, "written_until", lambda: next(until))
+    asked = time.time()
+    until = iter([asked - 1, asked + 60])
     report()
-    assert reports()[0].checkpoint == len(written) == 0
-    number = request_checkpoint(60)
-    for expected in (0, number, number):  # tried again until it is written, and then not again
-        report()
-        assert reports()[0].checkpoint == expected
-    assert len(written) == 2
-    assert request_checkpoint(60) > number
+    assert [list(map(len, wait_until_written(0)))] == [[1, 1]]
     report()
-    assert len(written) == 3
-    health.forget()
-
-
-def test_a_request_is_newer_than_any_that_was_carried_out(
-    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The clock of a Redis that took over may be behind."""
-    ahead = int(time.time() * 10**6) + 3600 * 10**6
-    monkeypatch.setattr(health, "_carried_out", ahead)
-    report()
-    assert request_checkpoint(60) == ahead + 1
+    assert [list(map(len, wait_until_written(0)))] == [[1, 0]]
 
 
 def test_a_process_that_ends_takes_its_report_back(

@@ -15,6 +15,7 @@ from django_ratequota.models import LedgerWriter, QuotaDay, QuotaWindow, RatePol
 from django_ratequota.monitoring import ledger
 from django_ratequota.runtime import default_limiter
 from tests.project.views import request_from
+from tests.support.spending import flush_all
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "checkpointing")]
 
@@ -149,7 +150,7 @@ def test_a_flush_ends_although_requests_go_on(
 
     ask(alice, 3)
     monkeypatch.setattr(ledger, "add", add)
-    assert ledger.flush_all(), "what was noted before is written"
+    assert flush_all(), "what was noted before is written"
     assert (batches, used(), ledger.ledger.waits()) == ([1], [(3, 0)], True)
 
 

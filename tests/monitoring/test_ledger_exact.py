@@ -132,7 +132,7 @@ def test_usage_of_the_month_is_the_sum_of_the_log(
         redis_client.flushall()
     log = [entry for worker in workers for entry in worker.run(_JOIN)]
     for worker in workers:
-        poll(lambda worker=worker: worker.run("answer = ledger.flush_all()"), 60, "the ledger is written")
+        poll(lambda worker=worker: worker.run("answer = spending.flush_all()"), 60, "the ledger is written")
     failed = [worker.run("answer = failed") for worker in workers]
     assert all(map(sum, zip(*failed, strict=True))), "commits failed before and after they were carried out"
     kinds = Counter(kind for _user, kind, *_ in log)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import time
 from collections import Counter
 
 from django.contrib.auth.models import User
 from django.db import connection
 
 from django_ratequota import Bucket, Decision, Rate, acheck_request, check_request
-from django_ratequota.monitoring.ledger import Entry, flush_all, note
+from django_ratequota.monitoring import ledger
+from django_ratequota.monitoring.ledger import Entry, note
 from django_ratequota.utils.problems import recent
 from tests.faults import poll
 from tests.project.views import request_from
@@ -73,6 +75,13 @@ def write(rounds: int, seed: int, now_us: int) -> tuple[list[str], dict[str, int
             used[bucket.subject] += 2
         poll(flush_all, 60, "the sums are written")
     return list(recent().values()), used
+
+
+def flush_all() -> bool:
+    """Write what this process has noted, also while another thread does; returns whether it is written."""
+    began_at = time.time()
+    ledger.flush()
+    return ledger.ledger.written_until() >= began_at
 
 
 def _note(decision: Decision) -> None:

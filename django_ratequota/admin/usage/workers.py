@@ -81,7 +81,7 @@ def propagation(revision: int | None, workers: Sequence[Health]) -> dict[str, An
     order = sorted(range(len(workers)), key=lambda at: (states[at] in _UP_TO_DATE, workers[at].process))
     rows = [_row(workers[at], states[at]) for at in order[:_MOST_LISTED]]
     complaints = [text % {"count": counts[state]} for state, text in _WARNINGS.items() if counts[state] and revision]
-    late = [worker.checkpoint_age or 0 for worker in workers if has_late_checkpoint(worker)]
+    late = [worker.checkpoint_age for worker in workers if has_late_checkpoint(worker)]
     if late:
         complaints.append(_LATE % {"count": len(late), "age": duration(max(late))})
     return {
@@ -132,15 +132,8 @@ def _row(worker: Health, state: str) -> dict[str, Any]:
     revision = "–" if not worker.revision else revision_text(worker.revision)
     if published_at(worker.revision):
         revision = format_html("{} <code>{}</code>", revision, worker.revision)
-    cells = [text, revision, age, number_text(worker.decisions), _breaker(worker), _checkpoint(worker)]
+    cells = [text, revision, age, number_text(worker.decisions), _breaker(worker)]
     return {"name": shown(worker.process), "cells": cells}
-
-
-def _checkpoint(worker: Health) -> str:
-    """Return since when durable counts waited at the worker's report; a dash where it has had none."""
-    if worker.checkpoint_age is None:
-        return "–"
-    return gettext("%(seconds)s s ago") % {"seconds": number_text(round(worker.checkpoint_age))}
 
 
 def _breaker(worker: Health) -> str:
