@@ -115,8 +115,8 @@ class RatePolicy(TrackedModel):
         blank=True,
         choices=[(None, _("except for addresses")), (True, _("yes")), (False, _("no"))],
         help_text=_(
-            "What calendar days, weeks and months have used is also kept in the database, in case Redis loses it. Each "
-            "address takes a row per window."
+            "What calendar days, weeks and months have used is also kept in the database, in case Redis loses it; of "
+            "addresses only with yes, as each takes a row per window."
         ),
     )
     starts_at = optional_time(_("starts at"), _("Counts from this moment on; empty = at once."))
