@@ -97,8 +97,8 @@ class RatePolicy(TrackedModel):
         default=Mode.ENFORCE,
         choices=Mode.choices,
         help_text=_(
-            "enforce: refuses requests over the limit. log only: counts them, and refuses none. off: the policy is "
-            "ignored."
+            "enforce: refuses requests over the limit. log only: counts up to the limit, and refuses none. off: the "
+            "policy is ignored."
         ),
     )
     on_error = models.CharField(
