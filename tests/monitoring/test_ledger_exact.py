@@ -17,6 +17,7 @@ import redis
 
 from tests.enforcement.test_propagation import environment, migrated  # noqa: F401 - fixtures
 from tests.faults import poll
+from tests.support.properties import thorough_after
 from tests.support.worker import Process
 
 THREADS, TURNS = 3, 60
@@ -26,6 +27,7 @@ from django.db import OperationalError, connection as database
 from django_ratequota import check_request
 from django_ratequota.monitoring import ledger
 from tests.project.views import request_from
+from tests.support import spending
 
 def work(seed, users, turns, log):
     dice = random.Random(seed)
@@ -105,21 +107,25 @@ answer = out.getvalue()
 """
 
 
+@pytest.fixture(params=thorough_after(2, range(10)))
+def seed(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
 @pytest.fixture
-def workers(environment: dict[str, str]) -> Iterator[list[Process]]:  # noqa: F811
+def workers(environment: dict[str, str], seed: int) -> Iterator[list[Process]]:  # noqa: F811
     found = [Process(environment) for _ in range(4)]
     try:
         found[0].run("User.objects.bulk_create(User(username=f'user{n}') for n in range(4))")
         found[0].run("RatePolicy.objects.create(rates='200/month, 150 requests/month, 10000/day fixed_window')")
         for number, one in enumerate(found):
-            one.run(f"SEED, THREADS, TURNS = {number}, {THREADS}, {TURNS}\n{_WORK}{_BUCKETS}")
+            one.run(f"SEED, THREADS, TURNS = {seed * 4 + number}, {THREADS}, {TURNS}\n{_WORK}{_BUCKETS}")
         yield found
     finally:
         for one in found:
             one.close()
 
 
-@pytest.mark.parametrize("seed", range(2))
 def test_usage_of_the_month_is_the_sum_of_the_log(
     workers: list[Process], redis_client: redis.Redis, seed: int
 ) -> None:
