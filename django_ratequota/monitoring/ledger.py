@@ -158,8 +158,7 @@ class Ledger:
             into = self._sums[window] = Sum(entry.bucket, bounds)
         into.bucket = entry.bucket
         day = datetime.fromtimestamp((entry.refunded_us or entry.charged_us) // 10**6, zone).date()
-        days = into.refunded if entry.refunded_us else into.charged
-        days[day] = days.get(day, 0) + entry.units
+        into.add(day, *((0, entry.units) if entry.refunded_us else (entry.units, 0)))
 
 
 def window_of(bucket: Bucket, at_us: int, zone: tzinfo) -> CalendarWindow:
@@ -217,7 +216,7 @@ def refund(limiter: Limiter, units: Mapping[Bucket, int]) -> Callable[[], object
     day = datetime.fromtimestamp(now_us // 10**6, zone).date()
     for bucket, taken in given.items():
         bounds = window_of(bucket, now_us, zone)
-        sums[Window(counter_name(bucket), bounds.first_day)] = Sum(bucket, bounds, refunded={day: taken})
+        sums[Window(counter_name(bucket), bounds.first_day)] = Sum(bucket, bounds, {day: Totals(0, taken)})
     if sums:
         add_once(sums)
     request = LimitRequest(mode="refund", buckets=tuple(given), costs=tuple(given.values()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import date
 from functools import lru_cache
@@ -36,6 +36,9 @@ class Totals(NamedTuple):
     refunded: int
 
 
+NOTHING = Totals(0, 0)
+
+
 @dataclass(slots=True)
 class Sum:
     """What is to be added to one window."""
@@ -43,13 +46,19 @@ class Sum:
     #: As it limited last, and the window around its last charge.
     bucket: Bucket
     bounds: CalendarWindow
-    #: Units by the day on which they were charged or refunded: the only one, unless the window is a month.
-    charged: dict[date, int] = field(default_factory=dict)
-    refunded: dict[date, int] = field(default_factory=dict)
+    #: Units charged and refunded by the day on which they were.
+    days: dict[date, Totals] = field(default_factory=dict)
+
+    def add(self, day: date, charged: int, refunded: int) -> None:
+        """Add what was charged and refunded on the day."""
+        before = self.days.get(day, NOTHING)
+        self.days[day] = Totals(before.charged + charged, before.refunded + refunded)
 
     def totals(self) -> Totals:
         """Return the sums of all days."""
-        return Totals(sum(self.charged.values()), sum(self.refunded.values()))
+        if len(self.days) == 1:
+            return next(iter(self.days.values()))
+        return Totals(*map(sum, zip(*self.days.values(), strict=True)))
 
 
 #: What a statement adds up; of all else, the newest counts.
@@ -64,11 +73,12 @@ _TYPES = {
     **dict.fromkeys(("first_day", "day"), ("date", "date")),
     **dict.fromkeys(("starts_at", "ends_at", "written_at"), _INSTANT),
 }
-_DAY_COLUMNS = (*_KEY, "day", *_ADDED)
-_COLUMNS = (
-    *(*_KEY, *_ADDED, "starts_at", "ends_at", "period", "subject", "policy_id", "endpoint_id", "rate", "limit"),
-    "written_at",
-)
+_NEWEST = ("starts_at", "ends_at", "period", "subject", "policy_id", "endpoint_id", "rate", "limit", "written_at")
+#: Model -> its columns in the order of the values, and those that name a row.
+_TABLES = {
+    "QuotaDay": ((*_KEY, "day", *_ADDED), (*_KEY, "day")),
+    "QuotaWindow": ((*_KEY, *_ADDED, *_NEWEST), _KEY),
+}
 
 
 def add(sums: Mapping[Window, Sum], writer: UUID, batch: int) -> dict[Window, Totals]:
@@ -86,12 +96,21 @@ def add_once(sums: Mapping[Window, Sum]) -> dict[Window, Totals]:
     alias = policy_alias(_model("QuotaWindow"))
     # In one order, so that processes wait for each other's rows instead of deadlocking.
     ordered = sorted(sums.items())
-    days = [row for window, each in ordered for row in _day_rows(window, each)]
-    if days:
-        _upsert(alias, "QuotaDay", _DAY_COLUMNS, (*_KEY, "day"), days)
     now = _instant(alias, time.time_ns() // 1000)
     rows = [(*_row(alias, window, each), now) for window, each in ordered]
-    return _upsert(alias, "QuotaWindow", _COLUMNS, _KEY, rows)
+    days = [
+        (window.counter, str(window.first_day), str(day), *each.days[day])
+        for window, each in ordered
+        if each.bounds.ends_us - each.bounds.starts_us > _WEEK_US
+        for day in sorted(each.days)
+    ]
+    with connections[alias].cursor() as cursor:
+        # One parameter, whatever the number of rows: the ORM's upsert, with F() and Case, takes a hundred times as long.
+        if days:
+            cursor.execute(_statement(alias, "QuotaDay"), [json.dumps(days)])
+        cursor.execute(f"{_statement(alias, 'QuotaWindow')} RETURNING {', '.join((*_KEY, *_ADDED))}", [json.dumps(rows)])
+        found = cursor.fetchall()
+    return {Window(counter, _date(first)): Totals(charged, refunded) for counter, first, charged, refunded in found}
 
 
 def totals_of(windows: Collection[Window]) -> dict[Window, Totals]:
@@ -99,7 +118,7 @@ def totals_of(windows: Collection[Window]) -> dict[Window, Totals]:
     rows = _model("QuotaWindow").objects.filter(
         counter__in={window.counter for window in windows}, first_day__in={window.first_day for window in windows}
     )
-    found = rows.values_list("counter", "first_day", *_ADDED)
+    found = rows.values_list(*_KEY, *_ADDED).order_by()
     return {
         window: Totals(charged, refunded)
         for counter, first_day, charged, refunded in found
@@ -109,7 +128,9 @@ def totals_of(windows: Collection[Window]) -> dict[Window, Totals]:
 
 def stored_subject(subject: str) -> str:
     """Return the subject as rows have it: without what databases refuse, lone surrogates and NUL."""
-    return short(subject.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0"))
+    if not subject.isascii() or "\0" in subject:
+        subject = subject.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
+    return short(subject)
 
 
 def _claim(writer: UUID, batch: int) -> bool:
@@ -123,7 +144,7 @@ def _claim(writer: UUID, batch: int) -> bool:
 
 
 def _row(alias: str, window: Window, of: Sum) -> tuple[object, ...]:
-    """Return the values of ``_COLUMNS`` but the last."""
+    """Return the values of the columns of ``QuotaWindow`` but the last."""
     bucket, (starts_us, ends_us, first_day) = of.bucket, of.bounds
     return (
         *(window.counter, str(first_day), *of.totals()),
@@ -132,33 +153,11 @@ def _row(alias: str, window: Window, of: Sum) -> tuple[object, ...]:
     )
 
 
-def _day_rows(window: Window, of: Sum) -> Iterator[tuple[object, ...]]:
-    """Yield the values of ``_DAY_COLUMNS`` for each day of a month."""
-    if of.bounds.ends_us - of.bounds.starts_us > _WEEK_US:
-        for day in sorted(of.charged.keys() | of.refunded.keys()):
-            yield (
-                *(window.counter, str(window.first_day), str(day)),
-                *(of.charged.get(day, 0), of.refunded.get(day, 0)),
-            )
-
-
-def _upsert(
-    alias: str, name: str, columns: Sequence[str], key: Sequence[str], rows: Sequence[tuple[object, ...]]
-) -> dict[Window, Totals]:
-    """Insert the rows, or add them to those of the same key; returns the totals afterwards.
-
-    One parameter, whatever their number: the ORM's own upsert, with F() and Case, takes a hundred times as long.
-    """
-    connection = connections[alias]
-    with connection.cursor() as cursor:
-        cursor.execute(_statement(alias, name, tuple(columns), tuple(key)), [json.dumps(rows)])
-        found = cursor.fetchall()
-    return {Window(counter, _date(first)): Totals(charged, refunded) for counter, first, charged, refunded in found}
-
-
 @lru_cache
-def _statement(alias: str, name: str, columns: tuple[str, ...], key: tuple[str, ...]) -> str:
+def _statement(alias: str, name: str) -> str:
+    """Return the statement that inserts rows of the model, or adds them to those of the same key."""
     connection = connections[alias]
+    columns, key = _TABLES[name]
     quote, table = connection.ops.quote_name, connection.ops.quote_name(_model(name)._meta.db_table)
     quoted = {column: quote(column) for column in columns}
     conflict, new = f"ON CONFLICT ({', '.join(quoted[column] for column in key)}) DO UPDATE SET", "EXCLUDED.{}"
@@ -179,8 +178,7 @@ def _statement(alias: str, name: str, columns: tuple[str, ...], key: tuple[str, 
         for column, own in quoted.items()
         if column not in key
     )
-    returned = ", ".join(quoted[column] for column in (*_KEY, *_ADDED))
-    return f"INSERT INTO {table} ({', '.join(quoted.values())}) {source} {conflict} {changes} RETURNING {returned}"
+    return f"INSERT INTO {table} ({', '.join(quoted.values())}) {source} {conflict} {changes}"
 
 
 @lru_cache
