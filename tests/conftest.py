@@ -165,10 +165,9 @@ def recording(settings: Any, monkeypatch: pytest.MonkeyPatch, redis_client: redi
 def checkpointing(monkeypatch: pytest.MonkeyPatch, redis_client: redis.Redis) -> Iterator[None]:
     """Keep durable counts, and write them when the test calls ``ledger.flush``."""
     from django_ratequota.monitoring import ledger
-    from django_ratequota.monitoring.background import Background
 
     monkeypatch.delattr("django.test.utils._TestState.saved_data")
-    monkeypatch.setattr(Background, "keep", lambda _: None)
+    monkeypatch.setattr(ledger.background, "keep", lambda: None)
     ledger.forget()
     yield
     ledger.forget()

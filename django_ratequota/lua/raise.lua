@@ -6,11 +6,11 @@
 -- Returns the units by which totals grew, both added up; 0 where nothing was lost.
 -- Never   lowers a total, so it may be repeated and come late.
 
+local values = redis.call('MGET', unpack(KEYS))
 local raised = 0
 for i = 1, #KEYS do
   local charged, refunded = tonumber(ARGV[3 * i - 2]), tonumber(ARGV[3 * i - 1])
-  local value = redis.call('MGET', KEYS[i])[1]
-  local had, gave = 0, 0
+  local value, had, gave = values[i], 0, 0
   if value and #value == 16 then
     had, gave = struct.unpack('>dd', value)
   end

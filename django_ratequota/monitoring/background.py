@@ -83,7 +83,10 @@ class Background:
             self._due.clear()
             ended = self._ending
             try:
-                self._work()
+                try:
+                    self._work()
+                finally:
+                    close_old_connections()  # as after a request
                 self._failing = ""
             except StoreError as error:
                 # Breakers do not log error replies: log each reason once until the work succeeds.
@@ -93,8 +96,6 @@ class Background:
             except Exception:
                 # Log and go on: an exception would end the thread, and nobody would notice.
                 logger.exception("%s failed", self._name)
-            # As after a request, because receivers of signals may use the database.
-            close_old_connections()
             if not ended:
                 self._due.wait(seconds)
 

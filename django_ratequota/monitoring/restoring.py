@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
-from collections.abc import Generator, Sequence
+from collections import deque
+from collections.abc import Collection, Generator
 from concurrent.futures import Future
+from contextlib import suppress
 from datetime import date
-from queue import SimpleQueue
 from typing import Any
 
 from django.db import Error as DatabaseError
-from django.db import close_old_connections
 
 from ..conf import settings
 from ..engine.calendar_windows import CalendarWindow
@@ -26,12 +25,12 @@ from ..engine.limiter import Limiter
 from ..engine.types import Bucket
 from ..exceptions import MissingCounts
 from ..store.base import Call
-from ..utils.locks import ForkSafeLock
 from ..utils.problems import note_problem
 from ..utils.sansio import Twins, drive
 from ..utils.sansio import call as call_twin
 from . import ledger
-from .ledger_rows import Totals, Window, totals_of
+from .background import Background
+from .ledger_rows import NOTHING, Totals, Window, totals_of
 
 _Found = dict[Window, Totals]
 
@@ -76,7 +75,7 @@ def _restore(limiter: Limiter, request: LimitRequest) -> Generator[Any, Any, boo
             around = ledger.window_of(bucket, at_us, zone)
             bounds[Window(counter_name(bucket), around.first_day)] = around
     try:
-        rows: _Found = yield Twins(_wait, _await, (_reader.read(list(bounds)),))
+        rows: _Found = yield Twins(_wait, _await, (_read(bounds),))
     except (DatabaseError, TimeoutError) as error:
         note_problem("restoring", f"what Redis has lost could not be read from the ledger: {error or 'too slow'}")
         return False
@@ -84,7 +83,7 @@ def _restore(limiter: Limiter, request: LimitRequest) -> Generator[Any, Any, boo
     raised = dict[tuple[str, date], tuple[int, int, int]]()
     for window, around in bounds.items():
         # A counter without a row is written as 0, so that its next request need not look.
-        mine, row = own.get(window, _NONE), rows.get(window, _NONE)
+        mine, row = own.get(window, NOTHING), rows.get(window, NOTHING)
         raised[window] = mine.charged + row.charged, mine.refunded + row.refunded, around.ends_us
     yield from limiter.raise_steps(raised)
     return True
@@ -98,51 +97,37 @@ async def _await(rows: Future[_Found]) -> _Found:
     return await asyncio.wait_for(asyncio.wrap_future(rows), settings.timeout)
 
 
-_NONE = Totals(0, 0)
+def _read(windows: Collection[Window]) -> Future[_Found]:
+    """Return the totals of the windows' rows, once they are read."""
+    future: Future[_Found] = Future()
+    _waiting.append((windows, future))
+    _reader.keep()
+    _reader.soon()
+    return future
 
 
-class _Reader:
-    """A thread with a connection of its own, which reads rows for those that wait."""
-
-    def __init__(self) -> None:
-        self._waiting: SimpleQueue[tuple[Sequence[Window], Future[_Found]]] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._lock = ForkSafeLock()
-
-    def read(self, windows: Sequence[Window]) -> Future[_Found]:
-        """Return the totals of the windows' rows, once they are read."""
-        future: Future[_Found] = Future()
-        self._waiting.put((windows, future))
-        with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="ratequota-restoring", daemon=True)
-                self._thread.start()
-        return future
-
-    def _run(self) -> None:
+def _read_all() -> None:
+    """Read the rows for all requests that wait."""
+    asked = []
+    with suppress(IndexError):
         while True:
-            waiting = [self._waiting.get()]
-            while not self._waiting.empty():
-                waiting.append(self._waiting.get())
-            windows = sorted({window for each, _ in waiting for window in each})
-            try:
-                found: _Found | Exception = totals_of(windows)
-            except Exception as error:
-                found = error
-            close_old_connections()
-            for _, future in waiting:
-                if not future.set_running_or_notify_cancel():
-                    continue
-                if isinstance(found, Exception):
-                    future.set_exception(found)
-                else:
-                    future.set_result(found)
+            asked.append(_waiting.popleft())
+    if not asked:
+        return
+    try:
+        found: _Found | DatabaseError = totals_of({window for windows, _ in asked for window in windows})
+    except DatabaseError as error:
+        found = error
+    for _, future in asked:
+        if not future.set_running_or_notify_cancel():
+            continue  # its task was cancelled
+        if isinstance(found, DatabaseError):
+            future.set_exception(found)
+        else:
+            future.set_result(found)
 
 
-def _restart() -> None:
-    global _reader
-    _reader = _Reader()
-
-
-_reader = _Reader()
-os.register_at_fork(after_in_child=_restart)
+_waiting: deque[tuple[Collection[Window], Future[_Found]]] = deque()
+#: A thread with a connection of its own; it works when it is asked to.
+_reader = Background("ratequota-restoring", lambda: 3600, _read_all)
+os.register_at_fork(after_in_child=_waiting.clear)

@@ -14,7 +14,6 @@ from django.test import Client
 from django_ratequota import Decision, Limiter
 from django_ratequota.headers import decision_headers
 from django_ratequota.monitoring import ledger
-from django_ratequota.monitoring.background import Background
 from django_ratequota.operations.past_windows import used_in_month
 from django_ratequota.runtime import OncePerSettings, process
 from tests.conftest import Clock
@@ -37,7 +36,7 @@ def _on_20_october(fresh_policies: None, checkpointing: None, clock: Clock, monk
         return clock.now_us
 
     monkeypatch.setattr(process, "limiter", OncePerSettings(lambda: Limiter(clock=tick)))
-    monkeypatch.setattr(Background, "keep", lambda _: ledger.flush())
+    monkeypatch.setattr(ledger.background, "keep", ledger.flush)
 
 
 @pytest.fixture(autouse=True)
