@@ -35,8 +35,10 @@ from ..utils.sansio import drive
 from .background import Background
 from .ledger_rows import Sum, Totals, Window, add, add_once
 
-#: Most windows that wait for the database, and most entries. While it does not answer, the oldest are forgotten.
+#: Most windows that wait for the database. While it does not answer, the oldest are forgotten.
 _MOST = 100_000
+#: Entries above which a request adds them up itself, as the thread waits for the database.
+_MANY = 10_000
 #: Rows of a batch.
 _BATCH = 200
 #: How long a process that exits waits for its last flush (seconds).
@@ -83,7 +85,7 @@ class Ledger:
 
     def __init__(self) -> None:
         #: Appended to by requests, without a lock.
-        self.entries: deque[Entry | Checked] = deque(maxlen=_MOST)
+        self.entries: deque[Entry | Checked] = deque()
         #: Their sums, the oldest first, but for those of the batch.
         self._sums: dict[Window, Sum] = {}
         self._batch: _Batch | None = None
@@ -101,8 +103,7 @@ class Ledger:
         rows = 0
         with self._flushing:
             began_at = time.time()
-            with self._lock:
-                self._add_up(limiter.time_zone)
+            self.add_up(limiter.time_zone)
             while batch := self._next_batch():
                 totals, sums = add(batch.sums, self._writer, batch.number), batch.sums
                 self._batch, self._written = None, batch.number
@@ -120,10 +121,23 @@ class Ledger:
 
     def unwritten(self, windows: Iterable[Window], zone: tzinfo) -> dict[Window, Totals]:
         """Return what this process is still to add to the windows, without the batch that is being added."""
+        self.add_up(zone)
         with self._lock:
-            self._add_up(zone)
             found = {window: self._sums.get(window) for window in windows}
         return {window: each.totals() for window, each in found.items() if each}
+
+    def add_up(self, zone: tzinfo) -> None:
+        """Replace the entries by their sums."""
+        with self._lock:
+            for _ in range(len(self.entries)):
+                noted = self.entries.popleft()
+                for entry in noted.entries() if isinstance(noted, Checked) else (noted,):
+                    if entry.units:
+                        self._add(entry, zone)
+            while len(self._sums) > _MOST:
+                self._sums.pop(next(iter(self._sums)))
+                text = f"the database does not answer: of more than {_MOST} counters, the oldest are lost"
+                note_problem("ledger", text)
 
     def waits(self) -> bool:
         """Whether anything waits to be written."""
@@ -137,18 +151,6 @@ class Ledger:
                 chosen = list(islice(self._sums, _BATCH))
                 self._batch = _Batch(self._written + 1, {window: self._sums.pop(window) for window in chosen})
             return self._batch
-
-    def _add_up(self, zone: tzinfo) -> None:
-        for _ in range(len(self.entries)):
-            noted = self.entries.popleft()
-            for entry in noted.entries() if isinstance(noted, Checked) else (noted,):
-                if entry.units:
-                    self._add(entry, zone)
-        while len(self._sums) > _MOST:
-            self._sums.pop(next(iter(self._sums)))
-            note_problem(
-                "ledger", f"the database does not answer: of more than {_MOST} counters, the oldest are lost"
-            )
 
     def _add(self, entry: Entry, zone: tzinfo) -> None:
         bounds = window_of(entry.bucket, entry.charged_us, zone)
@@ -189,16 +191,17 @@ def is_kept() -> bool:
     return bool(settings.checkpoint_seconds) and not (utils and hasattr(utils._TestState, "saved_data"))
 
 
-def note(entries: Iterable[Entry]) -> None:
+def note(entries: Iterable[Entry | Checked]) -> None:
     """Note what was charged to durable buckets, or refunded."""
     ledger.entries.extend(entries)
+    if len(ledger.entries) > _MANY:
+        ledger.add_up(default_limiter().time_zone)
     background.keep()
 
 
 def note_check(decision: Decision, request: LimitRequest) -> None:
     """Note what an admitted check has charged, in one step of a request's way."""
-    ledger.entries.append(Checked(decision.statuses, request.cost, request.costs, decision.at_us))
-    background.keep()
+    note((Checked(decision.statuses, request.cost, request.costs, decision.at_us),))
 
 
 def note_charges(decision: Decision) -> None:

@@ -154,6 +154,17 @@ def test_a_flush_ends_although_requests_go_on(
     assert (batches, used(), ledger.ledger.waits()) == ([1], [(3, 0)], True)
 
 
+def test_a_database_that_hangs_loses_no_requests(alice: User, monthly: RatePolicy) -> None:
+    """Of more than 100,000 that nobody could add up meanwhile, the oldest were forgotten, and no log said so."""
+    decision = ask(alice)
+    entry = ledger.Entry(decision.statuses[0].bucket, 1, decision.at_us)
+    for _ in range(3):
+        ledger.note([entry] * 50_000)
+    assert len(ledger.ledger.entries) < 20_000
+    ledger.flush()
+    assert used() == [(150_001, 0)]
+
+
 def test_a_writer_whose_row_is_gone_loses_nothing(alice: User, monthly: RatePolicy) -> None:
     """A database that was restored from a backup, for one."""
     ask(alice, 3)
