@@ -23,7 +23,7 @@ from django.db import Error as DatabaseError
 
 from ..conf import settings
 from ..engine.calendar_windows import CalendarWindow, calendar_window
-from ..engine.decision import Decision, LimitRequest, charges_of
+from ..engine.decision import Charged, Decision, LimitRequest, charges_of
 from ..engine.keys import counter_name
 from ..engine.limiter import Limiter
 from ..engine.types import Bucket, BucketStatus
@@ -209,20 +209,21 @@ def note_charges(decision: Decision) -> None:
     note([Entry(each.bucket, each.units, each.at_us) for each in charges_of(decision) if each.bucket.durable])
 
 
-def refund(limiter: Limiter, units: Mapping[Bucket, int]) -> Callable[[], object]:
-    """Refund units of durable buckets, in the caller's transaction; returns what to call after its commit.
+def refund(limiter: Limiter, units: Mapping[Bucket, int], at_us: int) -> Callable[[], object]:
+    """Refund units that were used at ``at_us``, in the caller's transaction; returns what to call after its commit.
 
     That refunds them in the store, too. Where it fails, the store's counters are raised to the rows later.
     """
     given = {bucket: taken for bucket, taken in units.items() if taken}
-    now_us, zone, sums = limiter.now_us, limiter.time_zone, dict[Window, Sum]()
-    day = datetime.fromtimestamp(now_us // 10**6, zone).date()
+    zone, sums = limiter.time_zone, dict[Window, Sum]()
+    day = datetime.fromtimestamp(at_us // 10**6, zone).date()
     for bucket, taken in given.items():
-        bounds = window_of(bucket, now_us, zone)
+        bounds = window_of(bucket, at_us, zone)
         sums[Window(counter_name(bucket), bounds.first_day)] = Sum(bucket, bounds, {day: Totals(0, taken)})
     if sums:
         add_once(sums)
-    request = LimitRequest(mode="refund", buckets=tuple(given), costs=tuple(given.values()))
+    charged = Charged(at_us, (0,) * len(given))
+    request = LimitRequest(mode="refund", buckets=tuple(given), costs=tuple(given.values()), charged=charged)
     return lambda: limiter.decide(request) if given else None  # Django logs its name, and a partial has none
 
 

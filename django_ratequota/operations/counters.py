@@ -98,7 +98,7 @@ def _lower(
             if others := [status.bucket for status in decision.statuses if status not in kept]:
                 change(others)
             refunds = {status.bucket: units or status.used + status.debt for status in kept}
-            refund = ledger.refund(limiter, refunds)
+            refund = ledger.refund(limiter, refunds, decision.at_us)
             # Robust: the units are given back, so Redis failing now must not fail the request.
             transaction.on_commit(refund, using=alias, robust=True)
         before += decision.statuses

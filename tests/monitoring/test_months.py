@@ -14,6 +14,7 @@ from django.contrib.auth.models import User
 from django_ratequota import Decision, Limiter, check_request
 from django_ratequota.models import Plan, PlanAssignment, QuotaDay, QuotaWindow, RatePolicy
 from django_ratequota.monitoring.ledger import flush
+from django_ratequota.operations import counters
 from django_ratequota.operations.past_windows import used_in_month
 from django_ratequota.runtime import process
 from tests.conftest import Clock
@@ -82,6 +83,19 @@ def test_a_refund_after_midnight_is_of_the_month_of_its_charge(ask: Ask, clock: 
     assert (rows(), invoiced("2025-11")) == ([("11-01", "12-01", 190), ("12-01", "01-01", 1)], 190)
     days = QuotaDay.objects.order_by("day").filter(first_day="2025-11-01").values_list("charged", "refunded")
     assert list(days) == [(510, 0), (0, 320)]
+
+
+def test_a_reset_over_midnight_is_of_the_month_that_was_shown(
+    ask: Ask, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was given back to the new month, which so had room for 140 units."""
+    bucket = ask("2025-11-30 23:59:59", 1, 40).statuses[0].bucket
+    monkeypatch.setattr(counters, "write_reset", lambda *_, **__: clock.advance(2))
+    counters.reset([bucket])
+    assert ask("2025-12-01 00:01", 1, 100).remaining == 0
+    flush()
+    assert rows() == [("11-01", "12-01", 0), ("12-01", "01-01", 100)]
+    assert not ask("2025-12-01 00:02", 1).allowed
 
 
 def test_a_moved_day_begins_a_row_and_keeps_the_other(ask: Ask) -> None:
