@@ -35,7 +35,7 @@ def decide(
     try:
         if isinstance(limiter, StoreError):
             raise limiter
-        durable = resolution.durable and bool(sent.buckets) and not limiter.store.absent and ledger.is_kept()
+        durable = resolution.durable and bool(sent.buckets) and ledger.is_kept(limiter)
         sent = sent._replace(settler=StoreSettler(limiter), complete=durable)
         try:
             decision = yield from limiter.steps(sent)

@@ -47,7 +47,7 @@ class StoreSettler(NamedTuple):
             note_degraded(error.reason, error)
             # The work is done, so it is billed, and a later refund takes it first.
             decision = _unanswered(request, limiter.now_us, error.reason)
-        if limiter.store.absent or not ledger.is_kept():
+        if not ledger.is_kept(limiter):
             return decision
         if request.charged:
             taken = (bucket for bucket in request.buckets if bucket.durable)

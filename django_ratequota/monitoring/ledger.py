@@ -185,10 +185,14 @@ def raise_counters(limiter: Limiter, totals: Mapping[Window, Totals], bounds: Ma
         return 0
 
 
-def is_kept() -> bool:
-    """Whether counts are kept in the database: not in test runs, whose transactions the thread would write past."""
+def is_kept(limiter: Limiter) -> bool:
+    """Whether counts are kept in the database: those of Redis are, if the setting says so.
+
+    Not in test runs, as the thread would write past their transactions.
+    """
     utils = sys.modules.get("django.test.utils")
-    return bool(settings.checkpoint_seconds) and not (utils and hasattr(utils._TestState, "saved_data"))
+    test_run = utils and hasattr(utils._TestState, "saved_data")
+    return bool(settings.checkpoint_seconds) and not limiter.store.absent and not test_run
 
 
 def note(entries: Iterable[Entry | Checked]) -> None:

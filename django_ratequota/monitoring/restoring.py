@@ -41,7 +41,7 @@ def ask(limiter: Limiter, request: LimitRequest) -> Generator[Any, Any, Decision
     Some steps are ``Twins``.
     """
     try:
-        return (yield from limiter.steps(request._replace(complete=ledger.is_kept())))
+        return (yield from limiter.steps(request._replace(complete=ledger.is_kept(limiter))))
     except MissingCounts:
         return (yield from ask_restored(limiter, request))
 

@@ -92,7 +92,7 @@ def _lower(
     before: list[BucketStatus] = []
     for subject, own in _by_subject(buckets):
         [decision] = peeked(own)
-        kept = [status for status in decision.statuses if status.bucket.durable and ledger.is_kept()]
+        kept = [status for status in decision.statuses if status.bucket.durable and ledger.is_kept(limiter)]
         with transaction.atomic(using=alias):
             record(subject, decision.statuses)
             if others := [status.bucket for status in decision.statuses if status not in kept]:

@@ -258,6 +258,13 @@ def test_what_operators_give_back_is_not_lost_again(ask: Ask, give_back: Callabl
     assert ask().remaining == 10 - left - 1
 
 
+def test_without_redis_nothing_is_given_back_in_the_database(ask: Ask, settings: Any) -> None:
+    """The row had refunds without the charges, and was below zero."""
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": "memory://"}
+    reset([ask(7).statuses[0].bucket])
+    assert (ask().remaining, flush(), used()) == (9, 0, [])
+
+
 def test_units_can_be_given_back_after_a_loss_that_nobody_has_noticed(ask: Ask) -> None:
     bucket = ask(7).statuses[0].bucket
     lose()
