@@ -143,6 +143,27 @@ def test_a_server_that_is_replaced_by_an_empty_one(crowds: Crowds, node: Node) -
     assert crowd.write() == crowd.admitted
 
 
+def test_a_server_that_is_replaced_by_an_older_snapshot(crowds: Crowds, node: Node) -> None:
+    crowd = crowds(node.url)
+    crowd.start()
+    crowd.warm_up()
+    with node.client() as client:
+        [key] = client.keys("rqtest:{user:*")
+        client.save()
+        older = used_of(client.get(key))
+        crowd.go_on(50)
+        counted = used_of(client.get(key))
+    node.kill()
+    node.start()
+    crowd.stop()
+    print(f"\n{counted} counted, {older} of them in the snapshot; {crowd.admitted} admitted of {LIMIT}")
+    # Requests of which the server died are neither admitted nor in the ledger.
+    assert LIMIT <= crowd.admitted <= LIMIT + counted - older + 4 * AT_ONCE
+    assert crowd.write() == crowd.admitted
+    with node.client() as client:
+        assert used_of(client.get(key)) >= crowd.admitted, "raised to the row"
+
+
 def test_a_flushed_cluster(crowds: Crowds, cluster: Cluster) -> None:
     """One master after the other."""
     crowd = crowds(REDIS_URL=cluster.url, CLUSTER=True)

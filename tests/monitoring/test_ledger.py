@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 
 import pytest
 import redis
 from django.contrib.auth.models import User
+from django.core import mail
 from django.db import DatabaseError
 
 from django_ratequota import Decision, check_request
 from django_ratequota.exceptions import StoreError
 from django_ratequota.models import LedgerWriter, QuotaDay, QuotaWindow, RatePolicy
 from django_ratequota.monitoring import ledger
+from django_ratequota.monitoring.background import Background
 from django_ratequota.runtime import default_limiter
+from tests.faults import poll
 from tests.project.views import request_from
 from tests.support.spending import flush_all
 
@@ -152,6 +157,60 @@ def test_a_flush_ends_although_requests_go_on(
     monkeypatch.setattr(ledger, "add", add)
     assert flush_all(), "what was noted before is written"
     assert (batches, used(), ledger.ledger.waits()) == ([1], [(3, 0)], True)
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_process_that_ends_writes_the_rest_and_waits_two_seconds_at_most(
+    alice: User, monthly: RatePolicy, monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
+    """While the database hung, the process did for 25 s."""
+    real, answers = ledger.add, threading.Event()
+    monkeypatch.setattr(ledger, "background", Background("ratequota-ending", lambda: 3600, ledger.flush))
+    if hangs:
+        monkeypatch.setattr(ledger, "add", lambda *args: answers.wait(20) and real(*args))
+    else:
+        poll(lambda: ledger.background.keep() or not ledger.ledger.waits(), 20, "the thread has begun")
+    ask(alice, 3)
+    began_at = time.monotonic()
+    assert ledger.end() is not hangs
+    assert (time.monotonic() - began_at < 2) is not hangs
+    assert time.monotonic() - began_at < 10
+    answers.set()
+    poll(lambda: used() == [(3, 0)], 20, "the thread goes on where the process does")
+    poll(lambda: all(one.name != "ratequota-ending" for one in threading.enumerate()), 20, "the thread ends")
+
+
+def test_a_mail_to_memory_stops_nothing(alice: User, monthly: RatePolicy) -> None:
+    """``mail.outbox`` stood for a test run, and one mail by Django's locmem backend ended all checkpoints."""
+    mail.send_mail("subject", "body", "from@example.com", ["to@example.com"])
+    assert hasattr(mail, "outbox")
+    ask(alice, 3)
+    ledger.flush()
+    assert used() == [(3, 0)]
+
+
+@pytest.mark.parametrize(("durable", "rows"), [(None, 0), (True, 2 * 20)])
+def test_addresses_have_rows_where_their_policy_asks_for_it(alice: User, durable: bool | None, rows: int) -> None:
+    """Six thousand anonymous addresses had twelve thousand rows."""
+    RatePolicy.objects.create(rates="1000/month, 100/day fixed_window", durable=durable)
+    for number in range(20):
+        assert check_request(request_from(address=f"2001:db8:0:{number:x}::1")).allowed
+    assert ledger.flush() == rows
+    ask(alice)
+    assert ledger.flush() == 2
+
+
+def test_a_killed_process_leaves_its_last_second_unwritten_both_ways(alice: User, monthly: RatePolicy) -> None:
+    """A low count was then taken for a loss, and 120 units in Redis became 5010."""
+    decision = ask(alice, 5010)
+    ledger.flush()
+    decision.settle(120)
+    ask(alice, 7)
+    ledger.forget()
+    assert ask(alice).remaining == 10_000 - 128, "Redis has both"
+    ledger.flush()
+    assert (used(), ledger.ledger.raised) == ([(5011, 0)], 0)
+    assert ask(alice).remaining == 10_000 - 129
 
 
 def test_a_database_that_hangs_loses_no_requests(alice: User, monthly: RatePolicy) -> None:

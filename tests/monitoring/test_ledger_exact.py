@@ -1,6 +1,6 @@
 """The ledger against a log of requests: what threads of several processes were admitted, charged and refunded.
 
-Meanwhile Redis is flushed twice, and one commit in ten fails, before or after it is carried out.
+Meanwhile Redis is flushed twice. One transaction in ten fails before its commit, and one in ten after it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WORK = """
 import random, threading
 from django.db import OperationalError, connection as database
 from django_ratequota import check_request
-from django_ratequota.monitoring import ledger
+from django_ratequota.monitoring import ledger, ledger_rows
 from tests.project.views import request_from
 from tests.support import spending
 
@@ -49,24 +49,28 @@ def work(seed, users, turns, log):
             units = dice.randint(1, 3)
             decision.charge(units)
             log.append([user.username, "charged", units, 0])
-        if turn % 7 == 0:
+        if turn % 5 == 0:
             ledger.flush()  # as the thread does, and more often
     database.close()
 
-add, failing, failed = ledger.add, random.Random(SEED), [0, 0]
+add, add_once, failing, failed = ledger.add, ledger_rows.add_once, random.Random(SEED), [0, 0]
 
-def add_or_fail(*args):
-    chance = failing.random()
-    if chance < 0.05:
-        failed[0] += 1
-        raise OperationalError("before the commit")
+def fail(at, chance):
+    if failing.random() < chance:
+        failed[at] += 1
+        raise OperationalError("the connection is gone")
+
+def add_and_fail(*args):
     totals = add(*args)
-    if chance < 0.1:
-        failed[1] += 1
-        raise OperationalError("after the commit")
+    fail(1, 0.1)
     return totals
 
-ledger.add = add_or_fail
+def add_and_roll_back(*args):
+    totals = add_once(*args)
+    fail(0, 0.1)
+    return totals
+
+ledger.add, ledger_rows.add_once = add_and_fail, add_and_roll_back
 users = list(User.objects.order_by("pk"))
 logs = [[] for _ in range(THREADS)]
 threads = [

@@ -99,15 +99,16 @@ def test_a_reset_over_midnight_is_of_the_month_that_was_shown(
 
 
 def test_a_moved_day_begins_a_row_and_keeps_the_other(ask: Ask) -> None:
-    """For a trial that was moved and taken back, 190 were admitted and 145 invoiced."""
-    ask("2025-11-19", 1, 70)
-    assert ask("2025-11-20", 15, 30).remaining == 70
-    assert ask("2025-11-21", 1, 2).remaining == 28, "the first goes on"
+    """For a trial that began over the limit and was taken back, 190 were admitted and 145 invoiced."""
+    assert ask("2025-11-19", 1, 100).remaining == 0
+    assert not ask("2025-11-19", 1).allowed
+    assert ask("2025-11-20", 15, 45).remaining == 55
     flush()
-    assert ask("2025-12-14", 15, 5).remaining == 65
+    assert not ask("2025-11-21", 1).allowed, "the first goes on"
+    assert ask("2025-12-14", 15, 45).remaining == 10
     flush()
-    assert rows() == [("11-01", "12-01", 72), ("11-15", "12-15", 35)]
-    assert (invoiced("2025-11"), invoiced("2025-12")) == (107, 0)
+    assert rows() == [("11-01", "12-01", 100), ("11-15", "12-15", 90)]
+    assert (invoiced("2025-11"), invoiced("2025-12")) == (190, 0)
 
 
 def test_a_month_is_restored_by_its_first_day(ask: Ask, redis_client: redis.Redis) -> None:
@@ -120,6 +121,23 @@ def test_a_month_is_restored_by_its_first_day(ask: Ask, redis_client: redis.Redi
     assert ask("2025-12-03", 15).remaining == 9
     assert ask("2025-12-15", 15).remaining == 99
     assert ask("2025-11-14", 15).remaining == 79, "a server whose clock is behind"
+
+
+@pytest.mark.parametrize("at", ["2025-11-20", "2025-12-01"])
+def test_a_new_server_whose_clock_is_behind_takes_what_was_written(
+    ask: Ask, clock: Clock, redis_client: redis.Redis, at: str
+) -> None:
+    """By thirty seconds, also into the month before: 1,800 of 1,000 were admitted."""
+    RatePolicy.objects.update(rates="1000/month")
+    ask(f"{moment(at) - timedelta(seconds=5):%Y-%m-%d %H:%M:%S}", 1, 800)
+    flush()
+    redis_client.flushall()
+    clock.advance(-30)
+    behind = f"{datetime.fromtimestamp(clock.now_us / 10**6, UTC):%Y-%m-%d %H:%M:%S}"
+    assert ask(behind, 1, 200).remaining == 0
+    assert not ask(behind, 1).allowed
+    flush()
+    assert invoiced("2025-11") == 1000
 
 
 @pytest.mark.parametrize("seed", range(3))
