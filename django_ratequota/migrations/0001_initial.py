@@ -189,7 +189,7 @@ class Migration(migrations.Migration):
                 'verbose_name': 'quota day',
                 'verbose_name_plural': 'quota days',
                 'ordering': ['day', 'counter'],
-                'constraints': [models.UniqueConstraint(fields=('counter', 'first_day', 'day'), name='ratequota_day_one_row')],
+                'constraints': [models.UniqueConstraint(fields=('day', 'counter', 'first_day'), name='ratequota_day_one_row')],
             },
         ),
         migrations.CreateModel(

@@ -116,7 +116,8 @@ class QuotaDay(models.Model):
         verbose_name = _("quota day")
         verbose_name_plural = _("quota days")
         ordering = ["day", "counter"]
-        constraints = [models.UniqueConstraint(fields=["counter", "first_day", "day"], name="ratequota_day_one_row")]
+        # By the day first: the rollup deletes by it, and what is written now is together.
+        constraints = [models.UniqueConstraint(fields=["day", "counter", "first_day"], name="ratequota_day_one_row")]
 
     def __str__(self) -> str:
         return f"{self.counter} {self.day}: {self.charged - self.refunded}"

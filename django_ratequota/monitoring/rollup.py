@@ -63,7 +63,9 @@ def forget_windows() -> int:
     now, months, days = timezone.now(), settings.keep_quota_months, settings.keep_quota_days
     deleted = _delete(LedgerWriter, Q(written_at__lt=now - timedelta(days=_WRITER_DAYS)))
     if months:
-        deleted += _delete(QuotaWindow, Q(ends_at__lt=now - timedelta(days=31 * months)))
+        # All periods, named for the index that begins with them.
+        ended = Q(period__in=QuotaWindow.Period.values, ends_at__lt=now - timedelta(days=31 * months))
+        deleted += _delete(QuotaWindow, ended)
     if days:
         today = timezone.localdate(now, settings.time_zone)
         deleted += _delete(QuotaDay, Q(day__lt=today - timedelta(days=days)))
