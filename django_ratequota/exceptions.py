@@ -102,7 +102,3 @@ class NewerRevision(RateQuotaError):
     def __init__(self, revision: int, instead_of: int | None = None) -> None:
         super().__init__(f"policies were published at revision {revision}")
         self.revision, self.instead_of = revision, instead_of
-
-
-class MissingCounts(RateQuotaError):
-    """The store has no count of a durable bucket: restore it, then ask again. Nothing was consumed."""

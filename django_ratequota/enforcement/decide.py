@@ -11,9 +11,10 @@ from ..engine.decision import Decision, LimitRequest
 from ..engine.limiter import Limiter
 from ..engine.protocol import MAX_BUCKETS
 from ..engine.types import Bucket
-from ..exceptions import InvalidRate, MissingCounts, StoreError
-from ..monitoring import ledger, restoring
+from ..exceptions import InvalidRate, StoreError
+from ..monitoring import ledger
 from ..monitoring.health import note_degraded
+from ..monitoring.restoring import restore
 from ..policies.facts import PolicyFacts
 from ..policies.resolver import Resolution
 from ..runtime import process
@@ -36,11 +37,8 @@ def decide(
         if isinstance(limiter, StoreError):
             raise limiter
         durable = resolution.durable and bool(sent.buckets) and ledger.is_kept(limiter)
-        sent = sent._replace(settler=StoreSettler(limiter), complete=durable)
-        try:
-            decision = yield from limiter.steps(sent)
-        except MissingCounts:
-            decision = yield from restoring.ask_restored(limiter, sent)
+        sent = sent._replace(settler=StoreSettler(limiter), restore=restore if durable else None)
+        decision = yield from limiter.steps(sent)
         if durable and counts and decision.allowed:
             if limiter.store.clustered:
                 ledger.note_charges(decision)

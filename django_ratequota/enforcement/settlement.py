@@ -17,8 +17,9 @@ from django.http.multipartparser import MultiPartParserError
 from ..engine.decision import Charge, Charges, Decision, LimitRequest, Settler, charges_of, take_all
 from ..engine.limiter import Limiter
 from ..exceptions import StoreError
-from ..monitoring import ledger, restoring
+from ..monitoring import ledger
 from ..monitoring.health import note_degraded
+from ..monitoring.restoring import restore
 from ..policies.snapshot import Snapshot
 from ..utils.shielding import shielded
 from .step_runner import Step, StepRunner, limiter_or_error
@@ -41,13 +42,14 @@ class StoreSettler(NamedTuple):
     def steps(self, request: LimitRequest) -> Generator[Step, Any, Decision]:
         """Yield the steps of either verb, for ``check`` to run among its own."""
         limiter = self.limiter
+        kept = ledger.is_kept(limiter)
         try:
-            decision = yield from restoring.ask(limiter, request)
+            decision = yield from limiter.steps(request._replace(restore=restore if kept else None))
         except StoreError as error:
             note_degraded(error.reason, error)
             # The work is done, so it is billed, and a later refund takes it first.
             decision = _unanswered(request, limiter.now_us, error.reason)
-        if not ledger.is_kept(limiter):
+        if not kept:
             return decision
         if request.charged:
             taken = (bucket for bucket in request.buckets if bucket.durable)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -16,6 +16,8 @@ from .types import Bucket, BucketStatus, check_cost
 
 Mode = Literal["check", "peek", "charge", "refund", "acquire"]
 
+#: Restores counts of durable buckets, in their windows around an instant (µs).
+Restore = Callable[[tuple[Bucket, ...], int], Generator[Any, Any, None]]
 #: Modes that charge the cost.
 CHARGING = frozenset({"check", "charge", "acquire"})
 #: Modes that charge or refund units by hand.
@@ -50,8 +52,8 @@ class LimitRequest(NamedTuple):
     wait_us: int = 0
     #: The units that a refund takes, ``cost`` of each bucket; None = the newest.
     charged: Charged | None = None
-    #: Whether to raise ``MissingCounts`` where the store has no count of a durable bucket.
-    complete: bool = False
+    #: Restores durable counts that the store does not have; None = these are 0.
+    restore: Restore | None = None
     #: The revision of the policies that the buckets are made from; None = they are not from the database.
     revision: int | None = None
     #: Charges and refunds after the decision; None = nothing does.

@@ -28,7 +28,7 @@ from .decision import Decision, LimitRequest, Mode, Steps
 from .deny_cache import DenyCache
 from .keys import check_prefix
 from .memory import Memory, Unlimited
-from .protocol import MAX_US, ScriptBackend, Totals, prepare
+from .protocol import MAX_US, Raised, ScriptBackend, prepare
 from .rates import MAX_UNITS, show
 from .types import Bucket, check_cost
 
@@ -231,12 +231,17 @@ class Limiter:
             return newer.revision
         return 0
 
-    def raise_steps(self, totals: Totals) -> Generator[Command, Any, int]:
-        """Return the steps that raise counters of calendar windows to these totals; they return by how many units.
+    def raise_steps(self, totals: Raised) -> Generator[Command, Any, list[tuple[int, int, int]]]:
+        """Return the steps that raise counters of calendar windows to these totals.
 
-        Totals that are higher, as others have charged and refunded since, stay as they are.
+        They return what each has charged and refunded then, and by how many units both were raised. Totals that are
+        higher, as others have charged and refunded since, stay as they are.
         """
         return self.backend.raise_counters(totals)
+
+    def freed(self, buckets: Iterable[Bucket]) -> None:
+        """Forget the refusals by these buckets, as ``raise_steps`` has refunded units."""
+        self._deny_cache.freed(buckets)
 
     def steps(self, request: LimitRequest) -> Steps:
         """Return the steps of a verb, for callers that drive them among steps of their own.

@@ -19,7 +19,7 @@ from ..exceptions import NewerRevision
 from ..utils.locks import ForkSafeLock
 from .calendar_windows import calendar_window
 from .decision import BY_HAND, CHARGING, Charges, Decision, LimitRequest, Steps, charge_each
-from .protocol import Totals, bucket_keys
+from .protocol import Raised, bucket_keys
 from .types import Bucket, BucketStatus
 
 #: Most counters of a process. The least recently used are forgotten, which resets their limits, except refusing ones.
@@ -382,9 +382,9 @@ class Memory:
             return sum(self._counters.pop(self._name(bucket, now)[0]) is not None for bucket in buckets)
         yield
 
-    def raise_counters(self, totals: Totals) -> Generator[Any, Any, int]:
+    def raise_counters(self, totals: Raised) -> Generator[Any, Any, list[tuple[int, int, int]]]:
         """Do nothing: what this process counts is lost with the process alone."""
-        return 0
+        return [(charged, refunded, 0) for charged, refunded, _ends_us in totals.values()]
         yield
 
     def publish(self) -> Generator[Any, Any, int]:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from datetime import date, tzinfo
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from ..exceptions import InvalidBucket, MissingCounts, NewerRevision, StoreError
+from ..exceptions import InvalidBucket, NewerRevision, StoreError
 from ..store.base import Store, run_script
 from ..store.commands import Command, ScriptCall
 from .calendar_windows import calendar_window
@@ -41,7 +41,7 @@ _EACH = 5
 DURABLE_US = 4 * 86_400 * 10**6
 
 #: A counter and the first day of its window -> units charged, units refunded, when the window ends (µs).
-Totals = Mapping[tuple[str, date], tuple[int, int, int]]
+Raised = dict[tuple[str, date], tuple[int, int, int]]
 
 
 class ScriptBackend:
@@ -59,7 +59,7 @@ class ScriptBackend:
         return self._clock() if self._clock else time.monotonic_ns() // 1000 + self._offset_us
 
     def ask(self, request: LimitRequest) -> Steps:
-        """Send the buckets in one atomic call, again while a calendar window is outdated.
+        """Send the buckets in one atomic call, again while a calendar window is outdated or a durable count missing.
 
         Raises ``NewerRevision``, ``InvalidBucket`` and ``StoreError``.
         """
@@ -69,10 +69,10 @@ class ScriptBackend:
         # The windows of a refund are those of its charge, whatever the time.
         clock, at_us = self._clock, charged.at_us if charged else self.now_us
         known = NO_REVISION if request.revision is None else min(request.revision, MAX_US)
-        since_us = charged.at_us if charged else request.wait_us
+        since_us, restore = charged.at_us if charged else request.wait_us, request.restore
         for _ in range(3):
             header = (mode, clock() if clock else 0, known, since_us)
-            asked = header, units, levels_us, request.complete, request.share
+            asked = header, units, levels_us, restore is not None, request.share
             command, windows_us = prepared.command(asked, at_us)
             numbers = read_reply((yield command), len(buckets))
             outcome, allowed, now_us, stored = numbers[:4]
@@ -96,9 +96,11 @@ class ScriptBackend:
             if outcome == NEWER:
                 instead_of = request.revision if stored < known else None
                 raise NewerRevision(stored, instead_of=instead_of)
-            if outcome == MISSING:
-                raise MissingCounts("a durable count is missing")
-            at_us = now_us
+            if outcome == MISSING and restore:
+                yield from restore(buckets, at_us)
+                restore = None  # what is still missing is counted from 0
+            else:
+                at_us = now_us
         raise StoreError("clock", "the store's clock left three calendar windows in a row")
 
     def reset(self, buckets: Iterable[Bucket]) -> Generator[Command, Any, int]:
@@ -109,16 +111,25 @@ class ScriptBackend:
             deleted += int((yield ("DEL", *together)))
         return deleted
 
-    def raise_counters(self, totals: Totals) -> Generator[Command, Any, int]:
-        """Return the steps that raise counters to the totals; they return by how many units."""
+    def raise_counters(self, totals: Raised) -> Generator[Command, Any, list[tuple[int, int, int]]]:
+        """Return the steps that raise counters to the totals.
+
+        They return what each has charged and refunded then, and by how many units both were raised.
+        """
         now_us, args = self.now_us, dict[str, tuple[int, int, int]]()
         for (counter, first_day), (charged, refunded, ends_us) in totals.items():
             ttl_ms = max(1, (ends_us + DURABLE_US - now_us) // 1000)
             args[window_key(f"{self._prefix}:{counter}", first_day)] = charged, refunded, ttl_ms
-        raised = 0
+        found: list[int] = []
+        failure: StoreError | None = None
         for keys in self._by_server(list(args)):
-            raised += int((yield from run_script(RAISE, keys, [number for key in keys for number in args[key]])))
-        return raised
+            try:
+                found += yield from run_script(RAISE, keys, [number for key in keys for number in args[key]])
+            except StoreError as error:  # a server that is down leaves the others' keys
+                failure = error
+        if failure:
+            raise failure
+        return [(found[at], found[at + 1], found[at + 2]) for at in range(0, len(found), 3)]
 
     def publish(self) -> Generator[Command, Any, int]:
         """Return the step that stores a new revision, and return it."""

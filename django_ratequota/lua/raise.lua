@@ -3,11 +3,11 @@
 --
 -- KEYS    the counters
 -- ARGV    three per key: units charged and refunded, and how long the key is to live from now (ms).
--- Returns the units by which totals grew, both added up; 0 where nothing was lost.
+-- Returns three whole numbers per key: units charged and refunded now, and by how many both were raised.
 -- Never   lowers a total, so it may be repeated and come late.
 
 local values = redis.call('MGET', unpack(KEYS))
-local raised = 0
+local reply = {}
 for i = 1, #KEYS do
   local charged, refunded = tonumber(ARGV[3 * i - 2]), tonumber(ARGV[3 * i - 1])
   local value, had, gave = values[i], 0, 0
@@ -19,7 +19,7 @@ for i = 1, #KEYS do
   refunded = refunded > gave and (refunded < charged and refunded or charged) or gave
   if charged > had or refunded > gave or not value then
     redis.call('SET', KEYS[i], struct.pack('>dd', charged, refunded), 'PX', ARGV[3 * i])
-    raised = raised + (charged - had) + (refunded - gave)
   end
+  reply[3 * i - 2], reply[3 * i - 1], reply[3 * i] = charged, refunded, charged - had + refunded - gave
 end
-return raised
+return reply

@@ -60,8 +60,8 @@ class Background:
 
     def end(self, seconds: float) -> None:
         """Work once more if the thread runs, and wait for that, at most so long."""
-        thread, self._ending = self._thread, True
-        if thread is not None and self._generation == settings.generation:
+        thread, ended, self._ending = self._thread, self._ending, True
+        if thread is not None and not ended and self._generation == settings.generation:
             self._due.set()
             thread.join(seconds)
 

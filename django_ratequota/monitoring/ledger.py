@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, tzinfo
 from itertools import islice
 from typing import NamedTuple
@@ -23,9 +23,10 @@ from django.db import Error as DatabaseError
 
 from ..conf import settings
 from ..engine.calendar_windows import CalendarWindow, calendar_window
-from ..engine.decision import Charged, Decision, LimitRequest, charges_of
+from ..engine.decision import Decision, LimitRequest, charges_of
 from ..engine.keys import counter_name
 from ..engine.limiter import Limiter
+from ..engine.protocol import Raised
 from ..engine.types import Bucket, BucketStatus
 from ..exceptions import StoreError
 from ..runtime import default_limiter
@@ -33,7 +34,7 @@ from ..utils.locks import ForkSafeLock
 from ..utils.problems import note_problem
 from ..utils.sansio import drive
 from .background import Background
-from .ledger_rows import Sum, Totals, Window, add, add_once
+from .ledger_rows import NOTHING, Sum, Totals, Window, add, add_once, totals_of
 
 #: Most windows that wait for the database. While it does not answer, the oldest are forgotten.
 _MOST = 100_000
@@ -92,6 +93,8 @@ class Ledger:
         self._writer, self._written = uuid4(), 0
         self._lock, self._flushing = ForkSafeLock(), ForkSafeLock()
         self._written_until = time.time()
+        #: What the store is still to be raised to.
+        self._missed: Raised = {}
         #: Units by which the store's totals were below the rows' so far: what it had lost or missed.
         self.raised = 0
 
@@ -105,12 +108,30 @@ class Ledger:
             began_at = time.time()
             self.add_up(limiter.time_zone)
             while batch := self._next_batch():
-                totals, sums = add(batch.sums, self._writer, batch.number), batch.sums
+                totals = add(batch.sums, self._writer, batch.number)
                 self._batch, self._written = None, batch.number
-                rows += len(sums)
-                self.raised += raise_counters(limiter, totals, {window: sums[window].bounds for window in totals})
+                rows += len(batch.sums)
+                self.raise_store(limiter, {at: (*totals[at], each.bounds.ends_us) for at, each in batch.sums.items()})
             self._written_until = began_at
+            self.raise_store(limiter, {})
         return rows
+
+    def raise_store(self, limiter: Limiter, totals: Raised) -> None:
+        """Raise the store's counters to these totals and to those that it missed; where it does not answer, later."""
+        with self._lock:
+            due, self._missed = self._missed | totals, {}
+        now_us = limiter.now_us
+        due = {window: each for window, each in due.items() if each[2] > now_us}
+        while due:
+            some = dict(islice(due.items(), _BATCH))
+            try:
+                found = drive(limiter.raise_steps(some), limiter.store.execute)
+            except StoreError:
+                with self._lock:
+                    self._missed = due | self._missed
+                return
+            self.raised += sum(by for _charged, _refunded, by in found)
+            due = dict(islice(due.items(), _BATCH, None))
 
     def written_until(self) -> float:
         """Return the moment (Unix time, s) before which all that was noted is in the database."""
@@ -144,6 +165,10 @@ class Ledger:
         with self._lock:  # an entry that is being added up waits, too
             return bool(self.entries or self._sums or self._batch)
 
+    def is_done(self) -> bool:
+        """Whether nothing is left to do, in the store either."""
+        return not self._missed and not self.waits()
+
     def _next_batch(self) -> _Batch | None:
         """Return the batch whose outcome is not known, else the next one; None where nothing is left."""
         with self._lock:
@@ -166,23 +191,6 @@ class Ledger:
 def window_of(bucket: Bucket, at_us: int, zone: tzinfo) -> CalendarWindow:
     """Return the window of a durable bucket around ``at_us``."""
     return calendar_window(bucket.rate.calendar or "day", at_us, zone, bucket.anchor)
-
-
-def raise_counters(limiter: Limiter, totals: Mapping[Window, Totals], bounds: Mapping[Window, CalendarWindow]) -> int:
-    """Raise the store's counters to the rows' totals; returns by how many units, and 0 where it does not answer.
-
-    It need not be repeated then: the next flush of the same counters raises them, or the next request restores them.
-    """
-    now_us = limiter.now_us
-    current = {
-        (window.counter, window.first_day): (*each, bounds[window].ends_us)
-        for window, each in totals.items()
-        if bounds[window].ends_us > now_us
-    }
-    try:
-        return drive(limiter.raise_steps(current), limiter.store.execute)
-    except StoreError:
-        return 0
 
 
 def is_kept(limiter: Limiter) -> bool:
@@ -213,27 +221,41 @@ def note_charges(decision: Decision) -> None:
     note([Entry(each.bucket, each.units, each.at_us) for each in charges_of(decision) if each.bucket.durable])
 
 
-def refund(limiter: Limiter, units: Mapping[Bucket, int], at_us: int) -> Callable[[], object]:
-    """Refund units that were used at ``at_us``, in the caller's transaction; returns what to call after its commit.
+def refund(limiter: Limiter, buckets: Iterable[Bucket], units: int | None, at_us: int) -> Callable[[], object]:
+    """Refund durable buckets, at most ``units`` of each, in the caller's transaction; None = all that they have used.
 
-    That refunds them in the store, too. Where it fails, the store's counters are raised to the rows later.
+    Returns what to call after its commit: that refunds them in the store, now or, where it fails, by a later flush.
+    Raises ``StoreError``.
     """
-    given = {bucket: taken for bucket, taken in units.items() if taken}
-    zone, sums = limiter.time_zone, dict[Window, Sum]()
+    zone = limiter.time_zone
     day = datetime.fromtimestamp(at_us // 10**6, zone).date()
-    for bucket, taken in given.items():
+    sums, totals = dict[Window, Sum](), Raised()
+    for bucket in buckets:
         bounds = window_of(bucket, at_us, zone)
-        sums[Window(counter_name(bucket), bounds.first_day)] = Sum(bucket, bounds, {day: Totals(0, taken)})
+        sums[Window(counter_name(bucket), bounds.first_day)] = Sum(bucket, bounds)
+    # Locked, so that of two refunds at once the second finds what the first has left.
+    rows = totals_of(sums, lock=True)
+    for window, each in sums.items():
+        totals[window] = (*rows.get(window, NOTHING), each.bounds.ends_us)
+    found = drive(limiter.raise_steps(totals), limiter.store.execute)
+    for (window, each), (charged, refunded, _by) in zip(sums.items(), found, strict=True):
+        taken = charged - refunded if units is None else min(units, charged - refunded)
+        each.add(day, 0, taken)
+        totals[window] = charged, refunded + taken, each.bounds.ends_us
     if sums:
         add_once(sums)
-    charged = Charged(at_us, (0,) * len(given))
-    request = LimitRequest(mode="refund", buckets=tuple(given), costs=tuple(given.values()), charged=charged)
-    return lambda: limiter.decide(request) if given else None  # Django logs its name, and a partial has none
+    background.keep()  # to try again
+
+    def give_back() -> None:
+        ledger.raise_store(limiter, totals)
+        limiter.freed(each.bucket for each in sums.values())
+
+    return give_back
 
 
 def flush() -> int:
     """Write what this process has noted; returns how many rows."""
-    if not ledger.waits():
+    if ledger.is_done():
         return 0  # no limiter is made where nothing is counted, as in most commands
     try:
         return ledger.flush(default_limiter())

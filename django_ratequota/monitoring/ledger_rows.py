@@ -86,9 +86,13 @@ def add(sums: Mapping[Window, Sum], writer: UUID, batch: int) -> dict[Window, To
 
     Raises ``django.db.Error``; then nothing is known, and the same batch is to be added again.
     """
-    with transaction.atomic(using=policy_alias(_model("QuotaWindow"))):
+    alias = policy_alias(_model("QuotaWindow"))
+    with transaction.atomic(using=alias):
         # First, as a transaction on SQLite has to begin with a write.
-        return add_once(sums) if _claim(writer, batch) else totals_of(sums)
+        totals = add_once(sums) if _claim(writer, batch) else totals_of(sums)
+    if not connections[alias].in_atomic_block:
+        connections[alias].commit()  # where AUTOCOMMIT is off
+    return totals
 
 
 def add_once(sums: Mapping[Window, Sum]) -> dict[Window, Totals]:
@@ -105,20 +109,26 @@ def add_once(sums: Mapping[Window, Sum]) -> dict[Window, Totals]:
         for day in sorted(each.days)
     ]
     with connections[alias].cursor() as cursor:
-        # One parameter, whatever the number of rows: the ORM's upsert, with F() and Case, takes a hundred times as long.
+        # One parameter for any number of rows: the ORM's upsert with F() and Case takes a hundred times as long.
         if days:
             cursor.execute(_statement(alias, "QuotaDay"), [json.dumps(days)])
-        cursor.execute(f"{_statement(alias, 'QuotaWindow')} RETURNING {', '.join((*_KEY, *_ADDED))}", [json.dumps(rows)])
+        returning = f"RETURNING {', '.join((*_KEY, *_ADDED))}"
+        cursor.execute(f"{_statement(alias, 'QuotaWindow')} {returning}", [json.dumps(rows)])
         found = cursor.fetchall()
     return {Window(counter, _date(first)): Totals(charged, refunded) for counter, first, charged, refunded in found}
 
 
-def totals_of(windows: Collection[Window]) -> dict[Window, Totals]:
-    """Return the totals of those windows that have a row; raises ``django.db.Error``."""
+def totals_of(windows: Collection[Window], *, lock: bool = False) -> dict[Window, Totals]:
+    """Return the totals of those windows that have a row; raises ``django.db.Error``.
+
+    ``lock`` keeps others from adding to the rows until the caller's transaction ends.
+    """
     rows = _model("QuotaWindow").objects.filter(
         counter__in={window.counter for window in windows}, first_day__in={window.first_day for window in windows}
     )
-    found = rows.values_list(*_KEY, *_ADDED).order_by()
+    found = rows.values_list(*_KEY, *_ADDED).order_by(*_KEY if lock else ())
+    if lock:
+        found = found.select_for_update()
     return {
         window: Totals(charged, refunded)
         for counter, first_day, charged, refunded in found

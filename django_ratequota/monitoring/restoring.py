@@ -1,7 +1,7 @@
 """Restores counts that Redis has lost, before a request is counted: from the ledger, on demand.
 
-A durable counter without a key counts nothing and says so. The caller raises it to its row and to what this process
-has not written yet, and asks again. One thread reads for all requests that wait, by one query at a time.
+A check that finds no key of a durable counter counts nothing. ``restore`` raises the counter to its row and to what
+this process has not written yet, and the check is sent again. One thread reads for all that wait.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Collection, Generator
 from concurrent.futures import Future
 from contextlib import suppress
-from datetime import date
 from typing import Any
 
 from django.db import Error as DatabaseError
@@ -22,8 +21,9 @@ from ..engine.calendar_windows import CalendarWindow
 from ..engine.decision import Decision, LimitRequest
 from ..engine.keys import counter_name
 from ..engine.limiter import Limiter
+from ..engine.protocol import Raised
 from ..engine.types import Bucket
-from ..exceptions import MissingCounts
+from ..runtime import default_limiter
 from ..store.base import Call
 from ..utils.problems import note_problem
 from ..utils.sansio import Twins, drive
@@ -35,42 +35,14 @@ from .ledger_rows import NOTHING, Totals, Window, totals_of
 _Found = dict[Window, Totals]
 
 
-def ask(limiter: Limiter, request: LimitRequest) -> Generator[Any, Any, Decision]:
-    """Return the steps to a decision before which lost counts are restored; raises as ``Limiter.steps`` does.
-
-    Some steps are ``Twins``.
-    """
-    try:
-        return (yield from limiter.steps(request._replace(complete=ledger.is_kept(limiter))))
-    except MissingCounts:
-        return (yield from ask_restored(limiter, request))
-
-
-def ask_restored(limiter: Limiter, request: LimitRequest) -> Generator[Any, Any, Decision]:
-    """Return the steps to a decision about counts that are missing, as ``ask`` does.
+def restore(buckets: tuple[Bucket, ...], at_us: int) -> Generator[Any, Any, None]:
+    """Return the steps that raise durable counters to their rows, in the windows around ``at_us``.
 
     Where the database does not answer in time, Redis counts on without them.
     """
-    if (yield from _restore(limiter, request)):
-        try:
-            return (yield from limiter.steps(request._replace(complete=True)))
-        except MissingCounts:  # evicted at once, or another window has begun
-            yield from _restore(limiter, request)
-    return (yield from limiter.steps(request._replace(complete=False)))
-
-
-def peek(limiter: Limiter, call: Call, buckets: tuple[Bucket, ...], revision: int | None = None) -> Decision:
-    """Return the state of the buckets, with what is to be restored; raises as ``Limiter.peek`` does."""
-
-    steps = ask(limiter, LimitRequest(mode="peek", buckets=buckets, revision=revision))
-    return drive(steps, lambda step: call_twin(step) if isinstance(step, Twins) else call.do(step))
-
-
-def _restore(limiter: Limiter, request: LimitRequest) -> Generator[Any, Any, bool]:
-    """Raise the durable counters of the request; returns whether the database answered in time."""
-    zone, at_us = limiter.time_zone, request.charged.at_us if request.charged else limiter.now_us
-    bounds = dict[Window, CalendarWindow]()
-    for bucket in request.buckets:
+    limiter = default_limiter()
+    zone, bounds = limiter.time_zone, dict[Window, CalendarWindow]()
+    for bucket in buckets:
         if bucket.durable:
             around = ledger.window_of(bucket, at_us, zone)
             bounds[Window(counter_name(bucket), around.first_day)] = around
@@ -78,15 +50,21 @@ def _restore(limiter: Limiter, request: LimitRequest) -> Generator[Any, Any, boo
         rows: _Found = yield Twins(_wait, _await, (_read(bounds),))
     except (DatabaseError, TimeoutError) as error:
         note_problem("restoring", f"what Redis has lost could not be read from the ledger: {error or 'too slow'}")
-        return False
+        return
     own = ledger.ledger.unwritten(bounds, zone)
-    raised = dict[tuple[str, date], tuple[int, int, int]]()
+    raised: Raised = {}
     for window, around in bounds.items():
         # A counter without a row is written as 0, so that its next request need not look.
         mine, row = own.get(window, NOTHING), rows.get(window, NOTHING)
         raised[window] = mine.charged + row.charged, mine.refunded + row.refunded, around.ends_us
     yield from limiter.raise_steps(raised)
-    return True
+
+
+def peek(limiter: Limiter, call: Call, buckets: tuple[Bucket, ...], revision: int | None = None) -> Decision:
+    """Return the state of the buckets, with what is to be restored; raises as ``Limiter.peek`` does."""
+    restored = restore if ledger.is_kept(limiter) else None
+    steps = limiter.steps(LimitRequest(mode="peek", buckets=buckets, revision=revision, restore=restored))
+    return drive(steps, lambda step: call_twin(step) if isinstance(step, Twins) else call.do(step))
 
 
 def _wait(rows: Future[_Found]) -> _Found:

@@ -15,6 +15,7 @@ from ..changes.databases import policy_alias
 from ..changes.writer import write_reset
 from ..conf import settings
 from ..engine.decision import Decision, LimitRequest
+from ..engine.keys import counter_name
 from ..engine.protocol import MAX_BUCKETS
 from ..engine.types import Bucket, BucketStatus
 from ..exceptions import StoreError
@@ -90,15 +91,15 @@ def _lower(
     """
     limiter, alias = default_limiter(), policy_alias(PolicyChange)
     before: list[BucketStatus] = []
-    for subject, own in _by_subject(buckets):
+    # In the order in which the ledger writes, so that rows are not locked crosswise.
+    for subject, own in sorted(_by_subject(buckets), key=lambda group: counter_name(group[1][0])):
         [decision] = peeked(own)
         kept = [status for status in decision.statuses if status.bucket.durable and ledger.is_kept(limiter)]
         with transaction.atomic(using=alias):
             record(subject, decision.statuses)
             if others := [status.bucket for status in decision.statuses if status not in kept]:
                 change(others)
-            refunds = {status.bucket: units or status.used + status.debt for status in kept}
-            refund = ledger.refund(limiter, refunds, decision.at_us)
+            refund = ledger.refund(limiter, [status.bucket for status in kept], units, decision.at_us)
             # Robust: the units are given back, so Redis failing now must not fail the request.
             transaction.on_commit(refund, using=alias, robust=True)
         before += decision.statuses

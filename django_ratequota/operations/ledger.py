@@ -137,7 +137,8 @@ def read(buckets: Mapping[Recorded, Bucket]) -> tuple[dict[Bucket, tuple[BucketS
     try:
         for decision in () if default_limiter().store.absent else peeked(buckets.values()):
             found |= {status.bucket: (status, None) for status in decision.statuses}
-        for row, bucket in buckets.items():
+        # In the order in which the ledger writes.
+        for row, bucket in sorted(buckets.items(), key=lambda pair: pair[0].counter):
             # Rows whose limit was edited are written again: their customers may make no request for weeks.
             limit = bucket.rate.capacity
             if (row.limit, row.policy_id) != (limit, bucket.policy_id):

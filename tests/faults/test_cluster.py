@@ -17,7 +17,7 @@ from django.contrib.auth.models import User
 from django.test import override_settings
 
 from django_ratequota import Bucket, Decision, Limiter, Rate, acheck_request, check_request
-from django_ratequota.engine.decision import LimitRequest
+from django_ratequota.engine.decision import LimitRequest, Mode
 from django_ratequota.engine.keys import bucket_key, counter_name, revision_key
 from django_ratequota.engine.rates import ALGORITHMS
 from django_ratequota.exceptions import NewerRevision, StoreError
@@ -480,9 +480,30 @@ def test_counters_are_raised_wherever_they_are(emptied: Cluster, limiter_of: Cal
         (counter_name(bucket), window.first_day): (10 * number, 3, window.ends_us)
         for number, bucket in enumerate(buckets, 1)
     }
-    assert drive(limiter.raise_steps(totals), limiter.store.execute) == 10 + 20 + 30 + 3 * 3 - 7
+    assert drive(limiter.raise_steps(totals), limiter.store.execute) == [(10, 3, 6), (20, 3, 23), (30, 3, 33)]
     assert left(limiter.peek(buckets)) == [93, 83, 73]
-    assert drive(limiter.raise_steps(totals), limiter.store.execute) == 0
+    assert drive(limiter.raise_steps(totals), limiter.store.execute) == [(10, 3, 0), (20, 3, 0), (30, 3, 0)]
+
+
+@pytest.mark.parametrize(("mode", "remaining"), [("check", [56, 66]), ("charge", [56, 66]), ("refund", [60, 74])])
+def test_a_count_is_restored_while_others_are_charged_once(
+    emptied: Cluster, limiter_of: Callable[..., Limiter], mode: Mode, remaining: list[int]
+) -> None:
+    """Those on other servers were charged again, or refunded, when the check was sent again."""
+    limiter = limiter_of(emptied)
+    minute, month = Bucket("user:1", Rate.parse("60/min")), Bucket("user:2", Rate.parse("100/month"), durable=True)
+    limiter.charge([minute], 2)
+    asked = []
+
+    def restore(buckets: tuple[Bucket, ...], at_us: int) -> Any:
+        asked.append(buckets)
+        window = window_of(month, at_us, limiter.time_zone)
+        return limiter.raise_steps({(counter_name(month), window.first_day): (30, 0, window.ends_us)})
+
+    request = LimitRequest(mode=mode, buckets=(minute, month), cost=4, restore=restore)
+    drive(limiter.steps(request), limiter.store.execute)
+    assert asked == [(month,)]
+    assert left(limiter.peek([minute, month])) == pytest.approx(remaining, abs=2)
 
 
 @pytest.mark.django_db(transaction=True)

@@ -415,21 +415,32 @@ def test_a_writer_that_was_idle_for_long_goes_on_after_rollup(ask: Ask) -> None:
     assert (used(), set(LedgerWriter.objects.values_list("batches", flat=True))) == ([6], {7, 3})
 
 
-def test_a_redis_that_fails_after_a_reset_fails_no_request(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ledger has the refund, and Redis is raised to it later."""
+def test_redis_gets_a_reset_that_it_missed_by_the_next_flush(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full counter is charged no more, so no batch of its own raised it: it stayed full until the month's end."""
 
-    def fail(_request: Any) -> None:
+    def fail(_command: Any) -> None:
         raise StoreError("connection", "gone")
 
-    bucket = ask(7).statuses[0].bucket
-    with monkeypatch.context() as patch, transaction.atomic():
-        patch.setattr(default_limiter(), "decide", fail)
-        reset([bucket], "A mistake of ours")
-        assert peek([bucket])[bucket].used == 7
+    bucket = ask(10).statuses[0].bucket
+    with monkeypatch.context() as patch:
+        with transaction.atomic():
+            reset([bucket], "A mistake of ours")
+            patch.setattr(default_limiter().store, "execute", fail)
+        flush()
+    assert peek([bucket])[bucket].used == 10
     flush()
-    ask()
+    assert (used(), peek([bucket])[bucket].used) == ([0], 0)
+
+
+def test_two_resets_at_once_give_back_once(ask: Ask) -> None:
+    """The second had read the counter before the first was carried out: the row became -10."""
+    bucket = ask(10).statuses[0].bucket
+    with transaction.atomic():
+        reset([bucket])
+        assert peek([bucket])[bucket].used == 10
+        reset([bucket])
     flush()
-    assert (used(), peek([bucket])[bucket].used) == ([1], 1)
+    assert (used(), peek([bucket])[bucket].used) == ([0], 0)
 
 
 def test_without_figures_no_limiter_is_made(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -226,8 +226,8 @@ def test_the_command_records_an_entry_for_each_subject(alice: User, settings: An
     assert "2 counters reset" in printed
     entries = PolicyChange.objects.filter(action="reset").order_by("pk")
     assert [(e.object_text, e.touched_user, e.actor, e.reason) for e in entries] == [
-        ("user alice", str(alice.pk), None, "OPS-7"),
         ("tenant:acme", "", None, "OPS-7"),
+        ("user alice", str(alice.pk), None, "OPS-7"),
     ]
     assert entries[0].before == {"all/hour": {"used": 1, "remaining": 4}}
     assert remaining(check_from(alice))[0] == 4
