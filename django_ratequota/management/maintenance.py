@@ -28,9 +28,9 @@ def add_verbs(verbs: Any) -> None:
     )
     verb.set_defaults(run=publish)
     verb.add_argument("--reason", default="ratequota publish", help="Recorded in the history.")
-    verb = verbs.add_parser("rollup", help="Copy usage counts from Redis to the database; run it once an hour.")
+    verb = verbs.add_parser("rollup", help="Copy hourly counts from Redis to the database, and delete old rows; run it hourly.")
     verb.set_defaults(run=rollup)
-    text = f"Delete rows that are older than this many days (default {KEEP_DAYS})."
+    text = f"Delete hourly rows that are older than this many days (default {KEEP_DAYS})."
     verb.add_argument("--keep-days", type=int, default=KEEP_DAYS, metavar="DAYS", help=text)
     text = "Wait until every process has written its durable counts to the database, before Redis is replaced."
     verb = verbs.add_parser("checkpoint", help=text)
@@ -148,14 +148,14 @@ def _workers(workers: list[Health], revision: int) -> Iterator[str]:
     yield f"processes    {len(workers)}; {states}; breaker closed in {closed}{errors}"
     yield f"latency      {_latency(latency)} in the last minute"
     if late := sum(map(has_late_checkpoint, workers)):
-        yield f"checkpoints  late in {late}: see their logs"
+        yield f"ledger       late in {late} of {len(workers)} processes: see their logs"
     for worker in workers:
         yield f"  {worker.process}"
         yield f"             revision {worker.revision or 'none yet'}, {_latency(worker.latency)}"
         down = ", ".join(f"open to {server} ({reason})" for server, reason in worker.down.items())
         yield f"             breaker {down or 'closed'}"
         if has_late_checkpoint(worker):
-            yield f"             checkpoint {worker.checkpoint_age:.0f} s ago, late"
+            yield f"             counts not written for {worker.checkpoint_age:.0f} s"
         for reason, message in sorted(worker.errors.items()):
             known = "" if message.startswith(reason) else f"{reason}: "
             yield f"             error in the last minute: {known}{message}"

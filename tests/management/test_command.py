@@ -196,7 +196,7 @@ def test_status_shows_the_report_of_each_process(alice: User) -> None:
     assert f"processes    5; {states}; breaker closed in 4; errors in 1\n" in text
     ms = [f"{BOUNDS[place] * 1000:.2f} ms" for place in (fast, slow)]
     assert f"latency      110 decisions, p50 {ms[0]}, p99 {ms[1]} in the last minute\n" in text
-    assert "checkpoints  late in 1: see their logs\n" in text
+    assert "ledger       late in 1 of 5 processes: see their logs\n" in text
     assert text.endswith(
         f"""\
   web-1:7
@@ -221,7 +221,7 @@ def test_status_shows_the_report_of_each_process(alice: User) -> None:
   web-5:9
              revision {revision - 1}, no decisions
              breaker closed
-             checkpoint 41 s ago, late
+             counts not written for 41 s
              decided without Redis: none
 """
     )
