@@ -198,7 +198,7 @@ class Walk(RuleBasedStateMachine):
     def reset(self, pick: int) -> None:
         pick %= len(self.kinds)
         self.limiter.reset([self.buckets[pick]])
-        self.models[pick].clear()
+        self.models[pick].reset(self.buckets[pick].rate, self.clock.now_us)
 
     @precondition(lambda self: self.rewinds)
     @rule(picks=PICKS, cost=COSTS, back=st.tuples(st.integers(0, 230), st.integers(0, 10)))

@@ -229,7 +229,7 @@ def test_the_command_records_an_entry_for_each_subject(alice: User, settings: An
         ("tenant:acme", "", None, "OPS-7"),
         ("user alice", str(alice.pk), None, "OPS-7"),
     ]
-    assert entries[0].before == {"all/hour": {"used": 1, "remaining": 4}}
+    assert entries[1].before == {"all/hour": {"used": 1, "remaining": 4}}
     assert remaining(check_from(alice))[0] == 4
 
 

@@ -95,6 +95,10 @@ class Model(ABC):
         """Forget everything."""
         self.__init__()  # type: ignore[misc]
 
+    def reset(self, rate: Rate, now: int) -> None:
+        """Forget what counts at ``now``."""
+        self.clear()
+
     def free(self, rate: Rate, now: int) -> int:
         """Whole units free at ``now``."""
         return max(0, floor(rate.capacity - self.used(rate, now)))
@@ -175,8 +179,8 @@ class CalendarWindow(Model):
     def give_back(self, rate: Rate, now: int, units: int, charged: Charged) -> None:
         self.add(rate, charged.at, -units)
 
-    def clear(self) -> None:
-        self.counts.clear()
+    def reset(self, rate: Rate, now: int) -> None:
+        self.counts.pop(self.window(rate, now), None)
 
     def end(self, rate: Rate, now: int) -> int:
         """When the window of ``now`` ends, whatever the next one holds already."""
