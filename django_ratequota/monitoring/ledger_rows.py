@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import lru_cache
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.apps import apps
-from django.db import connections, transaction
+from django.db import DatabaseError, DataError, connections, transaction
 from django.utils import timezone
 
 from ..changes.databases import policy_alias
@@ -65,6 +65,8 @@ class Sum:
 _ADDED = ("charged", "refunded")
 _KEY = ("counter", "first_day")
 _WEEK_US = 8 * 86_400 * 10**6
+#: MariaDB's error for a character that the table's encoding lacks; not each of its drivers raises ``DataError``.
+_NO_CHARACTER = 1366
 #: Column -> its type in MariaDB and in PostgreSQL, where it is no whole number.
 _TEXT = ("varchar(200)", "text")
 _INSTANT = ("datetime(6)", "timestamptz")
@@ -86,6 +88,19 @@ def add(sums: Mapping[Window, Sum], writer: UUID, batch: int) -> dict[Window, To
 
     Raises ``django.db.Error``; then nothing is known, and the same batch is to be added again.
     """
+    try:
+        return _add(sums, writer, batch)
+    except DatabaseError as error:
+        if not isinstance(error, DataError) and error.args[:1] != (_NO_CHARACTER,):
+            raise
+        # A client's name must not keep what others have used out of the database for good.
+        for each in sums.values():
+            subject = each.bucket.subject.encode("ascii", "backslashreplace").decode()
+            each.bucket = replace(each.bucket, subject=subject)
+        return _add(sums, writer, batch)
+
+
+def _add(sums: Mapping[Window, Sum], writer: UUID, batch: int) -> dict[Window, Totals]:
     with transaction.atomic(using=policy_alias(_model("QuotaWindow"))):
         # First, as a transaction on SQLite has to begin with a write.
         return add_once(sums) if _claim(writer, batch) else totals_of(sums)
