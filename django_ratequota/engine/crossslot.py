@@ -11,8 +11,8 @@ from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any
 
-from ..exceptions import StoreError
-from .decision import Charged, Charges, Decision, LimitRequest, Steps, charges_of, take_all
+from ..exceptions import MissingCounts, StoreError
+from .decision import BY_HAND, Charged, Charges, Decision, LimitRequest, Steps, charges_of, take_all
 from .types import BucketStatus
 
 #: Returns the steps of one atomic call over the buckets of one subject.
@@ -36,6 +36,10 @@ def decide_per_subject(call: AtomicCall, request: LimitRequest) -> Steps:
         refused = not all(decision.allowed for decision in decisions)
         try:
             decision = yield from call(own._replace(mode="peek") if refused else own)
+        except MissingCounts:
+            if not refused:
+                yield from _give_back(call, decisions)
+            raise
         except StoreError as error:
             if refused:
                 continue  # a server that is down does not undo a refusal
@@ -77,6 +81,8 @@ def _part(request: LimitRequest, subject: str) -> LimitRequest:
         buckets=tuple(request.buckets[at] for at in places),
         costs=own(request.costs),
         charged=request.charged and Charged(request.charged.at_us, own(request.charged.levels_us)),
+        # Of charges and refunds by hand, what was carried out before cannot be repeated: the ledger raises the rest.
+        complete=request.complete and request.mode not in BY_HAND,
         revision=None,
         share=_SHARE,
     )

@@ -487,6 +487,30 @@ def test_counters_are_raised_wherever_they_are(emptied: Cluster, limiter_of: Cal
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("fresh_policies", "checkpointing")
+def test_a_shared_count_that_is_missing_charges_nobody_twice(emptied: Cluster, alice: User) -> None:
+    """What was charged before the missing count was found stayed charged, and was charged again."""
+    with override_settings(RATEQUOTA=settings_of(emptied)):
+        RatePolicy.objects.create(rates="100/hour")
+        RatePolicy.objects.create(rates="1000/month", counted_per="everyone")
+
+        def lose() -> None:
+            for node in emptied.primaries():
+                for key in node.command("KEYS", "rqtest:*fwmonth*"):
+                    node.command("DEL", key)
+
+        decision = check_request(request_from(alice), cost=10)
+        assert sorted(left(decision)) == [90, 990]
+        lose()
+        assert sorted(left(decision.charge(5))) == [85, 995], "which is raised by the next flush"
+        ledger.flush()
+        lose()
+        decision.refund(6)
+        ledger.flush()
+        assert sorted(left(check_request(request_from(alice)))) == [90, 990]
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("fresh_policies", "checkpointing")
 def test_what_a_master_has_lost_is_restored_before_the_next_request(emptied: Cluster) -> None:
     """The revision lives on another master, and does not tell."""
     with override_settings(RATEQUOTA=settings_of(emptied)):
