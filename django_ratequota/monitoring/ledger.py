@@ -73,13 +73,6 @@ class Checked(NamedTuple):
                 yield Entry(bucket, self.costs[at] if self.costs else bucket.rate.units(self.cost), self.at_us)
 
 
-class _Batch(NamedTuple):
-    """Sums that are being added: the same ones until it is known that they are."""
-
-    number: int
-    sums: dict[Window, Sum]
-
-
 class Ledger:
     """The entries of this process that are not in the database yet."""
 
@@ -88,8 +81,10 @@ class Ledger:
         self.entries: deque[Entry | Checked] = deque()
         #: Their sums, the oldest first, but for those of the batch.
         self._sums: dict[Window, Sum] = {}
-        self._batch: _Batch | None = None
-        self._writer, self._written = uuid4(), 0
+        #: Sums that are being added: the same ones until it is known that they are.
+        self._batch: dict[Window, Sum] = {}
+        #: Batches that are known to be added.
+        self._writer, self._added = uuid4(), 0
         self._lock, self._flushing = ForkSafeLock(), ForkSafeLock()
         self._written_until = time.time()
         #: Units by which the store's totals were below the rows' so far: what it had lost or missed.
@@ -105,10 +100,10 @@ class Ledger:
             began_at = time.time()
             self.add_up(limiter.time_zone)
             while batch := self._next_batch():
-                totals, sums = add(batch.sums, self._writer, batch.number), batch.sums
-                self._batch, self._written = None, batch.number
-                rows += len(sums)
-                self.raised += raise_counters(limiter, totals, {window: sums[window].bounds for window in totals})
+                totals = add(batch, self._writer, self._added + 1)
+                self._batch, self._added = {}, self._added + 1
+                rows += len(batch)
+                self.raised += raise_counters(limiter, totals, {window: batch[window].bounds for window in totals})
             self._written_until = began_at
         return rows
 
@@ -144,12 +139,11 @@ class Ledger:
         with self._lock:  # an entry that is being added up waits, too
             return bool(self.entries or self._sums or self._batch)
 
-    def _next_batch(self) -> _Batch | None:
-        """Return the batch whose outcome is not known, else the next one; None where nothing is left."""
+    def _next_batch(self) -> dict[Window, Sum]:
+        """Return the batch whose outcome is not known, else the next one; empty where nothing is left."""
         with self._lock:
-            if self._batch is None and self._sums:
-                chosen = list(islice(self._sums, _BATCH))
-                self._batch = _Batch(self._written + 1, {window: self._sums.pop(window) for window in chosen})
+            if not self._batch:
+                self._batch = {window: self._sums.pop(window) for window in list(islice(self._sums, _BATCH))}
             return self._batch
 
     def _add(self, entry: Entry, zone: tzinfo) -> None:

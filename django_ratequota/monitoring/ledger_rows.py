@@ -64,6 +64,7 @@ class Sum:
 #: What a statement adds up; of all else, the newest counts.
 _ADDED = ("charged", "refunded")
 _KEY = ("counter", "first_day")
+_RETURNED = ", ".join((*_KEY, *_ADDED))
 _WEEK_US = 8 * 86_400 * 10**6
 #: MariaDB's error for a character that the table's encoding lacks; not each of its drivers raises ``DataError``.
 _NO_CHARACTER = 1366
@@ -120,10 +121,10 @@ def add_once(sums: Mapping[Window, Sum]) -> dict[Window, Totals]:
         for day in sorted(each.days)
     ]
     with connections[alias].cursor() as cursor:
-        # One parameter, whatever the number of rows: the ORM's upsert, with F() and Case, takes a hundred times as long.
+        # One parameter each: the ORM's own upsert, with F() and Case, takes a hundred times as long.
         if days:
             cursor.execute(_statement(alias, "QuotaDay"), [json.dumps(days)])
-        cursor.execute(f"{_statement(alias, 'QuotaWindow')} RETURNING {', '.join((*_KEY, *_ADDED))}", [json.dumps(rows)])
+        cursor.execute(f"{_statement(alias, 'QuotaWindow')} RETURNING {_RETURNED}", [json.dumps(rows)])
         found = cursor.fetchall()
     return {Window(counter, _date(first)): Totals(charged, refunded) for counter, first, charged, refunded in found}
 
