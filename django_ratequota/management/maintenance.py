@@ -28,7 +28,9 @@ def add_verbs(verbs: Any) -> None:
     )
     verb.set_defaults(run=publish)
     verb.add_argument("--reason", default="ratequota publish", help="Recorded in the history.")
-    verb = verbs.add_parser("rollup", help="Copy hourly counts from Redis to the database, and delete old rows; run it hourly.")
+    verb = verbs.add_parser(
+        "rollup", help="Copy hourly counts from Redis to the database, and delete old rows; run it hourly."
+    )
     verb.set_defaults(run=rollup)
     text = f"Delete hourly rows that are older than this many days (default {KEEP_DAYS})."
     verb.add_argument("--keep-days", type=int, default=KEEP_DAYS, metavar="DAYS", help=text)

@@ -74,13 +74,6 @@ class Checked(NamedTuple):
                 yield Entry(bucket, self.costs[at] if self.costs else bucket.rate.units(self.cost), self.at_us)
 
 
-class _Batch(NamedTuple):
-    """Sums that are being added: the same ones until it is known that they are."""
-
-    number: int
-    sums: dict[Window, Sum]
-
-
 class Ledger:
     """The entries of this process that are not in the database yet."""
 
@@ -89,8 +82,10 @@ class Ledger:
         self.entries: deque[Entry | Checked] = deque()
         #: Their sums, the oldest first, but for those of the batch.
         self._sums: dict[Window, Sum] = {}
-        self._batch: _Batch | None = None
-        self._writer, self._written = uuid4(), 0
+        #: Sums that are being added: the same ones until it is known that they are.
+        self._batch: dict[Window, Sum] = {}
+        #: Batches that are known to be added.
+        self._writer, self._added = uuid4(), 0
         self._lock, self._flushing = ForkSafeLock(), ForkSafeLock()
         self._written_until = time.time()
         #: What the store is still to be raised to.
@@ -108,10 +103,10 @@ class Ledger:
             began_at = time.time()
             self.add_up(limiter.time_zone)
             while batch := self._next_batch():
-                totals = add(batch.sums, self._writer, batch.number)
-                self._batch, self._written = None, batch.number
-                rows += len(batch.sums)
-                self.raise_store(limiter, {at: (*totals[at], each.bounds.ends_us) for at, each in batch.sums.items()})
+                totals = add(batch, self._writer, self._added + 1)
+                self._batch, self._added = {}, self._added + 1
+                rows += len(batch)
+                self.raise_store(limiter, {at: (*total, batch[at].bounds.ends_us) for at, total in totals.items()})
             self._written_until = began_at
             self.raise_store(limiter, {})
         return rows
@@ -169,12 +164,11 @@ class Ledger:
         """Whether nothing is left to do, in the store either."""
         return not self._missed and not self.waits()
 
-    def _next_batch(self) -> _Batch | None:
-        """Return the batch whose outcome is not known, else the next one; None where nothing is left."""
+    def _next_batch(self) -> dict[Window, Sum]:
+        """Return the batch whose outcome is not known, else the next one; empty where nothing is left."""
         with self._lock:
-            if self._batch is None and self._sums:
-                chosen = list(islice(self._sums, _BATCH))
-                self._batch = _Batch(self._written + 1, {window: self._sums.pop(window) for window in chosen})
+            if not self._batch:
+                self._batch = {window: self._sums.pop(window) for window in list(islice(self._sums, _BATCH))}
             return self._batch
 
     def _add(self, entry: Entry, zone: tzinfo) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import lru_cache
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.apps import apps
-from django.db import connections, transaction
+from django.db import DatabaseError, DataError, connections, transaction
 from django.utils import timezone
 
 from ..changes.databases import policy_alias
@@ -64,7 +64,10 @@ class Sum:
 #: What a statement adds up; of all else, the newest counts.
 _ADDED = ("charged", "refunded")
 _KEY = ("counter", "first_day")
+_RETURNED = ", ".join((*_KEY, *_ADDED))
 _WEEK_US = 8 * 86_400 * 10**6
+#: MariaDB's error for a character that the table's encoding lacks; not each of its drivers raises ``DataError``.
+_NO_CHARACTER = 1366
 #: Column -> its type in MariaDB and in PostgreSQL, where it is no whole number.
 _TEXT = ("varchar(200)", "text")
 _INSTANT = ("datetime(6)", "timestamptz")
@@ -86,6 +89,19 @@ def add(sums: Mapping[Window, Sum], writer: UUID, batch: int) -> dict[Window, To
 
     Raises ``django.db.Error``; then nothing is known, and the same batch is to be added again.
     """
+    try:
+        return _add(sums, writer, batch)
+    except DatabaseError as error:
+        if not isinstance(error, DataError) and error.args[:1] != (_NO_CHARACTER,):
+            raise
+        # A client's name must not keep what others have used out of the database for good.
+        for each in sums.values():
+            subject = each.bucket.subject.encode("ascii", "backslashreplace").decode()
+            each.bucket = replace(each.bucket, subject=subject)
+        return _add(sums, writer, batch)
+
+
+def _add(sums: Mapping[Window, Sum], writer: UUID, batch: int) -> dict[Window, Totals]:
     alias = policy_alias(_model("QuotaWindow"))
     with transaction.atomic(using=alias):
         # First, as a transaction on SQLite has to begin with a write.
@@ -109,11 +125,10 @@ def add_once(sums: Mapping[Window, Sum]) -> dict[Window, Totals]:
         for day in sorted(each.days)
     ]
     with connections[alias].cursor() as cursor:
-        # One parameter for any number of rows: the ORM's upsert with F() and Case takes a hundred times as long.
+        # One parameter each: the ORM's own upsert, with F() and Case, takes a hundred times as long.
         if days:
             cursor.execute(_statement(alias, "QuotaDay"), [json.dumps(days)])
-        returning = f"RETURNING {', '.join((*_KEY, *_ADDED))}"
-        cursor.execute(f"{_statement(alias, 'QuotaWindow')} {returning}", [json.dumps(rows)])
+        cursor.execute(f"{_statement(alias, 'QuotaWindow')} RETURNING {_RETURNED}", [json.dumps(rows)])
         found = cursor.fetchall()
     return {Window(counter, _date(first)): Totals(charged, refunded) for counter, first, charged, refunded in found}
 

@@ -18,7 +18,7 @@ import pytest
 import time_machine
 from django.contrib.auth.models import User
 from django.core.management import CommandError
-from django.db import DatabaseError, connection, transaction
+from django.db import DatabaseError, DataError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -27,7 +27,7 @@ from django_ratequota.conf import settings as settings_in_force
 from django_ratequota.engine.keys import bucket_key
 from django_ratequota.exceptions import StoreError
 from django_ratequota.models import Endpoint, LedgerWriter, QuotaDay, QuotaWindow, RatePolicy
-from django_ratequota.monitoring import ledger, restoring
+from django_ratequota.monitoring import ledger, ledger_rows, restoring
 from django_ratequota.monitoring.ledger import flush
 from django_ratequota.monitoring.rollup import forget_windows
 from django_ratequota.operations.caller_limits import caller_limits
@@ -290,6 +290,25 @@ def test_a_subject_that_no_database_takes_spoils_no_other_figure(ask: Ask) -> No
     ledger.note([ledger.Entry(bucket, 4, decision.at_us)])
     assert (flush(), used()) == (2, [4, 4])
     assert QuotaWindow.objects.filter(subject="api_key:\\ud800\\0").exists()
+
+
+def test_a_subject_that_a_database_s_encoding_lacks_spoils_no_other_figure(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a letter of a client's name in latin1: nothing of its process was written any more."""
+    real = ledger_rows.add_once
+
+    def refuse(sums: Any) -> Any:
+        if not all(each.bucket.subject.isascii() for each in sums.values()):
+            raise DataError("Incorrect string value")
+        return real(sums)
+
+    monkeypatch.setattr(ledger_rows, "add_once", refuse)
+    decision = ask(4)
+    bucket = replace(decision.statuses[0].bucket, subject="api_key:\U0001f600")
+    ledger.note([ledger.Entry(bucket, 4, decision.at_us)])
+    assert (flush(), used()) == (2, [4, 4])
+    assert QuotaWindow.objects.filter(subject="api_key:\\U0001f600").exists()
 
 
 def test_pages_and_clients_see_what_will_be_restored(ask: Ask, alice: User) -> None:

@@ -150,8 +150,9 @@ def test_rows_whose_limit_was_raised_are_written_again(users: list[User]) -> Non
 
 def test_raised_limits_make_room_for_those_who_are_near(search: Endpoint) -> None:
     raised = RatePolicy.objects.create(endpoint=search, rates="10/month", durable=True)
-    reports = Endpoint.objects.create(name="reports")
-    other = RatePolicy.objects.create(endpoint=reports, rates="10/month", durable=True)
+    other = RatePolicy.objects.create(
+        endpoint=Endpoint.objects.create(name="reports"), rates="10/month", durable=True
+    )
     for scope, subjects, times in (("search", 20, 9), ("reports", 4, 6)):
         for number in range(subjects):
             for _ in range(times):
