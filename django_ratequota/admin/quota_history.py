@@ -12,8 +12,8 @@ from django.utils.translation import gettext_lazy as _
 
 from ..models import Endpoint, QuotaWindow, RatePolicy
 from ..monitoring.ledger_rows import stored_subject
-from ..operations.ledger import local_date, time_us
-from ..operations.past_windows import Past, past_of
+from ..operations.ledger import time_us
+from ..operations.past_windows import Past, local_date, past_of
 from ..policies.facts import to_datetime
 from .charts import Plot, Series
 from .csv_file import csv_response

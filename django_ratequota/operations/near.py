@@ -1,13 +1,14 @@
-"""Who is near a limit now: the ledger's counters as they stand in Redis, by today's policies."""
+"""Who is near a limit now: the ledger's counters, by today's policies."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from itertools import islice
 
 from ..conf import settings
-from ..engine.types import Bucket, BucketStatus
+from ..engine.types import Bucket
 from ..models import RatePolicy
 from ..policies.assigned import contexts_of, is_plan_open
 from ..policies.facts import policy_facts
@@ -26,22 +27,24 @@ _CHUNK = 2_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A counter as it stands now, and the policy that limits it."""
+    """A counter, and the policy that limits it now."""
 
     policy: RatePolicy
-    status: BucketStatus
-    #: When it stood so, where the counter could not be read (µs since 1970); None = now.
-    at_us: int | None = None
+    bucket: Bucket
+    #: What is used, debts included.
+    used: int
+    #: When the window ends.
+    ends_at: datetime
 
     @property
-    def used(self) -> int:
-        """Return what is used, debts included."""
-        return self.status.used + self.status.debt
+    def limit(self) -> int:
+        """Return the limit as it is now."""
+        return self.bucket.rate.capacity
 
     @property
     def percent(self) -> int:
         """Return the whole percent of the limit that is used."""
-        return 100 * self.used // self.status.limit
+        return 100 * self.used // self.limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,21 +55,18 @@ class Rows:
     rows: tuple[Row, ...]
     #: Where the next part begins; "" = there are no more.
     following: str
-    #: Level -> how many of all counters have used that much or more, as last written.
+    #: Level -> how many of all counters have used that much or more.
     counts: dict[int, int]
-    #: Why the counters could not be read; "" = they were.
-    error: str = ""
 
 
 def near_rows(period: str, chosen: Chosen, start: str, most: int) -> Rows:
     """Return up to ``most`` counters from ``start`` on (see ``Rows.following``; "" = the fullest)."""
     found: list[Row] = []
-    following, size, error = start, most, ""
+    following, size = start, most
     for _ in range(_ROUNDS):
         rows = [Recorded(*row) for row in ledger.rows(period, chosen, following)[: size + 1]]
-        live, error = _live(rows[:size])
         passed = 0
-        for row in _fitting(chosen, rows[:size], live):
+        for row in _fitting(chosen, rows[:size]):
             passed += 1
             if row is not None:
                 found.append(row)
@@ -76,19 +76,20 @@ def near_rows(period: str, chosen: Chosen, start: str, most: int) -> Rows:
         if not following or len(found) == most:
             break
         size = 2 * size
-    found.sort(key=lambda row: (-row.used / row.status.limit, row.status.bucket.subject))
-    return Rows(rows=tuple(found), following=following, counts=ledger.counts(period), error=error)
+    found.sort(key=lambda row: (-row.used / row.limit, row.bucket.subject))
+    return Rows(rows=tuple(found), following=following, counts=ledger.counts(period))
 
 
 def all_near(period: str, chosen: Chosen) -> Iterator[list[Row]]:
     """Yield every counter, the fullest first, in batches; not all are in memory at once."""
     rows = (Recorded(*row) for row in ledger.rows(period, chosen).iterator(chunk_size=_CHUNK))
     while batch := list(islice(rows, _BATCH)):
-        yield [row for row in _fitting(chosen, batch, _live(batch)[0]) if row is not None]
+        yield [row for row in _fitting(chosen, batch) if row is not None]
 
 
-def _fitting(chosen: Chosen, rows: Sequence[Recorded], live: Mapping[Recorded, Row]) -> Iterator[Row | None]:
+def _fitting(chosen: Chosen, rows: Sequence[Recorded]) -> Iterator[Row | None]:
     """Yield what each row is now, None where it is not of those that are chosen."""
+    live = _live(rows)
     policies = chosen.among(row.policy.pk for row in live.values())
     for recorded in rows:
         row = live.get(recorded)
@@ -96,8 +97,8 @@ def _fitting(chosen: Chosen, rows: Sequence[Recorded], live: Mapping[Recorded, R
         yield row if fits else None
 
 
-def _live(rows: Sequence[Recorded]) -> tuple[dict[Recorded, Row], str]:
-    """Return the counter of each row as it stands now, and why it could not be read.
+def _live(rows: Sequence[Recorded]) -> dict[Recorded, Row]:
+    """Return the counter of each row under the limit that applies now.
 
     Rows to which no limit applies any more are left out. Of several rows of one counter, after its policy has
     changed, the first is returned.
@@ -118,14 +119,13 @@ def _live(rows: Sequence[Recorded]) -> tuple[dict[Recorded, Row], str]:
             counters.add(bucket.counter)
             buckets[row] = bucket
     policies |= _policies(bucket.policy_id for bucket in buckets.values() if bucket.policy_id not in policies)
-    found, error = ledger.read(buckets)
     live = {}
     for row, bucket in buckets.items():
+        row.correct(bucket)
         stored = policies.get(bucket.policy_id or 0)
         if stored is not None:
-            status, at_us = found[bucket]
-            live[row] = Row(policy=stored, status=status, at_us=at_us)
-    return live, error
+            live[row] = Row(policy=stored, bucket=bucket, used=row.used, ends_at=row.ends_at)
+    return live
 
 
 def _bucket(row: Recorded, context: EvaluationContext, policy: RatePolicy | None) -> Bucket | None:
@@ -144,7 +144,7 @@ def _bucket(row: Recorded, context: EvaluationContext, policy: RatePolicy | None
         endpoint = next(iter(context.endpoints), None)
         last = (bucket for bucket in make_buckets(facts, endpoint, row.subject) if row.is_of(bucket))
         found = next(last, found)
-    return found and replace(found, anchor=row.anchor)
+    return found
 
 
 def _plan_is_known(caller: Caller, assigned_to: str) -> bool:

@@ -138,20 +138,6 @@ def test_operators_see_the_rows_of_the_policies_that_they_may_see(
     assert bool(page.context["counts"]) is (len(seen) == 2), "counts are those of all policies"
 
 
-def test_without_redis_the_page_shows_what_was_written_last(operator: Client, alice: User, settings: Any) -> None:
-    month()
-    spend(alice, 9)
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": "redis://127.0.0.1:1/0"}
-    text = text_of(operator.get(PAGE))
-    assert "Redis did not answer (connection). Shown is what was last written to the database." in text
-    assert "9 of 10 <small>as of " in text
-    [row] = table(operator.get(CSV))
-    assert (row["used"], row["percent"]) == ("9", "90")
-    for changes in ({"REDIS_URL": "memory://"}, {"ENABLED": False}):
-        settings.RATEQUOTA = {**settings.RATEQUOTA, **changes}
-        assert "9 of 10 <small>as of " in text_of(operator.get(PAGE))
-
-
 def test_shared_counters_lead_to_their_policy_only(operator: Client, alice: User) -> None:
     RatePolicy.objects.create(rates="10/month", counted_per="everyone", mode="log")
     spend(alice, 9)
