@@ -81,7 +81,7 @@ def test_the_list_is_filtered(operator: Client, alice: User, search: Endpoint) -
 def test_subjects_are_found_by_what_they_begin_with(operator: Client, settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.operations.test_near.acme"}}
     RatePolicy.objects.create(rates="10/month", counted_per="tenant")
-    RatePolicy.objects.create(rates="9/month", counted_per="ip")
+    RatePolicy.objects.create(rates="9/month", counted_per="ip", durable=True)
     spend(None, 1)
     for text, rates in {"tenant:ac": ["10/month"], "acme": ["10/month"], "203.0": ["9/month"], "cme": []}.items():
         page = operator.get(PAGE, {"level": 0, "q": text})

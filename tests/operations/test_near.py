@@ -134,8 +134,9 @@ def test_rows_whose_limit_was_raised_are_written_again(users: list[User]) -> Non
 
 
 def test_raised_limits_make_room_for_those_who_are_near(search: Endpoint) -> None:
-    raised = RatePolicy.objects.create(endpoint=search, rates="10/month")
-    other = RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="reports"), rates="10/month")
+    raised = RatePolicy.objects.create(endpoint=search, rates="10/month", durable=True)
+    reports = Endpoint.objects.create(name="reports")
+    other = RatePolicy.objects.create(endpoint=reports, rates="10/month", durable=True)
     for scope, subjects, times in (("search", 20, 9), ("reports", 4, 6)):
         for number in range(subjects):
             for _ in range(times):
@@ -186,7 +187,7 @@ def test_debts_are_used_units(alice: User) -> None:
 
 def test_policies_that_no_longer_apply_are_listed_no_more(alice: User, search: Endpoint) -> None:
     deleted, off, shared = (
-        RatePolicy.objects.create(endpoint=endpoint, counted_per=per, rates="10/month")
+        RatePolicy.objects.create(endpoint=endpoint, counted_per=per, rates="10/month", durable=True)
         for endpoint, per in ((None, "caller"), (search, "everyone"), (None, "ip"))
     )
     spend(alice, 8, scope="search")
