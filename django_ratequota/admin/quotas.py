@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy as _
 from ..conf import settings
 from ..models import Endpoint, Plan, QuotaWindow, RatePolicy
 from ..operations.counters import shared_reason
-from ..operations.ledger import AFTER, LEVELS, Chosen, current_periods, time_us
+from ..operations.ledger import AFTER, LEVELS, Chosen, counts, current_periods, time_us
 from ..operations.near import Row, all_near, near_rows
 from ..policies.facts import to_us
 from .csv_file import csv_response
@@ -158,23 +158,23 @@ class QuotasPage(AdminPage):
 
     def _rows(self, request: Any, selection: Selection) -> dict[str, Any]:
         """Return the rows, and what leads to others."""
-        page = near_rows(selection.period, self._chosen(request, selection), selection.start, _PAGE)
-        users = caller_names(row.bucket.subject for row in page.rows)
-        policies = {row.policy.pk: shown(row.policy) for row in page.rows}
+        rows, following = near_rows(selection.period, self._chosen(request, selection), selection.start, _PAGE)
+        users = caller_names(row.bucket.subject for row in rows)
+        policies = {row.policy.pk: shown(row.policy) for row in rows}
         if selection.policy_id is not None:
             policies.setdefault(selection.policy_id, gettext("policy %s") % selection.policy_id)
         now_us, boosts = time_us(), may(request.user, "add", override=True)
         counted = not selection.filtered and self.admin.sees_all_policies(request)
         return {
-            "rows": [self._row(row, users, now_us, boosts, selection.period) for row in page.rows],
+            "rows": [self._row(row, users, now_us, boosts, selection.period) for row in rows],
             "policy_choices": [(pk, text, pk == selection.policy_id) for pk, text in policies.items()],
             "counts": [
                 (_level_text(level), number_text(number), selection.query(level=level))
-                for level, number in (page.counts if counted else {}).items()
+                for level, number in (counts(selection.period) if counted else {}).items()
             ],
             "lower": selection.query(level=LEVELS[0]) if selection.level > LEVELS[0] else "",
             "first": selection.query() if selection.start else "",
-            "next": selection.query(start=page.following) if page.following else "",
+            "next": selection.query(start=following) if following else "",
             "csv": selection.query() + "&csv=1",
         }
 

@@ -47,20 +47,11 @@ class Row:
         return 100 * self.used // self.limit
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
-    """A part of a list."""
+def near_rows(period: str, chosen: Chosen, start: str, most: int) -> tuple[list[Row], str]:
+    """Return up to ``most`` counters from ``start`` on ("" = the fullest), the fullest first.
 
-    #: The fullest first.
-    rows: tuple[Row, ...]
-    #: Where the next part begins; "" = there are no more.
-    following: str
-    #: Level -> how many of all counters have used that much or more.
-    counts: dict[int, int]
-
-
-def near_rows(period: str, chosen: Chosen, start: str, most: int) -> Rows:
-    """Return up to ``most`` counters from ``start`` on (see ``Rows.following``; "" = the fullest)."""
+    Also returns where the next part begins; "" = there are no more.
+    """
     found: list[Row] = []
     following, size = start, most
     for _ in range(_ROUNDS):
@@ -77,7 +68,7 @@ def near_rows(period: str, chosen: Chosen, start: str, most: int) -> Rows:
             break
         size = 2 * size
     found.sort(key=lambda row: (-row.used / row.limit, row.bucket.subject))
-    return Rows(rows=tuple(found), following=following, counts=ledger.counts(period))
+    return found, following
 
 
 def all_near(period: str, chosen: Chosen) -> Iterator[list[Row]]:
@@ -149,9 +140,7 @@ def _bucket(row: Recorded, context: EvaluationContext, policy: RatePolicy | None
 
 def _plan_is_known(caller: Caller, assigned_to: str) -> bool:
     """Return whether the subject alone tells the plan of its requests."""
-    if caller.plan_slug is not None:
-        return True
-    return not settings.plan_resolver and not is_plan_open(caller, assigned_to)
+    return caller.plan_slug is not None or not (settings.plan_resolver or is_plan_open(caller, assigned_to))
 
 
 def _caller(row: Recorded, snapshot: Snapshot) -> DescribedCaller:
