@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from django.core.exceptions import ValidationError
@@ -11,7 +11,7 @@ from django.db import transaction
 from django.utils.translation import gettext as _
 
 from ..changes.databases import policy_alias
-from ..changes.writer import write_reset
+from ..changes.writer import in_batches, write_reset
 from ..conf import settings
 from ..engine.decision import LimitRequest
 from ..engine.protocol import MAX_BUCKETS
@@ -33,11 +33,11 @@ def peek(buckets: Iterable[Bucket]) -> dict[Bucket, BucketStatus]:
 
     With ``ENABLED = False`` every bucket would have the status of an unused one, so that is a ``StoreError`` too.
     """
-    limiter, all_buckets = default_limiter(), tuple(buckets)
+    limiter = default_limiter()
     if getattr(limiter, "unlimited", False):
         raise StoreError("disabled", limiter.store.absent)
-    parts = (all_buckets[at : at + MAX_BUCKETS] for at in range(0, len(all_buckets), MAX_BUCKETS))
-    decisions = (restoring.peek(limiter, limiter.store.call(), part) for part in parts)
+    parts = in_batches(tuple(buckets), MAX_BUCKETS)
+    decisions = (restoring.peek(limiter, limiter.store.call(), tuple(part)) for part in parts)
     return {status.bucket: status for decision in decisions for status in decision.statuses}
 
 
@@ -120,16 +120,12 @@ def shared_reason(counted_per: str, subject: str | None) -> str:
     return ""
 
 
-def _by_subject(buckets: Iterable[Bucket]) -> list[tuple[str, list[Bucket]]]:
+def _by_subject(buckets: Iterable[Bucket]) -> list[tuple[str, Sequence[Bucket]]]:
     """Group the buckets by subject, at most ``MAX_BUCKETS`` per group: each group changes atomically."""
     subjects: dict[str, list[Bucket]] = {}
     for bucket in buckets:
         subjects.setdefault(bucket.subject, []).append(bucket)
-    return [
-        (subject, own[at : at + MAX_BUCKETS])
-        for subject, own in subjects.items()
-        for at in range(0, len(own), MAX_BUCKETS)
-    ]
+    return [(subject, part) for subject, own in subjects.items() for part in in_batches(own, MAX_BUCKETS)]
 
 
 def own_counters(policies: Iterable[RatePolicy]) -> tuple[dict[Bucket, RatePolicy], dict[RatePolicy, str]]:
