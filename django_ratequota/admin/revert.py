@@ -88,8 +88,7 @@ class _RevertPage(AdminPage):
                         errors += error.messages
         entered = {name: form.data.get(name) for name in ("reason", "also")} if form else {}
         form = RevertForm(initial={**entered, "seen": plan.seen})
-        shown_errors = {"errors": [visible(error) for error in errors]}
-        context = {**self.words, **context, **self._planned(plan, form), **shown_errors}
+        context |= {**self.words, **self._planned(plan, form), "errors": [visible(error) for error in errors]}
         return self.render(request, "revert.html", context)
 
     def _apply(self, request: Any, plan: Revert, data: dict[str, Any], message: str) -> list[Step]:
