@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, NamedTuple
 
 from django.db.models import Count, Q, QuerySet
 
 from ..changes.databases import subject_begins
 from ..enforcement.step_runner import limiter_or_error, now_us
-from ..engine.keys import counter_name
 from ..engine.types import Bucket
 from ..models import QuotaWindow, RatePolicy
 from ..policies.facts import to_datetime
@@ -59,49 +56,32 @@ class Chosen:
         return ids if self.policies is None else set(self.policies.filter(pk__in=ids).values_list("pk", flat=True))
 
 
-class Recorded(NamedTuple):
-    """A row of the ledger."""
-
-    pk: int
-    counter: str
-    subject: str
-    policy_id: int | None
-    endpoint_id: int | None
-    used: int
-    limit: int
-    percent: int
-    ends_at: datetime
-
-    def is_of(self, bucket: Bucket) -> bool:
-        """Return whether the row is of the bucket's counter."""
-        return counter_name(bucket) == self.counter
-
-    def correct(self, bucket: Bucket) -> None:
-        """Write the limit that was edited: the row's customer may make no request for weeks."""
-        limit = bucket.rate.capacity
-        if (self.limit, self.policy_id) != (limit, bucket.policy_id):
-            row = QuotaWindow.objects.filter(pk=self.pk)
-            row.update(limit=limit, policy_id=bucket.policy_id, rate=str(bucket.rate))
-
-
 def current_periods() -> list[str]:
     """Return those of whose windows any is used now: months, weeks, days."""
     return [period for period in reversed(QuotaWindow.Period.values) if _current(period).exists()]
 
 
-def rows(period: str, chosen: Chosen, start: str = "") -> QuerySet[QuotaWindow, Any]:
-    """Return the rows that follow ``start`` (see ``after``) as arguments of ``Recorded``, the fullest first."""
+def rows(period: str, chosen: Chosen, start: str = "") -> QuerySet[QuotaWindow]:
+    """Return the rows that follow ``start`` (see ``after``), the fullest first."""
     found = _current(period).filter(chosen.condition())
     if start:
         percent, _dash, pk = start.partition("-")
         # Without OR, for which SQLite would read all rows by their keys.
         found = found.filter(~Q(percent=int(percent), pk__lte=int(pk or 0)), percent__lte=int(percent))
-    return found.order_by("-percent", "pk").values_list(*Recorded._fields)
+    return found.order_by("-percent", "pk")
 
 
-def after(row: Recorded) -> str:
+def after(row: QuotaWindow) -> str:
     """Return where the list goes on after the row, as ``AFTER`` describes."""
     return f"{row.percent}-{row.pk}"
+
+
+def correct(row: QuotaWindow, bucket: Bucket) -> None:
+    """Write the limit that was edited: the row's customer may make no request for weeks."""
+    limit = bucket.rate.capacity
+    if (row.limit, row.policy_id) != (limit, bucket.policy_id):
+        stored = QuotaWindow.objects.filter(pk=row.pk)
+        stored.update(limit=limit, policy_id=bucket.policy_id, rate=str(bucket.rate))
 
 
 def counts(period: str) -> dict[int, int]:

@@ -8,8 +8,9 @@ from datetime import datetime
 from itertools import islice
 
 from ..conf import settings
+from ..engine.keys import counter_name
 from ..engine.types import Bucket
-from ..models import RatePolicy
+from ..models import QuotaWindow, RatePolicy
 from ..policies.assigned import contexts_of, is_plan_open
 from ..policies.facts import policy_facts
 from ..policies.requests.caller import Caller, DescribedCaller
@@ -17,7 +18,7 @@ from ..policies.resolver import EvaluationContext, make_buckets, resolve_uncache
 from ..policies.snapshot import Snapshot
 from . import ledger
 from .explain import newest_policies
-from .ledger import Chosen, Recorded
+from .ledger import Chosen
 
 #: Counters read together for a whole list; how often twice as many are read for a page whose first are out of date.
 _BATCH, _ROUNDS = 500, 5
@@ -55,7 +56,7 @@ def near_rows(period: str, chosen: Chosen, start: str, most: int) -> tuple[list[
     found: list[Row] = []
     following, size = start, most
     for _ in range(_ROUNDS):
-        rows = [Recorded(*row) for row in ledger.rows(period, chosen, following)[: size + 1]]
+        rows = list(ledger.rows(period, chosen, following)[: size + 1])
         passed = 0
         for row in _fitting(chosen, rows[:size]):
             passed += 1
@@ -73,12 +74,12 @@ def near_rows(period: str, chosen: Chosen, start: str, most: int) -> tuple[list[
 
 def all_near(period: str, chosen: Chosen) -> Iterator[list[Row]]:
     """Yield every counter, the fullest first, in batches; not all are in memory at once."""
-    rows = (Recorded(*row) for row in ledger.rows(period, chosen).iterator(chunk_size=_CHUNK))
+    rows = ledger.rows(period, chosen).iterator(chunk_size=_CHUNK)
     while batch := list(islice(rows, _BATCH)):
         yield [row for row in _fitting(chosen, batch) if row is not None]
 
 
-def _fitting(chosen: Chosen, rows: Sequence[Recorded]) -> Iterator[Row | None]:
+def _fitting(chosen: Chosen, rows: Sequence[QuotaWindow]) -> Iterator[Row | None]:
     """Yield what each row is now, None where it is not of those that are chosen."""
     live = _live(rows)
     policies = chosen.among(row.policy.pk for row in live.values())
@@ -88,7 +89,7 @@ def _fitting(chosen: Chosen, rows: Sequence[Recorded]) -> Iterator[Row | None]:
         yield row if fits else None
 
 
-def _live(rows: Sequence[Recorded]) -> dict[Recorded, Row]:
+def _live(rows: Sequence[QuotaWindow]) -> dict[QuotaWindow, Row]:
     """Return the counter of each row under the limit that applies now.
 
     Rows to which no limit applies any more are left out. Of several rows of one counter, after its policy has
@@ -97,7 +98,7 @@ def _live(rows: Sequence[Recorded]) -> dict[Recorded, Row]:
     snapshot, now_us = newest_policies(), ledger.time_us()
     policies = _policies(row.policy_id for row in rows)
     contexts = contexts_of([_caller(row, snapshot) for row in rows], snapshot.overview.snapshot, now_us)
-    buckets: dict[Recorded, Bucket] = {}
+    buckets: dict[QuotaWindow, Bucket] = {}
     counters = set()
     for row, context in zip(rows, contexts, strict=True):
         if row.endpoint_id is not None:
@@ -112,20 +113,20 @@ def _live(rows: Sequence[Recorded]) -> dict[Recorded, Row]:
     policies |= _policies(bucket.policy_id for bucket in buckets.values() if bucket.policy_id not in policies)
     live = {}
     for row, bucket in buckets.items():
-        row.correct(bucket)
+        ledger.correct(row, bucket)
         stored = policies.get(bucket.policy_id or 0)
         if stored is not None:
             live[row] = Row(policy=stored, bucket=bucket, used=row.used, ends_at=row.ends_at)
     return live
 
 
-def _bucket(row: Recorded, context: EvaluationContext, policy: RatePolicy | None) -> Bucket | None:
+def _bucket(row: QuotaWindow, context: EvaluationContext, policy: RatePolicy | None) -> Bucket | None:
     """Return the bucket with the row's counter, by the policy that applies to its caller now; None = none does.
 
     Where the subject alone does not tell which policy applies, it is the last one that did, if it is still active.
     """
     resolution = resolve_uncached(context)
-    found = next((bucket for bucket in resolution.buckets if row.is_of(bucket)), None)
+    found = next((bucket for bucket in resolution.buckets if row.counter == counter_name(bucket)), None)
     known = _plan_is_known(context.caller, resolution.assigned_to)
     by_plan = found and any(one.id == found.policy_id and one.plan_id is not None for one in resolution.winners)
     if (found is not None and (known or not by_plan)) or (known and context.caller.user_id is not None):
@@ -133,8 +134,8 @@ def _bucket(row: Recorded, context: EvaluationContext, policy: RatePolicy | None
     facts = None if policy is None or policy.mode == RatePolicy.Mode.OFF else policy_facts(policy)
     if facts is not None and facts.active(context.now_us) and facts.endpoint_id == row.endpoint_id:
         endpoint = next(iter(context.endpoints), None)
-        last = (bucket for bucket in make_buckets(facts, endpoint, row.subject) if row.is_of(bucket))
-        found = next(last, found)
+        buckets = make_buckets(facts, endpoint, row.subject)
+        found = next((bucket for bucket in buckets if row.counter == counter_name(bucket)), found)
     return found
 
 
@@ -143,7 +144,7 @@ def _plan_is_known(caller: Caller, assigned_to: str) -> bool:
     return caller.plan_slug is not None or not (settings.plan_resolver or is_plan_open(caller, assigned_to))
 
 
-def _caller(row: Recorded, snapshot: Snapshot) -> DescribedCaller:
+def _caller(row: QuotaWindow, snapshot: Snapshot) -> DescribedCaller:
     """Return the caller that the subject names, as far as it does."""
     kind, _colon, value = row.subject.partition(":")
     plan = snapshot.plans.get(int(value)) if kind == "plan" and value.isdecimal() else None
