@@ -65,11 +65,6 @@ class Selection:
         }
         return "?" + urlencode({name: value for name, value in params.items() if value is not None})
 
-    @property
-    def filtered(self) -> bool:
-        """Whether only some of the window's subjects are selected."""
-        return bool(self.search) or (self.plan_id, self.endpoint_id, self.policy_id) != (None, None, None)
-
 
 class QuotasPage(AdminPage):
     """Who is near a limit now, the fullest first; with ``csv`` in the address all of them, as a file."""
@@ -158,19 +153,20 @@ class QuotasPage(AdminPage):
 
     def _rows(self, request: Any, selection: Selection) -> dict[str, Any]:
         """Return the rows, and what leads to others."""
-        rows, following = near_rows(selection.period, self._chosen(request, selection), selection.start, _PAGE)
+        chosen = self._chosen(request, selection)
+        rows, following = near_rows(selection.period, chosen, selection.start, _PAGE)
         users = caller_names(row.bucket.subject for row in rows)
         policies = {row.policy.pk: shown(row.policy) for row in rows}
         if selection.policy_id is not None:
             policies.setdefault(selection.policy_id, gettext("policy %s") % selection.policy_id)
         now_us, boosts = time_us(), may(request.user, "add", override=True)
-        counted = not selection.filtered and self.admin.sees_all_policies(request)
+        all_are = (chosen.policies, chosen.endpoint_id, chosen.subjects) == (None, None, None)
         return {
             "rows": [self._row(row, users, now_us, boosts, selection.period) for row in rows],
             "policy_choices": [(pk, text, pk == selection.policy_id) for pk, text in policies.items()],
             "counts": [
                 (_level_text(level), number_text(number), selection.query(level=level))
-                for level, number in (counts(selection.period) if counted else {}).items()
+                for level, number in (counts(selection.period) if all_are else {}).items()
             ],
             "lower": selection.query(level=LEVELS[0]) if selection.level > LEVELS[0] else "",
             "first": selection.query() if selection.start else "",

@@ -132,21 +132,19 @@ class _RevertPage(AdminPage):
         tables = [_differences(step) for step in steps]
         names = RelatedNames(row for table in tables for row in table)
         head = (_("field"), _("now"), _("restored"))
-        described = []
-        for step, table in zip(steps, tables, strict=True):
-            described.append(
-                {
-                    "text": shown(step.text),
-                    "kind": kind_name(step.kind),
-                    "id": step.object_id,
-                    "verb": step.verb,
-                    "edited": step.edited and not step.obstacle,
-                    "obstacle": visible(step.obstacle),
-                    "table": as_table(table, head, self.admin.get_empty_value_display(), names) if table else "",
-                    "url": self.admin.page_url("change", quote(step.last or step.change)),
-                }
-            )
-        return described
+        return [
+            {
+                "text": shown(step.text),
+                "kind": kind_name(step.kind),
+                "id": step.object_id,
+                "verb": step.verb,
+                "edited": step.edited and not step.obstacle,
+                "obstacle": visible(step.obstacle),
+                "table": as_table(table, head, self.admin.get_empty_value_display(), names) if table else "",
+                "url": self.admin.page_url("change", quote(step.last or step.change)),
+            }
+            for step, table in zip(steps, tables, strict=True)
+        ]
 
 
 class SavePage(_RevertPage):

@@ -334,7 +334,7 @@ def test_redis_servers_are_listed(operator: Client, scene: Scene) -> None:
 
 
 def test_evictions_are_a_warning() -> None:
-    info = {"redis_version": "7.4.0", "evicted_keys": 1234, "maxmemory": 1048576, "used_memory": 2048}
+    info = {"redis_version": "7.4.0", "evicted_keys": "1234", "maxmemory": "1048576", "used_memory": "2048"}
     row = server("cache:6379", info)
     assert row["loses"]
     assert row["cells"] == ["up", "redis 7.4.0", "–", "2.0\xa0KB (1.0\xa0MB)", "–", "1,234"]

@@ -198,8 +198,5 @@ def server(name: str, info: dict[str, str]) -> dict[str, Any]:
     return {"name": shown(name), "cells": cells, "loses": bool(evicted)}
 
 
-def _integer(value: Any) -> int | None:
-    try:
-        return int(value)
-    except (TypeError, ValueError):
-        return None
+def _integer(text: str | None) -> int | None:
+    return int(text) if text and text.isdecimal() else None
