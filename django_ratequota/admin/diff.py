@@ -24,11 +24,8 @@ _FIELDS = 2
 _CHARACTERS = 40
 
 
-def as_table(
-    rows: Sequence[Difference], heads: tuple[Any, Any, Any], empty: Any, names: RelatedNames | None = None
-) -> str:
+def as_table(rows: Sequence[Difference], heads: tuple[Any, Any, Any], empty: Any, names: RelatedNames) -> str:
     """Return the differences as an HTML table, with ``empty`` for missing values."""
-    names = names or RelatedNames(rows)
     cells = (
         (label(name, field), *(names.whole(field, value) or empty for value in values))
         for name, field, *values in rows

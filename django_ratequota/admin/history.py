@@ -243,4 +243,4 @@ class PolicyChangeAdmin(SearchesRelated, AutocompleteAdmin, RecordedAdmin):
         if not rows:
             return self.get_empty_value_display()
         head = _("counter") if change.model == "counter" else _("field")
-        return as_table(rows, (head, _("before"), _("after")), self.get_empty_value_display())
+        return as_table(rows, (head, _("before"), _("after")), self.get_empty_value_display(), RelatedNames(rows))

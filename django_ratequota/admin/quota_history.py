@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import date, timedelta
+from datetime import date
 from typing import Any
 
 from django import forms
@@ -12,14 +12,14 @@ from django.utils.translation import gettext_lazy as _
 
 from ..models import Endpoint, QuotaWindow, RatePolicy
 from ..monitoring.ledger_rows import stored_subject
-from ..operations.ledger import local_date, time_us
-from ..operations.past_windows import Past, past_of
+from ..operations.ledger import time_us
+from ..operations.past_windows import Past, local_date, past_of
 from ..policies.facts import to_datetime
 from .charts import Plot, Series
 from .csv_file import csv_response
 from .formatting import isolated, shown
 from .names import caller_names, caller_text, deleted
-from .pages import AdminPage
+from .pages import AdminPage, is_id
 from .usage.labels import explain_url
 
 #: Counters of a page.
@@ -56,7 +56,7 @@ class QuotaHistoryPage(AdminPage):
         if period not in periods:
             period = next(iter(periods), "")
         start = request.GET.get("start", "")
-        first = int(start) if start.isascii() and start.isdecimal() and len(start) < 10 else 0
+        first = int(start) if is_id(start) else 0
         past = _past(windows.filter(period=period), period) if period else []
         rows = past[first : first + _PAGE]
         query = {"subject": subject, "period": period}
@@ -92,7 +92,7 @@ class QuotaHistoryPage(AdminPage):
 def _past(windows: Any, period: str) -> list[Past]:
     most, days = _SHOWN[period]
     now_us = time_us()
-    since = to_datetime(now_us - int(timedelta(days=days).total_seconds()) * 10**6)
+    since = to_datetime(now_us - days * 86_400 * 10**6)
     return past_of(windows.filter(starts_at__gte=since), most, local_date(to_datetime(now_us)))
 
 

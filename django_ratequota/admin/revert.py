@@ -88,8 +88,7 @@ class _RevertPage(AdminPage):
                         errors += error.messages
         entered = {name: form.data.get(name) for name in ("reason", "also")} if form else {}
         form = RevertForm(initial={**entered, "seen": plan.seen})
-        shown_errors = {"errors": [visible(error) for error in errors]}
-        context = {**self.words, **context, **self._planned(plan, form), **shown_errors}
+        context |= {**self.words, **self._planned(plan, form), "errors": [visible(error) for error in errors]}
         return self.render(request, "revert.html", context)
 
     def _apply(self, request: Any, plan: Revert, data: dict[str, Any], message: str) -> list[Step]:
@@ -133,21 +132,19 @@ class _RevertPage(AdminPage):
         tables = [_differences(step) for step in steps]
         names = RelatedNames(row for table in tables for row in table)
         head = (_("field"), _("now"), _("restored"))
-        described = []
-        for step, table in zip(steps, tables, strict=True):
-            described.append(
-                {
-                    "text": shown(step.text),
-                    "kind": kind_name(step.kind),
-                    "id": step.object_id,
-                    "verb": step.verb,
-                    "edited": step.edited and not step.obstacle,
-                    "obstacle": visible(step.obstacle),
-                    "table": as_table(table, head, self.admin.get_empty_value_display(), names) if table else "",
-                    "url": self.admin.page_url("change", quote(step.last or step.change)),
-                }
-            )
-        return described
+        return [
+            {
+                "text": shown(step.text),
+                "kind": kind_name(step.kind),
+                "id": step.object_id,
+                "verb": step.verb,
+                "edited": step.edited and not step.obstacle,
+                "obstacle": visible(step.obstacle),
+                "table": as_table(table, head, self.admin.get_empty_value_display(), names) if table else "",
+                "url": self.admin.page_url("change", quote(step.last or step.change)),
+            }
+            for step, table in zip(steps, tables, strict=True)
+        ]
 
 
 class SavePage(_RevertPage):

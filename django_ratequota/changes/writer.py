@@ -73,9 +73,9 @@ def changed_by(
             save.close()
 
 
-def in_batches(items: Sequence[_Item]) -> list[Sequence[_Item]]:
-    """Return the items in slices of at most ``BATCH``."""
-    return [items[start : start + BATCH] for start in range(0, len(items), BATCH)]
+def in_batches(items: Sequence[_Item], size: int = BATCH) -> list[Sequence[_Item]]:
+    """Return the items in slices of at most ``size``."""
+    return [items[start : start + size] for start in range(0, len(items), size)]
 
 
 def users_by_login(names: Iterable[Any], using: str) -> dict[str, list[Any]]:

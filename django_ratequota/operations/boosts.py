@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 from ..changes.validators import canonical_subject
 from ..conf import settings
 from ..engine.calendar_windows import window_end_us
-from ..engine.rates import BLOCKED, DEFAULT_ALGORITHM, MAX_UNITS, MONTH, UNLIMITED, Rate
+from ..engine.rates import BLOCKED, MAX_UNITS, UNLIMITED, Rate, format_rate
 from ..engine.types import Bucket
 from ..models import RatePolicy
 from ..monitoring.records import digest
@@ -217,10 +217,8 @@ def doubled(rates: tuple[Rate, ...] | str, algorithm: str) -> str:
     texts = []
     for rate in rates:
         burst = None if rate.burst is None else min(2 * rate.burst, MAX_UNITS)
-        text = str(replace(rate, limit=min(2 * rate.limit, MAX_UNITS), burst=burst))
-        if rate.period != MONTH and rate.algorithm == DEFAULT_ALGORITHM != algorithm:
-            text += f" {rate.algorithm}"
-        texts.append(text.removesuffix(f" {algorithm}") if rate.algorithm == algorithm else text)
+        twice = replace(rate, limit=min(2 * rate.limit, MAX_UNITS), burst=burst)
+        texts.append(format_rate(twice, named=rate.algorithm != algorithm))
     return ", ".join(texts)
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from django.core.exceptions import ValidationError
@@ -12,9 +11,9 @@ from django.db import transaction
 from django.utils.translation import gettext as _
 
 from ..changes.databases import policy_alias
-from ..changes.writer import write_reset
+from ..changes.writer import in_batches, write_reset
 from ..conf import settings
-from ..engine.decision import Decision, LimitRequest
+from ..engine.decision import LimitRequest
 from ..engine.keys import counter_name
 from ..engine.protocol import MAX_BUCKETS
 from ..engine.types import Bucket, BucketStatus
@@ -31,20 +30,16 @@ from .explain import explain_caller, newest_policies
 
 
 def peek(buckets: Iterable[Bucket]) -> dict[Bucket, BucketStatus]:
-    """Return the status of each bucket, except those of a Cluster node that is down; raises ``StoreError``."""
-    return {status.bucket: status for decision in peeked(buckets) for status in decision.statuses}
-
-
-def peeked(buckets: Iterable[Bucket]) -> Iterator[Decision]:
-    """Yield the status of each bucket as ``peek`` returns them, with the time of each call.
+    """Return the status of each bucket, except those of a Cluster node that is down; raises ``StoreError``.
 
     With ``ENABLED = False`` every bucket would have the status of an unused one, so that is a ``StoreError`` too.
     """
-    limiter, all_buckets = default_limiter(), tuple(buckets)
+    limiter = default_limiter()
     if getattr(limiter, "unlimited", False):
         raise StoreError("disabled", limiter.store.absent)
-    for at in range(0, len(all_buckets), MAX_BUCKETS):
-        yield restoring.peek(limiter, limiter.store.call(), all_buckets[at : at + MAX_BUCKETS])
+    parts = in_batches(tuple(buckets), MAX_BUCKETS)
+    decisions = (restoring.peek(limiter, limiter.store.call(), tuple(part)) for part in parts)
+    return {status.bucket: status for decision in decisions for status in decision.statuses}
 
 
 def reset(buckets: Iterable[Bucket], reason: str = "") -> tuple[BucketStatus, ...]:
@@ -53,7 +48,7 @@ def reset(buckets: Iterable[Bucket], reason: str = "") -> tuple[BucketStatus, ..
     Subject by subject, each completely or not at all. Raises ``StoreError`` at the first that fails; subjects before
     it stay reset and recorded. Units consumed between peek and reset are not in the statuses.
     """
-    return _lower(buckets, partial(write_reset, reason=reason), default_limiter().reset, None)
+    return _lower(buckets, default_limiter().reset, None, reason)
 
 
 def grant(buckets: Iterable[Bucket], units: int, reason: str = "") -> tuple[BucketStatus, ...]:
@@ -76,14 +71,11 @@ def grant(buckets: Iterable[Bucket], units: int, reason: str = "") -> tuple[Buck
         request = LimitRequest(mode="refund", buckets=tuple(own), cost=units, costs=(units,) * len(own))
         drive(limiter.steps(request), limiter.store.call().do)
 
-    return _lower(before, partial(write_reset, units=units, reason=reason), give_back, units)
+    return _lower(before, give_back, units, reason)
 
 
 def _lower(
-    buckets: Iterable[Bucket],
-    record: Callable[[str, tuple[BucketStatus, ...]], None],
-    change: Callable[[list[Bucket]], object],
-    units: int | None,
+    buckets: Iterable[Bucket], change: Callable[[list[Bucket]], object], units: int | None, reason: str
 ) -> tuple[BucketStatus, ...]:
     """Record and change the counters of each subject by ``units`` (None = all); return their statuses before.
 
@@ -93,16 +85,16 @@ def _lower(
     before: list[BucketStatus] = []
     # In the order in which the ledger writes, so that rows are not locked crosswise.
     for subject, own in sorted(_by_subject(buckets), key=lambda group: counter_name(group[1][0])):
-        [decision] = peeked(own)
-        kept = [status for status in decision.statuses if status.bucket.durable and ledger.is_kept(limiter)]
+        statuses, at_us = peek(own).values(), limiter.now_us
+        kept = [status for status in statuses if status.bucket.durable and ledger.is_kept(limiter)]
         with transaction.atomic(using=alias):
-            record(subject, decision.statuses)
-            if others := [status.bucket for status in decision.statuses if status not in kept]:
+            write_reset(subject, list(statuses), reason, units)
+            if others := [status.bucket for status in statuses if status not in kept]:
                 change(others)
-            refund = ledger.refund(limiter, [status.bucket for status in kept], units, decision.at_us)
+            refund = ledger.refund(limiter, [status.bucket for status in kept], units, at_us)
             # Robust: the units are given back, so Redis failing now must not fail the request.
             transaction.on_commit(refund, using=alias, robust=True)
-        before += decision.statuses
+        before += statuses
     return tuple(before)
 
 
@@ -129,16 +121,12 @@ def shared_reason(counted_per: str, subject: str | None) -> str:
     return ""
 
 
-def _by_subject(buckets: Iterable[Bucket]) -> list[tuple[str, list[Bucket]]]:
+def _by_subject(buckets: Iterable[Bucket]) -> list[tuple[str, Sequence[Bucket]]]:
     """Group the buckets by subject, at most ``MAX_BUCKETS`` per group: each group changes atomically."""
     subjects: dict[str, list[Bucket]] = {}
     for bucket in buckets:
         subjects.setdefault(bucket.subject, []).append(bucket)
-    return [
-        (subject, own[at : at + MAX_BUCKETS])
-        for subject, own in subjects.items()
-        for at in range(0, len(own), MAX_BUCKETS)
-    ]
+    return [(subject, part) for subject, own in subjects.items() for part in in_batches(own, MAX_BUCKETS)]
 
 
 def own_counters(policies: Iterable[RatePolicy]) -> tuple[dict[Bucket, RatePolicy], dict[RatePolicy, str]]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
+from itertools import groupby
 from typing import Any
 
 from django.core.exceptions import ValidationError
-from django.db.models import Case, Count, Exists, F, Max, Min, OuterRef, QuerySet, Subquery, Sum, When
+from django.db.models import Exists, OuterRef, QuerySet, Subquery
 from django.utils.module_loading import import_string
 from django.utils.translation import gettext as _
 
@@ -18,7 +19,6 @@ from ..models import Endpoint, QuotaWindow, RatePolicy
 from ..monitoring.ledger_rows import stored_subject
 from ..policies.facts import to_datetime, to_us
 from ..policies.requests.caller import Caller
-from .ledger import anchor_of, local_date
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,31 +68,26 @@ def used_in_month(month: str, subject: str = "") -> Iterator[Used]:
     if subject:
         rows = rows.filter(subject=stored_subject(subject))
     names = dict(Endpoint.objects.values_list("pk", "name"))
-    last = rows.filter(counter=OuterRef("counter")).order_by("-starts_at")
-    sums = rows.annotate(month=Case(When(period=QuotaWindow.Period.MONTH, then=F("starts_at"))))
-    sums = sums.order_by("subject", "counter", "month").values("subject", "counter", "endpoint_id", "month")
-    sums = sums.annotate(
-        windows=Count("pk"),
-        sum=Sum("used"),
-        begins=Min("starts_at"),
-        ends=Max("ends_at"),
-        # Of a month, its only row's.
-        **{f"month_{name}": Max(name) for name in ("rate", "limit", "policy_id")},
-        **{f"last_{name}": Subquery(last.values(name)[:1]) for name in ("rate", "limit", "policy_id")},
-    )
-    for row in sums.iterator(chunk_size=2000):
-        pk, limited = row["endpoint_id"], "month" if row["month"] else "last"
+    in_order = rows.order_by("subject", "counter", "starts_at").iterator(chunk_size=2000)
+    for _counter, group in groupby(in_order, key=_counter_or_month):
+        windows = list(group)
+        last, pk = windows[-1], windows[-1].endpoint_id
         yield Used(
-            subject=row["subject"],
+            subject=last.subject,
             endpoint=None if pk is None else names.get(pk, f"#{pk}"),
-            rate=row[f"{limited}_rate"],
-            windows=row["windows"],
-            used=row["sum"],
-            limit=row[f"{limited}_limit"],
-            begins=local_date(row["begins"]),
-            ends=local_date(row["ends"]),
-            policy=row[f"{limited}_policy_id"],
+            rate=last.rate,
+            windows=len(windows),
+            used=sum(window.used for window in windows),
+            limit=last.limit,
+            begins=local_date(windows[0].starts_at),
+            ends=local_date(last.ends_at),
+            policy=last.policy_id,
         )
+
+
+def _counter_or_month(window: QuotaWindow) -> tuple[object, ...]:
+    """Return what the windows of one ``Used`` share."""
+    return window.counter, window.starts_at if window.period == QuotaWindow.Period.MONTH else None
 
 
 def windows_of(caller: Caller) -> QuerySet[QuotaWindow]:
@@ -143,13 +138,26 @@ def past_of(windows: QuerySet[QuotaWindow], most: int, today: date) -> list[Past
     ]
 
 
+def _anchor_of(begins: date, ends: date) -> int:
+    """Return the day on which months begin, from the bounds of one."""
+    shorter = min(begins, ends, key=lambda day: day.day)
+    # A month's last day may stand for a later one. Other days differ where the day was changed: the end's counts.
+    is_last = (shorter + timedelta(days=1)).day == 1
+    return max(begins.day, ends.day) if is_last else ends.day
+
+
+def local_date(at: datetime) -> date:
+    """Return the date in TIME_ZONE."""
+    return datetime.fromtimestamp(to_us(at) / 10**6, settings.time_zone).date()
+
+
 def _without_gaps(windows: list[QuotaWindow], today: date) -> Iterator[tuple[date, int, int]]:
     """Yield each window, and those between in which nothing was used, as (first day, used, limit)."""
     following = [*(local_date(one.starts_at) for one in windows[1:]), today + timedelta(days=1)]
     for window, until in zip(windows, following, strict=True):
         begins, ends = local_date(window.starts_at), local_date(window.ends_at)
         yield begins, window.used, window.limit
-        anchor = anchor_of(begins, ends)
+        anchor = _anchor_of(begins, ends)
         while ends < until:
             yield ends, 0, 0
             ends = _next(ends, window.period, anchor)

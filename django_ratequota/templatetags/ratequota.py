@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -57,10 +57,10 @@ def ratequota_usage(context: Any, scope: str) -> Usage | None:
         (status for _, status in limits if status is not None), key=lambda s: (s.remaining / s.limit, s.remaining)
     )
     usages = tuple(_usage(status, now) for status in found)
-    return _usage(found[0], now, usages) if found else None
+    return replace(usages[0], limits=usages) if usages else None
 
 
-def _usage(status: BucketStatus, now: datetime, limits: tuple[Usage, ...] = ()) -> Usage:
+def _usage(status: BucketStatus, now: datetime) -> Usage:
     def after(us: int | None) -> datetime:
         return timezone.localtime((now + timedelta(microseconds=us or 0)).astimezone(UTC))
 
@@ -71,5 +71,4 @@ def _usage(status: BucketStatus, now: datetime, limits: tuple[Usage, ...] = ()) 
         used=status.used,
         reset=after(status.reset_after_us),
         retry_at=after(status.retry_after_us),
-        limits=limits,
     )

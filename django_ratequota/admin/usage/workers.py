@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -104,11 +104,7 @@ def _proof(revision: int | None, workers: Sequence[Health], states: Sequence[str
         return gettext("No revision has been published yet.")
     at = published_at(revision)
     live = [worker for worker, state in zip(workers, states, strict=True) if state == "live"]
-    words = {
-        "revision": revision_text(revision),
-        "live": len(live),
-        "all": len(workers),
-    }
+    words = {"revision": revision_text(revision), "live": len(live), "all": len(workers)}
     if not live:
         text = ngettext(
             "Revision %(revision)s is live on %(live)d of %(all)d worker.",
@@ -183,12 +179,8 @@ def latency(workers: Sequence[Health]) -> dict[str, Any]:
     }
 
 
-def servers(infos: Mapping[str, dict[str, str]]) -> list[dict[str, Any]]:
-    """Return a row for each Redis server, from its INFO."""
-    return [_server(name, info) for name, info in infos.items()]
-
-
-def _server(name: str, info: dict[str, str]) -> dict[str, Any]:
+def server(name: str, info: dict[str, str]) -> dict[str, Any]:
+    """Return the row of a Redis server, from its INFO."""
     product, version = server_version(info)
     # Managed servers leave some of these out.
     limit, used, up = (_integer(info.get(key)) for key in ("maxmemory", "used_memory", "uptime_in_seconds"))
@@ -206,8 +198,5 @@ def _server(name: str, info: dict[str, str]) -> dict[str, Any]:
     return {"name": shown(name), "cells": cells, "loses": bool(evicted)}
 
 
-def _integer(value: Any) -> int | None:
-    try:
-        return int(value)
-    except (TypeError, ValueError):
-        return None
+def _integer(text: str | None) -> int | None:
+    return int(text) if text and text.isdecimal() else None
