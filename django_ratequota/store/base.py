@@ -345,7 +345,7 @@ class Call:
         if budget.left < NOTHING:
             raise OutOfTime(self._store.timeout)
         if step.breaker is not None and step.breaker.open and not self.always:
-            step.breaker.take_probe()
+            step.breaker.take_probe(step.server.activity.surplus_at)
         if step.share < 1.0:
             budget = Budget(budget.left * step.share)
         budget.begun_at, budget.left_at_begin, budget.left_at_send = time.monotonic(), budget.left, None
