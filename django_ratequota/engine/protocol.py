@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ..exceptions import InvalidBucket, MissingCounts, NewerRevision, StoreError
-from ..store.base import Store, run_script
+from ..store.base import Store
 from ..store.commands import Command, ScriptCall
 from .calendar_windows import calendar_window
 from .decision import CHARGING, Decision, LimitRequest, Steps, charge_each
@@ -117,12 +117,12 @@ class ScriptBackend:
             args[window_key(f"{self._prefix}:{counter}", first_day)] = charged, refunded, ttl_ms
         raised = 0
         for keys in self._by_server(list(args)):
-            raised += int((yield from run_script(RAISE, keys, [number for key in keys for number in args[key]])))
+            raised += int((yield ScriptCall(RAISE, keys, [number for key in keys for number in args[key]])))
         return raised
 
     def publish(self) -> Generator[Command, Any, int]:
         """Return the step that stores a new revision, and return it."""
-        return int((yield from run_script(PUBLISH, [revision_key(self._prefix)], ())))
+        return int((yield ScriptCall(PUBLISH, [revision_key(self._prefix)], ())))
 
     def _by_server(self, keys: list[str]) -> list[list[str]]:
         # On a Cluster each key may live on a server of its own.

@@ -104,14 +104,12 @@ class PlanAssignment(TrackedModel):
         ),
     )
     reason = reason()
-    created_by = models.ForeignKey(
+    created_by = optional_reference(
         django_settings.AUTH_USER_MODEL,
+        _("created by"),
         on_delete=models.SET_NULL,
-        null=True,
-        blank=True,
         editable=False,
         related_name="+",
-        verbose_name=_("created by"),
         help_text=_("The operator who made the assignment."),
     )
     created_at = models.DateTimeField(

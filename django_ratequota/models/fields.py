@@ -104,18 +104,10 @@ def user_or_subject(name: str) -> models.CheckConstraint:
 
 
 def optional_reference(
-    to: Any, verbose_name: Any, *, related_name: str, help_text: Any, on_delete: Any = models.CASCADE
+    to: Any, name: Any, *, on_delete: Any = models.CASCADE, **options: Any
 ) -> models.ForeignKey[Any, Any]:
     """Return a foreign key that may be empty."""
-    return models.ForeignKey(
-        to,
-        on_delete=on_delete,
-        null=True,
-        blank=True,
-        related_name=related_name,
-        verbose_name=verbose_name,
-        help_text=help_text,
-    )
+    return models.ForeignKey(to, on_delete=on_delete, null=True, blank=True, verbose_name=name, **options)
 
 
 def optional_time(verbose_name: Any, help_text: Any) -> models.DateTimeField[Any, Any]:
