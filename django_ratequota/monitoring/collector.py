@@ -145,9 +145,8 @@ class Collector:
     def _send(self, limiter: Limiter, hour: int, payload: dict[str, Any], chunk: bytes) -> int:
         start = hour * HOUR
         names = [MINUTES.key(start), QUARTERS.key(start)]
-        names += [f"{outcome}:{hour}" for outcome in OUTCOMES]
-        names += [f"usage:{hour}", f"level:{hour}", "refusals", "refused_at", "refused_more"]
-        names += ["would_be", "would_be_at"]
+        names += [f"{name}:{hour}" for name in (*OUTCOMES, "usage", "level")]
+        names += ["refusals", "refused_at", "refused_more", "would_be", "would_be_at"]
         args = [json.dumps(payload), chunk, self._level_for(hour)]
         args += [MAX_FIELDS, MAX_CALLERS, MAX_USAGE_BYTES, MAX_KEPT_REFUSALS]
         args += [_MINUTES_TTL, _TTL, start - KEPT_SECONDS, MAX_KEPT_WOULD_BE]

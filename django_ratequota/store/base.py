@@ -262,13 +262,11 @@ class AbsentStore(Store):
         """``reason`` is the label of its ``StoreError``s; ``absent``, their message, tells why there is no server."""
         self.absent, self._reason = absent, reason
 
-    def steps(self, command: Command, always: bool) -> Never:
+    def steps(self, command: Command, always: bool = True) -> Never:
         """Raise ``StoreError``."""
         raise StoreError(self._reason, self.absent)
 
-    def survey_steps(self, command: Command) -> Never:
-        """Raise ``StoreError``."""
-        raise StoreError(self._reason, self.absent)
+    survey_steps = steps
 
     def close(self) -> None:
         """Do nothing."""
