@@ -31,4 +31,5 @@ class RateQuotaConfig(AppConfig):
         alerts.connect_receivers()
         if "celery" in sys.modules:  # its child processes end without Python's exit functions
             import_module("celery.signals").worker_process_shutdown.connect(lambda **_: ledger.end(), weak=False)
-        post_migrate.connect(cache.expire_after_migrate, sender=self, dispatch_uid="ratequota_after_migrate")
+        # Migrations and ``flush`` write policies that nobody records.
+        post_migrate.connect(cache.policies.expire, sender=self, dispatch_uid="ratequota_after_migrate")

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-#: Reasons of a ``StoreError`` that redirect a command or ask to send it again; the server is healthy.
-REDIRECTS = frozenset("noscript moved ask tryagain".split())
-#: Reasons of errors that the same command gets every time: its key, script or argument is wrong.
-PERMANENT = frozenset("crossslot wrongtype response".split())
-#: Reasons of error replies by a healthy server, which may well decide other commands.
-ANSWERS = REDIRECTS | PERMANENT
+#: Reasons of error replies by a healthy server, which may well decide other commands: it redirects this one, asks to
+#: send it again, or the command's key, script or argument is wrong.
+ANSWERS = frozenset("noscript moved ask tryagain crossslot wrongtype response".split())
 
 
 class RateQuotaError(Exception):

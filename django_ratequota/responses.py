@@ -113,12 +113,9 @@ def _response(request: Any, decision: Decision, media_type: str) -> HttpResponse
 
 
 def _media_type(request: Any) -> str:
-    return _preferred(_truncated(request.META.get("HTTP_ACCEPT", "*/*")))
-
-
-def _truncated(accept: str) -> str:
-    """Return the complete media ranges in the first ``MAX_ACCEPT`` characters; "" where there is none."""
-    return accept if len(accept) <= MAX_ACCEPT else accept[: max(0, accept.rfind(",", 0, MAX_ACCEPT))]
+    accept = request.META.get("HTTP_ACCEPT", "*/*")
+    # Of a long header the complete media ranges in its first characters, if any.
+    return _preferred(accept if len(accept) <= MAX_ACCEPT else accept[: max(0, accept.rfind(",", 0, MAX_ACCEPT))])
 
 
 @lru_cache(maxsize=256)

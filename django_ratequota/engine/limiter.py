@@ -218,10 +218,6 @@ class Limiter:
         """The store's clock as this process last saw it, or the injected one."""
         return self.backend.now_us
 
-    def answer_age(self) -> float:
-        """Seconds since the store last compared a caller's revision with the published one."""
-        return time.monotonic() - self._compared_at
-
     def revision_steps(self, share: float = 1.0) -> Generator[Command, Any, int]:
         """Return the steps of ``stored_revision``; on a Cluster in this share of the decision's time at most."""
         try:

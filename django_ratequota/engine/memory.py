@@ -20,6 +20,7 @@ from ..utils.locks import ForkSafeLock
 from .calendar_windows import calendar_window
 from .decision import BY_HAND, CHARGING, Charges, Decision, LimitRequest, Steps, charge_each
 from .protocol import Raised, bucket_keys
+from .rates import BURST_ALGORITHMS
 from .types import Bucket, BucketStatus
 
 #: Most counters of a process. The least recently used are forgotten, which resets their limits, except refusing ones.
@@ -245,9 +246,7 @@ _COUNTERS: dict[str, type[_Counter]] = {
     "fixed_window": _FixedWindow,
     "sliding_window_log": _SlidingLog,
     "sliding_window_counter": _SlidingCounter,
-    "token_bucket": _Meter,
-    "leaky_bucket": _Meter,
-    "gcra": _Meter,
+    **dict.fromkeys(BURST_ALGORITHMS, _Meter),
 }
 
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ..exceptions import InvalidBucket, NewerRevision, StoreError
-from ..store.base import Store, run_script
+from ..store.base import Store
 from ..store.commands import Command, ScriptCall
 from .calendar_windows import calendar_window
 from .decision import CHARGING, Decision, LimitRequest, Steps, charge_each
@@ -126,7 +126,7 @@ class ScriptBackend:
             # As one argument: the client takes longer for many than for the rest of the call.
             packed = struct.pack(f">{3 * len(keys)}d", *(number for key in keys for number in args[key]))
             try:
-                found += yield from run_script(RAISE, keys, (packed,))
+                found += yield ScriptCall(RAISE, keys, (packed,))
             except StoreError as error:  # a server that is down leaves the others' keys
                 failure = error
         if failure:
@@ -135,7 +135,7 @@ class ScriptBackend:
 
     def publish(self) -> Generator[Command, Any, int]:
         """Return the step that stores a new revision, and return it."""
-        return int((yield from run_script(PUBLISH, [revision_key(self._prefix)], ())))
+        return int((yield ScriptCall(PUBLISH, [revision_key(self._prefix)], ())))
 
     def _by_server(self, keys: list[str]) -> list[list[str]]:
         # On a Cluster each key may live on a server of its own.

@@ -15,14 +15,7 @@ from typing import Literal, NamedTuple
 
 from ..exceptions import InvalidRate
 
-ALGORITHMS = (
-    "fixed_window",
-    "sliding_window_log",
-    "sliding_window_counter",
-    "token_bucket",
-    "leaky_bucket",
-    "gcra",
-)
+ALGORITHMS = ("fixed_window", "sliding_window_log", "sliding_window_counter", "token_bucket", "leaky_bucket", "gcra")
 DEFAULT_ALGORITHM = "token_bucket"
 #: What a rate counts: the units that requests consume, or the requests themselves.
 COUNTS = ("units", "requests")

@@ -10,6 +10,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..changes.databases import PrimaryQuerySet
 from ..changes.validators import visible
+from .fields import optional_reference
 
 
 class PolicyChange(models.Model):
@@ -55,13 +56,11 @@ class PolicyChange(models.Model):
         help_text=_("Primary key of the plan that changed, or whose policy or assignment did."),
     )
     action = models.CharField(_("action"), max_length=10, choices=Action.choices, help_text=_("What happened to it."))
-    actor = models.ForeignKey(
+    actor = optional_reference(
         django_settings.AUTH_USER_MODEL,
+        _("actor"),
         on_delete=models.SET_NULL,
-        null=True,
-        blank=True,
         related_name="+",
-        verbose_name=_("actor"),
         help_text=_("Who made the change; empty = code or a command."),
     )
     reason = models.CharField(_("reason"), max_length=200, blank=True, help_text=_("The reason, if one was entered."))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.conf import settings as django_settings
 from django.core.exceptions import ValidationError
 from django.db import models
 from django.db.models import CharField, F, Q, Value
@@ -17,7 +16,7 @@ from ..engine.rates import ALGORITHMS, DEFAULT_ALGORITHM, MAX_TEXT
 from .audiences import Plan, SubjectList
 from .base import TrackedModel
 from .endpoints import Endpoint
-from .fields import RatesField, SubjectField, optional_reference, optional_time, reason
+from .fields import RatesField, SubjectField, optional_reference, optional_time, optional_user, reason
 
 
 class RatePolicy(TrackedModel):
@@ -40,11 +39,10 @@ class RatePolicy(TrackedModel):
         related_name="policies",
         help_text=_("What is limited; empty = all endpoints together."),
     )
-    user = optional_reference(
-        django_settings.AUTH_USER_MODEL,
-        _("user"),
-        related_name="ratequota_policies",
-        help_text=_("An override for this user. It replaces the policies for the plan and for everyone here."),
+    user = optional_user(
+        "ratequota_policies",
+        _("An override for this user. It replaces the policies for the plan and for everyone here."),
+        models.CASCADE,
     )
     subject = SubjectField(
         _("subject"),

@@ -22,12 +22,12 @@ from ..engine.scripts import REPORT
 from ..exceptions import ANSWERS, StoreError
 from ..policies.cache import policies
 from ..runtime import default_limiter
-from ..store.base import reading, run_script
-from ..utils.histogram import BOUNDS, merged, quantile
+from ..store.base import reading
+from ..store.commands import ScriptCall
+from ..utils.histogram import BOUNDS, merged
 from ..utils.locks import ForkSafeLock
 from ..utils.problems import forget as forget_problems
 from ..utils.problems import recent, remember
-from ..utils.sansio import drive
 from . import ledger
 
 logger = logging.getLogger("django_ratequota")
@@ -71,10 +71,6 @@ class Health:
     def checkpoint_age(self) -> float:
         """Seconds for which its durable counts have waited to be written; 0 while none wait."""
         return max(self.at - self.written_until, 0.0)
-
-    def latency_quantile(self, share: float) -> float | None:
-        """Return the seconds that ``share`` (0.99) of the last minute's decisions stayed within; None without any."""
-        return quantile(self.latency, share)
 
 
 _degraded: Counter[str] = Counter()
@@ -121,8 +117,8 @@ def report() -> int:
     global _has_reported
     limiter, mine = default_limiter(), health()
     keys = [workers_key(limiter.prefix, name) for name in ("", mine.process)]
-    steps = run_script(REPORT, keys, (mine.process, json.dumps(asdict(mine)), REPORT_TTL))
-    processes = drive(steps, limiter.store.call().do)
+    args = (mine.process, json.dumps(asdict(mine)), REPORT_TTL)
+    processes = limiter.store.call().do(ScriptCall(REPORT, keys, args))
     _has_reported = True
     return int(processes)
 

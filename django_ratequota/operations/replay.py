@@ -16,8 +16,7 @@ from ..engine.limiter import Limiter
 from ..engine.rates import MAX_UNITS, Rate
 from ..engine.scripts import REPLAY
 from ..runtime import default_limiter
-from ..store.base import run_script
-from ..utils.sansio import drive
+from ..store.commands import ScriptCall
 
 #: (time in µs since the Unix epoch, cost in units): (1_763_702_400_000_000, 1).
 Attempt = tuple[int, int]
@@ -101,7 +100,7 @@ class _Replayer:
             windows, by_request = self._windows(rate, attempts), int(rate.counts == "requests")
             algorithm = "calendar_window" if rate.calendar else rate.algorithm
             args += (algorithm, rate.limit, rate.period_us, rate.capacity, state, windows, by_request)
-        reply = drive(run_script(REPLAY, (), args), self._limiter.store.execute)
+        reply = self._limiter.store.execute(ScriptCall(REPLAY, (), args))
         outcomes, *self._states = reply
         return bytes(outcomes)
 

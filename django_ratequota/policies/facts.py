@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_network
 from typing import Any
 
@@ -262,7 +261,7 @@ def member_facts(
 def read_rates(text: Any, algorithm: Any) -> tuple[Rate, ...] | str | None:
     """Parse a policy's rates; None if this version cannot read the text."""
     try:
-        return _parse(text, algorithm)
+        return parse_rates(text, algorithm)  # which holds each of the few dozen texts once
     except InvalidRate:
         return None
 
@@ -301,7 +300,3 @@ def _network(subject: str) -> Network | None:
         return unmap_network(ip_network(value))
     except ValueError:  # stored without the model's validation: it matches nobody
         return None
-
-
-# Because thousands of policies share a few dozen rate texts, each is parsed and held once.
-_parse = lru_cache(maxsize=1024)(parse_rates)

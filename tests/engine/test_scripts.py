@@ -19,8 +19,7 @@ from django_ratequota.engine.keys import bucket_key, revision_key
 from django_ratequota.engine.rates import ALGORITHMS
 from django_ratequota.engine.scripts import DECIDE, PUBLISH
 from django_ratequota.exceptions import NewerRevision, StoreError
-from django_ratequota.store.base import run_script
-from django_ratequota.store.commands import Script
+from django_ratequota.store.commands import Script, ScriptCall
 from django_ratequota.utils.sansio import drive
 from tests.conftest import NOON_US, Clock
 
@@ -36,7 +35,7 @@ GOOD = HEADER + MINUTE_ARGS
 
 
 def run(limiter: Limiter, script: Script, keys: Sequence[str], args: Sequence[object]) -> Any:
-    return drive(run_script(script, keys, args), limiter.store.execute)
+    return limiter.store.execute(ScriptCall(script, keys, args))
 
 
 def judge(limiter: Limiter, *buckets: Bucket, revision: int, verb: Mode = "check") -> Decision:
