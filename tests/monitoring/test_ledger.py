@@ -294,7 +294,8 @@ print(written)
 
 def test_a_process_of_celery_s_pool_writes_what_waits_when_it_ends() -> None:
     """It runs none of Python's exit functions."""
-    assert run_python(_POOL_PROCESS, DJANGO_SETTINGS_MODULE="tests.project.settings") == ["[[3], [4]]"]
+    environment = {"DJANGO_SETTINGS_MODULE": "tests.project.settings", "DATABASE_URL": "sqlite://:memory:"}
+    assert run_python(_POOL_PROCESS, **environment) == ["[[3], [4]]"]
 
 
 def _lose_replies(patch: pytest.MonkeyPatch) -> None:

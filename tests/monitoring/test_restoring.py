@@ -126,15 +126,19 @@ def test_without_the_database_requests_go_on(ask: Ask, lose: Lose, monkeypatch: 
 
 
 def test_a_database_that_does_not_answer_delays_a_request_by_its_timeout(
-    ask: Ask, settings: Any, monkeypatch: pytest.MonkeyPatch
+    ask: Ask, settings: Any, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "TIMEOUT": 0.05}
+    before = settings.RATEQUOTA
+    settings.RATEQUOTA = {**before, "TIMEOUT": 0.05}
     locked, real = threading.Event(), restoring.totals_of
     monkeypatch.setattr(restoring, "totals_of", lambda windows: locked.wait(20) and real(windows))
     began_at = time.monotonic()
     assert ask().remaining == 9
     assert time.monotonic() - began_at < 5
     locked.set()
+    settings.RATEQUOTA = {**before, "TIMEOUT": 30}
+    redis_client.flushall()
+    assert ask().remaining == 8, "the next request is answered again"
 
 
 # --- What operators do and see. ---
