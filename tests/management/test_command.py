@@ -139,12 +139,23 @@ def test_publish_applies_raw_sql_to_the_next_request(alice: User) -> None:
     assert PolicyChange.objects.first().reason == "OPS-7"
 
 
-def test_status_shows_store_revision_and_last_change(alice: User) -> None:
-    text = run("status")
+def test_status_shows_store_revision_last_change_and_ledger(
+    alice: User, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info, text = redis_client.info(), run("status")
+    lines = text.splitlines()
+    name, version = server_version(info)
+    assert lines[0].startswith(f"store        {name} {version} at 127.0.0.1:")
+    assert lines[0].endswith(" s")
+    assert lines[1] == f"eviction     noeviction, {info['evicted_keys']} keys evicted"
     assert f"revision     {default_limiter().stored_revision()}" in text
     assert "created: user alice × all endpoints: 1000/day" in text
     assert "keys         rqtest:*" in text
+    assert "ledger       0 rows\n" in text
     assert "processes    none has reported in the last minute\n" in text
+    counted(subject="user:1", starts_at=timezone.now(), ends_at=timezone.now() + timedelta(days=9), used=1, limit=2)
+    monkeypatch.setattr(maintenance, "MANY_ROWS", 0)
+    assert "ledger       1 rows: many, see manage.py check --database default\n" in run("status")
 
 
 def report_as(name: str, **values: Any) -> None:
@@ -156,22 +167,6 @@ def report_as(name: str, **values: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(health, "health", lambda: one)
         health.report()
-
-
-def test_status_shows_server_version_and_eviction(redis_client: redis.Redis) -> None:
-    info = redis_client.info()
-    lines = run("status").splitlines()
-    name, version = server_version(info)
-    assert lines[0].startswith(f"store        {name} {version} at 127.0.0.1:")
-    assert lines[0].endswith(" s")
-    assert lines[1] == f"eviction     noeviction, {info['evicted_keys']} keys evicted"
-
-
-def test_status_shows_how_many_rows_the_ledger_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "ledger       0 rows\n" in run("status")
-    counted(subject="user:1", starts_at=timezone.now(), ends_at=timezone.now() + timedelta(days=9), used=1, limit=2)
-    monkeypatch.setattr(maintenance, "MANY_ROWS", 0)
-    assert "ledger       1 rows: many, see manage.py check --database default\n" in run("status")
 
 
 def test_status_shows_the_report_of_each_process(alice: User) -> None:

@@ -56,10 +56,8 @@ def test_usage_has_a_line_for_each_month_that_a_new_first_day_made() -> None:
     """Added up they were 130 of 50, an overage that nobody had."""
     window("tenant:acme", 10, 120)
     window("tenant:acme", 10, 10, day=20, limit=50, policy_id=8)
-    assert [(row["rate"], row["windows"], row["used"], row["limit"], row["policy"]) for row in objects("2026-10")] == [
-        ("100/month", 1, 120, 100, 7),
-        ("50/month", 1, 10, 50, 8),
-    ]
+    shown = [(row["rate"], row["windows"], row["used"], row["limit"], row["policy"]) for row in objects("2026-10")]
+    assert shown == [("100/month", 1, 120, 100, 7), ("50/month", 1, 10, 50, 8)]
 
 
 def test_a_subject_forges_no_line_of_usage() -> None:

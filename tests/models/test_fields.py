@@ -27,16 +27,6 @@ def stored() -> list[str]:
         return [row[0] for row in cursor.fetchall()]
 
 
-@pytest.mark.parametrize(
-    ("text", "canonical"), [(WRITTEN, CANONICAL), (CANONICAL, CANONICAL), (None, None), ("", "")]
-)
-def test_cleaning_returns_canonical_text(text: str | None, canonical: str | None) -> None:
-    field = RatesField(null=True, blank=True)
-    assert field.to_python(text) == canonical
-    assert field.clean(text, None) == canonical
-    assert field.get_prep_value(text) == canonical
-
-
 def test_canonical_text_longer_than_the_column_is_refused() -> None:
     """Canonical text is longer where units were abbreviated; PostgreSQL would fail the save."""
     text = ",".join(f"{number}/{number}m" for number in range(10, 46))

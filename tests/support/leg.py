@@ -65,8 +65,8 @@ PARTS = {
         enforcement/test_on_error operations/test_advice policyfile/test_export policyfile/test_document
         policyfile/test_validator policyfile/test_diff policyfile/test_apply policyfile/test_round_trips
         compat/test_drf compat/test_ratelimit operations/test_near
-        admin/test_quotas_page monitoring/test_ledger monitoring/test_restoring admin/test_lists operations/test_revert
-        admin/test_assignments""",
+        admin/test_quotas_page monitoring/test_ledger monitoring/test_restoring admin/test_lists
+        operations/test_revert admin/test_assignments""",
 }
 
 #: Tests that need integer primary keys of users, or the default user model; one of them takes half a minute.

@@ -182,17 +182,6 @@ def test_no_two_values_of_an_identifier_share_a_counter() -> None:
         assert not check_request(request_from(tenant=value)).allowed, ascii(value)[:60]
 
 
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.usefixtures("fresh_policies", "counted_per_tenant")
-@pytest.mark.parametrize("value", [None, ""])
-def test_an_identifier_without_an_answer_limits_nobody_by_it(value: Any, caplog: Any) -> None:
-    RatePolicy.objects.create(counted_per="ip", rates="5/hour")
-    for left in (4, 3):
-        decision = check_request(request_from(tenant=value))
-        assert [status.remaining for status in decision.statuses] == [left]
-    assert caplog.records == []
-
-
 def test_a_header_is_read_once_and_again_under_other_settings(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
     real = caller_module.ip_address
