@@ -25,14 +25,11 @@ DATABASES = ["default"]
 @pytest.mark.django_db
 def test_a_ledger_of_too_many_rows_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rollup, "MANY_ROWS", 1)
-    found = []
-    for number in range(2):
-        now = timezone.now()
-        counted(subject=f"user:{number}", starts_at=now, ends_at=now, used=1, limit=2)
-        found.append(check_ledger(databases=DATABASES))
-    assert found[0] == []
-    assert ids(found[1]) == ["W026"]
-    assert found[1][0].msg == "The ledger has 2 rows: one for each durable counter and window."
+    for number, expected in enumerate(([], ["W026"])):
+        counted(subject=f"user:{number}", starts_at=timezone.now(), ends_at=timezone.now(), used=1, limit=2)
+        found = check_ledger(databases=DATABASES)
+        assert ids(found) == expected
+    assert found[0].msg == "The ledger has 2 rows: one for each durable counter and window."
 
 
 @pytest.mark.django_db(transaction=True)

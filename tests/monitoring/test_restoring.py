@@ -62,15 +62,6 @@ def test_what_redis_lost_is_back_before_the_next_request_is_counted(ask: Ask, re
     assert used() == [100]
 
 
-def test_what_is_lost_is_what_other_processes_had_not_written(ask: Ask, redis_client: redis.Redis) -> None:
-    ask(4)
-    flush()
-    ask(3)
-    ledger.forget()
-    redis_client.flushall()
-    assert ask().remaining == 5
-
-
 def test_a_refused_first_request_forgets_nothing(ask: Ask, lose: Lose) -> None:
     everyone = RatePolicy.objects.create(rates="1/month", counted_per="everyone")
     ask()

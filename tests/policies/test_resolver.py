@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 
-from django_ratequota import check_request
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
 from django_ratequota.policies.cache import policies
 from django_ratequota.policies.explain import explain, others_in_words, plan_source
@@ -22,7 +21,6 @@ from django_ratequota.policies.matching import NO_METHOD, match_endpoints
 from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.policies.resolver import EvaluationContext, Resolution, plan_of, resolve, resolve_uncached
 from django_ratequota.policies.snapshot import Snapshot, regrouped
-from tests.project.views import request_from
 
 # Ahead of the real clock, by which policies that ended long ago are not even loaded.
 NOW = datetime(2100, 3, 1, 12, tzinfo=UTC)
@@ -351,18 +349,3 @@ def test_an_identifier_that_nothing_counts_per_is_not_asked() -> None:
 
         resolve(replace(question, caller=Watched(user_id=None, address=ADDRESS)))
         assert looked_up == wanted
-
-
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.usefixtures("fresh_policies")
-def test_plans_shed_load_by_sharing_one_counter_with_different_limits(settings: Any) -> None:
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "PLAN_RESOLVER": "tests.project.views.tenant"}
-    search = Endpoint.objects.create(name="search")
-    for slug, rates in (("free", "2/hour"), ("pro", "3/hour")):
-        plan = Plan.objects.create(name=slug, slug=slug)
-        RatePolicy.objects.create(plan=plan, endpoint=search, counted_per="everyone", rates=rates)
-
-    def admitted(plan: str) -> bool:
-        return check_request(request_from(tenant=plan), scope="search").allowed
-
-    assert [admitted(plan) for plan in ("pro", "free", "free", "pro", "pro")] == [True, True, False, True, False]
