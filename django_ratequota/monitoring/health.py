@@ -166,7 +166,7 @@ def state_of(worker: Health, revision: int) -> str:
 
 def has_late_checkpoint(worker: Health) -> bool:
     """Whether several writes of durable counts in a row have failed, or take too long."""
-    return worker.checkpoint_age > 10 + 3 * settings.checkpoint_seconds
+    return bool(worker.checkpoint_age > 10 + 3 * settings.checkpoint_seconds)
 
 
 def _decided_since(worker: Health, published: datetime | None) -> bool:
