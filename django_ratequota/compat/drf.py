@@ -102,11 +102,8 @@ class SimpleRateThrottle(drf.SimpleRateThrottle):
             return Decision(allowed=True)
         if clocked:
             _timer_us.set(round(self.now * 10**6) + _EPOCH_US)
-        buckets = (
-            Bucket(
-                f"throttle:{short(str(key))}", counted_rate(self.num_requests, self.duration, "sliding_window_log")
-            ),
-        )
+        rate = counted_rate(self.num_requests, self.duration, "sliding_window_log")
+        buckets = (Bucket(f"throttle:{short(str(key))}", rate),)
         try:
             decision = self._limiter.check(buckets)
         except StoreError as error:
