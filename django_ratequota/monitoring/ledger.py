@@ -106,13 +106,18 @@ class Ledger:
                 totals = add(batch, self._writer, self._added + 1)
                 self._batch, self._added = {}, self._added + 1
                 rows += len(batch)
-                self.raise_store(limiter, {at: (*total, batch[at].bounds.ends_us) for at, total in totals.items()})
+                due: Raised = {at: (*total, batch[at].bounds.ends_us) for at, total in totals.items()}
+                self.raised += self.raise_store(limiter, due)
             self._written_until = began_at
-            self.raise_store(limiter, {})
+            self.raised += self.raise_store(limiter, {})
         return rows
 
-    def raise_store(self, limiter: Limiter, totals: Raised) -> None:
-        """Raise the store's counters to these totals and to those that it missed; where it does not answer, later."""
+    def raise_store(self, limiter: Limiter, totals: Raised) -> int:
+        """Raise the store's counters to these totals and to those that it missed; returns by how many units.
+
+        Where the store does not answer, it is raised by the next flush.
+        """
+        units = 0
         with self._lock:
             due, self._missed = self._missed | totals, {}
         now_us = limiter.now_us
@@ -124,9 +129,10 @@ class Ledger:
             except StoreError:
                 with self._lock:
                     self._missed = due | self._missed
-                return
-            self.raised += sum(by for _charged, _refunded, by in found)
+                break
+            units += sum(by for _charged, _refunded, by in found)
             due = dict(islice(due.items(), _BATCH, None))
+        return units
 
     def written_until(self) -> float:
         """Return the moment (Unix time, s) before which all that was noted is in the database."""
