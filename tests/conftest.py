@@ -283,3 +283,21 @@ def limiter(redis_client: redis.Redis, clock: Clock) -> Iterator[Limiter]:
     limiter = Limiter(client=redis_client, clock=clock, prefix="rqtest", timeout=5)
     yield limiter
     limiter.store.close()
+
+
+@pytest.fixture
+def edited(free: Any, search: Any) -> Any:
+    """One save that edits two policies, creates one and deletes one; returns its last row."""
+    from django.contrib.auth.models import User
+
+    from django_ratequota.changes.writer import changed_by
+    from django_ratequota.models import PolicyChange, RatePolicy
+
+    RatePolicy.objects.create(plan=free, rates="1/s")
+    RatePolicy.objects.create(plan=free, endpoint=search, rates="2/s")
+    RatePolicy.objects.create(rates="9/s", counted_per="ip")
+    with changed_by(User.objects.create(username="anna"), "Ticket 4711"):
+        RatePolicy.objects.filter(plan=free).update(mode="log")
+        RatePolicy.objects.create(endpoint=search, rates="3/s")
+        RatePolicy.objects.filter(counted_per="ip").delete()
+    return PolicyChange.objects.latest("pk")

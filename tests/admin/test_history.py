@@ -39,19 +39,6 @@ def cells(page: Any, name: str) -> list[str]:
     return [" ".join(re.sub("[\u2066\u2069]", "", re.sub(r"<[^>]+>", " ", cell)).split()) for cell in found]
 
 
-@pytest.fixture
-def edited(free: Plan, search: Endpoint) -> PolicyChange:
-    """One save that edits two policies, creates one and deletes one; returns its last row."""
-    RatePolicy.objects.create(plan=free, rates="1/s")
-    RatePolicy.objects.create(plan=free, endpoint=search, rates="2/s")
-    RatePolicy.objects.create(rates="9/s", counted_per="ip")
-    with changed_by(User.objects.create(username="anna"), "Ticket 4711"):
-        RatePolicy.objects.filter(plan=free).update(mode="log")
-        RatePolicy.objects.create(endpoint=search, rates="3/s")
-        RatePolicy.objects.filter(counted_per="ip").delete()
-    return newest()
-
-
 # --- The list. ---
 
 

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import struct
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
 import pytest
 import redis
-from django.db import connection
 
 from django_ratequota.testing.server import VARIABLE
 from tests.enforcement.test_propagation import Process, environment, migrated  # noqa: F401 - fixtures
@@ -191,27 +188,6 @@ def flush(client: redis.Redis) -> int:
 def used_of(value: Any) -> int:
     charged, refunded = struct.unpack(">dd", value)
     return int(charged - refunded)
-
-
-@pytest.mark.thorough
-def test_writers_of_the_same_rows_wait_in_no_circle(environment: dict[str, str]) -> None:  # noqa: F811
-    """Four processes insert the same rows and add to them; a deadlock would be an error."""
-    crowd = Crowd(environment, awaited=False, CHECKPOINT_SECONDS=3600, STATISTICS_SECONDS=0)
-    now_us = time.time_ns() // 1000
-    try:
-        with ThreadPoolExecutor(4) as threads:
-            codes = (f"answer = spending.write(40, {number}, {now_us})" for number in range(4))
-            answers = list(threads.map(Process.run, crowd.processes, codes))
-        # SQLite has one writer at a time, and others may wait longer than its timeout.
-        assert connection.vendor == "mysql" or "deadlock" not in str([problems for problems, _ in answers])
-        expected: Counter[str] = Counter()
-        for _, used in answers:
-            expected.update(used)
-        sums = "values('subject').annotate(units=Sum('charged') - Sum('refunded')).values_list('subject', 'units')"
-        sums = f"from django.db.models import Sum; answer = {{s: int(u) for s, u in QuotaWindow.objects.{sums}}}"
-        assert crowd.one.run(sums) == expected
-    finally:
-        crowd.close()
 
 
 def test_nothing_is_lost_after_the_command_checkpoint(

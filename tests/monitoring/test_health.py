@@ -249,9 +249,6 @@ def test_reports_expire(redis_client: redis.Redis, monkeypatch: Any) -> None:
     assert sorted(redis_client.scan_iter("rqtest:*")) == [b"rqtest:{workers}", f"rqtest:{{workers}}:{FIRST}".encode()]
 
 
-# --- Waiting for the ledger. ---
-
-
 def test_it_waits_until_every_process_has_written_what_it_had(
     redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

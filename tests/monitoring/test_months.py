@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
@@ -138,36 +136,3 @@ def test_a_new_server_whose_clock_is_behind_takes_what_was_written(
     assert not ask(behind, 1).allowed
     flush()
     assert invoiced("2025-11") == 1000
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_each_unit_is_invoiced_once_however_often_the_day_changes(
-    ask: Ask, redis_client: redis.Redis, seed: int
-) -> None:
-    """A random walk through a year, in which Redis is lost now and then, also before what it counted is written."""
-    RatePolicy.objects.update(rates="1000000/month")
-    dice = random.Random(seed)
-    at, anchor, admitted = datetime(2025, 1, 1), 1, Counter[str]()
-    while at.year == 2025:
-        what = dice.choice(["ask", "ask", "ask", "flush", "move", "lose"])
-        if what == "flush":
-            flush()
-        elif what == "move":
-            anchor = dice.randint(1, 31)
-        elif what == "lose":
-            redis_client.flushall()
-        cost = dice.randint(1, 9)
-        decision = ask(at.isoformat(), anchor, cost)
-        assert decision.allowed
-        assert decision.remaining is not None
-        admitted[f"{at:%Y-%m-%d}"] += cost
-        at += timedelta(hours=dice.choice([1, 5, 24, 200, 400]))
-    flush()
-    days = QuotaDay.objects.values_list("day", "charged")
-    found: Counter[str] = Counter()
-    for day, charged in days:
-        found[str(day)] += charged
-    assert found == admitted
-    assert sum(used for *_, used in rows()) == admitted.total()
-    months = [f"{year}-{month:02}" for year, month in [(2024, 12), *((2025, month) for month in range(1, 13))]]
-    assert sum(map(invoiced, months)) == admitted.total()

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import threading
 import time
-from collections import Counter
 
 from django.contrib.auth.models import User
 from django.db import connection
 
-from django_ratequota import Bucket, Decision, Rate, acheck_request, check_request
+from django_ratequota import Decision, acheck_request, check_request
 from django_ratequota.monitoring import ledger
-from django_ratequota.monitoring.ledger import Entry, note
-from django_ratequota.utils.problems import recent
 from tests.faults import poll
 from tests.project.views import request_from
-
-DAY_US = 86_400 * 10**6
 
 #: (admitted, error, Redis' time, revision) of each decision.
 _found: list[tuple[bool, str, int, int]] = []
@@ -60,21 +54,6 @@ def stop() -> list[tuple[bool, str, int, int]]:
     for thread in _threads:
         thread.join()
     return _found
-
-
-def write(rounds: int, seed: int, now_us: int) -> tuple[list[str], dict[str, int]]:
-    """Write charges and refunds of half of a hundred counters, on two days, of others in each round.
-
-    Returns the problems, and what each counter has used in the end.
-    """
-    chosen, rate, used = random.Random(seed), Rate.parse("1000/month"), Counter[str]()
-    for number in range(rounds):
-        for subject in chosen.sample(range(number * 50, number * 50 + 100), 50):
-            bucket, at_us = Bucket(f"user:{subject}", rate, durable=True), now_us + chosen.choice([0, DAY_US])
-            note([Entry(bucket, 3, at_us), Entry(bucket, 1, at_us, at_us + chosen.choice([0, DAY_US]))])
-            used[bucket.subject] += 2
-        poll(flush_all, 60, "the sums are written")
-    return list(recent().values()), used
 
 
 def flush_all() -> bool:
