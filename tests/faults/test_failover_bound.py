@@ -31,6 +31,7 @@ class Failover:
 
     def stall(self) -> None:
         """Later writes do not reach the replica, although both ends keep the link open."""
+        self.primary.command("CONFIG", "SET", "repl-ping-replica-period", 3600)  # a ping is written as well
         poll(lambda: in_step(self.primary, self.replica), PATIENCE, "the replica is in step")
         self.link.freeze()
 
