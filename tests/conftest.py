@@ -17,6 +17,7 @@ from django.test import TransactionTestCase
 
 from django_ratequota import Decision, Limiter
 from tests.support import properties, server
+from tests.support.connections import close_connections
 
 #: ``check_request``, or its async twin.
 Check = Callable[..., Decision]
@@ -159,6 +160,16 @@ def recording(settings: Any, monkeypatch: pytest.MonkeyPatch, redis_client: redi
     collector.collector.clear()
     yield
     collector.collector.clear()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _threads_leave_no_connection() -> Iterator[None]:
+    """Threads that work beside requests hang up after each round."""
+    from django_ratequota.monitoring import background
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(background, "close_old_connections", close_connections)
+        yield
 
 
 @pytest.fixture
