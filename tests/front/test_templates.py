@@ -239,6 +239,6 @@ class TestForm:
             assert send("/contact/", {"message": "hello"}).status_code == 302
             refused = send("/contact/", {"message": "hello again"})
         assert refused.status_code == 429
-        assert "Too many requests. Try again in 3600 seconds." in refused.content.decode()
+        assert "Too many requests. Try again in 60 minutes." in refused.content.decode()
         assert "hello again" in refused.content.decode()
         assert refused["Retry-After"] == "3600"

@@ -234,7 +234,7 @@ def test_values_for_machines_are_not_localized(operator: Client, settings: Any) 
 @pytest.mark.django_db
 @pytest.mark.usefixtures("fresh_policies")
 def test_a_refusal_is_in_the_language_of_the_client(operator: Client) -> None:
-    RatePolicy.objects.create(rates="1/hour", counted_per="everyone")
+    RatePolicy.objects.create(rates="1/min", counted_per="everyone")
     assert operator.get("/decorated/").status_code == 200
     for language, title, text in (
         ("de-AT", "Kontingent überschritten", "Zu viele Anfragen. Versuchen Sie es in "),
