@@ -39,7 +39,7 @@ _RATES = {
     "ietf": _IETF_11,
     "ietf-11": _IETF_11,
     "x-ratelimit": {
-        "X-RateLimit-Limit": ("integer", "Maximum units of the limit closest to being reached."),
+        "X-RateLimit-Limit": ("integer", "Maximum units of the limit with the least room, or of the one that leads."),
         "X-RateLimit-Remaining": ("integer", "Units left of that limit."),
         "X-RateLimit-Reset": ("integer", "When all units are free again: Unix time in seconds."),
     },

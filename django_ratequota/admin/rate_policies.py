@@ -62,7 +62,7 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, SearchesRelated, War
             },
         ),
         (_("What"), {"fields": ["endpoint", "counted_per"]}),
-        (_("How much"), {"fields": ["rates", "algorithm", "mode", "on_error", "durable"]}),
+        (_("How much"), {"fields": ["rates", "algorithm", "mode", "on_error", "durable", "leads_headers"]}),
         (_("When and why"), {"fields": ["starts_at", "ends_at", "reason"]}),
     ]
 

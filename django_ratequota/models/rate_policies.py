@@ -117,6 +117,11 @@ class RatePolicy(TrackedModel):
             "addresses only with yes, as each takes a row per window."
         ),
     )
+    leads_headers = models.BooleanField(
+        _("leads headers"),
+        default=False,
+        help_text=_("X-RateLimit-* describe this policy's first rate instead of the limit with the least room."),
+    )
     starts_at = optional_time(_("starts at"), _("Counts from this moment on; empty = at once."))
     ends_at = optional_time(_("ends at"), _("Counts until this moment; empty = open-ended."))
     reason = reason()

@@ -114,6 +114,7 @@ def propose_boost(explanation: Explanation, winner: RatePolicy) -> RatePolicy:
         mode=winner.mode,
         on_error=winner.on_error,
         durable=winner.durable,
+        leads_headers=winner.leads_headers,
         # Rounded down to the second, because processes see Redis' clock some milliseconds apart.
         # Not before the winner, because of two dated policies the one that started last wins.
         starts_at=to_datetime(max(explanation.context.now_us // _SECOND_US * _SECOND_US, facts.starts_us or 0)),

@@ -96,6 +96,8 @@ class PolicyFacts(_Dated):
     network: Network | None = None
     #: Whether counts of its calendar windows outlive the store's data; None = but for those of addresses.
     durable: bool | None = False
+    #: Whether X-RateLimit-* describe its first rate.
+    leads_headers: bool = False
     #: The stored text if this version cannot read it, else None.
     unread: str | None = None
     #: The subject list whose members it is for; None for other audiences.
@@ -212,7 +214,7 @@ def endpoint_facts(endpoint: Any) -> EndpointFacts:
 #: The columns of RatePolicy that ``policy_facts`` reads.
 POLICY_COLUMNS = (
     *("pk", "endpoint_id", "user_id", "subject", "plan_id", "counted_per", "rates", "algorithm", "mode", "on_error"),
-    *("starts_at", "ends_at", "durable", "subject_list_id"),
+    *("starts_at", "ends_at", "durable", "leads_headers", "subject_list_id"),
 )
 
 
@@ -234,6 +236,7 @@ def policy_facts(policy: Any) -> PolicyFacts:
         ends_us=policy.ends_at and to_us(policy.ends_at),
         network=_network(policy.subject),
         durable=policy.durable,
+        leads_headers=policy.leads_headers,
         unread=policy.rates if rates is None else None,
         list_id=policy.subject_list_id,
     )

@@ -298,6 +298,7 @@ def make_buckets(
             policy_id=policy.id,
             durable=durable and rate.calendar != "",
             anchor=month_anchor(context, subject) if context and rate.calendar == "month" else 1,
+            leads=policy.leads_headers and rate is policy.rates[0],
         )
         for rate in policy.rates
     ]

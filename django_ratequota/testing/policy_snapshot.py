@@ -46,6 +46,7 @@ class Policy:
     mode: str = "enforce"
     on_error: str = ""
     durable: bool | None = None
+    leads_headers: bool = False
     starts_at: datetime | None = None
     ends_at: datetime | None = None
     #: The name of a list in ``lists``.

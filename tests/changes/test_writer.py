@@ -76,6 +76,7 @@ def test_a_row_has_the_fields_before_and_after(alice: User, search: Endpoint) ->
         "mode": "enforce",
         "on_error": "",
         "durable": None,
+        "leads_headers": False,
         "starts_at": "2026-01-01T12:30:00Z",
         "ends_at": None,
         "reason": "OPS-1",
