@@ -55,6 +55,11 @@ def counter_name(bucket: Bucket) -> str:
     return bucket_key("", bucket)[1:]
 
 
+def is_per_caller(counter: str) -> bool:
+    """Whether the subject's counter of this name is counted per caller, and not per a kind that the policy names."""
+    return "." not in counter.rsplit(":", 2)[-2]
+
+
 def short(text: str) -> str:
     """Return the text, or a digest of a long one, as clients must not choose how much memory they use."""
     return text if len(text) <= _MAX_TEXT else f"~{_digest(text)}"

@@ -10,7 +10,6 @@ from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.db.models import Exists, OuterRef, QuerySet, Subquery
-from django.utils.module_loading import import_string
 from django.utils.translation import gettext as _
 
 from ..conf import settings
@@ -19,6 +18,7 @@ from ..models import Endpoint, QuotaWindow, RatePolicy
 from ..monitoring.ledger_rows import stored_subject
 from ..policies.facts import to_datetime, to_us
 from ..policies.requests.caller import Caller
+from .caller_limits import hidden_kinds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,10 +95,7 @@ def windows_of(caller: Caller) -> QuerySet[QuotaWindow]:
 
     Not those of its address, which may have been somebody else's.
     """
-    shown = (
-        kind for kind, path in settings.identifiers.items() if getattr(import_string(path), "ratequota_history", True)
-    )
-    values = {kind: caller.value(kind) for kind in ("user", *shown)}
+    values = {kind: caller.value(kind) for kind in {"user", *settings.identifiers} - hidden_kinds()}
     subjects = [stored_subject(f"{kind}:{value}") for kind, value in values.items() if value]
     logged = RatePolicy.objects.filter(pk=OuterRef("policy_id"), mode=RatePolicy.Mode.LOG)
     scope = Endpoint.objects.filter(pk=OuterRef("endpoint_id")).values("name")
