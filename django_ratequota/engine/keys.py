@@ -50,14 +50,14 @@ def window_key(key: str, first_day: date) -> str:
     return f"{key}:{first_day}"
 
 
-def counter_name(bucket: Bucket) -> str:
-    """Return the name of the bucket's counter in the database: its key without the prefix, whatever the day."""
-    return bucket_key("", bucket)[1:]
-
-
 def is_per_caller(counter: str) -> bool:
     """Whether the subject's counter of this name is counted per caller, and not per a kind that the policy names."""
     return "." not in counter.rsplit(":", 2)[-2]
+
+
+def counter_name(bucket: Bucket) -> str:
+    """Return the name of the bucket's counter in the database: its key without the prefix, whatever the day."""
+    return bucket_key("", bucket)[1:]
 
 
 def short(text: str) -> str:

@@ -56,7 +56,7 @@ def alice() -> User:
     PlanAssignment.objects.create(user=user, plan=free)
     search = Endpoint.objects.create(name="search")
     RatePolicy.objects.create(
-        plan=free, endpoint=search, rates="10/hour, 100/day", reason="as sold", on_error="local"
+        plan=free, endpoint=search, rates="10/hour, 100/day", reason="as sold", on_error="local", leads_headers=True
     )
     RatePolicy.objects.create(endpoint=search, counted_per="everyone", rates="1000/month")
     return user
@@ -110,6 +110,7 @@ def test_a_boost_is_confirmed_and_applies_to_the_next_request(operator: Client, 
         "caller",
     )
     assert (boost.algorithm, boost.mode, boost.on_error) == (plan_policy().algorithm, "enforce", "local")
+    assert boost.leads_headers
     assert boost.ends_at is not None
     assert boost.starts_at is not None
     assert abs((boost.ends_at - timezone.now()) - timedelta(hours=1)) < timedelta(seconds=30)
