@@ -99,7 +99,8 @@ class PlanAssignment(TrackedModel):
         validators=[MinValueValidator(1), MaxValueValidator(31)],
         help_text=_(
             "Day of the month, 1 to 31, on which this customer's monthly quotas begin, or the last day of shorter "
-            "months; empty = the first. A month with a new beginning starts a new count."
+            "months. Empty = the day of the customer's other assignments; without any, the first. A month with a "
+            "new beginning starts a new count."
         ),
     )
     reason = reason()

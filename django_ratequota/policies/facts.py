@@ -161,15 +161,15 @@ class MemberFacts(_Dated):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
+class Assignment(_Dated):
     """A user's or a subject's plan from ``starts_us`` until ``ends_us``, in µs since the Unix epoch; None = open."""
 
     plan_id: int
     starts_us: int
     ends_us: int | None
     id: int = 0
-    #: Day of the month on which the customer's calendar months begin.
-    anchor: int = 1
+    #: Day of the month on which the customer's calendar months begin; 0 = that of the customer's other assignments.
+    anchor: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -180,9 +180,28 @@ class UserEntry:
     assignments: tuple[Assignment, ...] = ()
 
     def assignment(self, now_us: int) -> Assignment | None:
-        """Return the one that counts at ``now_us``: dated before open, then the latest start, then the highest id."""
-        active = [a for a in self.assignments if a.starts_us <= now_us and (a.ends_us is None or now_us < a.ends_us)]
-        return max(active, key=lambda a: (a.ends_us is not None, a.starts_us, a.id), default=None)
+        """Return the one that gives the plan at ``now_us``."""
+        return next((one for one in self._begun(now_us) if one.active(now_us)), None)
+
+    def anchor(self, now_us: int) -> int:
+        """Return the day on which months begin at ``now_us``: that of the first assignment that names one.
+
+        If none does, 1; or 0 if none is active either, because somebody else's may tell then.
+        """
+        named = (one.anchor for one in self._begun(now_us) if one.anchor)
+        return next(named, 1 if self.assignment(now_us) else 0)
+
+    def _begun(self, now_us: int) -> list[Assignment]:
+        """Return the assignments that have begun: those that are active, then the others, the last to end first.
+
+        Of the active ones, dated before open, then the latest start, then the highest id.
+        """
+
+        def rank(one: Assignment) -> tuple[int, ...]:
+            active = one.active(now_us)
+            return active, one.ends_us is not None if active else one.ends_us or 0, one.starts_us, one.id
+
+        return sorted([one for one in self.assignments if one.starts_us <= now_us], key=rank, reverse=True)
 
 
 NOBODY = UserEntry()
@@ -209,6 +228,13 @@ def endpoint_facts(endpoint: Any) -> EndpointFacts:
         charged_statuses=frozenset(endpoint.charged_statuses.replace(",", " ").split()),
         exempt=endpoint.exempt,
     )
+
+
+def assignment_facts(row: Any) -> Assignment:
+    """Return the facts of a ``PlanAssignment``, which may be a named row."""
+    pk, ends_us = _NEW_ID if row.pk is None else row.pk, row.ends_at and to_us(row.ends_at)
+    starts_us, anchor = to_us(row.starts_at), row.anchor or 0
+    return Assignment(id=pk, plan_id=row.plan_id, starts_us=starts_us, ends_us=ends_us, anchor=anchor)
 
 
 #: The columns of RatePolicy that ``policy_facts`` reads.
