@@ -158,6 +158,8 @@ class Settings:
     #: Functions that are called when a counter reaches 80 % or 100 % of its limit, as receivers of `quota_threshold`:
     #: one dotted path, or several.
     notify: tuple[str, ...] = _key((), _receivers)
+    #: Which limits send `quota_threshold`: calendar (those by the calendar day, week or month) or all.
+    notify_limits: str = _key("calendar", _choice("calendar", "all"))
     #: Networks (CIDR) whose `X-Forwarded-For` is trusted; `unix` = a proxy on a Unix socket.
     trusted_proxies: tuple[str, ...] = _key((), _networks)
     #: IPv6 addresses that share this many leading bits count as one client.

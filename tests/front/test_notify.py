@@ -24,7 +24,13 @@ from django.db import transaction
 from django_ratequota import Bucket, BucketStatus, Rate, check_request
 from django_ratequota.changes.writer import changed_by, write_publication
 from django_ratequota.models import Plan, PolicyChange, RatePolicy
-from django_ratequota.notify import change_text, mail_operators, post_to, threshold_text, wait_until_sent
+from django_ratequota.notify import (
+    change_text,
+    mail_operators,
+    post_to,
+    threshold_text,
+    wait_until_sent,
+)
 from django_ratequota.signals import policies_changed, quota_threshold
 from django_ratequota.testing import isolated
 from tests.project.views import request_from
@@ -217,16 +223,19 @@ def status_of(rate: str, used: int, reset_after_us: int = 4 * 10**6, **bucket: A
 def test_the_text_of_a_threshold(settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "TIME_ZONE": "Europe/Berlin"}
     month = status_of("1000000/month", 800_000, 826_800 * 10**6, policy_id=17, counted_per="tenant")
-    assert threshold_text(80, month, AT) == (
+    assert threshold_text(80, month, AT, cost=1) == (
         "Rate limits: tenant:acme has used 80 % of 1000000/month at all endpoints",
         "Used: 800000 of 1000000\nThe window ends: 2026-11-30 20:00 CET\nPolicy: 17, counted per tenant",
     )
     log = status_of("10/min", 10, scope="search", mode="log", subject="api_key:a\nBcc: b@example.com\u202e")
-    assert threshold_text(100, log, AT, 3) == (
+    assert threshold_text(100, log, AT, cost=1) == (
         "Rate limits: api_key:a Bcc: b@example.com\\u202e has used 100 % of 10/min at search",
-        "Used: 10 of 10\nFull again: 2026-11-21 06:20 CET\nLog only: no request is refused\n"
-        "3 more crossings of this limit were not sent",
+        "Used: 10 of 10\nFull again: 2026-11-21 06:20 CET\nLog only: no request is refused",
     )
+    for mode, verb in (("enforce", "was refused"), ("log", "would have been refused")):
+        subject, _ = threshold_text(100, status_of("1000/month", 821, mode=mode), AT, cost=200)
+        expected = f"a request of 200 by tenant:acme {verb} at 821 of 1000/month at all endpoints"
+        assert subject == f"Rate limits: {expected}"
 
 
 def test_notify_mails_once_a_limit_is_nearly_used_up(settings: Any, alice: User) -> None:
@@ -255,14 +264,15 @@ def fails(**_: Any) -> None:
 def test_a_receiver_that_fails_keeps_no_other_from_its_signal(settings: Any, caplog: Any) -> None:
     paths = ["tests.front.test_notify.fails", "django_ratequota.notify.mail_operators"]
     settings.RATEQUOTA = {**settings.RATEQUOTA, "NOTIFY": paths}
-    quota_threshold.send_robust(None, level=80, status=status_of("5/month", 4), at=AT, suppressed=0)
+    quota_threshold.send_robust(None, level=80, status=status_of("5/month", 4), at=AT, cost=1)
     wait_until_sent()
     assert len(mail.outbox) == 1
     assert "tests.front.test_notify.fails, a receiver in RATEQUOTA['NOTIFY'], failed" in caplog.text
 
 
 def post_threshold(receiver: Any, used: int = 8, **more: Any) -> None:
-    receiver(level=80, status=status_of("10/month", used, **more), at=AT, suppressed=0, signal=quota_threshold)
+    status = status_of(more.pop("rate", "10/month"), used, **more)
+    receiver(level=80, status=status, at=AT, cost=1, signal=quota_threshold)
 
 
 def test_a_chat_gets_the_text(webhook: Webhook) -> None:
@@ -311,17 +321,18 @@ def test_the_id_of_an_event_is_the_same_from_every_process(webhook: Webhook) -> 
     post_threshold(receiver, used=9, reset_after_us=5 * 10**6)  # noticed earlier by another clock
     post_threshold(receiver, subject="tenant:other")
     post_threshold(receiver, reset_after_us=10**12)  # the next window
+    post_threshold(receiver, rate="9/month")  # after a downgrade
     wait_until_sent()
     first, second, *others = [headers["webhook-id"] for headers, _ in webhook.received]
     assert first == second
-    assert len({first, *others}) == 3
+    assert len({first, *others}) == 4
 
 
 def test_crossings_a_period_apart_are_two_events(webhook: Webhook) -> None:
     """A rate that refills reaches a level again, with the same time left or another."""
     receiver, minute = post_to(webhook.url, SECRET), timedelta(minutes=1)
     for at, left in ((AT + minute * 0.1, 60 * 10**6), (AT + minute * 1.1, 48 * 10**6)):
-        receiver(level=80, status=status_of("10/min", 8, left), at=at, suppressed=0, signal=quota_threshold)
+        receiver(level=80, status=status_of("10/min", 8, left), at=at, cost=1, signal=quota_threshold)
     wait_until_sent()
     assert len({headers["webhook-id"] for headers, _ in webhook.received}) == 2
 
