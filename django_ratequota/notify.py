@@ -21,17 +21,24 @@ from threading import Semaphore
 from typing import Any
 from urllib.request import Request, urlopen
 
-from django.core.mail import mail_managers
+from django.contrib.auth import get_user_model
+from django.core.mail import mail_managers, send_mail
 from django.db import models
+from django.template.loader import render_to_string
+from django.utils import timezone
+from django.utils.translation import gettext
 
 from .changes.validators import visible
 from .conf import settings
+from .engine.rates import Rate, format_period
 from .engine.types import BucketStatus
 from .models import PolicyChange
 from .monitoring.alerts import Crossing, digest
 from .operations.differences import differences, label, related_names
+from .operations.numbers import number
+from .operations.subject_names import customer_emails, subject_names
 
-__all__ = ["change_text", "mail_operators", "post_to", "threshold_text"]
+__all__ = ["change_text", "mail_customers", "mail_operators", "post_to", "threshold_text"]
 
 logger = logging.getLogger("django_ratequota")
 
@@ -52,6 +59,55 @@ _room: Semaphore
 def mail_operators(**event: Any) -> None:
     """Mail what a save changed, or how full a limit is, to Django's ``MANAGERS``."""
     _send_later(partial(mail_managers, *_text(event)))
+
+
+def mail_customers(*, level: int, status: BucketStatus, at: datetime, cost: int, **_: Any) -> None:
+    """Mail the customer whose limit is nearly used up, for ``NOTIFY``.
+
+    Users have their email field, other subjects the addresses of CUSTOMER_EMAILS. Nobody is mailed about a limit that
+    is log only, or shared: by a plan, everyone or an address.
+    """
+    bucket = status.bucket
+    name, address = _customer(bucket.subject) if bucket.mode == "enforce" else ("", "")
+    if not address:
+        return
+    unit = gettext("requests") if bucket.rate.counts == "requests" else gettext("units")
+    refused = _refused_cost(level, status, cost)
+    context = {
+        "name": name,
+        "used": number(status.used + status.debt),
+        "limit": number(status.limit),
+        "unit": unit,
+        "rate": _in_words(bucket.rate, unit),
+        "endpoint": bucket.scope,
+        "resets_at": _resets_at(status, at),
+        "level": level,
+        "refused_cost": number(refused) if refused else "",
+    }
+    template = "django_ratequota/mail/quota_threshold"
+    with timezone.override(settings.time_zone):
+        subject, text = (render_to_string(f"{template}{part}.txt", context) for part in ("_subject", ""))
+    _send_later(partial(send_mail, " ".join(subject.split()), f"{text.strip()}\n", None, [address]))
+
+
+def _customer(subject: str) -> tuple[str, str]:
+    """Return the name and the mail address of a counter's subject; no address = it is no customer, or has none."""
+    kind, _colon, value = subject.partition(":")
+    if kind != "user":
+        return subject_names([subject]).get(subject, ""), customer_emails([subject]).get(subject, "")
+    model: Any = get_user_model()
+    user = model._default_manager.filter(pk=value).first()
+    return visible(user), getattr(user, getattr(model, "EMAIL_FIELD", ""), "")
+
+
+def _in_words(rate: Rate, unit: str) -> str:
+    texts = {
+        "day": gettext("%(limit)s %(unit)s per day"),
+        "week": gettext("%(limit)s %(unit)s per week"),
+        "month": gettext("%(limit)s %(unit)s per month"),
+    }
+    text = texts.get(rate.calendar) or gettext("%(limit)s %(unit)s per %(period)s")
+    return text % {"limit": number(rate.limit), "unit": unit, "period": format_period(rate.period)}
 
 
 def post_to(url: str, secret: str = "") -> Callable[..., None]:

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -26,6 +27,7 @@ from django_ratequota.changes.writer import changed_by, write_publication
 from django_ratequota.models import Plan, PolicyChange, RatePolicy
 from django_ratequota.notify import (
     change_text,
+    mail_customers,
     mail_operators,
     post_to,
     threshold_text,
@@ -268,6 +270,102 @@ def test_a_receiver_that_fails_keeps_no_other_from_its_signal(settings: Any, cap
     wait_until_sent()
     assert len(mail.outbox) == 1
     assert "tests.front.test_notify.fails, a receiver in RATEQUOTA['NOTIFY'], failed" in caplog.text
+
+
+# --- Mails to customers. ---
+
+
+def emails(subjects: list[str]) -> dict[str, str]:
+    """CUSTOMER_EMAILS of these tests: Acme has an address, ``tenant:broken`` raises."""
+    if "tenant:broken" in subjects:
+        raise LookupError("no such customer")
+    return {"tenant:acme": "billing@acme.example", "tenant:empty": ""}
+
+
+def names(subjects: list[str]) -> dict[str, str]:
+    return {"tenant:acme": "Acme & Söhne"}
+
+
+@pytest.fixture
+def tenants(settings: Any) -> None:
+    settings.RATEQUOTA = {
+        **settings.RATEQUOTA,
+        "IDENTIFIERS": {"tenant": "django_ratequota.identifiers.network"},
+        "CUSTOMER_EMAILS": "tests.front.test_notify.emails",
+        "SUBJECT_NAMES": "tests.front.test_notify.names",
+        "NOTIFY": ["django_ratequota.notify.mail_customers"],
+        "TIME_ZONE": "Europe/Berlin",
+    }
+
+
+def mailed(level: int, status: BucketStatus, cost: int = 1) -> list[Any]:
+    mail.outbox.clear()
+    mail_customers(level=level, status=status, at=AT, cost=cost, signal=quota_threshold)
+    wait_until_sent()
+    return mail.outbox
+
+
+@pytest.mark.usefixtures("tenants")
+def test_a_customer_is_mailed_what_is_used_and_when_it_is_free_again() -> None:
+    [sent] = mailed(80, status_of("1000000 requests/month", 800_000, 826_800 * 10**6))
+    assert (sent.to, sent.subject) == (["billing@acme.example"], "80 % of 1,000,000 requests per month used")
+    assert sent.body.splitlines() == [
+        "Hello Acme & Söhne,",
+        "",
+        "800,000 of 1,000,000 requests per month are used.",
+        "The whole limit is free again on Nov. 30, 2026, 8 p.m. CET.",
+    ]
+    [sent] = mailed(100, status_of("5/day fixed_window", 5, scope="search"))
+    assert sent.body.splitlines()[2:4] == [
+        "5 of 5 units per day are used. More requests are refused.",
+        "The limit is for search.",
+    ]
+    [sent] = mailed(100, status_of("1000/week fixed_window", 821), cost=200)
+    assert sent.subject == "A request was refused: 821 of 1,000 units per week used"
+    assert "A request of 200 units was refused, because 821 of 1,000 units per week are used." in sent.body
+
+
+@pytest.mark.usefixtures("tenants")
+def test_a_project_overrides_the_mail_by_templates(settings: Any, tmp_path: Path) -> None:
+    (tmp_path / "django_ratequota/mail").mkdir(parents=True)
+    body = "{{ rate }} {{ level }}{{ refused_cost }}{{ endpoint }} {{ resets_at|date:'H:i T' }}"
+    (tmp_path / "django_ratequota/mail/quota_threshold.txt").write_text(body)
+    settings.TEMPLATES = [{**settings.TEMPLATES[0], "DIRS": [tmp_path]}]
+    [sent] = mailed(80, status_of("10/15min", 8))
+    assert sent.body == "10 units per 15min 80 06:20 CET\n"
+
+
+@pytest.mark.usefixtures("tenants")
+def test_a_shared_limit_and_one_that_refuses_nothing_are_nobodys(alice: User, caplog: Any) -> None:
+    alice.email = "alice@example.com"
+    alice.save()
+    own, nobody = f"user:{alice.pk}", User.objects.create_user("nobody")
+    assert [sent.to for sent in mailed(80, status_of("10/month", 8, subject=own))] == [["alice@example.com"]]
+    assert mailed(80, status_of("10/month", 8, subject=own, mode="log")) == []
+    shared = ["everyone", "plan:1", "ip:203.0.113.7", "tenant:"]
+    without = ["tenant:empty", "tenant:other", f"user:{nobody.pk}", "user:0"]
+    assert [one for one in shared + without if mailed(80, status_of("10/month", 8, subject=one))] == []
+    assert caplog.text == ""
+    for _ in range(2):
+        assert mailed(80, status_of("10/month", 8, subject="tenant:broken")) == []
+    assert caplog.text.count("tests.front.test_notify.emails failed: LookupError: no such customer") == 1
+
+
+def test_a_customer_gets_one_mail_for_a_level_and_window(settings: Any, alice: User, tenants: None) -> None:
+    User.objects.update(email="alice@example.com")
+    policy = RatePolicy.objects.create(rates="5/month")
+    with isolated():
+        for rates in ("5/month", "5/month", "5/month", "5/month, 9/min", "4/month", "4/month"):
+            RatePolicy.objects.filter(pk=policy.pk).update(rates=rates)
+            check_request(request_from(alice))
+    wait_until_sent()
+    assert [sent.subject for sent in mail.outbox] == [
+        "80 % of 5 units per month used",
+        "100 % of 4 units per month used",
+    ]
+
+
+# --- Webhooks. ---
 
 
 def post_threshold(receiver: Any, used: int = 8, **more: Any) -> None:
