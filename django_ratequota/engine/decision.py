@@ -186,22 +186,31 @@ class Decision:
         if refusing:
             return max(refusing, key=lambda s: float("inf") if s.retry_after_us is None else s.retry_after_us)
         enforced = [status for status in self.statuses if status.bucket.mode == "enforce"]
-        return min(enforced, key=lambda s: s.remaining / s.bucket.rate.capacity, default=None)
+        return min(enforced, key=_free_share, default=None)
+
+    @property
+    def _tightest(self) -> BucketStatus | None:
+        """``binding``; of an admitted request the tightest of those that count units, if any does."""
+        units = [s for s in self.statuses if s.bucket.mode == "enforce" and s.bucket.rate.counts == "units"]
+        return min(units, key=_free_share) if self.allowed and units else self.binding
 
     @property
     def limit(self) -> int | None:
-        """The most units that the tightest bucket (``binding``) holds; None where nothing limits."""
-        return None if (tightest := self.binding) is None else tightest.limit
+        """The most units that the bucket of ``remaining`` holds; None where nothing limits."""
+        return None if (tightest := self._tightest) is None else tightest.limit
 
     @property
     def remaining(self) -> int | None:
-        """Whole units still free in the tightest bucket; None where nothing limits."""
-        return None if (tightest := self.binding) is None else tightest.remaining
+        """Whole units still free in the tightest bucket; None where nothing limits.
+
+        Rates that count requests matter only to a refusal, and where no rate counts units.
+        """
+        return None if (tightest := self._tightest) is None else tightest.remaining
 
     @property
     def reset_after(self) -> float | None:
-        """Seconds until the tightest bucket is back to full; None where nothing limits."""
-        return None if (tightest := self.binding) is None else tightest.reset_after
+        """Seconds until the bucket of ``remaining`` is back to full; None where nothing limits."""
+        return None if (tightest := self._tightest) is None else tightest.reset_after
 
     @property
     def _charged(self) -> tuple[Bucket, ...]:
@@ -309,6 +318,10 @@ class Decision:
         )
         charges.latest = latest
         return latest
+
+
+def _free_share(status: BucketStatus) -> float:
+    return status.remaining / status.bucket.rate.capacity
 
 
 #: The steps to a decision (see ``utils.sansio``).

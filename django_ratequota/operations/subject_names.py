@@ -1,9 +1,9 @@
-"""Display names of subjects such as ``tenant:acme``, for operators."""
+"""Display names and mail addresses of subjects such as ``tenant:acme``, by functions of the project."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from traceback import format_exception_only
 from typing import Any
@@ -22,11 +22,20 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]+")
 
 
 def subject_names(subjects: Iterable[str]) -> dict[str, str]:
-    """Return subject -> display name of those that SUBJECT_NAMES names, in one call of it.
+    """Return subject -> display name of those that SUBJECT_NAMES names, in one call of it."""
+    return _ask(settings.subject_names, subjects, _name)
 
-    It is asked about subjects of IDENTIFIERS only. Its exceptions are logged, and then no subject has a name.
+
+def customer_emails(subjects: Iterable[str]) -> dict[str, str]:
+    """Return subject -> mail address of those that CUSTOMER_EMAILS has one for, in one call of it."""
+    return _ask(settings.customer_emails, subjects, str)
+
+
+def _ask(path: str, subjects: Iterable[str], text: Callable[[Any], str]) -> dict[str, str]:
+    """Return subject -> text of what the function at ``path`` returns for them; "" = there is no function.
+
+    It is asked about subjects of IDENTIFIERS only. Its exceptions are logged, and then nothing is known of any.
     """
-    path = settings.subject_names
     asked = sorted({subject for subject in subjects if _is_identified(subject)}) if path else []
     if not asked:
         return {}
@@ -36,11 +45,11 @@ def subject_names(subjects: Iterable[str]) -> dict[str, str]:
                 if connection.in_atomic_block:  # else its failing query would end the page's transaction, too
                     savepoints.enter_context(transaction.atomic(using=connection.alias))
             found = import_string(path)(asked) or {}
-            names = {subject: _name(found[subject]) for subject in asked if found.get(subject)}
+            texts = {subject: text(found[subject]) for subject in asked if found.get(subject)}
     except Exception as error:
         note_problem(path, f"{path} failed: {format_exception_only(error)[-1].strip()}", error)
         return {}
-    return {subject: name for subject, name in names.items() if name}
+    return {subject: one for subject, one in texts.items() if one}
 
 
 def named(subject: str, name: str) -> str:

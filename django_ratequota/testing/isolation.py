@@ -11,7 +11,6 @@ import secrets
 from contextlib import suppress
 from contextvars import ContextVar
 from copy import copy
-from datetime import UTC, datetime
 from typing import Any
 
 from ..conf import settings
@@ -21,7 +20,7 @@ from ..engine.limiter import Limiter
 from ..engine.memory import LocalLimiter
 from ..engine.types import Bucket
 from ..exceptions import StoreError
-from ..monitoring.alerts import levels_reached, quota_threshold, sent_for_us
+from ..monitoring.alerts import crossings
 from ..monitoring.collector import Collector
 from ..policies.cache import PolicyCache
 from ..runtime import OncePerSettings, limiter_options, process
@@ -48,7 +47,7 @@ class Scene:
         self.local_limiter = OncePerSettings(
             lambda: LocalLimiter(settings.local_share, settings.time_zone, self.clock)
         )
-        #: (counter, level) -> time (µs) until which ``quota_threshold`` is not sent again.
+        #: A crossing's name -> time (µs) until which ``quota_threshold`` is not sent again.
         self._sent_until: dict[tuple[object, ...], int] = {}
 
     def reset(self) -> None:
@@ -63,15 +62,12 @@ class Scene:
         """Whether this context has entered the scene."""
         return self in _own.get()
 
-    def observe(self, decision: Decision) -> None:
+    def observe(self, decision: Decision, cost: int) -> None:
         """Send ``quota_threshold`` at once: a test does not wait for a thread."""
-        for status in decision.statuses if not decision.degraded else ():
-            for level in levels_reached(status):
-                key = (*status.bucket.counter, level)
-                if self._sent_until.get(key, 0) <= decision.at_us:
-                    self._sent_until[key] = decision.at_us + sent_for_us(status)
-                    at = datetime.fromtimestamp(decision.at_us / 10**6, UTC)
-                    quota_threshold.send_robust(sender=None, level=level, status=status, at=at, suppressed=0)
+        for crossing in crossings(decision, cost):
+            if self._sent_until.get(crossing.name, 0) <= crossing.at_us:
+                self._sent_until[crossing.name] = crossing.at_us + crossing.sent_for_us
+                crossing.send()
 
     def enter(self, all_threads: bool) -> None:
         """Put it in force in this context, or in all threads of the process."""

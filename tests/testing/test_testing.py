@@ -223,12 +223,12 @@ class TestSideEffects:
         quota_threshold.connect(tell)
         try:
             for _ in range(2):
-                with override_policies({"search": "5/min"}) as scene:
+                with override_policies({"search": "5/month"}) as scene:
                     statuses(times=6)
-                    assert sent == [("search/min", 80), ("search/min", 100)]
-                    scene.clock.advance(60)
+                    assert sent == [("search/month", 80), ("search/month", 100)]
+                    scene.clock.advance(31 * 86_400)
                     statuses(times=4)
-                    assert sent == [("search/min", 80), ("search/min", 100), ("search/min", 80)]
+                    assert sent == [("search/month", 80), ("search/month", 100), ("search/month", 80)]
                 sent.clear()
         finally:
             quota_threshold.disconnect(tell)
