@@ -42,7 +42,7 @@ def in_words(field: Any, value: Any) -> str:
     """Return a recorded value that is not a related object as text; "" for a missing value."""
     if value is None or value == "":
         return ""
-    if isinstance(value, dict) and value.keys() == {"used", "remaining"}:
+    if isinstance(value, dict) and value.keys() >= {"used", "remaining"}:
         return gettext("%(used)s used, %(remaining)s left") % value
     if field is None:  # a field of an earlier version
         return str(value)

@@ -6,11 +6,11 @@ parameters of a statement.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date, datetime
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, TypeVar
@@ -23,7 +23,8 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django.db import models, transaction
 from django.utils.translation import gettext as _
 
-from ..engine.types import BucketStatus
+from ..engine.keys import counter_name, subject_tag, window_name
+from ..engine.types import Bucket, BucketStatus
 from .databases import policy_alias
 from .publication import Save, join_save
 from .validators import refuse_duplicates, refuse_unreadable, visible
@@ -180,16 +181,27 @@ def write_publication(reason: str, using: str | None = None) -> None:
     _write([change], using or policy_alias())
 
 
-def write_reset(subject: str, before: Sequence[BucketStatus], reason: str = "", units: int | None = None) -> None:
+def write_reset(
+    subject: str,
+    before: Sequence[BucketStatus],
+    reason: str = "",
+    units: int | None = None,
+    *,
+    first_days: Mapping[Bucket, date] | None = None,
+) -> None:
     """Record a reset of the subject's counters, or with ``units`` that up to that many are given back to each.
 
-    ``before`` holds their statuses before it. Nothing is published, because processes hold nothing that it makes
-    stale.
+    ``before`` holds their statuses before it, ``first_days`` the windows that the ledger has. Nothing is published,
+    because processes hold nothing that it makes stale.
     """
     PolicyChange = _policy_change()
 
-    def state(status: BucketStatus, returned: int) -> dict[str, int]:
-        return {"used": status.used - returned, "remaining": status.remaining + returned}
+    def state(status: BucketStatus, share: int | None) -> dict[str, Any]:
+        used = status.used + status.debt
+        used -= used if share is None else min(share, used)
+        first_day = (first_days or {}).get(status.bucket)
+        window = {} if first_day is None else {"window": window_name(counter_name(status.bucket), first_day)[1]}
+        return {"used": used, "remaining": max(0, status.limit - used), **window}
 
     kind, _colon, user_id = subject.partition(":")
     users: Any = get_user_model()
@@ -197,13 +209,14 @@ def write_reset(subject: str, before: Sequence[BucketStatus], reason: str = "", 
     author = _author.get()
     change = PolicyChange(
         model="counter",
+        object_id=subject_tag(subject),
         object_text=visible(subject if user is None else _("user %s") % user)[:300],
         touched_user="" if user is None else _fitting(user_id),
         action=PolicyChange.Action.RESET if units is None else PolicyChange.Action.GRANT,
         actor=author.actor,
         reason=(reason or author.reason)[:200],
         before={s.bucket.title: state(s, 0) for s in before},
-        after={s.bucket.title: state(s, s.used if units is None else min(units, s.used)) for s in before},
+        after={s.bucket.title: state(s, units) for s in before},
     )
     _write([change], policy_alias(PolicyChange))
 

@@ -42,7 +42,7 @@ def check_prefix(prefix: str) -> str:
 
 def bucket_key(prefix: str, bucket: Bucket) -> str:
     """Return the key of the bucket's counter."""
-    return f"{prefix}:{{{_subject(bucket.subject)}}}:{_endpoint(bucket)}:{_rate(bucket.rate)}"
+    return f"{prefix}:{{{subject_tag(bucket.subject)}}}:{_endpoint(bucket)}:{_rate(bucket.rate)}"
 
 
 def window_key(key: str, first_day: date) -> str:
@@ -58,6 +58,12 @@ def is_per_caller(counter: str) -> bool:
 def counter_name(bucket: Bucket) -> str:
     """Return the name of the bucket's counter in the database: its key without the prefix, whatever the day."""
     return bucket_key("", bucket)[1:]
+
+
+def window_name(counter: str, first_day: date) -> tuple[str, str]:
+    """Return the tag of the subject, and what names the window among the subject's own; takes ``counter_name``."""
+    tag, _braces, name = window_key(counter, first_day)[1:].partition("}:")
+    return tag, name
 
 
 def short(text: str) -> str:
@@ -80,7 +86,8 @@ def statistics_key(prefix: str, name: str) -> str:
     return f"{prefix}:{{statistics}}:{name}"
 
 
-def _subject(subject: str) -> str:
+def subject_tag(subject: str) -> str:
+    """Return what stands for the subject in the keys of its counters."""
     if _READABLE.fullmatch(subject):
         return subject
     kind = _KIND.match(subject)

@@ -16,8 +16,9 @@ from .fields import optional_reference
 class PolicyChange(models.Model):
     """One change of a policy, written in the change's own transaction; never edited, never deleted.
 
-    Resets of counters and units given back are recorded here as well. Because they change no policy, processes that
-    read the changes skip them. Ids are no revisions, because ids are not assigned in the order of commits.
+    Resets of counters and units given back are recorded here as well, with the subject's tag (``engine.keys``) as
+    object id. Because they change no policy, processes that read the changes skip them. Ids are no revisions,
+    because ids are not assigned in the order of commits.
 
     Rows with the same ``change_id`` were made together, by one *save*: a page of the admin, a command, an import, or
     else one transaction.

@@ -87,8 +87,10 @@ def _lower(
     for subject, own in sorted(_by_subject(buckets), key=lambda group: counter_name(group[1][0])):
         statuses, at_us = peek(own).values(), limiter.now_us
         kept = [status for status in statuses if status.bucket.durable and ledger.is_kept(limiter)]
+        zone = limiter.time_zone
+        first_days = {one.bucket: ledger.window_of(one.bucket, at_us, zone).first_day for one in kept}
         with transaction.atomic(using=alias):
-            write_reset(subject, list(statuses), reason, units)
+            write_reset(subject, list(statuses), reason, units, first_days=first_days)
             if others := [status.bucket for status in statuses if status not in kept]:
                 change(others)
             refund = ledger.refund(limiter, [status.bucket for status in kept], units, at_us)

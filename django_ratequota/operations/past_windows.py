@@ -107,10 +107,8 @@ def windows_of(caller: Caller) -> QuerySet[QuotaWindow]:
 class Past:
     """The windows of one counter."""
 
-    policy_id: int | None
-    endpoint_id: int | None
-    #: As in the last window.
-    rate: str
+    #: The last.
+    window: QuotaWindow
     #: (first day, used, limit) of each window, the oldest first; without a limit where nothing was used.
     windows: list[tuple[date, int, int]]
 
@@ -124,15 +122,7 @@ def past_of(windows: QuerySet[QuotaWindow], most: int, today: date) -> list[Past
     for window in windows.order_by("starts_at"):
         counters.setdefault(window.counter, []).append(window)
     order = sorted(counters.values(), key=lambda own: (own[-1].starts_at, own[-1].used), reverse=True)
-    return [
-        Past(
-            policy_id=own[-1].policy_id,
-            endpoint_id=own[-1].endpoint_id,
-            rate=own[-1].rate,
-            windows=list(_without_gaps(own, today))[-most:],
-        )
-        for own in order
-    ]
+    return [Past(window=own[-1], windows=list(_without_gaps(own, today))[-most:]) for own in order]
 
 
 def _anchor_of(begins: date, ends: date) -> int:

@@ -107,7 +107,8 @@ def addresses() -> Iterator[str]:
     yield from (f"{POLICIES}/boost/?{caller}&policy={override.pk}", f"{POLICIES}/boost/?user={user.pk}")
     yield f"{POLICIES}/block/?caller=tenant:{quote(HOSTILE)}"
     yield f"{POLICIES}/quotas/?level=0"
-    yield f"{POLICIES}/quotas/history/?subject={QuotaWindow.objects.get(subject=f'user:{user.pk}').subject}"
+    window = QuotaWindow.objects.get(subject=f"user:{user.pk}")
+    yield from (f"{POLICIES}/quotas/history/?subject={window.subject}&period={one}" for one in ("", window.first_day))
 
 
 @pytest.mark.parametrize("permissions", [None, VIEWER], ids=["superuser", "viewer"])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import date, datetime
 from typing import Any
 
-from django_ratequota.models import QuotaWindow
+from django_ratequota.models import PolicyChange, QuotaDay, QuotaWindow
 
 
 def counted(*, subject: str, starts_at: datetime, ends_at: datetime, used: int, limit: int, **fields: Any) -> Any:
@@ -26,3 +26,26 @@ def counted(*, subject: str, starts_at: datetime, ends_at: datetime, used: int, 
         rate=rate,
         **fields,
     )
+
+
+def of_day(window: QuotaWindow, day: date, charged: int, refunded: int = 0) -> None:
+    """Write the row of what one day added to the window, which has it already."""
+    QuotaDay.objects.create(
+        counter=window.counter, first_day=window.first_day, day=day, charged=charged, refunded=refunded
+    )
+
+
+def given_back(window: QuotaWindow, units: int, *, at: datetime, **fields: Any) -> PolicyChange:
+    """Write the entry of a reset, which the window has already."""
+    subject, _braces, name = window.counter[1:].partition("}:")
+    state = {"remaining": 0, "window": f"{name}:{window.first_day}"}
+    change = PolicyChange.objects.create(
+        model="counter",
+        object_id=subject,
+        action="reset",
+        before={"all/month": {"used": units, **state}},
+        after={"all/month": {"used": 0, **state}},
+        **fields,
+    )
+    PolicyChange.objects.filter(pk=change.pk).update(at=at)
+    return change
