@@ -30,7 +30,7 @@ from .conf import settings
 from .engine.keys import bucket_key
 from .engine.types import BucketStatus
 from .models import PolicyChange
-from .operations.differences import differences, label, related_names
+from .operations.differences import differences, label, name_users, related_names
 
 __all__ = ["change_text", "mail_operators", "post_to", "threshold_text"]
 
@@ -144,6 +144,7 @@ def threshold_text(level: int, status: BucketStatus, at: datetime, suppressed: i
 def change_text(changes: models.QuerySet[PolicyChange], actor: Any, reason: str) -> tuple[str, str]:
     """Return a subject, and a text with the values before and after of the first changes of a save."""
     rows = list(changes[: _LISTED + 1])
+    name_users(rows)
     more = changes.count() - _LISTED if len(rows) > _LISTED else 0
     who = visible(actor) if actor else "code or a command"
     names = related_names(difference for row in rows[:_LISTED] for difference in differences(row))

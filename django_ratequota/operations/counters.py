@@ -11,7 +11,7 @@ from django.db import transaction
 from django.utils.translation import gettext as _
 
 from ..changes.databases import policy_alias
-from ..changes.writer import in_batches, write_reset
+from ..changes.writer import in_batches, write_counted
 from ..conf import settings
 from ..engine.decision import LimitRequest
 from ..engine.keys import counter_name
@@ -82,13 +82,15 @@ def _lower(
     What durable counters have used is refunded in the ledger, from which Redis follows.
     """
     limiter, alias = default_limiter(), policy_alias(PolicyChange)
+    action = PolicyChange.Action.RESET if units is None else PolicyChange.Action.GRANT
     before: list[BucketStatus] = []
     # In the order in which the ledger writes, so that rows are not locked crosswise.
     for subject, own in sorted(_by_subject(buckets), key=lambda group: counter_name(group[1][0])):
         statuses, at_us = peek(own).values(), limiter.now_us
         kept = [status for status in statuses if status.bucket.durable and ledger.is_kept(limiter)]
         with transaction.atomic(using=alias):
-            write_reset(subject, list(statuses), reason, units)
+            was, now = _states(statuses, 0), _states(statuses, units)
+            write_counted(subject, action, before=was, after=now, reason=reason)
             if others := [status.bucket for status in statuses if status not in kept]:
                 change(others)
             refund = ledger.refund(limiter, [status.bucket for status in kept], units, at_us)
@@ -96,6 +98,12 @@ def _lower(
             transaction.on_commit(refund, using=alias, robust=True)
         before += statuses
     return tuple(before)
+
+
+def _states(statuses: Iterable[BucketStatus], units: int | None) -> dict[str, dict[str, int]]:
+    """Return the counters' states by title, once up to ``units`` of each (None = all) are given back."""
+    given = [(status, status.used if units is None else min(units, status.used)) for status in statuses]
+    return {s.bucket.title: {"used": s.used - back, "remaining": s.remaining + back} for s, back in given}
 
 
 def reset_caller(caller: Caller, reason: str = "", **request: Any) -> tuple[BucketStatus, ...]:
