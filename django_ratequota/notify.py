@@ -34,7 +34,7 @@ from .engine.rates import Rate, format_period
 from .engine.types import BucketStatus
 from .models import PolicyChange
 from .monitoring.alerts import Crossing, digest
-from .operations.differences import differences, label, related_names
+from .operations.differences import differences, label, name_users, related_names
 from .operations.numbers import number
 from .operations.subject_names import customer_emails, subject_names
 
@@ -204,6 +204,7 @@ def _resets_at(status: BucketStatus, at: datetime) -> datetime:
 def change_text(changes: models.QuerySet[PolicyChange], actor: Any, reason: str) -> tuple[str, str]:
     """Return a subject, and a text with the values before and after of the first changes of a save."""
     rows = list(changes[: _LISTED + 1])
+    name_users(rows)
     more = changes.count() - _LISTED if len(rows) > _LISTED else 0
     who = visible(actor) if actor else "code or a command"
     names = related_names(difference for row in rows[:_LISTED] for difference in differences(row))

@@ -25,7 +25,7 @@ from ..changes.databases import policy_alias
 from ..changes.validators import visible
 from ..changes.writer import field_values
 from ..models import PolicyChange, RatePolicy
-from ..operations.differences import Difference, differences
+from ..operations.differences import Difference, differences, name_users
 from ..operations.revert import Revert, Step, apply, plan_restore, plan_undo, versions
 from ..operations.states import KINDS
 from .diff import RelatedNames, as_table, kind_name
@@ -119,7 +119,7 @@ class _RevertPage(AdminPage):
             "nothing": self.words["nothing"] if plan.steps and not steps else "",
             "edited": sum(step.edited and not step.obstacle for step in steps),
             "blocked": sum(bool(step.obstacle) for step in steps),
-            "along": [(shown(step.text), visible(step.obstacle)) for step in along[:_LISTED]],
+            "along": [(shown(step.object_text), visible(step.obstacle)) for step in along[:_LISTED]],
             "along_more": max(0, len(along) - _LISTED),
             "optional": any(step.applies(True) and not step.applies(False) for step in plan.steps),
             "too_large": plan.too_large,
@@ -134,7 +134,7 @@ class _RevertPage(AdminPage):
         head = (_("field"), _("now"), _("restored"))
         return [
             {
-                "text": shown(step.text),
+                "text": shown(step.object_text),
                 "kind": kind_name(step.kind),
                 "id": step.object_id,
                 "verb": step.verb,
@@ -167,7 +167,8 @@ class SavePage(_RevertPage):
             raise Http404
         undone = first.undoes and PolicyChange.objects.filter(change_id=first.undoes).first()
         large = rows[MOST : MOST + 1].exists()
-        others = (rows if large else rows.exclude(model__in=KINDS))[:_LISTED]
+        others = list((rows if large else rows.exclude(model__in=KINDS))[:_LISTED])
+        name_users(others)
         context = {
             "title": _("Save of %(date)s") % {"date": moment(first.at)},
             "original": gettext("Save"),

@@ -6,11 +6,11 @@ parameters of a statement.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, TypeVar
@@ -21,10 +21,8 @@ from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import models, transaction
-from django.utils.translation import gettext as _
 
-from ..engine.keys import counter_name, subject_tag, window_name
-from ..engine.types import Bucket, BucketStatus
+from ..engine.keys import subject_tag
 from .databases import policy_alias
 from .publication import Save, join_save
 from .validators import refuse_duplicates, refuse_unreadable, visible
@@ -181,42 +179,24 @@ def write_publication(reason: str, using: str | None = None) -> None:
     _write([change], using or policy_alias())
 
 
-def write_reset(
-    subject: str,
-    before: Sequence[BucketStatus],
-    reason: str = "",
-    units: int | None = None,
-    *,
-    first_days: Mapping[Bucket, date] | None = None,
-) -> None:
-    """Record a reset of the subject's counters, or with ``units`` that up to that many are given back to each.
+def write_counted(subject: str, action: str, *, before: Any, after: Any, reason: str = "") -> None:
+    """Record a change of the subject's counters, from ``before`` to ``after``, both by the counter's title.
 
-    ``before`` holds their statuses before it, ``first_days`` the windows that the ledger has. Nothing is published,
-    because processes hold nothing that it makes stale.
+    Nothing is published, because processes hold nothing that it makes stale.
     """
     PolicyChange = _policy_change()
-
-    def state(status: BucketStatus, share: int | None) -> dict[str, Any]:
-        used = status.used + status.debt
-        used -= used if share is None else min(share, used)
-        first_day = (first_days or {}).get(status.bucket)
-        window = {} if first_day is None else {"window": window_name(counter_name(status.bucket), first_day)[1]}
-        return {"used": used, "remaining": max(0, status.limit - used), **window}
-
     kind, _colon, user_id = subject.partition(":")
-    users: Any = get_user_model()
-    user = users._base_manager.using(policy_alias(users)).filter(pk=user_id).first() if kind == "user" else None
     author = _author.get()
     change = PolicyChange(
         model="counter",
         object_id=subject_tag(subject),
-        object_text=visible(subject if user is None else _("user %s") % user)[:300],
-        touched_user="" if user is None else _fitting(user_id),
-        action=PolicyChange.Action.RESET if units is None else PolicyChange.Action.GRANT,
+        object_text=visible(subject)[:300],
+        touched_user=_fitting(user_id) if kind == "user" else "",
+        action=action,
         actor=author.actor,
         reason=(reason or author.reason)[:200],
-        before={s.bucket.title: state(s, 0) for s in before},
-        after={s.bucket.title: state(s, units) for s in before},
+        before=before,
+        after=after,
     )
     _write([change], policy_alias(PolicyChange))
 
@@ -243,7 +223,7 @@ def _change_row(before: models.Model | None, after: models.Model | None) -> Any:
     return PolicyChange(
         model=model,
         object_id=str(instance.pk),
-        object_text=str(instance)[:300],
+        object_text=_without_name(instance)[:300],
         touched_user=_fitting(users.pop()) if len(users) == 1 else "",
         touched_plan="" if plan is None else str(plan),
         action=action,
@@ -253,6 +233,12 @@ def _change_row(before: models.Model | None, after: models.Model | None) -> Any:
         before=states[0],
         after=states[1],
     )
+
+
+def _without_name(instance: Any) -> str:
+    """Return the object in words: its user by key, because the history outlives users."""
+    pk = getattr(instance, "user_id", None)
+    return str(instance) if pk is None else str(instance.in_words(f"user:{pk}"))
 
 
 def _fitting(user_id: str) -> str:

@@ -42,7 +42,7 @@ def check_prefix(prefix: str) -> str:
 
 def bucket_key(prefix: str, bucket: Bucket) -> str:
     """Return the key of the bucket's counter."""
-    return f"{prefix}:{{{subject_tag(bucket.subject)}}}:{_endpoint(bucket)}:{_rate(bucket.rate)}"
+    return f"{prefix}:{beginning(bucket.subject)}{_endpoint(bucket)}:{_rate(bucket.rate)}"
 
 
 def window_key(key: str, first_day: date) -> str:
@@ -58,6 +58,17 @@ def is_per_caller(counter: str) -> bool:
 def counter_name(bucket: Bucket) -> str:
     """Return the name of the bucket's counter in the database: its key without the prefix, whatever the day."""
     return bucket_key("", bucket)[1:]
+
+
+def beginning(subject: str) -> str:
+    """Return what the names of the subject's counters begin with."""
+    return f"{{{subject_tag(subject)}}}:"
+
+
+def renamed(name: str, source: str, target: str) -> str:
+    """Return the name of a counter of ``source`` as that of ``target``, counted per the other kind of subject."""
+    per, then = (f".{_per(subject.partition(':')[0])}:" for subject in (source, target))
+    return beginning(target) + name.removeprefix(beginning(source)).replace(per, then)
 
 
 def window_name(counter: str, first_day: date) -> tuple[str, str]:
@@ -104,10 +115,13 @@ def _endpoint(bucket: Bucket) -> str:
     # Because an anonymous caller is ip:X, and so is anyone at X under a policy counted per ip: two counters.
     if bucket.counted_per in ("", "caller", "plan", "everyone"):
         return endpoint
-    per = bucket.counted_per if _READABLE_PER.fullmatch(bucket.counted_per) else f"~{_digest(bucket.counted_per)}"
-    name = f"{endpoint}.{per}"
+    name = f"{endpoint}.{_per(bucket.counted_per)}"
     # The longest prefix, subject and rate leave 39 of 128 bytes. No scope's own digest begins with a dot.
     return name if len(name) <= 39 else f".~{_digest(name)}"
+
+
+def _per(kind: str) -> str:
+    return kind if _READABLE_PER.fullmatch(kind) else f"~{_digest(kind)}"
 
 
 def _rate(rate: Rate) -> str:

@@ -49,6 +49,8 @@ REPORT = _compose("report")
 COLLECT = _compose("collect")
 #: Returns parts of the statistics as one text.
 READ_PAIRS = _compose("read_pairs", flags=" flags=no-writes")
+#: Returns some of the keys that match a pattern.
+SCAN = _compose("scan", flags=" flags=no-writes")
 #: Returns the commands that the caller's ACL forbids.
 FORBIDDEN = _compose("forbidden_commands")
 

@@ -37,8 +37,7 @@ def add_verbs(verbs: Any) -> None:
     text = "Wait until every process has written its durable counts to the database, before Redis is replaced."
     verb = verbs.add_parser("checkpoint", help=text)
     verb.set_defaults(run=checkpoint)
-    text = "Fail if a process has not written its counts after this many seconds (default 60)."
-    verb.add_argument("--timeout", type=_seconds, default=60, metavar="SECONDS", help=text)
+    add_timeout(verb)
     verbs.add_parser("status", help="Show Redis, the revision, and every process.").set_defaults(run=status)
 
 
@@ -65,15 +64,31 @@ def rollup(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
 
 def checkpoint(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     """Wait until every reporting process has written what it had counted when the command began."""
-    limiter, seconds = default_limiter(), options["timeout"]
-    if limiter.store.absent:
-        raise CommandError(f"Nothing is counted in Redis: {limiter.store.absent}")
+    if unreported := why_unreported():
+        raise CommandError(unreported)
+    yield wait_for_counts(options["timeout"])
+
+
+def add_timeout(verb: Any) -> None:
+    """Add the option for the seconds of ``wait_for_counts``."""
+    text = "Fail if a process has not written its counts after this many seconds (default 60)."
+    verb.add_argument("--timeout", type=_seconds, default=60, metavar="SECONDS", help=text)
+
+
+def why_unreported() -> str:
+    """Return why no process reports what it has written to the database; "" if they do."""
+    absent = default_limiter().store.absent
+    if absent:
+        return f"Nothing is counted in Redis: {absent}"
     if not settings.checkpoint_seconds:
-        raise CommandError("CHECKPOINT_SECONDS is 0, so no counts are kept in the database")
+        return "CHECKPOINT_SECONDS is 0, so no counts are kept in the database"
     if not settings.statistics_seconds:
-        raise CommandError(
-            "STATISTICS_SECONDS is 0, so processes do not report. Stop them: each writes its counts when it ends."
-        )
+        return "STATISTICS_SECONDS is 0, so processes do not report. Stop them: each writes its counts when it ends."
+    return ""
+
+
+def wait_for_counts(seconds: float) -> str:
+    """Wait until all processes have written their counts, and return how many have; raises ``CommandError``."""
     workers, waiting = wait_until_written(seconds)
     if waiting:
         last = "; ".join(f"{worker.process} reported {time.time() - worker.at:.0f} s ago" for worker in waiting)
@@ -82,9 +97,8 @@ def checkpoint(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
             "Their logs say why; one that was killed is no longer waited for a minute after its last report."
         )
     if not workers:
-        yield "No process has reported in the last minute: none has counts to write"
-        return
-    yield f"All counts are in the database; processes that wrote theirs: {len(workers)}"
+        return "No process has reported in the last minute: none has counts to write"
+    return f"All counts are in the database; processes that wrote theirs: {len(workers)}"
 
 
 def _seconds(text: str) -> int:

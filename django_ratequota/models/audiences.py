@@ -135,7 +135,11 @@ class PlanAssignment(TrackedModel):
         ]
 
     def __str__(self) -> str:
-        return f"{self.who}: {self.plan}"
+        return self.in_words(self.who)
+
+    def in_words(self, who: str) -> str:
+        """Return the assignment in words, with these for who is on the plan."""
+        return f"{who}: {self.plan}"
 
     @property
     def who(self) -> str:
@@ -203,7 +207,11 @@ class ListMember(TrackedModel):
         ]
 
     def __str__(self) -> str:
-        return f"{self.who} ({self.subject_list})"
+        return self.in_words(self.who)
+
+    def in_words(self, who: str) -> str:
+        """Return the membership in words, with these for the member."""
+        return f"{who} ({self.subject_list})"
 
     @property
     def who(self) -> str:

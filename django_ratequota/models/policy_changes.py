@@ -14,11 +14,12 @@ from .fields import optional_reference
 
 
 class PolicyChange(models.Model):
-    """One change of a policy, written in the change's own transaction; never edited, never deleted.
+    """One change of a policy, written in the change's own transaction, and never deleted.
 
-    Resets of counters and units given back are recorded here as well, with the subject's tag (``engine.keys``) as
-    object id. Because they change no policy, processes that read the changes skip them. Ids are no revisions,
-    because ids are not assigned in the order of commits.
+    Rows have users' keys, not their names, which are looked up when they are shown. Only ``ratequota forget`` edits
+    rows: it takes a person out. Resets of counters, units given back and moved are recorded here as well, with the
+    subject's tag (``engine.keys``) as object id. Because they change no policy, processes that read the changes skip
+    them. Ids are no revisions, because ids are not assigned in the order of commits.
 
     Rows with the same ``change_id`` were made together, by one *save*: a page of the admin, a command, an import, or
     else one transaction.

@@ -165,7 +165,11 @@ class RatePolicy(TrackedModel):
         ]
 
     def __str__(self) -> str:
-        return f"{self.audience} × {self.endpoint or _('all endpoints')}: {self.rates}"
+        return self.in_words(self.audience)
+
+    def in_words(self, audience: str) -> str:
+        """Return the policy in words, with these for its audience."""
+        return f"{audience} × {self.endpoint or _('all endpoints')}: {self.rates}"
 
     @property
     def audience(self) -> str:

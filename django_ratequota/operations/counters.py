@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import date
 from typing import Any
 
 from django.core.exceptions import ValidationError
@@ -11,10 +12,10 @@ from django.db import transaction
 from django.utils.translation import gettext as _
 
 from ..changes.databases import policy_alias
-from ..changes.writer import in_batches, write_reset
+from ..changes.writer import in_batches, write_counted
 from ..conf import settings
 from ..engine.decision import LimitRequest
-from ..engine.keys import counter_name
+from ..engine.keys import counter_name, window_name
 from ..engine.protocol import MAX_BUCKETS
 from ..engine.types import Bucket, BucketStatus
 from ..exceptions import StoreError
@@ -82,6 +83,7 @@ def _lower(
     What durable counters have used is refunded in the ledger, from which Redis follows.
     """
     limiter, alias = default_limiter(), policy_alias(PolicyChange)
+    action = PolicyChange.Action.RESET if units is None else PolicyChange.Action.GRANT
     before: list[BucketStatus] = []
     # In the order in which the ledger writes, so that rows are not locked crosswise.
     for subject, own in sorted(_by_subject(buckets), key=lambda group: counter_name(group[1][0])):
@@ -90,7 +92,8 @@ def _lower(
         zone = limiter.time_zone
         first_days = {one.bucket: ledger.window_of(one.bucket, at_us, zone).first_day for one in kept}
         with transaction.atomic(using=alias):
-            write_reset(subject, list(statuses), reason, units, first_days=first_days)
+            was, now = (_states(statuses, given, first_days) for given in (0, units))
+            write_counted(subject, action, before=was, after=now, reason=reason)
             if others := [status.bucket for status in statuses if status not in kept]:
                 change(others)
             refund = ledger.refund(limiter, [status.bucket for status in kept], units, at_us)
@@ -98,6 +101,23 @@ def _lower(
             transaction.on_commit(refund, using=alias, robust=True)
         before += statuses
     return tuple(before)
+
+
+def _states(
+    statuses: Iterable[BucketStatus], units: int | None, first_days: Mapping[Bucket, date]
+) -> dict[str, dict[str, Any]]:
+    """Return the counters' states by title, once up to ``units`` of each (None = all) are given back.
+
+    ``first_days`` are those of the windows that the ledger has.
+    """
+    states = {}
+    for status in statuses:
+        used = status.used + status.debt
+        used -= used if units is None else min(units, used)
+        first_day = first_days.get(status.bucket)
+        window = {} if first_day is None else {"window": window_name(counter_name(status.bucket), first_day)[1]}
+        states[status.bucket.title] = {"used": used, "remaining": max(0, status.limit - used), **window}
+    return states
 
 
 def reset_caller(caller: Caller, reason: str = "", **request: Any) -> tuple[BucketStatus, ...]:

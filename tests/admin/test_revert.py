@@ -13,7 +13,7 @@ from django.test import Client
 from django.urls import reverse
 
 from django_ratequota.admin import revert
-from django_ratequota.changes.writer import write_reset
+from django_ratequota.changes.writer import write_counted
 from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
 from tests.admin.test_history import BASE, HISTORY, newest, url
 from tests.support.operators import client_of, text_of, words_of
@@ -149,7 +149,7 @@ def test_an_override_that_becomes_another_policy_needs_both_permissions(
 
 
 def test_a_save_of_counters_is_shown_and_cannot_be_undone(operator: Client) -> None:
-    write_reset("everyone", [], "Ticket 4711")
+    write_counted("everyone", "reset", before={}, after={}, reason="Ticket 4711")
     page = text_of(operator.get(url()))
     assert "Nothing of this can be undone" in page
     assert "counter reset" in page

@@ -18,7 +18,7 @@ from django.test import RequestFactory, TestCase
 
 from django_ratequota import check_request
 from django_ratequota.changes.publication import publication_pending
-from django_ratequota.changes.writer import changed_by, write_publication, write_reset
+from django_ratequota.changes.writer import changed_by, write_counted, write_publication
 from django_ratequota.models import Plan, PolicyChange, RatePolicy
 from django_ratequota.runtime import default_limiter
 from tests.enforcement.test_propagation import Process, environment, migrated  # noqa: F401 - fixtures
@@ -58,7 +58,7 @@ def test_what_no_request_can_see_is_not_pending(published: list[int | None]) -> 
     with transaction.atomic():
         plan.description = "For everyone"
         plan.save()
-        write_reset("everyone", [])
+        write_counted("everyone", "reset", before={}, after={})
         assert not publication_pending()
     assert (stored(), len(published)) == (before, 1)
 

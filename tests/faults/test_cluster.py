@@ -24,6 +24,8 @@ from django_ratequota.exceptions import NewerRevision, StoreError
 from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.monitoring import ledger
 from django_ratequota.monitoring.ledger import window_of
+from django_ratequota.monitoring.traces import forget, traces_of
+from django_ratequota.runtime import default_limiter
 from django_ratequota.utils.sansio import drive
 from tests.project.views import request_from
 from tests.support.properties import scaled, thorough_after
@@ -530,3 +532,16 @@ def test_what_a_master_has_lost_is_restored_before_the_next_request(emptied: Clu
         assert ask(20) == 480
         owner(user).command("FLUSHALL")
         assert ask() == 479
+
+
+def test_what_is_held_of_a_subject_is_found_on_its_master(emptied: Cluster) -> None:
+    with override_settings(RATEQUOTA=settings_of(emptied)):
+        subjects = [f"user:{number}" for number in range(10)]
+        for subject in subjects:
+            default_limiter().charge(
+                [Bucket(subject, Rate.parse(rate)) for rate in ("9/h", "9/h sliding_window_log")]
+            )
+        for forgotten in (False, True):
+            assert [len(list(traces_of(subject))) for subject in subjects] == [0 if forgotten else 2] * 10
+            for subject in subjects:
+                forget(subject)

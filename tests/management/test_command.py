@@ -149,7 +149,7 @@ def test_status_shows_store_revision_last_change_and_ledger(
     assert lines[0].endswith(" s")
     assert lines[1] == f"eviction     noeviction, {info['evicted_keys']} keys evicted"
     assert f"revision     {default_limiter().stored_revision()}" in text
-    assert "created: user alice × all endpoints: 1000/day" in text
+    assert f"created: user:{alice.pk} × all endpoints: 1000/day" in text
     assert "keys         rqtest:*" in text
     assert "ledger       0 rows\n" in text
     assert "processes    none has reported in the last minute\n" in text

@@ -88,7 +88,7 @@ def test_a_reset_over_midnight_is_of_the_month_that_was_shown(
 ) -> None:
     """It was given back to the new month, which so had room for 140 units."""
     bucket = ask("2025-11-30 23:59:59", 1, 40).statuses[0].bucket
-    monkeypatch.setattr(counters, "write_reset", lambda *_, **__: clock.advance(2))
+    monkeypatch.setattr(counters, "write_counted", lambda *_, **__: clock.advance(2))
     counters.reset([bucket])
     assert ask("2025-12-01 00:01", 1, 100).remaining == 0
     flush()

@@ -330,7 +330,7 @@ def test_units_are_given_back_and_recorded(operator: Client, alice: User) -> Non
     assert (done.status_code, done["Location"]) == (302, f"{PAGE}?{query(alice)}")
     assert remaining_units(alice) == {"search/hour": 10, "search/day": 100, "search/month per everyone": 994}
     entry = PolicyChange.objects.get(action="grant")
-    assert (entry.model, entry.object_text, entry.touched_user) == ("counter", "user alice", str(alice.pk))
+    assert (entry.model, entry.object_text, entry.touched_user) == ("counter", f"user:{alice.pk}", str(alice.pk))
     assert (entry.actor, entry.reason) == (User.objects.get(username="operator"), "Ticket 4711")
     assert entry.before == {"search/hour": {"used": 6, "remaining": 4}, "search/day": {"used": 6, "remaining": 94}}
     assert entry.after == {"search/hour": {"used": 0, "remaining": 10}, "search/day": {"used": 0, "remaining": 100}}
