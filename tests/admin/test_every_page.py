@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -107,6 +108,8 @@ def addresses() -> Iterator[str]:
     yield from (f"{POLICIES}/boost/?{caller}&policy={override.pk}", f"{POLICIES}/boost/?user={user.pk}")
     yield f"{POLICIES}/block/?caller=tenant:{quote(HOSTILE)}"
     yield f"{POLICIES}/quotas/?level=0"
+    yield f"{POLICIES}/invoices/?month={datetime.now(UTC):%Y-%m}&subject={quote(HOSTILE[:20])}"
+    yield f"{POLICIES}/invoices/?month={datetime.now(UTC):%Y-%m}"
     yield f"{POLICIES}/quotas/history/?subject={QuotaWindow.objects.get(subject=f'user:{user.pk}').subject}"
 
 
@@ -178,6 +181,8 @@ OPENS: dict[str, set[Any]] = {
     "ratepolicy/quotas/?csv=1": POLICY | OVERRIDES,
     "ratepolicy/quotas/history/": POLICY | OVERRIDES,
     "ratepolicy/quotas/history/?csv=1": POLICY | OVERRIDES,
+    "ratepolicy/invoices/": POLICY | OVERRIDES,
+    "ratepolicy/invoices/?csv=1": POLICY | OVERRIDES,
     "ratepolicy/preview/": POLICY | OVERRIDES | {"add_ratepolicy"},
     "ratepolicy/impact/": POLICY | OVERRIDES | {"add_ratepolicy"},
     "ratepolicy/boost/?user={user}&endpoint=e1&policy={override}": {"grant_override"},

@@ -1,0 +1,113 @@
+"""The Invoices page: what each customer has used of calendar limits in a month, by plan, and the list as CSV."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from django import forms
+from django.core.exceptions import ValidationError
+from django.utils.translation import gettext
+
+from ..models import Endpoint, Plan
+from ..operations.invoices import (
+    HEADS,
+    InvoiceLine,
+    Invoices,
+    is_recorded,
+    month_of,
+    previous_month,
+    similar_subjects,
+)
+from .csv_file import csv_response
+from .formatting import moment, number_text, shown
+from .names import caller_text
+from .pages import AdminPage
+
+#: Counters of a page.
+_PAGE = 50
+
+
+class InvoicesPage(AdminPage):
+    """What each customer has used in a month; with ``csv`` in the address all lines, as a file."""
+
+    path, name = "invoices/", "invoices"
+    media = forms.Media(
+        css={"all": ["django_ratequota/usage.css", "django_ratequota/quotas.css"]},
+        js=["django_ratequota/subjects.js"],
+    )
+
+    def view(self, request: Any) -> Any:
+        """Return the page, or the file; both are read from the database alone."""
+        sees_all = self.admin.sees_all_policies(request)
+        # Others see overrides only, which are of no plan.
+        rows = {
+            "plan": Plan.objects.values_list("pk", "name") if sees_all else (),
+            "endpoint": Endpoint.objects.order_by("name").values_list("pk", "name"),
+        }
+        choices = {field: {str(pk): shown(name) for pk, name in found} for field, found in rows.items()}
+        checks = {field: known.__contains__ for field, known in choices.items()}
+        query = self.known_parameters(request, {"month": _is_month, **checks})
+        query["month"] = query["month"] or previous_month()
+        query["subject"] = _text(request, "subject")
+        invoices = Invoices(
+            month=query["month"],
+            subject=query["subject"],
+            plan=int(query["plan"]) if query["plan"] else None,
+            endpoint=int(query["endpoint"]) if query["endpoint"] else None,
+            policies=None if sees_all else self.admin.get_queryset(request),
+        )
+        if "csv" in request.GET:
+            name = f"ratequota-invoices-{month_of(invoices.month)[0]:%Y-%m}"
+            return csv_response(name, HEADS, (line.cells() for line in invoices.lines()))
+        start = _text(request, "start")
+        lines, following = invoices.page(start, _PAGE)
+        unknown = bool(invoices.subject) and not lines and not is_recorded(invoices.subject)
+        query = {name: value for name, value in query.items() if value}
+        context = {
+            "title": gettext("Invoices: %s") % invoices.month,
+            "invoices": invoices,
+            "subjects": self.admin.page_url("subjects"),
+            "choices": [
+                (field, label, [(pk, text, pk == query.get(field)) for pk, text in choices[field].items()])
+                for field, label in (("plan", gettext("Plan")), ("endpoint", gettext("Endpoint")))
+            ],
+            "lines": [self._line(line) for line in lines],
+            "unknown": unknown,
+            "similar": [
+                (shown(one), self.url(query={**query, "subject": one}))
+                for one in (similar_subjects(invoices.subject) if unknown and sees_all else ())
+            ],
+            "first": self.url(query=query) if start else "",
+            "next": self.url(query={**query, "start": following}) if following else "",
+            "csv": self.url(query={**query, "csv": "1"}),
+        }
+        return self.render(request, "invoices.html", context)
+
+    def _line(self, line: InvoiceLine) -> dict[str, Any]:
+        return {
+            "caller": caller_text(line.subject, {line.subject: shown(line.name)} if line.name else {}),
+            "past": self.admin.page_url("quota_history", query={"subject": line.subject}),
+            "plan": shown(line.plan),
+            "endpoint": gettext("all endpoints") if line.endpoint is None else shown(line.endpoint),
+            "counted_per": line.counted_per,
+            "rate": line.rate,
+            "logs": line.mode == "log",
+            "used": number_text(line.used),
+            "limit": number_text(line.limit),
+            "over": number_text(line.over) if line.over else "",
+            "begins": line.begins,
+            "ends": line.ends,
+            "complete": line.complete,
+            "changed": moment(line.changed_at),
+        }
+
+
+def _is_month(text: str) -> bool:
+    with suppress(ValidationError):
+        return bool(month_of(text))
+    return False
+
+
+def _text(request: Any, name: str) -> str:
+    return str(request.GET.get(name, "")).replace("\x00", "").strip()[:250]
