@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import re
 from typing import Any
 
 from django import forms
-from django.core.exceptions import ValidationError
 from django.utils.translation import gettext
 
 from ..models import Endpoint, Plan
-from ..operations.invoices import (
-    HEADS,
-    InvoiceLine,
-    Invoices,
-    is_recorded,
-    month_of,
-    previous_month,
-    similar_subjects,
-)
+from ..operations.invoices import HEADS, InvoiceLine, Invoices, cells, is_recorded, previous_month
 from .csv_file import csv_response
 from .formatting import moment, number_text, shown
 from .names import caller_text
@@ -26,6 +17,7 @@ from .pages import AdminPage
 
 #: Counters of a page.
 _PAGE = 50
+_MONTH = re.compile("[12][0-9]{3}-(0[1-9]|1[0-2])")
 
 
 class InvoicesPage(AdminPage):
@@ -47,7 +39,7 @@ class InvoicesPage(AdminPage):
         }
         choices = {field: {str(pk): shown(name) for pk, name in found} for field, found in rows.items()}
         checks = {field: known.__contains__ for field, known in choices.items()}
-        query = self.known_parameters(request, {"month": _is_month, **checks})
+        query = self.known_parameters(request, {"month": _MONTH.fullmatch, **checks})
         query["month"] = query["month"] or previous_month()
         query["subject"] = _text(request, "subject")
         invoices = Invoices(
@@ -58,11 +50,9 @@ class InvoicesPage(AdminPage):
             policies=None if sees_all else self.admin.get_queryset(request),
         )
         if "csv" in request.GET:
-            name = f"ratequota-invoices-{month_of(invoices.month)[0]:%Y-%m}"
-            return csv_response(name, HEADS, (line.cells() for line in invoices.lines()))
+            return csv_response(f"ratequota-invoices-{invoices.month}", HEADS, map(cells, invoices.lines()))
         start = _text(request, "start")
         lines, following = invoices.page(start, _PAGE)
-        unknown = bool(invoices.subject) and not lines and not is_recorded(invoices.subject)
         query = {name: value for name, value in query.items() if value}
         context = {
             "title": gettext("Invoices: %s") % invoices.month,
@@ -73,11 +63,7 @@ class InvoicesPage(AdminPage):
                 for field, label in (("plan", gettext("Plan")), ("endpoint", gettext("Endpoint")))
             ],
             "lines": [self._line(line) for line in lines],
-            "unknown": unknown,
-            "similar": [
-                (shown(one), self.url(query={**query, "subject": one}))
-                for one in (similar_subjects(invoices.subject) if unknown and sees_all else ())
-            ],
+            "unknown": bool(invoices.subject) and not lines and not is_recorded(invoices.subject),
             "first": self.url(query=query) if start else "",
             "next": self.url(query={**query, "start": following}) if following else "",
             "csv": self.url(query={**query, "csv": "1"}),
@@ -86,27 +72,16 @@ class InvoicesPage(AdminPage):
 
     def _line(self, line: InvoiceLine) -> dict[str, Any]:
         return {
+            "line": line,
             "caller": caller_text(line.subject, {line.subject: shown(line.name)} if line.name else {}),
             "past": self.admin.page_url("quota_history", query={"subject": line.subject}),
             "plan": shown(line.plan),
             "endpoint": gettext("all endpoints") if line.endpoint is None else shown(line.endpoint),
-            "counted_per": line.counted_per,
-            "rate": line.rate,
-            "logs": line.mode == "log",
             "used": number_text(line.used),
             "limit": number_text(line.limit),
             "over": number_text(line.over) if line.over else "",
-            "begins": line.begins,
-            "ends": line.ends,
-            "complete": line.complete,
             "changed": moment(line.changed_at),
         }
-
-
-def _is_month(text: str) -> bool:
-    with suppress(ValidationError):
-        return bool(month_of(text))
-    return False
 
 
 def _text(request: Any, name: str) -> str:

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import chain
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from ..operations.invoices import (
-    HEADS,
-    InvoiceLine,
-    invoice_lines,
-    is_recorded,
-    previous_month,
-    similar_subjects,
-)
+from ..operations import invoices
+from ..operations.invoices import HEADS, InvoiceLine, cells
 from ..operations.subject_names import named, printable
 from ..utils.csv_lines import csv_lines
 
@@ -33,26 +27,22 @@ def add_verbs(verbs: Any) -> None:
 
 def usage(command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     """Yield the invoices' lines; raises ``CommandError`` where no month has the subject."""
-    month, subject = options["month"] or previous_month(), options["subject"]
-    found = invoice_lines(month, subject=subject)
+    month, subject = options["month"] or invoices.previous_month(), options["subject"]
+    found = invoices.invoice_lines(month, subject=subject)
     first = next(found, None)
     if first is None:
-        if subject and not is_recorded(subject):
-            similar = ", ".join(map(printable, similar_subjects(subject)))
+        if subject and not invoices.is_recorded(subject):
+            similar = ", ".join(map(printable, invoices.similar_subjects(subject)))
             raise CommandError(f"No month has {subject!r}{f'. Similar subjects: {similar}' if similar else ''}")
         command.stderr.write(f"Nothing was used in {month}{f' by {printable(subject)}' if subject else ''}")
     lines = chain([] if first is None else [first], found)
     if options["format"] == "csv":
-        yield from _csv(lines)
+        # The terminal's line ends follow.
+        yield from (line.removesuffix("\r\n") for line in csv_lines(HEADS, map(cells, lines)))
     elif options["format"] == "json":
         yield from (json.dumps(asdict(line), default=str) for line in lines)
     else:
         yield from map(_text, lines)
-
-
-def _csv(lines: Iterable[InvoiceLine]) -> Iterator[str]:
-    for line in csv_lines(HEADS, (line.cells() for line in lines)):
-        yield line.removesuffix("\r\n")  # the line ends of the terminal follow
 
 
 def _text(line: InvoiceLine) -> str:

@@ -62,12 +62,9 @@ class Sum:
     def add(self, bucket: Bucket, day: date, charged: int, refunded: int) -> None:
         """Add what was charged to the bucket on the day, or refunded."""
         at = day, bucket.policy_id or 0
-        before = self.days.get(at)
-        if before is None:
-            self.days[at] = Part(charged, refunded, bucket.rate)
-        else:
-            rate = bucket.rate if charged else before.rate
-            self.days[at] = Part(before.charged + charged, before.refunded + refunded, rate)
+        before = self.days.get(at) or Part(0, 0, bucket.rate)
+        rate = bucket.rate if charged else before.rate
+        self.days[at] = Part(before.charged + charged, before.refunded + refunded, rate)
         if charged:  # a refund is of the policy that limited its charge
             self.bucket = bucket
 

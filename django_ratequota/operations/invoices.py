@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from datetime import date, datetime, timedelta
 from difflib import get_close_matches
 from itertools import groupby, islice, pairwise
@@ -60,12 +60,10 @@ class InvoiceLine:
     #: Number of the policy that limited it last; it may be deleted by now.
     policy: int | None
 
-    def cells(self) -> list[Any]:
-        """Return the values of ``HEADS``."""
-        return [getattr(self, name) for name in HEADS]
 
-
+#: The columns of a file, and what returns those of a line.
 HEADS = tuple(field.name for field in fields(InvoiceLine))
+cells: Callable[[InvoiceLine], Sequence[Any]] = attrgetter(*HEADS)
 
 
 @dataclass(slots=True)
@@ -79,6 +77,10 @@ class _Part:
     limit: int
     used: int
     over: int = 0
+
+
+#: What policies before the last have limited of a month, by its counter and first day.
+_Earlier = Mapping[tuple[str, date], list[_Part]]
 
 
 class _Source(NamedTuple):
@@ -148,19 +150,37 @@ class Invoices:
         earlier = _earlier(windows)
         ids = {window.policy_id or 0 for window in windows}
         ids.update(part.policy for parts in earlier.values() for part in parts)
-        sources = _sources(ids)
-        visible = set(ids)
+        sources, visible = _sources(ids), ids
         if self.policies is not None:
             visible = set(self.policies.filter(pk__in=ids).values_list("pk", flat=True))
         names = names_of(window.subject for window in windows)
         wanted = {window.endpoint_id for window in windows}
         endpoints = dict(Endpoint.objects.filter(pk__in=wanted).values_list("pk", "name"))
         now_us = to_us(timezone.now())
-        for own in counters:
-            for part in _parts(own, earlier, sources):
-                source = sources[part.policy]
-                if part.policy in visible and self.plan in (None, source.key):
-                    yield _line(part, source, names, endpoints, now_us)
+        for _key, group in groupby(windows, key=_counter_or_month):
+            for part in _parts(list(group), earlier, sources):
+                source, last, pk = sources[part.policy], part.windows[-1], part.windows[-1].endpoint_id
+                if part.policy not in visible or self.plan not in (None, source.key):
+                    continue
+                changed_us = max(to_us(window.written_at) for window in part.windows)
+                yield InvoiceLine(
+                    name=names.get(last.subject, ""),
+                    subject=last.subject,
+                    plan=source.plan,
+                    endpoint=None if pk is None else endpoints.get(pk, f"#{pk}"),
+                    counted_per=source.counted_per,
+                    unit="requests" if " requests/" in part.rate else "units",
+                    rate=part.rate,
+                    limit=part.limit,
+                    used=part.used,
+                    over=part.over,
+                    mode=source.mode,
+                    begins=part.windows[0].first_day,
+                    ends=local_date(last.ends_at),
+                    complete=to_us(last.ends_at) <= now_us,
+                    changed_at=datetime.fromtimestamp(changed_us // 10**6, settings.time_zone),
+                    policy=part.policy or None,
+                )
 
 
 def invoice_lines(
@@ -200,7 +220,12 @@ def _by_counter(rows: Iterable[QuotaWindow]) -> Iterator[list[QuotaWindow]]:
     return (list(group) for _counter, group in groupby(rows, key=attrgetter("counter")))
 
 
-def _earlier(windows: Iterable[QuotaWindow]) -> Mapping[tuple[str, date], list[_Part]]:
+def _counter_or_month(window: QuotaWindow) -> tuple[object, ...]:
+    """Return what windows share whose parts are added up."""
+    return window.counter, window.first_day if window.period == QuotaWindow.Period.MONTH else None
+
+
+def _earlier(windows: Iterable[QuotaWindow]) -> _Earlier:
     """Return what each policy but the last has limited of mixed months, in the order in which they began to."""
     month = QuotaWindow.Period.MONTH
     mixed = {(one.counter, one.first_day): one for one in windows if one.mixed and one.period == month}
@@ -217,34 +242,22 @@ def _earlier(windows: Iterable[QuotaWindow]) -> Mapping[tuple[str, date], list[_
     return {key: list(parts.values()) for key, parts in found.items()}
 
 
-def _parts(
-    windows: list[QuotaWindow], earlier: Mapping[tuple[str, date], list[_Part]], sources: Mapping[int, _Source]
-) -> list[_Part]:
-    """Return the parts of one counter's windows by plan: of each month, or of all days or weeks."""
-    last = [_Part([one], one.policy_id or 0, one.rate, one.limit, one.used) for one in windows]
-    if windows[0].period != QuotaWindow.Period.MONTH:
-        for part in last:
-            part.over = max(0, part.used - part.limit)
-        return _by_plan(last, sources)
-    found = []
-    for part in last:
-        others = earlier.get((part.windows[0].counter, part.windows[0].first_day), [])
-        part.used -= sum(other.used for other in others)
-        found += _of_month(_by_plan([*others, part], sources))
-    return found
-
-
-def _by_plan(parts: Iterable[_Part], sources: Mapping[int, _Source]) -> list[_Part]:
-    """Add up the parts of each plan, which comes where it was last."""
+def _parts(windows: list[QuotaWindow], earlier: _Earlier, sources: Mapping[int, _Source]) -> list[_Part]:
+    """Return the parts of a month, or of all days or weeks of a counter, by plan; each where its plan was last."""
+    parts = [_Part([one], one.policy_id or 0, one.rate, one.limit, one.used) for one in windows]
+    others = earlier.get((windows[0].counter, windows[0].first_day), [])
+    parts[0].used -= sum(other.used for other in others)
     plans: dict[int, _Part] = {}
-    for part in parts:
-        key = sources[part.policy].key
-        before = plans.pop(key, None)
-        plans[key] = part
+    for part in (*others, *parts):
+        part.over = max(0, part.used - part.limit)
+        before = plans.pop(sources[part.policy].key, None)
         if before is not None:
-            windows = [*before.windows, *part.windows]
-            plans[key] = replace(part, windows=windows, used=before.used + part.used, over=before.over + part.over)
-    return list(plans.values())
+            part.windows = [*before.windows, *part.windows]
+            part.used += before.used
+            part.over += before.over
+        plans[sources[part.policy].key] = part
+    found = list(plans.values())
+    return _of_month(found) if windows[0].period == QuotaWindow.Period.MONTH else found
 
 
 def _of_month(parts: list[_Part]) -> list[_Part]:
@@ -284,28 +297,3 @@ def _deleted(model: str, ids: Iterable[int]) -> dict[int, dict[str, Any]]:
     changes = PolicyChange.objects.filter(model=model, object_id__in=texts, action=PolicyChange.Action.DELETE)
     rows: Iterable[Any] = changes.order_by("pk").values_list("object_id", "before") if texts else ()
     return {int(pk): before or {} for pk, before in rows}
-
-
-def _line(
-    part: _Part, source: _Source, names: Mapping[str, str], endpoints: Mapping[int, str], now_us: int
-) -> InvoiceLine:
-    last = part.windows[-1]
-    changed_us = max(to_us(window.written_at) for window in part.windows)
-    return InvoiceLine(
-        name=names.get(last.subject, ""),
-        subject=last.subject,
-        plan=source.plan,
-        endpoint=None if last.endpoint_id is None else endpoints.get(last.endpoint_id, f"#{last.endpoint_id}"),
-        counted_per=source.counted_per,
-        unit="requests" if " requests/" in part.rate else "units",
-        rate=part.rate,
-        limit=part.limit,
-        used=part.used,
-        over=part.over,
-        mode=source.mode,
-        begins=part.windows[0].first_day,
-        ends=local_date(last.ends_at),
-        complete=to_us(last.ends_at) <= now_us,
-        changed_at=datetime.fromtimestamp(changed_us // 10**6, settings.time_zone),
-        policy=part.policy or None,
-    )
