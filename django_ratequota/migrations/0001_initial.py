@@ -221,7 +221,7 @@ class Migration(migrations.Migration):
                 'verbose_name': 'quota window',
                 'verbose_name_plural': 'quota windows',
                 'ordering': ['-first_day', 'counter'],
-                'indexes': [models.Index(fields=['period', 'ends_at', 'percent', 'policy_id', 'endpoint_id'], name='ratequota_quota_fullest')],
+                'indexes': [models.Index(fields=['period', 'ends_at', 'percent', 'policy_id', 'endpoint_id', 'mixed'], name='ratequota_quota_fullest')],
                 'constraints': [models.UniqueConstraint(fields=('counter', 'first_day'), name='ratequota_quota_one_row')],
             },
         ),

@@ -98,7 +98,8 @@ class QuotaWindow(models.Model):
         # The fullest of the windows that run now, also those of some policies or of an endpoint, without their rows.
         indexes = [
             models.Index(
-                fields=["period", "ends_at", "percent", "policy_id", "endpoint_id"], name="ratequota_quota_fullest"
+                fields=["period", "ends_at", "percent", "policy_id", "endpoint_id", "mixed"],
+                name="ratequota_quota_fullest",
             )
         ]
 

@@ -74,7 +74,7 @@ def forget_windows() -> int:
         # Invoices tell a month's plans by its days.
         window = QuotaWindow.objects.filter(counter=OuterRef("counter"), first_day=OuterRef("first_day"))
         needed = Exists(window.filter(Q(mixed=True) | Q(ends_at__gte=now)))
-        deleted += _delete(QuotaDay, Q(day__lt=today - timedelta(days=days)) & ~needed)
+        deleted += _delete(QuotaDay, Q(~needed, day__lt=today - timedelta(days=days)))
     return deleted
 
 

@@ -18,13 +18,15 @@ from django.utils.translation import gettext as _
 from ..conf import settings
 from ..models import Endpoint, Plan, PolicyChange, QuotaDay, QuotaWindow, RatePolicy
 from ..monitoring.ledger_rows import stored_subject
-from ..policies.facts import to_us
+from ..policies.facts import to_datetime, to_us
 from .past_windows import local_date
 from .subject_names import names_of
 from .subjects import known_subjects
 
 #: Counters whose names, policies and days are read at once; rows of the ledger that are.
 _BATCH, _CHUNK = 500, 2_000
+#: Windows above which a page reads them in the order of their counters.
+_FEW = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,9 +124,16 @@ class Invoices:
 
         Also returns where the next page begins; "" = there is none.
         """
-        rows = self._windows().filter(counter__gt=start).order_by("counter", "first_day")
+        rows = self._windows()
+        # A few are found by the index that begins with the periods; in the order of counters they are far apart.
+        first_day, end = month_of(self.month)
+        ends = {"ends_at__gt": _midnight(first_day), "ends_at__lt": _midnight(_next_month(end))}
+        few = rows.filter(period__in=QuotaWindow.Period.values, **ends).order_by().values_list("pk", flat=True)
+        if len(pks := few[: _FEW + 1]) <= _FEW:
+            rows = QuotaWindow.objects.filter(pk__in=list(pks))
         # Of a counter, at most 31 windows begin in a month.
-        counters = list(_by_counter(rows[: 31 * most + 1]))
+        ordered = rows.filter(counter__gt=start).order_by("counter", "first_day")
+        counters = list(_by_counter(ordered[: 31 * most + 1]))
         lines = sorted(self._lines_of(counters[:most]), key=attrgetter("subject"))
         return lines, counters[most - 1][0].counter if len(counters) > most else ""
 
@@ -154,7 +163,7 @@ class Invoices:
         if self.policies is not None:
             visible = set(self.policies.filter(pk__in=ids).values_list("pk", flat=True))
         names = names_of(window.subject for window in windows)
-        wanted = {window.endpoint_id for window in windows}
+        wanted = {window.endpoint_id for window in windows if window.endpoint_id}
         endpoints = dict(Endpoint.objects.filter(pk__in=wanted).values_list("pk", "name"))
         now_us = to_us(timezone.now())
         for _key, group in groupby(windows, key=_counter_or_month):
@@ -194,9 +203,17 @@ def month_of(text: str) -> tuple[date, date]:
     """Return the first day of the month ``2026-10``, and of the next one; raises ``ValidationError``."""
     try:
         first = datetime.strptime(text, "%Y-%m").date()
-        return first, (first + timedelta(days=31)).replace(day=1)
+        return first, _next_month(first)
     except (OverflowError, ValueError) as error:
         raise ValidationError(_("Write the month as in 2026-10, not %(text)r."), params={"text": text}) from error
+
+
+def _next_month(first: date) -> date:
+    return (first + timedelta(days=31)).replace(day=1)
+
+
+def _midnight(day: date) -> datetime:
+    return to_datetime(to_us(datetime(day.year, day.month, day.day, tzinfo=settings.time_zone)))
 
 
 def previous_month() -> str:

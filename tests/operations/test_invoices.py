@@ -87,9 +87,10 @@ def test_a_line_has_what_a_bookkeeper_needs() -> None:
         changed_at=datetime(2025, 10, 6, tzinfo=UTC),
         policy=row.pk,
     )
+    endpoint = str(search.pk)
     search.delete()
     [line] = lines()
-    assert (line.endpoint, line.plan, line.counted_per, line.mode) == (f"#{search.pk}", "Pro", "tenant", "")
+    assert (line.endpoint, line.plan, line.counted_per, line.mode) == ("#" + endpoint, "Pro", "tenant", "")
 
 
 def test_a_downgrade_has_a_line_for_each_plan(settings: Any) -> None:
