@@ -33,20 +33,16 @@ class InvoicesPage(AdminPage):
         """Return the page, or the file; both are read from the database alone."""
         sees_all = self.admin.sees_all_policies(request)
         # Others see overrides only, which are of no plan.
-        rows = {
-            "plan": Plan.objects.values_list("pk", "name") if sees_all else (),
-            "endpoint": Endpoint.objects.order_by("name").values_list("pk", "name"),
-        }
-        choices = {field: {str(pk): shown(name) for pk, name in found} for field, found in rows.items()}
-        checks = {field: known.__contains__ for field, known in choices.items()}
+        models: dict[str, Any] = {"plan": Plan, "endpoint": Endpoint} if sees_all else {"endpoint": Endpoint}
+        choices = {field: dict(model.objects.values_list("pk", "name")) for field, model in models.items()}
+        checks = {field: set(map(str, known)).__contains__ for field, known in choices.items()}
         query = self.known_parameters(request, {"month": _MONTH.fullmatch, **checks})
         query["month"] = query["month"] or previous_month()
         query["subject"] = _text(request, "subject")
         invoices = Invoices(
             month=query["month"],
             subject=query["subject"],
-            plan=int(query["plan"]) if query["plan"] else None,
-            endpoint=int(query["endpoint"]) if query["endpoint"] else None,
+            **{field: int(query[field]) for field in choices if query[field]},
             policies=None if sees_all else self.admin.get_queryset(request),
         )
         if "csv" in request.GET:
@@ -54,13 +50,14 @@ class InvoicesPage(AdminPage):
         start = _text(request, "start")
         lines, following = invoices.page(start, _PAGE)
         query = {name: value for name, value in query.items() if value}
+        labels = {"plan": gettext("Plan"), "endpoint": gettext("Endpoint")}
         context = {
             "title": gettext("Invoices: %s") % invoices.month,
             "invoices": invoices,
             "subjects": self.admin.page_url("subjects"),
             "choices": [
-                (field, label, [(pk, text, pk == query.get(field)) for pk, text in choices[field].items()])
-                for field, label in (("plan", gettext("Plan")), ("endpoint", gettext("Endpoint")))
+                (field, labels[field], [(pk, shown(name), str(pk) == query.get(field)) for pk, name in known.items()])
+                for field, known in choices.items()
             ],
             "lines": [self._line(line) for line in lines],
             "unknown": bool(invoices.subject) and not lines and not is_recorded(invoices.subject),

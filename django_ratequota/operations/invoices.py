@@ -127,10 +127,11 @@ class Invoices:
         rows = self._windows()
         # A few are found by the index that begins with the periods; in the order of counters they are far apart.
         first_day, end = month_of(self.month)
-        ends = {"ends_at__gt": _midnight(first_day), "ends_at__lt": _midnight(_next_month(end))}
-        few = rows.filter(period__in=QuotaWindow.Period.values, **ends).order_by().values_list("pk", flat=True)
-        if len(pks := few[: _FEW + 1]) <= _FEW:
-            rows = QuotaWindow.objects.filter(pk__in=list(pks))
+        months = ((day.year, day.month) for day in (first_day, end + timedelta(days=31)))
+        begins, ends = (to_datetime(to_us(datetime(*month, 1, tzinfo=settings.time_zone))) for month in months)
+        indexed = rows.filter(period__in=QuotaWindow.Period.values, ends_at__gt=begins, ends_at__lt=ends)
+        if len(few := indexed.order_by().values_list("pk", flat=True)[: _FEW + 1]) <= _FEW:
+            rows = QuotaWindow.objects.filter(pk__in=list(few))
         # Of a counter, at most 31 windows begin in a month.
         ordered = rows.filter(counter__gt=start).order_by("counter", "first_day")
         counters = list(_by_counter(ordered[: 31 * most + 1]))
@@ -203,17 +204,9 @@ def month_of(text: str) -> tuple[date, date]:
     """Return the first day of the month ``2026-10``, and of the next one; raises ``ValidationError``."""
     try:
         first = datetime.strptime(text, "%Y-%m").date()
-        return first, _next_month(first)
+        return first, (first + timedelta(days=31)).replace(day=1)
     except (OverflowError, ValueError) as error:
         raise ValidationError(_("Write the month as in 2026-10, not %(text)r."), params={"text": text}) from error
-
-
-def _next_month(first: date) -> date:
-    return (first + timedelta(days=31)).replace(day=1)
-
-
-def _midnight(day: date) -> datetime:
-    return to_datetime(to_us(datetime(day.year, day.month, day.day, tzinfo=settings.time_zone)))
 
 
 def previous_month() -> str:
