@@ -46,9 +46,8 @@ def usage(command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
 
 
 def _text(line: InvoiceLine) -> str:
-    who = printable(named(line.subject, line.name))
     used = f"{line.used} of {line.limit}" if line.rate.endswith("/month") else f"{line.used}, {line.limit} each"
     over = f", {line.over} over" if line.over else ""
     open_until = "" if line.complete else f", so far: until {line.ends}"
-    place = "  ".join(filter(None, (who, line.plan, line.endpoint or "all endpoints")))
-    return f"{place}  {line.rate}: {used}{over}{open_until}"
+    place = (named(line.subject, line.name), line.plan, line.endpoint or "all endpoints")
+    return f"{'  '.join(printable(text) for text in place if text)}  {line.rate}: {used}{over}{open_until}"

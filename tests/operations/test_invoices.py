@@ -16,6 +16,7 @@ from django_ratequota.monitoring import ledger
 from django_ratequota.monitoring.ledger import Entry
 from django_ratequota.monitoring.rollup import forget_windows
 from django_ratequota.operations.invoices import InvoiceLine, Invoices, invoice_lines, similar_subjects
+from django_ratequota.operations.ledger import correct
 from tests.support.windows import counted
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "checkpointing")]
@@ -42,13 +43,15 @@ def policy(rates: str, plan: str = "", **fields: Any) -> RatePolicy:
     return RatePolicy.objects.create(plan=row, rates=rates, counted_per="tenant", **fields)
 
 
+def bucket_of(row: RatePolicy) -> Bucket:
+    fields: dict[str, Any] = {"policy_id": row.pk, "endpoint_id": row.endpoint_id}
+    return Bucket(ACME, Rate.parse(row.rates), durable=True, counted_per="tenant", **fields)
+
+
 def note(row: RatePolicy, units: int, day: int, refunded: int = 0) -> None:
     """Charge on a day of October 2025, or refund on a later one."""
-    bucket = Bucket(
-        ACME, Rate.parse(row.rates), durable=True, counted_per="tenant", policy_id=row.pk, endpoint_id=row.endpoint_id
-    )
     charged, given = (datetime(2025, 10, at or 1, 12, tzinfo=UTC).timestamp() * 10**6 for at in (day, refunded))
-    ledger.ledger.entries.append(Entry(bucket, units, round(charged), round(given) if refunded else 0))
+    ledger.ledger.entries.append(Entry(bucket_of(row), units, round(charged), round(given) if refunded else 0))
     ledger.flush()
 
 
@@ -153,7 +156,8 @@ def test_days_and_weeks_are_added_up_by_plan() -> None:
 def test_an_edit_that_only_a_page_saw_makes_no_line() -> None:
     pro, free = policy("1000/month", "pro"), policy("100/month", "free")
     note(pro, 300, 5)
-    QuotaWindow.objects.update(policy_id=free.pk, limit=100, rate="100/month", mixed=True)
+    correct(QuotaWindow.objects.get(), bucket_of(free))
+    assert QuotaWindow.objects.get().limit == 100
     assert told(lines()) == [("Pro", "1000/month", 300, 0)]
 
 
@@ -205,12 +209,11 @@ def test_the_key_of_a_day_names_its_policy() -> None:
     pro, free = policy("1000/month", "pro"), policy("100/month", "free")
     for _ in range(2):
         for row, units in ((pro, 3), (free, 4)):
-            bucket = Bucket(ACME, Rate.parse(row.rates), durable=True, counted_per="tenant", policy_id=row.pk)
             at_us = round(datetime(2025, 10, 5, tzinfo=UTC).timestamp()) * 10**6
-            ledger.ledger.entries.append(Entry(bucket, units, at_us))
+            ledger.ledger.entries.append(Entry(bucket_of(row), units, at_us))
         ledger.flush()
     rows = QuotaDay.objects.order_by("policy_id").values_list("counter", "policy_id", "charged", "rate", "limit")
-    counter = counter_name(bucket)
+    counter = counter_name(bucket_of(free))
     assert list(rows) == [(counter, pro.pk, 6, "1000/month", 1000), (counter, free.pk, 8, "100/month", 100)]
     window = QuotaWindow.objects.get()
     assert (window.mixed, window.used, window.policy_id) == (True, 14, free.pk)
