@@ -191,7 +191,7 @@ def test_pages_and_filters_have_the_same_lines() -> None:
     assert lines(subject="tenant:acm") == list(invoice_lines("2025-11")) == []
     assert list(Invoices(month="2025-10", policies=RatePolicy.objects.filter(pk=free.pk)).lines()) == found[1:2]
     RatePolicy.objects.all().delete()
-    assert [line.used for line in lines(plan=free.plan_id)] == [50]
+    assert [line.used for line in lines(plan=pro.plan_id)] == [300, 21, 21, 21]
 
 
 def test_a_typo_is_told_from_a_subject_that_used_nothing() -> None:
@@ -205,15 +205,15 @@ def test_a_typo_is_told_from_a_subject_that_used_nothing() -> None:
 
 
 def test_the_key_of_a_day_names_its_policy() -> None:
-    """Two policies in one flush, and again in the next."""
+    """Two policies in one flush, the last of them the one of the flush before."""
     pro, free = policy("1000/month", "pro"), policy("100/month", "free")
-    for _ in range(2):
-        for row, units in ((pro, 3), (free, 4)):
+    for flushed in (((pro, 3),), ((free, 4), (pro, 5))):
+        for row, units in flushed:
             at_us = round(datetime(2025, 10, 5, tzinfo=UTC).timestamp()) * 10**6
             ledger.ledger.entries.append(Entry(bucket_of(row), units, at_us))
         ledger.flush()
     rows = QuotaDay.objects.order_by("policy_id").values_list("counter", "policy_id", "charged", "rate", "limit")
     counter = counter_name(bucket_of(free))
-    assert list(rows) == [(counter, pro.pk, 6, "1000/month", 1000), (counter, free.pk, 8, "100/month", 100)]
+    assert list(rows) == [(counter, pro.pk, 8, "1000/month", 1000), (counter, free.pk, 4, "100/month", 100)]
     window = QuotaWindow.objects.get()
-    assert (window.mixed, window.used, window.policy_id) == (True, 14, free.pk)
+    assert (window.mixed, window.used, window.policy_id) == (True, 12, pro.pk)
