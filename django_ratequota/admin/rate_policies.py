@@ -36,6 +36,7 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, SearchesRelated, War
         "quotas.QuotasPage",
         "subjects.SubjectsPage",
         "quota_history.QuotaHistoryPage",
+        "invoices.InvoicesPage",
     )
     form = PolicyForm
     actions = ["reset_usage"]

@@ -69,7 +69,12 @@ class QuotaWindow(models.Model):
         verbose_name=_("percent"),
         help_text=_("Whole percent of the limit that is used."),
     )
-    # What follows is of the newest sum.
+    mixed = models.BooleanField(
+        _("mixed"),
+        default=False,
+        help_text=_("Whether several policies have limited it; its days tell what each has charged."),
+    )
+    # What follows is of the newest sum; policy, rate and limit are of the newest one that charged anything.
     starts_at = models.DateTimeField(_("starts at"), help_text=_("When the window began."))
     ends_at = models.DateTimeField(_("ends at"), help_text=_("When the window ends."))
     period = models.CharField(_("period"), max_length=5, choices=Period.choices, help_text=_("Length of the window."))
@@ -93,7 +98,8 @@ class QuotaWindow(models.Model):
         # The fullest of the windows that run now, also those of some policies or of an endpoint, without their rows.
         indexes = [
             models.Index(
-                fields=["period", "ends_at", "percent", "policy_id", "endpoint_id"], name="ratequota_quota_fullest"
+                fields=["period", "ends_at", "percent", "policy_id", "endpoint_id", "mixed"],
+                name="ratequota_quota_fullest",
             )
         ]
 
@@ -102,13 +108,19 @@ class QuotaWindow(models.Model):
 
 
 class QuotaDay(models.Model):
-    """What one day added to a month in ``QuotaWindow``; kept for KEEP_QUOTA_DAYS."""
+    """What one day added to a month in ``QuotaWindow``, by policy; kept for KEEP_QUOTA_DAYS.
+
+    Of a month that several policies have limited, as long as the month: an invoice has a line for each of its plans.
+    """
 
     counter = models.CharField(_("counter"), max_length=128, help_text=_("As in the quota window."))
     first_day = models.DateField(_("first day"), help_text=_("As in the quota window."))
     day = models.DateField(_("day"), help_text=_("The day in TIME_ZONE."))
+    policy_id = models.BigIntegerField(_("policy"), help_text=_("The policy that limited it; 0 = none."))
     charged = models.BigIntegerField(_("charged"), help_text=_("Units or requests that were admitted on it."))
     refunded = models.BigIntegerField(_("refunded"), help_text=_("Those that were given back on it."))
+    rate = models.CharField(_("rate"), max_length=100, help_text=_("The policy's rate on that day."))
+    limit = models.PositiveBigIntegerField(_("limit"), help_text=_("The limit of that rate."))
 
     objects = models.Manager.from_queryset(PrimaryQuerySet)()
 
@@ -117,7 +129,11 @@ class QuotaDay(models.Model):
         verbose_name_plural = _("quota days")
         ordering = ["day", "counter"]
         # By the day first: the rollup deletes by it, and what is written now is together.
-        constraints = [models.UniqueConstraint(fields=["day", "counter", "first_day"], name="ratequota_day_one_row")]
+        constraints = [
+            models.UniqueConstraint(fields=["day", "counter", "first_day", "policy_id"], name="ratequota_day_one_row")
+        ]
+        # For the days of some windows.
+        indexes = [models.Index(fields=["counter", "first_day"], name="ratequota_day_of_window")]
 
     def __str__(self) -> str:
         return f"{self.counter} {self.day}: {self.charged - self.refunded}"

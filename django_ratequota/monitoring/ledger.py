@@ -183,9 +183,8 @@ class Ledger:
         into = self._sums.get(window)
         if into is None:
             into = self._sums[window] = Sum(entry.bucket, bounds)
-        into.bucket = entry.bucket
         day = datetime.fromtimestamp((entry.refunded_us or entry.charged_us) // 10**6, zone).date()
-        into.add(day, *((0, entry.units) if entry.refunded_us else (entry.units, 0)))
+        into.add(entry.bucket, day, *((0, entry.units) if entry.refunded_us else (entry.units, 0)))
 
 
 def window_of(bucket: Bucket, at_us: int, zone: tzinfo) -> CalendarWindow:
@@ -240,7 +239,7 @@ def refund(limiter: Limiter, buckets: Iterable[Bucket], units: int | None, at_us
     found = drive(limiter.raise_steps(totals), limiter.store.execute)
     for (window, each), (charged, refunded, _by) in zip(sums.items(), found, strict=True):
         taken = charged - refunded if units is None else min(units, charged - refunded)
-        each.add(day, 0, taken)
+        each.add(each.bucket, day, 0, taken)
         totals[window] = charged, refunded + taken, each.bounds.ends_us
     if sums:
         add_once(sums)

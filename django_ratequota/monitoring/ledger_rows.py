@@ -18,6 +18,7 @@ from django.utils import timezone
 from ..changes.databases import policy_alias
 from ..engine.calendar_windows import CalendarWindow
 from ..engine.keys import short
+from ..engine.rates import Rate
 from ..engine.types import Bucket
 from ..policies.facts import to_datetime
 
@@ -39,6 +40,15 @@ class Totals(NamedTuple):
 NOTHING = Totals(0, 0)
 
 
+class Part(NamedTuple):
+    """What a policy has limited of a window on one day."""
+
+    charged: int
+    refunded: int
+    #: As it limited last.
+    rate: Rate
+
+
 @dataclass(slots=True)
 class Sum:
     """What is to be added to one window."""
@@ -46,23 +56,30 @@ class Sum:
     #: As it limited last, and the window around its last charge.
     bucket: Bucket
     bounds: CalendarWindow
-    #: Units charged and refunded by the day on which they were.
-    days: dict[date, Totals] = field(default_factory=dict)
+    #: What was charged and refunded, by the day on which it was, and by its policy (0 = none).
+    days: dict[tuple[date, int], Part] = field(default_factory=dict)
 
-    def add(self, day: date, charged: int, refunded: int) -> None:
-        """Add what was charged and refunded on the day."""
-        before = self.days.get(day, NOTHING)
-        self.days[day] = Totals(before.charged + charged, before.refunded + refunded)
+    def add(self, bucket: Bucket, day: date, charged: int, refunded: int) -> None:
+        """Add what was charged to the bucket on the day, or refunded."""
+        at = day, bucket.policy_id or 0
+        before = self.days.get(at) or Part(0, 0, bucket.rate)
+        rate = bucket.rate if charged else before.rate
+        self.days[at] = Part(before.charged + charged, before.refunded + refunded, rate)
+        if charged:  # a refund is of the policy that limited its charge
+            self.bucket = bucket
 
     def totals(self) -> Totals:
         """Return the sums of all days."""
-        if len(self.days) == 1:
-            return next(iter(self.days.values()))
-        return Totals(*map(sum, zip(*self.days.values(), strict=True)))
+        parts = self.days.values()
+        return Totals(sum(part.charged for part in parts), sum(part.refunded for part in parts))
+
+    def is_mixed(self) -> bool:
+        """Return whether several policies have limited it."""
+        return len(self.days) > 1 and len({policy for _day, policy in self.days}) > 1
 
 
-#: What a statement adds up; of all else, the newest counts.
-_ADDED = ("charged", "refunded")
+#: What a statement adds up, and what it takes from charges alone; of all else, the newest counts.
+_ADDED, _OF_CHARGES = ("charged", "refunded"), ("policy_id", "rate", "limit")
 _KEY = ("counter", "first_day")
 _RETURNED = ", ".join((*_KEY, *_ADDED))
 _WEEK_US = 8 * 86_400 * 10**6
@@ -75,12 +92,14 @@ _TYPES = {
     **dict.fromkeys(("counter", "period", "subject", "rate"), _TEXT),
     **dict.fromkeys(("first_day", "day"), ("date", "date")),
     **dict.fromkeys(("starts_at", "ends_at", "written_at"), _INSTANT),
+    "mixed": ("bigint", "boolean"),
 }
 _NEWEST = ("starts_at", "ends_at", "period", "subject", "policy_id", "endpoint_id", "rate", "limit", "written_at")
 #: Model -> its columns in the order of the values, and those that name a row.
 _TABLES = {
-    "QuotaDay": ((*_KEY, "day", *_ADDED), (*_KEY, "day")),
-    "QuotaWindow": ((*_KEY, *_ADDED, *_NEWEST), _KEY),
+    "QuotaDay": ((*_KEY, "day", "policy_id", *_ADDED, "rate", "limit"), (*_KEY, "day", "policy_id")),
+    # Mixed before the policy, which MariaDB would else have replaced by then.
+    "QuotaWindow": ((*_KEY, *_ADDED, "mixed", *_NEWEST), _KEY),
 }
 
 
@@ -119,10 +138,10 @@ def add_once(sums: Mapping[Window, Sum]) -> dict[Window, Totals]:
     now = _instant(alias, time.time_ns() // 1000)
     rows = [(*_row(alias, window, each), now) for window, each in ordered]
     days = [
-        (window.counter, str(window.first_day), str(day), *each.days[day])
+        (window.counter, str(window.first_day), str(day), policy, charged, refunded, str(rate), rate.capacity)
         for window, each in ordered
         if each.bounds.ends_us - each.bounds.starts_us > _WEEK_US
-        for day in sorted(each.days)
+        for (day, policy), (charged, refunded, rate) in sorted(each.days.items())
     ]
     with connections[alias].cursor() as cursor:
         # One parameter each: the ORM's own upsert, with F() and Case, takes a hundred times as long.
@@ -172,7 +191,7 @@ def _row(alias: str, window: Window, of: Sum) -> tuple[object, ...]:
     """Return the values of the columns of ``QuotaWindow`` but the last."""
     bucket, (starts_us, ends_us, first_day) = of.bucket, of.bounds
     return (
-        *(window.counter, str(first_day), *of.totals()),
+        *(window.counter, str(first_day), *of.totals(), int(of.is_mixed())),
         *(_instant(alias, starts_us), _instant(alias, ends_us), bucket.rate.calendar, stored_subject(bucket.subject)),
         *(bucket.policy_id, bucket.endpoint_id, str(bucket.rate), bucket.rate.capacity),
     )
@@ -198,11 +217,17 @@ def _statement(alias: str, name: str) -> str:
         values = ", ".join(f"c{at} {kind} PATH '$[{at}]'" for at, kind in enumerate(kinds))
         source = f"SELECT sums.* FROM JSON_TABLE(%s, '$[*]' COLUMNS({values})) AS sums"  # noqa: S608 - of our own columns
         conflict, new = "ON DUPLICATE KEY UPDATE", "VALUES({})"
-    changes = ", ".join(
-        f"{own} = {f'{table}.{own} + ' if column in _ADDED else ''}{new.format(own)}"
+    added = {column: f"{table}.{quoted[column]} + {new.format(quoted[column])}" for column in _ADDED}
+    kept = f"CASE WHEN {new.format('charged')} > 0 THEN %s ELSE %s END"
+    changed = {
+        column: kept % (new.format(own), f"{table}.{own}") if column in _OF_CHARGES else new.format(own)
         for column, own in quoted.items()
-        if column not in key
-    )
+    }
+    if "mixed" in quoted:
+        policies = (f"COALESCE({one}, 0)" for one in (f"{table}.policy_id", new.format("policy_id")))
+        changed["mixed"] = f"{table}.mixed OR {new.format('mixed')} OR {' <> '.join(policies)}"
+    changed |= added
+    changes = ", ".join(f"{quoted[column]} = {changed[column]}" for column in columns if column not in key)
     return f"INSERT INTO {table} ({', '.join(quoted.values())}) {source} {conflict} {changes}"
 
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.db import connections
-from django.db.models import Model, Q
+from django.db.models import Exists, Model, OuterRef, Q
 from django.utils import timezone
 
 from ..changes.databases import reading_and_writing
@@ -59,7 +59,10 @@ def roll_up(keep_days: int = KEEP_DAYS) -> RolledUp:
 
 
 def forget_windows() -> int:
-    """Delete the ledger's old rows, by KEEP_QUOTA_MONTHS and KEEP_QUOTA_DAYS; returns how many."""
+    """Delete the ledger's old rows, by KEEP_QUOTA_MONTHS and KEEP_QUOTA_DAYS; returns how many.
+
+    Days stay until their month has ended, and of a month that several policies have limited as long as the month.
+    """
     now, months, days = timezone.now(), settings.keep_quota_months, settings.keep_quota_days
     deleted = _delete(LedgerWriter, Q(written_at__lt=now - timedelta(days=_WRITER_DAYS)))
     if months:
@@ -68,7 +71,10 @@ def forget_windows() -> int:
         deleted += _delete(QuotaWindow, ended)
     if days:
         today = timezone.localdate(now, settings.time_zone)
-        deleted += _delete(QuotaDay, Q(day__lt=today - timedelta(days=days)))
+        # Invoices tell a month's plans by its days.
+        window = QuotaWindow.objects.filter(counter=OuterRef("counter"), first_day=OuterRef("first_day"))
+        needed = Exists(window.filter(Q(mixed=True) | Q(ends_at__gte=now)))
+        deleted += _delete(QuotaDay, Q(~needed, day__lt=today - timedelta(days=days)))
     return deleted
 
 

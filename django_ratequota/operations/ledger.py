@@ -81,7 +81,8 @@ def correct(row: QuotaWindow, bucket: Bucket) -> None:
     limit = bucket.rate.capacity
     if (row.limit, row.policy_id) != (limit, bucket.policy_id):
         stored = QuotaWindow.objects.filter(pk=row.pk)
-        stored.update(limit=limit, policy_id=bucket.policy_id, rate=str(bucket.rate))
+        mixed = row.mixed or row.policy_id != bucket.policy_id
+        stored.update(limit=limit, policy_id=bucket.policy_id, rate=str(bucket.rate), mixed=mixed)
 
 
 def counts(period: str) -> dict[int, int]:

@@ -8,12 +8,14 @@ from contextlib import ExitStack
 from traceback import format_exception_only
 from typing import Any
 
+from django.contrib.auth import get_user_model
 from django.db import connections, transaction
 from django.utils.module_loading import import_string
 
 from ..changes.validators import visible
 from ..conf import settings
 from ..utils.problems import note_problem
+from .differences import object_names
 
 #: Most characters of a display name.
 MAX_NAME = 100
@@ -50,6 +52,15 @@ def _ask(path: str, subjects: Iterable[str], text: Callable[[Any], str]) -> dict
         note_problem(path, f"{path} failed: {format_exception_only(error)[-1].strip()}", error)
         return {}
     return {subject: one for subject, one in texts.items() if one}
+
+
+def names_of(subjects: Iterable[str]) -> dict[str, str]:
+    """Return subject -> user name, or display name: users in one query, others in one call of SUBJECT_NAMES."""
+    subjects = set(subjects)
+    ids = {subject: subject.removeprefix("user:") for subject in subjects if subject.startswith("user:")}
+    users = object_names(get_user_model(), ids.values(), lambda user: user.get_username())
+    found = {subject: users[pk] for subject, pk in ids.items() if pk in users}
+    return found | subject_names(subjects - ids.keys())
 
 
 def named(subject: str, name: str) -> str:

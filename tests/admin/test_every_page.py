@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -109,6 +110,8 @@ def addresses() -> Iterator[str]:
     yield f"{POLICIES}/quotas/?level=0"
     window = QuotaWindow.objects.get(subject=f"user:{user.pk}")
     yield from (f"{POLICIES}/quotas/history/?subject={window.subject}&period={one}" for one in ("", window.first_day))
+    yield f"{POLICIES}/invoices/?month={datetime.now(UTC):%Y-%m}&subject={quote(HOSTILE[:20])}"
+    yield f"{POLICIES}/invoices/?month={datetime.now(UTC):%Y-%m}"
 
 
 @pytest.mark.parametrize("permissions", [None, VIEWER], ids=["superuser", "viewer"])
@@ -179,6 +182,8 @@ OPENS: dict[str, set[Any]] = {
     "ratepolicy/quotas/?csv=1": POLICY | OVERRIDES,
     "ratepolicy/quotas/history/": POLICY | OVERRIDES,
     "ratepolicy/quotas/history/?csv=1": POLICY | OVERRIDES,
+    "ratepolicy/invoices/": POLICY | OVERRIDES,
+    "ratepolicy/invoices/?csv=1": POLICY | OVERRIDES,
     "ratepolicy/preview/": POLICY | OVERRIDES | {"add_ratepolicy"},
     "ratepolicy/impact/": POLICY | OVERRIDES | {"add_ratepolicy"},
     "ratepolicy/boost/?user={user}&endpoint=e1&policy={override}": {"grant_override"},

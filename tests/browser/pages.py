@@ -59,6 +59,7 @@ PAGES = {
     "past days": Page(
         lambda s: f"{_POLICIES}/quotas/history/?subject=user:{s.mallory.pk}&period={datetime.now(UTC):%Y-%m}-01"
     ),
+    "invoices": Page(lambda s: f"{_POLICIES}/invoices/?month={datetime.now(UTC):%Y-%m}"),
     "matrix": Page(lambda s: f"{_APP}/plan/matrix/"),
     "copy": Page(lambda s: f"{_APP}/plan/{s.free.pk}/copy/", viewer=403),
     "hostile copy": Page(lambda s: f"{_APP}/plan/{s.hostile_plan.pk}/copy/", viewer=403),

@@ -6,6 +6,7 @@ import random
 import struct
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from django_ratequota.exceptions import StoreError
 from django_ratequota.models import QuotaDay, QuotaWindow
 from django_ratequota.monitoring import ledger
 from django_ratequota.operations.counters import reset
+from django_ratequota.operations.invoices import invoice_lines
 from django_ratequota.runtime import process
 from django_ratequota.utils.sansio import Twins, call, drive
 from tests.conftest import Clock
@@ -33,7 +35,10 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 #: A customer, the length and the first day of one of its windows.
 Window = tuple[str, str, date]
+#: A day, and the policy that limited the customer's charges then.
+Day = tuple[date, int]
 _LIMIT = {"day": 40, "month": 600}
+_MONTHS = ("2025-12", *(f"2026-{number:02}" for number in range(1, 13)))
 
 
 class Simulation:
@@ -47,12 +52,13 @@ class Simulation:
         monkeypatch.setattr(process, "limiter", lambda: limiter)
         self.limiter, self.patch = limiter, monkeypatch
         self.anchors = {f"tenant:{number}": self.dice.choice([1, 1, 1, 15, 31]) for number in range(20)}
-        self.limits = {customer: dict(_LIMIT) for customer in self.anchors}
+        #: The policy of each customer, whose limits are so many times the usual ones.
+        self.policies = dict.fromkeys(self.anchors, 1)
         self.processes = [ledger.Ledger() for _ in range(3)]
-        #: Units charged and refunded; the share of each process that is not written yet; by day, of months.
+        #: Units charged and refunded; the share of each process that is not written yet; of months, by day.
         self.log = {True: Counter[Window](), False: Counter[Window]()}
-        self.unwritten: dict[int, list[tuple[bool, Window, date, int]]] = defaultdict(list)
-        self.days = {True: Counter[tuple[Window, date]](), False: Counter[tuple[Window, date]]()}
+        self.unwritten: dict[int, list[tuple[bool, Window, Day, int]]] = defaultdict(list)
+        self.days = {True: Counter[tuple[Window, Day]](), False: Counter[tuple[Window, Day]]()}
         #: Units by which a window may exceed its limit: what was not written when Redis lost it.
         self.excess: Counter[Window] = Counter()
         self.reserved: list[tuple[Decision, int]] = []
@@ -96,7 +102,7 @@ class Simulation:
         request = LimitRequest(mode="check", buckets=buckets, cost=units)
         decision = drive(decide(self.limiter, found, request), self.do)
         if decision.allowed and not decision.error:
-            self.note(True, customer, units, decision.at_us, decision.at_us, buckets[0].anchor)
+            self.note(True, buckets[0], units, decision.at_us, decision.at_us)
         return decision
 
     def settle(self) -> None:
@@ -107,7 +113,7 @@ class Simulation:
         actual = self.dice.randint(0, units)
         decision.settle(actual)
         bucket = decision.statuses[0].bucket
-        self.note(False, bucket.subject, units - actual, decision.at_us, self.clock.now_us, bucket.anchor)
+        self.note(False, bucket, units - actual, decision.at_us, self.clock.now_us)
 
     # What operators do.
 
@@ -115,8 +121,7 @@ class Simulation:
         self.anchors[self.dice.choice(list(self.anchors))] = self.dice.randint(1, 31)
 
     def change_plan(self) -> None:
-        factor = self.dice.choice([1, 2])
-        self.limits[self.dice.choice(list(self.anchors))] = {unit: n * factor for unit, n in _LIMIT.items()}
+        self.policies[self.dice.choice(list(self.anchors))] = self.dice.choice([1, 2])
 
     def reset(self) -> None:
         customer = self.dice.choice(list(self.anchors))
@@ -128,7 +133,8 @@ class Simulation:
             window, given = self.window(status.bucket, self.clock.now_us), status.used + status.debt
             if self.older:  # Redis may have known less than the row, and is raised first
                 given = max(given, self.refunded(customer)[window] - before[window])
-            self.add(False, window, self.local_day(self.clock.now_us), given, written=True)
+            day = self.local_day(self.clock.now_us), self.policies[customer]
+            self.add(False, window, day, given, written=True)
 
     def refunded(self, customer: str) -> Counter[Window]:
         rows = QuotaWindow.objects.filter(subject=customer)
@@ -208,9 +214,9 @@ class Simulation:
         return call(step) if isinstance(step, Twins) else self.limiter.store.execute(step)
 
     def buckets(self, customer: str) -> tuple[Bucket, ...]:
-        rates = [f"{limit}/{unit} fixed_window" for unit, limit in self.limits[customer].items()]
-        anchor = self.anchors[customer]
-        return tuple(Bucket(customer, Rate.parse(rate), durable=True, anchor=anchor, policy_id=1) for rate in rates)
+        policy, anchor = self.policies[customer], self.anchors[customer]
+        rates = [Rate.parse(f"{limit * policy}/{unit} fixed_window") for unit, limit in _LIMIT.items()]
+        return tuple(Bucket(customer, rate, durable=True, anchor=anchor, policy_id=policy) for rate in rates)
 
     def local_day(self, at_us: int) -> date:
         return datetime.fromtimestamp(at_us // 10**6, self.zone).date()
@@ -221,12 +227,12 @@ class Simulation:
             day -= timedelta(days=1)
         return bucket.subject, unit, day
 
-    def note(self, charged: bool, customer: str, units: int, charged_us: int, at_us: int, anchor: int) -> None:
+    def note(self, charged: bool, of: Bucket, units: int, charged_us: int, at_us: int) -> None:
         for unit in _LIMIT:
-            bucket = Bucket(customer, Rate.parse(f"1/{unit} fixed_window"), anchor=anchor)
-            self.add(charged, self.window(bucket, charged_us), self.local_day(at_us), units)
+            bucket = replace(of, rate=Rate.parse(f"1/{unit} fixed_window"))
+            self.add(charged, self.window(bucket, charged_us), (self.local_day(at_us), of.policy_id or 0), units)
 
-    def add(self, charged: bool, window: Window, day: date, units: int, *, written: bool = False) -> None:
+    def add(self, charged: bool, window: Window, day: Day, units: int, *, written: bool = False) -> None:
         self.log[charged][window] += units
         self.days[charged][window, day] += units if window[1] == "month" else 0
         if not written:
@@ -257,13 +263,36 @@ def check(simulation: Simulation) -> None:
             assert refunded >= given if simulation.killed else refunded == given
     for kind, log in simulation.log.items():
         assert +rows[kind] == +log
-    days: dict[bool, Counter[tuple[Window, date]]] = {True: Counter(), False: Counter()}
+    days: dict[bool, Counter[tuple[Window, Day]]] = {True: Counter(), False: Counter()}
     for row in QuotaDay.objects.all():
         subject = QuotaWindow.objects.get(counter=row.counter, first_day=row.first_day).subject
-        days[True][(subject, "month", row.first_day), row.day] += row.charged
-        days[False][(subject, "month", row.first_day), row.day] += row.refunded
+        days[True][(subject, "month", row.first_day), (row.day, row.policy_id)] += row.charged
+        days[False][(subject, "month", row.first_day), (row.day, row.policy_id)] += row.refunded
     for kind, by_day in simulation.days.items():
         assert +days[kind] == +by_day
+    check_invoices(simulation)
+
+
+def check_invoices(simulation: Simulation) -> None:
+    """Each month has a line for each policy, with what the log says. A reset takes from the other policy, too."""
+    invoiced: dict[Window, dict[int | None, int]] = defaultdict(dict)
+    for line in (line for month in _MONTHS for line in invoice_lines(month)):
+        if line.rate.endswith("/month"):
+            invoiced[line.subject, "month", line.begins][line.policy] = line.used
+    expected: dict[Window, Counter[int]] = defaultdict(Counter)
+    for kind, by_day in simulation.days.items():
+        for (window, (_day, policy)), units in by_day.items():
+            expected[window][policy] += units if kind else -units
+    rows = QuotaWindow.objects.filter(period="month")
+    last = {(row.subject, "month", row.first_day): row.policy_id or 0 for row in rows}
+    for window, used in expected.items():
+        newest = last.get(window, 1)
+        for policy in (newest, 3 - newest):
+            if used[policy] < 0:
+                used[3 - policy] += used.pop(policy)
+        assert {policy: units for policy, units in invoiced[window].items() if units} == {
+            policy: units for policy, units in used.items() if units
+        }
 
 
 @pytest.mark.parametrize("seed", thorough_after(8, range(200)))

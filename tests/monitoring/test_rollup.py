@@ -147,12 +147,19 @@ def test_old_windows_and_days_of_the_ledger_are_deleted(settings: Any) -> None:
     for days in (61, 62, 63):
         day = today - timedelta(days=days)
         row = {"counter": "{user:1}:0:fwmonth", "first_day": day.replace(day=1), "day": day}
+        row |= {"policy_id": 1, "rate": "9/month", "limit": 9}
         QuotaDay.objects.create(**row, charged=days, refunded=0)
     for months, kept, deleted in ((0, 0, 0), (24, 0, 1), (24, 62, 1)):
         settings.RATEQUOTA = {**settings.RATEQUOTA, "KEEP_QUOTA_MONTHS": months, "KEEP_QUOTA_DAYS": kept}
         assert forget_windows() == deleted
     assert QuotaWindow.objects.get().subject == "user:10"
     assert set(QuotaDay.objects.values_list("charged", flat=True)) == {61, 62}
+    begins, ends = now - timedelta(days=20), now + timedelta(days=10)
+    runs = counted(subject="user:now", starts_at=begins, ends_at=ends, used=9, limit=9)
+    QuotaDay.objects.create(**row | {"counter": runs.counter, "first_day": runs.first_day}, charged=9, refunded=0)
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "KEEP_QUOTA_DAYS": 1}
+    assert forget_windows() == 2
+    assert QuotaDay.objects.get().charged == 9, "its month has not ended"
 
 
 def test_query_count_does_not_grow_with_policies(count: Count, at: At, django_assert_num_queries: Any) -> None:

@@ -14,7 +14,7 @@ from django.test import Client
 from django_ratequota import Decision, Limiter
 from django_ratequota.headers import decision_headers
 from django_ratequota.monitoring import ledger
-from django_ratequota.operations.past_windows import used_in_month
+from django_ratequota.operations.invoices import invoice_lines
 from django_ratequota.runtime import OncePerSettings, process
 from tests.conftest import Clock
 from tests.package.test_docs import DOCS, Page
@@ -51,7 +51,7 @@ def ask(name: str) -> Decision:
 
 
 def invoiced(month: str) -> list[tuple[str, int]]:
-    return [(used.subject, used.used) for used in used_in_month(month) if used.subject.startswith("tenant:")]
+    return [(line.subject, line.used) for line in invoice_lines(month) if line.subject.startswith("tenant:")]
 
 
 def month_ends(decision: Decision) -> datetime:

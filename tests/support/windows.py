@@ -31,7 +31,14 @@ def counted(*, subject: str, starts_at: datetime, ends_at: datetime, used: int, 
 def of_day(window: QuotaWindow, day: date, charged: int, refunded: int = 0) -> None:
     """Write the row of what one day added to the window, which has it already."""
     QuotaDay.objects.create(
-        counter=window.counter, first_day=window.first_day, day=day, charged=charged, refunded=refunded
+        counter=window.counter,
+        first_day=window.first_day,
+        day=day,
+        charged=charged,
+        refunded=refunded,
+        policy_id=window.policy_id or 0,
+        rate=window.rate,
+        limit=window.limit,
     )
 
 
