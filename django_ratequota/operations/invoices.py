@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import date, datetime, timedelta
 from difflib import get_close_matches
 from itertools import groupby, islice, pairwise
@@ -81,8 +81,8 @@ class _Part:
     over: int = 0
 
 
-#: What policies before the last have limited of a month, by its counter and first day.
-_Earlier = Mapping[tuple[str, date], list[_Part]]
+#: What each policy has limited of a month, by its counter and first day.
+_Months = Mapping[tuple[str, date], dict[int, _Part]]
 
 
 class _Source(NamedTuple):
@@ -157,9 +157,9 @@ class Invoices:
 
     def _lines_of(self, counters: list[list[QuotaWindow]]) -> Iterator[InvoiceLine]:
         windows = [window for own in counters for window in own]
-        earlier = _earlier(windows)
+        months = _mixed(windows)
         ids = {window.policy_id or 0 for window in windows}
-        ids.update(part.policy for parts in earlier.values() for part in parts)
+        ids.update(pk for parts in months.values() for pk in parts)
         sources, visible = _sources(ids), ids
         if self.policies is not None:
             visible = set(self.policies.filter(pk__in=ids).values_list("pk", flat=True))
@@ -168,7 +168,7 @@ class Invoices:
         endpoints = dict(Endpoint.objects.filter(pk__in=wanted).values_list("pk", "name"))
         now_us = to_us(timezone.now())
         for _key, group in groupby(windows, key=_counter_or_month):
-            for part in _parts(list(group), earlier, sources):
+            for part in _parts(list(group), months, sources):
                 source, last, pk = sources[part.policy], part.windows[-1], part.windows[-1].endpoint_id
                 if part.policy not in visible or self.plan not in (None, source.key):
                     continue
@@ -235,8 +235,8 @@ def _counter_or_month(window: QuotaWindow) -> tuple[object, ...]:
     return window.counter, window.first_day if window.period == QuotaWindow.Period.MONTH else None
 
 
-def _earlier(windows: Iterable[QuotaWindow]) -> _Earlier:
-    """Return what each policy but the last has limited of mixed months, in the order in which they began to."""
+def _mixed(windows: Iterable[QuotaWindow]) -> _Months:
+    """Return what each policy has limited of mixed months, in the order in which they last charged anything."""
     month = QuotaWindow.Period.MONTH
     mixed = {(one.counter, one.first_day): one for one in windows if one.mixed and one.period == month}
     found: dict[tuple[str, date], dict[int, _Part]] = {}
@@ -244,21 +244,26 @@ def _earlier(windows: Iterable[QuotaWindow]) -> _Earlier:
         counters, first_days = (set(of) for of in zip(*mixed, strict=True))
         for day in QuotaDay.objects.filter(counter__in=counters, first_day__in=first_days).order_by("day", "pk"):
             window = mixed.get((day.counter, day.first_day))
-            if window is not None and day.policy_id != (window.policy_id or 0):
+            if window is not None:
                 parts = found.setdefault((day.counter, day.first_day), {})
                 part = parts.setdefault(day.policy_id, _Part([window], day.policy_id, day.rate, day.limit, 0))
                 part.rate, part.limit = day.rate, day.limit
                 part.used += day.charged - day.refunded
-    return {key: list(parts.values()) for key, parts in found.items()}
+                if day.charged:
+                    parts[day.policy_id] = parts.pop(day.policy_id)
+    return found
 
 
-def _parts(windows: list[QuotaWindow], earlier: _Earlier, sources: Mapping[int, _Source]) -> list[_Part]:
+def _parts(windows: list[QuotaWindow], months: _Months, sources: Mapping[int, _Source]) -> list[_Part]:
     """Return the parts of a month, or of all days or weeks of a counter, by plan; each where its plan was last."""
     parts = [_Part([one], one.policy_id or 0, one.rate, one.limit, one.used) for one in windows]
-    others = earlier.get((windows[0].counter, windows[0].first_day), [])
-    parts[0].used -= sum(other.used for other in others)
+    if by_policy := months.get((windows[0].counter, windows[0].first_day)):
+        # The last policy has what is older than the days, too; it may have charged nothing yet.
+        last = by_policy.setdefault(parts[0].policy, replace(parts[0], used=0))
+        last.used += parts[0].used - sum(part.used for part in by_policy.values())
+        parts = list(by_policy.values())
     plans: dict[int, _Part] = {}
-    for part in (*others, *parts):
+    for part in parts:
         part.over = max(0, part.used - part.limit)
         before = plans.pop(sources[part.policy].key, None)
         if before is not None:

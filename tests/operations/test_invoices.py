@@ -159,6 +159,11 @@ def test_an_edit_that_only_a_page_saw_makes_no_line() -> None:
     correct(QuotaWindow.objects.get(), bucket_of(free))
     assert QuotaWindow.objects.get().limit == 100
     assert told(lines()) == [("Pro", "1000/month", 300, 0)]
+    note(free, 20, 4)
+    correct(QuotaWindow.objects.get(), bucket_of(free))
+    assert told(lines()) == [("Free", "100/month", 20, 0), ("Pro", "1000/month", 300, 0)], (
+        "what was first stays within"
+    )
 
 
 def test_pages_and_filters_have_the_same_lines() -> None:
