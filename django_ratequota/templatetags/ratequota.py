@@ -26,7 +26,7 @@ class Usage:
 
     #: The limit's name, as clients see it in headers: ``search/min``.
     name: str
-    #: Units: the limit, those still free, and those used.
+    #: Units: the limit, those still free, and those used, which may be more than the limit after a downgrade.
     limit: int
     remaining: int
     used: int
@@ -38,10 +38,11 @@ class Usage:
 
 
 @register.simple_tag(takes_context=True)
-def ratequota_usage(context: Any, scope: str) -> Usage | None:
+def ratequota_usage(context: Any, scope: str | None = None) -> Usage | None:
     """``{% ratequota_usage "search" as usage %}``: the usage of the page's caller at the endpoint; consumes nothing.
 
-    None where no limit applies, no endpoint has that name, or Redis or the database is down.
+    At every endpoint without a name. None where no limit applies, no endpoint has that name, or Redis or the database
+    is down.
     """
     request = context.get("request")
     if request is None:
@@ -68,7 +69,7 @@ def _usage(status: BucketStatus, now: datetime) -> Usage:
         name=status.bucket.title,
         limit=status.limit,
         remaining=status.remaining,
-        used=status.used,
+        used=status.used + status.debt,
         reset=after(status.reset_after_us),
         retry_at=after(status.retry_after_us),
     )

@@ -173,15 +173,17 @@ class TestTag:
             assert render() == "", "without a request"
 
     def test_all_limits_the_tightest_first(self) -> None:
-        template = Template(
-            '{% load ratequota %}{% ratequota_usage "search" as u %}'
-            "{% for one in u.limits %}{{ one.name }} {{ one.used }}/{{ one.limit }} {% endfor %}"
+        shown = "{% for one in u.limits %}{{ one.name }} {{ one.used }}/{{ one.limit }} {% endfor %}"
+        at, everywhere = (
+            Template("{% load ratequota %}{% ratequota_usage " + scope + " as u %}" + shown)
+            for scope in ('"search"', "")
         )
         policies = {"search": "5/min, 10/hour", None: Policy("3/min"), "other": "1/min"}
         with override_policies(policies):
             Client().get("/decorated/", REMOTE_ADDR="203.0.113.7")
-            text = template.render(Context({"request": request_from()}))
+            text, whole = (template.render(Context({"request": request_from()})) for template in (at, everywhere))
         assert text == "all/min 1/3 search/min 1/5 search/hour 1/10 "
+        assert whole == text + "other/min 0/1 "
 
     @pytest.mark.parametrize("policies", [{}, {"search": "unlimited"}, {"other": "1/min"}])
     def test_nothing_where_nothing_is_limited(self, render: Any, policies: Any) -> None:
