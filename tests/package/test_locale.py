@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def marked() -> set[str]:
     texts = set()
     for path in PACKAGE.rglob("*.py"):
         texts.update(in_python(path.read_text()))
-    for path in PACKAGE.rglob("*.html"):
+    for path in chain(PACKAGE.rglob("*.html"), PACKAGE.rglob("templates/**/*.txt")):
         texts.update(in_template(path.read_text()))
     return texts
 
