@@ -34,7 +34,7 @@ from ..utils.locks import ForkSafeLock
 from ..utils.problems import note_problem
 from ..utils.sansio import drive
 from .background import Background
-from .ledger_rows import NOTHING, Sum, Totals, Window, add, add_once, totals_of
+from .ledger_rows import NOTHING, Sum, Totals, Window, add, add_once, totals_of, used_by_policy
 
 #: Most windows that wait for the database. While it does not answer, the oldest are forgotten.
 _MOST = 100_000
@@ -233,13 +233,13 @@ def refund(limiter: Limiter, buckets: Iterable[Bucket], units: int | None, at_us
         bounds = window_of(bucket, at_us, zone)
         sums[Window(counter_name(bucket), bounds.first_day)] = Sum(bucket, bounds)
     # Locked, so that of two refunds at once the second finds what the first has left.
-    rows = totals_of(sums, lock=True)
+    rows, parts = totals_of(sums, lock=True), used_by_policy(sums)
     for window, each in sums.items():
         totals[window] = (*rows.get(window, NOTHING), each.bounds.ends_us)
     found = drive(limiter.raise_steps(totals), limiter.store.execute)
     for (window, each), (charged, refunded, _by) in zip(sums.items(), found, strict=True):
         taken = charged - refunded if units is None else min(units, charged - refunded)
-        each.add(each.bucket, day, 0, taken)
+        each.refund(day, taken, charged - refunded, parts.get(window, {}))
         totals[window] = charged, refunded + taken, each.bounds.ends_us
     if sums:
         add_once(sums)

@@ -68,6 +68,17 @@ class Sum:
         if charged:  # a refund is of the policy that limited its charge
             self.bucket = bucket
 
+    def refund(self, day: date, units: int, used: int, parts: Mapping[int, Part]) -> None:
+        """Refund what the policy now in force has limited, and then what those before it have, the last one first."""
+        others = {pk: part for pk, part in parts.items() if pk != (self.bucket.policy_id or 0)}
+        rest = units - max(0, used - sum(part.charged - part.refunded for part in others.values()))
+        for policy, part in reversed(others.items()):
+            share = min(rest, part.charged - part.refunded)
+            if share > 0:
+                self.add(replace(self.bucket, policy_id=policy or None, rate=part.rate), day, 0, share)
+                units, rest = units - share, rest - share
+        self.add(self.bucket, day, 0, units)
+
     def totals(self) -> Totals:
         """Return the sums of all days."""
         parts = self.days.values()
@@ -168,6 +179,21 @@ def totals_of(windows: Collection[Window], *, lock: bool = False) -> dict[Window
         for counter, first_day, charged, refunded in found
         if (window := Window(counter, first_day)) in windows
     }
+
+
+def used_by_policy(windows: Collection[Window]) -> dict[Window, dict[int, Part]]:
+    """Return what each policy has limited of months, without what is older than their days; the newest last."""
+    rows = _model("QuotaDay").objects.filter(
+        counter__in={window.counter for window in windows}, first_day__in={window.first_day for window in windows}
+    )
+    found: dict[Window, dict[int, Part]] = {}
+    for counter, first_day, *added, policy, rate in rows.order_by("day", "pk").values_list(
+        *_KEY, *_ADDED, "policy_id", "rate"
+    ):
+        parts = found.setdefault(Window(counter, first_day), {})
+        before = parts.pop(policy, NOTHING)
+        parts[policy] = Part(before[0] + added[0], before[1] + added[1], Rate.parse(rate))
+    return found
 
 
 def stored_subject(subject: str) -> str:

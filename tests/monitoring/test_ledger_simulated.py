@@ -133,8 +133,20 @@ class Simulation:
             window, given = self.window(status.bucket, self.clock.now_us), status.used + status.debt
             if self.older:  # Redis may have known less than the row, and is raised first
                 given = max(given, self.refunded(customer)[window] - before[window])
-            day = self.local_day(self.clock.now_us), self.policies[customer]
-            self.add(False, window, day, given, written=True)
+            day, policy = self.local_day(self.clock.now_us), self.policies[customer]
+            # Of what the other policy has limited, too.
+            share = max(0, min(given, self.written(window, 3 - policy)))
+            self.add(False, window, (day, policy), given - share, written=True)
+            self.add(False, window, (day, 3 - policy), share, written=True)
+
+    def written(self, window: Window, policy: int) -> int:
+        """What the rows say that the policy has limited of a month and that is not given back."""
+        waiting = [entry for entries in self.unwritten.values() for entry in entries]
+        found = [(kind, at, n) for kind, of in self.days.items() for at, n in of.items()]
+        found += [(kind, (own, day), -n) for kind, own, day, n in waiting]
+        return sum(
+            n if kind else -n for kind, (own, (_, limited_by)), n in found if (own, limited_by) == (window, policy)
+        )
 
     def refunded(self, customer: str) -> Counter[Window]:
         rows = QuotaWindow.objects.filter(subject=customer)

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import time_machine
 from django.contrib.auth.models import User
+from django.db import transaction
 
-from django_ratequota import Bucket, Rate
+from django_ratequota import Bucket, Limiter, Rate
 from django_ratequota.engine.keys import counter_name
 from django_ratequota.models import Endpoint, Plan, PolicyChange, QuotaDay, QuotaWindow, RatePolicy
 from django_ratequota.monitoring import ledger
@@ -17,6 +18,7 @@ from django_ratequota.monitoring.ledger import Entry
 from django_ratequota.monitoring.rollup import forget_windows
 from django_ratequota.operations.invoices import InvoiceLine, Invoices, invoice_lines, similar_subjects
 from django_ratequota.operations.ledger import correct
+from tests.conftest import Clock
 from tests.support.windows import counted
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "checkpointing")]
@@ -142,6 +144,20 @@ def test_a_reset_after_a_downgrade_leaves_no_negative_line() -> None:
     assert told(lines()) == [("Free", "100/month", 0, 0)]
     note(pro, 10, 25)
     assert told(lines()) == [("Pro", "1000/month", 10, 0)]
+
+
+def test_a_reset_gives_back_what_each_plan_has_limited(limiter: Limiter, clock: Clock) -> None:
+    """What was used after the reset was the other plan's."""
+    free, pro = policy("100/month", "free"), policy("1000/month", "pro")
+    note(free, 50, 5)
+    note(pro, 300, 10)
+    clock.now_us = round(datetime(2025, 10, 20, tzinfo=UTC).timestamp()) * 10**6
+    for units, left in ((310, [("Free", "100/month", 40, 0)]), (None, [("Pro", "1000/month", 0, 0)])):
+        with transaction.atomic():
+            ledger.refund(limiter, [bucket_of(pro)], units, clock.now_us)
+        assert told(lines()) == left
+    note(pro, 7, 25)
+    assert told(lines()) == [("Pro", "1000/month", 7, 0)]
 
 
 def test_days_and_weeks_are_added_up_by_plan() -> None:
