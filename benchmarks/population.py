@@ -84,7 +84,8 @@ def add_users(users: int) -> None:
             numbers
             + "INSERT INTO django_ratequota_ratepolicy (user_id, subject, counted_per, rates, algorithm, mode,"
             " on_error, durable, leads_headers, reason)"
-            f" SELECT i * {OVERRIDDEN}, '', 'caller', '2000000/min', 'token_bucket', 'enforce', '', TRUE, FALSE, '' FROM n",
+            f" SELECT i * {OVERRIDDEN}, '', 'caller', '2000000/min', 'token_bucket', 'enforce', '', TRUE, FALSE, ''"
+            " FROM n",
             [users // OVERRIDDEN],
         )
         cursor.execute("ANALYZE")
