@@ -156,10 +156,11 @@ def add_once(sums: Mapping[Window, Sum]) -> dict[Window, Totals]:
     ]
     with connections[alias].cursor() as cursor:
         # One parameter each: the ORM's own upsert, with F() and Case, takes a hundred times as long.
-        if days:
-            cursor.execute(_statement(alias, "QuotaDay"), [json.dumps(days)])
+        # The windows first, as whoever locks rows begins with them.
         cursor.execute(f"{_statement(alias, 'QuotaWindow')} RETURNING {_RETURNED}", [json.dumps(rows)])
         found = cursor.fetchall()
+        if days:
+            cursor.execute(_statement(alias, "QuotaDay"), [json.dumps(days)])
     return {Window(counter, _date(first)): Totals(charged, refunded) for counter, first, charged, refunded in found}
 
 
@@ -182,7 +183,7 @@ def totals_of(windows: Collection[Window], *, lock: bool = False) -> dict[Window
 
 
 def used_by_policy(windows: Collection[Window]) -> dict[Window, dict[int, Part]]:
-    """Return what each policy has limited of months, without what is older than their days; the newest last."""
+    """Return what each policy has limited of months, without what is older than their days; the last to charge is last."""
     rows = _model("QuotaDay").objects.filter(
         counter__in={window.counter for window in windows}, first_day__in={window.first_day for window in windows}
     )
@@ -191,7 +192,7 @@ def used_by_policy(windows: Collection[Window]) -> dict[Window, dict[int, Part]]
         *_KEY, *_ADDED, "policy_id", "rate"
     ):
         parts = found.setdefault(Window(counter, first_day), {})
-        before = parts.pop(policy, NOTHING)
+        before = parts.pop(policy, NOTHING) if added[0] else parts.get(policy, NOTHING)
         parts[policy] = Part(before[0] + added[0], before[1] + added[1], Rate.parse(rate))
     return found
 

@@ -118,7 +118,7 @@ class SceneLimiter(Limiter):
         return super().steps(request)
 
     def forget_keys(self) -> None:
-        """Delete its keys; if Redis fails, they expire by themselves."""
+        """Delete its keys; if Redis fails, they expire by themselves, as do windows that the clock has left."""
         buckets, used = self._buckets, self._used and not self.store.absent
         self._buckets, self._used = {}, False
         with suppress(StoreError):
