@@ -13,11 +13,13 @@ from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError
 
 from ..changes.validators import assignable_subject, canonical_subject
+from ..conf import settings
 from ..engine.keys import short
 from ..operations import persons
 from ..operations.differences import object_names
 from ..operations.subject_names import printable
 from ..operations.subjects import find_user
+from ..runtime import default_limiter
 from .maintenance import add_timeout, wait_for_counts, why_unreported
 
 
@@ -39,6 +41,8 @@ def add_verbs(verbs: Any) -> None:
     moving.add_argument("--reason", default="ratequota move", help="Recorded in the history.")
     for verb in (forgetting, moving):
         add_timeout(verb)
+        text = "Wait for no process, because those that count have been stopped."
+        verb.add_argument("--no-wait", action="store_true", help=text)
 
 
 def export_subject(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
@@ -51,7 +55,7 @@ def forget(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     """Forget the subject, and yield how much was held of it."""
     subject = _chosen(options)
     if options["yes"]:
-        yield why_unreported() or wait_for_counts(options["timeout"])
+        yield _written(options)
     found = Counter(kind for kind, _values in persons.held(subject))
     counts = ", ".join(f"{kind} {count}" for kind, count in found.items())
     yield f"{printable(subject)}: {counts or 'nothing is held'}"
@@ -67,9 +71,19 @@ def move(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     source, target = _subject(options["source"]), _subject(options["target"], exists=True)
     if source == target:
         raise CommandError(f"{printable(source)} is both: name another subject")
-    yield why_unreported() or wait_for_counts(options["timeout"])
+    yield _written(options)
     moved = persons.move(source, target, options["reason"])
     yield f"{moved} windows of {printable(source)} are now those of {printable(target)}"
+
+
+def _written(options: dict[str, Any]) -> str:
+    """Wait until all counts are in the database, if any are kept there; raises ``CommandError``."""
+    if options["no_wait"]:
+        return "No process was waited for"
+    unreported = why_unreported()
+    if unreported and settings.checkpoint_seconds and not default_limiter().store.absent:
+        raise CommandError(f"{unreported} Then add --no-wait.")
+    return unreported or wait_for_counts(options["timeout"])
 
 
 def _chosen(options: dict[str, Any]) -> str:

@@ -183,7 +183,7 @@ def totals_of(windows: Collection[Window], *, lock: bool = False) -> dict[Window
 
 
 def used_by_policy(windows: Collection[Window]) -> dict[Window, dict[int, Part]]:
-    """Return what each policy has limited of months, without what is older than their days; the last to charge is last."""
+    """Return what each policy has limited of months, as far as their days tell; the last to charge is last."""
     rows = _model("QuotaDay").objects.filter(
         counter__in={window.counter for window in windows}, first_day__in={window.first_day for window in windows}
     )

@@ -64,7 +64,9 @@ def move(source: str, target: str, reason: str) -> int:
     with reading_and_writing(PolicyChange), reading_and_writing(QuotaWindow):
         before, unused = {subject: _used(subject) for subject in (source, target)}, {"used": 0, "remaining": 0}
         kept = _rows(QuotaWindow, source).filter(ends_at__gt=to_datetime(limiter.now_us - DURABLE_US))
-        keys = [window_key(f"{limiter.prefix}:{row.counter}", row.first_day) for row in kept]
+        # In the order in which the ledger writes.
+        locked = kept.order_by("counter", "first_day").select_for_update()
+        keys = [window_key(f"{limiter.prefix}:{row.counter}", row.first_day) for row in locked]
         moved = _move_rows(QuotaWindow, source, target, subject=stored_subject(target))
         _move_rows(QuotaDay, source, target)
         for subject, had in before.items() if moved else ():
@@ -72,7 +74,10 @@ def move(source: str, target: str, reason: str) -> int:
             changed = [title for title in had | has if had.get(title) != has.get(title)]
             was, now = ({title: used.get(title, unused) for title in changed} for used in (had, has))
             write_counted(subject, PolicyChange.Action.UPDATE, before=was, after=now, reason=reason)
-    if keys and not limiter.store.absent:
+        in_store = bool(keys) and not limiter.store.absent
+        if in_store:  # before the commit, so that nothing is moved where this fails: what is lost is restored
+            limiter.store.execute(("DEL", *keys))
+    if in_store:
         rows = _rows(QuotaWindow, target).filter(ends_at__gt=to_datetime(limiter.now_us))
         totals = {(row.counter, row.first_day): (row.charged, row.refunded, to_us(row.ends_at)) for row in rows}
         ledger.ledger.raise_store(limiter, totals)

@@ -17,6 +17,7 @@ from django.test import Client
 
 from django_ratequota import check_request
 from django_ratequota.engine.keys import beginning
+from django_ratequota.exceptions import StoreError
 from django_ratequota.models import (
     ListMember,
     Plan,
@@ -32,7 +33,9 @@ from django_ratequota.monitoring.attempts import recorded_attempts
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.monitoring.ledger import flush
 from django_ratequota.monitoring.packing import unpack_attempts
+from django_ratequota.operations import persons
 from django_ratequota.operations.blocks import propose_block
+from django_ratequota.runtime import default_limiter
 from tests.project.views import request_from
 from tests.support.commands import run
 from tests.support.operators import text_of
@@ -201,6 +204,32 @@ def test_what_a_process_has_not_written_is_waited_for(free: Plan) -> None:
         with pytest.raises(CommandError, match="1 of 1 processes have not written their counts within 1 s"):
             run(*verb.split(), "--timeout", "1")
     assert used() == [(f"user:{VALUE}", 10, 10)]
+
+
+@pytest.mark.parametrize("verb", ["forget --subject user:7 --yes", "move --from user:7 --to tenant:acme"])
+def test_where_processes_do_not_report_they_are_stopped_first(verb: str, settings: Any) -> None:
+    """The commands went on, and what processes wrote afterwards had the name again."""
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 0}
+    with pytest.raises(CommandError, match=re.escape("each writes its counts when it ends. Then add --no-wait.")):
+        run(*verb.split())
+    assert run(*verb.split(), "--no-wait").splitlines()[0] == "No process was waited for"
+
+
+def test_usage_stays_where_it_is_while_the_store_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows moved, and what Redis still counted was refunded by the next reset: -100 on the invoice."""
+    RatePolicy.objects.create(rates="1000/month")
+    ask(f"user:{VALUE}", 10)
+    flush()
+    before, store = used(), default_limiter().store
+
+    def fail(_command: Any) -> Any:
+        raise StoreError("timeout", "no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "execute", fail)
+        with pytest.raises(StoreError):
+            persons.move(f"user:{VALUE}", "tenant:acme", "")
+    assert used() == before
 
 
 def test_usage_is_moved_to_another_subject() -> None:
