@@ -20,14 +20,12 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from .conf import settings
-from .engine.calendar_windows import calendar_window
 from .engine.decision import Decision
 from .engine.keys import is_per_caller
 from .engine.rates import Rate
 from .engine.types import Bucket, BucketStatus
 from .models import QuotaWindow
-from .operations.caller_limits import caller_limits
+from .operations.caller_limits import caller_limits, describe_limit, describe_window
 from .operations.ledger import time_us
 from .operations.past_windows import windows_of
 from .operations.subjects import find_user
@@ -141,17 +139,14 @@ class UsageView(CallersView):
 
     def describe(self, bucket: Bucket, status: BucketStatus | None, at_us: int) -> dict[str, Any]:
         """Return one limit at that time as the client sees it; ``status`` None = unknown."""
-        unit, used = bucket.rate.calendar, status.used + status.debt if status else None
-        # By the calendar, because the status of an unused counter says 0, and there is none while Redis is down.
-        window = calendar_window(unit, at_us, settings.time_zone, bucket.anchor)[:2] if unit else None
-        resets_us = status.reset_after_us if status else None
-        if window:
-            resets_us = window[1] - at_us
+        limit = describe_limit(bucket, status, at_us)
+        starts_us, ends_us = limit["starts_at"], limit["ends_at"]
+        remaining, retry_us = limit.pop("remaining"), limit.pop("retry_at")
         return {
-            **_describe(bucket, used=used, window=window, resets_us=resets_us),
-            "remaining": status and status.remaining,
-            "retry_after": status and _seconds(status.retry_after_us or 0),
-            "window": _seconds(window[1] - window[0] if window else bucket.rate.period_us),
+            **_told(limit, at_us),
+            "remaining": remaining,
+            "retry_after": None if retry_us is None else _seconds(retry_us - at_us),
+            "window": _seconds(bucket.rate.period_us if ends_us is None else ends_us - starts_us),
         }
 
 
@@ -173,9 +168,8 @@ class QuotaWindowSerializer(LimitSerializer):
             scope=window.scope or ("" if window.endpoint_id is None else f"#{window.endpoint_id}"),
             counted_per="" if is_per_caller(window.counter) else kind,
         )
-        starts_us, ends_us = to_us(window.starts_at), to_us(window.ends_at)
-        left_us = max(0, ends_us - time_us())
-        return _describe(bucket, used=window.used, window=(starts_us, ends_us), resets_us=left_us)
+        bounds = to_us(window.starts_at), to_us(window.ends_at)
+        return _told(describe_window(bucket, used=window.used, window=bounds), time_us())
 
 
 class QuotaWindowPagination(CursorPagination):
@@ -223,25 +217,13 @@ class UsageHistoryView(CallersView, ListAPIView[QuotaWindow]):
         return windows.filter(period=period) if period else windows
 
 
-def _describe(
-    bucket: Bucket, *, used: int | None, window: tuple[int, int] | None, resets_us: int | None
-) -> dict[str, Any]:
-    """Return what both endpoints say of a limit; ``window`` = the bounds of its calendar window (µs)."""
-    starts_at, ends_at = (_INSTANT.to_representation(to_datetime(us)) for us in window) if window else (None, None)
-    return {
-        "title": bucket.title,
-        "scope": bucket.scope or None,
-        "period": bucket.rate.calendar or None,
-        "rate": str(bucket.rate),
-        "unit": bucket.rate.counts,
-        # The kind of the subject, not the subject: a key is a secret.
-        "counted_per": bucket.subject.partition(":")[0],
-        "limit": bucket.rate.capacity,
-        "used": used,
-        "starts_at": starts_at,
-        "ends_at": ends_at,
-        "resets_in": None if resets_us is None else _seconds(resets_us),
-    }
+def _told(limit: dict[str, Any], at_us: int) -> dict[str, Any]:
+    """Return a described limit as clients get it: the bounds of its window as text, the seconds until its reset."""
+    reset_us = limit.pop("reset")
+    for name in ("starts_at", "ends_at"):
+        if limit[name] is not None:
+            limit[name] = _INSTANT.to_representation(to_datetime(limit[name]))
+    return {**limit, "resets_in": None if reset_us is None else _seconds(max(0, reset_us - at_us))}
 
 
 def _seconds(us: int) -> int:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Any
 
 from django.db import Error as DatabaseError
 from django.utils.module_loading import import_string
 
 from ..conf import settings
 from ..enforcement.step_runner import limiter_or_error, now_us, stored_revision
+from ..engine.calendar_windows import calendar_window
 from ..engine.decision import Decision
 from ..engine.limiter import Limiter
 from ..engine.types import Bucket, BucketStatus
@@ -94,6 +96,38 @@ def caller_limits(caller: Caller, scope: str | None = None, *, ask: bool = True)
         truncated=more or len(buckets) > len(shown),
         at_us=decision.at_us or now_us(limiter),
     )
+
+
+def describe_limit(bucket: Bucket, status: BucketStatus | None, at_us: int) -> dict[str, Any]:
+    """Return what the caller is told of a limit at that time; times in µs, and None for what is not known."""
+    unit, used = bucket.rate.calendar, status.used + status.debt if status else None
+    # By the calendar, because the status of an unused counter says 0, and there is none while Redis is down.
+    window = calendar_window(unit, at_us, settings.time_zone, bucket.anchor)[:2] if unit else None
+    return {
+        **describe_window(bucket, used=used, window=window),
+        "reset": window[1] if window else status and at_us + status.reset_after_us,
+        "remaining": status and status.remaining,
+        "retry_at": status and at_us + (status.retry_after_us or 0),
+    }
+
+
+def describe_window(bucket: Bucket, *, used: int | None, window: tuple[int, int] | None) -> dict[str, Any]:
+    """Return what its caller is told of a limit, now or in the past; ``window`` = its calendar window's bounds."""
+    starts_at, ends_at = window or (None, None)
+    return {
+        "title": bucket.title,
+        "scope": bucket.scope or None,
+        "period": bucket.rate.calendar or None,
+        "rate": str(bucket.rate),
+        "unit": bucket.rate.counts,
+        # The kind of the subject, not the subject: a key is a secret.
+        "counted_per": bucket.subject.partition(":")[0],
+        "limit": bucket.rate.capacity,
+        "used": used,
+        "starts_at": starts_at,
+        "ends_at": ends_at,
+        "reset": ends_at,
+    }
 
 
 def _shown(buckets: tuple[Bucket, ...]) -> tuple[Bucket, ...]:

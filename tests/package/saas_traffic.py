@@ -30,6 +30,7 @@ from django.core import mail
 from django.core.management import call_command
 from django.test import Client
 from django.utils import timezone
+from django.utils.formats import date_format
 from mysite import views
 
 from django_ratequota import Limiter, notify
@@ -70,11 +71,14 @@ class Customer:
         self.plan, self.trial, self.is_warned = "free", BEGIN, False
         #: Endpoint, first day of the month, plan, day, units.
         self.log: list[tuple[str, date, str, date, int]] = []
-        user, key = User.objects.create(username=f"user{row.pk}"), f"key-{row.pk}"
+        who, key = {"username": f"user{row.pk}", "password": f"secret-{row.pk}"}, f"key-{row.pk}"
+        user = User.objects.create_user(**who)
         Membership.objects.create(organisation=row, user=user)
         ApiKey.objects.create(organisation=row, user=user, digest=sha256(key.encode()).hexdigest())
         self.member, self.program = Client(raise_request_exception=False), Client(raise_request_exception=False)
-        self.member.force_login(user)
+        login = self.member.get("/usage/", follow=True)
+        same(login.status_code, 200)
+        same(self.member.post(login.redirect_chain[-1][0], who)["Location"], "/usage/")
         self.program.defaults["HTTP_X_API_KEY"] = key
 
     def plan_now(self) -> str:
@@ -221,9 +225,12 @@ class Traffic:
         """What the usage endpoint says of this month, which the page for people repeats."""
         found, page = {}, customer.member.get("/usage/").content.decode()
         for one in customer.program.get("/quota/usage/").json()["limits"]:
-            if one["period"] == "month":
-                same(datetime.fromisoformat(one["ends_at"]), customer.month_ends())
-                assert f"{one['used']} of {one['limit']}" in page
+            ends = customer.month_ends() if one["period"] == "month" else None
+            same(one["ends_at"] and datetime.fromisoformat(one["ends_at"]), ends)
+            until = "" if ends is None else date_format(ends, "DATETIME_FORMAT")
+            row = f"<td>{one['title']}<td>{one['used']} of {one['limit']} {one['unit']}<td>{until}\n"
+            assert row in page, f"{row} not in {page}"
+            if ends is not None:
                 found[one["scope"]] = one["used"], one["limit"]
         return found
 

@@ -29,6 +29,7 @@ TIME_ZONE = "Europe/Berlin"
 ALLOWED_HOSTS = ["testserver"]
 DEBUG = False
 EMAIL_BACKEND = "django.core.mail.backends.locmem.EmailBackend"
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 SESSION_COOKIE_AGE = 365 * 86_400
 DATABASES["default"]["OPTIONS"] = {"init_command": "PRAGMA synchronous = OFF", "timeout": 20}
 """
