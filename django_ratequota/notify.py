@@ -163,6 +163,7 @@ def _event(event: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         "subject": bucket.subject,
         "endpoint": bucket.scope,
         "rate": str(bucket.rate),
+        "unit": bucket.rate.counts,
         "used": status.used + status.debt,
         "limit": status.limit,
         "cost": cost,

@@ -336,6 +336,23 @@ def test_a_project_overrides_the_mail_by_templates(settings: Any, tmp_path: Path
 
 
 @pytest.mark.usefixtures("tenants")
+def test_the_pages_templates_tell_what_is_counted(settings: Any, tmp_path: Path) -> None:
+    (tmp_path / "django_ratequota/mail").mkdir(parents=True)
+    for one in (one for one in snippets(PAGE) if one.language == "html"):
+        file, text = one.text.split(" #}\n")
+        (tmp_path / file.removeprefix("{# templates/")).write_text(text)
+    settings.TEMPLATES = [{**settings.TEMPLATES[0], "DIRS": [tmp_path]}]
+    [sent] = mailed(100, status_of("1000/month", 821, scope="completions"), cost=200)
+    assert sent.subject == "821 of 1,000 tokens used"
+    assert sent.body.splitlines() == [
+        "821 of 1,000 tokens are used.",
+        "A request of 200 was refused.",
+        "The whole limit is free again on Nov. 21, 2026, 6:20 a.m. CET.",
+    ]
+    assert mailed(80, status_of("10/month", 8, scope="exports"))[0].subject == "8 of 10 exports used"
+
+
+@pytest.mark.usefixtures("tenants")
 def test_a_shared_limit_and_one_that_refuses_nothing_are_nobodys(alice: User, caplog: Any) -> None:
     alice.email = "alice@example.com"
     alice.save()
