@@ -162,7 +162,7 @@ def receivers() -> Iterator[None]:
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.usefixtures("fresh_policies", "receivers")
+@pytest.mark.usefixtures("fresh_policies", "receivers", "recording")
 @pytest.mark.parametrize("name", NAMES)
 def test_snippets_run(name: str, settings: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if name in _RUN_BY:
