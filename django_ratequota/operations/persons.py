@@ -12,6 +12,7 @@ from typing import Any
 from django.contrib.auth import get_user_model
 from django.db.models import F, Q, QuerySet, Sum, Value
 from django.db.models.functions import Concat, Substr
+from django.utils import timezone
 
 from ..changes.databases import reading_and_writing
 from ..changes.validators import primary_key
@@ -152,19 +153,20 @@ def _move_rows(model: Any, source: str, target: str, **columns: str) -> int:
     Returns how many there were.
     """
     key = [name for name in model._meta.constraints[0].fields if name != "counter"]
-    # Of a window, the policies of both may differ.
-    mixed = {"mixed": True} if hasattr(model, "mixed") else {}
+    # Of a window, the policies of both may differ; and its invoice changes.
+    written: dict[str, Any] = {"written_at": timezone.now()} if model is QuotaWindow else {}
+    added = {"mixed": True, **written} if written else {}
     pks = list(_rows(model, source).order_by("counter", *key).values_list("pk", flat=True))
     for batch in in_batches(pks):
         # Locked in the order in which the ledger writes.
         for row in model.objects.filter(pk__in=batch).order_by("counter", *key).select_for_update():
             name, sums = renamed(row.counter, source, target), {each: F(each) + getattr(row, each) for each in _SUMS}
             if model.objects.filter(counter=name, **{each: getattr(row, each) for each in key}).update(
-                **sums, **mixed
+                **sums, **added
             ):
                 row.delete()
             else:
-                model.objects.filter(pk=row.pk).update(counter=name, **columns)
+                model.objects.filter(pk=row.pk).update(counter=name, **columns, **written)
     return len(pks)
 
 

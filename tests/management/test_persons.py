@@ -241,9 +241,11 @@ def test_usage_is_moved_to_another_subject() -> None:
     flush()
     past = {"starts_at": datetime(2025, 3, 1, tzinfo=UTC), "ends_at": datetime(2025, 4, 1, tzinfo=UTC)}
     counted(subject=source, used=40, limit=1000, counter=f"{{{source}}}:0:fwmonth", **past)
+    QuotaWindow.objects.update(written_at=datetime(2025, 5, 1, tzinfo=UTC))
 
     printed = run("move", "--from", source, "--to", target, "--reason", "OPS-7").splitlines()
     assert printed[-1] == f"3 windows of {source} are now those of {target}"
+    assert not QuotaWindow.objects.filter(written_at__year=2025).exists(), "all their invoices have changed"
     assert [(subject, used) for subject, used, _days in used()] == [(target, 40), (target, 10), (target, 10)]
     assert QuotaDay.objects.aggregate(Sum("charged"), Sum("refunded")) == {"charged__sum": 11, "refunded__sum": 1}
     assert len({row.counter for row in QuotaDay.objects.all()}) == 1
