@@ -7,9 +7,18 @@ from typing import Any
 
 from django import forms
 from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 
 from ..models import Endpoint, Plan
-from ..operations.invoices import HEADS, InvoiceLine, Invoices, cells, is_recorded, previous_month
+from ..operations.invoices import (
+    HEADS,
+    InvoiceLine,
+    Invoices,
+    cells,
+    is_recorded,
+    previous_month,
+    similar_subjects,
+)
 from .csv_file import csv_response
 from .formatting import moment, number_text, shown
 from .names import caller_text
@@ -18,6 +27,12 @@ from .pages import AdminPage
 #: Counters of a page.
 _PAGE = 50
 _MONTH = re.compile("[12][0-9]{3}-(0[1-9]|1[0-2])")
+#: Period of a rate -> what was used of its limit; of all its days or weeks together, as each has the limit.
+_USED = {
+    "month": _("%(used)s of %(limit)s %(units)s"),
+    "week": _("%(used)s %(units)s (%(limit)s each week)"),
+    "day": _("%(used)s %(units)s (%(limit)s each day)"),
+}
 
 
 class InvoicesPage(AdminPage):
@@ -50,6 +65,8 @@ class InvoicesPage(AdminPage):
         start = _text(request, "start")
         lines, following = invoices.page(start, _PAGE)
         query = {name: value for name, value in query.items() if value}
+        unknown = bool(invoices.subject) and not lines and not is_recorded(invoices.subject)
+        similar = similar_subjects(invoices.subject) if unknown and sees_all else []
         labels = {"plan": gettext("Plan"), "endpoint": gettext("Endpoint")}
         context = {
             "title": gettext("Invoices: %s") % invoices.month,
@@ -60,7 +77,9 @@ class InvoicesPage(AdminPage):
                 for field, known in choices.items()
             ],
             "lines": [self._line(line) for line in lines],
-            "unknown": bool(invoices.subject) and not lines and not is_recorded(invoices.subject),
+            "unknown": unknown,
+            "similar": [(shown(one), self.url(query={**query, "subject": one})) for one in similar],
+            "chosen": len(query) > 1,
             "first": self.url(query=query) if start else "",
             "next": self.url(query={**query, "start": following}) if following else "",
             "csv": self.url(query={**query, "csv": "1"}),
@@ -68,14 +87,15 @@ class InvoicesPage(AdminPage):
         return self.render(request, "invoices.html", context)
 
     def _line(self, line: InvoiceLine) -> dict[str, Any]:
+        units = gettext("requests") if line.unit == "requests" else gettext("units")
+        figures = {"used": number_text(line.used), "limit": number_text(line.limit), "units": units}
         return {
             "line": line,
             "caller": caller_text(line.subject, {line.subject: shown(line.name)} if line.name else {}),
             "past": self.admin.page_url("quota_history", query={"subject": line.subject}),
             "plan": shown(line.plan),
             "endpoint": gettext("all endpoints") if line.endpoint is None else shown(line.endpoint),
-            "used": number_text(line.used),
-            "limit": number_text(line.limit),
+            "used": _USED[line.period] % figures,
             "over": number_text(line.over) if line.over else "",
             "changed": moment(line.changed_at),
         }

@@ -46,7 +46,8 @@ def usage(command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
 
 
 def _text(line: InvoiceLine) -> str:
-    used = f"{line.used} of {line.limit}" if line.rate.endswith("/month") else f"{line.used}, {line.limit} each"
+    month = line.period == "month"
+    used = f"{line.used} of {line.limit}" if month else f"{line.used}, {line.limit} each {line.period}"
     over = f", {line.over} over" if line.over else ""
     open_until = "" if line.complete else f", so far: until {line.ends}"
     place = (named(line.subject, line.name), line.plan, line.endpoint or "all endpoints")

@@ -16,6 +16,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from ..conf import settings
+from ..engine.rates import Rate
 from ..models import Endpoint, Plan, PolicyChange, QuotaDay, QuotaWindow, RatePolicy
 from ..monitoring.ledger_rows import stored_subject
 from ..policies.facts import to_datetime, to_us
@@ -61,6 +62,11 @@ class InvoiceLine:
     changed_at: datetime
     #: Number of the policy that limited it last; it may be deleted by now.
     policy: int | None
+
+    @property
+    def period(self) -> str:
+        """``day``, ``week`` or ``month``; of several days or weeks, each has the limit."""
+        return Rate.parse(self.rate).calendar
 
 
 #: The columns of a file, and what returns those of a line.

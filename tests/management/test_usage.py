@@ -39,7 +39,7 @@ def test_usage_of_a_month_is_the_sum_of_its_windows() -> None:
     with time_machine.travel(datetime(2026, 11, 1, tzinfo=UTC)):
         assert run("usage").splitlines() == [
             "user:1  policy 7 (deleted)  all endpoints  100/month: 170 of 100, 70 over",
-            "user:2  policy 7 (deleted)  all endpoints  100/day fixed_window: 34, 100 each",
+            "user:2  policy 7 (deleted)  all endpoints  100/day fixed_window: 34, 100 each day",
             "user:2  policy 7 (deleted)  all endpoints  100/month: 30 of 100",
         ]
         [line] = run("usage", "--month", "2026-11").splitlines()
