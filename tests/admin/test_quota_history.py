@@ -212,6 +212,7 @@ def test_a_month_is_shown_by_its_days_and_who_gave_back(operator: Client, search
     entry = PolicyChange.objects.get(reason="Ticket <4711>")
     assert f'href="/admin/django_ratequota/policychange/{entry.pk}/change/"' in text
     assert f'<option value="{first}" selected>' in text
+    assert text.count(" (units)</th>") == text.count('<colgroup span="3">') == 2
     assert "KEEP_QUOTA_DAYS" not in text
     rows = list(csv.DictReader(io.StringIO(operator.get(page.context["csv"]).getvalue().decode("utf-8-sig"))))
     assert [(row["day"], row["endpoint"], row["charged"], row["refunded"], row["used"]) for row in rows] == [
