@@ -50,7 +50,7 @@ def by_day(windows: QuerySet[QuotaWindow], first_day: date) -> list[Month]:
     days = QuotaDay.objects.filter(own, day__in=named).order_by().values_list("counter", "day")
     whole = QuotaWindow.objects.filter(own).order_by().values_list("counter", Value(None, DateField()), *_ADDED)
     # Read in one statement, so that the days add up to the window while processes write.
-    rows: Any = whole.union(days.annotate(*map(Sum, _ADDED)), all=True)
+    rows: Any = whole.union(days.annotate(*map(Sum, _ADDED)), all=True).order_by()
     found: dict[str, dict[date | None, Totals]] = {}
     for counter, day, *sums in sorted(rows, key=lambda row: row[1] or date.min):
         found.setdefault(counter, {})[day] = Totals(*map(int, sums))

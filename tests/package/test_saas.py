@@ -28,7 +28,10 @@ RATEQUOTA |= {"PREFIX": "rqtest:saas", "TIMEOUT": 5.0, "DENY_CACHE_SECONDS": 0, 
 TIME_ZONE = "Europe/Berlin"
 ALLOWED_HOSTS = ["testserver"]
 DEBUG = False
-EMAIL_BACKEND = "django.core.mail.backends.locmem.EmailBackend"
+if "MAILERS" in globals():  # since Django 6.1
+    MAILERS = {"default": {"BACKEND": "django.core.mail.backends.locmem.EmailBackend"}}
+else:
+    EMAIL_BACKEND = "django.core.mail.backends.locmem.EmailBackend"
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 SESSION_COOKIE_AGE = 365 * 86_400
 DATABASES["default"]["OPTIONS"] = {"init_command": "PRAGMA synchronous = OFF", "timeout": 20}
