@@ -53,11 +53,11 @@ def add_subjects(number: int) -> None:
         cursor.execute(
             "WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < %s)"
             " INSERT INTO django_ratequota_ratepolicy"
-            " (subject, counted_per, rates, algorithm, mode, on_error, durable, reason)"
+            " (subject, counted_per, rates, algorithm, mode, on_error, durable, leads_headers, reason)"
             " SELECT CASE MOD(i, 2) WHEN 0 THEN 'tenant:s' || CAST(i AS VARCHAR(10)) ELSE 'ip:10.'"
             " || CAST(i / 65536 AS VARCHAR(3)) || '.' || CAST(MOD(i / 256, 256) AS VARCHAR(3))"
             " || '.' || CAST(MOD(i, 256) AS VARCHAR(3)) END,"
-            " 'caller', '50/min', 'token_bucket', 'enforce', '', TRUE, '' FROM n",
+            " 'caller', '50/min', 'token_bucket', 'enforce', '', TRUE, FALSE, '' FROM n",
             [number - 1],
         )
         cursor.execute("ANALYZE")
@@ -83,8 +83,9 @@ def add_users(users: int) -> None:
         cursor.execute(
             numbers
             + "INSERT INTO django_ratequota_ratepolicy (user_id, subject, counted_per, rates, algorithm, mode,"
-            " on_error, durable, reason)"
-            f" SELECT i * {OVERRIDDEN}, '', 'caller', '2000000/min', 'token_bucket', 'enforce', '', TRUE, '' FROM n",
+            " on_error, durable, leads_headers, reason)"
+            f" SELECT i * {OVERRIDDEN}, '', 'caller', '2000000/min', 'token_bucket', 'enforce', '', TRUE, FALSE, ''"
+            " FROM n",
             [users // OVERRIDDEN],
         )
         cursor.execute("ANALYZE")

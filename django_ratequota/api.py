@@ -6,6 +6,7 @@ urlpatterns = [path("quota/", include("django_ratequota.urls"))]  # GET quota/us
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from django.core.exceptions import ValidationError as InvalidValue
@@ -20,11 +21,15 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from .engine.decision import Decision
+from .engine.keys import is_per_caller
+from .engine.rates import Rate
 from .engine.types import Bucket, BucketStatus
 from .models import QuotaWindow
-from .operations.caller_limits import caller_limits
+from .operations.caller_limits import caller_limits, describe_limit, describe_window
+from .operations.ledger import time_us
 from .operations.past_windows import windows_of
 from .operations.subjects import find_user
+from .policies.facts import to_datetime, to_us
 from .policies.requests.caller import Caller, DescribedCaller
 from .policies.requests.view_declarations import USAGE_ATTRIBUTE
 from .throttling import QuotaThrottle, StoreUnavailable
@@ -32,24 +37,42 @@ from .throttling import QuotaThrottle, StoreUnavailable
 #: Staff with one of these permissions may query other users, as they may see policies in the admin.
 LOOKING = ("view_ratepolicy", "change_ratepolicy", "grant_override", "reset_usage", "block_callers")
 _SECOND = 10**6
+_INSTANT = serializers.DateTimeField()
 
 
-class QuotaLimitSerializer(serializers.Serializer[Any]):
-    """One limit, and the caller's remaining units."""
+class LimitSerializer(serializers.Serializer[Any]):
+    """What both endpoints say of each limit."""
 
-    policy = serializers.CharField(help_text="The limit's name, as in the RateLimit headers, such as search/min.")
-    scope = serializers.CharField(allow_null=True, help_text="The endpoint's name; null = all endpoints together.")
-    rate = serializers.CharField(help_text="Such as 100/min burst 20.")
-    counts = serializers.CharField(help_text="What the numbers count: units, or requests whatever they cost.")
-    counted_per = serializers.CharField(help_text="Counted per caller, ip, plan, everyone, or an identifier's name.")
+    title = serializers.CharField(help_text="The limit's name, as in the RateLimit headers, such as search/min.")
+    scope = serializers.CharField(
+        allow_null=True, help_text="The endpoint's name, of a deleted one its number; null = all endpoints together."
+    )
+    rate = serializers.CharField(help_text="Such as 100/min burst 20; of a window, that of its last request.")
+    unit = serializers.CharField(help_text="What the numbers count: units, or requests whatever they cost.")
+    counted_per = serializers.CharField(
+        help_text="Whose counter it is: user, plan, everyone, an identifier's name; ip = of an anonymous caller."
+    )
     limit = serializers.IntegerField(help_text="The most units that can be free at a time.")
-    window = serializers.IntegerField(help_text="Seconds that the rate is counted over.")
-    # These are null while counts are unavailable.
+
+
+class QuotaLimitSerializer(LimitSerializer):
+    """One limit, and what the caller has used of it and has left."""
+
+    # The first three are null where the limit has no calendar window, the others while counts are unavailable.
+    period = serializers.CharField(allow_null=True, help_text="Its calendar window: day, week or month; null = none.")
+    starts_at = serializers.DateTimeField(allow_null=True, help_text="When that window began.")
+    ends_at = serializers.DateTimeField(allow_null=True, help_text="When that window ends.")
+    used = serializers.IntegerField(
+        allow_null=True, help_text="Units used, above the limit where more were charged afterwards; null = unknown."
+    )
+    resets_in = serializers.IntegerField(
+        allow_null=True, help_text="Seconds until that window ends, else until all units are free; null = unknown."
+    )
     remaining = serializers.IntegerField(allow_null=True, help_text="Units free now; null = unknown.")
-    reset = serializers.IntegerField(allow_null=True, help_text="Seconds until all units are free; null = unknown.")
     retry_after = serializers.IntegerField(
         allow_null=True, help_text="Seconds until one unit is free, 0 = now; null = unknown."
     )
+    window = serializers.IntegerField(help_text="Seconds that the rate is counted over.")
 
 
 class QuotaUsageSerializer(serializers.Serializer[Any]):
@@ -107,53 +130,46 @@ class UsageView(CallersView):
             raise ValidationError({"scope": [text]}) from error
         # Without the serializer, which is for documentation only: it is slower than everything else here.
         data = {
-            "limits": [self.describe(bucket, status) for bucket, status in found.limits],
+            "limits": [self.describe(bucket, status, found.at_us) for bucket, status in found.limits],
             "blocked_by": found.blocked_by,
             "available": found.available,
             "truncated": found.truncated,
         }
         return Response(data)
 
-    def describe(self, bucket: Bucket, status: BucketStatus | None) -> dict[str, Any]:
-        """Return one limit as the client sees it; ``status`` None = unknown."""
+    def describe(self, bucket: Bucket, status: BucketStatus | None, at_us: int) -> dict[str, Any]:
+        """Return one limit at that time as the client sees it; ``status`` None = unknown."""
+        limit = describe_limit(bucket, status, at_us)
+        starts_us, ends_us = limit["starts_at"], limit["ends_at"]
+        remaining, retry_us = limit.pop("remaining"), limit.pop("retry_at")
         return {
-            "policy": bucket.title,
-            "scope": bucket.scope or None,
-            "rate": str(bucket.rate),
-            "counts": bucket.rate.counts,
-            "counted_per": bucket.counted_per,
-            "limit": bucket.rate.capacity,
-            "window": _seconds(status.window_us if status else bucket.rate.period_us),
-            "remaining": status and status.remaining,
-            "reset": status and _seconds(status.reset_after_us),
-            "retry_after": status and _seconds(status.retry_after_us or 0),
+            **_told(limit, at_us),
+            "remaining": remaining,
+            "retry_after": None if retry_us is None else _seconds(retry_us - at_us),
+            "window": _seconds(bucket.rate.period_us if ends_us is None else ends_us - starts_us),
         }
 
 
-class QuotaWindowSerializer(serializers.Serializer[Any]):
+class QuotaWindowSerializer(LimitSerializer):
     """What the caller has used of one limit in one day, week or month."""
 
     period = serializers.CharField(help_text="Length of the window: day, week or month.")
-    scope = serializers.SerializerMethodField(help_text="The endpoint's name; null = all endpoints together.")
-    rate = serializers.CharField(help_text="The rate at its last request, such as 10000/month.")
-    counts = serializers.SerializerMethodField(help_text="What the numbers count: units, or requests.")
-    counted_per = serializers.SerializerMethodField(help_text="Counted per user, or an identifier's name.")
     starts_at = serializers.DateTimeField(help_text="When the window began.")
     ends_at = serializers.DateTimeField(help_text="When the window ends; in the future = it runs now.")
     used = serializers.IntegerField(help_text="What was used; of a window that runs now, some seconds ago.")
-    limit = serializers.IntegerField(help_text="The limit of that rate.")
+    resets_in = serializers.IntegerField(help_text="Seconds until the window ends; 0 = it has ended.")
 
-    def get_scope(self, window: Any) -> str | None:
-        """Return the endpoint's name; of a deleted one, its number."""
-        return window.scope or (None if window.endpoint_id is None else f"#{window.endpoint_id}")
-
-    def get_counts(self, window: Any) -> str:
-        """Return what the rate counts."""
-        return "requests" if " requests/" in window.rate else "units"
-
-    def get_counted_per(self, window: Any) -> str:
-        """Return the kind of its subject, not the subject: a key is a secret."""
-        return str(window.subject.partition(":")[0])
+    def to_representation(self, window: Any) -> dict[str, Any]:
+        """Return one window as the client sees it."""
+        kind = window.subject.partition(":")[0]
+        bucket = Bucket(
+            window.subject,
+            Rate.parse(window.rate),
+            scope=window.scope or ("" if window.endpoint_id is None else f"#{window.endpoint_id}"),
+            counted_per="" if is_per_caller(window.counter) else kind,
+        )
+        bounds = to_us(window.starts_at), to_us(window.ends_at)
+        return _told(describe_window(bucket, used=window.used, window=bounds), time_us())
 
 
 class QuotaWindowPagination(CursorPagination):
@@ -161,6 +177,15 @@ class QuotaWindowPagination(CursorPagination):
 
     ordering = ("-starts_at", "-id")
     page_size, page_size_query_param, max_page_size = 100, "page_size", 1000
+
+    def get_page_size(self, request: Request) -> int:
+        """Return how many windows the client asks for; raises ``ValidationError`` for what is no such number."""
+        text, most = request.query_params.get("page_size", str(self.page_size)), self.max_page_size
+        # Python refuses to read thousands of digits.
+        size = int(text) if re.fullmatch("[0-9]{1,9}", text) else 0
+        if not 1 <= size <= most:
+            raise ValidationError({"page_size": [_("Write a number from 1 to %(most)d.") % {"most": most}]})
+        return size
 
     def paginate_queryset(self, queryset: Any, request: Request, view: Any = None) -> Any:
         """Return a page; raises ``NotFound`` for a cursor that is no date, which REST framework passes on."""
@@ -190,6 +215,15 @@ class UsageHistoryView(CallersView, ListAPIView[QuotaWindow]):
             raise ValidationError({"period": [_("Write day, week or month.")]})
         windows = windows_of(Caller(self.request) if user is None else _other(self.request, user))
         return windows.filter(period=period) if period else windows
+
+
+def _told(limit: dict[str, Any], at_us: int) -> dict[str, Any]:
+    """Return a described limit as clients get it: the bounds of its window as text, the seconds until its reset."""
+    reset_us = limit.pop("reset")
+    for name in ("starts_at", "ends_at"):
+        if limit[name] is not None:
+            limit[name] = _INSTANT.to_representation(to_datetime(limit[name]))
+    return {**limit, "resets_in": None if reset_us is None else _seconds(max(0, reset_us - at_us))}
 
 
 def _seconds(us: int) -> int:

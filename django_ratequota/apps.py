@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from importlib import import_module
+
 from django.apps import AppConfig
 from django.db.models.signals import post_migrate
 from django.utils.translation import gettext_lazy as _
@@ -18,7 +21,7 @@ class RateQuotaConfig(AppConfig):
         """Set what decides and records in this process, register the checks and connect the receivers."""
         from . import checks  # noqa: F401 - registers them
         from .models import base
-        from .monitoring import alerts, collector, request_log
+        from .monitoring import alerts, collector, ledger, request_log
         from .policies import cache
         from .runtime import process
 
@@ -26,4 +29,7 @@ class RateQuotaConfig(AppConfig):
         base.connect_receivers()
         request_log.connect()
         alerts.connect_receivers()
-        post_migrate.connect(cache.expire_after_migrate, sender=self, dispatch_uid="ratequota_after_migrate")
+        if "celery" in sys.modules:  # its child processes end without Python's exit functions
+            import_module("celery.signals").worker_process_shutdown.connect(lambda **_: ledger.end(), weak=False)
+        # Migrations and ``flush`` write policies that nobody records.
+        post_migrate.connect(cache.policies.expire, sender=self, dispatch_uid="ratequota_after_migrate")

@@ -95,6 +95,10 @@ def _identifiers(value: object) -> dict[str, str]:
     return dict(value)
 
 
+def _optional(signature: str) -> _Validator:
+    return lambda value: (value and function(signature)(value)) or ""
+
+
 def _receivers(value: object) -> tuple[str, ...]:
     paths: tuple[str, ...] = _strings()([value] if isinstance(value, str) else value)
     return tuple(map(function("(level, status, at, **kwargs) -> None"), paths))
@@ -149,13 +153,21 @@ class Settings:
     #: Seconds between two transfers to Redis of what this process has counted, for the admin to show, and of its
     #: report, which `ratequota status` shows; 0 = nothing is counted or reported, and refusals have no id.
     statistics_seconds: float = _key(1.0, _number(0, 20))
-    #: Seconds between two checkpoints of durable counts in the database; 0 = they are not kept there.
-    checkpoint_seconds: float = _key(10.0, _number(0, 3600))
-    #: Months for which the counts of ended quota windows are kept in the database; 0 = for ever.
+    #: Seconds between two writes of durable counts to the database; 0 = they are not kept there.
+    checkpoint_seconds: float = _key(1.0, _number(0, 3600))
+    #: Months for which the counts of ended quota windows are kept in the database; 0 = forever.
     keep_quota_months: int = _key(24, _number(0, 1200, whole=True))
+    #: Days for which the database keeps what each day added to a month; 0 = forever.
+    keep_quota_days: int = _key(62, _number(0, 36_500, whole=True))
     #: Functions that are called when a counter reaches 80 % or 100 % of its limit, as receivers of `quota_threshold`:
     #: one dotted path, or several.
     notify: tuple[str, ...] = _key((), _receivers)
+    #: Which limits send `quota_threshold`: calendar (those by the calendar day, week or month) or all.
+    notify_limits: str = _key("calendar", _choice("calendar", "all"))
+    #: Function that returns mail addresses for subjects of `IDENTIFIERS`, such as
+    #: `{"tenant:4711": "billing@acme.example"}`, for `django_ratequota.notify.mail_customers`. It is called with a
+    #: list of subjects; those that it leaves out get no mail. Users have their model's email field.
+    customer_emails: str = _key("", _optional("(subjects) -> {subject: address}"))
     #: Networks (CIDR) whose `X-Forwarded-For` is trusted; `unix` = a proxy on a Unix socket.
     trusted_proxies: tuple[str, ...] = _key((), _networks)
     #: IPv6 addresses that share this many leading bits count as one client.
@@ -167,10 +179,10 @@ class Settings:
     caller: tuple[str, ...] = _key(("user", "ip"), _strings())
     #: Function that returns the slug of the caller's plan, instead of plan assignments. Where it returns None or
     #: raises, the default plan applies.
-    plan_resolver: str = _key("", lambda value: (value and function("(request) -> slug | None")(value)) or "")
+    plan_resolver: str = _key("", _optional("(request) -> slug | None"))
     #: Function that returns display names for subjects of `IDENTIFIERS`, such as `{"tenant:4711": "Acme GmbH"}`, for
     #: the admin and the commands. It is called with a list of many subjects at once, and may leave some out.
-    subject_names: str = _key("", lambda value: (value and function("(subjects) -> {subject: name}")(value)) or "")
+    subject_names: str = _key("", _optional("(subjects) -> {subject: name}"))
     #: The middleware enforces policies on every view.
     enforce_all: bool = _key(False, _boolean)
     #: The middleware counts requests that a view with a throttle refuses before its throttle is asked (because of a

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-#: Reasons of a ``StoreError`` that redirect a command or ask to send it again; the server is healthy.
-REDIRECTS = frozenset("noscript moved ask tryagain".split())
-#: Reasons of errors that the same command gets every time: its key, script or argument is wrong.
-PERMANENT = frozenset("crossslot wrongtype response".split())
-#: Reasons of error replies by a healthy server, which may well decide other commands.
-ANSWERS = REDIRECTS | PERMANENT
+#: Reasons of error replies by a healthy server, which may well decide other commands: it redirects this one, asks to
+#: send it again, or the command's key, script or argument is wrong.
+ANSWERS = frozenset("noscript moved ask tryagain crossslot wrongtype response".split())
 
 
 class RateQuotaError(Exception):
@@ -96,10 +93,9 @@ class NewerRevision(RateQuotaError):
     """The policies were published again since the caller's snapshot; nothing was consumed.
 
     ``revision`` is the stored one: reload the snapshot, then check again. ``instead_of`` is the caller's own, where
-    it is greater and cannot be a revision: more than a day ahead of the store's clock. ``born_us`` is since when the
-    store has its data; 0 = unknown.
+    it is greater and cannot be a revision: more than a day ahead of the store's clock.
     """
 
-    def __init__(self, revision: int, instead_of: int | None = None, born_us: int = 0) -> None:
+    def __init__(self, revision: int, instead_of: int | None = None) -> None:
         super().__init__(f"policies were published at revision {revision}")
-        self.revision, self.instead_of, self.born_us = revision, instead_of, born_us
+        self.revision, self.instead_of = revision, instead_of

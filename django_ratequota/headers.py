@@ -104,14 +104,15 @@ def _ietf_11(decision: Decision, enforced: list[BucketStatus], wait: int | None)
 
 
 def _x_ratelimit(decision: Decision, enforced: list[BucketStatus], wait: int | None) -> dict[str, str]:
-    """Render X-RateLimit-*: the binding bucket."""
-    binding = decision.binding
-    if binding is None:
+    """Render X-RateLimit-*: of a refusal the bucket that refused, else the first that leads, else the binding one."""
+    leading = [status for status in enforced if status.bucket.leads] if decision.allowed else []
+    shown = leading[0] if leading else decision.binding
+    if shown is None:
         return {}
     return {
-        "X-RateLimit-Limit": str(binding.bucket.rate.capacity),
-        "X-RateLimit-Remaining": str(binding.remaining),
-        "X-RateLimit-Reset": str(-(-(decision.at_us + binding.reset_after_us) // _SECOND)),
+        "X-RateLimit-Limit": str(shown.bucket.rate.capacity),
+        "X-RateLimit-Remaining": str(shown.remaining),
+        "X-RateLimit-Reset": str(-(-(decision.at_us + shown.reset_after_us) // _SECOND)),
     }
 
 

@@ -36,11 +36,9 @@ class RateQuotaMiddleware:
     def __init__(self, get_response: Callable[[Any], Any]) -> None:
         self.get_response = get_response
         self._is_async = iscoroutinefunction(get_response)
+        self.process_view = self._aprocess_view if self._is_async else self._process_view
         if self._is_async:
             markcoroutinefunction(self)
-            self.process_view = self._aprocess_view
-        else:
-            self.process_view = self._process_view
 
     def __call__(self, request: Any) -> Any:
         """Return the response, with the headers of the request's decision."""

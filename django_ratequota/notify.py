@@ -17,22 +17,28 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from hashlib import blake2b
 from threading import Semaphore
 from typing import Any
 from urllib.request import Request, urlopen
 
-from django.core.mail import mail_managers
+from django.contrib.auth import get_user_model
+from django.core.mail import mail_managers, send_mail
 from django.db import models
+from django.template.loader import render_to_string
+from django.utils import timezone
+from django.utils.translation import gettext
 
 from .changes.validators import visible
 from .conf import settings
-from .engine.keys import bucket_key
+from .engine.rates import Rate, format_period
 from .engine.types import BucketStatus
 from .models import PolicyChange
-from .operations.differences import differences, label, related_names
+from .monitoring.alerts import Crossing, digest
+from .operations.differences import differences, label, name_users, related_names
+from .operations.numbers import number
+from .operations.subject_names import customer_emails, subject_names
 
-__all__ = ["change_text", "mail_operators", "post_to", "threshold_text"]
+__all__ = ["change_text", "mail_customers", "mail_operators", "post_to", "threshold_text"]
 
 logger = logging.getLogger("django_ratequota")
 
@@ -53,6 +59,55 @@ _room: Semaphore
 def mail_operators(**event: Any) -> None:
     """Mail what a save changed, or how full a limit is, to Django's ``MANAGERS``."""
     _send_later(partial(mail_managers, *_text(event)))
+
+
+def mail_customers(*, level: int, status: BucketStatus, at: datetime, cost: int, **_: Any) -> None:
+    """Mail the customer whose limit is nearly used up, for ``NOTIFY``.
+
+    Users have their email field, other subjects the addresses of CUSTOMER_EMAILS. Nobody is mailed about a limit that
+    is log only, or shared: by a plan, everyone or an address.
+    """
+    bucket = status.bucket
+    name, address = _customer(bucket.subject) if bucket.mode == "enforce" else ("", "")
+    if not address:
+        return
+    unit = gettext("requests") if bucket.rate.counts == "requests" else gettext("units")
+    refused = _refused_cost(level, status, cost)
+    context = {
+        "name": name,
+        "used": number(status.used + status.debt),
+        "limit": number(status.limit),
+        "unit": unit,
+        "rate": _in_words(bucket.rate, unit),
+        "endpoint": bucket.scope,
+        "resets_at": _resets_at(status, at),
+        "level": level,
+        "refused_cost": number(refused) if refused else "",
+    }
+    template = "django_ratequota/mail/quota_threshold"
+    with timezone.override(settings.time_zone):
+        subject, text = (render_to_string(f"{template}{part}.txt", context) for part in ("_subject", ""))
+    _send_later(partial(send_mail, " ".join(subject.split()), f"{text.strip()}\n", None, [address]))
+
+
+def _customer(subject: str) -> tuple[str, str]:
+    """Return the name and the mail address of a counter's subject; no address = it is no customer, or has none."""
+    kind, _colon, value = subject.partition(":")
+    if kind != "user":
+        return subject_names([subject]).get(subject, ""), customer_emails([subject]).get(subject, "")
+    model: Any = get_user_model()
+    user = model._default_manager.filter(pk=value).first()
+    return visible(user), getattr(user, getattr(model, "EMAIL_FIELD", ""), "")
+
+
+def _in_words(rate: Rate, unit: str) -> str:
+    texts = {
+        "day": gettext("%(limit)s %(unit)s per day"),
+        "week": gettext("%(limit)s %(unit)s per week"),
+        "month": gettext("%(limit)s %(unit)s per month"),
+    }
+    text = texts.get(rate.calendar) or gettext("%(limit)s %(unit)s per %(period)s")
+    return text % {"limit": number(rate.limit), "unit": unit, "period": format_period(rate.period)}
 
 
 def post_to(url: str, secret: str = "") -> Callable[..., None]:
@@ -88,7 +143,7 @@ def _key(secret: str) -> bytes:
 def _text(event: dict[str, Any]) -> tuple[str, str]:
     if "changes" in event:
         return change_text(event["changes"], event["actor"], event["reason"])
-    return threshold_text(event["level"], event["status"], event["at"], event["suppressed"])
+    return threshold_text(event["level"], event["status"], event["at"], cost=event["cost"])
 
 
 def _event(event: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -98,52 +153,59 @@ def _event(event: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         data = {"text": text, "reason": str(event["reason"]), "revision": event["revision"]}
         at = datetime.now(UTC)
         return str(event["change_id"]), {"type": "policies_changed", "timestamp": at.isoformat(), "data": data}
-    level, status, at = event["level"], event["status"], event["at"]
-    bucket = status.bucket
-    end_us = round(at.timestamp() * 10**6) + status.reset_after_us
-    # Of a window its end, to the minute; other rates reach a level once a period at most.
-    if bucket.rate.algorithm == "fixed_window":
-        window = round(end_us / 60e6)
-    else:
-        window = (end_us - status.reset_after_us) // status.window_us
-    name = f"{bucket_key(settings.prefix, bucket)}:{level}:{window}"
+    level, status, at, cost = (event[name] for name in ("level", "status", "at", "cost"))
+    bucket, at_us = status.bucket, round(at.timestamp() * 10**6)
+    # A fixed window is in the name; other rates reach a level once a period at most.
+    period = 0 if bucket.rate.algorithm == "fixed_window" else at_us // status.window_us
     data = {
         "text": text,
         "level": level,
         "subject": bucket.subject,
         "endpoint": bucket.scope,
         "rate": str(bucket.rate),
+        "unit": bucket.rate.counts,
         "used": status.used + status.debt,
         "limit": status.limit,
+        "cost": cost,
+        "allowed": status.allowed,
         "resets_at": (at + timedelta(microseconds=status.reset_after_us)).isoformat(),
         "mode": bucket.mode,
         "policy": bucket.policy_id,
-        "suppressed": event["suppressed"],
     }
-    digest = blake2b(name.encode(), digest_size=16).hexdigest()
-    return digest, {"type": "quota_threshold", "timestamp": at.isoformat(), "data": data}
+    name = digest(settings.prefix, *Crossing(level, status, cost, at_us).name, period)
+    return name, {"type": "quota_threshold", "timestamp": at.isoformat(), "data": data}
 
 
-def threshold_text(level: int, status: BucketStatus, at: datetime, suppressed: int = 0) -> tuple[str, str]:
-    """Return a subject and a text about a limit that is used to ``level`` percent; of ``quota_threshold``."""
-    bucket = status.bucket
+def threshold_text(level: int, status: BucketStatus, at: datetime, *, cost: int) -> tuple[str, str]:
+    """Return a subject and a text about a limit that is ``level`` percent used, or refused a request of ``cost``."""
+    bucket, used = status.bucket, status.used + status.debt
     rate = f"{bucket.rate} at {visible(bucket.scope)}" if bucket.scope else f"{bucket.rate} at all endpoints"
     subject = f"{visible(bucket.subject)[:_CHARACTERS]} has used {level} % of {rate}"
-    resets_at = (at + timedelta(microseconds=status.reset_after_us)).astimezone(settings.time_zone)
+    if refused := _refused_cost(level, status, cost):
+        verb = "was refused" if bucket.mode == "enforce" else "would have been refused"
+        subject = f"a request of {refused} by {visible(bucket.subject)[:_CHARACTERS]} {verb} at {used} of {rate}"
     ends = "The window ends" if bucket.rate.algorithm == "fixed_window" else "Full again"
-    lines = [f"Used: {status.used + status.debt} of {status.limit}", f"{ends}: {resets_at:%Y-%m-%d %H:%M %Z}"]
+    lines = [f"Used: {used} of {status.limit}", f"{ends}: {_resets_at(status, at):%Y-%m-%d %H:%M %Z}"]
     if bucket.policy_id is not None:
         lines.append(f"Policy: {bucket.policy_id}, counted per {bucket.counted_per or 'caller'}")
     if bucket.mode == "log":
         lines.append("Log only: no request is refused")
-    if suppressed:
-        lines.append(f"{suppressed} more crossings of this limit were not sent")
     return " ".join(f"Rate limits: {subject}".split())[:200], "\n".join(lines)
+
+
+def _refused_cost(level: int, status: BucketStatus, cost: int) -> int:
+    """Return the cost of the refused request that the level is about; 0 where the limit is that far used."""
+    return cost if level == 100 and status.remaining else 0
+
+
+def _resets_at(status: BucketStatus, at: datetime) -> datetime:
+    return (at + timedelta(microseconds=status.reset_after_us)).astimezone(settings.time_zone)
 
 
 def change_text(changes: models.QuerySet[PolicyChange], actor: Any, reason: str) -> tuple[str, str]:
     """Return a subject, and a text with the values before and after of the first changes of a save."""
     rows = list(changes[: _LISTED + 1])
+    name_users(rows)
     more = changes.count() - _LISTED if len(rows) > _LISTED else 0
     who = visible(actor) if actor else "code or a command"
     names = related_names(difference for row in rows[:_LISTED] for difference in differences(row))

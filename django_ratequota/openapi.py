@@ -33,16 +33,13 @@ _RETRY = {"Retry-After": ("integer", "Whole seconds until the same request would
 _REFUSED = {"X-RateLimit-Refusal": ("string", "Id of the refusal, for the API's operators.")}
 _IETF_11 = {
     "RateLimit-Policy": ("string", 'Each limit: name, quota (q), window in seconds (w): "search/min";q=10;w=60.'),
-    "RateLimit": (
-        "string",
-        'Each limit: name, units left (r), seconds until more (t): "search/min";r=3;t=6.',
-    ),
+    "RateLimit": ("string", 'Each limit: name, units left (r), seconds until more (t): "search/min";r=3;t=6.'),
 }
 _RATES = {
     "ietf": _IETF_11,
     "ietf-11": _IETF_11,
     "x-ratelimit": {
-        "X-RateLimit-Limit": ("integer", "Maximum units of the limit closest to being reached."),
+        "X-RateLimit-Limit": ("integer", "Maximum units of the limit with the least room, or of the one that leads."),
         "X-RateLimit-Remaining": ("integer", "Units left of that limit."),
         "X-RateLimit-Reset": ("integer", "When all units are free again: Unix time in seconds."),
     },
@@ -81,7 +78,6 @@ class QuotaSchema:
     view: Any
     method: str
     registry: Any
-    map_renderers: Any
     _get_response_for_code: Any
 
     def get_override_parameters(self) -> list[Any]:

@@ -15,7 +15,7 @@ from django.template.loader import render_to_string
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import ngettext_lazy
 
 from .engine.decision import Decision
 from .headers import add_headers, retry_after_seconds
@@ -33,6 +33,13 @@ _TEMPLATES = {
 }
 #: Seconds; from this wait on, pages show a time of day.
 _CLOCK_TIME_FROM = 120
+#: Seconds of each unit that waits are told in, the largest first.
+_WAITS = (
+    (86_400, ngettext_lazy("Try again in %(wait)d day.", "Try again in %(wait)d days.", "wait")),
+    (3_600, ngettext_lazy("Try again in %(wait)d hour.", "Try again in %(wait)d hours.", "wait")),
+    (60, ngettext_lazy("Try again in %(wait)d minute.", "Try again in %(wait)d minutes.", "wait")),
+    (1, ngettext_lazy("Try again in %(wait)d second.", "Try again in %(wait)d seconds.", "wait")),
+)
 
 
 def status_code(decision: Decision) -> int:
@@ -60,7 +67,9 @@ def _reason(decision: Decision) -> str:
 
 
 def _try_again(wait: int) -> str:
-    return ngettext("Try again in %(wait)d second.", "Try again in %(wait)d seconds.", wait) % {"wait": wait}
+    """Return the wait in words, rounded up; from two of a unit on in that unit, such as 119 seconds and 2 minutes."""
+    size, text = next((each for each in _WAITS if wait >= 2 * each[0]), _WAITS[-1])
+    return text % {"wait": -(-wait // size)}
 
 
 def problem(decision: Decision) -> dict[str, Any]:
@@ -113,12 +122,9 @@ def _response(request: Any, decision: Decision, media_type: str) -> HttpResponse
 
 
 def _media_type(request: Any) -> str:
-    return _preferred(_truncated(request.META.get("HTTP_ACCEPT", "*/*")))
-
-
-def _truncated(accept: str) -> str:
-    """Return the complete media ranges in the first ``MAX_ACCEPT`` characters; "" where there is none."""
-    return accept if len(accept) <= MAX_ACCEPT else accept[: max(0, accept.rfind(",", 0, MAX_ACCEPT))]
+    accept = request.META.get("HTTP_ACCEPT", "*/*")
+    # Of a long header the complete media ranges in its first characters, if any.
+    return _preferred(accept if len(accept) <= MAX_ACCEPT else accept[: max(0, accept.rfind(",", 0, MAX_ACCEPT))])
 
 
 @lru_cache(maxsize=256)

@@ -74,8 +74,8 @@ class Process:
     policies: PolicyCache
     #: Records a decision for statistics and returns the id of a refusal.
     record: Callable[..., str]
-    #: Looks for buckets that a decision left nearly used up.
-    observe: Callable[[Decision], None]
+    #: Looks for buckets that a decision about so many units left nearly used up.
+    observe: Callable[[Decision, int], None]
 
     def __init__(self) -> None:
         #: Returns the limiter by the settings in force; raises ``ConfigurationError``.

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from asgiref.sync import async_to_sync, iscoroutinefunction
 from django.utils.encoding import force_str
 from django.utils.functional import Promise
-from rest_framework.exceptions import APIException
+from rest_framework.exceptions import APIException, ErrorDetail, Throttled
 from rest_framework.throttling import BaseThrottle
 
 from .enforcement.check import check_request
@@ -101,11 +101,23 @@ class QuotaThrottle(BaseThrottle):
             return True
         if status_code(decision) == 503:
             raise StoreUnavailable(decision)
+        if {type(throttle) for throttle in view.get_throttles()} == {QuotaThrottle}:
+            self._throttled(request, view, decision)
         return False
 
     def wait(self) -> float | None:
         """Return the seconds until the same request would be admitted; None when waiting cannot help."""
         return self.decision.retry_after if self.decision else None
+
+    def _throttled(self, request: Any, view: Any, decision: Decision) -> None:
+        """Raise what the view raises for a refusal; REST framework's own text, which has seconds only, replaced."""
+        wait = self.wait()
+        try:
+            view.throttled(request, wait)
+        except Throttled as error:
+            if error.detail == Throttled(wait).detail:
+                error.detail = ErrorDetail(refusal_text(decision), error.default_code)
+            raise
 
 
 def throttle_scope(

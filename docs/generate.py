@@ -75,7 +75,8 @@ def fields() -> Iterator[str]:
             yield from (f"### {str(model._meta.verbose_name).capitalize()}", "", "| field | meaning |", "|---|---|")
             for field in model._meta.fields:
                 if field.help_text:
-                    choices = ", ".join(f"`{value}`" for value, _ in field.choices or () if value)
+                    named = [str(value).lower() for value, _ in field.choices or () if value not in ("", None)]
+                    choices = ", ".join(f"`{value}`" for value in named)
                     meaning = str(field.help_text).replace("*", r"\*")
                     yield _row(f"`{field.name}`", f"{meaning} One of {choices}." if choices else meaning)
             yield ""

@@ -10,21 +10,22 @@ from xml.sax.saxutils import escape
 from django.utils import translation
 
 from django_ratequota import Rate
+from django_ratequota.engine.calendar_windows import window_end_us
 from django_ratequota.engine.rates import parse_rates
 from django_ratequota.operations.numbers import number
 from django_ratequota.operations.scenarios import (
     SLOTS,
+    START_US,
+    Outcome,
     Scenario,
-    admitted,
-    asked,
     at_once,
     duration,
     evenly,
     in_slots,
     replayed,
     stream,
-    window_edge_us,
 )
+from django_ratequota.runtime import default_limiter
 
 IMAGES = Path(__file__).parent / "images"
 #: One panel each; the traffic is made for the last rate of each, which has the longest period.
@@ -68,16 +69,17 @@ def scenarios(rates: Sequence[Rate]) -> tuple[Scenario, Scenario, Scenario]:
 
 
 def _edge(rates: Sequence[Rate]) -> Scenario:
-    scale, edge_us = rates[-1], window_edge_us(rates[-1])
+    scale, edge_us = rates[-1], _window_edge_us(rates[-1])
     before_us = edge_us - scale.period_us // 1000
     attempts = [(at_us, cost) for at_us in (before_us, edge_us) for cost in at_once(scale.limit)]
     start_us, span_us = edge_us - scale.period_us // 2, scale.period_us
     outcome = replayed(attempts, rates)
-    return in_slots(
+    before, after = _apart(outcome, edge_us)
+    return _in_slots(
         outcome,
         title="A burst at a window's edge",
         sentence=f"Requests {number(scale.limit)} at once just before the edge and again just after it: "
-        f"{number(admitted(outcome, until_us=edge_us))} and {number(admitted(outcome, since_us=edge_us))} pass.",
+        f"{number(_admitted(before))} and {number(_admitted(after))} pass.",
         start_us=start_us,
         span_us=span_us,
         slots=SLOTS // 2,
@@ -86,24 +88,52 @@ def _edge(rates: Sequence[Rate]) -> Scenario:
 
 
 def _pause(rates: Sequence[Rate]) -> Scenario:
-    scale, edge_us, room = rates[-1], window_edge_us(rates[-1]), min(rate.capacity for rate in rates)
+    scale, edge_us, room = rates[-1], _window_edge_us(rates[-1]), min(rate.capacity for rate in rates)
     attempts = [(edge_us, cost) for cost in at_once(2 * max(scale.limit, scale.capacity))]
     more, span_us = evenly(edge_us + 1, 6 * scale.limit, span_us=2 * scale.period_us, room=room)
     # The first fifth shows the end of the pause.
     start_us, whole_us = edge_us - span_us // 4, span_us // 4 + span_us
     outcome = replayed([*attempts, *more], rates)
-    burst_us = edge_us + 1
-    return in_slots(
+    burst, then = _apart(outcome, edge_us + 1)
+    return _in_slots(
         outcome,
         title="A burst after a pause",
-        sentence=f"Requests {number(asked(outcome, until_us=burst_us))} at once: "
-        f"{number(admitted(outcome, until_us=burst_us))} pass. "
-        f"Then requests {number(asked(outcome, since_us=burst_us))} evenly in the next {duration(span_us)}: "
-        f"{number(admitted(outcome, since_us=burst_us))} pass.",
+        sentence=f"Requests {number(_asked(burst))} at once: {number(_admitted(burst))} pass. "
+        f"Then requests {number(_asked(then))} evenly in the next {duration(span_us)}: "
+        f"{number(_admitted(then))} pass.",
         start_us=start_us,
         span_us=whole_us,
+        slots=SLOTS,
         zero_us=edge_us,
     )
+
+
+def _window_edge_us(rate: Rate) -> int:
+    """Return the simulated time at which a window of the rate begins, not the first one."""
+    return window_end_us(rate, START_US, default_limiter().time_zone)
+
+
+def _apart(outcome: Outcome, at_us: int) -> tuple[Outcome, Outcome]:
+    """Return the attempts before that time, and the others."""
+    return [one for one in outcome if one[0] < at_us], [one for one in outcome if one[0] >= at_us]
+
+
+def _asked(outcome: Outcome) -> int:
+    return sum(cost for _at_us, cost, _passed in outcome)
+
+
+def _admitted(outcome: Outcome) -> int:
+    return sum(cost for _at_us, cost, passed in outcome if passed)
+
+
+def _in_slots(
+    outcome: Outcome, *, title: str, sentence: str, start_us: int, span_us: int, slots: int, zero_us: int
+) -> Scenario:
+    """Return the units of each slot of the span, with these texts; labels count from ``zero_us``."""
+    units = in_slots(outcome, slots, start_us, span_us)
+    starts_us = (start_us - zero_us + span_us * slot // slots for slot in range(slots))
+    labels = [f"−{duration(-at_us)}" if at_us < 0 else duration(at_us) for at_us in starts_us]
+    return Scenario(title=title, sentence=sentence, labels=labels, admitted=units[True], refused=units[False])
 
 
 def _drawing(panels: list[Scenario]) -> str:

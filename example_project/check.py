@@ -60,9 +60,9 @@ def _look_at_page(address: str) -> str:
     seen = visitor.post("/", {**form, "username": "alice", "password": PASSWORD})
     _expect("signing in", (seen.status, "signed in here" in seen.text), (200, True))
     usage = visitor.get("/api/quota/usage/?scope=exports")
-    policies = [limit["policy"] for limit in json.loads(usage.text)["limits"]]
-    _expect("her limit for exports", "exports/hour" in policies, True)
-    return f"page: 200, with {len(files)} files and pages; signed in as alice, her limits are {', '.join(policies)}"
+    titles = [limit["title"] for limit in json.loads(usage.text)["limits"]]
+    _expect("her limit for exports", "exports/hour" in titles, True)
+    return f"page: 200, with {len(files)} files and pages; signed in as alice, her limits are {', '.join(titles)}"
 
 
 def _use_up_and_raise(address: str, admin: Browser, policy: str) -> Generator[str, None, None]:

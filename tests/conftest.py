@@ -17,6 +17,7 @@ from django.test import TransactionTestCase
 
 from django_ratequota import Decision, Limiter
 from tests.support import properties, server
+from tests.support.connections import close_connections
 
 #: ``check_request``, or its async twin.
 Check = Callable[..., Decision]
@@ -41,13 +42,15 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 #: surface only. ``make quick`` leaves them out, and single tests that are marked ``slow``.
 SLOW = """
     admin/test_admin admin/test_assignments admin/test_every_page admin/test_explain admin/test_history
-    admin/test_home admin/test_lists admin/test_matrix admin/test_permissions admin/test_plans admin/test_preview
+    admin/test_home admin/test_invoices_page
+    admin/test_lists admin/test_matrix admin/test_permissions admin/test_plans admin/test_preview
     admin/test_quota_history admin/test_quotas_page admin/test_rollout admin/test_search admin/test_sizes
     admin/test_usage_page
     changes/test_databases changes/test_publication changes/test_reasons changes/test_unpublished
     enforcement/test_exempt_views enforcement/test_propagation enforcement/test_settlement
     engine/test_concurrency front/test_ninja front/test_openapi monitoring/test_ledger_exact monitoring/test_months
-    operations/test_blocks operations/test_boost_all operations/test_boosts operations/test_near
+    operations/test_blocks operations/test_boost_all operations/test_boosts
+    operations/test_invoices operations/test_near
     operations/test_organisations operations/test_revert
     utils/test_locks utils/test_optional
     compat faults package policyfile security testing
@@ -161,20 +164,26 @@ def recording(settings: Any, monkeypatch: pytest.MonkeyPatch, redis_client: redi
     collector.collector.clear()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _threads_leave_no_connection() -> Iterator[None]:
+    """Threads that work beside requests hang up after each round."""
+    from django_ratequota.monitoring import background
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(background, "close_old_connections", close_connections)
+        yield
+
+
 @pytest.fixture
 def checkpointing(monkeypatch: pytest.MonkeyPatch, redis_client: redis.Redis) -> Iterator[None]:
-    """Note what durable counters have used, and write it when the test calls ``checkpoints.flush``."""
-    from django_ratequota.monitoring import checkpoints, seeds
-    from django_ratequota.monitoring.background import Background
+    """Keep durable counts, and write them when the test calls ``ledger.flush``."""
+    from django_ratequota.monitoring import ledger
 
-    for module in (checkpoints, seeds):
-        monkeypatch.setattr(module, "in_test_run", lambda: False)
-    monkeypatch.setattr(Background, "keep", lambda _: None)
-    checkpoints.forget()
-    seeds.seeds.forget()
+    monkeypatch.delattr("django.test.utils._TestState.saved_data")
+    monkeypatch.setattr(ledger.background, "keep", lambda: None)
+    ledger.forget()
     yield
-    checkpoints.forget()
-    seeds.seeds.forget()
+    ledger.forget()
 
 
 @pytest.fixture
@@ -287,3 +296,21 @@ def limiter(redis_client: redis.Redis, clock: Clock) -> Iterator[Limiter]:
     limiter = Limiter(client=redis_client, clock=clock, prefix="rqtest", timeout=5)
     yield limiter
     limiter.store.close()
+
+
+@pytest.fixture
+def edited(free: Any, search: Any) -> Any:
+    """One save that edits two policies, creates one and deletes one; returns its last row."""
+    from django.contrib.auth.models import User
+
+    from django_ratequota.changes.writer import changed_by
+    from django_ratequota.models import PolicyChange, RatePolicy
+
+    RatePolicy.objects.create(plan=free, rates="1/s")
+    RatePolicy.objects.create(plan=free, endpoint=search, rates="2/s")
+    RatePolicy.objects.create(rates="9/s", counted_per="ip")
+    with changed_by(User.objects.create(username="anna"), "Ticket 4711"):
+        RatePolicy.objects.filter(plan=free).update(mode="log")
+        RatePolicy.objects.create(endpoint=search, rates="3/s")
+        RatePolicy.objects.filter(counted_per="ip").delete()
+    return PolicyChange.objects.latest("pk")

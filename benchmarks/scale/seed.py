@@ -137,19 +137,17 @@ def _add_windows(number: int, users: range, now: datetime) -> None:
         for column in range(3)
     )
     starts = f"CASE r.m {' '.join(f'WHEN {at} THEN %s' for at in range(25))} END"
-    quote = connection.ops.quote_name
-    # Before this Redis has its data, so that it has lost these counts, and pages see what will be restored.
-    written_us = int((now - timedelta(hours=1)).timestamp() * 10**6)
+    quote, written_at = connection.ops.quote_name, connection.ops.adapt_datetimefield_value(now)
     with connection.cursor() as cursor:
         cursor.execute(
             f"""
             WITH RECURSIVE k(k) AS (SELECT 0 UNION ALL SELECT 1),
             m(m) AS (SELECT 0 UNION ALL SELECT m + 1 FROM m WHERE m < 24)
-            INSERT INTO {QuotaWindow._meta.db_table} (counter, starts_at, ends_at, period, subject, policy_id,
-                endpoint_id, rate, used, {quote("limit")}, percent, at_us)
-            SELECT '{{user:' || r.id || '}}:' || r.endpoint || ':fwmonth', {starts}, {starts}, 'month',
-                'user:' || r.id, r.policy, r.endpoint, r.most || '/month', r.most / 1000 * r.share, r.most,
-                r.share / 10, %s
+            INSERT INTO {QuotaWindow._meta.db_table} (counter, first_day, charged, refunded, mixed,
+                starts_at, ends_at, period, subject, policy_id, endpoint_id, rate, {quote("limit")}, written_at)
+            SELECT '{{user:' || r.id || '}}:' || r.endpoint || ':fwmonth', DATE({starts}), r.most / 1000 * r.share, 0,
+                false, {starts}, {starts}, 'month', 'user:' || r.id, r.policy, r.endpoint, r.most || '/month',
+                r.most, %s
             FROM (
                 SELECT u.id AS id, m.m AS m, {policy} AS policy, {endpoint} AS endpoint, {limit} AS most,
                     CAST(MOD(MOD(u.id, 1003) * 7919 + k.k * 31, 1003) AS INTEGER) AS share
@@ -158,7 +156,7 @@ def _add_windows(number: int, users: range, now: datetime) -> None:
                     AND (m.m = 24 OR MOD(u.id - {users[0]}, 200) = 0)
             ) r
             """,
-            [*times[:25], *times[1:], written_us, users[0], users[0] + number],
+            [*times[:25], *times[:25], *times[1:], written_at, users[0], users[0] + number],
         )
 
 

@@ -33,6 +33,8 @@ logger = logging.getLogger("django_ratequota")
 
 #: The form field for the reason of a change. The models' own field ``reason`` is the reason why an object exists.
 REASON_FIELD = "change_reason"
+#: The form field that a form adds when it comes back, for the operator to confirm what its errors say.
+CONFIRM_FIELD = "confirm"
 #: Most rows of a list whose filters show how many rows each choice has: each filter is a query that reads all rows.
 _MOST_COUNTED = 10_000
 
@@ -108,7 +110,7 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     ) -> Any:
         """Add the field for the reason, and the context and the links of ``pages``; drop links that would refuse."""
         form = context["adminform"].form
-        context["change_reason_form"] = [form[REASON_FIELD]] if REASON_FIELD in form.fields else []
+        context["change_reason_form"] = [form[name] for name in (CONFIRM_FIELD, REASON_FIELD) if name in form.fields]
         for page in self.own_pages:
             context |= page.change_form_context(request, obj)
         context["page_links"] = [] if obj is None else self.links(request, obj)

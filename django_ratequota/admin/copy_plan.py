@@ -21,7 +21,6 @@ from ..changes.databases import policy_alias
 from ..changes.writer import changed_by
 from ..models import Plan
 from ..operations.copy_plan import copy_policies
-from ..operations.plan_order import make_room_after
 from .base import ReasonField
 from .formatting import shown, when
 from .pages import AdminPage
@@ -85,9 +84,7 @@ class CopyPlanPage(AdminPage):
             try:
                 with changed_by(request.user, reason), transaction.atomic(using=policy_alias(Plan)):
                     copy = form.save(commit=False)
-                    # Later plans may have to make room, which takes the permission to change them.
-                    moves = self.admin.has_change_permission(request)
-                    copy.position = make_room_after(plan) if moves else plan.position
+                    copy.position = plan.position + 1
                     copy.save()
                     count = copy_policies(policies, copy)
                     text = _message(plan, count)

@@ -24,11 +24,8 @@ _FIELDS = 2
 _CHARACTERS = 40
 
 
-def as_table(
-    rows: Sequence[Difference], heads: tuple[Any, Any, Any], empty: Any, names: RelatedNames | None = None
-) -> str:
+def as_table(rows: Sequence[Difference], heads: tuple[Any, Any, Any], empty: Any, names: RelatedNames) -> str:
     """Return the differences as an HTML table, with ``empty`` for missing values."""
-    names = names or RelatedNames(rows)
     cells = (
         (label(name, field), *(names.whole(field, value) or empty for value in values))
         for name, field, *values in rows
@@ -45,7 +42,7 @@ def in_words(field: Any, value: Any) -> str:
     """Return a recorded value that is not a related object as text; "" for a missing value."""
     if value is None or value == "":
         return ""
-    if isinstance(value, dict) and value.keys() == {"used", "remaining"}:
+    if isinstance(value, dict) and value.keys() >= {"used", "remaining"}:
         return gettext("%(used)s used, %(remaining)s left") % value
     if field is None:  # a field of an earlier version
         return str(value)

@@ -158,10 +158,8 @@ def unknown_scopes() -> list[str]:
 
 def name_problem(scope: str) -> str:
     """Return why no endpoint can have this name; "" if one can."""
-    endpoint = Endpoint(name=scope)
     try:
-        endpoint.clean_fields()
-        endpoint.clean()
+        Endpoint(name=scope).full_clean(validate_unique=False, validate_constraints=False)
     except ValidationError as error:
         return " ".join(error.messages)
     return ""

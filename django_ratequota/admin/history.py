@@ -14,14 +14,14 @@ from django.utils.translation import gettext_lazy as _
 
 from ..changes.validators import visible
 from ..models import Plan, PolicyChange
-from ..operations.differences import differences
+from ..operations.differences import differences, name_users
 from ..operations.states import KINDS
 from .base import AutocompleteAdmin, RecordedAdmin, user_search_fields
 from .diff import RelatedNames, as_table, kind_name, kinds
 from .filters import ConditionFilter, RelatedFilter
 from .formatting import shown, time_column
 from .names import object_name
-from .search import SearchesRelated
+from .search import MOST_NAMED, SearchesRelated
 
 #: Rows in which words are searched, because no index finds a part of a text.
 _SEARCHED = 100_000
@@ -121,6 +121,7 @@ class SaveList(ChangeList):
             listed[change_id] += [pk] if len(listed[change_id]) < _LISTED else []
         found = PolicyChange.objects.in_bulk([pk for pks in listed.values() for pk in pks])
         names = RelatedNames.of_summaries([*saves, *found.values()])
+        name_users([*saves, *found.values()])
         for save in saves:
             save.names, save.counts = names, counts[save.change_id]
             save.listed = [found[pk] for pk in listed.get(save.change_id, ())]
@@ -150,8 +151,13 @@ class PolicyChangeAdmin(SearchesRelated, AutocompleteAdmin, RecordedAdmin):
         css = {"all": ["django_ratequota/history.css"]}
 
     def get_search_fields(self, request: Any) -> list[str]:
-        """Return the lookups that find an object, an actor or a reason."""
+        """Return the lookups that find an object, a reason, or an actor, who may be the affected user as well."""
         return ["object_text", "reason", *user_search_fields("actor")]
+
+    def refers(self, relation: str, keys: Any) -> Q:
+        """Return the condition of changes by these users, or that touch one of the first 500 of them."""
+        touched = [str(pk) for pk in keys[:MOST_NAMED]]
+        return super().refers(relation, keys) | Q(touched_user__in=touched)
 
     def contains(self, fields: list[str], word: str, queryset: QuerySet[Any]) -> Q:
         """Return the condition of rows with the word among the newest, and of rows with the key ``word`` in all."""
@@ -243,4 +249,4 @@ class PolicyChangeAdmin(SearchesRelated, AutocompleteAdmin, RecordedAdmin):
         if not rows:
             return self.get_empty_value_display()
         head = _("counter") if change.model == "counter" else _("field")
-        return as_table(rows, (head, _("before"), _("after")), self.get_empty_value_display())
+        return as_table(rows, (head, _("before"), _("after")), self.get_empty_value_display(), RelatedNames(rows))

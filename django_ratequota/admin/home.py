@@ -12,7 +12,7 @@ from django.utils.translation import ngettext
 
 from ..models import Endpoint, PolicyChange, RatePolicy
 from ..monitoring import timeline
-from ..operations.differences import object_names
+from ..operations.differences import name_users, object_names
 from ..runtime import default_limiter
 from .diff import RelatedNames
 from .formatting import moment, number_text, percent, shown
@@ -107,6 +107,7 @@ def _changes(site: Any, request: Any) -> dict[str, Any]:
     count = recent[: _COUNTED + 1].count()
     newest = list(recent.select_related("actor")[:_LISTED])
     names = RelatedNames.of_summaries(newest)
+    name_users(newest)
     rows = PolicyChange.objects.filter(change_id__in=[change.change_id for change in newest]).order_by()
     sizes = dict(rows.values_list("change_id").annotate(Count("pk")))
     most = _("more than %(count)s changes") % {"count": number_text(_COUNTED)}

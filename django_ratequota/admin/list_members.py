@@ -17,7 +17,7 @@ from ..exceptions import InvalidFile
 from ..models import ListMember, SubjectList
 from ..operations.list_members import Line, add_members, lines_of, remove_members
 from ..policyfile.document import decode
-from .base import REASON_FIELD, ReasonField
+from .base import REASON_FIELD, ChangeReasonForm
 from .formatting import shown
 from .pages import AdminPage, may_view, model_url
 from .permissions import may_edit_members
@@ -26,7 +26,7 @@ from .permissions import may_edit_members
 _SHOWN_PROBLEMS = 500
 
 
-class LinesForm(forms.Form):
+class LinesForm(ChangeReasonForm):
     """Members as lines of text, or a file of them, and the reason of the change."""
 
     text = forms.CharField(
@@ -44,10 +44,7 @@ class LinesForm(forms.Form):
         required=False,
         help_text=_("The same lines (.txt), or columns: member, end, reason (.csv)."),
     )
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.fields[REASON_FIELD] = ReasonField(_("Reason for this change"))
+    field_order = ["text", "file", REASON_FIELD]
 
     def clean(self) -> Any:
         """Read the lines; refuse none, and text beside a file."""

@@ -77,11 +77,8 @@ class ListMemberAdmin(UserOrSubjectAdmin):
 def _around(text: str) -> list[str]:
     """Return the subjects of the address or network, and of all networks around it; none for other texts."""
     try:
-        kind, _colon, value = canonical_subject(text).partition(":")
-        network = ip_network(value) if kind == "ip" else None
+        network = ip_network(canonical_subject(text).removeprefix("ip:"))
     except (ValidationError, ValueError):
-        return []
-    if network is None:
         return []
     found = [f"ip:{network.supernet(new_prefix=bits)}" for bits in range(network.prefixlen + 1)]
     # A single address is stored with or without its prefix length.

@@ -35,10 +35,9 @@ class Cells:
     def __init__(self, site: Any, user: Any, rows: list[Endpoint | None], plans: list[Plan]) -> None:
         self.site = site
         self.now_us = time.time_ns() // 1000
-        registered = site.is_registered(RatePolicy)
-        self.sees = registered
-        self.changes = registered and may(user, "change", override=False)
-        self.adds = registered and may(user, "add", override=False)
+        self.sees = site.is_registered(RatePolicy)
+        self.changes = self.sees and may(user, "change", override=False)
+        self.adds = self.sees and may(user, "add", override=False)
         #: The columns after the one for everyone.
         self._columns = [(None, gettext("everyone")), *((plan, shown(plan.name)) for plan in plans)]
         # Translated once for hundreds of cells.

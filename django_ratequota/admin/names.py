@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from django.contrib.auth import get_user_model
 from django.db import models
 from django.utils.translation import gettext
 
 from ..changes.validators import primary_key
 from ..models import Endpoint, RatePolicy
 from ..operations.differences import object_names
-from ..operations.subject_names import named, subject_names
+from ..operations.subject_names import named, names_of, subject_names
 from .formatting import shown, shown_subject
 
 
@@ -30,12 +29,8 @@ def deleted(pk: Any) -> str:
 
 
 def caller_names(callers: Iterable[str]) -> dict[str, str]:
-    """Return caller -> user name or display name: of users in one query, of others from one call of SUBJECT_NAMES."""
-    callers = set(callers)
-    ids = {caller: caller.removeprefix("user:") for caller in callers if caller.startswith("user:")}
-    names = object_names(get_user_model(), ids.values(), lambda user: user.get_username())
-    users = {caller: shown(names[pk]) for caller, pk in ids.items() if pk in names}
-    return users | subject_names(callers - ids.keys())
+    """Return caller -> user name or display name, as pages show it (see ``names_of``)."""
+    return {caller: shown(name) for caller, name in names_of(callers).items()}
 
 
 def described(caller: str, names: Mapping[str, str]) -> str:

@@ -8,7 +8,7 @@ from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.widgets import AdminIntegerFieldWidget, AdminTextareaWidget
 from django.db import models
-from django.db.models import Count
+from django.db.models import Count, Max
 from django.utils import timezone
 from django.utils.formats import number_format
 from django.utils.html import format_html
@@ -17,11 +17,13 @@ from django.utils.translation import gettext_lazy as _
 
 from ..conf import settings
 from ..models import Plan, PlanAssignment
-from ..operations.plan_order import last_position
 from .formatting import about, shown
 from .pages import may_view, model_url
 from .policy_forms import StoredRows
 from .policy_table import PolicyInline, PolicyTableAdmin
+
+#: Distance between the positions of two plans, so that one that moves leaves the others; plans.js uses the same.
+_STEP = 10
 
 
 class PositionForm(forms.ModelForm):  # type: ignore[type-arg]
@@ -62,7 +64,9 @@ class PlanAdmin(PolicyTableAdmin):
 
     def get_changeform_initial_data(self, request: Any) -> dict[str, Any]:
         """Put a new plan after all others."""
-        return {"position": last_position(), **super().get_changeform_initial_data(request)}
+        last = Plan.objects.aggregate(last=Max("position"))["last"]
+        position = 0 if last is None else last + _STEP
+        return {"position": position, **super().get_changeform_initial_data(request)}
 
     def get_changelist_instance(self, request: Any) -> Any:
         """Return the list, its plans with their active assignments, counted in one query."""

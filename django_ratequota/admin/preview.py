@@ -115,9 +115,6 @@ def _drawn(policy: RatePolicy) -> dict[str, Any]:
         admitted = _("Every request is admitted, and nothing is counted.")
         return {"sentences": [_("Every request is refused.") if rates == BLOCKED else admitted]}
     scenario = stream(rates, fastest(rates))
-    series = [
-        Series(_("admitted"), "admitted", scenario.admitted),
-        Series(_("refused"), "refused", scenario.refused),
-    ]
+    series = [Series(_("admitted"), "admitted", scenario.admitted), Series(_("refused"), "refused", scenario.refused)]
     chart = Plot(title=f"{scenario.title}: {policy.rates}", labels=scenario.labels, series=series, unit=_("units"))
     return {"plot": chart, "sentences": [scenario.sentence]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC
 from typing import Any
 
 from django import forms
@@ -17,12 +17,13 @@ from django.utils.translation import gettext_lazy as _
 from ..conf import settings
 from ..models import Endpoint, Plan, QuotaWindow, RatePolicy
 from ..operations.counters import shared_reason
-from ..operations.ledger import AFTER, LEVELS, Chosen, current_periods, time_us
+from ..operations.ledger import AFTER, LEVELS, Chosen, counts, current_periods, time_us
 from ..operations.near import Row, all_near, near_rows
+from ..policies.facts import to_us
 from .csv_file import csv_response
-from .formatting import clock, clock_and_wait, number_text, shown
+from .formatting import clock_and_wait, number_text, shown
 from .names import caller_names, caller_text, endpoint_text
-from .pages import AdminPage, is_id, unanswered
+from .pages import AdminPage, is_id
 from .permissions import may
 from .usage.labels import explain_url
 
@@ -32,7 +33,7 @@ _MOST_USERS = 1_000
 _LEVEL = 80  # chosen at first: near the limit, with or without room left
 _HEADS = (
     *(_("caller"), _("name"), "id", _("policy"), _("endpoint"), _("rate"), _("used"), _("limit")),
-    *(_("percent"), _("resets at"), _("as of")),
+    *(_("percent"), _("resets at")),
 )
 
 
@@ -64,11 +65,6 @@ class Selection:
         }
         return "?" + urlencode({name: value for name, value in params.items() if value is not None})
 
-    @property
-    def filtered(self) -> bool:
-        """Whether only some of the window's subjects are selected."""
-        return bool(self.search) or (self.plan_id, self.endpoint_id, self.policy_id) != (None, None, None)
-
 
 class QuotasPage(AdminPage):
     """Who is near a limit now, the fullest first; with ``csv`` in the address all of them, as a file."""
@@ -81,7 +77,7 @@ class QuotasPage(AdminPage):
         return [(self.url(query={"policy": str(obj.pk), "level": str(LEVELS[0])}), _("Quotas"))]
 
     def view(self, request: Any) -> Any:
-        """Return the page; without Redis it shows what was written to the database last, and says so."""
+        """Return the page, or the file."""
         selection, choices = self._selection(request)
         if "csv" in request.GET:
             chosen = self._chosen(request, selection)
@@ -156,30 +152,30 @@ class QuotasPage(AdminPage):
         }
 
     def _rows(self, request: Any, selection: Selection) -> dict[str, Any]:
-        """Return the rows, and why their counters could not be read."""
-        page = near_rows(selection.period, self._chosen(request, selection), selection.start, _PAGE)
-        users = caller_names(row.status.bucket.subject for row in page.rows)
-        policies = {row.policy.pk: shown(row.policy) for row in page.rows}
+        """Return the rows, and what leads to others."""
+        chosen = self._chosen(request, selection)
+        rows, following = near_rows(selection.period, chosen, selection.start, _PAGE)
+        users = caller_names(row.bucket.subject for row in rows)
+        policies = {row.policy.pk: shown(row.policy) for row in rows}
         if selection.policy_id is not None:
             policies.setdefault(selection.policy_id, gettext("policy %s") % selection.policy_id)
         now_us, boosts = time_us(), may(request.user, "add", override=True)
-        counted = not selection.filtered and self.admin.sees_all_policies(request)
+        all_are = (chosen.policies, chosen.endpoint_id, chosen.subjects) == (None, None, None)
         return {
-            "rows": [self._row(row, users, now_us, boosts, selection.period) for row in page.rows],
+            "rows": [self._row(row, users, now_us, boosts, selection.period) for row in rows],
             "policy_choices": [(pk, text, pk == selection.policy_id) for pk, text in policies.items()],
             "counts": [
                 (_level_text(level), number_text(number), selection.query(level=level))
-                for level, number in (page.counts if counted else {}).items()
+                for level, number in (counts(selection.period) if all_are else {}).items()
             ],
             "lower": selection.query(level=LEVELS[0]) if selection.level > LEVELS[0] else "",
             "first": selection.query() if selection.start else "",
-            "next": selection.query(start=page.following) if page.following else "",
+            "next": selection.query(start=following) if following else "",
             "csv": selection.query() + "&csv=1",
-            "error": page.error and unanswered(page.error, _("Shown is what was last written to the database.")),
         }
 
     def _row(self, row: Row, users: Mapping[str, str], now_us: int, boosts: bool, period: str) -> dict[str, Any]:
-        bucket, policy = row.status.bucket, row.policy
+        bucket, policy = row.bucket, row.policy
         shared = shared_reason(bucket.counted_per, bucket.subject)
         explain = "" if shared else explain_url(self.site, bucket.subject, bucket.scope)
         boost = explain.replace(self.admin.page_url("explain"), self.admin.page_url("boost"), 1)
@@ -193,12 +189,11 @@ class QuotasPage(AdminPage):
             "rate": str(bucket.rate),
             "logs": bucket.mode == "log",
             "used": number_text(row.used),
-            "limit": number_text(row.status.limit),
-            "as_of": "" if row.at_us is None else clock(row.at_us / 10**6),
+            "limit": number_text(row.limit),
             "percent": row.percent,
             "over": row.percent >= 100,
             "share": gettext("%(share)s %%") % {"share": row.percent},
-            "resets": clock_and_wait(now_us, _reset_at(row, now_us) * 10**6 - now_us),
+            "resets": clock_and_wait(now_us, to_us(row.ends_at) - now_us),
             "explain": explain,
             "boost": f"{boost}&policy={policy.pk}" if boost and boosts and bucket.mode == "enforce" else "",
             "past": self.admin.page_url("quota_history", query=past),
@@ -207,9 +202,9 @@ class QuotasPage(AdminPage):
 
 def _lines(batches: Iterator[list[Row]]) -> Iterator[list[Any]]:
     for rows in batches:
-        users, now_us = caller_names(row.status.bucket.subject for row in rows), time_us()
+        users = caller_names(row.bucket.subject for row in rows)
         for row in rows:
-            bucket = row.status.bucket
+            bucket = row.bucket
             yield [
                 bucket.subject,
                 caller_text(bucket.subject, users),
@@ -218,16 +213,10 @@ def _lines(batches: Iterator[list[Row]]) -> Iterator[list[Any]]:
                 bucket.scope,
                 bucket.rate,
                 row.used,
-                row.status.limit,
+                row.limit,
                 row.percent,
-                datetime.fromtimestamp(_reset_at(row, now_us), UTC).isoformat(),
-                datetime.fromtimestamp((row.at_us or now_us) // 10**6, UTC).isoformat(),
+                row.ends_at.astimezone(UTC).isoformat(),
             ]
-
-
-def _reset_at(row: Row, now_us: int) -> int:
-    """Return when the counter is back to zero, as Unix time in whole seconds."""
-    return round((now_us + row.status.reset_after_us) / 10**6)
 
 
 def _users_named(text: str) -> list[str]:

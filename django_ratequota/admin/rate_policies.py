@@ -36,6 +36,7 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, SearchesRelated, War
         "quotas.QuotasPage",
         "subjects.SubjectsPage",
         "quota_history.QuotaHistoryPage",
+        "invoices.InvoicesPage",
     )
     form = PolicyForm
     actions = ["reset_usage"]
@@ -62,7 +63,7 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, SearchesRelated, War
             },
         ),
         (_("What"), {"fields": ["endpoint", "counted_per"]}),
-        (_("How much"), {"fields": ["rates", "algorithm", "mode", "on_error", "durable"]}),
+        (_("How much"), {"fields": ["rates", "algorithm", "mode", "on_error", "durable", "leads_headers"]}),
         (_("When and why"), {"fields": ["starts_at", "ends_at", "reason"]}),
     ]
 

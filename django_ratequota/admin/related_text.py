@@ -26,9 +26,10 @@ def unlink_related(site: Any, request: Any, context: dict[str, Any]) -> None:
         texts = {
             field.name: _text(field, form.model_admin.get_empty_value_display())
             for field in model._meta.concrete_fields
-            if isinstance(field, ForeignKey) and not may_view(site, field.remote_field.model, request)
+            if isinstance(field, ForeignKey)
+            and field.name not in fields
+            and not may_view(site, field.remote_field.model, request)
         }
-        texts = {name: text for name, text in texts.items() if name not in fields}
         own.fieldsets = [
             (title, {**options, "fields": _replaced(options["fields"], texts)}) for title, options in own.fieldsets
         ]

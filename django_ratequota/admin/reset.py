@@ -148,11 +148,7 @@ class CountersPage(AdminPage):
         return True
 
     def _log(
-        self,
-        request: Any,
-        policies: Mapping[int, RatePolicy],
-        before: tuple[BucketStatus, ...],
-        form: CountersForm,
+        self, request: Any, policies: Mapping[int, RatePolicy], before: tuple[BucketStatus, ...], form: CountersForm
     ) -> None:
         """Write an entry into the history of each policy, with how its counters stood before."""
         for pk, policy in policies.items():

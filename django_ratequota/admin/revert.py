@@ -25,7 +25,7 @@ from ..changes.databases import policy_alias
 from ..changes.validators import visible
 from ..changes.writer import field_values
 from ..models import PolicyChange, RatePolicy
-from ..operations.differences import Difference, differences
+from ..operations.differences import Difference, differences, name_users
 from ..operations.revert import Revert, Step, apply, plan_restore, plan_undo, versions
 from ..operations.states import KINDS
 from .diff import RelatedNames, as_table, kind_name
@@ -88,8 +88,7 @@ class _RevertPage(AdminPage):
                         errors += error.messages
         entered = {name: form.data.get(name) for name in ("reason", "also")} if form else {}
         form = RevertForm(initial={**entered, "seen": plan.seen})
-        shown_errors = {"errors": [visible(error) for error in errors]}
-        context = {**self.words, **context, **self._planned(plan, form), **shown_errors}
+        context |= {**self.words, **self._planned(plan, form), "errors": [visible(error) for error in errors]}
         return self.render(request, "revert.html", context)
 
     def _apply(self, request: Any, plan: Revert, data: dict[str, Any], message: str) -> list[Step]:
@@ -120,7 +119,7 @@ class _RevertPage(AdminPage):
             "nothing": self.words["nothing"] if plan.steps and not steps else "",
             "edited": sum(step.edited and not step.obstacle for step in steps),
             "blocked": sum(bool(step.obstacle) for step in steps),
-            "along": [(shown(step.text), visible(step.obstacle)) for step in along[:_LISTED]],
+            "along": [(shown(step.object_text), visible(step.obstacle)) for step in along[:_LISTED]],
             "along_more": max(0, len(along) - _LISTED),
             "optional": any(step.applies(True) and not step.applies(False) for step in plan.steps),
             "too_large": plan.too_large,
@@ -133,21 +132,19 @@ class _RevertPage(AdminPage):
         tables = [_differences(step) for step in steps]
         names = RelatedNames(row for table in tables for row in table)
         head = (_("field"), _("now"), _("restored"))
-        described = []
-        for step, table in zip(steps, tables, strict=True):
-            described.append(
-                {
-                    "text": shown(step.text),
-                    "kind": kind_name(step.kind),
-                    "id": step.object_id,
-                    "verb": step.verb,
-                    "edited": step.edited and not step.obstacle,
-                    "obstacle": visible(step.obstacle),
-                    "table": as_table(table, head, self.admin.get_empty_value_display(), names) if table else "",
-                    "url": self.admin.page_url("change", quote(step.last or step.change)),
-                }
-            )
-        return described
+        return [
+            {
+                "text": shown(step.object_text),
+                "kind": kind_name(step.kind),
+                "id": step.object_id,
+                "verb": step.verb,
+                "edited": step.edited and not step.obstacle,
+                "obstacle": visible(step.obstacle),
+                "table": as_table(table, head, self.admin.get_empty_value_display(), names) if table else "",
+                "url": self.admin.page_url("change", quote(step.last or step.change)),
+            }
+            for step, table in zip(steps, tables, strict=True)
+        ]
 
 
 class SavePage(_RevertPage):
@@ -170,7 +167,8 @@ class SavePage(_RevertPage):
             raise Http404
         undone = first.undoes and PolicyChange.objects.filter(change_id=first.undoes).first()
         large = rows[MOST : MOST + 1].exists()
-        others = (rows if large else rows.exclude(model__in=KINDS))[:_LISTED]
+        others = list((rows if large else rows.exclude(model__in=KINDS))[:_LISTED])
+        name_users(others)
         context = {
             "title": _("Save of %(date)s") % {"date": moment(first.at)},
             "original": gettext("Save"),

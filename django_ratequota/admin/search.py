@@ -9,7 +9,7 @@ from django.db.models import Q, QuerySet
 from django.utils.text import smart_split, unescape_string_literal
 
 #: Most related objects, and most rows found, that are named one by one in a query.
-_MOST_NAMED = 500
+MOST_NAMED = 500
 
 
 class SearchesRelated(admin.ModelAdmin):  # type: ignore[type-arg]
@@ -34,24 +34,28 @@ class SearchesRelated(admin.ModelAdmin):  # type: ignore[type-arg]
             for relation, fields in related.items():
                 if (relation, word) not in known:
                     known[relation, word] = self._related(relation, fields, word)
-                found |= Q(**{f"{relation}__in": known[relation, word]})
+                found |= self.refers(relation, known[relation, word])
             rows = rows.filter(found)
         if rows is queryset or any(isinstance(keys, QuerySet) for keys in known.values()):
             return rows, False
         # By key where they are few, because counting the rows and sorting them would each search all rows again.
-        keys = list(rows.order_by().values_list("pk", flat=True)[: _MOST_NAMED + 1])
-        return (rows if len(keys) > _MOST_NAMED else queryset.filter(pk__in=keys)), False
+        keys = list(rows.order_by().values_list("pk", flat=True)[: MOST_NAMED + 1])
+        return (rows if len(keys) > MOST_NAMED else queryset.filter(pk__in=keys)), False
 
     def contains(self, fields: list[str], word: str, queryset: QuerySet[Any]) -> Q:
         """Return the condition of rows with the word in one of their fields; ``queryset`` has the filtered rows."""
         return _contains(fields, word)
 
+    def refers(self, relation: str, keys: Any) -> Q:
+        """Return the condition of rows that refer to an object with one of these keys, a list or a query."""
+        return Q(**{f"{relation}__in": keys})
+
     def _related(self, relation: str, fields: list[str], word: str) -> Any:
         """Return the keys of the objects that contain the word; a query where they are too many to name."""
         model: Any = self.model._meta.get_field(relation).related_model
         keys = model._base_manager.filter(_contains(fields, word)).order_by().values_list("pk", flat=True)
-        first = list(keys[: _MOST_NAMED + 1])
-        return keys if len(first) > _MOST_NAMED else first
+        first = list(keys[: MOST_NAMED + 1])
+        return keys if len(first) > MOST_NAMED else first
 
 
 def _contains(fields: list[str], word: str) -> Q:

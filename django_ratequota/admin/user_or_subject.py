@@ -24,10 +24,7 @@ class UserOrSubjectFilter(ConditionFilter):
 
     def conditions(self) -> dict[str, tuple[Any, Any]]:
         """Return which of the two is there; SQLite would look up the rows without the other one, and sort them."""
-        return {
-            "user": (_("a user"), Q(user__isnull=False)),
-            "subject": (_("a subject"), Q(subject__isnull=False)),
-        }
+        return {"user": (_("a user"), Q(user__isnull=False)), "subject": (_("a subject"), Q(subject__isnull=False))}
 
 
 class SubjectOrder(ChangeList):

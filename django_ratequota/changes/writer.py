@@ -21,9 +21,8 @@ from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import models, transaction
-from django.utils.translation import gettext as _
 
-from ..engine.types import BucketStatus
+from ..engine.keys import subject_tag
 from .databases import policy_alias
 from .publication import Save, join_save
 from .validators import refuse_duplicates, refuse_unreadable, visible
@@ -73,9 +72,9 @@ def changed_by(
             save.close()
 
 
-def in_batches(items: Sequence[_Item]) -> list[Sequence[_Item]]:
-    """Return the items in slices of at most ``BATCH``."""
-    return [items[start : start + BATCH] for start in range(0, len(items), BATCH)]
+def in_batches(items: Sequence[_Item], size: int = BATCH) -> list[Sequence[_Item]]:
+    """Return the items in slices of at most ``size``."""
+    return [items[start : start + size] for start in range(0, len(items), size)]
 
 
 def users_by_login(names: Iterable[Any], using: str) -> dict[str, list[Any]]:
@@ -180,30 +179,24 @@ def write_publication(reason: str, using: str | None = None) -> None:
     _write([change], using or policy_alias())
 
 
-def write_reset(subject: str, before: Sequence[BucketStatus], reason: str = "", units: int | None = None) -> None:
-    """Record a reset of the subject's counters, or with ``units`` that up to that many are given back to each.
+def write_counted(subject: str, action: str, *, before: Any, after: Any, reason: str = "") -> None:
+    """Record a change of the subject's counters, from ``before`` to ``after``, both by the counter's title.
 
-    ``before`` holds their statuses before it. Nothing is published, because processes hold nothing that it makes
-    stale.
+    Nothing is published, because processes hold nothing that it makes stale.
     """
     PolicyChange = _policy_change()
-
-    def state(status: BucketStatus, returned: int) -> dict[str, int]:
-        return {"used": status.used - returned, "remaining": status.remaining + returned}
-
     kind, _colon, user_id = subject.partition(":")
-    users: Any = get_user_model()
-    user = users._base_manager.using(policy_alias(users)).filter(pk=user_id).first() if kind == "user" else None
     author = _author.get()
     change = PolicyChange(
         model="counter",
-        object_text=visible(subject if user is None else _("user %s") % user)[:300],
-        touched_user="" if user is None else _fitting(user_id),
-        action=PolicyChange.Action.RESET if units is None else PolicyChange.Action.GRANT,
+        object_id=subject_tag(subject),
+        object_text=visible(subject)[:300],
+        touched_user=_fitting(user_id) if kind == "user" else "",
+        action=action,
         actor=author.actor,
         reason=(reason or author.reason)[:200],
-        before={s.bucket.title: state(s, 0) for s in before},
-        after={s.bucket.title: state(s, s.used if units is None else min(units, s.used)) for s in before},
+        before=before,
+        after=after,
     )
     _write([change], policy_alias(PolicyChange))
 
@@ -230,7 +223,7 @@ def _change_row(before: models.Model | None, after: models.Model | None) -> Any:
     return PolicyChange(
         model=model,
         object_id=str(instance.pk),
-        object_text=str(instance)[:300],
+        object_text=_without_name(instance)[:300],
         touched_user=_fitting(users.pop()) if len(users) == 1 else "",
         touched_plan="" if plan is None else str(plan),
         action=action,
@@ -240,6 +233,12 @@ def _change_row(before: models.Model | None, after: models.Model | None) -> Any:
         before=states[0],
         after=states[1],
     )
+
+
+def _without_name(instance: Any) -> str:
+    """Return the object in words: its user by key, because the history outlives users."""
+    pk = getattr(instance, "user_id", None)
+    return str(instance) if pk is None else str(instance.in_words(f"user:{pk}"))
 
 
 def _fitting(user_id: str) -> str:

@@ -6,6 +6,7 @@ from ipaddress import collapse_addresses
 from typing import Any
 
 from django.conf import settings as django_settings
+from django.contrib.auth import get_user_model
 from django.core import checks
 
 from .. import conf
@@ -49,3 +50,18 @@ def check_proxies(**_: Any) -> list[checks.CheckMessage]:
     text = f"TRUSTED_PROXIES trusts all {' and '.join(versions)} addresses: a client may name any address as its own."
     hint = "List the networks of your proxies only, such as 10.0.0.0/8."
     return [checks.Warning(text, hint=hint, id="django_ratequota.W018")] if versions else []
+
+
+@checks.register
+def check_receivers(**_: Any) -> list[checks.CheckMessage]:
+    """W027: a receiver that NOTIFY names has nobody to mail."""
+    customers = getattr(get_user_model(), "EMAIL_FIELD", "") or conf.settings.customer_emails
+    mailed = {
+        "mail_operators": (django_settings.MANAGERS, "Write their addresses in Django's MANAGERS."),
+        "mail_customers": (customers, "Set RATEQUOTA['CUSTOMER_EMAILS'], or EMAIL_FIELD of the user model."),
+    }
+    return [
+        checks.Warning(f"NOTIFY names {name}, which has nobody to mail.", hint=hint, id="django_ratequota.W027")
+        for name, (addresses, hint) in mailed.items()
+        if not addresses and f"django_ratequota.notify.{name}" in conf.settings.notify
+    ]

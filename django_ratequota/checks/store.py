@@ -20,8 +20,8 @@ from ..engine.scripts import FORBIDDEN, commands
 from ..engine.types import Bucket
 from ..exceptions import ConfigurationError, StoreError
 from ..runtime import default_limiter, store_from_settings
-from ..store.base import Call, run_script, server_version
-from ..utils.sansio import drive
+from ..store.base import Call, server_version
+from ..store.commands import ScriptCall
 from .database import Messages, of_policies
 
 #: The oldest servers whose scripts may carry a shebang, so that a full memory refuses them before they write.
@@ -150,7 +150,7 @@ def _forbidden(call: Call) -> list[checks.CheckMessage]:
     limiter = default_limiter()
     try:
         key = bucket_key(limiter.prefix, Bucket("user:0", Rate.parse("1/s")))
-        forbidden = drive(run_script(FORBIDDEN, [key], commands()), call.do)
+        forbidden = call.do(ScriptCall(FORBIDDEN, [key], commands()))
     except StoreError as error:
         if error.reason != "noperm":
             return []

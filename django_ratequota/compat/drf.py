@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import time
 from contextvars import ContextVar
-from functools import lru_cache
 from typing import Any
 
 from django.core.cache import cache as default_cache
-from django.core.exceptions import ImproperlyConfigured
 from rest_framework import throttling as drf
 from rest_framework.throttling import BaseThrottle
 
@@ -21,12 +19,11 @@ from ..enforcement.decide import decide_without_store
 from ..engine.decision import Decision, LimitRequest
 from ..engine.keys import bucket_key, short
 from ..engine.limiter import Limiter
-from ..engine.rates import Rate
 from ..engine.types import Bucket
-from ..exceptions import InvalidRate, StoreError
+from ..exceptions import StoreError
 from ..monitoring.health import note_degraded
 from ..throttling import StoreUnavailable
-from .limiters import limiter_of
+from .limiters import counted_rate, limiter_of
 
 __all__ = ["AnonRateThrottle", "BaseThrottle", "ScopedRateThrottle", "SimpleRateThrottle", "UserRateThrottle"]
 
@@ -105,7 +102,8 @@ class SimpleRateThrottle(drf.SimpleRateThrottle):
             return Decision(allowed=True)
         if clocked:
             _timer_us.set(round(self.now * 10**6) + _EPOCH_US)
-        buckets = (Bucket(f"throttle:{short(str(key))}", _rate(self.num_requests, self.duration)),)
+        rate = counted_rate(self.num_requests, self.duration, "sliding_window_log")
+        buckets = (Bucket(f"throttle:{short(str(key))}", rate),)
         try:
             decision = self._limiter.check(buckets)
         except StoreError as error:
@@ -147,11 +145,3 @@ class UserRateThrottle(drf.UserRateThrottle, SimpleRateThrottle):
 
 class ScopedRateThrottle(drf.ScopedRateThrottle, SimpleRateThrottle):
     """DRF's, counted in Redis: views by their ``throttle_scope``."""
-
-
-@lru_cache(maxsize=256)
-def _rate(limit: int, seconds: float) -> Rate:
-    try:
-        return Rate(limit=limit, period=seconds, algorithm="sliding_window_log")
-    except InvalidRate as error:
-        raise ImproperlyConfigured(f"{limit} requests in {seconds} seconds cannot be counted: {error}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Hashable
+from functools import lru_cache
 from typing import Any
 
 from django.core.cache import caches
@@ -12,7 +13,8 @@ from django.core.exceptions import ImproperlyConfigured
 
 from ..conf import settings
 from ..engine.limiter import Limiter
-from ..exceptions import ConfigurationError, StoreError
+from ..engine.rates import Rate
+from ..exceptions import ConfigurationError, InvalidRate, StoreError
 from ..runtime import OncePerSettings, client_of_cache, default_limiter
 
 Clock = Callable[[], int]
@@ -44,6 +46,15 @@ def limiter_of(
         return limiters.get(key) or limiters.setdefault(key, _make_limiter(cache, setting, clock))
     except (ConfigurationError, StoreError) as error:
         raise ImproperlyConfigured(str(error)) from error
+
+
+@lru_cache(maxsize=512)
+def counted_rate(limit: int, seconds: float, algorithm: str) -> Rate:
+    """Return the rate of a drop-in's counter; raises ``ImproperlyConfigured``."""
+    try:
+        return Rate(limit=limit, period=seconds, algorithm=algorithm)
+    except InvalidRate as error:
+        raise ImproperlyConfigured(f"a rate cannot be counted: {error}") from error
 
 
 def _make_limiter(cache: Any, setting: str, clock: Clock | None) -> Limiter:

@@ -203,7 +203,7 @@ class Evaluation:
         resolution = self.resolution
         if resolution is None or resolution.exempt:
             return decision
-        process.observe(own)
+        process.observe(own, self.units)
         before = self.replaced(resolution, own)
         refusal_id = process.record(self.context, self.route, self.method, resolution, own, self.units, before)
         if decision.error:

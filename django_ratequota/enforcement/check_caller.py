@@ -45,9 +45,8 @@ def check_caller(
 
     Raises ``InvalidCaller`` and ``InvalidCost``. When Redis or the database fails, ``on_error`` decides.
     """
-    limiter = limiter_or_error()
-    describe = partial(_described, user, ip, identifiers, plan)
-    return StepRunner(limiter).run(_steps(Evaluation(limiter, scope, cost), describe, unread=_is_unread(user)))
+    check = Evaluation(limiter_or_error(), scope, cost)
+    return StepRunner(check.limiter).run(_steps(check, user, partial(_described, user, ip, identifiers, plan)))
 
 
 async def acheck_caller(
@@ -60,15 +59,13 @@ async def acheck_caller(
     cost: int | None = None,
 ) -> Decision:
     """``check_caller``, awaited."""
-    limiter = limiter_or_error()
-    describe = partial(_described, user, ip, identifiers, plan)
-    return await StepRunner(limiter).arun(_steps(Evaluation(limiter, scope, cost), describe, unread=_is_unread(user)))
+    check = Evaluation(limiter_or_error(), scope, cost)
+    return await StepRunner(check.limiter).arun(_steps(check, user, partial(_described, user, ip, identifiers, plan)))
 
 
-def _steps(
-    check: Evaluation, describe: Callable[[], DescribedCaller], *, unread: bool
-) -> Generator[Step, Any, Decision]:
-    """Check the caller; describing one whose user is ``unread`` may query the database."""
+def _steps(check: Evaluation, user: Any, describe: Callable[[], DescribedCaller]) -> Generator[Step, Any, Decision]:
+    """Check the caller; describing one whose user is a lazy object not read yet may query the database."""
+    unread = isinstance(user, LazyObject) and user._wrapped is empty
     check.caller, check.identified = (yield describe) if unread else describe(), True
     if is_free(check.limiter, None, check.method):
         return Decision(allowed=True)
@@ -89,11 +86,6 @@ def _described(
     if ip and caller.address is None:
         raise InvalidCaller(f"ip is one address, such as '203.0.113.7', or None, not {str(ip)[:100]!r}")
     return caller
-
-
-def _is_unread(user: Any) -> bool:
-    """Return whether reading the user may query the database. Channels has read that of a websocket."""
-    return isinstance(user, LazyObject) and user._wrapped is empty
 
 
 def _user_id(user: Any) -> str | None:

@@ -12,9 +12,9 @@ from ..engine.limiter import Limiter
 from ..engine.protocol import MAX_BUCKETS
 from ..engine.types import Bucket
 from ..exceptions import InvalidRate, StoreError
-from ..monitoring import checkpoints
+from ..monitoring import ledger
 from ..monitoring.health import note_degraded
-from ..monitoring.seeds import seeds
+from ..monitoring.restoring import restore
 from ..policies.facts import PolicyFacts
 from ..policies.resolver import Resolution
 from ..runtime import process
@@ -36,13 +36,14 @@ def decide(
     try:
         if isinstance(limiter, StoreError):
             raise limiter
-        durable = resolution.durable and not limiter.store.absent
-        lost = (yield from seeds.of(limiter, sent.buckets, sent.revision)) if durable and sent.buckets else ()
-        decision = yield from limiter.steps(sent._replace(seeds=lost, settler=StoreSettler(limiter)))
-        if durable and counts:
-            checkpoints.note(decision)
-            if lost:
-                seeds.sent(limiter, decision, sent.buckets, lost)
+        durable = resolution.durable and bool(sent.buckets) and ledger.is_kept(limiter)
+        sent = sent._replace(settler=StoreSettler(limiter), restore=restore if durable else None)
+        decision = yield from limiter.steps(sent)
+        if durable and counts and decision.allowed:
+            if limiter.store.clustered:
+                ledger.note_charges(decision)
+            else:
+                ledger.note_check(decision, sent)
     except StoreError as error:
         if counts:
             note_degraded(error.reason, error)

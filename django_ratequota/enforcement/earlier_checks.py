@@ -125,8 +125,5 @@ def _since_refund(refused: BucketStatus, later: BucketStatus) -> BucketStatus:
     if later.bucket.rate != refused.bucket.rate:
         return refused  # edited between the checks: the remaining units of two rates cannot be compared
     return replace(
-        refused,
-        remaining=later.remaining,
-        reset_after_us=later.reset_after_us,
-        next_after_us=later.next_after_us,
+        refused, remaining=later.remaining, reset_after_us=later.reset_after_us, next_after_us=later.next_after_us
     )

@@ -14,12 +14,12 @@ from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOpera
 from django.http import Http404
 from django.http.multipartparser import MultiPartParserError
 
-from ..engine.decision import Charge, Decision, LimitRequest, Settler, charges_of, take_all
+from ..engine.decision import Charge, Charges, Decision, LimitRequest, Settler, charges_of, take_all
 from ..engine.limiter import Limiter
 from ..exceptions import StoreError
-from ..monitoring import checkpoints
+from ..monitoring import ledger
 from ..monitoring.health import note_degraded
-from ..monitoring.seeds import seeds
+from ..monitoring.restoring import restore
 from ..policies.snapshot import Snapshot
 from ..utils.shielding import shielded
 from .step_runner import Step, StepRunner, limiter_or_error
@@ -41,19 +41,32 @@ class StoreSettler(NamedTuple):
 
     def steps(self, request: LimitRequest) -> Generator[Step, Any, Decision]:
         """Yield the steps of either verb, for ``check`` to run among its own."""
-        limiter, buckets, lost = self.limiter, request.buckets, tuple[int, ...]()
-        if request.mode == "charge" and any(bucket.durable for bucket in buckets):
-            lost = yield from seeds.of(limiter, buckets)
+        limiter = self.limiter
+        kept = ledger.is_kept(limiter)
         try:
-            decision = yield from limiter.steps(request._replace(seeds=lost))
+            decision = yield from limiter.steps(request._replace(restore=restore if kept else None))
         except StoreError as error:
             note_degraded(error.reason, error)
-            return Decision(allowed=True, error=error.reason)
-        if lost:
-            seeds.sent(limiter, decision, buckets, lost)
-        if not limiter.store.absent:
-            checkpoints.note(decision, lowered=request.cost if request.mode == "refund" else 0)
+            # The work is done, so it is billed, and a later refund takes it first.
+            decision = _unanswered(request, limiter.now_us, error.reason)
+        if not kept:
+            return decision
+        if request.charged:
+            taken = (bucket for bucket in request.buckets if bucket.durable)
+            now_us = decision.at_us or limiter.now_us
+            ledger.note([ledger.Entry(bucket, request.cost, request.charged.at_us, now_us) for bucket in taken])
+        else:
+            ledger.note_charges(decision)
         return decision
+
+
+def _unanswered(request: LimitRequest, now_us: int, reason: str) -> Decision:
+    """Return the decision of a charge or refund that the store did not answer."""
+    charges = Charges()
+    if request.mode == "charge":
+        units = zip(request.buckets, request.units(), strict=True)
+        charges = Charges(Charge(bucket, taken, now_us, level_us=0, share=1) for bucket, taken in units if taken)
+    return Decision(allowed=True, error=reason, _charges=charges)
 
 
 def _runner() -> StepRunner:

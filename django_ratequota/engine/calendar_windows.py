@@ -5,13 +5,22 @@ from __future__ import annotations
 from calendar import monthrange
 from datetime import date, datetime, time, timedelta, tzinfo
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from ..exceptions import InvalidBucket
 from .rates import Rate, show
 
 _SECOND = 10**6
+
+
+class CalendarWindow(NamedTuple):
+    """A day, week or month: the instants ``[starts_us, ends_us)`` (µs), and the date by which it is known."""
+
+    starts_us: int
+    ends_us: int
+    #: In the time zone.
+    first_day: date
 
 
 def check_zone(zone: object) -> tzinfo:
@@ -34,28 +43,28 @@ def check_zone(zone: object) -> tzinfo:
 
 def calendar_window(
     unit: Literal["day", "week", "month"], now_us: int, zone: tzinfo, anchor: int = 1
-) -> tuple[int, int]:
-    """Return the window ``[start_us, end_us)`` around ``now_us``; weeks begin on Monday (ISO 8601).
+) -> CalendarWindow:
+    """Return the window around ``now_us``; weeks begin on Monday (ISO 8601).
 
     Months begin on day ``anchor`` (1 to 31), or on their last day where they are shorter; raises ``InvalidBucket``.
     A day lasts 23 to 25 hours where clocks change: each bound is the local midnight as an instant.
     """
-    start, finish, after = _bounds(unit, datetime.fromtimestamp(now_us // _SECOND, zone).date(), zone, anchor)
-    if now_us >= finish:
+    window, after = _bounds(unit, datetime.fromtimestamp(now_us // _SECOND, zone).date(), zone, anchor)
+    if now_us >= window.ends_us:
         # Clocks went back over midnight: the second pass of the old date's last hour belongs to the new date.
-        start, finish, _ = _bounds(unit, after, zone, anchor)
-    return start, finish
+        window, _ = _bounds(unit, after, zone, anchor)
+    return window
 
 
 def window_end_us(rate: Rate, now_us: int, zone: tzinfo, anchor: int = 1) -> int:
     """Return when the rate's window around ``now_us`` ends: by the calendar, or at a multiple of the period."""
     if rate.calendar:
-        return calendar_window(rate.calendar, now_us, zone, anchor)[1]
+        return calendar_window(rate.calendar, now_us, zone, anchor).ends_us
     return now_us - now_us % rate.period_us + rate.period_us
 
 
 @lru_cache(maxsize=256)
-def _bounds(unit: str, day: date, zone: tzinfo, anchor: int) -> tuple[int, int, date]:
+def _bounds(unit: str, day: date, zone: tzinfo, anchor: int) -> tuple[CalendarWindow, date]:
     if unit == "day":
         first, after = day, day + timedelta(days=1)
     elif unit == "week":
@@ -68,7 +77,7 @@ def _bounds(unit: str, day: date, zone: tzinfo, anchor: int) -> tuple[int, int, 
         if _begin(month, anchor) > day:
             month = (month - timedelta(days=1)).replace(day=1)
         first, after = _begin(month, anchor), _begin((month + timedelta(days=32)).replace(day=1), anchor)
-    return _midnight_us(first, zone), _midnight_us(after, zone), after
+    return CalendarWindow(_midnight_us(first, zone), _midnight_us(after, zone), first), after
 
 
 def _begin(month: date, anchor: int) -> date:

@@ -77,7 +77,6 @@ def _part(request: LimitRequest, subject: str) -> LimitRequest:
         buckets=tuple(request.buckets[at] for at in places),
         costs=own(request.costs),
         charged=request.charged and Charged(request.charged.at_us, own(request.charged.levels_us)),
-        seeds=own(request.seeds),
         revision=None,
         share=_SHARE,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -16,6 +16,8 @@ from .types import Bucket, BucketStatus, check_cost
 
 Mode = Literal["check", "peek", "charge", "refund", "acquire"]
 
+#: Restores counts of durable buckets, in their windows around an instant (µs).
+Restore = Callable[[tuple[Bucket, ...], int], Generator[Any, Any, None]]
 #: Modes that charge the cost.
 CHARGING = frozenset({"check", "charge", "acquire"})
 #: Modes that charge or refund units by hand.
@@ -50,9 +52,8 @@ class LimitRequest(NamedTuple):
     wait_us: int = 0
     #: The units that a refund takes, ``cost`` of each bucket; None = the newest.
     charged: Charged | None = None
-    #: Units known to be used in each bucket's calendar window, for stores that lost counts: a bucket that holds fewer
-    #: has used as many. Same order and length as ``buckets``; empty = nothing is known.
-    seeds: tuple[int, ...] = ()
+    #: Restores durable counts that the store does not have; None = these are 0.
+    restore: Restore | None = None
     #: The revision of the policies that the buckets are made from; None = they are not from the database.
     revision: int | None = None
     #: Charges and refunds after the decision; None = nothing does.
@@ -185,22 +186,31 @@ class Decision:
         if refusing:
             return max(refusing, key=lambda s: float("inf") if s.retry_after_us is None else s.retry_after_us)
         enforced = [status for status in self.statuses if status.bucket.mode == "enforce"]
-        return min(enforced, key=lambda s: s.remaining / s.bucket.rate.capacity, default=None)
+        return min(enforced, key=_free_share, default=None)
+
+    @property
+    def _tightest(self) -> BucketStatus | None:
+        """``binding``; of an admitted request the tightest of those that count units, if any does."""
+        units = [s for s in self.statuses if s.bucket.mode == "enforce" and s.bucket.rate.counts == "units"]
+        return min(units, key=_free_share) if self.allowed and units else self.binding
 
     @property
     def limit(self) -> int | None:
-        """The most units that the tightest bucket (``binding``) holds; None where nothing limits."""
-        return None if (tightest := self.binding) is None else tightest.limit
+        """The most units that the bucket of ``remaining`` holds; None where nothing limits."""
+        return None if (tightest := self._tightest) is None else tightest.limit
 
     @property
     def remaining(self) -> int | None:
-        """Whole units still free in the tightest bucket; None where nothing limits."""
-        return None if (tightest := self.binding) is None else tightest.remaining
+        """Whole units still free in the tightest bucket; None where nothing limits.
+
+        Rates that count requests matter only to a refusal, and where no rate counts units.
+        """
+        return None if (tightest := self._tightest) is None else tightest.remaining
 
     @property
     def reset_after(self) -> float | None:
-        """Seconds until the tightest bucket is back to full; None where nothing limits."""
-        return None if (tightest := self.binding) is None else tightest.reset_after
+        """Seconds until the bucket of ``remaining`` is back to full; None where nothing limits."""
+        return None if (tightest := self._tightest) is None else tightest.reset_after
 
     @property
     def _charged(self) -> tuple[Bucket, ...]:
@@ -308,6 +318,10 @@ class Decision:
         )
         charges.latest = latest
         return latest
+
+
+def _free_share(status: BucketStatus) -> float:
+    return status.remaining / status.bucket.rate.capacity
 
 
 #: The steps to a decision (see ``utils.sansio``).

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from base64 import urlsafe_b64encode
+from datetime import date
 from hashlib import blake2b
 
 from ..exceptions import InvalidBucket
@@ -41,7 +42,39 @@ def check_prefix(prefix: str) -> str:
 
 def bucket_key(prefix: str, bucket: Bucket) -> str:
     """Return the key of the bucket's counter."""
-    return f"{prefix}:{{{_subject(bucket.subject)}}}:{_endpoint(bucket)}:{_rate(bucket.rate)}"
+    return f"{prefix}:{beginning(bucket.subject)}{_endpoint(bucket)}:{_rate(bucket.rate)}"
+
+
+def window_key(key: str, first_day: date) -> str:
+    """Return the key of one calendar window of a counter, by its key."""
+    return f"{key}:{first_day}"
+
+
+def is_per_caller(counter: str) -> bool:
+    """Whether the subject's counter of this name is counted per caller, and not per a kind that the policy names."""
+    return "." not in counter.rsplit(":", 2)[-2]
+
+
+def counter_name(bucket: Bucket) -> str:
+    """Return the name of the bucket's counter in the database: its key without the prefix, whatever the day."""
+    return bucket_key("", bucket)[1:]
+
+
+def beginning(subject: str) -> str:
+    """Return what the names of the subject's counters begin with."""
+    return f"{{{subject_tag(subject)}}}:"
+
+
+def renamed(name: str, source: str, target: str) -> str:
+    """Return the name of a counter of ``source`` as that of ``target``, counted per the other kind of subject."""
+    per, then = (f".{_per(subject.partition(':')[0])}:" for subject in (source, target))
+    return beginning(target) + name.removeprefix(beginning(source)).replace(per, then)
+
+
+def window_name(counter: str, first_day: date) -> tuple[str, str]:
+    """Return the tag of the subject, and what names the window among the subject's own; takes ``counter_name``."""
+    tag, _braces, name = window_key(counter, first_day)[1:].partition("}:")
+    return tag, name
 
 
 def short(text: str) -> str:
@@ -54,11 +87,6 @@ def revision_key(prefix: str) -> str:
     return f"{prefix}:revision"
 
 
-def birth_key(prefix: str) -> str:
-    """Return the key of the time since when the store has its data; it shares the revision key's Cluster slot."""
-    return f"{prefix}:{{{revision_key(prefix)}}}:born"
-
-
 def workers_key(prefix: str, worker: str = "") -> str:
     """Return the key of the list of reporting processes, or of one's report; no subject's tag is ``workers``."""
     return f"{prefix}:{{workers}}:{worker}" if worker else f"{prefix}:{{workers}}"
@@ -69,7 +97,8 @@ def statistics_key(prefix: str, name: str) -> str:
     return f"{prefix}:{{statistics}}:{name}"
 
 
-def _subject(subject: str) -> str:
+def subject_tag(subject: str) -> str:
+    """Return what stands for the subject in the keys of its counters."""
     if _READABLE.fullmatch(subject):
         return subject
     kind = _KIND.match(subject)
@@ -86,10 +115,13 @@ def _endpoint(bucket: Bucket) -> str:
     # Because an anonymous caller is ip:X, and so is anyone at X under a policy counted per ip: two counters.
     if bucket.counted_per in ("", "caller", "plan", "everyone"):
         return endpoint
-    per = bucket.counted_per if _READABLE_PER.fullmatch(bucket.counted_per) else f"~{_digest(bucket.counted_per)}"
-    name = f"{endpoint}.{per}"
+    name = f"{endpoint}.{_per(bucket.counted_per)}"
     # The longest prefix, subject and rate leave 39 of 128 bytes. No scope's own digest begins with a dot.
     return name if len(name) <= 39 else f".~{_digest(name)}"
+
+
+def _per(kind: str) -> str:
+    return kind if _READABLE_PER.fullmatch(kind) else f"~{_digest(kind)}"
 
 
 def _rate(rate: Rate) -> str:

@@ -28,7 +28,7 @@ from .decision import Decision, LimitRequest, Mode, Steps
 from .deny_cache import DenyCache
 from .keys import check_prefix
 from .memory import Memory, Unlimited
-from .protocol import MAX_US, ScriptBackend, prepare
+from .protocol import MAX_US, Raised, ScriptBackend, prepare
 from .rates import MAX_UNITS, show
 from .types import Bucket, check_cost
 
@@ -129,9 +129,6 @@ class Limiter:
         )
         #: Whether it admits everything, because of ENABLED = False.
         self.unlimited = isinstance(self.backend, Unlimited)
-        #: Since when the store has its data (µs), as last read together with a revision; 0 = unknown. Counts of
-        #: windows that began before may be lost.
-        self.born_us = 0
         # When the store last compared a caller's revision with its own (monotonic, seconds).
         self._compared_at = _LONG_AGO
         # On a Cluster: when the revision was last asked for (monotonic, seconds), and whether that failed.
@@ -197,13 +194,10 @@ class Limiter:
         """``reset``, awaited."""
         return await adrive(self._reset_steps(buckets), self.store.aexecute)
 
-    def publish(self, *, lost: bool = False) -> int:
-        """Give the policies a new revision and return it: each process reloads before it next asks for a decision.
-
-        ``lost`` tells all processes that the store has lost counts.
-        """
+    def publish(self) -> int:
+        """Give the policies a new revision and return it: each process reloads before it next asks for a decision."""
         try:
-            return drive(self.backend.publish(lost), self.store.execute)
+            return drive(self.backend.publish(), self.store.execute)
         finally:
             self._deny_cache.clear()
 
@@ -224,19 +218,26 @@ class Limiter:
         """The store's clock as this process last saw it, or the injected one."""
         return self.backend.now_us
 
-    def answer_age(self) -> float:
-        """Seconds since the store last compared a caller's revision with the published one."""
-        return time.monotonic() - self._compared_at
-
     def revision_steps(self, share: float = 1.0) -> Generator[Command, Any, int]:
         """Return the steps of ``stored_revision``; on a Cluster in this share of the decision's time at most."""
         try:
             yield from self.backend.ask(LimitRequest(mode="peek", buckets=(), revision=0, share=share))
         except NewerRevision as newer:
-            self._note_newer(newer)
+            self._compared_at = time.monotonic()
             return newer.revision
-        self.born_us = 0
         return 0
+
+    def raise_steps(self, totals: Raised) -> Generator[Command, Any, list[tuple[int, int, int]]]:
+        """Return the steps that raise counters of calendar windows to these totals.
+
+        They return what each has charged and refunded then, and by how many units both were raised. Totals that are
+        higher, as others have charged and refunded since, stay as they are.
+        """
+        return self.backend.raise_counters(totals)
+
+    def freed(self, buckets: Iterable[Bucket]) -> None:
+        """Forget the refusals by these buckets, as ``raise_steps`` has refunded units."""
+        self._deny_cache.freed(buckets)
 
     def steps(self, request: LimitRequest) -> Steps:
         """Return the steps of a verb, for callers that drive them among steps of their own.
@@ -265,8 +266,8 @@ class Limiter:
                 decision = yield from self.backend.ask(request)
                 if compares:
                     self._compared_at = time.monotonic()
-        except NewerRevision as newer:
-            self._note_newer(newer)
+        except NewerRevision:
+            self._compared_at = time.monotonic()
             deny_cache.clear()
             raise
         except StoreError as error:
@@ -290,9 +291,6 @@ class Limiter:
         if not 0 <= timeout <= MAX_US / 10**6:
             raise InvalidBucket(f"timeout must be seconds, 0 or more, not {timeout!r}")
         return self._request("acquire", (bucket,), cost)._replace(wait_us=int(timeout * 10**6))
-
-    def _note_newer(self, newer: NewerRevision) -> None:
-        self.born_us, self._compared_at = newer.born_us, time.monotonic()
 
     def _ask_each_server(self, request: LimitRequest) -> Steps:
         if request.revision is not None and self._revision_is_due():

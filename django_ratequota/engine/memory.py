@@ -19,7 +19,8 @@ from ..exceptions import NewerRevision
 from ..utils.locks import ForkSafeLock
 from .calendar_windows import calendar_window
 from .decision import BY_HAND, CHARGING, Charges, Decision, LimitRequest, Steps, charge_each
-from .protocol import bucket_keys
+from .protocol import Raised, bucket_keys
+from .rates import BURST_ALGORITHMS
 from .types import Bucket, BucketStatus
 
 #: Most counters of a process. The least recently used are forgotten, which resets their limits, except refusing ones.
@@ -245,9 +246,7 @@ _COUNTERS: dict[str, type[_Counter]] = {
     "fixed_window": _FixedWindow,
     "sliding_window_log": _SlidingLog,
     "sliding_window_counter": _SlidingCounter,
-    "token_bucket": _Meter,
-    "leaky_bucket": _Meter,
-    "gcra": _Meter,
+    **dict.fromkeys(BURST_ALGORITHMS, _Meter),
 }
 
 
@@ -343,7 +342,8 @@ class Memory:
         costs = request.units()
         with self._lock:
             now = self._clock()
-            counters = [self._take(bucket, now, peek=mode == "peek") for bucket in buckets]
+            at_us = request.charged.at_us if request.charged else now
+            counters = [self._take(bucket, now, at_us, peek=mode == "peek") for bucket in buckets]
             waits = [
                 0 if mode in BY_HAND else self._wait(counter, bucket, cost, now)
                 for counter, bucket, cost in zip(counters, buckets, costs, strict=True)
@@ -377,28 +377,39 @@ class Memory:
     def reset(self, buckets: Iterable[Bucket]) -> Generator[Any, Any, int]:
         """Forget what was counted; returns how many of the buckets had counted anything."""
         with self._lock:
-            return sum(self._counters.pop(bucket.counter) is not None for bucket in buckets)
+            now = self._clock()
+            return sum(self._counters.pop(self._name(bucket, now)[0]) is not None for bucket in buckets)
         yield
 
-    def publish(self, lost: bool) -> Generator[Any, Any, int]:
+    def raise_counters(self, totals: Raised) -> Generator[Any, Any, list[tuple[int, int, int]]]:
+        """Do nothing: what this process counts is lost with the process alone."""
+        return [(charged, refunded, 0) for charged, refunded, _ends_us in totals.values()]
+        yield
+
+    def publish(self) -> Generator[Any, Any, int]:
         """Make this process reload its policies before its next decision; returns the new revision."""
         self.revision = max(self.revision + 1, self._clock())
         return self.revision
         yield
 
-    def _take(self, bucket: Bucket, now: int, *, peek: bool) -> _Counter:
-        """Return the bucket's counter, advanced to its time and told the terms."""
+    def _name(self, bucket: Bucket, at_us: int) -> tuple[_Name, tuple[int, int] | None]:
+        """Return the name of the bucket's counter; each calendar window is one of its own, and returned as well."""
+        if not bucket.rate.calendar:
+            return bucket.counter, None
+        window = calendar_window(bucket.rate.calendar, at_us, self._zone, bucket.anchor)
+        return (*bucket.counter, window.first_day), window[:2]
+
+    def _take(self, bucket: Bucket, now: int, at_us: int, *, peek: bool) -> _Counter:
+        """Return the bucket's counter, of the calendar window around ``at_us``, advanced and told the terms."""
         rate = bucket.rate
         # No window holds a part of a unit, but a bucket does, once it has drained so long.
         kind = _Meter if rate.limit < self._share else _COUNTERS[rate.algorithm]
-        counter = self._counters.take(bucket.counter, kind, now, peek=peek)
+        name, window = self._name(bucket, at_us)
+        counter = self._counters.take(name, kind, now, peek=peek)
         counter.now = max(now, counter.since)
         counter.limit, counter.period, counter.capacity = rate.limit, rate.period_us, max(rate.capacity, self._share)
-        if rate.calendar:
-            counter.window = calendar_window(rate.calendar, counter.now, self._zone, bucket.anchor)
-        else:
-            start = counter.now - counter.now % counter.period
-            counter.window = start, start + counter.period
+        start = counter.now - counter.now % counter.period
+        counter.window = window or (start, start + counter.period)
         counter.advance()
         return counter
 
@@ -423,7 +434,8 @@ class Memory:
         used = counter.used()
         free = (counter.capacity - used) // self._share
         remaining, next_us = max(0, free), None
-        if used and (remaining + 1) * self._share <= counter.capacity:  # a part of a unit is no quota
+        reset_us = max(0, counter.full_at() - now) if used else 0
+        if reset_us and (remaining + 1) * self._share <= counter.capacity:  # a part of a unit is no quota
             next_us = max(1, self._wait(counter, bucket, remaining + 1, now) or 0)
         start, finish = counter.window
         return BucketStatus(
@@ -431,7 +443,7 @@ class Memory:
             allowed=passed,
             remaining=remaining,
             retry_after_us=wait,
-            reset_after_us=max(0, counter.full_at() - now) if used else 0,
+            reset_after_us=reset_us,
             window_us=finish - start,
             next_after_us=next_us,
             debt=max(0, -free),

@@ -8,22 +8,22 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
-from datetime import tzinfo
+from datetime import date, tzinfo
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ..exceptions import InvalidBucket, NewerRevision, StoreError
-from ..store.base import Store, run_script
+from ..store.base import Store
 from ..store.commands import Command, ScriptCall
 from .calendar_windows import calendar_window
 from .decision import CHARGING, Decision, LimitRequest, Steps, charge_each
-from .keys import birth_key, bucket_key, revision_key
-from .scripts import DECIDE, PUBLISH
+from .keys import bucket_key, revision_key, window_key
+from .scripts import DECIDE, PUBLISH, RAISE
 from .types import Bucket, BucketStatus
 
 NO_REVISION = -1
-#: First number of a reply; the third possible one means that the store's clock is outside a calendar window.
-DECIDED, NEWER = 1, 2
+#: First number of a reply.
+DECIDED, NEWER, OUTSIDE, MISSING = 1, 2, 3, 4
 #: Most buckets of a check: far above any real request, and few enough for a short script run.
 MAX_BUCKETS = 500
 #: Largest whole number that the script takes.
@@ -31,10 +31,17 @@ MAX_US = 2**53 - 1
 #: Most commands kept, some 3 kB each; the least recently used are forgotten.
 _CACHE_SIZE = 2048
 _FOREVER = 2**63
-#: Arguments of a bucket, the last of them its calendar window, its cost, and what is known of the past.
+#: Arguments of a bucket, the last two of them its cost, and what is known of its past.
 _STRIDE = 9
 #: Numbers of a reply per bucket.
 _EACH = 5
+
+
+#: How long the keys of durable counts stay after their window (µs); as in ``calendar_window.lua``.
+DURABLE_US = 4 * 86_400 * 10**6
+
+#: A counter and the first day of its window -> units charged, units refunded, when the window ends (µs).
+Raised = dict[tuple[str, date], tuple[int, int, int]]
 
 
 class ScriptBackend:
@@ -52,19 +59,21 @@ class ScriptBackend:
         return self._clock() if self._clock else time.monotonic_ns() // 1000 + self._offset_us
 
     def ask(self, request: LimitRequest) -> Steps:
-        """Send the buckets in one atomic call, again while a calendar window is outdated.
+        """Send the buckets in one atomic call, again while a calendar window is outdated or a durable count missing.
 
         Raises ``NewerRevision``, ``InvalidBucket`` and ``StoreError``.
         """
         mode, buckets, charged = request.mode, request.buckets, request.charged
-        units, past = request.units(), charged.levels_us if charged else request.seeds
+        units, levels_us = request.units(), charged.levels_us if charged else ()
         prepared = prepare(self._prefix, self._zone, buckets)
-        clock, now_us = self._clock, self.now_us
-        sent_us, known = now_us, NO_REVISION if request.revision is None else min(request.revision, MAX_US)
-        since_us = charged.at_us if charged else request.wait_us
+        # The windows of a refund are those of its charge, whatever the time.
+        clock, at_us = self._clock, charged.at_us if charged else self.now_us
+        known = NO_REVISION if request.revision is None else min(request.revision, MAX_US)
+        since_us, restore = charged.at_us if charged else request.wait_us, request.restore
         for _ in range(3):
             header = (mode, clock() if clock else 0, known, since_us)
-            command, windows_us = prepared.command((header, units, past, request.share), now_us)
+            asked = header, units, levels_us, restore is not None, request.share
+            command, windows_us = prepared.command(asked, at_us)
             numbers = read_reply((yield command), len(buckets))
             outcome, allowed, now_us, stored = numbers[:4]
             if not clock:
@@ -86,29 +95,57 @@ class ScriptBackend:
                 )
             if outcome == NEWER:
                 instead_of = request.revision if stored < known else None
-                raise NewerRevision(stored, instead_of=instead_of, born_us=numbers[4])
-            if request.seeds:
-                past = prepared.seeds(request.seeds, sent_us, now_us)
+                raise NewerRevision(stored, instead_of=instead_of)
+            if outcome == MISSING and restore:
+                yield from restore(buckets, at_us)
+                restore = None  # what is still missing is counted from 0
+            else:
+                at_us = now_us
         raise StoreError("clock", "the store's clock left three calendar windows in a row")
 
     def reset(self, buckets: Iterable[Bucket]) -> Generator[Command, Any, int]:
         """Return the steps that delete the buckets' keys, and return how many there were."""
-        keys = bucket_keys(self._prefix, tuple(buckets))
+        keys = prepare(self._prefix, self._zone, tuple(buckets)).keys_at(self.now_us)
         deleted = 0
-        # On a Cluster each key may live on a server of its own.
-        for together in [[key] for key in keys] if self._clustered else [keys]:
-            deleted += int((yield ("DEL", *together))) if together else 0
+        for together in self._by_server(keys):
+            deleted += int((yield ("DEL", *together)))
         return deleted
 
-    def publish(self, lost: bool) -> Generator[Command, Any, int]:
+    def raise_counters(self, totals: Raised) -> Generator[Command, Any, list[tuple[int, int, int]]]:
+        """Return the steps that raise counters to the totals.
+
+        They return what each has charged and refunded then, and by how many units both were raised.
+        """
+        now_us, args = self.now_us, dict[str, tuple[int, int, int]]()
+        for (counter, first_day), (charged, refunded, ends_us) in totals.items():
+            ttl_ms = max(1, (ends_us + DURABLE_US - now_us) // 1000)
+            args[window_key(f"{self._prefix}:{counter}", first_day)] = charged, refunded, ttl_ms
+        found: list[int] = []
+        failure: StoreError | None = None
+        for keys in self._by_server(list(args)):
+            # As one argument: the client takes longer for many than for the rest of the call.
+            packed = struct.pack(f">{3 * len(keys)}d", *(number for key in keys for number in args[key]))
+            try:
+                found += yield ScriptCall(RAISE, keys, (packed,))
+            except StoreError as error:  # a server that is down leaves the others' keys
+                failure = error
+        if failure:
+            raise failure
+        return [(found[at], found[at + 1], found[at + 2]) for at in range(0, len(found), 3)]
+
+    def publish(self) -> Generator[Command, Any, int]:
         """Return the step that stores a new revision, and return it."""
-        keys = [revision_key(self._prefix), birth_key(self._prefix)]
-        return int((yield from run_script(PUBLISH, keys, ("1" if lost else "0",))))
+        return int((yield ScriptCall(PUBLISH, [revision_key(self._prefix)], ())))
+
+    def _by_server(self, keys: list[str]) -> list[list[str]]:
+        # On a Cluster each key may live on a server of its own.
+        return [[key] for key in keys] if self._clustered else [keys] if keys else []
 
 
 #: What a command is built for: the script's first arguments (mode, clock in µs, the caller's revision, a time in µs),
-#: the cost of each bucket, what is known of each (empty = nothing), and the share of the decision's time.
-Asked = tuple[tuple[object, ...], tuple[int, ...], tuple[int, ...], float]
+#: the cost of each bucket, how long after its charge each was full again (µs; empty = not known), whether no durable
+#: count may be missing, and the share of the decision's time.
+Asked = tuple[tuple[object, ...], tuple[int, ...], tuple[int, ...], bool, float]
 
 
 class _Sent(NamedTuple):
@@ -128,35 +165,38 @@ class CheckCommand:
 
     def __init__(self, prefix: str, zone: tzinfo, buckets: tuple[Bucket, ...]) -> None:
         """Raises ``InvalidBucket`` when two buckets share a counter, or there are too many."""
-        self.keys = bucket_keys(prefix, buckets)
+        self._keys = bucket_keys(prefix, buckets)
         self._revision_key = revision_key(prefix)
         self._zone = zone
         self._buckets = buckets
         self._calendars = [bucket.rate.calendar for bucket in buckets]
-        self._last = _Sent(((), (), (), 1.0), 0, 0, ScriptCall(DECIDE, (), ()), [])
+        self._last = _Sent(((), (), (), False, 1.0), 0, 0, ScriptCall(DECIDE, (), ()), [])
 
     def command(self, made_for: Asked, now_us: int) -> tuple[ScriptCall, list[int]]:
         """Return the command, and the length of each bucket's window (µs)."""
         last = self._last
         if last.made_for != made_for or not last.since_us <= now_us < last.until_us:
-            header, units, past, share = made_for
+            header, units, levels_us, complete, share = made_for
             since_us, until_us, args, windows_us = self._arguments(now_us)
             args[_STRIDE - 2 :: _STRIDE] = units
-            if past:
-                args[_STRIDE - 1 :: _STRIDE] = past
-            keys = self.keys if header[2] == NO_REVISION else (self._revision_key, *self.keys)
+            durable, levels = 2 if complete else 1, levels_us or (0,) * len(units)
+            args[_STRIDE - 1 :: _STRIDE] = [
+                (durable if bucket.durable else 0) if unit else level_us
+                for bucket, unit, level_us in zip(self._buckets, self._calendars, levels, strict=True)
+            ]
+            keys = self.keys_at(now_us)
+            if header[2] != NO_REVISION:
+                keys = [self._revision_key, *keys]
             command = ScriptCall(DECIDE, keys, (*header, *args), share=share)
             last = self._last = _Sent(made_for, since_us, until_us, command, windows_us)
         return last.command, last.windows_us
 
-    def seeds(self, seeds: Sequence[int], then_us: int, now_us: int) -> tuple[int, ...]:
-        """Return the seeds of ``then_us`` for ``now_us``: 0 of windows that are no longer the current ones."""
-        then, now = self._arguments(then_us)[2], self._arguments(now_us)[2]
-        starts = slice(_STRIDE - 4, None, _STRIDE)
-        return tuple(
-            seed if before == after else 0
-            for seed, before, after in zip(seeds, then[starts], now[starts], strict=True)
-        )
+    def keys_at(self, now_us: int) -> list[str]:
+        """Return the key of each bucket's counter; of a calendar window, the one around ``now_us``."""
+        return [
+            window_key(key, calendar_window(unit, now_us, self._zone, bucket.anchor).first_day) if unit else key
+            for key, unit, bucket in zip(self._keys, self._calendars, self._buckets, strict=True)
+        ]
 
     def _arguments(self, now_us: int) -> tuple[int, int, list[object], list[int]]:
         since_us, until_us = 0, _FOREVER
@@ -165,11 +205,12 @@ class CheckCommand:
         for bucket, unit in zip(self._buckets, self._calendars, strict=True):
             rate, start, finish = bucket.rate, 0, 0
             if unit:
-                start, finish = calendar_window(unit, now_us, self._zone, bucket.anchor)
+                start, finish, _ = calendar_window(unit, now_us, self._zone, bucket.anchor)
                 since_us, until_us = max(since_us, start), min(until_us, finish)
             windows_us.append(finish - start or rate.period_us)
             enforced = 1 if bucket.mode == "enforce" else 0
-            args += (rate.algorithm, rate.limit, rate.period_us, rate.capacity, enforced, start, finish, 0, 0)
+            algorithm = "calendar_window" if unit else rate.algorithm
+            args += (algorithm, rate.limit, rate.period_us, rate.capacity, enforced, start, finish, 0, 0)
         return since_us, until_us, args, windows_us
 
 
@@ -192,7 +233,7 @@ def read_reply(reply: object, buckets: int) -> tuple[int, ...]:
     if isinstance(reply, bytes) and reply and len(reply) % 8 == 0:
         numbers = struct.unpack(f">{len(reply) // 8}q", reply)
         outcome, found = numbers[0], len(numbers) - 4
-        if found == (_EACH * buckets if outcome == DECIDED else outcome == NEWER):
+        if found == (_EACH * buckets if outcome == DECIDED else 0):
             return numbers
     raise StoreError("response", f"not a decision: {reply!r:.100}")
 

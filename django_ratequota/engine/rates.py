@@ -15,14 +15,7 @@ from typing import Literal, NamedTuple
 
 from ..exceptions import InvalidRate
 
-ALGORITHMS = (
-    "fixed_window",
-    "sliding_window_log",
-    "sliding_window_counter",
-    "token_bucket",
-    "leaky_bucket",
-    "gcra",
-)
+ALGORITHMS = ("fixed_window", "sliding_window_log", "sliding_window_counter", "token_bucket", "leaky_bucket", "gcra")
 DEFAULT_ALGORITHM = "token_bucket"
 #: What a rate counts: the units that requests consume, or the requests themselves.
 COUNTS = ("units", "requests")
@@ -153,7 +146,7 @@ class Rate:
         return _read_rate(text)[0].by(algorithm)
 
     def __str__(self) -> str:
-        return _format(self, named=self.algorithm != DEFAULT_ALGORITHM)
+        return format_rate(self, named=self.algorithm != DEFAULT_ALGORITHM)
 
 
 @lru_cache(maxsize=1024)
@@ -185,7 +178,7 @@ def normalize_rates(text: str) -> str:
     written = _read_rates(text)
     if isinstance(written, str):
         return written
-    canonical = ", ".join(_format(rate, named=named) for rate, named in written)
+    canonical = ", ".join(format_rate(rate, named=named) for rate, named in written)
     if len(canonical) > MAX_TEXT:
         text = gettext_noop("rates may have at most %(most)s characters in canonical form, these have %(length)s")
         raise InvalidRate(text, most=MAX_TEXT, length=len(canonical))
@@ -205,7 +198,8 @@ def format_period(period: float | Literal["month"]) -> str:
     return f"{period}s"
 
 
-def _format(rate: Rate, *, named: bool) -> str:
+def format_rate(rate: Rate, *, named: bool) -> str:
+    """Return the rate as text, with its algorithm where that is to be ``named``."""
     text = f"{rate.limit}{' requests' if rate.counts == 'requests' else ''}/{format_period(rate.period)}"
     if rate.burst is not None:
         text += f" burst {rate.burst}"

@@ -9,6 +9,9 @@ from pathlib import Path
 from ..store.commands import Script
 from .rates import ALGORITHMS
 
+#: Files that are branches of one function: the algorithms, and the calendar windows of ``fixed_window``.
+_BRANCHES = ("calendar_window", *ALGORITHMS)
+
 
 def _compose(*names: str, flags: str = "") -> Script:
     """Join files; the algorithms' become the branches of one function, ``algorithm(name)``.
@@ -21,11 +24,11 @@ def _compose(*names: str, flags: str = "") -> Script:
     for name in names:
         body = (folder / f"{name}.lua").read_text().rstrip().splitlines()
         files.append((f"{name}.lua", len(body)))
-        if name in ALGORITHMS:
+        if name in _BRANCHES:
             body[0] = (
-                "local function algorithm(name) " * (name == ALGORITHMS[0]) + f"if name == '{name}' then {body[0]}"
+                "local function algorithm(name) " * (name == _BRANCHES[0]) + f"if name == '{name}' then {body[0]}"
             )
-            body[-1] += " end" + " end" * (name == ALGORITHMS[-1])
+            body[-1] += " end" + " end" * (name == _BRANCHES[-1])
         source += body
     source[0] += flags
     text = "\n".join(source) + "\n"
@@ -33,23 +36,27 @@ def _compose(*names: str, flags: str = "") -> Script:
 
 
 #: Decides about any number of buckets: check, peek, charge, refund, acquire.
-DECIDE = _compose("prelude", *ALGORITHMS, "driver")
+DECIDE = _compose("prelude", *_BRANCHES, "driver")
 #: Replays attempts by the same algorithms in memory: it reads and writes no key, so it runs on a full server too.
-REPLAY = _compose("prelude", "memory", *ALGORITHMS, "replay", flags=" flags=no-writes")
+REPLAY = _compose("prelude", "memory", *_BRANCHES, "replay", flags=" flags=no-writes")
 #: Stores a new revision of the policies.
 PUBLISH = _compose("publish")
+#: Raises counters of calendar windows to the ledger's totals.
+RAISE = _compose("raise")
 #: Stores a process's report on itself.
 REPORT = _compose("report")
 #: Adds a process's counts to the statistics.
 COLLECT = _compose("collect")
 #: Returns parts of the statistics as one text.
 READ_PAIRS = _compose("read_pairs", flags=" flags=no-writes")
+#: Returns some of the keys that match a pattern.
+SCAN = _compose("scan", flags=" flags=no-writes")
 #: Returns the commands that the caller's ACL forbids.
 FORBIDDEN = _compose("forbidden_commands")
 
 
 def commands() -> list[str]:
     """Return the commands that the scripts call, and those that are sent without a script."""
-    sources = "".join(script.source for script in (DECIDE, PUBLISH, REPORT, COLLECT))
+    sources = "".join(script.source for script in (DECIDE, PUBLISH, RAISE, REPORT, COLLECT))
     called = re.findall(r"\bp?call\('([A-Z]+)'", sources)
     return sorted({*called, "DEL", "HGETALL", "HMGET", "LRANGE", "MGET", "SET", "ZRANGE"})

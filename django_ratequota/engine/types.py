@@ -40,6 +40,8 @@ class Bucket:
     durable: bool = field(default=False, kw_only=True)
     #: Day of the month on which its calendar months begin, 1 to 31; the last day of months that are shorter.
     anchor: int = field(default=1, kw_only=True)
+    #: Whether X-RateLimit-* describe it instead of the bucket with the least room.
+    leads: bool = field(default=False, kw_only=True)
 
     def __hash__(self) -> int:
         # Because every request hashes its buckets, only the fields that differ most.

@@ -5,18 +5,19 @@
 --         [3] the caller's revision (-1 = none)
 --         [4] longest wait that acquire may book (µs); for a refund, when its units were charged (0 = unknown)
 --         then nine per bucket: algorithm, limit, period (µs), burst, enforced (1, or 0 = log only),
---         window start and finish (µs; 0 0 = none), cost (units), and what is known of the past: for a refund of a
---         known charge, how long after it the bucket was full again (µs); else the units known to be used in its
---         window, of a count that may be lost (0 = none).
+--         window start and finish (µs; 0 0 = none), cost (units), and: of a calendar window whether its count is
+--         durable (0; 1 = yes, 2 = yes, and "missing" is to be the reply where there is no key); else for a refund of
+--         a known charge, how long after it the bucket was full again (µs).
 -- Returns whole numbers as one string, 8 bytes each, big-endian: parsing a list costs the caller more than the call.
 --         {1, allowed, now, revision, then five per bucket: passed, remaining, retry after, reset after, next after}
 --         (µs; retry after is 0 when passed, -1 when waiting cannot help; for acquire it is the booked wait; next
 --         after is when remaining first grows, 0 when the bucket is full; a remaining below 0 is a debt),
---         {2, 0, now, revision, since when the store has its data (µs; 0 = unknown)}
---                                a newer revision is stored: reload and ask again,
---         {3, 0, now, revision}  now lies outside a caller's window: compute the window from now, and ask again.
+--         {2, 0, now, revision}  a newer revision is stored: reload and ask again,
+--         {3, 0, now, revision}  now lies outside a caller's window: compute the window from now, and ask again,
+--         {4, 0, now, revision}  a durable count is missing: restore it, and ask again.
 -- Never   writes before every argument is read and every bucket is checked. A refusal writes nothing, nor does a cost
---         of 0. A key whose count is 0 is deleted. No value that a key may hold makes the script fail.
+--         of 0. A key whose count is 0 is deleted, unless the count is durable. No value that a key may hold makes the
+--         script fail.
 
 local HEADER, STRIDE = 4, 9
 local MAX_US, DAY_US = 9007199254740991, 86400000000
@@ -57,12 +58,12 @@ if by_server then
   now = time[1] * 1000000 + time[2]
 end
 local values = #KEYS > 0 and call('MGET', unpack(KEYS)) or {}
-local stored, birth = revision, nil
+local stored = revision
 if first == 1 and values[1] ~= ARGV[3] then
   -- Publications store whole numbers up to the server's time only; the day allows for a clock that was set back.
   local time = call('TIME')
   local latest = time[1] * 1000000 + time[2] + DAY_US
-  -- Only a peek leaves a store without a revision as it is: later losses are known by the revision's absence.
+  -- Only a peek leaves a store without a revision as it is.
   stored = tonumber(values[1] or revision == 0 and mode == 'peek' and '0' or '') or -1
   if stored % 1 ~= 0 or stored > latest then
     stored = -1
@@ -70,22 +71,15 @@ if first == 1 and values[1] ~= ARGV[3] then
   if revision > latest then
     revision = 0
   end
-  -- In the slot of the revision's key.
-  birth = KEYS[1]:sub(1, -9) .. '{' .. KEYS[1] .. '}:born'
   if stored > revision then
-    local born = tonumber(call('MGET', birth)[1] or '') or 0
-    if born % 1 ~= 0 or born <= 0 or born > latest then
-      -- It was evicted or overwritten, and so may counts be.
-      born = now
-      call('SET', birth, born)
-    end
-    return packed({2, 0, now, stored, born})
+    return packed({2, 0, now, stored})
   end
 end
 
 -- Room for three buckets from the start.
 local reply = {1, 1, now, revision, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil}
-local outside, name, check, settle = false, nil, nil, nil
+local known = mode == 'refund' and patience > 0
+local outside, missing, name, check, settle = false, false, nil, nil, nil
 for i = 1, count do
   local at = HEADER + STRIDE * (i - 1)
   if ARGV[at + 1] ~= name then
@@ -100,17 +94,19 @@ for i = 1, count do
   local enforced = ARGV[at + 5] == '1' or number(at + 5, 0) == 1
   if ARGV[at + 6] ~= '0' or ARGV[at + 7] ~= '0' then
     start, finish = number(at + 6, 0), number(at + 7, 0)
-    outside = outside or finish > 0 and (now < start or now >= finish)
+    -- A refund names the window of its charge.
+    outside = outside or finish > 0 and not known and (now < start or now >= finish)
   end
   local period = number(at + 3, 1)
   -- With two more fields by the algorithm the table reaches its final size.
   local b = {settle = settle, limit = limit, period = period, burst = burst, start = start, finish = finish}
   local cost = ARGV[at + 8] == '1' and 1 or number(at + 8, 0)
   local past = ARGV[at + 9] == '0' and 0 or number(at + 9, 0)
-  if mode == 'refund' and patience > 0 then
+  if finish > 0 then
+    b.durable = past > 0
+    missing = missing or past > 1 and not values[first + i]
+  elseif known then
     b.since, b.level = patience, past
-  elseif past > 0 then
-    b.seed = past
   end
   if mode == 'refund' and cost > 0 then
     b.refunding = true
@@ -138,10 +134,11 @@ if stored < revision then
   -- The revision was lost or overwritten, perhaps before any process read it: publish again.
   stored = revision < now and now or revision + 1
   call('SET', KEYS[1], stored)
-  call('SET', birth, now)
-  return packed({2, 0, now, stored, now})
+  return packed({2, 0, now, stored})
 elseif outside then
   return packed({3, 0, now, revision})
+elseif missing then
+  return packed({4, 0, now, revision})
 end
 
 local charging = reply[2] == 1 and mode ~= 'peek'
@@ -152,7 +149,7 @@ for i = 1, count do
     units = cost > 0 and (b.refunding and -cost or cost) or nil
   end
   local remaining, full_at, more_at, value, finish, same_finish = b.settle(b, units, now)
-  if units and full_at == 0 then
+  if units and full_at == 0 and not b.durable then
     call('DEL', KEYS[first + i])
   elseif units and same_finish and by_server then
     call('SET', KEYS[first + i], value, 'KEEPTTL')

@@ -1,11 +1,9 @@
 #!lua
 -- publish: stores a new revision of the policies, greater than any before, even after the server lost its data.
 --
--- KEYS    [1] the revision key   [2] the key of the time since when the store has its data.
--- ARGV    [1] 1 = counts were lost, so that time is now
+-- KEYS    [1] the revision key
 -- Stores  max(stored + 1, server time in µs) there, without a TTL. A stored value that no publication can have
---         written counts as none: no whole number, or one more than a day ahead of the server's time. Where there was
---         none, the server's time is stored in KEYS[2].
+--         written counts as none: no whole number, or one more than a day ahead of the server's time.
 -- Returns the new revision.
 
 local time = redis.call('TIME')
@@ -16,8 +14,5 @@ if not stored or stored % 1 ~= 0 or stored > now + 86400000000 then
   stored = 0
 end
 local revision = math.max(stored + 1, now)
-if stored == 0 or ARGV[1] == '1' or not redis.call('MGET', KEYS[2])[1] then
-  redis.call('SET', KEYS[2], string.format('%.0f', now))
-end
 redis.call('SET', KEYS[1], string.format('%.0f', revision))
 return revision

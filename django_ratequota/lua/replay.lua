@@ -45,6 +45,9 @@ for at = 2, #ARGV, STRIDE do
   b.listed = ARGV[at] == 'sliding_window_log'
   b.key = new_list(b.listed and b.value or '')
   check_pairs(ARGV[at + 5], 'windows')
+  if #ARGV[at + 5] > 0 and #b.value >= 8 then
+    b.counted, b.value = struct.unpack('>d', b.value), b.value:sub(9)
+  end
   for position = 1, #ARGV[at + 5], 16 do
     local start, finish = struct.unpack('>dd', ARGV[at + 5], position)
     b.windows[#b.windows + 1] = {start = start, finish = finish}
@@ -62,6 +65,9 @@ local function enter_window(b)
     local window = b.windows[b.window]
     if now >= window.start and now < window.finish then
       b.start, b.finish = window.start, window.finish
+      if b.start ~= b.counted then
+        b.counted, b.value = b.start, '' -- a key of its own
+      end
       return
     end
     b.window = b.window % #b.windows + 1
@@ -92,7 +98,7 @@ for position = 1, #ARGV[1], 16 do
   now = whole(at, 0, 'a time')
   if now == 0 then
     for _, b in ipairs(buckets) do
-      b.value, b.key = '', new_list('')
+      b.value, b.key, b.counted = '', new_list(''), nil
     end
     outcomes[#outcomes + 1] = '-'
   else
@@ -102,6 +108,7 @@ end
 
 local reply = {table.concat(outcomes)}
 for _, b in ipairs(buckets) do
-  reply[#reply + 1] = b.listed and packed_list(b.key) or b.value
+  local counted = b.counted and struct.pack('>d', b.counted) or ''
+  reply[#reply + 1] = b.listed and packed_list(b.key) or counted .. b.value
 end
 return reply

@@ -1,3 +1,4 @@
-"""The verbs of ``manage.py ratequota``: ``callers`` has explain and reset, ``maintenance`` publish, rollup and
-status, ``policyfile`` export and import, ``history`` undo, ``quotas`` usage.
+"""The verbs of ``manage.py ratequota``: ``callers`` has explain, near and reset, ``maintenance`` publish, rollup,
+checkpoint and status, ``persons`` export-subject, forget and move, ``policyfile`` export and import, ``undo`` undo,
+``usage`` usage.
 """

@@ -20,7 +20,6 @@ from ..operations.near import Row, all_near
 from ..operations.subject_names import named, printable, subject_names
 from ..operations.subjects import find_user
 from ..policies.explain import others_in_words
-from ..policies.facts import to_datetime
 from ..policies.requests.caller import UNKNOWN, failed_kind
 
 
@@ -76,17 +75,15 @@ def list_near(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     chosen = Chosen(level=int(options["level"]))
     for period in [options["window"]] if options["window"] else current_periods()[:1]:
         for batch in all_near(period, chosen):
-            names = subject_names(row.status.bucket.subject for row in batch)
+            names = subject_names(row.bucket.subject for row in batch)
             yield from (_line(row, names) for row in batch)
 
 
 def _line(row: Row, names: Mapping[str, str]) -> str:
-    bucket, note = row.status.bucket, ""
-    if row.at_us is not None:
-        note = f", as of {to_datetime(row.at_us).isoformat(timespec='seconds')}: Redis did not answer"
+    bucket = row.bucket
     place = f"{bucket.rate} at {bucket.scope or 'all endpoints'} (policy {row.policy.pk})"
     who = _subject_name(bucket.subject, names)
-    return f"{row.percent:>3} %  {row.used} of {row.status.limit}  {who}: {place}{note}"
+    return f"{row.percent:>3} %  {row.used} of {row.limit}  {who}: {place}"
 
 
 def reset(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:

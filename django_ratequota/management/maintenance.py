@@ -12,9 +12,9 @@ from django.core.management.base import BaseCommand, CommandError
 
 from ..changes.writer import write_publication
 from ..conf import settings
-from ..models import PolicyChange
-from ..monitoring.health import Health, has_late_checkpoint, reports, request_checkpoint, state_of
-from ..monitoring.rollup import KEEP_DAYS, roll_up
+from ..models import PolicyChange, QuotaWindow
+from ..monitoring.health import Health, has_late_checkpoint, reports, state_of, wait_until_written
+from ..monitoring.rollup import KEEP_DAYS, MANY_ROWS, roll_up
 from ..policies.unreadable import find_unreadable
 from ..runtime import default_limiter
 from ..store.base import server_version
@@ -28,15 +28,16 @@ def add_verbs(verbs: Any) -> None:
     )
     verb.set_defaults(run=publish)
     verb.add_argument("--reason", default="ratequota publish", help="Recorded in the history.")
-    verb = verbs.add_parser("rollup", help="Copy usage counts from Redis to the database; run it once an hour.")
+    verb = verbs.add_parser(
+        "rollup", help="Copy hourly counts from Redis to the database, and delete old rows; run it hourly."
+    )
     verb.set_defaults(run=rollup)
-    text = f"Delete rows that are older than this many days (default {KEEP_DAYS})."
+    text = f"Delete hourly rows that are older than this many days (default {KEEP_DAYS})."
     verb.add_argument("--keep-days", type=int, default=KEEP_DAYS, metavar="DAYS", help=text)
-    text = "Make every process write its durable counts to the database, before Redis is replaced; waits for them."
+    text = "Wait until every process has written its durable counts to the database, before Redis is replaced."
     verb = verbs.add_parser("checkpoint", help=text)
     verb.set_defaults(run=checkpoint)
-    text = "Fail if a process has not written its counts after this many seconds (default 60)."
-    verb.add_argument("--timeout", type=_seconds, default=60, metavar="SECONDS", help=text)
+    add_timeout(verb)
     verbs.add_parser("status", help="Show Redis, the revision, and every process.").set_defaults(run=status)
 
 
@@ -62,24 +63,33 @@ def rollup(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
 
 
 def checkpoint(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
-    """Ask every reporting process for a checkpoint, and wait until all have written theirs."""
-    limiter, seconds = default_limiter(), options["timeout"]
-    if limiter.store.absent:
-        raise CommandError(f"Nothing is counted in Redis: {limiter.store.absent}")
+    """Wait until every reporting process has written what it had counted when the command began."""
+    if unreported := why_unreported():
+        raise CommandError(unreported)
+    yield wait_for_counts(options["timeout"])
+
+
+def add_timeout(verb: Any) -> None:
+    """Add the option for the seconds of ``wait_for_counts``."""
+    text = "Fail if a process has not written its counts after this many seconds (default 60)."
+    verb.add_argument("--timeout", type=_seconds, default=60, metavar="SECONDS", help=text)
+
+
+def why_unreported() -> str:
+    """Return why no process reports what it has written to the database; "" if they do."""
+    absent = default_limiter().store.absent
+    if absent:
+        return f"Nothing is counted in Redis: {absent}"
     if not settings.checkpoint_seconds:
-        raise CommandError("CHECKPOINT_SECONDS is 0, so no counts are kept in the database")
+        return "CHECKPOINT_SECONDS is 0, so no counts are kept in the database"
     if not settings.statistics_seconds:
-        raise CommandError(
-            "STATISTICS_SECONDS is 0, so processes cannot be asked. Stop them: each writes its counts when it ends."
-        )
-    number = request_checkpoint(seconds)
-    deadline = time.monotonic() + seconds
-    while True:
-        workers = reports()
-        waiting = [worker for worker in workers if worker.checkpoint < number]
-        if not waiting or time.monotonic() >= deadline:
-            break
-        time.sleep(0.1)
+        return "STATISTICS_SECONDS is 0, so processes do not report. Stop them: each writes its counts when it ends."
+    return ""
+
+
+def wait_for_counts(seconds: float) -> str:
+    """Wait until all processes have written their counts, and return how many have; raises ``CommandError``."""
+    workers, waiting = wait_until_written(seconds)
     if waiting:
         last = "; ".join(f"{worker.process} reported {time.time() - worker.at:.0f} s ago" for worker in waiting)
         raise CommandError(
@@ -87,9 +97,8 @@ def checkpoint(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
             "Their logs say why; one that was killed is no longer waited for a minute after its last report."
         )
     if not workers:
-        yield "No process has reported in the last minute: none has counts to write"
-        return
-    yield f"All counts are in the database; processes that wrote theirs: {len(workers)}"
+        return "No process has reported in the last minute: none has counts to write"
+    return f"All counts are in the database; processes that wrote theirs: {len(workers)}"
 
 
 def _seconds(text: str) -> int:
@@ -118,6 +127,8 @@ def status(_command: BaseCommand, _options: dict[str, Any]) -> Iterator[str]:
     yield f"keys         {settings.prefix}:*"
     yield f"revision     {revision or 'none published yet'}"
     yield from _policies()
+    rows = QuotaWindow.objects.count()
+    yield f"ledger       {rows} rows{': many, see manage.py check --database default' if rows > MANY_ROWS else ''}"
     yield from _workers(reports(), revision)
 
 
@@ -152,18 +163,15 @@ def _workers(workers: list[Health], revision: int) -> Iterator[str]:
     errors = f"; errors in {failing}" if failing else ""
     yield f"processes    {len(workers)}; {states}; breaker closed in {closed}{errors}"
     yield f"latency      {_latency(latency)} in the last minute"
-    ages = [worker.checkpoint_age for worker in workers if worker.checkpoint_age is not None]
-    if ages:
-        late = sum(map(has_late_checkpoint, workers))
-        yield f"checkpoints  the oldest {max(ages):.0f} s ago{f'; late in {late}: see their logs' if late else ''}"
+    if late := sum(map(has_late_checkpoint, workers)):
+        yield f"ledger       late in {late} of {len(workers)} processes: see their logs"
     for worker in workers:
         yield f"  {worker.process}"
         yield f"             revision {worker.revision or 'none yet'}, {_latency(worker.latency)}"
         down = ", ".join(f"open to {server} ({reason})" for server, reason in worker.down.items())
         yield f"             breaker {down or 'closed'}"
-        if worker.checkpoint_age is not None:
-            late_text = ", late" if has_late_checkpoint(worker) else ""
-            yield f"             checkpoint {worker.checkpoint_age:.0f} s ago{late_text}"
+        if has_late_checkpoint(worker):
+            yield f"             counts not written for {worker.checkpoint_age:.0f} s"
         for reason, message in sorted(worker.errors.items()):
             known = "" if message.startswith(reason) else f"{reason}: "
             yield f"             error in the last minute: {known}{message}"

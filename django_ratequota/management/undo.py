@@ -40,7 +40,7 @@ def undo_save(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
         stay = [step for step in plan.steps if not step.done and not step.applies(overwrite)]
         for step in stay[:_LISTED]:
             why = step.obstacle or "It was edited again since then (--overwrite undoes it, too)."
-            yield f"stays as it is: {step.kind} {visible(step.text)}: {why}"
+            yield f"stays as it is: {step.kind} {visible(step.object_text)}: {why}"
         if len(stay) > _LISTED:
             yield f"and {len(stay) - _LISTED} more"
         summary = f"{counts['create']} created, {counts['change']} changed, {counts['delete']} deleted"

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
-from datetime import date
-from io import StringIO
-from itertools import islice
+from itertools import chain
 from typing import Any
 
-from django.core.management.base import BaseCommand
-from django.utils import timezone
+from django.core.management.base import BaseCommand, CommandError
 
-from ..conf import settings
-from ..operations.past_windows import Used, previous_month, used_in_month
-from ..operations.subject_names import named, printable, subject_names
-
-#: Subjects whose names are looked up at once.
-_NAMED = 1000
-_HEADS = ("subject", "endpoint", "rate", "windows", "used", "limit", "begins", "ends", "policy")
+from ..operations import invoices
+from ..operations.invoices import HEADS, InvoiceLine, cells
+from ..operations.subject_names import named, printable
+from ..utils.csv_lines import csv_lines
 
 
 def add_verbs(verbs: Any) -> None:
@@ -32,32 +25,30 @@ def add_verbs(verbs: Any) -> None:
     verb.add_argument("--format", choices=["text", "csv", "json"], default="text", help="Default: text.")
 
 
-def usage(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
-    """Yield a line for each subject and rate."""
-    today = timezone.now().astimezone(settings.time_zone).date()
-    month = options["month"] or previous_month(today)
-    rows = used_in_month(month, options["subject"])
+def usage(command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
+    """Yield the invoices' lines; raises ``CommandError`` where no month has the subject."""
+    month, subject = options["month"] or invoices.previous_month(), options["subject"]
+    found = invoices.invoice_lines(month, subject=subject)
+    first = next(found, None)
+    if first is None:
+        if subject and not invoices.is_recorded(subject):
+            similar = ", ".join(map(printable, invoices.similar_subjects(subject)))
+            raise CommandError(f"No month has {subject!r}{f'. Similar subjects: {similar}' if similar else ''}")
+        command.stderr.write(f"Nothing was used in {month}{f' by {printable(subject)}' if subject else ''}")
+    lines = chain([] if first is None else [first], found)
     if options["format"] == "csv":
-        yield _csv_line(_HEADS)
-        yield from (_csv_line(list(asdict(row).values())) for row in rows)
+        # The terminal's line ends follow.
+        yield from (line.removesuffix("\r\n") for line in csv_lines(HEADS, map(cells, lines)))
     elif options["format"] == "json":
-        yield from (json.dumps(asdict(row), default=str) for row in rows)
+        yield from (json.dumps(asdict(line), default=str) for line in lines)
     else:
-        left = iter(rows)
-        while batch := list(islice(left, _NAMED)):
-            names = subject_names(row.subject for row in batch)
-            yield from (_text(row, today, names.get(row.subject, "")) for row in batch)
+        yield from map(_text, lines)
 
 
-def _csv_line(values: Any) -> str:
-    line = StringIO()
-    csv.writer(line).writerow(values)  # with its own line ends, so that those within a subject are quoted
-    return line.getvalue().removesuffix("\r\n")
-
-
-def _text(row: Used, today: date, name: str) -> str:
-    windows = "" if row.windows == 1 else f" in {row.windows} windows"
-    open_until = "" if row.ends <= today else f", so far: until {row.ends}"
-    used = f"{row.used} of {row.limit}{windows}{open_until}"
-    who = printable(named(row.subject, name))
-    return f"{who}  {row.endpoint or 'all endpoints'}  {row.rate}: {used}"
+def _text(line: InvoiceLine) -> str:
+    month = line.period == "month"
+    used = f"{line.used} of {line.limit}" if month else f"{line.used}, {line.limit} each {line.period}"
+    over = f", {line.over} over" if line.over else ""
+    open_until = "" if line.complete else f", so far: until {line.ends}"
+    place = (named(line.subject, line.name), line.plan, line.endpoint or "all endpoints")
+    return f"{'  '.join(printable(text) for text in place if text)}  {line.rate}: {used}{over}{open_until}"

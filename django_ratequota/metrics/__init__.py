@@ -34,7 +34,7 @@ HELP = {
     "policies_age_seconds": "Seconds since the policies were last read, which happens when they change.",
     "policies_reloads": "Reads of policies from the database: of all policies, or of changed ones.",
     "policies_reload_seconds": "Total seconds spent reading policies from the database.",
-    "checkpoint_age_seconds": "Seconds since the last checkpoint of durable counts; 0 = nothing waits for the next.",
+    "checkpoint_age_seconds": "Seconds for which durable counts have waited to be written; 0 = none wait.",
     "decision_seconds": "How long decisions took, Redis included.",
     "decision_duration": "Duration of the last minute's decisions in seconds, Redis included.",
     "decision_duration_sum": "Total seconds of all decisions.",
@@ -75,11 +75,6 @@ def _degraded() -> Iterable[Sample]:
     return [((reason,), count) for reason, count in health().degraded.items()]
 
 
-def _checkpoints() -> Iterable[Sample]:
-    age = health().checkpoint_age
-    return [] if age is None else [((), age)]
-
-
 METRICS = (
     Metric("decisions", "counter", "{decision}", decisions.by_endpoint, ("endpoint", "outcome")),
     Metric("policy_decisions", "counter", "{decision}", decisions.by_policy, ("endpoint", "policy", "outcome")),
@@ -87,7 +82,7 @@ METRICS = (
     Metric("store_up", "gauge", "1", _stores, ("server",)),
     Metric("policies_revision", "gauge", "1", lambda: [((), health().revision)]),
     Metric("policies_age_seconds", "gauge", "s", lambda: [((), health().policies_age)]),
-    Metric("checkpoint_age_seconds", "gauge", "s", _checkpoints),
+    Metric("checkpoint_age_seconds", "gauge", "s", lambda: [((), health().checkpoint_age)]),
     Metric("policies_reloads", "counter", "{reload}", lambda: [((), policies.reloads)]),
     Metric("policies_reload_seconds", "counter", "s", lambda: [((), policies.reload_seconds)]),
 )

@@ -2,7 +2,9 @@
 
 import django.core.validators
 import django.db.models.deletion
+import django.db.models.expressions
 import django.db.models.functions.comparison
+import django.db.models.functions.math
 import django.utils.timezone
 import django_ratequota.models.fields
 import uuid
@@ -105,7 +107,7 @@ class Migration(migrations.Migration):
                 ('plan', models.ForeignKey(db_index=False, help_text='An assignment with an end outranks an open-ended one; among equals, the latest start counts.', on_delete=django.db.models.deletion.CASCADE, related_name='assignments', to='django_ratequota.plan', verbose_name='plan')),
                 ('user', models.ForeignKey(blank=True, help_text='The user who is put on the plan; or write a subject instead.', null=True, on_delete=django_ratequota.models.fields.cascade, related_name='ratequota_assignments', to=settings.AUTH_USER_MODEL, verbose_name='user')),
                 ('subject', models.CharField(blank=True, db_index=True, help_text='kind:value, such as tenant:acme or api_key:k_7: all of its callers are put on the plan.', max_length=200, null=True, verbose_name='subject')),
-                ('anchor', models.PositiveSmallIntegerField(blank=True, help_text="Day of the month, 1 to 31, on which this customer's monthly quotas begin, or the last day of shorter months; empty = the first. A month with a new beginning starts a new count.", null=True, validators=[django.core.validators.MinValueValidator(1), django.core.validators.MaxValueValidator(31)], verbose_name='months begin on day')),
+                ('anchor', models.PositiveSmallIntegerField(blank=True, help_text="Day of the month, 1 to 31, on which this customer's monthly quotas begin, or the last day of shorter months. Empty = the day of the customer's other assignments; without any, the first. A month with a new beginning starts a new count.", null=True, validators=[django.core.validators.MinValueValidator(1), django.core.validators.MaxValueValidator(31)], verbose_name='months begin on day')),
             ],
             options={
                 'verbose_name': 'plan assignment',
@@ -132,31 +134,6 @@ class Migration(migrations.Migration):
                 'verbose_name_plural': 'usage counts',
                 'ordering': ['-starts_at', 'place'],
                 'constraints': [models.UniqueConstraint(fields=('starts_at', 'place'), name='ratequota_usage_one_row')],
-            },
-        ),
-        migrations.CreateModel(
-            name='QuotaWindow',
-            fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('counter', models.CharField(help_text='Its Redis key, without the prefix.', max_length=128, verbose_name='counter')),
-                ('starts_at', models.DateTimeField(help_text='When the window began.', verbose_name='starts at')),
-                ('ends_at', models.DateTimeField(help_text='When the window ends.', verbose_name='ends at')),
-                ('period', models.CharField(choices=[('day', 'day'), ('week', 'week'), ('month', 'month')], help_text='Length of the window.', max_length=5, verbose_name='period')),
-                ('subject', models.CharField(db_index=True, help_text='Whom the counter belongs to.', max_length=200, verbose_name='subject')),
-                ('policy_id', models.BigIntegerField(help_text='The policy that limited it last.', null=True, verbose_name='policy')),
-                ('endpoint_id', models.BigIntegerField(help_text='Empty = all endpoints.', null=True, verbose_name='endpoint')),
-                ('rate', models.CharField(help_text='The rate that limited it last.', max_length=100, verbose_name='rate')),
-                ('used', models.PositiveBigIntegerField(help_text='Units, or requests where the rate counts requests, admitted and not given back.', verbose_name='used')),
-                ('limit', models.PositiveBigIntegerField(help_text='The limit of that rate.', verbose_name='limit')),
-                ('percent', models.PositiveBigIntegerField(help_text='Whole percent of the limit that is used.', verbose_name='percent')),
-                ('at_us', models.BigIntegerField(help_text="When that was so, by Redis' clock (µs since 1970).", verbose_name='at')),
-            ],
-            options={
-                'verbose_name': 'quota window',
-                'verbose_name_plural': 'quota windows',
-                'ordering': ['-starts_at', 'counter'],
-                'constraints': [models.UniqueConstraint(fields=('counter', 'starts_at'), name='ratequota_quota_one_row')],
-                'indexes': [models.Index(fields=['period', 'ends_at', 'percent', 'policy_id', 'endpoint_id'], name='ratequota_quota_fullest')],
             },
         ),
         migrations.CreateModel(
@@ -187,6 +164,68 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='LedgerWriter',
+            fields=[
+                ('id', models.UUIDField(help_text='Drawn at random by each process.', primary_key=True, serialize=False, verbose_name='writer')),
+                ('batches', models.PositiveBigIntegerField(help_text='Batches that are in the ledger.', verbose_name='batches')),
+                ('written_at', models.DateTimeField(help_text='When the last batch was added.', verbose_name='written at')),
+            ],
+            options={
+                'verbose_name': 'ledger writer',
+                'verbose_name_plural': 'ledger writers',
+            },
+        ),
+        migrations.CreateModel(
+            name='QuotaDay',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('counter', models.CharField(help_text='As in the quota window.', max_length=128, verbose_name='counter')),
+                ('first_day', models.DateField(help_text='As in the quota window.', verbose_name='first day')),
+                ('day', models.DateField(help_text='The day in TIME_ZONE.', verbose_name='day')),
+                ('policy_id', models.BigIntegerField(help_text='The policy that limited it; 0 = none.', verbose_name='policy')),
+                ('charged', models.BigIntegerField(help_text='Units or requests that were admitted on it.', verbose_name='charged')),
+                ('refunded', models.BigIntegerField(help_text='Those that were given back on it.', verbose_name='refunded')),
+                ('rate', models.CharField(help_text="The policy's rate on that day.", max_length=100, verbose_name='rate')),
+                ('limit', models.PositiveBigIntegerField(help_text='The limit of that rate.', verbose_name='limit')),
+            ],
+            options={
+                'verbose_name': 'quota day',
+                'verbose_name_plural': 'quota days',
+                'ordering': ['day', 'counter'],
+                'indexes': [models.Index(fields=['counter', 'first_day'], name='ratequota_day_of_window')],
+                'constraints': [models.UniqueConstraint(fields=('day', 'counter', 'first_day', 'policy_id'), name='ratequota_day_one_row')],
+            },
+        ),
+        migrations.CreateModel(
+            name='QuotaWindow',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('counter', models.CharField(help_text='Its Redis key, without the prefix and the day.', max_length=128, verbose_name='counter')),
+                ('first_day', models.DateField(help_text='The day in TIME_ZONE on which the window began.', verbose_name='first day')),
+                ('charged', models.BigIntegerField(help_text='Units, or requests where the rate counts requests, that were admitted.', verbose_name='charged')),
+                ('refunded', models.BigIntegerField(help_text='Those of them that were given back.', verbose_name='refunded')),
+                ('used', models.GeneratedField(db_persist=True, expression=django.db.models.expressions.CombinedExpression(models.F('charged'), '-', models.F('refunded')), help_text='What was charged and not refunded.', output_field=models.BigIntegerField(), verbose_name='used')),
+                ('percent', models.GeneratedField(db_persist=True, expression=django.db.models.expressions.CombinedExpression(django.db.models.expressions.CombinedExpression(django.db.models.expressions.CombinedExpression(django.db.models.expressions.CombinedExpression(models.F('charged'), '-', models.F('refunded')), '*', models.Value(100)), '-', django.db.models.functions.math.Mod(django.db.models.expressions.CombinedExpression(django.db.models.expressions.CombinedExpression(models.F('charged'), '-', models.F('refunded')), '*', models.Value(100)), models.F('limit'))), '/', models.F('limit')), help_text='Whole percent of the limit that is used.', output_field=models.BigIntegerField(), verbose_name='percent')),
+                ('mixed', models.BooleanField(default=False, help_text='Whether several policies have limited it; its days tell what each has charged.', verbose_name='mixed')),
+                ('starts_at', models.DateTimeField(help_text='When the window began.', verbose_name='starts at')),
+                ('ends_at', models.DateTimeField(help_text='When the window ends.', verbose_name='ends at')),
+                ('period', models.CharField(choices=[('day', 'day'), ('week', 'week'), ('month', 'month')], help_text='Length of the window.', max_length=5, verbose_name='period')),
+                ('subject', models.CharField(db_index=True, help_text='Whom the counter belongs to.', max_length=200, verbose_name='subject')),
+                ('policy_id', models.BigIntegerField(help_text='The policy that limited it last.', null=True, verbose_name='policy')),
+                ('endpoint_id', models.BigIntegerField(help_text='Empty = all endpoints.', null=True, verbose_name='endpoint')),
+                ('rate', models.CharField(help_text='The rate that limited it last.', max_length=100, verbose_name='rate')),
+                ('limit', models.PositiveBigIntegerField(help_text='The limit of that rate.', verbose_name='limit')),
+                ('written_at', models.DateTimeField(help_text='When the newest sum was added.', verbose_name='written at')),
+            ],
+            options={
+                'verbose_name': 'quota window',
+                'verbose_name_plural': 'quota windows',
+                'ordering': ['-first_day', 'counter'],
+                'indexes': [models.Index(fields=['period', 'ends_at', 'percent', 'policy_id', 'endpoint_id', 'mixed'], name='ratequota_quota_fullest')],
+                'constraints': [models.UniqueConstraint(fields=('counter', 'first_day'), name='ratequota_quota_one_row')],
+            },
+        ),
+        migrations.CreateModel(
             name='RatePolicy',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -194,9 +233,10 @@ class Migration(migrations.Migration):
                 ('counted_per', models.CharField(default='caller', help_text='Who shares one counter: caller (each user, or IP when anonymous), ip, plan, everyone, or an identifier.', max_length=50, verbose_name='counted per')),
                 ('rates', django_ratequota.models.fields.RatesField(help_text='Rates separated by commas, such as 10/s, 1000/hour burst 50, 100000/month; or unlimited, or blocked. A request must pass them all. 60 requests/min counts each request once, whatever its cost.', max_length=255, verbose_name='rates')),
                 ('algorithm', models.CharField(choices=[('fixed_window', 'fixed window'), ('sliding_window_log', 'sliding window log'), ('sliding_window_counter', 'sliding window counter'), ('token_bucket', 'token bucket'), ('leaky_bucket', 'leaky bucket'), ('gcra', 'gcra')], default='token_bucket', help_text='How rates that name no algorithm are counted; a month is always a calendar window.', max_length=30, verbose_name='algorithm')),
-                ('mode', models.CharField(choices=[('enforce', 'enforce'), ('log', 'log only'), ('off', 'off')], default='enforce', help_text='enforce: refuses requests over the limit. log only: counts them, and refuses none. off: the policy is ignored.', max_length=10, verbose_name='mode')),
+                ('mode', models.CharField(choices=[('enforce', 'enforce'), ('log', 'log only'), ('off', 'off')], default='enforce', help_text='enforce: refuses requests over the limit. log only: counts up to the limit, and refuses none. off: the policy is ignored.', max_length=10, verbose_name='mode')),
                 ('on_error', models.CharField(blank=True, choices=[('', 'use the setting ON_ERROR'), ('allow', 'allow'), ('deny', 'deny (503)'), ('local', 'count in each process')], default='', help_text='What happens to requests while Redis does not answer.', max_length=10, verbose_name='on error')),
-                ('durable', models.BooleanField(default=True, help_text='What calendar days, weeks and months have used is also kept in the database, in case Redis loses it.', verbose_name='durable')),
+                ('durable', models.BooleanField(blank=True, choices=[(None, 'except for addresses'), (True, 'yes'), (False, 'no')], help_text='What calendar days, weeks and months have used is also kept in the database, in case Redis loses it; of addresses only with yes, as each takes a row per window.', null=True, verbose_name='durable')),
+                ('leads_headers', models.BooleanField(default=False, help_text="X-RateLimit-* describe this policy's first rate instead of the limit with the least room.", verbose_name='leads headers')),
                 ('starts_at', models.DateTimeField(blank=True, help_text='Counts from this moment on; empty = at once.', null=True, verbose_name='starts at')),
                 ('ends_at', models.DateTimeField(blank=True, help_text='Counts until this moment; empty = open-ended.', null=True, verbose_name='ends at')),
                 ('reason', models.CharField(blank=True, help_text='The reason, such as a ticket or a contract.', max_length=200, verbose_name='reason')),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .audiences import ListMember, Plan, PlanAssignment, SubjectList
 from .base import TrackedModel
-from .counts import QuotaWindow, UsageCount
+from .counts import LedgerWriter, QuotaDay, QuotaWindow, UsageCount
 from .endpoints import METHODS, Endpoint
 from .policy_changes import PolicyChange
 from .rate_policies import RatePolicy
@@ -12,10 +12,12 @@ from .rate_policies import RatePolicy
 __all__ = [
     "METHODS",
     "Endpoint",
+    "LedgerWriter",
     "ListMember",
     "Plan",
     "PlanAssignment",
     "PolicyChange",
+    "QuotaDay",
     "QuotaWindow",
     "RatePolicy",
     "SubjectList",

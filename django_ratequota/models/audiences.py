@@ -11,7 +11,15 @@ from django.utils.translation import gettext_lazy as _
 
 from ..changes.validators import assignable_subject, check_dates, visible
 from .base import TrackedModel
-from .fields import SubjectField, cascade, optional_reference, optional_time, reason, user_or_subject
+from .fields import (
+    cascade,
+    optional_reference,
+    optional_subject,
+    optional_time,
+    optional_user,
+    reason,
+    user_or_subject,
+)
 
 
 class Plan(TrackedModel):
@@ -64,22 +72,13 @@ class Plan(TrackedModel):
 class PlanAssignment(TrackedModel):
     """A user, or a subject of IDENTIFIERS, is on a plan, from ``starts_at`` until ``ends_at``."""
 
-    user = optional_reference(
-        django_settings.AUTH_USER_MODEL,
-        _("user"),
-        related_name="ratequota_assignments",
-        on_delete=cascade,
-        help_text=_("The user who is put on the plan; or write a subject instead."),
+    user = optional_user(
+        "ratequota_assignments", _("The user who is put on the plan; or write a subject instead."), cascade
     )
-    # Null instead of "", because a unique constraint then needs no condition, which MariaDB cannot enforce.
-    subject = SubjectField(
-        _("subject"),
-        max_length=200,
-        null=True,
-        blank=True,
+    subject = optional_subject(
+        _("kind:value, such as tenant:acme or api_key:k_7: all of its callers are put on the plan."),
         db_index=True,
         canonical=assignable_subject,
-        help_text=_("kind:value, such as tenant:acme or api_key:k_7: all of its callers are put on the plan."),
     )
     plan = models.ForeignKey(
         Plan,
@@ -100,18 +99,17 @@ class PlanAssignment(TrackedModel):
         validators=[MinValueValidator(1), MaxValueValidator(31)],
         help_text=_(
             "Day of the month, 1 to 31, on which this customer's monthly quotas begin, or the last day of shorter "
-            "months; empty = the first. A month with a new beginning starts a new count."
+            "months. Empty = the day of the customer's other assignments; without any, the first. A month with a "
+            "new beginning starts a new count."
         ),
     )
     reason = reason()
-    created_by = models.ForeignKey(
+    created_by = optional_reference(
         django_settings.AUTH_USER_MODEL,
+        _("created by"),
         on_delete=models.SET_NULL,
-        null=True,
-        blank=True,
         editable=False,
         related_name="+",
-        verbose_name=_("created by"),
         help_text=_("The operator who made the assignment."),
     )
     created_at = models.DateTimeField(
@@ -137,7 +135,11 @@ class PlanAssignment(TrackedModel):
         ]
 
     def __str__(self) -> str:
-        return f"{self.who}: {self.plan}"
+        return self.in_words(self.who)
+
+    def in_words(self, who: str) -> str:
+        """Return the assignment in words, with these for who is on the plan."""
+        return f"{who}: {self.plan}"
 
     @property
     def who(self) -> str:
@@ -176,20 +178,11 @@ class ListMember(TrackedModel):
         verbose_name=_("subject list"),
         help_text=_("The list. Its policies apply to all of its members."),
     )
-    user = optional_reference(
-        django_settings.AUTH_USER_MODEL,
-        _("user"),
-        related_name="ratequota_list_entries",
-        on_delete=cascade,
-        help_text=_("The user who is in the list; or write a subject instead."),
+    user = optional_user(
+        "ratequota_list_entries", _("The user who is in the list; or write a subject instead."), cascade
     )
-    # Null as in PlanAssignment.
-    subject = SubjectField(
-        _("subject"),
-        max_length=200,
-        null=True,
-        blank=True,
-        help_text=_("kind:value, such as tenant:acme, ip:203.0.113.7, or a network such as ip:203.0.113.0/24."),
+    subject = optional_subject(
+        _("kind:value, such as tenant:acme, ip:203.0.113.7, or a network such as ip:203.0.113.0/24.")
     )
     starts_at = optional_time(_("starts at"), _("In the list from this moment on; empty = at once."))
     ends_at = optional_time(_("ends at"), _("In the list until this moment; empty = open-ended."))
@@ -214,7 +207,11 @@ class ListMember(TrackedModel):
         ]
 
     def __str__(self) -> str:
-        return f"{self.who} ({self.subject_list})"
+        return self.in_words(self.who)
+
+    def in_words(self, who: str) -> str:
+        """Return the membership in words, with these for the member."""
+        return f"{who} ({self.subject_list})"
 
     @property
     def who(self) -> str:

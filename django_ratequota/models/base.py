@@ -16,15 +16,7 @@ from django.db.models.signals import post_save, pre_delete, pre_save
 
 from ..changes.databases import PrimaryQuerySet, policy_alias
 from ..changes.publication import join_save
-from ..changes.writer import (
-    BATCH,
-    deleting,
-    in_batches,
-    rows_by_pk,
-    write_changes,
-    write_deletion,
-    write_publication,
-)
+from ..changes.writer import BATCH, deleting, in_batches, rows_by_pk, write_changes, write_deletion, write_publication
 
 _BEFORE = "_ratequota_before"
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from django.db import models
+from django.db.models import F
+from django.db.models.functions import Mod
 from django.utils.translation import gettext_lazy as _
 
 from ..changes.databases import PrimaryQuerySet
@@ -36,14 +38,43 @@ class UsageCount(models.Model):
 
 
 class QuotaWindow(models.Model):
-    """What one counter has used of one calendar window; written by ``monitoring.checkpoints``."""
+    """What one counter has charged and refunded in one calendar window; both only grow (``monitoring.ledger``)."""
 
     class Period(models.TextChoices):
         DAY = "day", _("day")
         WEEK = "week", _("week")
         MONTH = "month", _("month")
 
-    counter = models.CharField(_("counter"), max_length=128, help_text=_("Its Redis key, without the prefix."))
+    counter = models.CharField(
+        _("counter"), max_length=128, help_text=_("Its Redis key, without the prefix and the day.")
+    )
+    first_day = models.DateField(_("first day"), help_text=_("The day in TIME_ZONE on which the window began."))
+    charged = models.BigIntegerField(
+        _("charged"), help_text=_("Units, or requests where the rate counts requests, that were admitted.")
+    )
+    refunded = models.BigIntegerField(_("refunded"), help_text=_("Those of them that were given back."))
+    used = models.GeneratedField(
+        expression=F("charged") - F("refunded"),
+        output_field=models.BigIntegerField(),
+        db_persist=True,
+        verbose_name=_("used"),
+        help_text=_("What was charged and not refunded."),
+    )
+    # Exact, as MariaDB divides to a decimal.
+    percent = models.GeneratedField(
+        expression=((F("charged") - F("refunded")) * 100 - Mod((F("charged") - F("refunded")) * 100, F("limit")))
+        / F("limit"),
+        output_field=models.BigIntegerField(),
+        db_persist=True,
+        verbose_name=_("percent"),
+        help_text=_("Whole percent of the limit that is used."),
+    )
+    mixed = models.BooleanField(
+        _("mixed"),
+        default=False,
+        help_text=_("Whether several policies have limited it; its days tell what each has charged."),
+    )
+    # What follows is of the newest sum; policy, rate and limit are of the newest one that charged anything.
     starts_at = models.DateTimeField(_("starts at"), help_text=_("When the window began."))
     ends_at = models.DateTimeField(_("ends at"), help_text=_("When the window ends."))
     period = models.CharField(_("period"), max_length=5, choices=Period.choices, help_text=_("Length of the window."))
@@ -54,26 +85,72 @@ class QuotaWindow(models.Model):
     policy_id = models.BigIntegerField(_("policy"), null=True, help_text=_("The policy that limited it last."))
     endpoint_id = models.BigIntegerField(_("endpoint"), null=True, help_text=_("Empty = all endpoints."))
     rate = models.CharField(_("rate"), max_length=100, help_text=_("The rate that limited it last."))
-    used = models.PositiveBigIntegerField(
-        _("used"), help_text=_("Units, or requests where the rate counts requests, admitted and not given back.")
-    )
     limit = models.PositiveBigIntegerField(_("limit"), help_text=_("The limit of that rate."))
-    percent = models.PositiveBigIntegerField(_("percent"), help_text=_("Whole percent of the limit that is used."))
-    at_us = models.BigIntegerField(_("at"), help_text=_("When that was so, by Redis' clock (µs since 1970)."))
+    written_at = models.DateTimeField(_("written at"), help_text=_("When the newest sum was added."))
 
     objects = models.Manager.from_queryset(PrimaryQuerySet)()
 
     class Meta:
         verbose_name = _("quota window")
         verbose_name_plural = _("quota windows")
-        ordering = ["-starts_at", "counter"]
-        constraints = [models.UniqueConstraint(fields=["counter", "starts_at"], name="ratequota_quota_one_row")]
+        ordering = ["-first_day", "counter"]
+        constraints = [models.UniqueConstraint(fields=["counter", "first_day"], name="ratequota_quota_one_row")]
         # The fullest of the windows that run now, also those of some policies or of an endpoint, without their rows.
         indexes = [
             models.Index(
-                fields=["period", "ends_at", "percent", "policy_id", "endpoint_id"], name="ratequota_quota_fullest"
+                fields=["period", "ends_at", "percent", "policy_id", "endpoint_id", "mixed"],
+                name="ratequota_quota_fullest",
             )
         ]
 
     def __str__(self) -> str:
-        return f"{self.counter} {self.starts_at:%Y-%m-%d}: {self.used} / {self.limit}"
+        return f"{self.counter} {self.first_day}: {self.used} / {self.limit}"
+
+
+class QuotaDay(models.Model):
+    """What one day added to a month in ``QuotaWindow``, by policy; kept for KEEP_QUOTA_DAYS.
+
+    Of a month that several policies have limited, as long as the month: an invoice has a line for each of its plans.
+    """
+
+    counter = models.CharField(_("counter"), max_length=128, help_text=_("As in the quota window."))
+    first_day = models.DateField(_("first day"), help_text=_("As in the quota window."))
+    day = models.DateField(_("day"), help_text=_("The day in TIME_ZONE."))
+    policy_id = models.BigIntegerField(_("policy"), help_text=_("The policy that limited it; 0 = none."))
+    charged = models.BigIntegerField(_("charged"), help_text=_("Units or requests that were admitted on it."))
+    refunded = models.BigIntegerField(_("refunded"), help_text=_("Those that were given back on it."))
+    rate = models.CharField(_("rate"), max_length=100, help_text=_("The policy's rate on that day."))
+    limit = models.PositiveBigIntegerField(_("limit"), help_text=_("The limit of that rate."))
+
+    objects = models.Manager.from_queryset(PrimaryQuerySet)()
+
+    class Meta:
+        verbose_name = _("quota day")
+        verbose_name_plural = _("quota days")
+        ordering = ["day", "counter"]
+        # By the day first: the rollup deletes by it, and what is written now is together.
+        constraints = [
+            models.UniqueConstraint(fields=["day", "counter", "first_day", "policy_id"], name="ratequota_day_one_row")
+        ]
+        # For the days of some windows.
+        indexes = [models.Index(fields=["counter", "first_day"], name="ratequota_day_of_window")]
+
+    def __str__(self) -> str:
+        return f"{self.counter} {self.day}: {self.charged - self.refunded}"
+
+
+class LedgerWriter(models.Model):
+    """A process that adds to the ledger, and how many of its batches are in it: each is added exactly once."""
+
+    id = models.UUIDField(_("writer"), primary_key=True, help_text=_("Drawn at random by each process."))
+    batches = models.PositiveBigIntegerField(_("batches"), help_text=_("Batches that are in the ledger."))
+    written_at = models.DateTimeField(_("written at"), help_text=_("When the last batch was added."))
+
+    objects = models.Manager.from_queryset(PrimaryQuerySet)()
+
+    class Meta:
+        verbose_name = _("ledger writer")
+        verbose_name_plural = _("ledger writers")
+
+    def __str__(self) -> str:
+        return f"{self.id}: {self.batches}"

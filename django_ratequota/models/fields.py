@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from django.conf import settings as django_settings
 from django.core.exceptions import ValidationError
 from django.db import models
 from django.db.models import Q
@@ -104,18 +105,24 @@ def user_or_subject(name: str) -> models.CheckConstraint:
 
 
 def optional_reference(
-    to: Any, verbose_name: Any, *, related_name: str, help_text: Any, on_delete: Any = models.CASCADE
+    to: Any, name: Any, *, on_delete: Any = models.CASCADE, **options: Any
 ) -> models.ForeignKey[Any, Any]:
     """Return a foreign key that may be empty."""
-    return models.ForeignKey(
-        to,
-        on_delete=on_delete,
-        null=True,
-        blank=True,
-        related_name=related_name,
-        verbose_name=verbose_name,
-        help_text=help_text,
-    )
+    return models.ForeignKey(to, on_delete=on_delete, null=True, blank=True, verbose_name=name, **options)
+
+
+def optional_user(related_name: str, help_text: Any, on_delete: Any) -> models.ForeignKey[Any, Any]:
+    """Return a reference to a user that may be empty."""
+    model = django_settings.AUTH_USER_MODEL
+    return optional_reference(model, _("user"), related_name=related_name, on_delete=on_delete, help_text=help_text)
+
+
+def optional_subject(help_text: Any, **options: Any) -> SubjectField:
+    """Return a subject that may be empty: null, because a unique constraint on "" needs a condition.
+
+    MariaDB cannot enforce conditions.
+    """
+    return SubjectField(_("subject"), max_length=200, null=True, blank=True, help_text=help_text, **options)
 
 
 def optional_time(verbose_name: Any, help_text: Any) -> models.DateTimeField[Any, Any]:

@@ -10,13 +10,16 @@ from django.utils.translation import gettext_lazy as _
 
 from ..changes.databases import PrimaryQuerySet
 from ..changes.validators import visible
+from .fields import optional_reference
 
 
 class PolicyChange(models.Model):
-    """One change of a policy, written in the change's own transaction; never edited, never deleted.
+    """One change of a policy, written in the change's own transaction, and never deleted.
 
-    Resets of counters and units given back are recorded here as well. Because they change no policy, processes that
-    read the changes skip them. Ids are no revisions, because ids are not assigned in the order of commits.
+    Rows have users' keys, not their names, which are looked up when they are shown. Only ``ratequota forget`` edits
+    rows: it takes a person out. Resets of counters, units given back and moved are recorded here as well, with the
+    subject's tag (``engine.keys``) as object id. Because they change no policy, processes that read the changes skip
+    them. Ids are no revisions, because ids are not assigned in the order of commits.
 
     Rows with the same ``change_id`` were made together, by one *save*: a page of the admin, a command, an import, or
     else one transaction.
@@ -55,13 +58,11 @@ class PolicyChange(models.Model):
         help_text=_("Primary key of the plan that changed, or whose policy or assignment did."),
     )
     action = models.CharField(_("action"), max_length=10, choices=Action.choices, help_text=_("What happened to it."))
-    actor = models.ForeignKey(
+    actor = optional_reference(
         django_settings.AUTH_USER_MODEL,
+        _("actor"),
         on_delete=models.SET_NULL,
-        null=True,
-        blank=True,
         related_name="+",
-        verbose_name=_("actor"),
         help_text=_("Who made the change; empty = code or a command."),
     )
     reason = models.CharField(_("reason"), max_length=200, blank=True, help_text=_("The reason, if one was entered."))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.conf import settings as django_settings
 from django.core.exceptions import ValidationError
 from django.db import models
 from django.db.models import CharField, F, Q, Value
@@ -17,7 +16,7 @@ from ..engine.rates import ALGORITHMS, DEFAULT_ALGORITHM, MAX_TEXT
 from .audiences import Plan, SubjectList
 from .base import TrackedModel
 from .endpoints import Endpoint
-from .fields import RatesField, SubjectField, optional_reference, optional_time, reason
+from .fields import RatesField, SubjectField, optional_reference, optional_time, optional_user, reason
 
 
 class RatePolicy(TrackedModel):
@@ -40,11 +39,10 @@ class RatePolicy(TrackedModel):
         related_name="policies",
         help_text=_("What is limited; empty = all endpoints together."),
     )
-    user = optional_reference(
-        django_settings.AUTH_USER_MODEL,
-        _("user"),
-        related_name="ratequota_policies",
-        help_text=_("An override for this user. It replaces the policies for the plan and for everyone here."),
+    user = optional_user(
+        "ratequota_policies",
+        _("An override for this user. It replaces the policies for the plan and for everyone here."),
+        models.CASCADE,
     )
     subject = SubjectField(
         _("subject"),
@@ -97,8 +95,8 @@ class RatePolicy(TrackedModel):
         default=Mode.ENFORCE,
         choices=Mode.choices,
         help_text=_(
-            "enforce: refuses requests over the limit. log only: counts them, and refuses none. off: the policy is "
-            "ignored."
+            "enforce: refuses requests over the limit. log only: counts up to the limit, and refuses none. off: the "
+            "policy is ignored."
         ),
     )
     on_error = models.CharField(
@@ -111,10 +109,18 @@ class RatePolicy(TrackedModel):
     )
     durable = models.BooleanField(
         _("durable"),
-        default=True,
+        null=True,
+        blank=True,
+        choices=[(None, _("except for addresses")), (True, _("yes")), (False, _("no"))],
         help_text=_(
-            "What calendar days, weeks and months have used is also kept in the database, in case Redis loses it."
+            "What calendar days, weeks and months have used is also kept in the database, in case Redis loses it; of "
+            "addresses only with yes, as each takes a row per window."
         ),
+    )
+    leads_headers = models.BooleanField(
+        _("leads headers"),
+        default=False,
+        help_text=_("X-RateLimit-* describe this policy's first rate instead of the limit with the least room."),
     )
     starts_at = optional_time(_("starts at"), _("Counts from this moment on; empty = at once."))
     ends_at = optional_time(_("ends at"), _("Counts until this moment; empty = open-ended."))
@@ -159,7 +165,11 @@ class RatePolicy(TrackedModel):
         ]
 
     def __str__(self) -> str:
-        return f"{self.audience} × {self.endpoint or _('all endpoints')}: {self.rates}"
+        return self.in_words(self.audience)
+
+    def in_words(self, audience: str) -> str:
+        """Return the policy in words, with these for its audience."""
+        return f"{audience} × {self.endpoint or _('all endpoints')}: {self.rates}"
 
     @property
     def audience(self) -> str:

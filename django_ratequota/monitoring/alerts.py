@@ -1,14 +1,14 @@
 """Sends the signal ``quota_threshold`` when a bucket reaches 80 % or 100 % of its limit: once per window and subject.
 
-A process sends at most ``_MOST_SENT`` signals per second. Other crossings wait in a queue, or are only counted.
+A process sends at most ``_MOST_SENT`` signals per second. Other crossings wait in a queue, or are noticed later.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections import Counter, OrderedDict, deque
-from collections.abc import Mapping
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from django.utils.module_loading import import_string
 
 from ..conf import settings
 from ..engine.decision import Decision
-from ..engine.keys import bucket_key, statistics_key
+from ..engine.keys import statistics_key
 from ..engine.types import BucketStatus
 from ..exceptions import StoreError
 from ..runtime import default_limiter
@@ -31,10 +31,10 @@ from .background import Background
 
 logger = logging.getLogger("django_ratequota")
 
-#: Sent when a request left a bucket at 80 % or 100 % of its limit, or was refused by it: ``level`` (80 or 100),
-#: ``status`` (the ``BucketStatus`` then), ``at`` (aware) and ``suppressed`` (crossings of the same limit that were
-#: not sent since its last signal). Sent once per level, bucket and window, by the process that noticed first; about a
-#: second later, on a thread, so that receivers delay no request.
+#: Sent when a request left a bucket at 80 % or 100 % of its limit: ``level`` (80 or 100), ``status`` (the
+#: ``BucketStatus`` then), ``cost`` (what the request takes of the bucket, or was refused) and ``at`` (aware). Level
+#: 100 with units that remain = from 80 % on, a request that costs more was refused. Sent once per level, limit,
+#: bucket and window, by the process that noticed first; a second later, on a thread: receivers delay no request.
 quota_threshold = Signal()
 
 _SECONDS = 1.0
@@ -46,29 +46,70 @@ _MAX_OF_LIMIT, _MAX_LIMITS, _MAX_SENT = 100, 100, 10_000
 _RETRY_US = 60 * 10**6
 
 
-class _Crossing(NamedTuple):
+class Crossing(NamedTuple):
+    """A level (%) that a request has brought a bucket to."""
+
     level: int
     status: BucketStatus
+    #: What the request takes of the bucket, or was refused.
+    cost: int
     at_us: int
+    #: False = the request reached a higher level, too: this one only counts as sent.
+    is_highest: bool = True
+
+    @property
+    def name(self) -> tuple[object, ...]:
+        """What it is a crossing of, the same in every process; of a fixed window the end as well, to the minute."""
+        status, bucket = self.status, self.status.bucket
+        is_fixed = bucket.rate.algorithm == "fixed_window"
+        ends = round((self.at_us + status.reset_after_us) / 60e6) if is_fixed else 0
+        return (*bucket.counter, bucket.mode, status.limit, self.level, ends)
+
+    @property
+    def sent_for_us(self) -> int:
+        """How long it counts as sent: to the end of a fixed window, else one period (µs)."""
+        status = self.status
+        return status.reset_after_us if status.bucket.rate.algorithm == "fixed_window" else status.window_us
+
+    def send(self) -> None:
+        """Send the signal."""
+        level, status, cost, at_us, is_highest = self
+        if is_highest:
+            at = datetime.fromtimestamp(at_us / 10**6, UTC)
+            quota_threshold.send_robust(sender=None, level=level, status=status, cost=cost, at=at)
 
 
 #: Crossings to send, by policy and name of its limit. Limits take turns, so that many subjects of one cannot hold up
 #: those of another.
-_queue: OrderedDict[tuple[int | None, str], deque[_Crossing]] = OrderedDict()
-#: (counter, level) -> until when it counts as sent (µs, the store's clock).
+_queue: OrderedDict[tuple[int | None, str], deque[Crossing]] = OrderedDict()
+#: A crossing's name -> until when it counts as sent (µs, the store's clock).
 _sent_until = BoundedCache[int](_MAX_SENT)
-#: Crossings dropped since the limit's last signal, by the limit's name.
-_suppressed: Counter[str] = Counter()
 _lock = ForkSafeLock()
 
 
-def observe(decision: Decision) -> None:
+def observe(decision: Decision, cost: int) -> None:
     """Queue signals for the buckets that a decision has left nearly used up, where receivers are connected."""
-    if not quota_threshold.receivers or decision.degraded:
-        return
-    for status in decision.statuses:
-        for level in levels_reached(status):
-            _enqueue(_Crossing(level, status, decision.at_us))
+    if quota_threshold.receivers:
+        for crossing in crossings(decision, cost):
+            _enqueue(crossing)
+
+
+def crossings(decision: Decision, cost: int) -> Iterator[Crossing]:
+    """Yield the levels that the buckets of a decision have reached, for a request of ``cost`` units."""
+    for status in () if decision.degraded else decision.statuses:
+        levels = _levels_reached(status)
+        for level in levels:
+            yield Crossing(level, status, status.bucket.rate.units(cost), decision.at_us, level == levels[-1])
+
+
+def _levels_reached(status: BucketStatus) -> tuple[int, ...]:
+    if status.remaining * 5 > status.limit:
+        return ()
+    if settings.notify_limits == "calendar" and not status.bucket.rate.calendar:
+        return ()
+    # A cost above the capacity, which never fits, does not mean that the bucket is used up.
+    is_refused = not status.allowed and status.retry_after_us is not None
+    return (80, 100) if is_refused or not status.remaining else (80,)
 
 
 def connect_receivers(*, setting: str = "RATEQUOTA", **_: object) -> None:
@@ -91,22 +132,13 @@ def _notify(**event: Any) -> None:
 setting_changed.connect(connect_receivers, dispatch_uid="django_ratequota.alerts")
 
 
-def levels_reached(status: BucketStatus) -> tuple[int, ...]:
-    """Return the levels (%) that the bucket has reached."""
-    # A cost above the capacity, which never fits, does not mean that the bucket is used up.
-    if status.remaining == 0 or (not status.allowed and status.retry_after_us is not None):
-        return (80, 100)
-    return (80,) if status.remaining * 5 <= status.limit else ()
-
-
-def _enqueue(crossing: _Crossing) -> None:
-    level, status, at_us = crossing
-    key, title = (*status.bucket.counter, level), status.bucket.title
+def _enqueue(crossing: Crossing) -> None:
+    name, title, at_us = crossing.name, crossing.status.bucket.title, crossing.at_us
     with _lock:
-        if _sent_until.get(key, 0) > at_us:
+        if _sent_until.get(name, 0) > at_us:
             return
-        sent_us = sent_for_us(status)
-        limit = (status.bucket.policy_id, title)
+        sent_us = crossing.sent_for_us
+        limit = (crossing.status.bucket.policy_id, title)
         own = _queue.get(limit, deque())
         has_room = len(own) < _MAX_OF_LIMIT and (bool(own) or len(_queue) < _MAX_LIMITS)
         if has_room:
@@ -114,8 +146,7 @@ def _enqueue(crossing: _Crossing) -> None:
             _queue[limit] = own
         else:
             sent_us = min(sent_us, _RETRY_US)
-            _suppressed[title] += 1
-        _sent_until.put(key, at_us + sent_us)
+        _sent_until.put(name, at_us + sent_us)
     if not has_room:
         note_problem("quota_threshold", f"quota_threshold: crossings of {title} are not sent, too many at once")
     _background.keep()
@@ -132,30 +163,23 @@ def send() -> None:
             if own:
                 _queue[limit] = own
         if _claim(crossing):
-            level, status, at_us = crossing
-            with _lock:
-                suppressed = _suppressed.pop(status.bucket.title, 0)
-            at = datetime.fromtimestamp(at_us / 10**6, UTC)
-            quota_threshold.send_robust(sender=None, level=level, status=status, at=at, suppressed=suppressed)
+            crossing.send()
 
 
-def _claim(crossing: _Crossing) -> bool:
+def _claim(crossing: Crossing) -> bool:
     """Return whether no other process has sent it. True where Redis does not answer: twice is better than never."""
     try:
         limiter = default_limiter()
-        name = blake2b(bucket_key(limiter.prefix, crossing.status.bucket).encode(), digest_size=12).hexdigest()
-        key = statistics_key(limiter.prefix, f"alert:{name}:{crossing.level}")
-        milliseconds = max(1, sent_for_us(crossing.status) // 1000)
+        key = statistics_key(limiter.prefix, f"alert:{digest(*crossing.name)}")
+        milliseconds = max(1, crossing.sent_for_us // 1000)
         return bool(limiter.store.call().do(("SET", key, 1, "NX", "PX", milliseconds)))
     except StoreError:
         return True
 
 
-def sent_for_us(status: BucketStatus) -> int:
-    """Return how long a crossing counts as sent: to the end of a fixed window, else one period (µs)."""
-    if status.bucket.rate.algorithm == "fixed_window":
-        return status.reset_after_us
-    return status.window_us
+def digest(*name: object) -> str:
+    """Return a short text of a name, the same in every process."""
+    return blake2b(repr(name).encode(), digest_size=16).hexdigest()
 
 
 _background = Background("ratequota-alerts", lambda: _SECONDS, send)
@@ -163,8 +187,8 @@ _background = Background("ratequota-alerts", lambda: _SECONDS, send)
 
 def forget() -> None:
     """Drop what is queued and what was sent, as in a process that just started."""
-    for crossings in (_queue, _sent_until, _suppressed):
-        crossings.clear()
+    _queue.clear()
+    _sent_until.clear()
 
 
 os.register_at_fork(after_in_child=forget)

@@ -35,6 +35,9 @@ class Background:
         self._failing = ""
         #: Set = the next call is due now.
         self._due = threading.Event()
+        self._thread: threading.Thread | None = None
+        #: Whether the next call is the last one.
+        self._ending = False
         self._lock = ForkSafeLock()
         _all.add(self)
 
@@ -55,9 +58,19 @@ class Background:
         """End the pause before the next call, if the thread runs."""
         self._due.set()
 
+    def end(self, seconds: float) -> None:
+        """Work once more if the thread runs, and wait for that, at most so long."""
+        thread, ended, self._ending = self._thread, self._ending, True
+        if thread is not None and not ended and self._generation == settings.generation:
+            self._due.set()
+            thread.join(seconds)
+
     def _start(self, generation: int, seconds: float) -> None:
         try:
-            threading.Thread(target=self._run, args=[generation, seconds], name=self._name, daemon=True).start()
+            self._thread = threading.Thread(
+                target=self._run, args=[generation, seconds], name=self._name, daemon=True
+            )
+            self._thread.start()
             self._retry_at = 0.0
         except RuntimeError as error:  # the system or the container has no thread left
             if not self._retry_at:
@@ -65,10 +78,15 @@ class Background:
             self._generation, self._retry_at = -1, time.monotonic() + _RETRY_SECONDS
 
     def _run(self, generation: int, seconds: float) -> None:
-        while self._generation == generation == settings.generation:
+        ended = False
+        while self._generation == generation == settings.generation and not ended:
             self._due.clear()
+            ended = self._ending
             try:
-                self._work()
+                try:
+                    self._work()
+                finally:
+                    close_old_connections()  # as after a request
                 self._failing = ""
             except StoreError as error:
                 # Breakers do not log error replies: log each reason once until the work succeeds.
@@ -78,9 +96,8 @@ class Background:
             except Exception:
                 # Log and go on: an exception would end the thread, and nobody would notice.
                 logger.exception("%s failed", self._name)
-            # As after a request, because receivers of signals may use the database.
-            close_old_connections()
-            self._due.wait(seconds)
+            if not ended:
+                self._due.wait(seconds)
 
 
 _all: weakref.WeakSet[Background] = weakref.WeakSet()

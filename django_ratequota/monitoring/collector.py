@@ -25,9 +25,8 @@ from ..engine.scripts import COLLECT
 from ..exceptions import StoreError
 from ..policies.resolver import EvaluationContext, Resolution
 from ..runtime import default_limiter
-from ..store.base import run_script
+from ..store.commands import ScriptCall
 from ..utils.locks import ForkSafeLock
-from ..utils.sansio import drive
 from .packing import HOUR, KEPT_SECONDS, MINUTES, OUTCOMES, QUARTERS, Records, pack_attempts, pack_counts
 from .pending_refusals import PendingRefusals
 from .records import MAX_NAME, UNKNOWN_PLAN, DecisionRecord, Recorded, is_sampled, stored_name
@@ -146,14 +145,13 @@ class Collector:
     def _send(self, limiter: Limiter, hour: int, payload: dict[str, Any], chunk: bytes) -> int:
         start = hour * HOUR
         names = [MINUTES.key(start), QUARTERS.key(start)]
-        names += [f"{outcome}:{hour}" for outcome in OUTCOMES]
-        names += [f"usage:{hour}", f"level:{hour}", "refusals", "refused_at", "refused_more"]
-        names += ["would_be", "would_be_at"]
+        names += [f"{name}:{hour}" for name in (*OUTCOMES, "usage", "level")]
+        names += ["refusals", "refused_at", "refused_more", "would_be", "would_be_at"]
         args = [json.dumps(payload), chunk, self._level_for(hour)]
         args += [MAX_FIELDS, MAX_CALLERS, MAX_USAGE_BYTES, MAX_KEPT_REFUSALS]
         args += [_MINUTES_TTL, _TTL, start - KEPT_SECONDS, MAX_KEPT_WOULD_BE]
-        steps = run_script(COLLECT, [statistics_key(limiter.prefix, name) for name in names], args)
-        return int(drive(steps, limiter.store.call().do))
+        command = ScriptCall(COLLECT, [statistics_key(limiter.prefix, name) for name in names], args)
+        return int(limiter.store.call().do(command))
 
     def _level_for(self, hour: int) -> int:
         """Return the sampling level for an hour's attempts: as Redis returned it, else one below the last hour's."""

@@ -22,21 +22,19 @@ from ..engine.scripts import REPORT
 from ..exceptions import ANSWERS, StoreError
 from ..policies.cache import policies
 from ..runtime import default_limiter
-from ..store.base import reading, run_script
-from ..utils.histogram import BOUNDS, merged, quantile
+from ..store.base import reading
+from ..store.commands import ScriptCall
+from ..utils.histogram import BOUNDS, merged
 from ..utils.locks import ForkSafeLock
 from ..utils.problems import forget as forget_problems
 from ..utils.problems import recent, remember
-from ..utils.sansio import drive
-from . import checkpoints
+from . import ledger
 
 logger = logging.getLogger("django_ratequota")
 
 #: Seconds that Redis keeps a report; those of ended processes disappear after it.
 REPORT_TTL = 60
-#: Stands for a process's name in the key of the last request for a checkpoint; a process's own has a colon.
-_REQUEST = "checkpoint"
-#: Seconds by which a worker's clock may be ahead of Redis', plus those until it sees an edit (Redis Cluster).
+#: Seconds by which a worker's clock may be ahead of another, plus those until it sees an edit (Redis Cluster).
 _SLACK = 5
 
 
@@ -61,27 +59,25 @@ class Health:
     latency: list[int] = field(repr=False)
     #: Seconds since its last decision by Redis; None before the first.
     idle: float | None = None
-    #: Seconds since its last checkpoint of durable counts, 0 while nothing waits for the next; None = it has none.
-    checkpoint_age: float | None = None
-    #: The last request for a checkpoint that it has carried out; 0 = none.
-    checkpoint: int = 0
+    #: Unix time (s): all durable counts that it noted before are in the database.
+    written_until: float = field(default_factory=time.time)
 
     @property
     def decisions(self) -> int:
         """Decisions by Redis in the last minute."""
         return sum(self.latency)
 
-    def latency_quantile(self, share: float) -> float | None:
-        """Return the seconds that ``share`` (0.99) of the last minute's decisions stayed within; None without any."""
-        return quantile(self.latency, share)
+    @property
+    def checkpoint_age(self) -> float:
+        """Seconds for which its durable counts have waited to be written; 0 while none wait."""
+        return max(self.at - self.written_until, 0.0)
 
 
 _degraded: Counter[str] = Counter()
 #: Reasons that open no breaker: the server replied, or no command was sent.
 NO_BREAKER = ANSWERS | {"configuration", "clock", "database", "uncovered", "rates"}
 _lock = ForkSafeLock()
-#: The last request for a checkpoint that this process has carried out, and whether it has reported at all.
-_carried_out = 0
+#: Whether this process has reported at all.
 _has_reported = False
 
 
@@ -112,45 +108,33 @@ def health() -> Health:
         errors=recent(),
         latency=limiter.latency.last_minute() if limiter else merged(()),
         idle=limiter.latency.idle() if limiter else None,
-        checkpoint_age=checkpoints.age(),
-        checkpoint=_carried_out,
+        written_until=ledger.ledger.written_until(),
     )
 
 
 def report() -> int:
-    """Write this process's health to Redis; returns how many processes have done so lately. Raises ``StoreError``.
-
-    Where ``request_checkpoint`` has asked for it, write a checkpoint as well and report that.
-    """
-    global _carried_out
-    processes, requested = _send(health())
-    if requested > _carried_out and checkpoints.flush_all():
-        _carried_out = requested
-        _send(health())
-    return processes
-
-
-def _send(mine: Health) -> tuple[int, int]:
-    """Store the report; returns how many processes have reported, and the last request for a checkpoint."""
+    """Write this process's health to Redis; returns how many processes have done so lately. Raises ``StoreError``."""
     global _has_reported
-    limiter = default_limiter()
-    keys = [workers_key(limiter.prefix, name) for name in ("", mine.process, _REQUEST)]
-    steps = run_script(REPORT, keys, (mine.process, json.dumps(asdict(mine)), REPORT_TTL))
-    processes, requested = drive(steps, limiter.store.call().do)
+    limiter, mine = default_limiter(), health()
+    keys = [workers_key(limiter.prefix, name) for name in ("", mine.process)]
+    args = (mine.process, json.dumps(asdict(mine)), REPORT_TTL)
+    processes = limiter.store.call().do(ScriptCall(REPORT, keys, args))
     _has_reported = True
-    return int(processes), int(requested)
+    return int(processes)
 
 
-def request_checkpoint(seconds: int) -> int:
-    """Ask every process that reports within these seconds for a checkpoint.
+def wait_until_written(seconds: float) -> tuple[list[Health], list[Health]]:
+    """Wait until the database has all durable counts of every process, at most so long.
 
-    Returns the number of the request: ``Health.checkpoint`` of those that have carried it out. Raises ``StoreError``.
+    Returns the processes that reported, and those of them that have not written. Raises ``StoreError``.
     """
-    limiter = default_limiter()
-    limiter.stored_revision()  # learns the store's clock
-    number = max(limiter.now_us, *(worker.checkpoint + 1 for worker in reports()), 1)
-    limiter.store.execute(("SET", workers_key(limiter.prefix, _REQUEST), number, "EX", seconds))
-    return number
+    began_at, deadline = time.time() + _SLACK, time.monotonic() + seconds
+    while True:
+        workers = reports()
+        waiting = [worker for worker in workers if worker.written_until < began_at]
+        if not waiting or time.monotonic() >= deadline:
+            return workers, waiting
+        time.sleep(0.1)
 
 
 @reading()
@@ -181,8 +165,8 @@ def state_of(worker: Health, revision: int) -> str:
 
 
 def has_late_checkpoint(worker: Health) -> bool:
-    """Whether several checkpoints in a row have failed, or take too long."""
-    return worker.checkpoint_age is not None and worker.checkpoint_age > 10 + 3 * settings.checkpoint_seconds
+    """Whether several writes of durable counts in a row have failed, or take too long."""
+    return bool(worker.checkpoint_age > 10 + 3 * settings.checkpoint_seconds)
 
 
 def _decided_since(worker: Health, published: datetime | None) -> bool:
@@ -209,15 +193,15 @@ def _process() -> str:
 
 def forget() -> None:
     """Begin as in a process that just started: the counts and the report are those of another one."""
-    global _carried_out, _has_reported
-    _carried_out, _has_reported = 0, False
+    global _has_reported
+    _has_reported = False
     _degraded.clear()
     forget_problems()
 
 
 def leave() -> None:
     """Take the report back at a clean exit, so that ``ratequota checkpoint`` waits only for processes that run."""
-    if not _has_reported or not checkpoints.flush_at_exit():
+    if not _has_reported or not ledger.end():
         return
     try:
         limiter = default_limiter()

@@ -16,8 +16,7 @@ from typing import Any, Literal, NamedTuple
 from ..engine.keys import statistics_key
 from ..engine.scripts import READ_PAIRS
 from ..runtime import default_limiter
-from ..store.base import run_script
-from ..utils.sansio import drive
+from ..store.commands import ScriptCall
 from .records import DecisionRecord
 
 KEPT_SECONDS = 48 * 3600
@@ -96,7 +95,7 @@ def read_pairs(kind: Literal["hash", "zset"], *names: str, prefix: str = "") -> 
     """
     limiter = default_limiter()
     keys = [statistics_key(limiter.prefix, name) for name in names]
-    reply = drive(run_script(READ_PAIRS, keys, (kind, prefix)), limiter.store.execute)
+    reply = limiter.store.execute(ScriptCall(READ_PAIRS, keys, (kind, prefix)))
     return [list(zip(*[iter(flat)] * 2, strict=True)) for flat in json.loads(reply)]
 
 

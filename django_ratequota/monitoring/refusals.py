@@ -97,14 +97,14 @@ class CallerRefusals:
 def find_refusal(refusal_id: str) -> Refusal | None:
     """Return the refusal with this id, in upper or lower case; None when it is not kept (any more)."""
     refusal_id = refusal_id.strip().lower()
-    return next(_read_refusals([refusal_id]), None) if _REFUSAL_ID.fullmatch(refusal_id) else None
+    return next(read_refusals([refusal_id]), None) if _REFUSAL_ID.fullmatch(refusal_id) else None
 
 
 @reading()
 def refusals(most: int = 50) -> tuple[Refusal, ...]:
     """Return the newest refusals, newest first."""
     newest = read("ZRANGE", "refused_at", 0, most - 1, "REV")
-    return tuple(_read_refusals([refusal_id.decode() for refusal_id in newest]))
+    return tuple(read_refusals([refusal_id.decode() for refusal_id in newest]))
 
 
 @reading()
@@ -121,7 +121,7 @@ def caller_refusals(caller: str) -> CallerRefusals:
     return CallerRefusals(
         refusals=tuple(
             one
-            for one in _read_refusals([pk for pk, _at in found])
+            for one in read_refusals([pk for pk, _at in found])
             if one.caller == name or (shared and name in one.subjects)
         ),
         since=datetime.fromtimestamp(found[-1][1], UTC) if len(found) == SEARCHED else None,
@@ -135,11 +135,12 @@ def would_be_refusals(policy_id: int, most: int = 20) -> tuple[Refusal, ...]:
     Of all policies the newest 2,000 are kept, and of one policy ten per minute and process.
     """
     newest = [refusal_id.decode() for refusal_id in read("ZRANGE", "would_be_at", 0, -1, "REV")]
-    found = (refusal for refusal in _read_refusals(newest, "would_be") if policy_id in refusal.against)
+    found = (refusal for refusal in read_refusals(newest, "would_be") if policy_id in refusal.against)
     return tuple(islice(found, most))
 
 
-def _read_refusals(ids: list[str], key: str = "refusals") -> Iterator[Refusal]:
+def read_refusals(ids: list[str], key: str = "refusals") -> Iterator[Refusal]:
+    """Yield those of the refusals that are kept under the key, ``refusals`` or ``would_be``."""
     for start in range(0, len(ids), _BATCH):
         batch = ids[start : start + _BATCH]
         fields = [field for refusal_id in batch for field in (refusal_id, f"{refusal_id}:count")]

@@ -9,18 +9,23 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.db import connections
+from django.db.models import Exists, Model, OuterRef, Q
 from django.utils import timezone
 
 from ..changes.databases import reading_and_writing
 from ..conf import settings
-from ..models import QuotaWindow, UsageCount
+from ..models import LedgerWriter, QuotaDay, QuotaWindow, UsageCount
 from ..runtime import default_limiter
 from .packing import HOUR, KEPT_SECONDS, OUTCOMES, QUARTERS
 from .timeline import slot_counts
 
 #: Days for which hours are kept.
 KEEP_DAYS = 35
+#: Days after which a process that has added nothing to the ledger is forgotten.
+_WRITER_DAYS = 35
 _BATCH = 500
+#: Rows of the ledger above which ``status`` and a check warn.
+MANY_ROWS = 10**6
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +59,28 @@ def roll_up(keep_days: int = KEEP_DAYS) -> RolledUp:
 
 
 def forget_windows() -> int:
-    """Delete the quota windows that ended more than KEEP_QUOTA_MONTHS ago; returns how many."""
-    if not settings.keep_quota_months:
-        return 0
-    too_old = timezone.now() - timedelta(days=31 * settings.keep_quota_months)
+    """Delete the ledger's old rows, by KEEP_QUOTA_MONTHS and KEEP_QUOTA_DAYS; returns how many.
+
+    Days stay until their month has ended, and of a month that several policies have limited as long as the month.
+    """
+    now, months, days = timezone.now(), settings.keep_quota_months, settings.keep_quota_days
+    deleted = _delete(LedgerWriter, Q(written_at__lt=now - timedelta(days=_WRITER_DAYS)))
+    if months:
+        # All periods, named for the index that begins with them.
+        ended = Q(period__in=QuotaWindow.Period.values, ends_at__lt=now - timedelta(days=31 * months))
+        deleted += _delete(QuotaWindow, ended)
+    if days:
+        today = timezone.localdate(now, settings.time_zone)
+        # Invoices tell a month's plans by its days.
+        window = QuotaWindow.objects.filter(counter=OuterRef("counter"), first_day=OuterRef("first_day"))
+        needed = Exists(window.filter(Q(mixed=True) | Q(ends_at__gte=now)))
+        deleted += _delete(QuotaDay, Q(~needed, day__lt=today - timedelta(days=days)))
+    return deleted
+
+
+def _delete(model: type[Model], old: Q) -> int:
     # Without loading them: nothing refers to these rows, and there may be millions.
-    rows: Any = QuotaWindow.objects.filter(ends_at__lt=too_old)
+    rows: Any = model._default_manager.filter(old)
     return int(rows._raw_delete(rows.db))
 
 

@@ -15,7 +15,6 @@ from django.utils.translation import gettext as _
 
 from ..changes.validators import primary_key
 from ..conf import settings
-from ..enforcement.step_runner import limiter_or_error, now_us
 from ..engine.rates import BLOCKED
 from ..models import Endpoint, RatePolicy
 from ..policies.audiences import Group
@@ -23,6 +22,7 @@ from ..policies.facts import policy_facts, to_datetime
 from ..policies.requests.caller import Caller
 from ..policies.resolver import contenders
 from .boosts import unnameable_reason
+from .ledger import time_us
 
 #: Prefix length of the network that is offered beside an address, by IP version.
 _NETWORK_BITS = {4: 24, 6: 64}
@@ -66,7 +66,7 @@ def propose_block(name: str, endpoint: Endpoint | None = None) -> RatePolicy:
         endpoint=endpoint,
         rates=BLOCKED,
         # Rounded down, because processes see Redis' clock some milliseconds apart.
-        starts_at=to_datetime(now_us(limiter_or_error()) // _SECOND_US * _SECOND_US),
+        starts_at=to_datetime(time_us() // _SECOND_US * _SECOND_US),
     )
 
 
@@ -80,7 +80,7 @@ def blocks_in_force(names: Iterable[str]) -> dict[str, list[list[RatePolicy]]]:
     user_ids = {primary_key(users, name.removeprefix("user:")) for name in names if name.startswith("user:")} - {None}
     if not subjects and not user_ids:
         return {}
-    now = to_datetime(now_us(limiter_or_error()))
+    now = to_datetime(time_us())
     blocks = RatePolicy.objects.filter(
         Q(user_id__in=user_ids) | Q(subject__in=subjects),
         Q(starts_at__isnull=True) | Q(starts_at__lte=now),
@@ -100,7 +100,7 @@ def blocks_in_force(names: Iterable[str]) -> dict[str, list[list[RatePolicy]]]:
 
 def end_block(block: RatePolicy) -> None:
     """End the block now, and keep it for the history."""
-    now = to_datetime(now_us(limiter_or_error()))
+    now = to_datetime(time_us())
     block.ends_at = now if block.starts_at is None else max(now, block.starts_at + timedelta(microseconds=1))
     block.save()
 

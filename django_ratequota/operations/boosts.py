@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 from ..changes.validators import canonical_subject
 from ..conf import settings
 from ..engine.calendar_windows import window_end_us
-from ..engine.rates import BLOCKED, DEFAULT_ALGORITHM, MAX_UNITS, MONTH, UNLIMITED, Rate
+from ..engine.rates import BLOCKED, MAX_UNITS, UNLIMITED, Rate, format_rate
 from ..engine.types import Bucket
 from ..models import RatePolicy
 from ..monitoring.records import digest
@@ -114,6 +114,7 @@ def propose_boost(explanation: Explanation, winner: RatePolicy) -> RatePolicy:
         mode=winner.mode,
         on_error=winner.on_error,
         durable=winner.durable,
+        leads_headers=winner.leads_headers,
         # Rounded down to the second, because processes see Redis' clock some milliseconds apart.
         # Not before the winner, because of two dated policies the one that started last wins.
         starts_at=to_datetime(max(explanation.context.now_us // _SECOND_US * _SECOND_US, facts.starts_us or 0)),
@@ -217,10 +218,8 @@ def doubled(rates: tuple[Rate, ...] | str, algorithm: str) -> str:
     texts = []
     for rate in rates:
         burst = None if rate.burst is None else min(2 * rate.burst, MAX_UNITS)
-        text = str(replace(rate, limit=min(2 * rate.limit, MAX_UNITS), burst=burst))
-        if rate.period != MONTH and rate.algorithm == DEFAULT_ALGORITHM != algorithm:
-            text += f" {rate.algorithm}"
-        texts.append(text.removesuffix(f" {algorithm}") if rate.algorithm == algorithm else text)
+        twice = replace(rate, limit=min(2 * rate.limit, MAX_UNITS), burst=burst)
+        texts.append(format_rate(twice, named=rate.algorithm != algorithm))
     return ", ".join(texts)
 
 

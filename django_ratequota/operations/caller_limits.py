@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Any
 
 from django.db import Error as DatabaseError
+from django.utils.module_loading import import_string
 
+from ..conf import settings
 from ..enforcement.step_runner import limiter_or_error, now_us, stored_revision
+from ..engine.calendar_windows import calendar_window
+from ..engine.decision import Decision
 from ..engine.limiter import Limiter
 from ..engine.types import Bucket, BucketStatus
 from ..exceptions import NewerRevision, StoreError
-from ..monitoring.seeds import seeds
+from ..monitoring import restoring
 from ..policies.assigned import resolve_assigned
 from ..policies.facts import NOBODY, EndpointFacts, UserEntry
 from ..policies.requests.caller import Caller
@@ -27,7 +32,7 @@ MAX_LIMITS = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallerLimits:
-    """The limits that are enforced for a caller."""
+    """The limits that are enforced for a caller, without those of ``hidden_kinds``."""
 
     #: Enforced buckets with their status, those for all endpoints first; None while Redis does not answer.
     limits: tuple[tuple[Bucket, BucketStatus | None], ...]
@@ -35,11 +40,24 @@ class CallerLimits:
     blocked_by: tuple[str, ...]
     #: Whether limits are missing because of ``MAX_LIMITS``.
     truncated: bool
+    #: Redis' time (µs) at which the limits stood so.
+    at_us: int
 
     @property
     def available(self) -> bool:
         """Whether every limit has a status."""
         return all(status is not None for _, status in self.limits)
+
+
+def hidden_kinds() -> frozenset[str]:
+    """Return the kinds of subjects whose counts callers are not shown, because anybody may write or share them.
+
+    These are addresses, and IDENTIFIERS whose function has ``ratequota_history = False``.
+    """
+    paths = settings.identifiers.items()
+    return frozenset({"ip"}).union(
+        kind for kind, path in paths if not getattr(import_string(path), "ratequota_history", True)
+    )
 
 
 def caller_limits(caller: Caller, scope: str | None = None, *, ask: bool = True) -> CallerLimits:
@@ -58,10 +76,10 @@ def caller_limits(caller: Caller, scope: str | None = None, *, ask: bool = True)
         snapshot = process.policies.reload(0 if call is None else drive(stored_revision(limiter), call.do))
     while True:
         resolution, more = _resolve(caller, snapshot, scope, now_us(limiter))
-        buckets = tuple(bucket for bucket in resolution.buckets if bucket.mode == "enforce")
+        buckets = _shown(resolution.buckets)
         shown = buckets[:MAX_LIMITS]
         try:
-            statuses = _peek(limiter, call, shown, revision)
+            decision = _peek(limiter, call, shown, revision)
             break
         except NewerRevision as newer:
             revision = None
@@ -70,25 +88,70 @@ def caller_limits(caller: Caller, scope: str | None = None, *, ask: bool = True)
             except DatabaseError:
                 pass  # go on with the last known policies, as requests do
     if getattr(limiter, "unlimited", False):  # ENABLED = False
-        return CallerLimits(limits=(), blocked_by=(), truncated=False)
+        return CallerLimits(limits=(), blocked_by=(), truncated=False, at_us=0)
+    statuses = {status.bucket: status for status in decision.statuses}
     return CallerLimits(
         limits=tuple((bucket, statuses.get(bucket)) for bucket in shown),
         blocked_by=resolution.blocked_by,
         truncated=more or len(buckets) > len(shown),
+        at_us=decision.at_us or now_us(limiter),
     )
+
+
+def describe_limit(bucket: Bucket, status: BucketStatus | None, at_us: int) -> dict[str, Any]:
+    """Return what the caller is told of a limit at that time; times in µs, and None for what is not known."""
+    unit, used = bucket.rate.calendar, status.used + status.debt if status else None
+    # By the calendar, because the status of an unused counter says 0, and there is none while Redis is down.
+    window = calendar_window(unit, at_us, settings.time_zone, bucket.anchor)[:2] if unit else None
+    return {
+        **describe_window(bucket, used=used, window=window),
+        "reset": window[1] if window else status and at_us + status.reset_after_us,
+        "remaining": status and status.remaining,
+        "retry_at": status and at_us + (status.retry_after_us or 0),
+    }
+
+
+def describe_window(bucket: Bucket, *, used: int | None, window: tuple[int, int] | None) -> dict[str, Any]:
+    """Return what its caller is told of a limit, now or in the past; ``window`` = its calendar window's bounds."""
+    starts_at, ends_at = window or (None, None)
+    return {
+        "title": bucket.title,
+        "scope": bucket.scope or None,
+        "period": bucket.rate.calendar or None,
+        "rate": str(bucket.rate),
+        "unit": bucket.rate.counts,
+        # The kind of the subject, not the subject: a key is a secret.
+        "counted_per": bucket.subject.partition(":")[0],
+        "limit": bucket.rate.capacity,
+        "used": used,
+        "starts_at": starts_at,
+        "ends_at": ends_at,
+        "reset": ends_at,
+    }
+
+
+def _shown(buckets: tuple[Bucket, ...]) -> tuple[Bucket, ...]:
+    """Return the enforced buckets that the caller is shown."""
+    hidden = hidden_kinds()
+    kinds = [(bucket, bucket.subject.partition(":")[0]) for bucket in buckets if bucket.mode == "enforce"]
+    # An anonymous caller's own limits are those of its address.
+    own = ("ip", "caller")
+    return tuple(bucket for bucket, kind in kinds if kind not in hidden or (kind, bucket.counted_per) == own)
 
 
 def _peek(
     limiter: Limiter | StoreError, call: Call | None, buckets: tuple[Bucket, ...], revision: int | None
-) -> dict[Bucket, BucketStatus]:
-    """Return the status of each bucket; empty where Redis does not answer. Raises ``NewerRevision``."""
-    if call is None or isinstance(limiter, StoreError):
-        return {}
-    try:
-        decision = seeds.peek(limiter, call, buckets, revision)
-    except StoreError:
-        return {}
-    return {status.bucket: status for status in decision.statuses}
+) -> Decision:
+    """Return the decision with the status of each bucket; without any where Redis does not answer.
+
+    Raises ``NewerRevision``.
+    """
+    if call is not None and not isinstance(limiter, StoreError):
+        try:
+            return restoring.peek(limiter, call, buckets, revision)
+        except StoreError:
+            pass
+    return Decision(allowed=True)
 
 
 def _resolve(caller: Caller, snapshot: Snapshot, scope: str | None, at_us: int) -> tuple[Resolution, bool]:

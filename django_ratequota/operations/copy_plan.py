@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 from django.core.exceptions import ValidationError
 from django.utils.text import Truncator
@@ -18,16 +19,13 @@ def copy_policies(policies: Sequence[RatePolicy], plan: Plan) -> int:
     Raises ``ValidationError`` for a policy that is no longer valid (it was written by raw SQL, or is counted per an
     identifier that has left the settings).
     """
-    fields = RatePolicy._meta.concrete_fields
-    names = [field.attname for field in fields if not field.primary_key]
-    copies = [
-        RatePolicy(**{**{name: getattr(policy, name) for name in names}, "plan_id": plan.pk}) for policy in policies
-    ]
-    for copy, policy in zip(copies, policies, strict=True):
+    relations = [field.name for field in RatePolicy._meta.concrete_fields if field.is_relation]
+    copies = [copy(policy) for policy in policies]
+    for own, policy in zip(copies, policies, strict=True):
+        own.pk, own.plan = None, plan
         try:
             # Related objects and constraints need no check: only the plan differs, and it had no policy.
-            copy.clean_fields(exclude=[field.name for field in fields if field.is_relation])
-            copy.clean()
+            own.full_clean(relations, validate_unique=False, validate_constraints=False)
         except ValidationError as error:
             text = _("Nothing was copied, because %(policy)s is not valid. %(errors)s")
             words = {"policy": Truncator(visible(policy)).chars(200), "errors": " ".join(error.messages)}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import date
 from typing import Any
 
 from django.core.exceptions import ValidationError
@@ -12,15 +12,15 @@ from django.db import transaction
 from django.utils.translation import gettext as _
 
 from ..changes.databases import policy_alias
-from ..changes.writer import write_reset
+from ..changes.writer import in_batches, write_counted
 from ..conf import settings
-from ..engine.decision import Decision, LimitRequest
+from ..engine.decision import LimitRequest
+from ..engine.keys import counter_name, window_name
 from ..engine.protocol import MAX_BUCKETS
 from ..engine.types import Bucket, BucketStatus
 from ..exceptions import StoreError
 from ..models import PolicyChange, RatePolicy
-from ..monitoring import checkpoints
-from ..monitoring.seeds import seeds
+from ..monitoring import ledger, restoring
 from ..policies.assigned import contexts_of
 from ..policies.facts import UNREADABLE, PolicyFacts, endpoint_facts, policy_facts
 from ..policies.requests.caller import UNKNOWN, Caller, DescribedCaller, client_text, failed_kind
@@ -31,22 +31,16 @@ from .explain import explain_caller, newest_policies
 
 
 def peek(buckets: Iterable[Bucket]) -> dict[Bucket, BucketStatus]:
-    """Return the status of each bucket, except those of a Cluster node that is down; raises ``StoreError``."""
-    return {status.bucket: status for decision in peeked(buckets) for status in decision.statuses}
-
-
-def peeked(buckets: Iterable[Bucket]) -> Iterator[Decision]:
-    """Yield the status of each bucket as ``peek`` returns them, with the time of each call.
+    """Return the status of each bucket, except those of a Cluster node that is down; raises ``StoreError``.
 
     With ``ENABLED = False`` every bucket would have the status of an unused one, so that is a ``StoreError`` too.
     """
-    limiter, all_buckets = default_limiter(), tuple(buckets)
+    limiter = default_limiter()
     if getattr(limiter, "unlimited", False):
         raise StoreError("disabled", limiter.store.absent)
-    if any(bucket.durable for bucket in all_buckets):
-        limiter.stored_revision()  # whether the store has lost its data, which nobody may have noticed yet
-    for at in range(0, len(all_buckets), MAX_BUCKETS):
-        yield seeds.peek(limiter, limiter.store.call(), all_buckets[at : at + MAX_BUCKETS])
+    parts = in_batches(tuple(buckets), MAX_BUCKETS)
+    decisions = (restoring.peek(limiter, limiter.store.call(), tuple(part)) for part in parts)
+    return {status.bucket: status for decision in decisions for status in decision.statuses}
 
 
 def reset(buckets: Iterable[Bucket], reason: str = "") -> tuple[BucketStatus, ...]:
@@ -55,9 +49,7 @@ def reset(buckets: Iterable[Bucket], reason: str = "") -> tuple[BucketStatus, ..
     Subject by subject, each completely or not at all. Raises ``StoreError`` at the first that fails; subjects before
     it stay reset and recorded. Units consumed between peek and reset are not in the statuses.
     """
-    limiter = default_limiter()
-    record = partial(write_reset, reason=reason)
-    return _lower(buckets, record, limiter.reset, checkpoints.ALL)
+    return _lower(buckets, default_limiter().reset, None, reason)
 
 
 def grant(buckets: Iterable[Bucket], units: int, reason: str = "") -> tuple[BucketStatus, ...]:
@@ -80,32 +72,52 @@ def grant(buckets: Iterable[Bucket], units: int, reason: str = "") -> tuple[Buck
         request = LimitRequest(mode="refund", buckets=tuple(own), cost=units, costs=(units,) * len(own))
         drive(limiter.steps(request), limiter.store.call().do)
 
-    return _lower(before, partial(write_reset, units=units, reason=reason), give_back, units)
+    return _lower(before, give_back, units, reason)
 
 
 def _lower(
-    buckets: Iterable[Bucket],
-    record: Callable[[str, tuple[BucketStatus, ...]], None],
-    change: Callable[[list[Bucket]], object],
-    units: float,
+    buckets: Iterable[Bucket], change: Callable[[list[Bucket]], object], units: int | None, reason: str
 ) -> tuple[BucketStatus, ...]:
-    """Record and change the counters of each subject by ``units``; return their statuses before."""
-    limiter = default_limiter()
+    """Record and change the counters of each subject by ``units`` (None = all); return their statuses before.
+
+    What durable counters have used is refunded in the ledger, from which Redis follows.
+    """
+    limiter, alias = default_limiter(), policy_alias(PolicyChange)
+    action = PolicyChange.Action.RESET if units is None else PolicyChange.Action.GRANT
     before: list[BucketStatus] = []
-    for subject, own in _by_subject(buckets):
-        statuses = tuple(peek(own).values())
-        with transaction.atomic(using=policy_alias(PolicyChange)):
-            record(subject, statuses)
-            change(own)
-        checkpoints.note(limiter.peek(own), lowered=units)
+    # In the order in which the ledger writes, so that rows are not locked crosswise.
+    for subject, own in sorted(_by_subject(buckets), key=lambda group: counter_name(group[1][0])):
+        statuses, at_us = peek(own).values(), limiter.now_us
+        kept = [status for status in statuses if status.bucket.durable and ledger.is_kept(limiter)]
+        zone = limiter.time_zone
+        first_days = {one.bucket: ledger.window_of(one.bucket, at_us, zone).first_day for one in kept}
+        with transaction.atomic(using=alias):
+            was, now = (_states(statuses, given, first_days) for given in (0, units))
+            write_counted(subject, action, before=was, after=now, reason=reason)
+            if others := [status.bucket for status in statuses if status not in kept]:
+                change(others)
+            refund = ledger.refund(limiter, [status.bucket for status in kept], units, at_us)
+            # Robust: the units are given back, so Redis failing now must not fail the request.
+            transaction.on_commit(refund, using=alias, robust=True)
         before += statuses
-    durable = [status.bucket for status in before if status.bucket.durable]
-    if durable:
-        # No process may restore what a counter was before. Robust: the counters are changed, so Redis failing now
-        # must not fail the request.
-        alias = policy_alias(PolicyChange)
-        transaction.on_commit(lambda: checkpoints.write_now(durable), using=alias, robust=True)
     return tuple(before)
+
+
+def _states(
+    statuses: Iterable[BucketStatus], units: int | None, first_days: Mapping[Bucket, date]
+) -> dict[str, dict[str, Any]]:
+    """Return the counters' states by title, once up to ``units`` of each (None = all) are given back.
+
+    ``first_days`` are those of the windows that the ledger has.
+    """
+    states = {}
+    for status in statuses:
+        used = status.used + status.debt
+        used -= used if units is None else min(units, used)
+        first_day = first_days.get(status.bucket)
+        window = {} if first_day is None else {"window": window_name(counter_name(status.bucket), first_day)[1]}
+        states[status.bucket.title] = {"used": used, "remaining": max(0, status.limit - used), **window}
+    return states
 
 
 def reset_caller(caller: Caller, reason: str = "", **request: Any) -> tuple[BucketStatus, ...]:
@@ -131,16 +143,12 @@ def shared_reason(counted_per: str, subject: str | None) -> str:
     return ""
 
 
-def _by_subject(buckets: Iterable[Bucket]) -> list[tuple[str, list[Bucket]]]:
+def _by_subject(buckets: Iterable[Bucket]) -> list[tuple[str, Sequence[Bucket]]]:
     """Group the buckets by subject, at most ``MAX_BUCKETS`` per group: each group changes atomically."""
     subjects: dict[str, list[Bucket]] = {}
     for bucket in buckets:
         subjects.setdefault(bucket.subject, []).append(bucket)
-    return [
-        (subject, own[at : at + MAX_BUCKETS])
-        for subject, own in subjects.items()
-        for at in range(0, len(own), MAX_BUCKETS)
-    ]
+    return [(subject, part) for subject, own in subjects.items() for part in in_batches(own, MAX_BUCKETS)]
 
 
 def own_counters(policies: Iterable[RatePolicy]) -> tuple[dict[Bucket, RatePolicy], dict[RatePolicy, str]]:

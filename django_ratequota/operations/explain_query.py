@@ -79,10 +79,7 @@ class ExplainQuery:
 
     def caller(self) -> DescribedCaller:
         """Return the caller; raises ``ValidationError`` on ``ip``."""
-        try:
-            address = _address(self.ip.strip())
-        except ValidationError as error:
-            raise ValidationError({"ip": error}) from error
+        address = _address(self.ip.strip())
         return DescribedCaller(
             user_id=self.user_id, address=address, identifiers=dict(self.identifiers), plan_slug=self.plan_slug
         )
@@ -138,14 +135,12 @@ def _address(text: str) -> str | None:
             return str(ip_address(text))
         network = ip_network(text, strict=False)
     except ValueError as error:
-        raise ValidationError(
-            _("%(error)s; write an address such as 203.0.113.7."), params={"error": str(error)[:100]}
-        ) from error
+        text = _("%(error)s; write an address such as 203.0.113.7.") % {"error": str(error)[:100]}
+        raise ValidationError({"ip": text}) from error
     # An IPv6 network may be one client: addresses that share IPV6_PREFIX bits are.
     if len({client_text(unmap(network[at]), settings.ipv6_prefix) for at in (0, -1)}) > 1:
-        raise ValidationError(
-            _("%(network)s is many clients; write the address of one."), params={"network": network}
-        )
+        text = _("%(network)s is many clients; write the address of one.")
+        raise ValidationError({"ip": text % {"network": network}})
     return str(network[0])
 
 

@@ -5,23 +5,16 @@ A function's ``period`` is one of ``QuotaWindow.Period``: the windows of that le
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from datetime import date, datetime, timedelta
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from django.db.models import Count, Q, QuerySet
 
 from ..changes.databases import subject_begins
-from ..conf import settings
 from ..enforcement.step_runner import limiter_or_error, now_us
-from ..engine.types import Bucket, BucketStatus
-from ..exceptions import StoreError
+from ..engine.types import Bucket
 from ..models import QuotaWindow, RatePolicy
-from ..monitoring import checkpoints
-from ..policies.facts import to_datetime, to_us
-from ..runtime import default_limiter
-from .counters import peeked
+from ..policies.facts import to_datetime
 
 #: Percentages of a limit that operators choose from, beside 0 for all.
 LEVELS = (50, 80, 100)
@@ -63,62 +56,34 @@ class Chosen:
         return ids if self.policies is None else set(self.policies.filter(pk__in=ids).values_list("pk", flat=True))
 
 
-class Recorded(NamedTuple):
-    """A row of the ledger."""
-
-    pk: int
-    counter: str
-    subject: str
-    policy_id: int | None
-    endpoint_id: int | None
-    used: int
-    limit: int
-    percent: int
-    starts_at: datetime
-    ends_at: datetime
-    at_us: int
-
-    @property
-    def anchor(self) -> int:
-        """Return the day of the month on which its calendar months begin."""
-        return anchor_of(local_date(self.starts_at), local_date(self.ends_at))
-
-    def is_of(self, bucket: Bucket) -> bool:
-        """Return whether the row is of the bucket's counter."""
-        return checkpoints.counter_name(bucket) == self.counter
-
-    def status(self, bucket: Bucket, now_us: int) -> BucketStatus:
-        """Return the status of its counter as it was written last, under the bucket's limit."""
-        limit, starts_us, ends_us = bucket.rate.capacity, to_us(self.starts_at), to_us(self.ends_at)
-        return BucketStatus(
-            bucket=bucket,
-            allowed=True,
-            remaining=max(0, limit - self.used),
-            retry_after_us=0,
-            reset_after_us=max(0, ends_us - now_us),
-            window_us=ends_us - starts_us,
-            debt=max(0, self.used - limit),
-        )
-
-
 def current_periods() -> list[str]:
     """Return those of whose windows any is used now: months, weeks, days."""
     return [period for period in reversed(QuotaWindow.Period.values) if _current(period).exists()]
 
 
-def rows(period: str, chosen: Chosen, start: str = "") -> QuerySet[QuotaWindow, Any]:
-    """Return the rows that follow ``start`` (see ``after``) as arguments of ``Recorded``, the fullest first."""
+def rows(period: str, chosen: Chosen, start: str = "") -> QuerySet[QuotaWindow]:
+    """Return the rows that follow ``start`` (see ``after``), the fullest first."""
     found = _current(period).filter(chosen.condition())
     if start:
         percent, _dash, pk = start.partition("-")
         # Without OR, for which SQLite would read all rows by their keys.
         found = found.filter(~Q(percent=int(percent), pk__lte=int(pk or 0)), percent__lte=int(percent))
-    return found.order_by("-percent", "pk").values_list(*Recorded._fields)
+    return found.order_by("-percent", "pk")
 
 
-def after(row: Recorded) -> str:
+def after(row: QuotaWindow) -> str:
     """Return where the list goes on after the row, as ``AFTER`` describes."""
     return f"{row.percent}-{row.pk}"
+
+
+def correct(row: QuotaWindow, bucket: Bucket) -> None:
+    """Write the limit that was edited: the row's customer may make no request for weeks."""
+    limit = bucket.rate.capacity
+    if (row.limit, row.policy_id) != (limit, bucket.policy_id):
+        stored = QuotaWindow.objects.filter(pk=row.pk)
+        # Never unset: another process may just have set it.
+        mixed = {"mixed": True} if row.policy_id != bucket.policy_id else {}
+        stored.update(limit=limit, policy_id=bucket.policy_id, rate=str(bucket.rate), **mixed)
 
 
 def counts(period: str) -> dict[int, int]:
@@ -128,40 +93,9 @@ def counts(period: str) -> dict[int, int]:
     return {level: found[str(level)] for level in LEVELS}
 
 
-def read(buckets: Mapping[Recorded, Bucket]) -> tuple[dict[Bucket, tuple[BucketStatus, int | None]], str]:
-    """Return the counters, or their rows with the time where Redis does not answer, and why it does not."""
-    at_us, error = time_us(), ""
-    found: dict[Bucket, tuple[BucketStatus, int | None]] = {
-        bucket: (row.status(bucket, at_us), row.at_us) for row, bucket in buckets.items()
-    }
-    limits = {bucket: (row.limit, row.policy_id) for row, bucket in buckets.items()}
-    try:
-        for decision in () if default_limiter().store.absent else peeked(buckets.values()):
-            found |= {status.bucket: (status, None) for status in decision.statuses}
-            # Rows whose limit was edited are written again: their customers may make no request for weeks.
-            edited = [one for one in decision.statuses if limits[one.bucket] != (one.limit, one.bucket.policy_id)]
-            checkpoints.note(replace(decision, allowed=True, statuses=tuple(edited)))
-    except StoreError as failure:
-        error = failure.reason
-    return found, error
-
-
 def time_us() -> int:
     """Return Redis' time as this process last saw it (µs since 1970), also where settings name no Redis."""
     return now_us(limiter_or_error())
-
-
-def anchor_of(begins: date, ends: date) -> int:
-    """Return the day on which months begin, from the bounds of one."""
-    shorter = min(begins, ends, key=lambda day: day.day)
-    # A month's last day may stand for a later one. Other days differ where the day was changed: the end's counts.
-    is_last = (shorter + timedelta(days=1)).day == 1
-    return max(begins.day, ends.day) if is_last else ends.day
-
-
-def local_date(at: datetime) -> date:
-    """Return the date in TIME_ZONE."""
-    return datetime.fromtimestamp(to_us(at) / 10**6, settings.time_zone).date()
 
 
 def _current(period: str) -> QuerySet[QuotaWindow]:

@@ -1,14 +1,16 @@
-"""Who is near a limit now: the ledger's counters as they stand in Redis, by today's policies."""
+"""Who is near a limit now: the ledger's counters, by today's policies."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from itertools import islice
 
 from ..conf import settings
-from ..engine.types import Bucket, BucketStatus
-from ..models import RatePolicy
+from ..engine.keys import counter_name
+from ..engine.types import Bucket
+from ..models import QuotaWindow, RatePolicy
 from ..policies.assigned import contexts_of, is_plan_open
 from ..policies.facts import policy_facts
 from ..policies.requests.caller import Caller, DescribedCaller
@@ -16,7 +18,7 @@ from ..policies.resolver import EvaluationContext, make_buckets, resolve_uncache
 from ..policies.snapshot import Snapshot
 from . import ledger
 from .explain import newest_policies
-from .ledger import Chosen, Recorded
+from .ledger import Chosen
 
 #: Counters read together for a whole list; how often twice as many are read for a page whose first are out of date.
 _BATCH, _ROUNDS = 500, 5
@@ -26,47 +28,37 @@ _CHUNK = 2_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A counter as it stands now, and the policy that limits it."""
+    """A counter, and the policy that limits it now."""
 
     policy: RatePolicy
-    status: BucketStatus
-    #: When it stood so, where the counter could not be read (µs since 1970); None = now.
-    at_us: int | None = None
+    bucket: Bucket
+    #: What is used, debts included.
+    used: int
+    #: When the window ends.
+    ends_at: datetime
 
     @property
-    def used(self) -> int:
-        """Return what is used, debts included."""
-        return self.status.used + self.status.debt
+    def limit(self) -> int:
+        """Return the limit as it is now."""
+        return self.bucket.rate.capacity
 
     @property
     def percent(self) -> int:
         """Return the whole percent of the limit that is used."""
-        return 100 * self.used // self.status.limit
+        return 100 * self.used // self.limit
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
-    """A part of a list."""
+def near_rows(period: str, chosen: Chosen, start: str, most: int) -> tuple[list[Row], str]:
+    """Return up to ``most`` counters from ``start`` on ("" = the fullest), the fullest first.
 
-    #: The fullest first.
-    rows: tuple[Row, ...]
-    #: Where the next part begins; "" = there are no more.
-    following: str
-    #: Level -> how many of all counters have used that much or more, as last written.
-    counts: dict[int, int]
-    #: Why the counters could not be read; "" = they were.
-    error: str = ""
-
-
-def near_rows(period: str, chosen: Chosen, start: str, most: int) -> Rows:
-    """Return up to ``most`` counters from ``start`` on (see ``Rows.following``; "" = the fullest)."""
+    Also returns where the next part begins; "" = there are no more.
+    """
     found: list[Row] = []
-    following, size, error = start, most, ""
+    following, size = start, most
     for _ in range(_ROUNDS):
-        rows = [Recorded(*row) for row in ledger.rows(period, chosen, following)[: size + 1]]
-        live, error = _live(rows[:size])
+        rows = list(ledger.rows(period, chosen, following)[: size + 1])
         passed = 0
-        for row in _fitting(chosen, rows[:size], live):
+        for row in _fitting(chosen, rows[:size]):
             passed += 1
             if row is not None:
                 found.append(row)
@@ -76,19 +68,20 @@ def near_rows(period: str, chosen: Chosen, start: str, most: int) -> Rows:
         if not following or len(found) == most:
             break
         size = 2 * size
-    found.sort(key=lambda row: (-row.used / row.status.limit, row.status.bucket.subject))
-    return Rows(rows=tuple(found), following=following, counts=ledger.counts(period), error=error)
+    found.sort(key=lambda row: (-row.used / row.limit, row.bucket.subject))
+    return found, following
 
 
 def all_near(period: str, chosen: Chosen) -> Iterator[list[Row]]:
     """Yield every counter, the fullest first, in batches; not all are in memory at once."""
-    rows = (Recorded(*row) for row in ledger.rows(period, chosen).iterator(chunk_size=_CHUNK))
+    rows = ledger.rows(period, chosen).iterator(chunk_size=_CHUNK)
     while batch := list(islice(rows, _BATCH)):
-        yield [row for row in _fitting(chosen, batch, _live(batch)[0]) if row is not None]
+        yield [row for row in _fitting(chosen, batch) if row is not None]
 
 
-def _fitting(chosen: Chosen, rows: Sequence[Recorded], live: Mapping[Recorded, Row]) -> Iterator[Row | None]:
+def _fitting(chosen: Chosen, rows: Sequence[QuotaWindow]) -> Iterator[Row | None]:
     """Yield what each row is now, None where it is not of those that are chosen."""
+    live = _live(rows)
     policies = chosen.among(row.policy.pk for row in live.values())
     for recorded in rows:
         row = live.get(recorded)
@@ -96,8 +89,8 @@ def _fitting(chosen: Chosen, rows: Sequence[Recorded], live: Mapping[Recorded, R
         yield row if fits else None
 
 
-def _live(rows: Sequence[Recorded]) -> tuple[dict[Recorded, Row], str]:
-    """Return the counter of each row as it stands now, and why it could not be read.
+def _live(rows: Sequence[QuotaWindow]) -> dict[QuotaWindow, Row]:
+    """Return the counter of each row under the limit that applies now.
 
     Rows to which no limit applies any more are left out. Of several rows of one counter, after its policy has
     changed, the first is returned.
@@ -105,7 +98,7 @@ def _live(rows: Sequence[Recorded]) -> tuple[dict[Recorded, Row], str]:
     snapshot, now_us = newest_policies(), ledger.time_us()
     policies = _policies(row.policy_id for row in rows)
     contexts = contexts_of([_caller(row, snapshot) for row in rows], snapshot.overview.snapshot, now_us)
-    buckets: dict[Recorded, Bucket] = {}
+    buckets: dict[QuotaWindow, Bucket] = {}
     counters = set()
     for row, context in zip(rows, contexts, strict=True):
         if row.endpoint_id is not None:
@@ -118,23 +111,22 @@ def _live(rows: Sequence[Recorded]) -> tuple[dict[Recorded, Row], str]:
             counters.add(bucket.counter)
             buckets[row] = bucket
     policies |= _policies(bucket.policy_id for bucket in buckets.values() if bucket.policy_id not in policies)
-    found, error = ledger.read(buckets)
     live = {}
     for row, bucket in buckets.items():
+        ledger.correct(row, bucket)
         stored = policies.get(bucket.policy_id or 0)
         if stored is not None:
-            status, at_us = found[bucket]
-            live[row] = Row(policy=stored, status=status, at_us=at_us)
-    return live, error
+            live[row] = Row(policy=stored, bucket=bucket, used=row.used, ends_at=row.ends_at)
+    return live
 
 
-def _bucket(row: Recorded, context: EvaluationContext, policy: RatePolicy | None) -> Bucket | None:
+def _bucket(row: QuotaWindow, context: EvaluationContext, policy: RatePolicy | None) -> Bucket | None:
     """Return the bucket with the row's counter, by the policy that applies to its caller now; None = none does.
 
     Where the subject alone does not tell which policy applies, it is the last one that did, if it is still active.
     """
     resolution = resolve_uncached(context)
-    found = next((bucket for bucket in resolution.buckets if row.is_of(bucket)), None)
+    found = next((bucket for bucket in resolution.buckets if row.counter == counter_name(bucket)), None)
     known = _plan_is_known(context.caller, resolution.assigned_to)
     by_plan = found and any(one.id == found.policy_id and one.plan_id is not None for one in resolution.winners)
     if (found is not None and (known or not by_plan)) or (known and context.caller.user_id is not None):
@@ -142,19 +134,17 @@ def _bucket(row: Recorded, context: EvaluationContext, policy: RatePolicy | None
     facts = None if policy is None or policy.mode == RatePolicy.Mode.OFF else policy_facts(policy)
     if facts is not None and facts.active(context.now_us) and facts.endpoint_id == row.endpoint_id:
         endpoint = next(iter(context.endpoints), None)
-        last = (bucket for bucket in make_buckets(facts, endpoint, row.subject) if row.is_of(bucket))
-        found = next(last, found)
-    return found and replace(found, anchor=row.anchor)
+        buckets = make_buckets(facts, endpoint, row.subject)
+        found = next((bucket for bucket in buckets if row.counter == counter_name(bucket)), found)
+    return found
 
 
 def _plan_is_known(caller: Caller, assigned_to: str) -> bool:
     """Return whether the subject alone tells the plan of its requests."""
-    if caller.plan_slug is not None:
-        return True
-    return not settings.plan_resolver and not is_plan_open(caller, assigned_to)
+    return caller.plan_slug is not None or not (settings.plan_resolver or is_plan_open(caller, assigned_to))
 
 
-def _caller(row: Recorded, snapshot: Snapshot) -> DescribedCaller:
+def _caller(row: QuotaWindow, snapshot: Snapshot) -> DescribedCaller:
     """Return the caller that the subject names, as far as it does."""
     kind, _colon, value = row.subject.partition(":")
     plan = snapshot.plans.get(int(value)) if kind == "plan" and value.isdecimal() else None

@@ -1,4 +1,4 @@
-"""What callers have used of their quotas: by calendar month, for invoices, and window by window."""
+"""What callers have used of their quotas, window by window."""
 
 from __future__ import annotations
 
@@ -7,92 +7,15 @@ from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from typing import Any
 
-from django.core.exceptions import ValidationError
-from django.db.models import Case, Count, Exists, F, Max, Min, OuterRef, QuerySet, Subquery, Sum, When
-from django.utils.module_loading import import_string
-from django.utils.translation import gettext as _
+from django.db.models import Exists, OuterRef, QuerySet, Subquery
 
 from ..conf import settings
 from ..engine.calendar_windows import calendar_window
 from ..models import Endpoint, QuotaWindow, RatePolicy
-from ..monitoring.checkpoint_rows import stored_subject
+from ..monitoring.ledger_rows import stored_subject
 from ..policies.facts import to_datetime, to_us
 from ..policies.requests.caller import Caller
-from .ledger import anchor_of, local_date
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Used:
-    """What one subject has used of one counter: in one month, or in all days or weeks that began in a month."""
-
-    subject: str
-    #: None = all endpoints; of a deleted one, its number.
-    endpoint: str | None
-    rate: str
-    #: Number of the windows: 1 for a rate by the month, up to 31 for one by the day.
-    windows: int
-    #: Units, or requests where the rate counts requests.
-    used: int
-    #: The limit of the last window.
-    limit: int
-    #: The days in TIME_ZONE on which the first window began and the last one ends: 15 October and 15 November.
-    begins: date
-    ends: date
-    #: Number of the policy that limited it last; it may be deleted by now.
-    policy: int | None
-
-
-def month_of(text: str) -> tuple[Any, Any]:
-    """Return when the month ``2026-10`` begins and ends in TIME_ZONE; raises ``ValidationError``."""
-    try:
-        first = datetime.strptime(text, "%Y-%m").replace(day=15, tzinfo=settings.time_zone)
-        start_us, end_us = calendar_window("month", int(first.timestamp()) * 10**6, settings.time_zone)
-        return to_datetime(start_us), to_datetime(end_us)
-    except (OverflowError, ValueError) as error:  # years 1 and 9999 as well, whose months have no bounds in UTC
-        raise ValidationError(_("Write the month as in 2026-10, not %(text)r."), params={"text": text}) from error
-
-
-def previous_month(today: date) -> str:
-    """Return the month before that of ``today``, as in 2026-10."""
-    return f"{today.replace(day=1) - timedelta(days=1):%Y-%m}"
-
-
-def used_in_month(month: str, subject: str = "") -> Iterator[Used]:
-    """Yield what each subject has used, or one only, by subject; raises ``ValidationError``.
-
-    A window belongs to the month in which it began. Windows of another length have rows of their own, and so has each
-    month of a customer whose months began on another day meanwhile, as each has its own limit.
-    """
-    start, end = month_of(month)
-    rows = QuotaWindow.objects.filter(starts_at__gte=start, starts_at__lt=end)
-    if subject:
-        rows = rows.filter(subject=stored_subject(subject))
-    names = dict(Endpoint.objects.values_list("pk", "name"))
-    last = rows.filter(counter=OuterRef("counter")).order_by("-starts_at")
-    sums = rows.annotate(month=Case(When(period=QuotaWindow.Period.MONTH, then=F("starts_at"))))
-    sums = sums.order_by("subject", "counter", "month").values("subject", "counter", "endpoint_id", "month")
-    sums = sums.annotate(
-        windows=Count("pk"),
-        sum=Sum("used"),
-        begins=Min("starts_at"),
-        ends=Max("ends_at"),
-        # Of a month, its only row's.
-        **{f"month_{name}": Max(name) for name in ("rate", "limit", "policy_id")},
-        **{f"last_{name}": Subquery(last.values(name)[:1]) for name in ("rate", "limit", "policy_id")},
-    )
-    for row in sums.iterator(chunk_size=2000):
-        pk, limited = row["endpoint_id"], "month" if row["month"] else "last"
-        yield Used(
-            subject=row["subject"],
-            endpoint=None if pk is None else names.get(pk, f"#{pk}"),
-            rate=row[f"{limited}_rate"],
-            windows=row["windows"],
-            used=row["sum"],
-            limit=row[f"{limited}_limit"],
-            begins=local_date(row["begins"]),
-            ends=local_date(row["ends"]),
-            policy=row[f"{limited}_policy_id"],
-        )
+from .caller_limits import hidden_kinds
 
 
 def windows_of(caller: Caller) -> QuerySet[QuotaWindow]:
@@ -100,10 +23,7 @@ def windows_of(caller: Caller) -> QuerySet[QuotaWindow]:
 
     Not those of its address, which may have been somebody else's.
     """
-    shown = (
-        kind for kind, path in settings.identifiers.items() if getattr(import_string(path), "ratequota_history", True)
-    )
-    values = {kind: caller.value(kind) for kind in ("user", *shown)}
+    values = {kind: caller.value(kind) for kind in {"user", *settings.identifiers} - hidden_kinds()}
     subjects = [stored_subject(f"{kind}:{value}") for kind, value in values.items() if value]
     logged = RatePolicy.objects.filter(pk=OuterRef("policy_id"), mode=RatePolicy.Mode.LOG)
     scope = Endpoint.objects.filter(pk=OuterRef("endpoint_id")).values("name")
@@ -115,10 +35,8 @@ def windows_of(caller: Caller) -> QuerySet[QuotaWindow]:
 class Past:
     """The windows of one counter."""
 
-    policy_id: int | None
-    endpoint_id: int | None
-    #: As in the last window.
-    rate: str
+    #: The last.
+    window: QuotaWindow
     #: (first day, used, limit) of each window, the oldest first; without a limit where nothing was used.
     windows: list[tuple[date, int, int]]
 
@@ -132,15 +50,20 @@ def past_of(windows: QuerySet[QuotaWindow], most: int, today: date) -> list[Past
     for window in windows.order_by("starts_at"):
         counters.setdefault(window.counter, []).append(window)
     order = sorted(counters.values(), key=lambda own: (own[-1].starts_at, own[-1].used), reverse=True)
-    return [
-        Past(
-            policy_id=own[-1].policy_id,
-            endpoint_id=own[-1].endpoint_id,
-            rate=own[-1].rate,
-            windows=list(_without_gaps(own, today))[-most:],
-        )
-        for own in order
-    ]
+    return [Past(window=own[-1], windows=list(_without_gaps(own, today))[-most:]) for own in order]
+
+
+def _anchor_of(begins: date, ends: date) -> int:
+    """Return the day on which months begin, from the bounds of one."""
+    shorter = min(begins, ends, key=lambda day: day.day)
+    # A month's last day may stand for a later one. Other days differ where the day was changed: the end's counts.
+    is_last = (shorter + timedelta(days=1)).day == 1
+    return max(begins.day, ends.day) if is_last else ends.day
+
+
+def local_date(at: datetime) -> date:
+    """Return the date in TIME_ZONE."""
+    return datetime.fromtimestamp(to_us(at) / 10**6, settings.time_zone).date()
 
 
 def _without_gaps(windows: list[QuotaWindow], today: date) -> Iterator[tuple[date, int, int]]:
@@ -149,7 +72,7 @@ def _without_gaps(windows: list[QuotaWindow], today: date) -> Iterator[tuple[dat
     for window, until in zip(windows, following, strict=True):
         begins, ends = local_date(window.starts_at), local_date(window.ends_at)
         yield begins, window.used, window.limit
-        anchor = anchor_of(begins, ends)
+        anchor = _anchor_of(begins, ends)
         while ends < until:
             yield ends, 0, 0
             ends = _next(ends, window.period, anchor)

@@ -16,8 +16,7 @@ from ..engine.limiter import Limiter
 from ..engine.rates import MAX_UNITS, Rate
 from ..engine.scripts import REPLAY
 from ..runtime import default_limiter
-from ..store.base import run_script
-from ..utils.sansio import drive
+from ..store.commands import ScriptCall
 
 #: (time in µs since the Unix epoch, cost in units): (1_763_702_400_000_000, 1).
 Attempt = tuple[int, int]
@@ -99,8 +98,9 @@ class _Replayer:
         args: list[object] = [b"".join(pack(">dd", at_us, cost) for at_us, cost in attempts)]
         for rate, state in zip(self._rates, self._states, strict=True):
             windows, by_request = self._windows(rate, attempts), int(rate.counts == "requests")
-            args += (rate.algorithm, rate.limit, rate.period_us, rate.capacity, state, windows, by_request)
-        reply = drive(run_script(REPLAY, (), args), self._limiter.store.execute)
+            algorithm = "calendar_window" if rate.calendar else rate.algorithm
+            args += (algorithm, rate.limit, rate.period_us, rate.capacity, state, windows, by_request)
+        reply = self._limiter.store.execute(ScriptCall(REPLAY, (), args))
         outcomes, *self._states = reply
         return bytes(outcomes)
 
@@ -112,7 +112,7 @@ class _Replayer:
         start = finish = 0
         for at_us, _cost in attempts:
             if at_us and not start <= at_us < finish:
-                start, finish = calendar_window(rate.calendar, at_us, self._limiter.time_zone)
+                start, finish, _ = calendar_window(rate.calendar, at_us, self._limiter.time_zone)
                 windows.add((start, finish))
         return b"".join(pack(">dd", *window) for window in sorted(windows))
 

@@ -26,6 +26,7 @@ from ..changes.databases import policy_alias
 from ..changes.validators import visible
 from ..changes.writer import changed_by, field_values, in_batches, rows_by_pk
 from ..models import PolicyChange, RatePolicy
+from .differences import name_users
 from .states import KINDS, Related, State, object_of, problems, read_value, related_objects, relations
 
 Version = Literal["before", "after"]
@@ -45,8 +46,8 @@ class Step:
 
     kind: str
     object_id: str
-    #: The object's name in the history.
-    text: str
+    #: The object in words, as in the history; once compared, with the name of its user.
+    object_text: str
     #: Primary key of the ``PolicyChange`` with the state to return to, and which of its two states that is.
     change: int
     version: Version = "before"
@@ -118,9 +119,9 @@ def plan_undo(
     steps: dict[tuple[str, str], Step] = {}
     found = rows.filter(model__in=KINDS).order_by("pk").values_list("pk", "model", "object_id", "object_text")
     for pk, kind, object_id, text in found:
-        new = Step(kind=kind, object_id=object_id, text=text, change=pk)
+        new = Step(kind=kind, object_id=object_id, object_text=text, change=pk)
         step = steps.setdefault((kind, object_id), new)
-        step.last, step.text = pk, text
+        step.last, step.object_text = pk, text
     return _compared(Revert(steps=list(steps.values()), undoes=change_id), lock, forbidden)
 
 
@@ -137,7 +138,11 @@ def plan_restore(
     What was deleted together with it follows; ``apply`` creates that only if it is chosen.
     """
     own = Step(
-        kind=change.model, object_id=change.object_id, text=change.object_text, change=change.pk, version=version
+        kind=change.model,
+        object_id=change.object_id,
+        object_text=change.object_text,
+        change=change.pk,
+        version=version,
     )
     plan = Revert(steps=[own])
     last = PolicyChange.objects.filter(model=change.model, object_id=change.object_id).first()
@@ -159,7 +164,7 @@ def _deleted_along(deletion: PolicyChange) -> Iterator[Step]:
             rows = same_save.filter(model=kind, **{f"before__{relation.name}": key})
             found = rows.values_list("pk", "object_id", "object_text") if relation.related_model is model else ()
             for pk, object_id, text in found:
-                yield Step(kind=kind, object_id=object_id, text=text, change=pk, last=pk, along=True)
+                yield Step(kind=kind, object_id=object_id, object_text=text, change=pk, last=pk, along=True)
 
 
 def _compared(plan: Revert, lock: bool, forbidden: Forbidden) -> Revert:
@@ -169,6 +174,7 @@ def _compared(plan: Revert, lock: bool, forbidden: Forbidden) -> Revert:
     for kind in (*PARENTS, *CHILDREN):
         model = KINDS[kind]
         for steps in in_batches([step for step in plan.steps if step.kind == kind]):
+            name_users(steps)
             keys = [read_value(model._meta.pk, step.object_id) for step in steps]
             stored = rows_by_pk(model, keys, policy_alias(model), lock)
             rows = PolicyChange.objects.in_bulk([pk for step in steps for pk in (step.change, step.last) if pk])

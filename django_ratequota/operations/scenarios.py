@@ -14,7 +14,7 @@ from .numbers import number
 from .replay import Attempt, replay
 
 #: 2025-11-03 00:00 UTC, a Monday on which clocks change in no time zone.
-_START_US = 1_762_128_000_000_000
+START_US = 1_762_128_000_000_000
 #: Bars of a chart.
 SLOTS = 40
 #: Most different times of requests in an even stream.
@@ -33,11 +33,11 @@ class Scenario:
     title: str
     #: What happened, in a sentence or two.
     sentence: str
-    #: Start of each slot, counted from the scenario's start or the window's edge: "0 s", "-15 s".
-    labels: tuple[str, ...]
+    #: Start of each slot, counted from the scenario's start: "15 s".
+    labels: Sequence[str]
     #: Units in each slot; same order and length as ``labels``.
-    admitted: tuple[int, ...]
-    refused: tuple[int, ...]
+    admitted: Sequence[int]
+    refused: Sequence[int]
 
 
 def fastest(rates: Sequence[Rate]) -> Rate:
@@ -46,28 +46,35 @@ def fastest(rates: Sequence[Rate]) -> Rate:
 
 
 def stream(rates: Sequence[Rate], scale: Rate) -> Scenario:
-    """Return an even stream above the limit of ``scale``, long enough to use up all rates; raises ``StoreError``."""
-    start_us = window_edge_us(scale)
+    """Return an even stream above the limit of ``scale``, long enough to use up all rates; raises ``StoreError``.
+
+    It begins with a window, not the first one.
+    """
+    start_us = window_end_us(scale, START_US, default_limiter().time_zone)
     # Long enough to use up the burst and each limit, and to show what follows.
     used_up_us = max(rate.capacity * scale.period_us // scale.limit for rate in rates)
     span_us = max(4 * scale.period_us, min(3 * used_up_us, _MAX_SPAN_US))
     asked = max(6, int(_ABOVE * scale.limit * span_us / scale.period_us))
     attempts, span_us = evenly(start_us, asked, span_us=span_us, room=min(rate.capacity for rate in rates))
     outcome = replayed(attempts, rates)
-    sentence = _about_stream(outcome, scale, start_us, span_us)
-    return in_slots(
-        outcome, title=_("A steady stream above the limit"), sentence=sentence, start_us=start_us, span_us=span_us
+    units = in_slots(outcome, SLOTS, start_us, span_us)
+    return Scenario(
+        title=_("A steady stream above the limit"),
+        sentence=_about_stream(outcome, scale, start_us, span_us),
+        labels=tuple(duration(span_us * slot // SLOTS) for slot in range(SLOTS)),
+        admitted=units[True],
+        refused=units[False],
     )
 
 
 def _about_stream(outcome: Outcome, scale: Rate, start_us: int, span_us: int) -> str:
-    last_us = start_us + span_us * 3 // 4
+    last = [(cost, passed) for at_us, cost, passed in outcome if at_us >= start_us + span_us * 3 // 4]
     numbers = {
         "asked": f"{number(_ABOVE * scale.limit)}/{format_period(scale.period)}",
         "span": duration(span_us),
         "last": duration(span_us // 4),
-        "passed": number(admitted(outcome, since_us=last_us)),
-        "of": number(asked(outcome, since_us=last_us)),
+        "passed": number(sum(cost for cost, passed in last if passed)),
+        "of": number(sum(cost for cost, _passed in last)),
     }
     first_us = next((at_us for at_us, _cost, passed in outcome if not passed), None)
     if first_us is None:
@@ -81,11 +88,6 @@ def _about_stream(outcome: Outcome, scale: Rate, start_us: int, span_us: int) ->
     return text % numbers
 
 
-def window_edge_us(rate: Rate) -> int:
-    """Return the simulated time at which a window of the rate begins, not the first one."""
-    return window_end_us(rate, _START_US, default_limiter().time_zone)
-
-
 def replayed(attempts: Sequence[Attempt], rates: Sequence[Rate]) -> Outcome:
     """Return what became of the attempts at the rates; raises ``StoreError``."""
     # Requests of 1 unit at one time are replayed as one attempt: what counts requests has to count their units.
@@ -93,44 +95,20 @@ def replayed(attempts: Sequence[Attempt], rates: Sequence[Rate]) -> Outcome:
     return [(*attempt, passed) for attempt, passed in zip(attempts, replay(in_units, attempts), strict=True)]
 
 
-def asked(outcome: Outcome, *, since_us: int = 0, until_us: int = 2**62) -> int:
-    """Return the units requested from ``since_us`` until before ``until_us``."""
-    return sum(cost for at_us, cost, _passed in outcome if since_us <= at_us < until_us)
-
-
-def admitted(outcome: Outcome, *, since_us: int = 0, until_us: int = 2**62) -> int:
-    """Return the units admitted from ``since_us`` until before ``until_us``."""
-    return asked([one for one in outcome if one[2]], since_us=since_us, until_us=until_us)
-
-
-def in_slots(
-    outcome: Outcome,
-    *,
-    title: str,
-    sentence: str,
-    start_us: int,
-    span_us: int,
-    slots: int = SLOTS,
-    zero_us: int | None = None,
-) -> Scenario:
-    """Return the units of each slot of the span, with these texts; labels count from ``zero_us`` (None = start)."""
+def in_slots(outcome: Outcome, slots: int, start_us: int, span_us: int) -> dict[bool, list[int]]:
+    """Return the units admitted (True) and refused (False) in each slot of the span."""
     units = {True: [0] * slots, False: [0] * slots}
     for at_us, cost, passed in outcome:
         units[passed][min((at_us - start_us) * slots // max(1, span_us), slots - 1)] += cost
-    first_us = start_us - (start_us if zero_us is None else zero_us)
-    labels = tuple(duration(first_us + span_us * slot // slots) for slot in range(slots))
-    return Scenario(
-        title=title, sentence=sentence, labels=labels, admitted=tuple(units[True]), refused=tuple(units[False])
-    )
+    return units
 
 
 def duration(span_us: int) -> str:
     """Format µs with one unit and at most one decimal: 90 s as ``1.5 min``."""
-    sign, size = ("−", -span_us) if span_us < 0 else ("", span_us)
     for unit, unit_us in (("d", 86_400 * 10**6), ("h", 3600 * 10**6), ("min", 60 * 10**6), ("s", 10**6)):
-        if size >= unit_us:
-            return f"{sign}{number(size / unit_us)} {unit}"
-    return f"{sign}{number(size / 1000)} ms" if size else "0"
+        if span_us >= unit_us:
+            return f"{number(span_us / unit_us)} {unit}"
+    return f"{number(span_us / 1000)} ms" if span_us else "0"
 
 
 def at_once(units: int) -> Iterator[int]:

@@ -17,7 +17,6 @@ from ..conf import settings
 from ..exceptions import StoreError
 from ..models import QuotaWindow
 from ..monitoring.timeline import seen_callers
-from ..policies.facts import to_us
 
 #: Most subjects that are offered, and most rows that are read to find them: a subject may have several.
 MAX_OFFERED, _MAX_ROWS = 20, 200
@@ -55,7 +54,7 @@ def known_subjects(text: str, tables: Iterable[QuerySet[Any]], *, seen: bool) ->
     found: set[str] = set()
     sources = [rows.order_by() for rows in tables]
     if seen:
-        sources.append(QuotaWindow.objects.filter(at_us__gt=to_us(timezone.now() - _SEEN)).order_by())
+        sources.append(QuotaWindow.objects.filter(written_at__gt=timezone.now() - _SEEN).order_by())
     for prefix in _prefixes(text):
         if len(found) >= MAX_OFFERED:
             break

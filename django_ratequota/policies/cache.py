@@ -89,8 +89,8 @@ class PolicyCache:
         #: Number of reloads that changed the snapshot, and the total seconds they took.
         self.reloads, self.reload_seconds = 0, 0.0
 
-    def expire(self) -> None:
-        """Make the next request read everything, after changes that were not recorded."""
+    def expire(self, **_: object) -> None:
+        """Make the next request read everything, after changes that were not recorded; a receiver too."""
         with self._lock, self._entries_lock:
             self._snapshot = None
             self._entries.clear()
@@ -208,7 +208,8 @@ class PolicyCache:
             changes, cursor = (
                 self._cursor.read_unseen(self._most) if before is not None else ChangeCursor.from_history()
             )
-            if before is None or any(change.everything for change in changes):
+            everything = any(change.everything for change in changes)
+            if before is None or everything:
                 snapshot = load_snapshot(revision)
                 held = sum(1 for _ in held_policies(snapshot)) + len(snapshot.members)
                 self._most = min(_MANY, max(FEW, held // 4))
@@ -226,7 +227,6 @@ class PolicyCache:
         with self._entries_lock:
             users: set[Any] = {user for change in changes for user in change.users}
             subjects = {subject for change in changes for subject in change.subjects}
-            everything = any(change.everything for change in changes)
             if users or subjects or everything:
                 self._drops += 1
                 self.user_endpoints = None
@@ -267,8 +267,3 @@ def in_plan_order(kinds: Collection[str]) -> tuple[str, ...]:
 
 #: The policies of this process.
 policies = PolicyCache()
-
-
-def expire_after_migrate(**_: object) -> None:
-    """Receive ``post_migrate``: migrations and ``flush`` write policies that nobody records."""
-    policies.expire()

@@ -23,8 +23,6 @@ from .facts import SubjectKey, subject_key
 _LATE_COMMIT_SECONDS = 3600
 #: Most gaps (runs of missing ids) that are kept; the oldest are merged into one.
 _MAX_GAPS = 100
-#: Actions on counters: no policy has changed.
-_COUNTED = ("reset", "grant")
 #: Number of changes up to which they are always read one by one.
 FEW = 2_000
 #: The models of a snapshot's rows, and the model whose rows belong to one user each.
@@ -93,14 +91,15 @@ class ChangeCursor:
         More than ``most`` rows become one change of everything.
         """
         unseen = _rows().filter(self._unseen())
-        columns = ("pk", "at", "action", "model", "object_id", "touched_user", "before", "after")
+        columns = ("pk", "at", "model", "object_id", "touched_user", "before", "after")
         found = list(unseen.values_list(*columns)[: most + 1])
         if len(found) > most:
             ids = list(unseen.values_list("pk", "at"))
             changes = [EVERYTHING]
         else:
             ids = [row[:2] for row in found]
-            changes = [Change.read(*row[3:]) for row in found if row[0] != self.newest and row[2] not in _COUNTED]
+            # Of counters: no policy has changed.
+            changes = [Change.read(*row[2:]) for row in found if row[0] != self.newest and row[2] != "counter"]
         if self.newest and (self.newest, self.at) not in ids:
             # The history is another one, restored from a backup for example.
             return [EVERYTHING], ChangeCursor.from_history()[1]

@@ -112,15 +112,15 @@ def _why_won(applied: Applied, context: EvaluationContext, entries: list[MemberF
 
 def others_in_words(others: Mapping[str, int]) -> list[str]:
     """Return a sentence for each kind of policies that are for other callers."""
-    sentences = []
-    for kind, count in others.items():
-        text = ngettext(
+    return [
+        ngettext(
             "%(count)d more policy is for other callers (%(kind)s).",
             "%(count)d more policies are for other callers (%(kind)s).",
             count,
         )
-        sentences.append(text % {"count": count, "kind": kind})
-    return sentences
+        % {"count": count, "kind": kind}
+        for kind, count in others.items()
+    ]
 
 
 def _why_not(policy: PolicyFacts, context: EvaluationContext, subject: str | None, entries: list[MemberFacts]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_network
 from typing import Any
 
@@ -95,8 +94,10 @@ class PolicyFacts(_Dated):
     ends_us: int | None
     #: The addresses of a subject ``ip:...``; None for other audiences.
     network: Network | None = None
-    #: Whether counts of its calendar windows outlive the store's data.
-    durable: bool = False
+    #: Whether counts of its calendar windows outlive the store's data; None = but for those of addresses.
+    durable: bool | None = False
+    #: Whether X-RateLimit-* describe its first rate.
+    leads_headers: bool = False
     #: The stored text if this version cannot read it, else None.
     unread: str | None = None
     #: The subject list whose members it is for; None for other audiences.
@@ -160,15 +161,15 @@ class MemberFacts(_Dated):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
+class Assignment(_Dated):
     """A user's or a subject's plan from ``starts_us`` until ``ends_us``, in µs since the Unix epoch; None = open."""
 
     plan_id: int
     starts_us: int
     ends_us: int | None
     id: int = 0
-    #: Day of the month on which the customer's calendar months begin.
-    anchor: int = 1
+    #: Day of the month on which the customer's calendar months begin; 0 = that of the customer's other assignments.
+    anchor: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -179,9 +180,28 @@ class UserEntry:
     assignments: tuple[Assignment, ...] = ()
 
     def assignment(self, now_us: int) -> Assignment | None:
-        """Return the one that counts at ``now_us``: dated before open, then the latest start, then the highest id."""
-        active = [a for a in self.assignments if a.starts_us <= now_us and (a.ends_us is None or now_us < a.ends_us)]
-        return max(active, key=lambda a: (a.ends_us is not None, a.starts_us, a.id), default=None)
+        """Return the one that gives the plan at ``now_us``."""
+        return next((one for one in self._begun(now_us) if one.active(now_us)), None)
+
+    def anchor(self, now_us: int) -> int:
+        """Return the day on which months begin at ``now_us``: that of the first assignment that names one.
+
+        If none does, 1; or 0 if none is active either, because somebody else's may tell then.
+        """
+        named = (one.anchor for one in self._begun(now_us) if one.anchor)
+        return next(named, 1 if self.assignment(now_us) else 0)
+
+    def _begun(self, now_us: int) -> list[Assignment]:
+        """Return the assignments that have begun: those that are active, then the others, the last to end first.
+
+        Of the active ones, dated before open, then the latest start, then the highest id.
+        """
+
+        def rank(one: Assignment) -> tuple[int, ...]:
+            active = one.active(now_us)
+            return active, one.ends_us is not None if active else one.ends_us or 0, one.starts_us, one.id
+
+        return sorted([one for one in self.assignments if one.starts_us <= now_us], key=rank, reverse=True)
 
 
 NOBODY = UserEntry()
@@ -210,10 +230,17 @@ def endpoint_facts(endpoint: Any) -> EndpointFacts:
     )
 
 
+def assignment_facts(row: Any) -> Assignment:
+    """Return the facts of a ``PlanAssignment``, which may be a named row."""
+    pk, ends_us = _NEW_ID if row.pk is None else row.pk, row.ends_at and to_us(row.ends_at)
+    starts_us, anchor = to_us(row.starts_at), row.anchor or 0
+    return Assignment(id=pk, plan_id=row.plan_id, starts_us=starts_us, ends_us=ends_us, anchor=anchor)
+
+
 #: The columns of RatePolicy that ``policy_facts`` reads.
 POLICY_COLUMNS = (
     *("pk", "endpoint_id", "user_id", "subject", "plan_id", "counted_per", "rates", "algorithm", "mode", "on_error"),
-    *("starts_at", "ends_at", "durable", "subject_list_id"),
+    *("starts_at", "ends_at", "durable", "leads_headers", "subject_list_id"),
 )
 
 
@@ -235,6 +262,7 @@ def policy_facts(policy: Any) -> PolicyFacts:
         ends_us=policy.ends_at and to_us(policy.ends_at),
         network=_network(policy.subject),
         durable=policy.durable,
+        leads_headers=policy.leads_headers,
         unread=policy.rates if rates is None else None,
         list_id=policy.subject_list_id,
     )
@@ -262,7 +290,7 @@ def member_facts(
 def read_rates(text: Any, algorithm: Any) -> tuple[Rate, ...] | str | None:
     """Parse a policy's rates; None if this version cannot read the text."""
     try:
-        return _parse(text, algorithm)
+        return parse_rates(text, algorithm)  # which holds each of the few dozen texts once
     except InvalidRate:
         return None
 
@@ -301,7 +329,3 @@ def _network(subject: str) -> Network | None:
         return unmap_network(ip_network(value))
     except ValueError:  # stored without the model's validation: it matches nobody
         return None
-
-
-# Because thousands of policies share a few dozen rate texts, each is parsed and held once.
-_parse = lru_cache(maxsize=1024)(parse_rates)

@@ -25,6 +25,7 @@ from .facts import (
     PolicyFacts,
     SubjectKey,
     UserEntry,
+    assignment_facts,
     endpoint_facts,
     member_facts,
     policy_facts,
@@ -149,18 +150,13 @@ def load_assigned_kinds() -> set[str]:
 
 
 def _assignments(column: str, values: Sequence[str]) -> dict[str, list[Assignment]]:
-    """Return the assignments whose column has one of the values, by the column's text."""
+    """Return the assignments whose column has one of the values, by its text; ended ones may tell the months' day."""
     from ..models import PlanAssignment
 
     found: dict[str, list[Assignment]] = {}
     rows = PlanAssignment.objects.filter(**{f"{column}__in": values}).order_by()
-    for owner, pk, plan_id, starts_at, ends_at, anchor in rows.values_list(
-        column, "pk", "plan_id", "starts_at", "ends_at", "anchor"
-    ):
-        ends_us = ends_at and to_us(ends_at)
-        found.setdefault(str(owner), []).append(
-            Assignment(id=pk, plan_id=plan_id, starts_us=to_us(starts_at), ends_us=ends_us, anchor=anchor or 1)
-        )
+    for row in rows.values_list(column, "pk", "plan_id", "starts_at", "ends_at", "anchor", named=True):
+        found.setdefault(str(getattr(row, column)), []).append(assignment_facts(row))
     return found
 
 

@@ -133,25 +133,31 @@ def assignment_of(context: EvaluationContext) -> tuple[str, Assignment] | None:
 
     It is that of the first who has one, along CALLER, then the user, then the other IDENTIFIERS.
     """
-    if context.caller.plan_slug is None and not settings.plan_resolver:
-        for kind, entry in context.assigned or (("user", context.entry),):
-            found = entry.assignment(context.now_us)
-            if found is not None:
-                return kind, found
+    for kind, entry in _assigned(context):
+        found = entry.assignment(context.now_us)
+        if found is not None:
+            return kind, found
     return None
 
 
 def month_anchor(context: EvaluationContext, subject: str) -> int:
     """Return the day on which the months of a subject's counters begin.
 
-    It is that of the subject's own assignment, else of the one that gives the caller's plan.
+    It is that of the subject's own assignments, else of those that give the caller's plan, else of any other.
     """
-    kind, found = subject.partition(":")[0], assignment_of(context)
-    if found is None or kind in _SHARED:
+    kind, found, entries = subject.partition(":")[0], assignment_of(context), dict(_assigned(context))
+    if kind in _SHARED:
         return 1
     # Its own first: others of the subject's callers may have their plans from elsewhere.
-    entry = dict(context.assigned).get(kind) or (context.entry if kind == "user" else NOBODY)
-    return (entry.assignment(context.now_us) or found[1]).anchor
+    order = (kind, found[0] if found else kind, *entries)
+    return next((day for one in order if one in entries and (day := entries[one].anchor(context.now_us))), 1)
+
+
+def _assigned(context: EvaluationContext) -> Assigned:
+    """Return the entries whose assignments may give the caller's plan; () where code names the plan."""
+    if context.caller.plan_slug is not None or settings.plan_resolver:
+        return ()
+    return context.assigned or (("user", context.entry),)
 
 
 def _plan(context: EvaluationContext, found: tuple[str, Assignment] | None) -> PlanFacts | None:
@@ -284,6 +290,7 @@ def make_buckets(
     if isinstance(policy.rates, str):
         return ()
     mode: Literal["enforce", "log"] = "log" if policy.mode == "log" else "enforce"
+    durable = not subject.startswith("ip:") if policy.durable is None else policy.durable
     # A list first, because tuple() of a generator takes twice as long.
     buckets = [
         Bucket(
@@ -295,8 +302,9 @@ def make_buckets(
             mode=mode,
             on_error=policy.on_error,
             policy_id=policy.id,
-            durable=policy.durable and rate.calendar != "",
+            durable=durable and rate.calendar != "",
             anchor=month_anchor(context, subject) if context and rate.calendar == "month" else 1,
+            leads=policy.leads_headers and rate is policy.rates[0],
         )
         for rate in policy.rates
     ]

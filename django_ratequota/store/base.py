@@ -13,14 +13,14 @@ import asyncio
 import time
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Never
 
 from ..exceptions import OutOfTime, StoreError
 from ..utils.sansio import adrive, drive
 from .breaker import Breaker
-from .commands import Command, Script, ScriptCall
+from .commands import Command
 
 #: A timeout counts as the server's failure only if it had this share of the decision's time: other commands, or
 #: another server, may have used the rest.
@@ -262,13 +262,11 @@ class AbsentStore(Store):
         """``reason`` is the label of its ``StoreError``s; ``absent``, their message, tells why there is no server."""
         self.absent, self._reason = absent, reason
 
-    def steps(self, command: Command, always: bool) -> Never:
+    def steps(self, command: Command, always: bool = True) -> Never:
         """Raise ``StoreError``."""
         raise StoreError(self._reason, self.absent)
 
-    def survey_steps(self, command: Command) -> Never:
-        """Raise ``StoreError``."""
-        raise StoreError(self._reason, self.absent)
+    survey_steps = steps
 
     def close(self) -> None:
         """Do nothing."""
@@ -345,7 +343,7 @@ class Call:
         if budget.left < NOTHING:
             raise OutOfTime(self._store.timeout)
         if step.breaker is not None and step.breaker.open and not self.always:
-            step.breaker.take_probe()
+            step.breaker.take_probe(step.server.activity.surplus_at)
         if step.share < 1.0:
             budget = Budget(budget.left * step.share)
         budget.begun_at, budget.left_at_begin, budget.left_at_send = time.monotonic(), budget.left, None
@@ -370,11 +368,6 @@ class Call:
         seconds = budget.left_at_begin if budget.left_at_send is None else budget.left_at_send
         replied = activity.sent_at > budget.begun_at or (in_queue and activity.connect_began_at > budget.begun_at)
         return seconds >= self._store.timeout * _FAIR_SHARE and not replied
-
-
-def run_script(script: Script, keys: Sequence[str], args: Sequence[object]) -> Generator[Command, Any, Any]:
-    """Return the step that runs a script."""
-    return (yield ScriptCall(script, keys, args))
 
 
 @contextmanager

@@ -30,13 +30,7 @@ PROBE_SECONDS = 1.0
 class Breaker:
     """Closed while the server decides; open after ``FAILURES`` consecutive failures, until a probe succeeds."""
 
-    def __init__(
-        self,
-        server: str,
-        clock: Callable[[], float] = time.monotonic,
-        surplus_at: Callable[[], float] = lambda: 0.0,
-    ) -> None:
-        """``surplus_at`` returns when a connection was last established too late for its decision, by ``clock``."""
+    def __init__(self, server: str, clock: Callable[[], float] = time.monotonic) -> None:
         #: host:port, for logs.
         self.server = server
         self.open = False
@@ -44,7 +38,7 @@ class Breaker:
         self.reason = ""
         #: Consecutive failures.
         self.failures = 0
-        self._clock, self._surplus_at = clock, surplus_at
+        self._clock = clock
         self._opened_at = self._tried_at = 0.0
         self._lock = ForkSafeLock()
 
@@ -53,13 +47,16 @@ class Breaker:
         """How long it has been open."""
         return self._clock() - self._opened_at if self.open else 0.0
 
-    def take_probe(self) -> None:
-        """Go ahead as the probe, or raise ``StoreLeftAlone`` when none is due."""
+    def take_probe(self, surplus_at: float) -> None:
+        """Go ahead as the probe, or raise ``StoreLeftAlone`` when none is due.
+
+        ``surplus_at`` is when a connection was last established too late for its decision.
+        """
         with self._lock:
             now = self._clock()
             if not self.open:
                 return
-            if now >= self._tried_at + PROBE_SECONDS or self._surplus_at() > self._tried_at:
+            if now >= self._tried_at + PROBE_SECONDS or surplus_at > self._tried_at:
                 # A lease: should this probe be cancelled, the next is due after as long.
                 self._tried_at = now
                 return

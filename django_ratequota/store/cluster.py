@@ -23,7 +23,7 @@ from .server import Server
 Address = tuple[str, int]
 
 #: Commands, besides scripts, whose first argument is a key.
-_KEYED = frozenset({"DEL", "HGETALL", "HMGET", "LRANGE", "MGET", "SET", "ZRANGE"})
+_KEYED = frozenset({"DEL", "HDEL", "HGETALL", "HMGET", "LRANGE", "LSET", "MGET", "SET", "ZRANGE", "ZREM"})
 #: Seconds between two reads of the slots' owners, while these are out of date.
 _RELOAD_SECONDS = 0.25
 #: Seconds to wait while a subject's keys are moving from one master to another.

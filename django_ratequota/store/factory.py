@@ -74,7 +74,9 @@ def check_readable(url: str) -> None:
     if "://" not in url:
         raise ValueError("Redis URL must specify one of the following schemes (redis://, rediss://, unix://)")
     parts = urlsplit(url)
-    readable = not parts.fragment and _options_are_known(parts.query)
+    options = {name for name, _ in parse_qsl(parts.query, keep_blank_values=True)}
+    unknown = {name for name in options - _OPTIONS - option_names() if not name.startswith("sentinel_")}
+    readable = not parts.fragment and not unknown
     if parts.scheme in ("redis", "rediss"):
         readable = readable and not parts.path.strip("/").strip("0123456789")
     elif parts.scheme == "unix":
@@ -83,12 +85,6 @@ def check_readable(url: str) -> None:
         readable = readable and "@" not in parts.path
     if not readable:
         raise ValueError(_UNREADABLE)
-
-
-def _options_are_known(query: str) -> bool:
-    known = _OPTIONS | option_names()
-    pairs = parse_qsl(query, keep_blank_values=True)
-    return all(name in known or name.startswith("sentinel_") for name, _ in pairs)
 
 
 def safe_message(error: Exception) -> str:

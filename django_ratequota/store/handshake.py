@@ -25,27 +25,13 @@ from .connections import PatientConnection, PatientSSLConnection, PatientUnixCon
 from .pool import CONNECT_SECONDS
 
 #: Connection options of the alias or client that are dropped. Retries, for one: a client that retried lost replies
-#: counted one request eleven times.
+#: counted one request eleven times. ``Server`` reads ``max_connections``; by a Sentinel's ``connection_pool`` its
+#: connections find the master.
 _IGNORED = frozenset(
-    {
-        "retry",
-        "retry_on_timeout",
-        "retry_on_error",
-        "socket_timeout",
-        "socket_connect_timeout",
-        "health_check_interval",
-        "parser_class",
-        "decode_responses",
-        "encoding",
-        "encoding_errors",
-        "event_dispatcher",
-        "maint_notifications_config",
-        "maint_notifications_pool_handler",
-        "oss_cluster_maint_notifications_handler",
-        "max_connections",  # ``Server`` reads it
-        "connection_pool",  # of a Sentinel, by which its connections find the master
-        "protocol",
-    }
+    "connection_pool decode_responses encoding encoding_errors event_dispatcher health_check_interval "
+    "maint_notifications_config maint_notifications_pool_handler max_connections "
+    "oss_cluster_maint_notifications_handler parser_class protocol retry retry_on_error retry_on_timeout "
+    "socket_connect_timeout socket_timeout".split()
 )
 #: Options that the login sends itself.
 _LOGIN = ("db", "username", "password", "credential_provider", "client_name")

@@ -32,13 +32,13 @@ class SentinelStore(Store):
         #: Whether the master has not failed since the sentinels named it.
         self._confirmed = False
         # One breaker for the service: while it is open, only the probe asks the sentinels.
-        self.breaker = Breaker(f"{service} (Sentinel)", surplus_at=self._surplus_at)
+        self.breaker = Breaker(f"{service} (Sentinel)")
         self.exposed = Server(kind, kwargs).trusting and any(sentinel.remote for sentinel in sentinels)
 
     def steps(self, command: Command, always: bool) -> Steps:
         """Send to the master, finding it first when it is not confirmed."""
         if self.breaker.open and not always:
-            self.breaker.take_probe()
+            self.breaker.take_probe(self._master.activity.surplus_at if self._master else 0.0)
         try:
             master = self._master
             if master is None or not self._confirmed:
@@ -63,9 +63,6 @@ class SentinelStore(Store):
         for server in (*self.sentinels, self._master):
             if server is not None:
                 server.close()
-
-    def _surplus_at(self) -> float:
-        return self._master.activity.surplus_at if self._master else 0.0
 
     def _find_master(self) -> Steps:
         sentinels = list(self.sentinels)

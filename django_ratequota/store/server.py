@@ -65,7 +65,7 @@ class Server:
         #: Whether this client neither has a password nor a certificate.
         self.trusting = not any(kwargs.get(key) for key in ("password", "credential_provider", "ssl_certfile"))
         self.activity = ServerActivity()
-        self.breaker = Breaker(self.name, surplus_at=lambda: self.activity.surplus_at)
+        self.breaker = Breaker(self.name)
         self.limit = int(kwargs.get("max_connections", MAX_CONNECTIONS))
         self.threads = Connections(self._handshake.connect, self.activity, self.limit)
         # An asyncio connection belongs to the loop that it was made in.

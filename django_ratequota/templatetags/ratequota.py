@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from django import template
@@ -11,9 +11,8 @@ from django.core.exceptions import SynchronousOnlyOperation
 from django.db import Error as DatabaseError
 from django.utils import timezone
 
-from ..engine.types import BucketStatus
 from ..exceptions import StoreError
-from ..operations.caller_limits import caller_limits
+from ..operations.caller_limits import caller_limits, describe_limit
 from ..policies.requests.caller import Caller
 from ..runtime import default_limiter
 
@@ -24,13 +23,19 @@ register = template.Library()
 class Usage:
     """How much of one limit is used; of several, the one with the smallest share left."""
 
-    #: The limit's name, as clients see it in headers: ``search/min``.
-    name: str
-    #: Units: the limit, those still free, and those used.
+    #: As in the usage endpoint.
+    title: str
+    scope: str | None
+    period: str | None
+    rate: str
+    unit: str
+    counted_per: str
     limit: int
-    remaining: int
     used: int
-    #: When all units are free again, and when one is; now or in the past if they are.
+    remaining: int
+    starts_at: datetime | None
+    ends_at: datetime | None
+    #: When the calendar window ends, else when all units are free again; and when one is: now, if they are.
     reset: datetime
     retry_at: datetime
     #: Every limit that applies, this one included; ``()`` in each of these.
@@ -38,10 +43,11 @@ class Usage:
 
 
 @register.simple_tag(takes_context=True)
-def ratequota_usage(context: Any, scope: str) -> Usage | None:
+def ratequota_usage(context: Any, scope: str | None = None) -> Usage | None:
     """``{% ratequota_usage "search" as usage %}``: the usage of the page's caller at the endpoint; consumes nothing.
 
-    None where no limit applies, no endpoint has that name, or Redis or the database is down.
+    At every endpoint without a name. None where no limit applies, no endpoint has that name, or Redis or the database
+    is down.
     """
     request = context.get("request")
     if request is None:
@@ -49,27 +55,18 @@ def ratequota_usage(context: Any, scope: str) -> Usage | None:
     try:
         if any(breaker.open for breaker in default_limiter().store.breakers):
             return None  # a page must not wait for a server that is known to be down
-        limits = caller_limits(Caller(request), scope).limits
+        found = caller_limits(Caller(request), scope)
     except (LookupError, StoreError, DatabaseError, SynchronousOnlyOperation):
         return None
-    now = timezone.now()
-    found = sorted(
-        (status for _, status in limits if status is not None), key=lambda s: (s.remaining / s.limit, s.remaining)
-    )
-    usages = tuple(_usage(status, now) for status in found)
-    return _usage(found[0], now, usages) if found else None
+    known = [(bucket, status) for bucket, status in found.limits if status is not None]
+    known.sort(key=lambda one: (one[1].remaining / one[1].limit, one[1].remaining))
+    usages = tuple(_usage(describe_limit(bucket, status, found.at_us)) for bucket, status in known)
+    return replace(usages[0], limits=usages) if usages else None
 
 
-def _usage(status: BucketStatus, now: datetime, limits: tuple[Usage, ...] = ()) -> Usage:
-    def after(us: int | None) -> datetime:
-        return timezone.localtime((now + timedelta(microseconds=us or 0)).astimezone(UTC))
+def _usage(limit: dict[str, Any]) -> Usage:
+    return Usage(**limit | {name: _local(limit[name]) for name in ("starts_at", "ends_at", "reset", "retry_at")})
 
-    return Usage(
-        name=status.bucket.title,
-        limit=status.limit,
-        remaining=status.remaining,
-        used=status.used,
-        reset=after(status.reset_after_us),
-        retry_at=after(status.retry_after_us),
-        limits=limits,
-    )
+
+def _local(at_us: int | None) -> datetime | None:
+    return None if at_us is None else timezone.localtime(datetime.fromtimestamp(at_us / 10**6, UTC))

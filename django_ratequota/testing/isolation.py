@@ -11,17 +11,16 @@ import secrets
 from contextlib import suppress
 from contextvars import ContextVar
 from copy import copy
-from datetime import UTC, datetime
 from typing import Any
 
 from ..conf import settings
 from ..engine.decision import Decision, LimitRequest, Steps
-from ..engine.keys import birth_key, revision_key
+from ..engine.keys import revision_key
 from ..engine.limiter import Limiter
 from ..engine.memory import LocalLimiter
 from ..engine.types import Bucket
 from ..exceptions import StoreError
-from ..monitoring.alerts import levels_reached, quota_threshold, sent_for_us
+from ..monitoring.alerts import crossings
 from ..monitoring.collector import Collector
 from ..policies.cache import PolicyCache
 from ..runtime import OncePerSettings, limiter_options, process
@@ -48,7 +47,7 @@ class Scene:
         self.local_limiter = OncePerSettings(
             lambda: LocalLimiter(settings.local_share, settings.time_zone, self.clock)
         )
-        #: (counter, level) -> time (µs) until which ``quota_threshold`` is not sent again.
+        #: A crossing's name -> time (µs) until which ``quota_threshold`` is not sent again.
         self._sent_until: dict[tuple[object, ...], int] = {}
 
     def reset(self) -> None:
@@ -63,15 +62,12 @@ class Scene:
         """Whether this context has entered the scene."""
         return self in _own.get()
 
-    def observe(self, decision: Decision) -> None:
+    def observe(self, decision: Decision, cost: int) -> None:
         """Send ``quota_threshold`` at once: a test does not wait for a thread."""
-        for status in decision.statuses if not decision.degraded else ():
-            for level in levels_reached(status):
-                key = (*status.bucket.counter, level)
-                if self._sent_until.get(key, 0) <= decision.at_us:
-                    self._sent_until[key] = decision.at_us + sent_for_us(status)
-                    at = datetime.fromtimestamp(decision.at_us / 10**6, UTC)
-                    quota_threshold.send_robust(sender=None, level=level, status=status, at=at, suppressed=0)
+        for crossing in crossings(decision, cost):
+            if self._sent_until.get(crossing.name, 0) <= crossing.at_us:
+                self._sent_until[crossing.name] = crossing.at_us + crossing.sent_for_us
+                crossing.send()
 
     def enter(self, all_threads: bool) -> None:
         """Put it in force in this context, or in all threads of the process."""
@@ -109,11 +105,11 @@ class SceneLimiter(Limiter):
         if fixed:  # nothing can be published, so requests without limits need no Redis
             self._revision_max_age = float("inf")
 
-    def publish(self, *, lost: bool = False) -> int:
+    def publish(self) -> int:
         """Publish outside of the scene too: a commit in a test is a commit."""
         self._used = True
-        _outside.limiter().publish(lost=lost)
-        return super().publish(lost=lost)
+        _outside.limiter().publish()
+        return super().publish()
 
     def steps(self, request: LimitRequest) -> Steps:
         """Return the steps of a verb, noting its buckets."""
@@ -122,13 +118,13 @@ class SceneLimiter(Limiter):
         return super().steps(request)
 
     def forget_keys(self) -> None:
-        """Delete its keys; if Redis fails, they expire by themselves."""
+        """Delete its keys; if Redis fails, they expire by themselves, as do windows that the clock has left."""
         buckets, used = self._buckets, self._used and not self.store.absent
         self._buckets, self._used = {}, False
         with suppress(StoreError):
             self.reset(buckets.values())
-            for key in (revision_key, birth_key) if used else ():
-                self.store.execute(("DEL", key(self.prefix)))
+            if used:
+                self.store.execute(("DEL", revision_key(self.prefix)))
 
 
 #: The scenes entered in this context; the last one is in force. Async code and the threads of asgiref inherit them.

@@ -45,7 +45,8 @@ class Policy:
     algorithm: str = "token_bucket"
     mode: str = "enforce"
     on_error: str = ""
-    durable: bool = True
+    durable: bool | None = None
+    leads_headers: bool = False
     starts_at: datetime | None = None
     ends_at: datetime | None = None
     #: The name of a list in ``lists``.

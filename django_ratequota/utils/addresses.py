@@ -13,12 +13,10 @@ _NETWORK_BITS = {4: 24, 6: 48}
 _NAT64 = int(IPv6Address("64:ff9b::")) >> 32
 #: Addresses that no NAT64 may embed (RFC 6052, section 3.1). Because a packet from one is forged, it counts neither
 #: as a trusted proxy nor as an internal caller. Addresses for documentation and tests are unmapped as usual.
-_NOT_TRANSLATED = tuple(
-    map(
-        IPv4Network,
-        "0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 169.254.0.0/16 172.16.0.0/12 192.168.0.0/16".split(),
-    )
-)
+_NOT_TRANSLATED = [
+    IPv4Network(text)
+    for text in "0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 169.254.0.0/16 172.16.0.0/12 192.168.0.0/16".split()
+]
 
 
 def unmap(address: Address) -> Address:

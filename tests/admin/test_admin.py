@@ -214,6 +214,18 @@ def test_a_second_policy_without_dates_is_refused_with_one_message(operator: Cli
     assert page.content.decode().count(TWIN) == 1
 
 
+def test_a_policy_s_form_keeps_yes_no_and_neither(operator: Client) -> None:
+    policy = RatePolicy.objects.create(rates="2/s")
+    page = f"{BASE}/ratepolicy/{policy.pk}/change/"
+    form = {"rates": "2/s", "counted_per": "caller", "algorithm": "gcra", "mode": "enforce"}
+    for written, durable in (("True", True), ("False", False), ("", None)):
+        assert operator.post(page, {**form, "durable": written}).status_code == 302
+        policy.refresh_from_db()
+        assert policy.durable is durable
+        durable_field = operator.get(page).content.decode().partition('name="durable"')[2]
+        assert f'<option value="{written}" selected>' in durable_field.partition("</select>")[0]
+
+
 def test_mode_is_edited_in_the_list_and_recorded(operator: Client, root: User) -> None:
     policy = RatePolicy.objects.create(rates="blocked")
     assert not check_request(RequestFactory().get("/")).allowed

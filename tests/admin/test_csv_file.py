@@ -7,7 +7,8 @@ import io
 import re
 from itertools import product
 
-from django_ratequota.admin.csv_file import cell, csv_response
+from django_ratequota.admin.csv_file import csv_response
+from django_ratequota.utils.csv_lines import cell
 
 
 def test_no_cell_is_a_formula() -> None:
@@ -15,7 +16,7 @@ def test_no_cell_is_a_formula() -> None:
         harmless = re.sub("(?=[=+@＝-])", "'", text, count=1)
         for before in ("", "a;", "a,", "a\t", "a\r", "a\n", 'a;"\n'):
             assert cell(before + text) == before + harmless
-    for value in (5, -5, 0.5, "a=1", "", "1-1", "a; b, c", "search/min, all/day"):
+    for value in (5, -5, 0.5, None, "a=1", "", "1-1", "a; b, c", "search/min, all/day"):
         assert cell(value) == value
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -23,7 +24,7 @@ from django_ratequota.models import (
     RatePolicy,
     SubjectList,
 )
-from django_ratequota.monitoring import checkpoints, health
+from django_ratequota.monitoring import health, ledger
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.monitoring.refusals import refusals
 from tests.support.operators import client_of
@@ -72,7 +73,7 @@ def fill(first: int, last: int) -> None:
             check_from(user, scope=endpoint.name)
     PolicyChange.objects.update(actor=root, reason=HOSTILE)
     collector.flush()
-    checkpoints.flush()
+    ledger.flush()
     health.report()
 
 
@@ -107,7 +108,10 @@ def addresses() -> Iterator[str]:
     yield from (f"{POLICIES}/boost/?{caller}&policy={override.pk}", f"{POLICIES}/boost/?user={user.pk}")
     yield f"{POLICIES}/block/?caller=tenant:{quote(HOSTILE)}"
     yield f"{POLICIES}/quotas/?level=0"
-    yield f"{POLICIES}/quotas/history/?subject={QuotaWindow.objects.get(subject=f'user:{user.pk}').subject}"
+    window = QuotaWindow.objects.get(subject=f"user:{user.pk}")
+    yield from (f"{POLICIES}/quotas/history/?subject={window.subject}&period={one}" for one in ("", window.first_day))
+    yield f"{POLICIES}/invoices/?month={datetime.now(UTC):%Y-%m}&subject={quote(HOSTILE[:20])}"
+    yield f"{POLICIES}/invoices/?month={datetime.now(UTC):%Y-%m}"
 
 
 @pytest.mark.parametrize("permissions", [None, VIEWER], ids=["superuser", "viewer"])
@@ -178,6 +182,8 @@ OPENS: dict[str, set[Any]] = {
     "ratepolicy/quotas/?csv=1": POLICY | OVERRIDES,
     "ratepolicy/quotas/history/": POLICY | OVERRIDES,
     "ratepolicy/quotas/history/?csv=1": POLICY | OVERRIDES,
+    "ratepolicy/invoices/": POLICY | OVERRIDES,
+    "ratepolicy/invoices/?csv=1": POLICY | OVERRIDES,
     "ratepolicy/preview/": POLICY | OVERRIDES | {"add_ratepolicy"},
     "ratepolicy/impact/": POLICY | OVERRIDES | {"add_ratepolicy"},
     "ratepolicy/boost/?user={user}&endpoint=e1&policy={override}": {"grant_override"},

@@ -273,10 +273,10 @@ def test_deleting_objects_with_overrides_needs_the_permission_to_grant_them(mode
 @pytest.mark.parametrize(
     ("operator", "links"),
     [
-        ("superuser", ["usage", "quotas", "explain", "matrix"]),
-        ("viewer", ["usage", "quotas", "explain", "matrix"]),
-        ("granter", ["usage", "quotas", "explain"]),
-        ("resetter", ["usage", "quotas", "explain"]),
+        ("superuser", ["usage", "quotas", "invoices", "explain", "matrix"]),
+        ("viewer", ["usage", "quotas", "invoices", "explain", "matrix"]),
+        ("granter", ["usage", "quotas", "invoices", "explain"]),
+        ("resetter", ["usage", "quotas", "invoices", "explain"]),
     ],
 )
 def test_links_lead_only_to_pages_that_open(operator: str, links: list[str]) -> None:

@@ -87,6 +87,7 @@ def test_plans_are_moved_only_where_all_of_them_are_shown_in_their_order(operato
 
 
 def test_a_new_plan_is_put_after_the_others(operator: Client) -> None:
+    assert fields_of(operator.get(f"{LIST}add/"))["position"] == "0"
     Plan.objects.create(name="Free", slug="free", position=30)
     assert fields_of(operator.get(f"{LIST}add/"))["position"] == "40"
 

@@ -90,7 +90,7 @@ def test_the_sentence_is_about_the_rates_together(redis_client: redis.Redis) -> 
 def test_the_chart_holds_the_admitted_and_refused_units(redis_client: redis.Redis) -> None:
     found = scenario("100/min fixed_window")
     assert (sum(found.admitted), sum(found.refused)) == (400, 200)
-    assert found.admitted[:10] == (15, 15, 15, 15, 15, 15, 10, 0, 0, 0)
+    assert list(found.admitted[:10]) == [15, 15, 15, 15, 15, 15, 10, 0, 0, 0]
     assert len(found.labels) == len(found.admitted) == len(found.refused)
 
 
@@ -108,8 +108,8 @@ def test_simulated_requests_are_batched(redis_client: redis.Redis, units: int) -
 
 
 def test_durations_are_written_in_the_operators_language() -> None:
-    texts = ["0", "1.5 ms", "1 s", "−1.5 min", "2 h", "1 d"]
-    assert [duration(us) for us in (0, 1500, 10**6, -90 * 10**6, 7200 * 10**6, 86_400 * 10**6)] == texts
+    texts = ["0", "1.5 ms", "1 s", "1.5 min", "2 h", "1 d"]
+    assert [duration(us) for us in (0, 1500, 10**6, 90 * 10**6, 7200 * 10**6, 86_400 * 10**6)] == texts
     with translation.override("de"):
         assert duration(90 * 10**6) == "1,5 min"
 

@@ -1,4 +1,4 @@
-"""A subject's past windows: the charts, the CSV, and who may see them."""
+"""A subject's past windows: the charts, the days of a month, the CSV, and who may see them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from django_ratequota.admin import quota_history
-from django_ratequota.models import Endpoint, QuotaWindow, RatePolicy
+from django_ratequota.models import Endpoint, PolicyChange, QuotaDay, QuotaWindow, RatePolicy
 from django_ratequota.operations.past_windows import past_of
 from tests.support.operators import client_of, text_of
+from tests.support.windows import counted, given_back, of_day
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("fresh_policies", "redis_client")]
 
@@ -24,12 +25,9 @@ ENDS = {"month": 31, "week": 7, "day": 1}
 
 
 def window(starts: date, used: int, ends: date | None = None, **fields: Any) -> QuotaWindow:
-    values: dict[str, Any] = {"subject": "tenant:acme", "period": "month", "limit": 100, "at_us": 1} | fields
     ends = ends or (starts + timedelta(days=32)).replace(day=1)
-    values |= {"starts_at": at(starts), "ends_at": at(ends), "used": used, "percent": used}
-    rate = f"{values['limit']}/{values['period']}" + (" fixed_window" if values["period"] != "month" else "")
-    values.setdefault("counter", f"{{{values['subject']}}}:{values.get('endpoint_id') or 0}:{rate}")
-    return QuotaWindow.objects.create(**{"rate": rate, **values})
+    named = {"subject": "tenant:acme", "limit": 100} | fields
+    return counted(starts_at=at(starts), ends_at=at(ends), used=used, **named)
 
 
 def at(day: date) -> datetime:
@@ -95,7 +93,7 @@ def test_counters_used_last_and_most_come_first() -> None:
     window(date(2026, 2, 1), 10, limit=2)
     window(date(2026, 2, 1), 20, limit=3)
     found = past_of(QuotaWindow.objects.all(), 24, date(2026, 2, 1))
-    assert [row.rate for row in found] == ["3/month", "2/month", "1/month"]
+    assert [row.window.rate for row in found] == ["3/month", "2/month", "1/month"]
 
 
 def test_the_page_shows_a_chart_per_rate(operator: Client, search: Endpoint) -> None:
@@ -167,6 +165,83 @@ def test_operators_see_windows_of_policies_that_they_may_see(permission: str, se
     assert len(client.get(f"{PAGE}?subject=tenant:acme").context["plots"]) == seen
     lines = client.get(f"{CSV}&subject=tenant:acme").getvalue().decode().splitlines()
     assert len(lines) == 1 + seen
+
+
+def disputed(search: Endpoint) -> tuple[QuotaWindow, QuotaWindow]:
+    """900 exports of which 250 were given back, and another limit that was not used in the first days."""
+    first, root = this_month(1), User.objects.get(username="operator")
+    own = RatePolicy.objects.create(subject="tenant:acme", endpoint=search, rates="1000/month")
+    exports = window(first, 900, policy_id=own.pk, endpoint_id=search.pk, limit=1000)
+    exports.charged, exports.refunded = 900, 250
+    exports.save()
+    of_day(exports, first, 300)
+    of_day(exports, first + timedelta(days=19), 600, 50)
+    of_day(exports, this_month(), 0, 200)
+    others = window(first, 7, policy_id=RatePolicy.objects.create(rates="100/month").pk)
+    of_day(others, first + timedelta(days=19), 7)
+    given_back(exports, 200, at=at(first) + timedelta(days=19, hours=9), actor=root, reason="Ticket <4711>")
+    given_back(others, 3, at=at(first) + timedelta(days=19, hours=10))
+    given_back(window(this_month(), 5), 4, at=at(this_month()), reason="Another month")
+    return exports, others
+
+
+def test_a_month_is_shown_by_its_days_and_who_gave_back(operator: Client, search: Endpoint) -> None:
+    exports, _others = disputed(search)
+    first = this_month(1)
+    page = operator.get(f"{PAGE}?subject=tenant:acme")
+    assert [(value, text) for value, text, _selected in page.context["months"]] == [
+        (str(one), f"{one:%Y-%m}") for one in (this_month(), first)
+    ]
+    page = operator.get(f"{PAGE}?subject=tenant:acme&period={first}")
+    text = text_of(page)
+    assert [(rate, endpoint) for rate, _written, endpoint, *_ in page.context["counters"]] == [
+        ("1000/month", "search"),
+        ("100/month", "all endpoints"),
+    ]
+    assert page.context["days"] == [
+        (str(first), ["300", "0", "300", "0", "0", "0"]),
+        (str(first + timedelta(days=19)), ["600", "50", "550", "7", "0", "7"]),
+        (str(this_month()), ["0", "200", "-200", "0", "0", "0"]),
+    ]
+    assert page.context["total"] == ["900", "250", "650", "7", "0", "7"]
+    assert [row[2:] for row in page.context["returns"]] == [
+        ("code or a command", "reset", "all endpoints", "100/month", "3", ""),
+        ("operator", "reset", "search", "1000/month", "200", "Ticket <4711>"),
+    ]
+    assert "Ticket &lt;4711&gt;" in text
+    entry = PolicyChange.objects.get(reason="Ticket <4711>")
+    assert f'href="/admin/django_ratequota/policychange/{entry.pk}/change/"' in text
+    assert f'<option value="{first}" selected>' in text
+    assert text.count(" (units)</th>") == text.count('<colgroup span="3">') == 2
+    assert "KEEP_QUOTA_DAYS" not in text
+    rows = list(csv.DictReader(io.StringIO(operator.get(page.context["csv"]).getvalue().decode("utf-8-sig"))))
+    assert [(row["day"], row["endpoint"], row["charged"], row["refunded"], row["used"]) for row in rows] == [
+        (str(first), "search", "300", "0", "300"),
+        (str(first + timedelta(days=19)), "search", "600", "50", "550"),
+        (str(this_month()), "search", "0", "200", "-200"),
+        (str(first + timedelta(days=19)), "", "7", "0", "7"),
+    ]
+    assert {(row["subject"], row["policy"]) for row in rows} >= {("tenant:acme", str(exports.policy_id))}
+
+
+def test_days_that_are_gone_are_one_row(operator: Client, search: Endpoint, settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "KEEP_QUOTA_DAYS": 40}
+    disputed(search)
+    QuotaDay.objects.filter(day=this_month(1)).delete()
+    page = operator.get(f"{PAGE}?subject=tenant:acme&period={this_month(1)}")
+    assert "KEEP_QUOTA_DAYS is 40." in text_of(page)
+    assert page.context["days"][0] == ("earlier days", ["300", "0", "300", "0", "0", "0"])
+    assert page.context["total"] == ["900", "250", "650", "7", "0", "7"]
+
+
+def test_operators_see_days_and_returns_of_policies_that_they_may_see(search: Endpoint) -> None:
+    client = client_of("reset_usage")
+    disputed(search)
+    page = client.get(f"{PAGE}?subject=tenant:acme&period={this_month(1)}")
+    assert page.context["total"] == ["900", "250", "650"]
+    assert [row[1:3] for row in page.context["returns"]] == [("", "operator")]
+    lines = client.get(page.context["csv"]).getvalue().decode().splitlines()
+    assert len(lines) == 1 + 3
 
 
 def test_explain_leads_there(operator: Client, alice: User) -> None:

@@ -11,7 +11,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, QuotaWindow, RatePolicy
-from django_ratequota.monitoring import checkpoints
+from django_ratequota.monitoring import ledger
 from tests.support.operators import client_of, text_of
 from tests.support.requests import check_from
 
@@ -27,7 +27,7 @@ CSV = f"{PAGE}?csv=1"
 def spend(user: Any, times: int, **more: Any) -> None:
     for _ in range(times):
         check_from(user, **more)
-    checkpoints.flush()
+    ledger.flush()
 
 
 def test_the_page_lists_who_is_near(operator: Client, alice: User, search: Endpoint) -> None:
@@ -81,7 +81,7 @@ def test_the_list_is_filtered(operator: Client, alice: User, search: Endpoint) -
 def test_subjects_are_found_by_what_they_begin_with(operator: Client, settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.operations.test_near.acme"}}
     RatePolicy.objects.create(rates="10/month", counted_per="tenant")
-    RatePolicy.objects.create(rates="9/month", counted_per="ip")
+    RatePolicy.objects.create(rates="9/month", counted_per="ip", durable=True)
     spend(None, 1)
     for text, rates in {"tenant:ac": ["10/month"], "acme": ["10/month"], "203.0": ["9/month"], "cme": []}.items():
         page = operator.get(PAGE, {"level": 0, "q": text})
@@ -136,20 +136,6 @@ def test_operators_see_the_rows_of_the_policies_that_they_may_see(
     assert {row["name"] for row in table(client.get(CSV))} == seen
     assert ("boost/?" in text_of(page)) is (permission == "grant_override")
     assert bool(page.context["counts"]) is (len(seen) == 2), "counts are those of all policies"
-
-
-def test_without_redis_the_page_shows_what_was_written_last(operator: Client, alice: User, settings: Any) -> None:
-    month()
-    spend(alice, 9)
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": "redis://127.0.0.1:1/0"}
-    text = text_of(operator.get(PAGE))
-    assert "Redis did not answer (connection). Shown is what was last written to the database." in text
-    assert "9 of 10 <small>as of " in text
-    [row] = table(operator.get(CSV))
-    assert (row["used"], row["percent"]) == ("9", "90")
-    for changes in ({"REDIS_URL": "memory://"}, {"ENABLED": False}):
-        settings.RATEQUOTA = {**settings.RATEQUOTA, **changes}
-        assert "9 of 10 <small>as of " in text_of(operator.get(PAGE))
 
 
 def test_shared_counters_lead_to_their_policy_only(operator: Client, alice: User) -> None:

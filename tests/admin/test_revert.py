@@ -13,24 +13,12 @@ from django.test import Client
 from django.urls import reverse
 
 from django_ratequota.admin import revert
-from django_ratequota.changes.writer import changed_by, write_reset
+from django_ratequota.changes.writer import write_counted
 from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
+from tests.admin.test_history import BASE, HISTORY, newest, url
 from tests.support.operators import client_of, text_of, words_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
-
-BASE = "/admin/django_ratequota"
-HISTORY = f"{BASE}/policychange"
-
-
-def newest() -> PolicyChange:
-    change = PolicyChange.objects.first()
-    assert change is not None
-    return change
-
-
-def url(change: PolicyChange | None = None) -> str:
-    return f"{HISTORY}/save/{(change or newest()).change_id}/"
 
 
 def version_url(version: str, change: PolicyChange | None = None) -> str:
@@ -43,19 +31,6 @@ def confirm(client: Client, path: str, **fields: str) -> Any:
     seen = re.search(r'name="seen" value="(\w+)"', page)
     assert seen is not None, page
     return client.post(path, {"seen": seen[1], **fields})
-
-
-@pytest.fixture
-def edited(free: Plan, search: Endpoint) -> PolicyChange:
-    """One save that edits two policies, creates one and deletes one; returns its last row."""
-    RatePolicy.objects.create(plan=free, rates="1/s")
-    RatePolicy.objects.create(plan=free, endpoint=search, rates="2/s")
-    RatePolicy.objects.create(rates="9/s", counted_per="ip")
-    with changed_by(User.objects.create(username="anna"), "Ticket 4711"):
-        RatePolicy.objects.filter(plan=free).update(mode="log")
-        RatePolicy.objects.create(endpoint=search, rates="3/s")
-        RatePolicy.objects.filter(counted_per="ip").delete()
-    return newest()
 
 
 # --- A save. ---
@@ -174,7 +149,7 @@ def test_an_override_that_becomes_another_policy_needs_both_permissions(
 
 
 def test_a_save_of_counters_is_shown_and_cannot_be_undone(operator: Client) -> None:
-    write_reset("everyone", [], "Ticket 4711")
+    write_counted("everyone", "reset", before={}, after={}, reason="Ticket 4711")
     page = text_of(operator.get(url()))
     assert "Nothing of this can be undone" in page
     assert "counter reset" in page

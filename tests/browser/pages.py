@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from urllib.parse import quote
 
 from .scene import MARKUP, Scene
@@ -55,6 +56,10 @@ PAGES = {
     ),
     "quotas": Page(lambda s: f"{_POLICIES}/quotas/?level=50"),
     "past quotas": Page(lambda s: f"{_POLICIES}/quotas/history/?subject=user:{s.mallory.pk}"),
+    "past days": Page(
+        lambda s: f"{_POLICIES}/quotas/history/?subject=user:{s.mallory.pk}&period={datetime.now(UTC):%Y-%m}-01"
+    ),
+    "invoices": Page(lambda s: f"{_POLICIES}/invoices/?month={datetime.now(UTC):%Y-%m}"),
     "matrix": Page(lambda s: f"{_APP}/plan/matrix/"),
     "copy": Page(lambda s: f"{_APP}/plan/{s.free.pk}/copy/", viewer=403),
     "hostile copy": Page(lambda s: f"{_APP}/plan/{s.hostile_plan.pk}/copy/", viewer=403),

@@ -9,19 +9,19 @@ from django.contrib.auth.models import Permission, User
 from django.db import transaction
 
 from django_ratequota import Bucket, Rate, check_request
+from django_ratequota.engine.keys import counter_name
 from django_ratequota.models import (
     Endpoint,
     ListMember,
     Plan,
     PlanAssignment,
     PolicyChange,
-    QuotaWindow,
     RatePolicy,
     SubjectList,
 )
-from django_ratequota.monitoring.checkpoints import counter_name
 from django_ratequota.monitoring.collector import collector
 from tests.project.views import request_from
+from tests.support.windows import counted, of_day
 
 #: The operators, and their permissions (codenames, None = superuser).
 OPERATORS: dict[str, tuple[str, ...] | None] = {
@@ -112,7 +112,7 @@ class Scene:
         self.months(f"user:{self.mallory.pk}", monthly, 100_000, (20_000, 130_000, 0, 90_000))
 
     def months(self, subject: str, policy: RatePolicy, limit: int, used: tuple[int, ...]) -> None:
-        """What the subject has used of the policy's month, in the last months and in this one; 0 = no row."""
+        """What the subject has used on the first day of the last months and of this one; 0 = no row."""
         rate = Rate.parse(f"{limit}/month")
         bucket = Bucket(subject, rate, endpoint_id=policy.endpoint_id, counted_per=policy.counted_per)
         first = datetime.now(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
@@ -120,20 +120,17 @@ class Scene:
         for units in reversed(used):
             starts = (ends - timedelta(days=1)).replace(day=1)
             if units:
-                QuotaWindow.objects.create(
+                window = counted(
                     counter=counter_name(bucket),
                     starts_at=starts,
                     ends_at=ends,
-                    period="month",
                     subject=subject,
                     policy_id=policy.pk,
                     endpoint_id=policy.endpoint_id,
-                    rate=str(rate),
                     used=units,
                     limit=limit,
-                    percent=100 * units // limit,
-                    at_us=int(starts.timestamp() * 10**6) + 1,
                 )
+                of_day(window, starts.date(), units)
             ends = starts
 
     def _edited(self, row: Any, **values: Any) -> PolicyChange:

@@ -55,4 +55,4 @@ def test_a_page_itself_is_refused(desk: Desks, scene: Scene) -> None:
     )
     assert answers[:2] == [200, 429]
     assert int(answers[2]) == 3600
-    assert "throttled" in answers[3]["detail"]
+    assert answers[3]["detail"].startswith("Too many requests. Try again in 60 minutes.")

@@ -73,7 +73,7 @@ def test_a_burst_is_drawn_and_a_refusal_explained(own: Desk) -> None:
     own.shoot("example", page.locator("main"))
     entry.get_by_text("Headers and body").click()
     expect(entry.locator("pre")).to_contain_text('ratelimit: "all/min";r=')
-    expect(entry.locator("pre")).to_contain_text("Request was throttled")
+    expect(entry.locator("pre")).to_contain_text("Too many requests. Try again in")
     own.look()
 
     entry.get_by_role("link", name="Why? Explain").click()

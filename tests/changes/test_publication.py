@@ -18,7 +18,7 @@ from django.test import RequestFactory, TestCase
 
 from django_ratequota import check_request
 from django_ratequota.changes.publication import publication_pending
-from django_ratequota.changes.writer import changed_by, write_publication, write_reset
+from django_ratequota.changes.writer import changed_by, write_counted, write_publication
 from django_ratequota.models import Plan, PolicyChange, RatePolicy
 from django_ratequota.runtime import default_limiter
 from tests.enforcement.test_propagation import Process, environment, migrated  # noqa: F401 - fixtures
@@ -58,7 +58,7 @@ def test_what_no_request_can_see_is_not_pending(published: list[int | None]) -> 
     with transaction.atomic():
         plan.description = "For everyone"
         plan.save()
-        write_reset("everyone", [])
+        write_counted("everyone", "reset", before={}, after={})
         assert not publication_pending()
     assert (stored(), len(published)) == (before, 1)
 
@@ -177,6 +177,14 @@ def test_without_autocommit_a_change_is_recorded_and_published_by_hand(manual: P
     assert manual.run("answer = publication_pending(), limits()") == [False, [5]]
     manual.run("RatePolicy.objects.update(rates='9/hour'); transaction.rollback()")
     assert manual.run("answer = publication_pending(), stored() == before") == [False, True]
+
+
+def test_without_autocommit_the_ledger_commits_what_it_adds(manual: Process) -> None:
+    manual.run("RatePolicy.objects.create(rates='5/month', counted_per='everyone'); transaction.commit(); limits()")
+    manual.run("from django_ratequota.monitoring import ledger; from django_ratequota.models import QuotaWindow")
+    assert manual.run(
+        "ledger.flush(); transaction.rollback(); answer = [w.used for w in QuotaWindow.objects.all()]"
+    ) == [1]
 
 
 @pytest.fixture

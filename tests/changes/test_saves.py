@@ -14,7 +14,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from django_ratequota.changes.writer import changed_by, write_publication, write_reset
+from django_ratequota.changes.writer import changed_by, write_counted, write_publication
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from django_ratequota.signals import policies_changed
 from tests.support.failure import Failure, fail
@@ -163,10 +163,10 @@ def test_the_rows_of_a_signal_are_read_when_asked_for(sent: list[dict[str, Any]]
 
 def test_publications_and_resets_have_a_change_id() -> None:
     write_publication("by hand")
-    write_reset("everyone", [])
+    write_counted("everyone", "reset", before={}, after={})
     with changed_by(None, "both"):
-        write_reset("ip:203.0.113.7", [])
-        write_reset("everyone", [])
+        write_counted("ip:203.0.113.7", "reset", before={}, after={})
+        write_counted("everyone", "reset", before={}, after={})
     assert saves() == [[""], ["everyone"], ["ip:203.0.113.7", "everyone"]]
 
 

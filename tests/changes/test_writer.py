@@ -75,13 +75,14 @@ def test_a_row_has_the_fields_before_and_after(alice: User, search: Endpoint) ->
         "algorithm": "token_bucket",
         "mode": "enforce",
         "on_error": "",
-        "durable": True,
+        "durable": None,
+        "leads_headers": False,
         "starts_at": "2026-01-01T12:30:00Z",
         "ends_at": None,
         "reason": "OPS-1",
     }
     assert (created.before, created.after) == (None, expected)
-    assert (created.object_id, created.object_text) == (str(policy.pk), "user alice × search: 100/min")
+    assert (created.object_id, created.object_text) == (str(policy.pk), f"user:{alice.pk} × search: 100/min")
     policy.rates = "5/min"
     (updated,) = recorded_by(policy.save)
     assert (updated.before, updated.after) == (expected, {**expected, "rates": "5/min"})
@@ -262,7 +263,7 @@ def test_cascaded_deletions_are_recorded(
     assert {row.action for row in rows} == {"delete"}
     assert {row.touched_user for row in rows if row.model != "planassignment"} == {own}
     [text] = [row.object_text for row in rows if row.model == "ratepolicy"]
-    texts = {"user": "user alice × all endpoints: 1/s", "plan": "plan Free × all endpoints: 2/s"}
+    texts = {"user": f"user:{own} × all endpoints: 1/s", "plan": "plan Free × all endpoints: 2/s"}
     assert text == texts.get(what, "everyone × search: 3/s")
 
 

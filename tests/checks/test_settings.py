@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import AbstractUser
 from django.core import checks
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 
-from django_ratequota.checks.settings import check_middleware, check_proxies, check_settings
+from django_ratequota.checks.settings import check_middleware, check_proxies, check_receivers, check_settings
 from tests.checks import ids
 
 RATEQUOTA_MIDDLEWARE = "django_ratequota.middleware.RateQuotaMiddleware"
@@ -78,3 +79,15 @@ def test_trusted_proxies_that_include_every_address_are_a_warning(
     messages = check_proxies()
     assert ids(messages) == ["W018"] * (versions is not None)
     assert all(f"TRUSTED_PROXIES trusts {versions}: " in message.msg and message.hint for message in messages)
+
+
+def test_a_receiver_with_nobody_to_mail_is_a_warning(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check_receivers() == []
+    both = {"NOTIFY": [f"django_ratequota.notify.mail_{whom}" for whom in ("operators", "customers")]}
+    settings.RATEQUOTA = both
+    assert [message.msg.split()[2] for message in check_receivers()] == ["mail_operators,"]
+    monkeypatch.delattr(AbstractUser, "EMAIL_FIELD")
+    assert ids(check_receivers()) == ["W027", "W027"]
+    settings.MANAGERS = ["ops@example.com"]
+    settings.RATEQUOTA = {**both, "CUSTOMER_EMAILS": "tests.front.test_notify.emails"}
+    assert check_receivers() == []

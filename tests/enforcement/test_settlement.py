@@ -364,6 +364,12 @@ class TestRatesThatCountRequests:
         settle(again, "settle", 110)
         assert left(check(request_from(), "completions", 0))[-1] == 890
 
+    def test_what_remains_after_settling_is_of_a_limit_that_counts_units(self, settle: Settle) -> None:
+        for host, (verb, units) in enumerate((("settle", 349), ("settle", 100), ("charge", 0), ("refund", 100))):
+            reserved = check_request(request_from(address=f"203.0.113.{host}"), "completions", 100)
+            settled = settle(reserved, verb, units)
+            assert (settled.limit, settled.remaining) == (1000, [651, 900, 900, 1000][host])
+
     def test_a_later_refusal_gives_the_request_back(self, check: Check, completions: Endpoint) -> None:
         request = request_from()
         check(request, None, 0)

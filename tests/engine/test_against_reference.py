@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC
 from math import ceil
 from typing import Any
 
@@ -18,11 +19,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from django_ratequota import Bucket, Decision, Limiter, Rate
-from django_ratequota.engine.keys import bucket_key
+from django_ratequota.engine.calendar_windows import calendar_window
+from django_ratequota.engine.keys import bucket_key, window_key
 from django_ratequota.engine.rates import BURST_ALGORITHMS
 from tests.conftest import NOON_US, Clock
 from tests.support.properties import examples
-from tests.support.reference_models import MODELS, Charged, FixedWindow, Model, Outcome, judge, units_of
+from tests.support.reference_models import MODELS, CalendarWindow, Charged, Model, Outcome, judge, units_of
 
 SECOND, DAY = 10**6, 86_400 * 10**6
 
@@ -82,7 +84,7 @@ class Walk(RuleBasedStateMachine):
             period = period if kind in MODELS else calendar
             rate = Rate(limit=limit, counts=what, period=period, algorithm=algorithm)
             self.buckets.append(Bucket(subject, rate, scope=kind))
-            self.models.append(MODELS[algorithm]())
+            self.models.append(MODELS[kind]() if kind in MODELS else CalendarWindow())
         self.anchor_months(anchor)
         #: Instants worth standing at, of the latest answers.
         self.targets: list[int] = []
@@ -154,11 +156,16 @@ class Walk(RuleBasedStateMachine):
                     expected.append(Outcome.of(status))  # as it was at the check
                     continue
                 model.give_back(rate, now, units, Charged(decision.at_us, status.reset_after_us))
-                remaining, reset, more = model.status(rate, now, claim=claim)
+                if rate.calendar and status.reset_after_us <= now - decision.at_us:  # the window is over
+                    remaining, reset, more = model.free(rate, decision.at_us), 0, None
+                else:
+                    remaining, reset, more = model.status(rate, now, claim=claim)
                 expected.append(Outcome(True, remaining, 0, reset, more))
         assert [Outcome.of(status) for status in refunded.statuses] == expected
         charged = [(status.bucket, model) for (model, status), ok in zip(found, refundable, strict=True) if ok]
-        self.outlive([bucket for bucket, _ in charged], [model for _, model in charged], [True] * len(charged))
+        self.outlive(
+            [bucket for bucket, _ in charged], [model for _, model in charged], [True] * len(charged), decision.at_us
+        )
         self.anchor_months(anchor)
 
     @precondition(lambda self: "leaky_bucket" in self.kinds)
@@ -184,14 +191,14 @@ class Walk(RuleBasedStateMachine):
     def anchor_months(self, anchor: int) -> None:
         self.buckets = [replace(bucket, anchor=anchor) for bucket in self.buckets]
         for model in self.models:
-            if isinstance(model, FixedWindow):
+            if isinstance(model, CalendarWindow):
                 model.anchor = anchor
 
     @rule(pick=COUNTERS)
     def reset(self, pick: int) -> None:
         pick %= len(self.kinds)
         self.limiter.reset([self.buckets[pick]])
-        self.models[pick].clear()
+        self.models[pick].reset(self.buckets[pick].rate, self.clock.now_us)
 
     @precondition(lambda self: self.rewinds)
     @rule(picks=PICKS, cost=COSTS, back=st.tuples(st.integers(0, 230), st.integers(0, 10)))
@@ -240,7 +247,7 @@ class Walk(RuleBasedStateMachine):
         self.room = found[0].remaining
         self.note_targets(picks, found)
         charged = [bool(units_of(verb, rate, cost)) and allowed and verb != "peek" for rate in rates]
-        self.outlive(buckets, models, [some and f.passed for some, f in zip(charged, found, strict=True)])
+        self.outlive(buckets, models, [some and f.passed for some, f in zip(charged, found, strict=True)], now)
 
     def units(self, cost: Cost, capacity: int) -> int:
         named = {
@@ -262,11 +269,13 @@ class Walk(RuleBasedStateMachine):
             self.targets += [(target, pick) for target in named]
         self.targets = [entry for entry in self.targets[-30:] if entry[0] > now]
 
-    def outlive(self, buckets: list[Bucket], models: list[Model], written: list[bool]) -> None:
+    def outlive(self, buckets: list[Bucket], models: list[Model], written: list[bool], at_us: int) -> None:
         """Check the TTLs of the written keys, then remove them: keys expire by real time, not by this clock."""
         pipeline = self.client.pipeline(transaction=False)
         for bucket in buckets:
-            key = bucket_key("rqtest", bucket)
+            key, unit = bucket_key("rqtest", bucket), bucket.rate.calendar
+            if unit:
+                key = window_key(key, calendar_window(unit, at_us, UTC, bucket.anchor).first_day)
             pipeline.pttl(key).persist(key)
         ttls = pipeline.execute()[::2]
         for bucket, model, write, ttl in zip(buckets, models, written, ttls, strict=True):
@@ -274,6 +283,8 @@ class Walk(RuleBasedStateMachine):
                 continue
             # A refund leaves the state one of the rate that it was charged under.
             state_us = model.status(model.rate or bucket.rate, self.clock.now_us)[1]
+            if bucket.rate.calendar:
+                continue
             if not state_us:
                 assert ttl == -2, "a count of nothing has no key"
                 continue

@@ -100,7 +100,7 @@ def test_the_same_settlement_again_returns_the_same_state(limiter: Limiter, sett
     decision = limiter.check(BOTH, 50)
     first = settle(decision, actual)
     assert remaining(first) == remaining(settle(decision, actual)) == remaining(settle(first, actual))
-    assert settle(decision, actual).remaining == 9
+    assert settle(decision, actual).remaining == 1000 - actual
     assert remaining(first)[0] == 1000 - actual
 
 
@@ -108,8 +108,11 @@ def test_a_settlement_upwards_returns_the_limits_on_requests_as_well(limiter: Li
     for _ in range(9):
         limiter.check([CALLS], 1)
     decision = limiter.check(BOTH, 100)
-    assert settle(decision, 150).remaining == 0
-    assert settle(decision, 50).remaining == 0
+    assert decision.binding == decision.statuses[1]
+    assert remaining(settle(decision, 150)) == [850, 0]
+    assert remaining(settle(decision, 50)) == [950, 0]
+    refused = limiter.check(BOTH, 1)
+    assert (refused.limit, refused.remaining) == (10, 0)
     assert remaining(decision.charge(10)) == [940, 0]
 
 

@@ -38,7 +38,7 @@ class MemoryWalk(Walk):
         self.clock = Clock(1)  # each walk begins at a time of its own, and no limiter's time goes back
         self.limiter = Limiter(clock=self.clock)
 
-    def outlive(self, buckets: list[Bucket], models: list[Model], written: list[bool]) -> None:
+    def outlive(self, buckets: list[Bucket], models: list[Model], written: list[bool], at_us: int) -> None:
         """Nothing to check: there are no keys."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from itertools import combinations
 from typing import Any
 
@@ -21,6 +22,7 @@ from django_ratequota.operations import caller_limits
 from django_ratequota.policies.cache import policies
 from django_ratequota.policies.requests.caller import Caller
 from tests.project.views import request_from
+from tests.support.requests import check_from
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -32,7 +34,7 @@ def usage(client: Client, **query: Any) -> Any:
 
 
 def names(found: Any) -> list[str]:
-    return [limit["policy"] for limit in found["limits"]]
+    return [limit["title"] for limit in found["limits"]]
 
 
 def may(user: User, *codenames: str) -> User:
@@ -57,12 +59,54 @@ def test_each_limit_has_its_current_state(client: Client, search: Endpoint) -> N
     assert response["Cache-Control"] == "no-store"
     found = response.json()
     assert (found["blocked_by"], found["available"], found["truncated"]) == ([], True, False)
-    assert list(found["limits"][0]) == list(QuotaLimitSerializer().fields)
+    assert found["limits"][0].keys() == QuotaLimitSerializer().fields.keys()
+    everyone = ["all/hour gcra per everyone", None, None, "100/hour gcra", "units", "everyone", 100, 3]
+    own = ["search/min", "search", None, "4/min burst 8", "units", "ip", 8, 3]
     assert [list(limit.values()) for limit in found["limits"]] == [
-        ["all/hour gcra per everyone", None, "100/hour gcra", "units", "everyone", 100, 3600, 97, 108, 0],
-        ["search/min", "search", "4/min burst 8", "units", "caller", 8, 60, 5, 45, 0],
+        [*everyone, None, None, 108, 97, 0, 3600],
+        [*own, None, None, 45, 5, 0, 60],
     ]
     assert found.keys() == QuotaUsageSerializer().fields.keys()
+
+
+def test_a_calendar_limit_has_its_window_unused_and_in_debt(client: Client, alice: User) -> None:
+    pro = Plan.objects.create(name="Pro", slug="pro")
+    RatePolicy.objects.create(plan=pro, rates="10/month, 5 requests/day fixed_window")
+    now = datetime.now(UTC)
+    PlanAssignment.objects.create(user=alice, plan=pro, anchor=31, starts_at=now - timedelta(days=1))
+    client.force_login(alice)
+    month, day = usage(client)["limits"]
+    assert [(limit["period"], limit["unit"], limit["used"]) for limit in (month, day)] == [
+        *(("month", "units", 0), ("day", "requests", 0)),
+    ]
+    for limit in (month, day):
+        begins, ends = (datetime.fromisoformat(limit[name]) for name in ("starts_at", "ends_at"))
+        assert (ends - begins).total_seconds() == limit["window"]
+        assert abs(ends - now - timedelta(seconds=limit["resets_in"])) < timedelta(seconds=30)
+    assert (datetime.fromisoformat(month["ends_at"]) + timedelta(days=1)).day == 1, "the month's last day"
+    check_from(alice, cost=4).charge(11)
+    month = usage(client)["limits"][0]
+    assert (month["used"], month["remaining"]) == (15, 0)
+
+
+def test_what_is_counted_per_address_is_not_shown(client: Client, settings: Any, alice: User, operator: User) -> None:
+    names = {name: f"django_ratequota.identifiers.{name}" for name in ("login_pair", "network")}
+    caller = ["login_pair", "user", "ip"]
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": names, "CALLER": caller}
+    for per in ("ip", "network", "login_pair", "caller"):
+        RatePolicy.objects.create(rates="10/min", counted_per=per)
+    assert names_and_kinds(client) == [("all/min", "ip")], "an anonymous caller's own limit"
+    client.force_login(alice)
+    assert names_and_kinds(client) == [("all/min", "user")]
+    body = '{"username": "victim"}'
+    named = client.generic("GET", "/quota/usage/", body, content_type="application/json")
+    assert named.json()["limits"] == [], "not even where CALLER names what anybody may write"
+    client.force_login(operator)
+    assert names_and_kinds(client, user="alice") == [("all/min", "user")]
+
+
+def names_and_kinds(client: Client, **query: Any) -> list[tuple[str, str]]:
+    return [(limit["title"], limit["counted_per"]) for limit in usage(client, **query)["limits"]]
 
 
 def test_looking_costs_nothing_of_what_is_looked_at(client: Client, settings: Any, redis_client: redis.Redis) -> None:
@@ -110,11 +154,11 @@ def test_limits_are_known_while_redis_is_down_and_counts_are_not(client: Client,
     settings.RATEQUOTA = {"REDIS_URL": "redis://127.0.0.1:1/0", "STATISTICS_SECONDS": 0}
     found = usage(client)
     assert found["available"] is False
-    assert [(limit["rate"], limit["limit"], limit["window"]) for limit in found["limits"]] == [
-        ("9/month", 9, 31 * 86_400),
-        ("5/min", 5, 60),
-    ]
-    assert {limit[name] for limit in found["limits"] for name in ("remaining", "reset", "retry_after")} == {None}
+    month, minute = found["limits"]
+    assert [(one["rate"], one["limit"]) for one in (month, minute)] == [("9/month", 9), ("5/min", 5)]
+    assert {limit[name] for limit in (month, minute) for name in ("used", "remaining", "retry_after")} == {None}
+    assert (minute["resets_in"], minute["window"]) == (None, 60)
+    assert 0 < month["resets_in"] <= month["window"] <= 31 * 86_400
 
 
 def unreachable(*args: Any) -> Any:

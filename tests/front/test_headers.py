@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_ratequota import Bucket, BucketStatus, Decision, Limiter, Rate
+from django_ratequota import Bucket, BucketStatus, Decision, Limiter, Rate, check_request
 from django_ratequota.conf import HEADER_FORMS
 from django_ratequota.engine.rates import ALGORITHMS, BURST_ALGORITHMS
 from django_ratequota.headers import FORMS, add_headers, decision_headers
+from django_ratequota.models import RatePolicy
 from tests.conftest import NOON_US, Clock
 from tests.project.views import request_from
 from tests.support.properties import examples, thorough_after
@@ -147,6 +148,25 @@ def test_x_ratelimit_describes_the_binding_bucket() -> None:
             for n, wait in enumerate(waits, 1)
         ]
         assert refusal(*statuses, standing("4/min", remaining=0))["X-RateLimit-Limit"] == limit
+
+
+def test_a_policy_may_lead_x_ratelimit_and_a_refusal_shows_who_refused(limiter: Limiter) -> None:
+    tight, leading = standing("10/min", remaining=1), standing("1000/month", remaining=900, leads=True)
+    later, logged = standing("5/day", leads=True), standing("7/hour", leads=True, mode="log")
+    for statuses in ((tight, leading, later), (logged, leading, tight)):
+        assert decision_headers(Decision(allowed=True, statuses=statuses))["X-RateLimit-Limit"] == "1000"
+    refused = standing("10/min", passed=False, remaining=0, retry_us=SECOND)
+    assert refusal(leading, refused)["X-RateLimit-Limit"] == "10"
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("fresh_policies")
+def test_only_the_first_rate_of_the_policy_leads() -> None:
+    RatePolicy.objects.create(rates="1000/month, 100/day, 10/min", leads_headers=True)
+    RatePolicy.objects.create(rates="5/hour", counted_per="everyone")
+    for left in (999, 998):
+        headers = decision_headers(check_request(request_from()))
+        assert (headers["X-RateLimit-Limit"], headers["X-RateLimit-Remaining"]) == ("1000", str(left))
 
 
 def test_a_burst_is_what_remaining_counts_down_from_and_the_quota_is_the_limit(limiter: Limiter) -> None:

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -24,7 +25,14 @@ from django.db import transaction
 from django_ratequota import Bucket, BucketStatus, Rate, check_request
 from django_ratequota.changes.writer import changed_by, write_publication
 from django_ratequota.models import Plan, PolicyChange, RatePolicy
-from django_ratequota.notify import change_text, mail_operators, post_to, threshold_text, wait_until_sent
+from django_ratequota.notify import (
+    change_text,
+    mail_customers,
+    mail_operators,
+    post_to,
+    threshold_text,
+    wait_until_sent,
+)
 from django_ratequota.signals import policies_changed, quota_threshold
 from django_ratequota.testing import isolated
 from tests.project.views import request_from
@@ -217,16 +225,19 @@ def status_of(rate: str, used: int, reset_after_us: int = 4 * 10**6, **bucket: A
 def test_the_text_of_a_threshold(settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "TIME_ZONE": "Europe/Berlin"}
     month = status_of("1000000/month", 800_000, 826_800 * 10**6, policy_id=17, counted_per="tenant")
-    assert threshold_text(80, month, AT) == (
+    assert threshold_text(80, month, AT, cost=1) == (
         "Rate limits: tenant:acme has used 80 % of 1000000/month at all endpoints",
         "Used: 800000 of 1000000\nThe window ends: 2026-11-30 20:00 CET\nPolicy: 17, counted per tenant",
     )
     log = status_of("10/min", 10, scope="search", mode="log", subject="api_key:a\nBcc: b@example.com\u202e")
-    assert threshold_text(100, log, AT, 3) == (
+    assert threshold_text(100, log, AT, cost=1) == (
         "Rate limits: api_key:a Bcc: b@example.com\\u202e has used 100 % of 10/min at search",
-        "Used: 10 of 10\nFull again: 2026-11-21 06:20 CET\nLog only: no request is refused\n"
-        "3 more crossings of this limit were not sent",
+        "Used: 10 of 10\nFull again: 2026-11-21 06:20 CET\nLog only: no request is refused",
     )
+    for mode, verb in (("enforce", "was refused"), ("log", "would have been refused")):
+        subject, _ = threshold_text(100, status_of("1000/month", 821, mode=mode), AT, cost=200)
+        expected = f"a request of 200 by tenant:acme {verb} at 821 of 1000/month at all endpoints"
+        assert subject == f"Rate limits: {expected}"
 
 
 def test_notify_mails_once_a_limit_is_nearly_used_up(settings: Any, alice: User) -> None:
@@ -255,14 +266,128 @@ def fails(**_: Any) -> None:
 def test_a_receiver_that_fails_keeps_no_other_from_its_signal(settings: Any, caplog: Any) -> None:
     paths = ["tests.front.test_notify.fails", "django_ratequota.notify.mail_operators"]
     settings.RATEQUOTA = {**settings.RATEQUOTA, "NOTIFY": paths}
-    quota_threshold.send_robust(None, level=80, status=status_of("5/month", 4), at=AT, suppressed=0)
+    quota_threshold.send_robust(None, level=80, status=status_of("5/month", 4), at=AT, cost=1)
     wait_until_sent()
     assert len(mail.outbox) == 1
     assert "tests.front.test_notify.fails, a receiver in RATEQUOTA['NOTIFY'], failed" in caplog.text
 
 
+# --- Mails to customers. ---
+
+
+def emails(subjects: list[str]) -> dict[str, str]:
+    """CUSTOMER_EMAILS of these tests: Acme has an address, ``tenant:broken`` raises."""
+    if "tenant:broken" in subjects:
+        raise LookupError("no such customer")
+    return {"tenant:acme": "billing@acme.example", "tenant:empty": ""}
+
+
+def names(subjects: list[str]) -> dict[str, str]:
+    return {"tenant:acme": "Acme & Söhne"}
+
+
+@pytest.fixture
+def tenants(settings: Any) -> None:
+    settings.RATEQUOTA = {
+        **settings.RATEQUOTA,
+        "IDENTIFIERS": {"tenant": "django_ratequota.identifiers.network"},
+        "CUSTOMER_EMAILS": "tests.front.test_notify.emails",
+        "SUBJECT_NAMES": "tests.front.test_notify.names",
+        "NOTIFY": ["django_ratequota.notify.mail_customers"],
+        "TIME_ZONE": "Europe/Berlin",
+    }
+
+
+def mailed(level: int, status: BucketStatus, cost: int = 1) -> list[Any]:
+    mail.outbox.clear()
+    mail_customers(level=level, status=status, at=AT, cost=cost, signal=quota_threshold)
+    wait_until_sent()
+    return mail.outbox
+
+
+@pytest.mark.usefixtures("tenants")
+def test_a_customer_is_mailed_what_is_used_and_when_it_is_free_again() -> None:
+    [sent] = mailed(80, status_of("1000000 requests/month", 800_000, 826_800 * 10**6))
+    assert (sent.to, sent.subject) == (["billing@acme.example"], "80 % of 1,000,000 requests per month used")
+    assert sent.body.splitlines() == [
+        "Hello Acme & Söhne,",
+        "",
+        "800,000 of 1,000,000 requests per month are used.",
+        "The whole limit is free again on Nov. 30, 2026, 8 p.m. CET.",
+    ]
+    [sent] = mailed(100, status_of("5/day fixed_window", 5, scope="search"))
+    assert sent.body.splitlines()[2:4] == [
+        "5 of 5 units per day are used. More requests are refused.",
+        "The limit is for search.",
+    ]
+    [sent] = mailed(100, status_of("1000/week fixed_window", 821), cost=200)
+    assert sent.subject == "A request was refused: 821 of 1,000 units per week used"
+    assert "A request of 200 units was refused, because 821 of 1,000 units per week are used." in sent.body
+
+
+@pytest.mark.usefixtures("tenants")
+def test_a_project_overrides_the_mail_by_templates(settings: Any, tmp_path: Path) -> None:
+    (tmp_path / "django_ratequota/mail").mkdir(parents=True)
+    body = "{{ rate }} {{ level }}{{ refused_cost }}{{ endpoint }} {{ resets_at|date:'H:i T' }}"
+    (tmp_path / "django_ratequota/mail/quota_threshold.txt").write_text(body)
+    settings.TEMPLATES = [{**settings.TEMPLATES[0], "DIRS": [tmp_path]}]
+    [sent] = mailed(80, status_of("10/15min", 8))
+    assert sent.body == "10 units per 15min 80 06:20 CET\n"
+
+
+@pytest.mark.usefixtures("tenants")
+def test_the_pages_templates_tell_what_is_counted(settings: Any, tmp_path: Path) -> None:
+    (tmp_path / "django_ratequota/mail").mkdir(parents=True)
+    for one in (one for one in snippets(PAGE) if one.language == "html"):
+        file, text = one.text.split(" #}\n")
+        (tmp_path / file.removeprefix("{# templates/")).write_text(text)
+    settings.TEMPLATES = [{**settings.TEMPLATES[0], "DIRS": [tmp_path]}]
+    [sent] = mailed(100, status_of("1000/month", 821, scope="completions"), cost=200)
+    assert sent.subject == "821 of 1,000 tokens used"
+    assert sent.body.splitlines() == [
+        "821 of 1,000 tokens are used.",
+        "A request of 200 was refused.",
+        "The whole limit is free again on Nov. 21, 2026, 6:20 a.m. CET.",
+    ]
+    assert mailed(80, status_of("10/month", 8, scope="exports"))[0].subject == "8 of 10 exports used"
+
+
+@pytest.mark.usefixtures("tenants")
+def test_a_shared_limit_and_one_that_refuses_nothing_are_nobodys(alice: User, caplog: Any) -> None:
+    alice.email = "alice@example.com"
+    alice.save()
+    own, nobody = f"user:{alice.pk}", User.objects.create_user("nobody")
+    assert [sent.to for sent in mailed(80, status_of("10/month", 8, subject=own))] == [["alice@example.com"]]
+    assert mailed(80, status_of("10/month", 8, subject=own, mode="log")) == []
+    shared = ["everyone", "plan:1", "ip:203.0.113.7", "tenant:"]
+    without = ["tenant:empty", "tenant:other", f"user:{nobody.pk}", "user:0"]
+    assert [one for one in shared + without if mailed(80, status_of("10/month", 8, subject=one))] == []
+    assert caplog.text == ""
+    for _ in range(2):
+        assert mailed(80, status_of("10/month", 8, subject="tenant:broken")) == []
+    assert caplog.text.count("tests.front.test_notify.emails failed: LookupError: no such customer") == 1
+
+
+def test_a_customer_gets_one_mail_for_a_level_and_window(settings: Any, alice: User, tenants: None) -> None:
+    User.objects.update(email="alice@example.com")
+    policy = RatePolicy.objects.create(rates="5/month")
+    with isolated():
+        for rates in ("5/month", "5/month", "5/month", "5/month, 9/min", "4/month", "4/month"):
+            RatePolicy.objects.filter(pk=policy.pk).update(rates=rates)
+            check_request(request_from(alice))
+    wait_until_sent()
+    assert [sent.subject for sent in mail.outbox] == [
+        "80 % of 5 units per month used",
+        "100 % of 4 units per month used",
+    ]
+
+
+# --- Webhooks. ---
+
+
 def post_threshold(receiver: Any, used: int = 8, **more: Any) -> None:
-    receiver(level=80, status=status_of("10/month", used, **more), at=AT, suppressed=0, signal=quota_threshold)
+    status = status_of(more.pop("rate", "10/month"), used, **more)
+    receiver(level=80, status=status, at=AT, cost=1, signal=quota_threshold)
 
 
 def test_a_chat_gets_the_text(webhook: Webhook) -> None:
@@ -311,17 +436,18 @@ def test_the_id_of_an_event_is_the_same_from_every_process(webhook: Webhook) -> 
     post_threshold(receiver, used=9, reset_after_us=5 * 10**6)  # noticed earlier by another clock
     post_threshold(receiver, subject="tenant:other")
     post_threshold(receiver, reset_after_us=10**12)  # the next window
+    post_threshold(receiver, rate="9/month")  # after a downgrade
     wait_until_sent()
     first, second, *others = [headers["webhook-id"] for headers, _ in webhook.received]
     assert first == second
-    assert len({first, *others}) == 3
+    assert len({first, *others}) == 4
 
 
 def test_crossings_a_period_apart_are_two_events(webhook: Webhook) -> None:
     """A rate that refills reaches a level again, with the same time left or another."""
     receiver, minute = post_to(webhook.url, SECRET), timedelta(minutes=1)
     for at, left in ((AT + minute * 0.1, 60 * 10**6), (AT + minute * 1.1, 48 * 10**6)):
-        receiver(level=80, status=status_of("10/min", 8, left), at=at, suppressed=0, signal=quota_threshold)
+        receiver(level=80, status=status_of("10/min", 8, left), at=at, cost=1, signal=quota_threshold)
     wait_until_sent()
     assert len({headers["webhook-id"] for headers, _ in webhook.received}) == 2
 

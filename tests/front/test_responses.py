@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from django.test import RequestFactory
@@ -34,6 +35,17 @@ def test_each_refusal_as_a_problem(refused: Decision) -> None:
     ):
         named = {"violated_policies": violated, "violated-policies": violated}
         assert problem(decision) == {**kind, "detail": detail, **named, "retry_after": wait}
+
+
+def test_waits_are_in_units_that_people_count_in_and_never_too_short(refused: Decision) -> None:
+    for seconds, words in {
+        **{1: "1 second", 119: "119 seconds", 120: "2 minutes", 121: "3 minutes", 7199: "120 minutes"},
+        **{7200: "2 hours", 172_799: "48 hours", 172_800: "2 days", 388_644: "5 days"},
+    }.items():
+        (status, other) = refused.statuses
+        waiting = replace(refused, statuses=(replace(status, retry_after_us=seconds * 10**6), other))
+        assert problem(waiting)["detail"] == f"Too many requests. Try again in {words}."
+        assert problem(waiting)["retry_after"] == seconds
 
 
 def test_a_block_is_no_outage() -> None:

@@ -22,6 +22,7 @@ from django_ratequota import Bucket, Decision, Rate
 from django_ratequota.engine.types import BucketStatus
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.responses import refusal_response
+from django_ratequota.templatetags.ratequota import ratequota_usage
 from django_ratequota.testing import Clock, Policy, override_policies
 from tests.project.views import request_from
 
@@ -173,15 +174,34 @@ class TestTag:
             assert render() == "", "without a request"
 
     def test_all_limits_the_tightest_first(self) -> None:
-        template = Template(
-            '{% load ratequota %}{% ratequota_usage "search" as u %}'
-            "{% for one in u.limits %}{{ one.name }} {{ one.used }}/{{ one.limit }} {% endfor %}"
+        shown = "{% for one in u.limits %}{{ one.title }} {{ one.used }}/{{ one.limit }} {% endfor %}"
+        at, everywhere = (
+            Template("{% load ratequota %}{% ratequota_usage " + scope + " as u %}" + shown)
+            for scope in ('"search"', "")
         )
         policies = {"search": "5/min, 10/hour", None: Policy("3/min"), "other": "1/min"}
         with override_policies(policies):
             Client().get("/decorated/", REMOTE_ADDR="203.0.113.7")
-            text = template.render(Context({"request": request_from()}))
+            text, whole = (template.render(Context({"request": request_from()})) for template in (at, everywhere))
         assert text == "all/min 1/3 search/min 1/5 search/hour 1/10 "
+        assert whole == text + "other/min 0/1 "
+
+    def test_a_limit_is_described_as_in_the_usage_endpoint(self, time_machine: Any, settings: Any) -> None:
+        time_machine.move_to(NOW, tick=False)
+        settings.TIME_ZONE, settings.USE_TZ = "Europe/Berlin", False
+        with override_policies({None: "9/month, 5 requests/min"}):
+            usage = ratequota_usage({"request": request_from()})
+            assert usage is not None
+            minute, month = sorted(usage.limits, key=lambda one: one.limit)
+            [told, _] = Client().get("/quota/usage/", REMOTE_ADDR="203.0.113.7").json()["limits"]
+        assert [str(getattr(month, name)) for name in ("starts_at", "ends_at", "reset", "retry_at")] == [
+            *("2025-11-01 00:00:00+01:00", "2025-12-01 00:00:00+01:00"),
+            *("2025-12-01 00:00:00+01:00", "2025-11-21 06:20:00+01:00"),
+        ], "the month ends, although nothing is used"
+        assert (minute.unit, minute.starts_at, minute.ends_at) == ("requests", None, None)
+        assert minute.reset == datetime.fromtimestamp(NOW, UTC)
+        same = ("title", "scope", "period", "rate", "unit", "counted_per", "limit", "used", "remaining")
+        assert {name: getattr(month, name) for name in same}.items() <= told.items()
 
     @pytest.mark.parametrize("policies", [{}, {"search": "unlimited"}, {"other": "1/min"}])
     def test_nothing_where_nothing_is_limited(self, render: Any, policies: Any) -> None:
@@ -239,6 +259,6 @@ class TestForm:
             assert send("/contact/", {"message": "hello"}).status_code == 302
             refused = send("/contact/", {"message": "hello again"})
         assert refused.status_code == 429
-        assert "Too many requests. Try again in 3600 seconds." in refused.content.decode()
+        assert "Too many requests. Try again in 60 minutes." in refused.content.decode()
         assert "hello again" in refused.content.decode()
         assert refused["Retry-After"] == "3600"

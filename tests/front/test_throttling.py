@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 from django.utils.functional import lazystr
+from rest_framework.exceptions import Throttled
 from rest_framework.test import APIRequestFactory
 
 from django_ratequota.models import Endpoint, RatePolicy
+from django_ratequota.testing import Clock, override_policies
 from django_ratequota.throttling import QuotaThrottle
 from tests.project.views import Search, Units
 
@@ -49,7 +52,7 @@ def test_a_view_is_held_to_its_scope(client: Client, search: Endpoint, path: str
     assert refused["Content-Type"] == "application/json"
     wait = int(refused["Retry-After"])
     assert 700 < wait <= 720
-    assert refused.json() == {"detail": f"Request was throttled. Expected available in {wait} seconds."}
+    assert refused.json() == {"detail": "Too many requests. Try again in 12 minutes."}
     assert f'"search/hour";r=1;t={wait}' in refused["RateLimit"]
     assert refused["X-RateLimit-Remaining"] == "1"
 
@@ -59,9 +62,34 @@ def test_a_block_gives_no_hope(client: Client, search: Endpoint) -> None:
     RatePolicy.objects.create(endpoint=search, rates="blocked")
     response = client.get("/search/")
     assert response.status_code == 429
-    assert response.json() == {"detail": "Request was throttled."}
+    assert response.json() == {"detail": "Requests are blocked."}
     assert "Retry-After" not in response
     assert "RateLimit" not in response
+
+
+def own(self: Any, request: Any, wait: float) -> None:
+    raise Throttled(wait, "Slow down.")
+
+
+class Lenient(QuotaThrottle):
+    """A project's own, which takes no refusal."""
+
+    def allow_request(self, request: Any, view: Any) -> bool:
+        return super().allow_request(request, view) or True
+
+
+@pytest.mark.parametrize(
+    ("attributes", "answer"),
+    [
+        ({"throttled": own}, {"detail": "Slow down. Expected available in 3600 seconds."}),
+        ({"throttle_classes": [Lenient]}, {"ran": True}),
+    ],
+)
+def test_what_a_project_says_itself_stays(attributes: Any, answer: Any) -> None:
+    with override_policies({"search": "1/hour"}, clock=Clock(datetime(2026, 1, 1, tzinfo=UTC))):
+        view = type("Own", (Search,), attributes).as_view()
+        view(APIRequestFactory().get("/"))
+        assert view(APIRequestFactory().get("/")).data == answer
 
 
 @pytest.mark.usefixtures("middleware")

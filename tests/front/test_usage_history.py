@@ -17,9 +17,9 @@ from django.urls import reverse
 from django_ratequota import check_request
 from django_ratequota.api import QuotaWindowSerializer, UsageHistoryView
 from django_ratequota.models import Endpoint, QuotaWindow, RatePolicy
-from django_ratequota.monitoring.checkpoints import flush
+from django_ratequota.monitoring.ledger import flush
 from tests.project.views import request_from
-from tests.support.requests import check_from
+from tests.support.windows import counted
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -27,20 +27,17 @@ URL = "/quota/usage/history/"
 
 
 def window(subject: str, month: int = 10, **fields: Any) -> QuotaWindow:
-    starts_at = datetime(2026, month, 1, tzinfo=UTC)
+    starts_at = datetime(2025, month, 1, tzinfo=UTC)
     values: dict[str, Any] = {
         "subject": subject,
         "starts_at": starts_at,
         "ends_at": (starts_at + timedelta(days=32)).replace(day=1),
-        "period": "month",
         "rate": "100/month",
         "used": 40,
         "limit": 100,
-        "percent": 40,
-        "at_us": 1,
         **fields,
     }
-    return QuotaWindow.objects.create(counter=f"{subject}:{values['rate']}", **values)
+    return counted(counter=f"{subject}:{values['rate']}", **values)
 
 
 def history(client: Client, **query: Any) -> Any:
@@ -88,21 +85,32 @@ def test_a_window_says_what_was_used_of_which_limit(client: Client, alice: User)
     response = client.get(URL)
     assert response["Cache-Control"] == "no-store"
     found = response.json()
-    starts, ends = "2026-10-01T00:00:00Z", "2026-11-01T00:00:00Z"
-    assert list(found["results"][0]) == list(QuotaWindowSerializer().fields)
-    assert list(found["results"][0].values()) == [
-        *("month", "search", "100/month", "units", "user", starts, ends, 40, 100)
+    starts, ends = "2025-10-01T00:00:00Z", "2025-11-01T00:00:00Z"
+    newest, older = found["results"]
+    assert newest.keys() == QuotaWindowSerializer().fields.keys()
+    assert list(newest.values()) == [
+        *("search/month", "search", "month", "100/month", "units", "user", 100, 40, starts, ends, 0)
     ]
-    assert (found["results"][1]["scope"], found["results"][1]["counts"]) == ("#4711", "requests")
+    assert (older["title"], older["scope"], older["unit"]) == ("#4711/month requests", "#4711", "requests")
 
 
-def test_what_requests_have_used_is_there(client: Client, alice: User, checkpointing: None) -> None:
+@pytest.mark.usefixtures("_tenants")
+def test_what_requests_have_used_is_there_as_in_usage(client: Client, alice: User, checkpointing: None) -> None:
     RatePolicy.objects.create(rates="10/month, 10/min")
-    check_from(alice, cost=3)
-    flush()
+    RatePolicy.objects.create(rates="20/month, 30/day fixed_window", counted_per="tenant")
     client.force_login(alice)
-    [row] = history(client)
-    assert (row["rate"], row["used"], row["limit"], row["scope"]) == ("10/month", 3, 10, None)
+    request = request_from(alice, headers={"X-Tenant": "acme"})
+    check_request(request, cost=3).charge(10)
+    flush()
+    rows = client.get(URL, headers={"X-Tenant": "acme"}).json()["results"]
+    limits = client.get("/quota/usage/", headers={"X-Tenant": "acme"}).json()["limits"]
+    # What usage/ says of each limit by the calendar, in the same words.
+    told = {limit["title"]: {**limit, "resets_in": 0} for limit in limits if limit["period"]}
+    assert len(rows) == len(told) == 3
+    for row in rows:
+        assert 0 < row["resets_in"] <= 31 * 86_400
+        assert {**row, "resets_in": 0}.items() <= told[row["title"]].items()
+        assert row["used"] == 13
 
 
 @pytest.mark.usefixtures("_tenants")
@@ -154,6 +162,12 @@ def test_the_newest_come_first_page_by_page(client: Client, alice: User) -> None
     assert {row["period"] for row in history(client, period="day")} == {"day"}
     response = client.get(URL, {"period": "year"})
     assert (response.status_code, response.json()) == (400, {"period": ["Write day, week or month."]})
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "all", "1001", "", "9" * 5000])
+def test_a_wrong_page_size_is_refused_in_words(client: Client, size: str) -> None:
+    response = client.get(URL, {"page_size": size})
+    assert (response.status_code, response.json()) == (400, {"page_size": ["Write a number from 1 to 1000."]})
 
 
 def test_staff_may_ask_about_a_user_and_nobody_else_may(client: Client, alice: User) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import time
 from bisect import bisect_left
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import redis
 from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
 from django.db import connection
+from django.utils import timezone
 
 from django_ratequota.management import maintenance
 from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
@@ -23,6 +26,7 @@ from tests.support.commands import run
 from tests.support.fake_redis import fake_redis
 from tests.support.operators import a_customer
 from tests.support.requests import check_from
+from tests.support.windows import counted
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -135,12 +139,23 @@ def test_publish_applies_raw_sql_to_the_next_request(alice: User) -> None:
     assert PolicyChange.objects.first().reason == "OPS-7"
 
 
-def test_status_shows_store_revision_and_last_change(alice: User) -> None:
-    text = run("status")
+def test_status_shows_store_revision_last_change_and_ledger(
+    alice: User, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info, text = redis_client.info(), run("status")
+    lines = text.splitlines()
+    name, version = server_version(info)
+    assert lines[0].startswith(f"store        {name} {version} at 127.0.0.1:")
+    assert lines[0].endswith(" s")
+    assert lines[1] == f"eviction     noeviction, {info['evicted_keys']} keys evicted"
     assert f"revision     {default_limiter().stored_revision()}" in text
-    assert "created: user alice × all endpoints: 1000/day" in text
+    assert f"created: user:{alice.pk} × all endpoints: 1000/day" in text
     assert "keys         rqtest:*" in text
+    assert "ledger       0 rows\n" in text
     assert "processes    none has reported in the last minute\n" in text
+    counted(subject="user:1", starts_at=timezone.now(), ends_at=timezone.now() + timedelta(days=9), used=1, limit=2)
+    monkeypatch.setattr(maintenance, "MANY_ROWS", 0)
+    assert "ledger       1 rows: many, see manage.py check --database default\n" in run("status")
 
 
 def report_as(name: str, **values: Any) -> None:
@@ -152,15 +167,6 @@ def report_as(name: str, **values: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(health, "health", lambda: one)
         health.report()
-
-
-def test_status_shows_server_version_and_eviction(redis_client: redis.Redis) -> None:
-    info = redis_client.info()
-    lines = run("status").splitlines()
-    name, version = server_version(info)
-    assert lines[0].startswith(f"store        {name} {version} at 127.0.0.1:")
-    assert lines[0].endswith(" s")
-    assert lines[1] == f"eviction     noeviction, {info['evicted_keys']} keys evicted"
 
 
 def test_status_shows_the_report_of_each_process(alice: User) -> None:
@@ -180,8 +186,8 @@ def test_status_shows_the_report_of_each_process(alice: User) -> None:
         idle=1.0,
     )
     # A revision newer than that in Redis was published before Redis lost its data.
-    report_as("web-4:9", revision=revision + 1, checkpoint_age=4.4)
-    report_as("web-5:9", revision=revision - 1, idle=300.0, checkpoint_age=41.0)
+    report_as("web-4:9", revision=revision + 1, written_until=time.time() - 4.4)
+    report_as("web-5:9", revision=revision - 1, idle=300.0, written_until=time.time() - 41)
     report_as(
         "web-3:9",
         revision=0,
@@ -196,7 +202,7 @@ def test_status_shows_the_report_of_each_process(alice: User) -> None:
     assert f"processes    5; {states}; breaker closed in 4; errors in 1\n" in text
     ms = [f"{BOUNDS[place] * 1000:.2f} ms" for place in (fast, slow)]
     assert f"latency      110 decisions, p50 {ms[0]}, p99 {ms[1]} in the last minute\n" in text
-    assert "checkpoints  the oldest 41 s ago; late in 1: see their logs\n" in text
+    assert "ledger       late in 1 of 5 processes: see their logs\n" in text
     assert text.endswith(
         f"""\
   web-1:7
@@ -217,28 +223,32 @@ def test_status_shows_the_report_of_each_process(alice: User) -> None:
   web-4:9
              revision {revision + 1}, no decisions
              breaker closed
-             checkpoint 4 s ago
              decided without Redis: none
   web-5:9
              revision {revision - 1}, no decisions
              breaker closed
-             checkpoint 41 s ago, late
+             counts not written for 41 s
              decided without Redis: none
 """
     )
 
 
-def test_checkpoint_without_any_report(settings: Any) -> None:
+def test_checkpoint_waits_until_every_process_has_written(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1}
     assert run("checkpoint") == "No process has reported in the last minute: none has counts to write\n"
+    report_as("web-1:7")
+    before = health.reports()
+    report_as("web-1:7", written_until=time.time() + 60)
+    replies = iter([before, before, health.reports()])
+    monkeypatch.setattr(health, "reports", lambda: next(replies))
+    assert run("checkpoint") == "All counts are in the database; processes that wrote theirs: 1\n"
 
 
 @pytest.mark.slow
 def test_checkpoint_names_the_processes_that_have_not_written(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1}
-    report_as("web-1:7", checkpoint=7)
-    report_as("web-2:8", checkpoint=6)
-    monkeypatch.setattr(maintenance, "request_checkpoint", lambda seconds: 7)
+    report_as("web-1:7", written_until=time.time() + 60)
+    report_as("web-2:8")
     text = "1 of 2 processes have not written their counts within 1 s: web-2:8 reported [01] s ago. Their logs"
     with pytest.raises(CommandError, match=text):
         run("checkpoint", "--timeout", "1")
@@ -247,7 +257,7 @@ def test_checkpoint_names_the_processes_that_have_not_written(settings: Any, mon
 @pytest.mark.parametrize(
     ("changed", "text"),
     [
-        ({"STATISTICS_SECONDS": 0}, "STATISTICS_SECONDS is 0, so processes cannot be asked. Stop them"),
+        ({"STATISTICS_SECONDS": 0}, "STATISTICS_SECONDS is 0, so processes do not report. Stop them"),
         ({"CHECKPOINT_SECONDS": 0}, "CHECKPOINT_SECONDS is 0, so no counts are kept"),
         ({"ENABLED": False}, "Nothing is counted in Redis: .*ENABLED"),
         ({"REDIS_URL": "memory://"}, "Nothing is counted in Redis: .*memory://"),

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from io import StringIO
 from typing import Any
 
 import pytest
-from django.core.management import CommandError, call_command
+from django.core.management import CommandError
 
 from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
+from tests.support.commands import run
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
 
 def undo(change: PolicyChange, *options: str) -> list[str]:
-    out = StringIO()
-    call_command("ratequota", "undo", str(change.change_id), *options, stdout=out)
-    return out.getvalue().splitlines()
+    return run("undo", str(change.change_id), *options).splitlines()
 
 
 @pytest.fixture
@@ -55,7 +53,7 @@ def test_an_unknown_id_is_refused(free: Plan) -> None:
     with pytest.raises(CommandError, match="No change has the id"):
         undo(unknown)
     with pytest.raises(CommandError, match="invalid UUID value"):
-        call_command("ratequota", "undo", "4711")
+        run("undo", "4711")
 
 
 def test_an_undo_that_is_refused_changes_nothing(free: Plan) -> None:

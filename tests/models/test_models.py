@@ -57,20 +57,15 @@ def test_every_field_has_a_translatable_name_and_help_text() -> None:
         assert str(field.help_text).endswith("."), field
 
 
-@pytest.mark.parametrize(
-    ("model", "field", "value"),
-    [
+def test_a_megabyte_of_text_is_refused_with_a_short_message() -> None:
+    for model, field, value in (
         (RatePolicy, "rates", "1" * MEGABYTE),
         (RatePolicy, "subject", "ip:203.0.113.7/" + "9" * MEGABYTE),
         (RatePolicy, "reason", "r" * MEGABYTE),
         (Endpoint, "routes", "/" + "a" * MEGABYTE),
         (Endpoint, "methods", "G" * MEGABYTE),
-    ],
-)
-def test_a_megabyte_of_text_is_refused_with_a_short_message(model: Any, field: str, value: str) -> None:
-    found = refusals(model(**{field: value}))
-    assert field in found
-    assert sum(len(message) for message in found[field]) < 1000
+    ):
+        assert 0 < sum(map(len, refusals(model(**{field: value}))[field])) < 1000
 
 
 def test_a_megabyte_of_routes_and_the_highest_cost_are_stored() -> None:
@@ -120,11 +115,12 @@ def test_methods_are_stored_in_upper_case_without_duplicates() -> None:
 
 
 def test_values_that_endpoints_refuse() -> None:
-    known = "choose from GET, POST, PUT, PATCH, DELETE, OPTIONS, TRACE, CONNECT."
+    known = "is not an HTTP method; choose from GET, POST, PUT, PATCH, DELETE, OPTIONS, TRACE, CONNECT."
     for fields, message in (
-        ({"methods": "GET FETCH"}, f"'FETCH' is not an HTTP method; {known}"),
-        ({"methods": "GET;POST"}, f"'GET;POST' is not an HTTP method; {known}"),
-        ({"methods": "ı"}, f"'I' is not an HTTP method; {known}"),
+        *(
+            ({"methods": text}, f"'{wrong}' {known}")
+            for text, wrong in (("GET FETCH", "FETCH"), ("GET;POST",) * 2, ("ı", "I"))
+        ),
         ({"cost": 0}, "greater than or equal to 1"),
         ({"cost": MAX_UNITS + 1}, "less than or equal"),
         ({"name": "all"}, "choose another name"),

@@ -1,4 +1,4 @@
-"""``quota_threshold``: at 80 % and at 100 %, once per window and subject, from any process."""
+"""``quota_threshold``: at 80 % and at 100 %, once per limit, window and subject, from any process."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ class Receiver(list[Any]):
 
 
 @pytest.fixture(autouse=True)
-def by_hand(monkeypatch: Any, redis_client: redis.Redis) -> Iterator[None]:
-    """Signals are sent when the test calls ``send``."""
+def by_hand(monkeypatch: Any, redis_client: redis.Redis, settings: Any) -> Iterator[None]:
+    """Signals of all limits are sent when the test calls ``send``."""
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "NOTIFY_LIMITS": "all"}
     monkeypatch.setattr(Background, "keep", lambda _: None)
     alerts.forget()
     yield
@@ -47,7 +48,7 @@ def received() -> Iterator[Receiver]:
 
 def spend(limiter: Limiter, bucket: Bucket, times: int, cost: int = 1) -> None:
     for _ in range(times):
-        alerts.observe(limiter.check([bucket], cost))
+        alerts.observe(limiter.check([bucket], cost), cost)
 
 
 @pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_window_log", "sliding_window_counter", "gcra"])
@@ -60,14 +61,55 @@ def test_signals_are_sent_once_at_80_and_at_100_percent(limiter: Limiter, receiv
 
 
 @pytest.mark.parametrize(
-    ("times", "cost", "levels"),
-    [(1, 10, [80, 100]), (2, 6, [80, 100]), (1, 11, [])],
-    ids=["both at once", "a refusal although units remain", "a cost that never fits"],
+    ("costs", "sent"),
+    [
+        ((10,), [(100, 10, True, 10)]),
+        ((8, 3), [(80, 8, True, 8), (100, 3, False, 8)]),
+        ((6, 6), []),
+        ((8, 11), [(80, 8, True, 8)]),
+    ],
+    ids=["both at once", "a refusal although units remain", "a refusal below 80 %", "a cost that never fits"],
 )
-def test_levels_of_a_cost(limiter: Limiter, received: Receiver, times: int, cost: int, levels: list[int]) -> None:
-    spend(limiter, Bucket("user:1", Rate.parse("10/day")), times, cost)
+def test_levels_of_a_cost(limiter: Limiter, costs: tuple[int, ...], sent: list[Any]) -> None:
+    heard: list[Any] = []
+
+    def hear(level: int, cost: int, status: Any, **_: Any) -> None:
+        heard.append((level, cost, status.allowed, status.used))
+
+    quota_threshold.connect(hear)
+    for cost in costs:
+        spend(limiter, Bucket("user:1", Rate.parse("10/day")), 1, cost)
     alerts.send()
-    assert [level for level, _, _ in received] == levels
+    quota_threshold.disconnect(hear)
+    assert heard == sent
+
+
+def test_by_default_only_calendar_limits_send_signals(limiter: Limiter, received: Receiver, settings: Any) -> None:
+    settings.RATEQUOTA = {key: value for key, value in settings.RATEQUOTA.items() if key != "NOTIFY_LIMITS"}
+    for rate in ("1/day", "1/day fixed_window", "1/hour fixed_window", "1/week fixed_window", "1/month"):
+        spend(limiter, Bucket(f"user:{rate}", Rate.parse(rate)), 1)
+    alerts.send()
+    assert [subject for _, subject, _ in received] == [
+        "user:1/day fixed_window",
+        "user:1/week fixed_window",
+        "user:1/month",
+    ]
+
+
+def test_a_downgrade_sends_one_signal_and_an_edit_of_nothing_none(limiter: Limiter, received: Receiver) -> None:
+    spend(limiter, Bucket("user:1", Rate.parse("1000/month")), 1, 821)
+    for limit in (1000, 500, 500, 1000):
+        spend(limiter, Bucket("user:1", Rate.parse(f"{limit}/month")), 1)
+        alerts.send()
+        alerts.forget()  # the next request is another process's
+    assert [level for level, _, _ in received] == [80, 100]
+
+
+def test_a_month_that_begins_on_another_day_sends_its_own_signal(limiter: Limiter, received: Receiver) -> None:
+    for anchor in (1, 1, 2):
+        spend(limiter, Bucket("user:1", Rate.parse("5/month"), anchor=anchor), 5)
+        alerts.send()
+    assert [level for level, _, _ in received] == [80, 100, 80, 100]
 
 
 def test_signals_are_sent_for_each_subject_and_in_log_mode(limiter: Limiter, received: Receiver) -> None:
@@ -132,7 +174,7 @@ def test_memory_is_bounded(limiter: Limiter, received: Receiver, monkeypatch: An
         spend(limiter, Bucket("user:1", Rate.parse("1/day"), policy_id=number, scope=f"s{number}"), 1)
     for _ in range(3):
         alerts.send()
-    assert Counter(subject for _, subject, _ in received) == {"user:0": 2, "user:1": 6, "user:2": 1}
+    assert Counter(subject for _, subject, _ in received) == {"user:0": 1, "user:1": 3}
 
 
 def test_without_redis_the_signal_is_sent_anyway(limiter: Limiter, received: Receiver, settings: Any) -> None:
@@ -152,7 +194,7 @@ def test_a_failing_receiver_does_not_stop_others(limiter: Limiter, received: Rec
         alerts.send()
     finally:
         quota_threshold.disconnect(fail)
-    assert len(received) == 2
+    assert len(received) == 1
     assert "no mail today" in caplog.text
 
 
@@ -160,7 +202,7 @@ def test_a_failing_receiver_does_not_stop_others(limiter: Limiter, received: Rec
 @pytest.mark.usefixtures("fresh_policies")
 def test_a_request_does_not_wait_for_receivers(received: Receiver, monkeypatch: Any) -> None:
     monkeypatch.undo()
-    RatePolicy.objects.create(rates="5/day")
+    RatePolicy.objects.create(rates="5/month")
     called = threading.Event()
 
     def receive(**_: Any) -> None:

@@ -19,18 +19,18 @@ from django_ratequota.engine import protocol
 from django_ratequota.engine.keys import workers_key
 from django_ratequota.exceptions import ConfigurationError, StoreError
 from django_ratequota.models import RatePolicy
-from django_ratequota.monitoring import checkpoints, health
+from django_ratequota.monitoring import health, ledger
 from django_ratequota.monitoring.health import (
     REPORT_TTL,
     Health,
     note_degraded,
     report,
     reports,
-    request_checkpoint,
+    wait_until_written,
 )
 from django_ratequota.runtime import default_limiter
 from django_ratequota.utils import problems
-from django_ratequota.utils.histogram import BOUNDS
+from django_ratequota.utils.histogram import BOUNDS, quantile
 from tests.engine.test_scripts import broken_script
 from tests.project.views import request_from
 from tests.support.commands import run
@@ -74,7 +74,6 @@ def test_health_begins_empty_and_has_the_revision_and_the_times_of_decisions() -
     assert mine.process == f"{socket.gethostname()}:{os.getpid()}"
     assert mine.at == pytest.approx(time.time(), abs=60)
     assert (mine.revision, mine.policies_age, mine.degraded, mine.down, mine.decisions) == (0, 0.0, {}, {}, 0)
-    assert mine.latency_quantile(0.99) is None
     RatePolicy.objects.create(rates="5/min")
     for _ in range(5):
         check_request(request_from())
@@ -82,7 +81,7 @@ def test_health_begins_empty_and_has_the_revision_and_the_times_of_decisions() -
     assert mine.revision == default_limiter().stored_revision() > 0
     assert 0 <= mine.policies_age < 60
     assert mine.decisions == sum(default_limiter().latency.counts) == 5
-    median, slowest = mine.latency_quantile(0.5), mine.latency_quantile(1)
+    median, slowest = quantile(mine.latency, 0.5), quantile(mine.latency, 1)
     assert 0 < (median or 0) <= (slowest or 0) < 5
 
 
@@ -209,7 +208,7 @@ def test_a_report_is_read_back_unchanged(redis_client: redis.Redis, monkeypatch:
     assert report() == 1
     assert reports() == [mine]
     [found] = reports()
-    assert (found.decisions, found.latency_quantile(0.5)) == (3, BOUNDS[1])
+    assert (found.decisions, quantile(found.latency, 0.5)) == (3, BOUNDS[1])
     stored = json.loads(redis_client.get(workers_key("rqtest", "web-1:7")))
     assert stored == asdict(mine)
     assert list(stored) == [field.name for field in fields(Health)]
@@ -250,40 +249,17 @@ def test_reports_expire(redis_client: redis.Redis, monkeypatch: Any) -> None:
     assert sorted(redis_client.scan_iter("rqtest:*")) == [b"rqtest:{workers}", f"rqtest:{{workers}}:{FIRST}".encode()]
 
 
-# --- Checkpoints that are asked for. ---
-
-
-def test_a_process_that_is_asked_writes_a_checkpoint_and_reports_that(
+def test_it_waits_until_every_process_has_written_what_it_had(
     redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written: list[bool] = []
-
-    def flush_all() -> bool:
-        written.append(True)
-        return len(written) > 1  # the first time the database is down
-
-    monkeypatch.setattr(checkpoints, "flush_all", flush_all)
+    set_process_name(monkeypatch, FIRST)
+    monkeypatch.setattr(ledger.ledger, "written_until", lambda: next(until))
+    asked = time.time()
+    until = iter([asked - 1, asked + 60])
     report()
-    assert reports()[0].checkpoint == len(written) == 0
-    number = request_checkpoint(60)
-    for expected in (0, number, number):  # tried again until it is written, and then not again
-        report()
-        assert reports()[0].checkpoint == expected
-    assert len(written) == 2
-    assert request_checkpoint(60) > number
+    assert [list(map(len, wait_until_written(0)))] == [[1, 1]]
     report()
-    assert len(written) == 3
-    health.forget()
-
-
-def test_a_request_is_newer_than_any_that_was_carried_out(
-    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The clock of a Redis that took over may be behind."""
-    ahead = int(time.time() * 10**6) + 3600 * 10**6
-    monkeypatch.setattr(health, "_carried_out", ahead)
-    report()
-    assert request_checkpoint(60) == ahead + 1
+    assert [list(map(len, wait_until_written(0)))] == [[1, 0]]
 
 
 def test_a_process_that_ends_takes_its_report_back(
@@ -291,7 +267,7 @@ def test_a_process_that_ends_takes_its_report_back(
 ) -> None:
     report()
     for is_written, left in ((False, 1), (True, 0)):  # ratequota checkpoint names those that could not write
-        monkeypatch.setattr(checkpoints, "flush_at_exit", lambda is_written=is_written: is_written)
+        monkeypatch.setattr(ledger, "end", lambda is_written=is_written: is_written)
         health.leave()
         assert len(reports()) == left
 

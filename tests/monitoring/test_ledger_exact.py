@@ -1,31 +1,36 @@
-"""The ledger against a log of requests: what threads of several processes were admitted, charged and refunded."""
+"""The ledger against a log of requests: what threads of several processes were admitted, charged and refunded.
+
+Meanwhile Redis is flushed twice. One transaction in ten fails before its commit, and one in ten after it.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
-import os
-import time
+import random
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 import redis
 
-from django_ratequota.engine.keys import birth_key
+from tests.enforcement.test_propagation import environment, migrated  # noqa: F401 - fixtures
+from tests.faults import poll
+from tests.support.properties import thorough_after
 from tests.support.worker import Process
 
+THREADS, TURNS = 3, 60
 _WORK = """
 import random, threading
-from django.db import connection as database
+from django.db import OperationalError, connection as database
 from django_ratequota import check_request
-from django_ratequota.monitoring import checkpoints
+from django_ratequota.monitoring import ledger, ledger_rows
 from tests.project.views import request_from
+from tests.support import spending
 
-def work(seed, users, turns):
-    dice, log = random.Random(seed), []
+def work(seed, users, turns, log):
+    dice = random.Random(seed)
     for turn in range(turns):
         user, cost = dice.choice(users), dice.randint(1, 4)
         decision = check_request(request_from(user), cost=cost)
@@ -44,29 +49,56 @@ def work(seed, users, turns):
             units = dice.randint(1, 3)
             decision.charge(units)
             log.append([user.username, "charged", units, 0])
-        if turn % 7 == 0:
-            checkpoints.flush()  # as the thread does, and more often
-    logs.append(log)
+        if turn % 5 == 0:
+            ledger.flush()  # as the thread does, and more often
     database.close()
 
-logs = []
+add, add_once, failing, failed = ledger.add, ledger_rows.add_once, random.Random(SEED), [0, 0]
+
+def fail(at, chance):
+    if failing.random() < chance:
+        failed[at] += 1
+        raise OperationalError("the connection is gone")
+
+def add_and_fail(*args):
+    totals = add(*args)
+    fail(1, 0.1)
+    return totals
+
+def add_and_roll_back(*args):
+    totals = add_once(*args)
+    fail(0, 0.1)
+    return totals
+
+ledger.add, ledger_rows.add_once = add_and_fail, add_and_roll_back
 users = list(User.objects.order_by("pk"))
-threads = [threading.Thread(target=work, args=(SEED * 10 + number, users, 60)) for number in range(3)]
+logs = [[] for _ in range(THREADS)]
+threads = [
+    threading.Thread(target=work, args=(SEED * 10 + number, users, TURNS, log)) for number, log in enumerate(logs)
+]
 """
 _START = "answer = [thread.start() for thread in threads] and True"
+_DONE = "answer = sum(sum(entry[1] in ('admitted', 'refused') for entry in log) for log in logs)"
 _JOIN = """
 for thread in threads:
     thread.join()
 answer = [entry for log in logs for entry in log]
 """
-_FLUSH = "checkpoints.flush(); answer = len(checkpoints._dirty)"
-_GIVE_BACK = """
-from django_ratequota.operations.counters import grant
+_BUCKETS = """
+from django_ratequota.operations.counters import grant, peek
 from django_ratequota.operations.explain import explain_caller
 from django_ratequota.policies.requests.caller import DescribedCaller
-user = User.objects.get(username="user0")
-caller = DescribedCaller(user_id=str(user.pk), address=None)
-buckets = [b for b in explain_caller(caller, scope=None).resolution.buckets if b.rate.counts == "units" and b.durable]
+
+def durable(user):
+    caller = DescribedCaller(user_id=str(user.pk), address=None)
+    return [bucket for bucket in explain_caller(caller, scope=None).resolution.buckets if bucket.durable]
+"""
+_IN_REDIS = """
+statuses = [(user, status) for user in users for status in peek(durable(user)).values()]
+answer = [[user.username, str(status.bucket.rate), status.used + status.debt] for user, status in statuses]
+"""
+_GIVE_BACK = """
+buckets = [bucket for bucket in durable(users[0]) if bucket.rate.counts == "units"]
 grant(buckets, 5, "A mistake of ours")
 answer = len(buckets)
 """
@@ -79,49 +111,61 @@ answer = out.getvalue()
 """
 
 
+@pytest.fixture(params=thorough_after(2, range(10)))
+def seed(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
 @pytest.fixture
-def workers(tmp_path: Any, redis_client: redis.Redis) -> Iterator[list[Process]]:
-    environment = os.environ | {"RATEQUOTA_TEST_DATABASE": f"sqlite:///{tmp_path / 'workers.sqlite3'}"}
-    found = [Process(environment) for _ in range(3)]
+def workers(environment: dict[str, str], seed: int) -> Iterator[list[Process]]:  # noqa: F811
+    found = [Process(environment) for _ in range(4)]
     try:
-        found[0].run(
-            "from django.core.management import call_command; call_command('migrate', run_syncdb=True, verbosity=0)"
-        )
         found[0].run("User.objects.bulk_create(User(username=f'user{n}') for n in range(4))")
         found[0].run("RatePolicy.objects.create(rates='200/month, 150 requests/month, 10000/day fixed_window')")
-        # In Redis' first second, rows may be restored although units were given back since.
-        redis_client.set(birth_key("rqtest"), time.time_ns() // 1000 - 5 * 10**6)
         for number, one in enumerate(found):
-            one.run(f"SEED = {number}\n{_WORK}")
+            one.run(f"SEED, THREADS, TURNS = {seed * 4 + number}, {THREADS}, {TURNS}\n{_WORK}{_BUCKETS}")
         yield found
     finally:
         for one in found:
             one.close()
 
 
-def test_usage_of_the_month_is_the_sum_of_the_log(workers: list[Process]) -> None:
-    month = f"{datetime.now(UTC):%Y-%m}"
-    for one in workers:
-        one.run(_START)
-    log = [entry for one in workers for entry in one.run(_JOIN)]
-    # A process whose figure is below a row's waits for the process that gave units back.
-    while sum(one.run(_FLUSH) for one in workers):
-        pass
+def test_usage_of_the_month_is_the_sum_of_the_log(
+    workers: list[Process], redis_client: redis.Redis, seed: int
+) -> None:
+    month, one = f"{datetime.now(UTC):%Y-%m}", workers[0]
+    for worker in workers:
+        worker.run(_START)
+    requests = len(workers) * THREADS * TURNS
+    for at in sorted(random.Random(seed).sample(range(requests // 10, requests * 9 // 10), 2)):
+        poll(lambda at=at: sum(worker.run(_DONE) for worker in workers) >= at, 60, "more requests")
+        redis_client.flushall()
+    log = [entry for worker in workers for entry in worker.run(_JOIN)]
+    for worker in workers:
+        poll(lambda worker=worker: worker.run("answer = spending.flush_all()"), 60, "the ledger is written")
+    failed = [worker.run("answer = failed") for worker in workers]
+    assert all(map(sum, zip(*failed, strict=True))), "commits failed before and after they were carried out"
     kinds = Counter(kind for _user, kind, *_ in log)
+    assert kinds["admitted"] + kinds["refused"] == requests
     assert min(kinds[kind] for kind in ("admitted", "refused", "refunded", "charged")) > 10
     expected: Counter[tuple[str, str]] = Counter()
-    for user, _kind, units, requests in log:
+    for user, _kind, units, counted in log:
         expected[user, "200/month"] += units
         expected[user, "10000/day fixed_window"] += units
-        expected[user, "150 requests/month"] += requests
-    names = dict(workers[0].run("answer = [[f'user:{u.pk}', u.username] for u in User.objects.all()]"))
+        expected[user, "150 requests/month"] += counted
+    names = dict(one.run("answer = [[f'user:{u.pk}', u.username] for u in User.objects.all()]"))
 
     def used() -> dict[tuple[str, str], int]:
-        rows = csv.DictReader(io.StringIO(workers[0].run(f"MONTH = {month!r}\n{_USAGE}")))
+        rows = csv.DictReader(io.StringIO(one.run(f"MONTH = {month!r}\n{_USAGE}")))
         return {(names[row["subject"]], row["rate"]): int(row["used"]) for row in rows}
 
+    def in_redis() -> dict[tuple[str, str], int]:
+        return {(user, rate): units for user, rate, units in one.run(_IN_REDIS)}
+
     assert used() == dict(expected)
+    assert in_redis() == dict(expected)
     assert workers[1].run(_GIVE_BACK) == 2
     for rate in ("200/month", "10000/day fixed_window"):
         expected["user0", rate] -= 5
     assert used() == dict(expected)
+    assert in_redis() == dict(expected)

@@ -1,4 +1,4 @@
-"""Counts that outlive Redis: hours in the database."""
+"""Counts that outlive Redis: hours in the database, and how long these and the ledger are kept."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ import redis
 import time_machine
 from django.core.management import CommandError
 from django.db import connection
+from django.utils import timezone
 
-from django_ratequota.models import UsageCount
+from django_ratequota.conf import settings as settings_in_force
+from django_ratequota.models import QuotaDay, QuotaWindow, UsageCount
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.monitoring.packing import DAY, HOUR
-from django_ratequota.monitoring.rollup import RolledUp, roll_up
+from django_ratequota.monitoring.rollup import RolledUp, forget_windows, roll_up
 from tests.changes.test_databases import Start, start  # noqa: F401 - a fixture
 from tests.enforcement.test_propagation import migrated  # noqa: F401 - a fixture
 from tests.monitoring.support import record
 from tests.support.commands import run
+from tests.support.windows import counted
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("redis_client")]
 
@@ -136,8 +139,31 @@ def test_old_rows_are_deleted(at: At, now: int) -> None:
     assert at(keep_days=1) == RolledUp(0, 1)
 
 
+def test_old_windows_and_days_of_the_ledger_are_deleted(settings: Any) -> None:
+    now, today = timezone.now(), timezone.localdate(timezone=settings_in_force.time_zone)
+    for days in (10, 800):
+        ended_at = now - timedelta(days=days)
+        counted(subject=f"user:{days}", starts_at=ended_at - timedelta(days=30), ends_at=ended_at, used=1, limit=9)
+    for days in (61, 62, 63):
+        day = today - timedelta(days=days)
+        row = {"counter": "{user:1}:0:fwmonth", "first_day": day.replace(day=1), "day": day}
+        row |= {"policy_id": 1, "rate": "9/month", "limit": 9}
+        QuotaDay.objects.create(**row, charged=days, refunded=0)
+    for months, kept, deleted in ((0, 0, 0), (24, 0, 1), (24, 62, 1)):
+        settings.RATEQUOTA = {**settings.RATEQUOTA, "KEEP_QUOTA_MONTHS": months, "KEEP_QUOTA_DAYS": kept}
+        assert forget_windows() == deleted
+    assert QuotaWindow.objects.get().subject == "user:10"
+    assert set(QuotaDay.objects.values_list("charged", flat=True)) == {61, 62}
+    begins, ends = now - timedelta(days=20), now + timedelta(days=10)
+    runs = counted(subject="user:now", starts_at=begins, ends_at=ends, used=9, limit=9)
+    QuotaDay.objects.create(**row | {"counter": runs.counter, "first_day": runs.first_day}, charged=9, refunded=0)
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "KEEP_QUOTA_DAYS": 1}
+    assert forget_windows() == 2
+    assert QuotaDay.objects.get().charged == 9, "its month has not ended"
+
+
 def test_query_count_does_not_grow_with_policies(count: Count, at: At, django_assert_num_queries: Any) -> None:
-    queries = 6 if connection.features.has_select_for_update else 7
+    queries = 8 if connection.features.has_select_for_update else 9
     for numbers in (range(3), range(3, 30)):
         for number in numbers:
             count(3, 1, policy_ids=(number,))

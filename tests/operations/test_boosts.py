@@ -56,7 +56,7 @@ def alice() -> User:
     PlanAssignment.objects.create(user=user, plan=free)
     search = Endpoint.objects.create(name="search")
     RatePolicy.objects.create(
-        plan=free, endpoint=search, rates="10/hour, 100/day", reason="as sold", on_error="local"
+        plan=free, endpoint=search, rates="10/hour, 100/day", reason="as sold", on_error="local", leads_headers=True
     )
     RatePolicy.objects.create(endpoint=search, counted_per="everyone", rates="1000/month")
     return user
@@ -110,6 +110,7 @@ def test_a_boost_is_confirmed_and_applies_to_the_next_request(operator: Client, 
         "caller",
     )
     assert (boost.algorithm, boost.mode, boost.on_error) == (plan_policy().algorithm, "enforce", "local")
+    assert boost.leads_headers
     assert boost.ends_at is not None
     assert boost.starts_at is not None
     assert abs((boost.ends_at - timezone.now()) - timedelta(hours=1)) < timedelta(seconds=30)
@@ -329,7 +330,7 @@ def test_units_are_given_back_and_recorded(operator: Client, alice: User) -> Non
     assert (done.status_code, done["Location"]) == (302, f"{PAGE}?{query(alice)}")
     assert remaining_units(alice) == {"search/hour": 10, "search/day": 100, "search/month per everyone": 994}
     entry = PolicyChange.objects.get(action="grant")
-    assert (entry.model, entry.object_text, entry.touched_user) == ("counter", "user alice", str(alice.pk))
+    assert (entry.model, entry.object_text, entry.touched_user) == ("counter", f"user:{alice.pk}", str(alice.pk))
     assert (entry.actor, entry.reason) == (User.objects.get(username="operator"), "Ticket 4711")
     assert entry.before == {"search/hour": {"used": 6, "remaining": 4}, "search/day": {"used": 6, "remaining": 94}}
     assert entry.after == {"search/hour": {"used": 0, "remaining": 10}, "search/day": {"used": 0, "remaining": 100}}

@@ -169,7 +169,7 @@ def test_confirming_resets_only_the_listed_counters(operator: Client, alice: Use
     assert remaining(check_from(alice, scope="search")) == [48, 97, 4, 8]
     assert remaining(check_from(bob, scope="search")) == [48, 96, 3]
     entry = PolicyChange.objects.get(action="reset")
-    assert (entry.actor, entry.reason, entry.object_text) == (root, "Ticket 4711", "user alice")
+    assert (entry.actor, entry.reason, entry.object_text) == (root, "Ticket 4711", f"user:{alice.pk}")
     assert entry.touched_user == str(alice.pk)
     assert entry.before == {"search/hour": {"used": 1, "remaining": 4}, "search/day": {"used": 1, "remaining": 8}}
     assert entry.after == {"search/hour": {"used": 0, "remaining": 5}, "search/day": {"used": 0, "remaining": 9}}
@@ -226,10 +226,10 @@ def test_the_command_records_an_entry_for_each_subject(alice: User, settings: An
     assert "2 counters reset" in printed
     entries = PolicyChange.objects.filter(action="reset").order_by("pk")
     assert [(e.object_text, e.touched_user, e.actor, e.reason) for e in entries] == [
-        ("user alice", str(alice.pk), None, "OPS-7"),
         ("tenant:acme", "", None, "OPS-7"),
+        (f"user:{alice.pk}", str(alice.pk), None, "OPS-7"),
     ]
-    assert entries[0].before == {"all/hour": {"used": 1, "remaining": 4}}
+    assert entries[1].before == {"all/hour": {"used": 1, "remaining": 4}}
     assert remaining(check_from(alice))[0] == 4
 
 
@@ -265,7 +265,7 @@ def test_counters_reset_before_a_failure_are_recorded(
         broken.setattr(protocol, "prepare", protocol.CheckCommand)
         page = operator.post(LIST, selected(first, second, reset="yes"), follow=True)
     assert "Redis did not answer (response). Some counters may have been changed already." in page.content.decode()
-    assert [entry.object_text for entry in PolicyChange.objects.filter(action="reset")] == ["user alice"]
+    assert [entry.object_text for entry in PolicyChange.objects.filter(action="reset")] == [f"user:{alice.pk}"]
     assert [entry.object_id for entry in LogEntry.objects.all()] == [str(first.pk)]
     assert remaining(check_from(alice)) == [4]
 

@@ -18,8 +18,7 @@ from django_ratequota.engine.rates import ALGORITHMS, BURST_ALGORITHMS
 from django_ratequota.engine.scripts import DECIDE, REPLAY
 from django_ratequota.exceptions import StoreError
 from django_ratequota.operations.replay import SLICE, Attempt, replay, replay_each
-from django_ratequota.store.base import run_script
-from django_ratequota.utils.sansio import drive
+from django_ratequota.store.commands import ScriptCall
 from tests.conftest import NOON_US, Clock
 from tests.support.properties import examples
 
@@ -181,15 +180,15 @@ def test_invalid_arguments_are_refused(limiter: Limiter, position: int, value: o
     args = list(GOOD)
     args[position] = value
     with pytest.raises(StoreError, match=message) as caught:
-        drive(run_script(REPLAY, (), args), limiter.store.execute)
+        limiter.store.execute(ScriptCall(REPLAY, (), args))
     assert "replay.lua:" in str(caught.value)
-    assert drive(run_script(REPLAY, (), GOOD), limiter.store.execute)[0] == b"1"
+    assert limiter.store.execute(ScriptCall(REPLAY, (), GOOD))[0] == b"1"
 
 
 @pytest.mark.parametrize("count", [0, 2, 7, 9])
 def test_a_wrong_number_of_arguments_is_refused(limiter: Limiter, count: int) -> None:
     with pytest.raises(StoreError, match="seven arguments per rate"):
-        drive(run_script(REPLAY, (), (GOOD * 2)[:count]), limiter.store.execute)
+        limiter.store.execute(ScriptCall(REPLAY, (), (GOOD * 2)[:count]))
 
 
 def test_a_slice_keeps_the_server_busy_for_milliseconds(redis_client: redis.Redis, limiter: Limiter) -> None:

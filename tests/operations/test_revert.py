@@ -11,7 +11,7 @@ from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.utils import timezone
 
-from django_ratequota.changes.writer import changed_by, field_values, write_publication, write_reset
+from django_ratequota.changes.writer import changed_by, field_values, write_counted, write_publication
 from django_ratequota.models import Endpoint, ListMember, Plan, PlanAssignment, PolicyChange, RatePolicy, SubjectList
 from django_ratequota.operations.revert import Revert, apply, plan_restore, plan_undo, versions
 
@@ -263,7 +263,7 @@ def test_a_version_that_cannot_be_read_any_more_is_named(scene: dict[str, Any]) 
 
 def test_counters_and_publications_are_not_undone() -> None:
     with changed_by(None, "x"):
-        write_reset("everyone", [])
+        write_counted("everyone", "reset", before={}, after={})
     assert undone().steps == []
 
 

@@ -24,6 +24,7 @@ from tests.admin.test_explain import DOWN, LIST, PAGE, staff
 from tests.project.views import request_from
 from tests.support.commands import run
 from tests.support.operators import text_of
+from tests.support.windows import counted
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -149,18 +150,9 @@ def everywhere() -> None:
     windows = {"tenant:seen": 1, "tenant:long_ago": 72}
     for subject, hours in windows.items():
         ends_at = timezone.now() - timedelta(hours=hours)
-        QuotaWindow.objects.create(
-            counter=subject,
-            starts_at=ends_at - timedelta(days=1),
-            ends_at=ends_at,
-            period="day",
-            subject=subject,
-            rate="5/day fixed_window",
-            used=1,
-            limit=5,
-            percent=20,
-            at_us=round(ends_at.timestamp() * 10**6),
-        )
+        starts_at = ends_at - timedelta(days=1)
+        span = {"starts_at": starts_at, "ends_at": ends_at, "written_at": ends_at}
+        counted(subject=subject, period="day", used=1, limit=5, **span)
 
 
 def all_tables() -> list[Any]:
@@ -317,15 +309,15 @@ def test_commands_show_names(verb: str) -> None:
     assert len(asked) == 1
 
 
-def test_the_usage_of_a_month_has_names_in_text_only() -> None:
+def test_the_usage_of_a_month_has_names() -> None:
     everywhere()
     QuotaWindow.objects.filter(subject="tenant:seen").update(subject="tenant:acme")
     month = QuotaWindow.objects.get(subject="tenant:acme").starts_at.strftime("%Y-%m")
     assert SHOWN in run("usage", "--month", month)
     for machine in ("csv", "json"):
         text = run("usage", "--month", month, "--format", machine)
-        assert "tenant:acme" in text
-        assert "GmbH" not in text
+        assert '"Acme GmbH"' in text
+        assert '"tenant:acme"' in text
 
 
 def test_a_subject_is_found_by_its_value_alone() -> None:

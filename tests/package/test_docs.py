@@ -53,7 +53,7 @@ _RUN_BY = {
     "howto/celery.md": "package/test_caller_pages.py",
     "howto/channels.md": "package/test_caller_pages.py",
     "howto/graphql.md": "package/test_caller_pages.py",
-    "howto/organisations.md": "package/test_organisations.py",
+    "howto/saas.md": "package/test_saas.py",
     "metrics.md": "package/test_client_pages.py",
     "migrating.md": "package/test_migrating.py",
     "templates.md": "front/test_templates.py",
@@ -162,7 +162,7 @@ def receivers() -> Iterator[None]:
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.usefixtures("fresh_policies", "receivers")
+@pytest.mark.usefixtures("fresh_policies", "receivers", "recording")
 @pytest.mark.parametrize("name", NAMES)
 def test_snippets_run(name: str, settings: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if name in _RUN_BY:

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def marked() -> set[str]:
     texts = set()
     for path in PACKAGE.rglob("*.py"):
         texts.update(in_python(path.read_text()))
-    for path in PACKAGE.rglob("*.html"):
+    for path in chain(PACKAGE.rglob("*.html"), PACKAGE.rglob("templates/**/*.txt")):
         texts.update(in_template(path.read_text()))
     return texts
 
@@ -234,7 +235,7 @@ def test_values_for_machines_are_not_localized(operator: Client, settings: Any) 
 @pytest.mark.django_db
 @pytest.mark.usefixtures("fresh_policies")
 def test_a_refusal_is_in_the_language_of_the_client(operator: Client) -> None:
-    RatePolicy.objects.create(rates="1/hour", counted_per="everyone")
+    RatePolicy.objects.create(rates="1/min", counted_per="everyone")
     assert operator.get("/decorated/").status_code == 200
     for language, title, text in (
         ("de-AT", "Kontingent überschritten", "Zu viele Anfragen. Versuchen Sie es in "),

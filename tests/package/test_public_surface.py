@@ -34,7 +34,7 @@ PUBLIC = {
     "middleware": "RateQuotaMiddleware",
     "models": "Endpoint ListMember Plan PlanAssignment PolicyChange RatePolicy SubjectList UsageCount",
     "ninja": "QuotaThrottle problem_details",
-    "notify": "change_text mail_operators post_to threshold_text",
+    "notify": "change_text mail_customers mail_operators post_to threshold_text",
     "openapi": "AutoSchema QuotaSchema",
     "replay": "replay",
     "responses": "arefusal_response refusal_response refusal_text",
@@ -65,9 +65,9 @@ SHARED = "__init__ admin apps checks conf management migrations runtime template
 PRIVATE = "engine enforcement monitoring operations policies policyfile changes store utils".split()
 #: The keys of RATEQUOTA.
 SETTINGS = """
-CACHE CALLER CHECKPOINT_SECONDS CLUSTER COUNT_UNCHECKED DENY_CACHE_SECONDS ENABLED ENFORCE_ALL
-HEADERS IDENTIFIERS IPV6_PREFIX KEEP_QUOTA_MONTHS LOCAL_SHARE MAX_CONNECTIONS NOTIFY ON_ERROR PLAN_RESOLVER
-POLL_SECONDS PREFIX REDIS_URL
+CACHE CALLER CHECKPOINT_SECONDS CLUSTER COUNT_UNCHECKED CUSTOMER_EMAILS DENY_CACHE_SECONDS ENABLED ENFORCE_ALL
+HEADERS IDENTIFIERS IPV6_PREFIX KEEP_QUOTA_DAYS KEEP_QUOTA_MONTHS LOCAL_SHARE MAX_CONNECTIONS NOTIFY NOTIFY_LIMITS
+ON_ERROR PLAN_RESOLVER POLL_SECONDS PREFIX REDIS_URL
 STATISTICS_SECONDS SUBJECT_NAMES TIMEOUT TIME_ZONE TRUSTED_PROXIES
 """.split()
 

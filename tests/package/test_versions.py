@@ -141,8 +141,10 @@ def test_every_file_that_a_leg_runs_exists() -> None:
         assert f"def {name}(" in (ROOT / "tests" / file).read_text()
 
 
-def test_the_slow_tests_are_there() -> None:
+def test_the_slow_tests_and_those_that_ci_names_are_there() -> None:
     tests = ROOT / "tests"
+    named = re.findall(r"tests/[\w/.]+", (ROOT / ".ci/run").read_text())
+    assert [name for name in named if not (ROOT / name).exists()] == []
     assert [name for name in SLOW if not (tests / name).is_dir() and not (tests / f"{name}.py").exists()] == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from asgiref.sync import async_to_sync
 from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
 from django.db import connection, transaction
+from django.utils import timezone
 
 from django_ratequota import Decision, acheck_caller, check_caller, check_request
 from django_ratequota.changes.writer import write_publication
@@ -19,6 +21,7 @@ from django_ratequota.operations.caller_limits import caller_limits
 from django_ratequota.operations.explain import explain_caller
 from django_ratequota.operations.tightest import tightest
 from django_ratequota.policies.cache import policies
+from django_ratequota.policies.facts import Assignment, UserEntry
 from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.policies.resolver import Resolution
 from django_ratequota.runtime import default_limiter
@@ -220,6 +223,50 @@ class TestAnchors:
         # Now her plan is her own, and no longer the organisation's; its limits still begin on its day.
         assert anchors(user_id=str(alice.pk)) == {**expected, "caller": shared, "api_key": shared}
 
+    @pytest.mark.parametrize(
+        ("rows", "day"),
+        [
+            ([], 0),
+            ([(10, 30, 0)], 0),
+            ([(0, None, 0)], 1),
+            ([(0, None, 15)], 15),
+            # A trial: without a day, and with one.
+            ([(0, None, 15), (40, 60, 0)], 15),
+            ([(0, None, 15), (40, 60, 20)], 20),
+            ([(0, None, 15), (40, 60, 1)], 1),
+            ([(0, None, 15), (10, 20, 3), (40, 60, 0)], 15),
+            ([(0, None, 15), (10, None, 20), (40, 60, 0)], 20),
+            ([(0, 90, 15), (10, None, 20), (40, 60, 0)], 15),
+            # What has ended tells the day where nothing else does: the last one.
+            ([(10, 30, 15)], 15),
+            ([(10, 30, 15), (30, None, 0)], 15),
+            ([(0, 45, 15), (10, 30, 20), (45, None, 0)], 15),
+            ([(0, None, 0), (60, None, 15)], 1),
+        ],
+    )
+    def test_of_several_days_the_first_counts(self, rows: list[Any], day: int) -> None:
+        """A trial without a day, and the end of any assignment, do not move it."""
+        for order in permutations(enumerate(rows)):
+            made = [
+                Assignment(id=pk, plan_id=1, starts_us=start, ends_us=end, anchor=named)
+                for pk, (start, end, named) in order
+            ]
+            assert UserEntry(assignments=tuple(made)).anchor(50) == day
+
+    def test_the_end_of_an_organisations_plan_does_not_move_its_day(self, alice: User) -> None:
+        RatePolicy.objects.create(rates="5/month")
+        RatePolicy.objects.create(counted_per="tenant", rates="5/month")
+        now = timezone.now()
+        ended = {"starts_at": now - timedelta(days=2), "ends_at": now - timedelta(days=1)}
+        assign("tenant:acme", 9, anchor=15, **ended)
+
+        def days(**who: Any) -> list[int]:
+            return [status.bucket.anchor for status in check_caller(user=alice, **who).statuses]
+
+        assert days(identifiers=ACME) == [15, 15]
+        assert days() == [1]
+        assert days(identifiers=ACME, plan="p9") == [1, 1], "code replaces all assignments"
+
 
 class TestWhatIsShown:
     def explanation(self, **who: Any) -> tuple[str | None, str, Resolution]:
@@ -240,10 +287,9 @@ class TestWhatIsShown:
         settings.RATEQUOTA = {**settings.RATEQUOTA, "CALLER": ["tenant", "user"]}
         assert self.explanation(user_id=pk)[1] == "assigned to the user" + other
 
-    def test_the_usage_api_shows_the_limits_of_that_plan(self) -> None:
+    def test_the_usage_api_shows_no_limit_of_a_plan_that_cannot_be_read(self) -> None:
         assign("tenant:acme", 2)
-        (limit,) = caller_limits(DescribedCaller(user_id=None, address=None, identifiers=ACME)).limits
-        assert str(limit[0].rate) == "2/hour"
+        check_caller()
         with database_down():
             policies.assigned_kinds = None
             assert caller_limits(DescribedCaller(user_id=None, address=None, identifiers=ACME)).limits == ()

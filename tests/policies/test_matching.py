@@ -67,10 +67,3 @@ def test_made_up_scopes_and_methods_fill_no_memo() -> None:
         match_policies(snapshot, (snapshot.endpoints[2],), f"tenant {n}", NOBODY)
         match_policies(snapshot, (snapshot.endpoints[2],), None, UserEntry())
     assert len(snapshot.memo.policies) == 1
-
-
-def test_the_cost_depends_on_the_scope_alone() -> None:
-    snapshot = picture([endpoint(1, "*", cost=3), endpoint(2, "*", cost=5)])
-    for scope, cost in [(None, 5), ("e1", 3), ("e2", 5), ("other", 5), ("e1", 3), (None, 5)]:
-        found = match_endpoints(snapshot, scope=scope, route="/", name="home", method="GET")
-        assert match_policies(snapshot, found, scope, NOBODY).cost == cost

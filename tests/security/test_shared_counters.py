@@ -42,7 +42,7 @@ def get(url: str, address: str = "203.0.113.1") -> Any:
 
 
 def remaining(url: str) -> list[tuple[str, int | None, int | None]]:
-    return [(one["counted_per"], one["remaining"], one["reset"]) for one in get(url).json()["limits"]]
+    return [(one["counted_per"], one["remaining"], one["used"]) for one in get(url).json()["limits"]]
 
 
 def test_remaining_units_include_the_usage_of_others() -> None:
@@ -56,7 +56,7 @@ def test_remaining_units_include_the_usage_of_others() -> None:
 def test_the_usage_endpoint_of_the_docs_keeps_it_back(settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "HEADERS": []}
     get("/decorated/")
-    (own,) = [one for one in remaining("/own-usage/") if one[0] == "caller"]
+    (own,) = [one for one in remaining("/own-usage/") if one[0] == "ip"]
     assert own[1] == 7
     assert ("everyone", None, None) in remaining("/own-usage/")
     assert ("everyone", 9) in [one[:2] for one in remaining("/usage/")], "HEADERS has no part in it"

@@ -396,8 +396,15 @@ def test_policies_per_caller_are_left_to_the_view(get: Get, account: Endpoint, a
 
 
 def test_each_request_is_recorded_once_and_signals_once(
-    get: Get, recording: None, heard: list[Any], account: Endpoint, alice: User, monkeypatch: pytest.MonkeyPatch
+    get: Get,
+    recording: None,
+    heard: list[Any],
+    account: Endpoint,
+    alice: User,
+    settings: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "NOTIFY_LIMITS": "all"}
     monkeypatch.setattr(Background, "keep", lambda _: None)  # else a thread sends the queued signals
     RatePolicy.objects.create(endpoint=account, counted_per="ip", rates="3/hour")
     RatePolicy.objects.create(rates="30/hour")

@@ -52,10 +52,10 @@ def events() -> Iterator[list[dict[str, Any]]]:
     store_state_changed.disconnect(receive)
 
 
-def begin(breaker: Breaker, *, always: bool = False) -> None:
+def begin(breaker: Breaker, surplus_at: float = 0.0, *, always: bool = False) -> None:
     """Begin a use of the server, as stores do."""
     if breaker.open and not always:
-        breaker.take_probe()
+        breaker.take_probe(surplus_at)
 
 
 def fail(breaker: Breaker, reason: str = "timeout", times: int = 1, *, always: bool = False) -> None:
@@ -69,10 +69,10 @@ def succeed(breaker: Breaker, *, always: bool = False) -> None:
     breaker.succeeded()
 
 
-def refuses(breaker: Breaker) -> bool:
+def refuses(breaker: Breaker, surplus_at: float = 0.0) -> bool:
     """Whether the breaker refuses a use of the server; an accepted use ends as if it were cancelled."""
     try:
-        begin(breaker)
+        begin(breaker, surplus_at)
     except StoreLeftAlone:
         return True
     return False
@@ -180,12 +180,12 @@ def test_a_decision_without_time_left_takes_no_probe() -> None:
     limiter = Limiter(client=redis.Redis(port=1), timeout=0.01)
     [breaker] = limiter.store.breakers
     fail(breaker, times=3)
-    limiter.store.server.activity.surplus_at = time.monotonic()  # type: ignore[union-attr]  # lets a probe through
+    surplus_at = limiter.store.server.activity.surplus_at = time.monotonic()  # type: ignore[union-attr]  # for a probe
     call = limiter.store.call()
     call.step(Pause(0.01))
     with pytest.raises(OutOfTime):
         call.do(("PING",))
-    assert not refuses(breaker)
+    assert not refuses(breaker, surplus_at)
 
 
 def test_operators_commands_pass_an_open_breaker_and_count(breaker: Breaker, seconds: Seconds) -> None:
@@ -263,16 +263,14 @@ def test_a_failing_receiver_has_no_effect(
 # --- What the server does meanwhile. ---
 
 
-def test_an_answer_while_it_is_open_lets_one_request_through_at_once(seconds: Seconds) -> None:
+def test_an_answer_while_it_is_open_lets_one_request_through_at_once(breaker: Breaker, seconds: Seconds) -> None:
     """A connection established too late for its decision lets a probe through, so a distant server is used again."""
-    answered = [0.0]
-    breaker = Breaker("redis.example:6379", seconds, lambda: answered[0])
     fail(breaker, times=3)
     seconds.now += 0.1
     assert refuses(breaker)
-    answered[0] = seconds.now
-    assert not refuses(breaker), "the probe"
+    answered = seconds.now
+    assert not refuses(breaker, answered), "the probe"
     seconds.now += 0.1
-    assert refuses(breaker), "one answer, one probe"
+    assert refuses(breaker, answered), "one answer, one probe"
     seconds.now += PROBE_SECONDS
-    assert not refuses(breaker)
+    assert not refuses(breaker, answered)

@@ -8,6 +8,7 @@ import re
 import struct
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -411,6 +412,21 @@ def test_the_setting_bounds_the_connections(settings: Any) -> None:
         store: Any = default_limiter().store
         server = store.server or (store.configured[0] if store.clustered else store.sentinels[0])
         assert server.limit == expected, raw
+
+
+def test_a_limiter_that_nobody_holds_closes_its_connections(redis_client: redis.Redis) -> None:
+    """They were part of a reference cycle, and waited for the garbage collector, which warned of open sockets."""
+    limiter = Limiter(client=redis_client, prefix="rqtest")
+    limiter.store.execute(("PING",))
+    [(connection, _since)] = limiter.store.server.threads.idle
+    ended = weakref.ref(connection)
+    del connection
+    gc.disable()
+    try:
+        del limiter
+        assert ended() is None
+    finally:
+        gc.enable()
 
 
 def test_foreign_connection_classes_are_refused() -> None:

@@ -44,7 +44,7 @@ PARTS = {
     "engine": """engine/test_limiter engine/test_algorithms store/test_store engine/test_scripts
         engine/test_concurrency store/test_breaker store/test_budget engine/test_edited_rates
         enforcement/test_refunds faults/test_script_flush faults/test_connecting faults/test_distance
-        faults/test_djangos_cache engine/test_memory engine/test_lost_counts""",
+        faults/test_djangos_cache engine/test_memory engine/test_calendar_windows""",
     "requests": """enforcement/test_check front/test_throttling front/test_decorators front/test_middleware
         front/test_throttle_scope front/test_rest_decorators enforcement/test_modes checks/test_modes
         front/test_headers front/test_responses checks/test_store checks/test_server_settings checks/test_network
@@ -55,7 +55,7 @@ PARTS = {
     "database": """models/test_models models/test_migrations policies/test_cache policies/test_snapshot
         policies/test_unreadable changes/test_writer operations/test_revert admin/test_copy_plan
         monitoring/test_rollup changes/test_publication
-        changes/test_saves monitoring/test_checkpoints policies/test_lists
+        changes/test_saves monitoring/test_ledger monitoring/test_restoring policies/test_lists
         admin/test_assignments""",
     "users": """enforcement/test_check front/test_throttling front/test_decorators front/test_middleware
         policies/requests/test_caller operations/test_boosts admin/test_permissions admin/test_explain
@@ -65,8 +65,8 @@ PARTS = {
         enforcement/test_on_error operations/test_advice policyfile/test_export policyfile/test_document
         policyfile/test_validator policyfile/test_diff policyfile/test_apply policyfile/test_round_trips
         compat/test_drf compat/test_ratelimit operations/test_near
-        admin/test_quotas_page monitoring/test_checkpoints admin/test_lists operations/test_revert
-        admin/test_assignments""",
+        admin/test_quotas_page monitoring/test_ledger monitoring/test_restoring admin/test_lists
+        operations/test_revert admin/test_assignments""",
 }
 
 #: Tests that need integer primary keys of users, or the default user model; one of them takes half a minute.

@@ -6,7 +6,7 @@ the first at which more units are free. Where a formula is silent, the rules are
 
 * a clock that went back: token_bucket, leaky_bucket, gcra and sliding_window_log go on at the last time they stored,
   fixed_window and sliding_window_counter in the window they stored;
-* months that begin on another day now: the month stored goes on until one begins that is newer;
+* a calendar window is a counter of its own, whatever the clock does, and so is a month with another first day;
 * an edited rate: units used are kept. token_bucket, leaky_bucket and gcra hold the larger of both capacities at most,
   and drain by the faster limit until the next charge; a charge under the slower limit leaves its capacity at most,
   a slot booked under it begins at the time that its caller got;
@@ -95,6 +95,10 @@ class Model(ABC):
         """Forget everything."""
         self.__init__()  # type: ignore[misc]
 
+    def reset(self, rate: Rate, now: int) -> None:
+        """Forget what counts at ``now``."""
+        self.clear()
+
     def free(self, rate: Rate, now: int) -> int:
         """Whole units free at ``now``."""
         return max(0, floor(rate.capacity - self.used(rate, now)))
@@ -128,18 +132,10 @@ class FixedWindow(Model):
 
     start: int = 0
     count: int = 0
-    #: Day on which calendar months begin; the last day of shorter months.
-    anchor: int = 1
 
     def window(self, rate: Rate, now: int) -> int:
         """Where the window of ``now`` begins."""
-        unit = rate.calendar
-        if not unit:
-            return now // rate.period_us * rate.period_us
-        day = datetime.fromtimestamp(now // 10**6, UTC).replace(hour=0, minute=0, second=0)
-        while unit != "day" and not (day.weekday() == 0 if unit == "week" else begins_month(day, self.anchor)):
-            day -= timedelta(days=1)
-        return round(day.timestamp()) * 10**6
+        return now // rate.period_us * rate.period_us
 
     def used(self, rate: Rate, now: int) -> Fraction:
         return Fraction(self.count if self.window(rate, now) <= self.start else 0)
@@ -155,6 +151,52 @@ class FixedWindow(Model):
 
     def clear(self) -> None:
         self.count = 0
+
+
+class CalendarWindow(Model):
+    """count + c <= L, in each window for itself."""
+
+    def __init__(self) -> None:
+        self.counts: dict[int, int] = {}
+        #: Day on which calendar months begin; the last day of shorter months.
+        self.anchor = 1
+
+    def window(self, rate: Rate, now: int) -> int:
+        """Where the window of ``now`` begins."""
+        unit = rate.calendar
+        day = datetime.fromtimestamp(now // 10**6, UTC).replace(hour=0, minute=0, second=0)
+        while unit != "day" and not (day.weekday() == 0 if unit == "week" else begins_month(day, self.anchor)):
+            day -= timedelta(days=1)
+        return round(day.timestamp()) * 10**6
+
+    def used(self, rate: Rate, now: int) -> Fraction:
+        return Fraction(self.counts.get(self.window(rate, now), 0))
+
+    def add(self, rate: Rate, now: int, units: int) -> None:
+        window = self.window(rate, now)
+        self.counts[window] = max(0, self.counts.get(window, 0) + units)
+
+    def give_back(self, rate: Rate, now: int, units: int, charged: Charged) -> None:
+        self.add(rate, charged.at, -units)
+
+    def reset(self, rate: Rate, now: int) -> None:
+        self.counts.pop(self.window(rate, now), None)
+
+    def end(self, rate: Rate, now: int) -> int:
+        """When the window of ``now`` ends, whatever the next one holds already."""
+        later = now
+        while self.window(rate, later) == self.window(rate, now):
+            later += 86_400 * 10**6
+        return self.window(rate, later)
+
+    def status(self, rate: Rate, now: int, *, claim: BucketStatus | None = None) -> tuple[int, int, int | None]:
+        reset = self.end(rate, now) - now if self.used(rate, now) else 0
+        return self.free(rate, now), reset, reset or None
+
+    def wait(self, rate: Rate, now: int, cost: int, *, claim: BucketStatus | None = None) -> int | None:
+        if cost > rate.capacity:
+            return None
+        return 0 if self.admits(rate, now, cost) else self.end(rate, now) - now
 
 
 class SlidingWindowLog(Model):

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import threading
+import time
 
 from django.contrib.auth.models import User
 from django.db import connection
 
-from django_ratequota import Bucket, BucketStatus, Decision, Rate, acheck_request, check_request
-from django_ratequota.monitoring.checkpoints import flush_all, note
-from django_ratequota.utils.problems import recent
+from django_ratequota import Decision, acheck_request, check_request
+from django_ratequota.monitoring import ledger
 from tests.faults import poll
 from tests.project.views import request_from
 
@@ -44,6 +43,11 @@ def wait_until_refused() -> None:
     poll(lambda: _found[-1][:2] == (False, ""), 120, "the limit refuses")
 
 
+def admitted() -> int:
+    """Return how many of the decisions so far admitted."""
+    return sum(entry[0] for entry in _found)
+
+
 def stop() -> list[tuple[bool, str, int, int]]:
     """Return all decisions."""
     _enough.set()
@@ -52,26 +56,11 @@ def stop() -> list[tuple[bool, str, int, int]]:
     return _found
 
 
-def write(rounds: int, seed: int, now_us: int) -> tuple[list[str], dict[str, int]]:
-    """Write checkpoints of half of a hundred counters, others in each round.
-
-    Returns the problems, and what each counter has used in the end.
-    """
-    chosen, rate, drawn = random.Random(seed), Rate.parse("1000/month"), {}
-    for number in range(rounds):
-        for subject in chosen.sample(range(number * 50, number * 50 + 100), 50):
-            status = BucketStatus(
-                bucket=Bucket(f"user:{subject}", rate, durable=True),
-                allowed=True,
-                remaining=999 - number,
-                retry_after_us=0,
-                reset_after_us=3600 * 10**6,
-                window_us=30 * 86_400 * 10**6,
-            )
-            note(Decision(allowed=True, statuses=(status,), at_us=now_us + number))
-            drawn[f"user:{subject}"] = status.used
-        flush_all()
-    return list(recent().values()), drawn
+def flush_all() -> bool:
+    """Write what this process has noted, also while another thread does; returns whether it is written."""
+    began_at = time.time()
+    ledger.flush()
+    return ledger.ledger.written_until() >= began_at
 
 
 def _note(decision: Decision) -> None:

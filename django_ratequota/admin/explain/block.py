@@ -113,13 +113,12 @@ class BlockPage(OverridePage):
 
     def _end(self, request: Any, in_force: Iterable[list[list[RatePolicy]]], users: Mapping[str, str]) -> None:
         """End the block, and all others of the same audience at the same place, such as one that was sent twice."""
-        found = ((own, places) for places in in_force for own in places)
-        own, places = next(
-            (one for one in found if request.POST["end"] in {str(block.pk) for block in one[0]}), ([], [])
-        )
-        if not own:
+        found = [(own, places) for places in in_force for own in places]
+        found = [one for one in found if request.POST["end"] in {str(block.pk) for block in one[0]}]
+        if not found:
             self.admin.message_user(request, gettext("That block has ended already."), messages.WARNING)
             return
+        own, places = found[0]
         words = {"audience": audience_text(own[0], users)}
         left = [endpoint_text(block.endpoint) for block, *_others in places if block != own[0]]
         text = gettext("%(audience)s is not blocked any more.") % words

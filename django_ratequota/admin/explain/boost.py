@@ -139,9 +139,8 @@ def _rates_field(request: Any, model_admin: Any, proposal: Proposal) -> Any:
     )
     words = {"rates": shown(proposal.winner.rates), "id": proposal.winner.pk}
     label = gettext("Rates instead of %(rates)s (policy %(id)s)") % words
-    field.widget.attrs |= {
-        **{"aria-label": label, "class": "vTextField ratequota-rates", "dir": "ltr", "spellcheck": "false"},
-    }
+    attrs = {"aria-label": label, "class": "vTextField ratequota-rates", "dir": "ltr", "spellcheck": "false"}
+    field.widget.attrs |= attrs
     return field
 
 

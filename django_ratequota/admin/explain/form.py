@@ -179,8 +179,6 @@ def find_caller(model_admin: Any, request: Any, text: str) -> dict[str, str]:
 class CallerPage(AdminPage):
     """A page that Explain leads to, about the same caller and request; it returns to Explain."""
 
-    media = forms.Media(css={"all": ["django_ratequota/explain.css"]})
-
     def view(self, request: Any) -> Any:
         """Return the page; redirect to Explain where its form has errors, and once all is done."""
         form = explain_form(self.admin, request, data_of(request.GET))

@@ -87,12 +87,11 @@ def refused_places(model_admin: Any, caller: str, found: CallerRefusals | None, 
     ``found`` and ``error`` are the reply of ``caller_refusals``.
     """
     by_place: dict[tuple[str, str], list[Refusal]] = {}
+    callers: dict[tuple[str, str], Counter[str]] = {}
     for refusal in found.refusals if found else ():
-        by_place.setdefault((refusal.method, refusal.scope or refusal.route), []).append(refusal)
-    callers: dict[tuple[str, str], Counter[str]] = {place: Counter() for place in by_place}
-    for place, own in by_place.items():
-        for refusal in own:
-            callers[place][refusal.caller] += refusal.count
+        place = refusal.method, refusal.scope or refusal.route
+        by_place.setdefault(place, []).append(refusal)
+        callers.setdefault(place, Counter())[refusal.caller] += refusal.count
     users = caller_names(name for counts in callers.values() for name, _count in counts.most_common(_MAX_PEOPLE))
     since = found.since if found else None
     return {

@@ -8,6 +8,7 @@ from typing import Any
 from django.utils.functional import cached_property
 from django.utils.translation import gettext
 
+from ...changes.writer import in_batches
 from ...models import Endpoint, RatePolicy
 from ...monitoring.refusals import Refusal
 from ...monitoring.timeline import Counts, Timeline
@@ -59,14 +60,10 @@ class VisibleNames:
         sums = most_refused(timeline.policies)
         if self.sees_all:
             return sums
-        visible = {
-            pk
-            for start in range(0, len(sums), _BATCH)
-            for pk in self._visible.filter(pk__in=[pk for pk, _counts in sums[start : start + _BATCH]])
-            .order_by()
-            .values_list("pk", flat=True)
-        }
-        return [(pk, counts) for pk, counts in sums if pk in visible]
+        visible = self._visible.order_by().values_list("pk", flat=True)
+        batches = in_batches([pk for pk, _counts in sums], _BATCH)
+        seen = {pk for batch in batches for pk in visible.filter(pk__in=batch)}
+        return [(pk, counts) for pk, counts in sums if pk in seen]
 
     def place(self, selection: Selection) -> Endpoint | None:
         """Return the endpoint selected, or that of the policy selected; None = all."""
@@ -89,13 +86,9 @@ class VisibleNames:
         known = self._opens_endpoints and pk in self.endpoints
         return model_url(self._site, Endpoint, "change", pk) if known else ""
 
-    def policy_url(self, pk: int) -> str:
-        """Return the policy's page; "" where the operator has none."""
-        return model_url(self._site, RatePolicy, "change", pk) if self.policies.get(pk) else ""
-
-    def rollout_url(self, pk: int) -> str:
-        """Return the page that shows what the policy would have refused; "" where the operator has none."""
-        return model_url(self._site, RatePolicy, "rollout", pk) if self.policies.get(pk) else ""
+    def policy_url(self, pk: int, page: str = "change") -> str:
+        """Return the policy's page, or its ``rollout``; "" where the operator has none."""
+        return model_url(self._site, RatePolicy, page, pk) if self.policies.get(pk) else ""
 
     def title(self, selection: Selection) -> str:
         """Return the selection in words."""

@@ -101,7 +101,7 @@ class UsagePage(AdminPage):
             ],
             "tops_error": tops_error,
             "tops_partial": selection.policy_id is not None,
-            "rollout_url": names.rollout_url(selection.policy_id or 0),
+            "rollout_url": names.policy_url(selection.policy_id or 0, "rollout"),
             "tops_note": _TOP_NOTES[selection.span],
             "refusals": [self._refusal(refusal, users, names, blocks) for refusal in refusals or ()],
             "refusals_error": refusals_error,
@@ -214,8 +214,8 @@ def _row(name: str, counts: Counts, query: str, url: str) -> dict[str, Any]:
 
 def _policy_row(pk: int, counts: Counts, selection: Selection, names: VisibleNames) -> dict[str, Any]:
     query = selection.query(endpoint_id=None, policy_id=pk)
-    row, rollout = _row(names.policy(pk), counts, query, names.policy_url(pk)), names.rollout_url(pk)
-    if counts.would_refuse and rollout:
+    row = _row(names.policy(pk), counts, query, names.policy_url(pk))
+    if counts.would_refuse and (rollout := names.policy_url(pk, "rollout")):
         row["cells"][1] = format_html('<a href="{}">{}</a>', rollout, row["cells"][1])
     return row
 
@@ -238,7 +238,7 @@ def _unreadable(names: VisibleNames) -> list[str]:
 def _servers(ask: Replies) -> dict[str, Any]:
     """Return the table of Redis servers."""
     infos, error = ask(lambda: {} if (store := default_limiter().store).absent else store.info())
-    return {"servers": workers.servers(infos or {}), "store_error": error}
+    return {"servers": [workers.server(name, info) for name, info in (infos or {}).items()], "store_error": error}
 
 
 def _absent() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -55,10 +55,10 @@ _WARNINGS: dict[str, Any] = {
     ),
 }
 _LATE: Any = ngettext_lazy(
-    "%(count)d worker has not saved its counts of quotas to the database for %(age)s: if Redis loses its data, they "
-    "are lost. Check its log.",
-    "%(count)d workers have not saved their counts of quotas to the database for up to %(age)s: if Redis loses its "
-    "data, they are lost. Check their logs.",
+    "%(count)d worker has not saved its counts of quotas to the database for %(age)s. If it is killed, they are "
+    "lost. Check its log.",
+    "%(count)d workers have not saved their counts of quotas to the database for up to %(age)s. If one is "
+    "killed, its counts are lost. Check their logs.",
     "count",
 )
 #: Workers listed; the others are counted.
@@ -81,7 +81,7 @@ def propagation(revision: int | None, workers: Sequence[Health]) -> dict[str, An
     order = sorted(range(len(workers)), key=lambda at: (states[at] in _UP_TO_DATE, workers[at].process))
     rows = [_row(workers[at], states[at]) for at in order[:_MOST_LISTED]]
     complaints = [text % {"count": counts[state]} for state, text in _WARNINGS.items() if counts[state] and revision]
-    late = [worker.checkpoint_age or 0 for worker in workers if has_late_checkpoint(worker)]
+    late = [worker.checkpoint_age for worker in workers if has_late_checkpoint(worker)]
     if late:
         complaints.append(_LATE % {"count": len(late), "age": duration(max(late))})
     return {
@@ -104,11 +104,7 @@ def _proof(revision: int | None, workers: Sequence[Health], states: Sequence[str
         return gettext("No revision has been published yet.")
     at = published_at(revision)
     live = [worker for worker, state in zip(workers, states, strict=True) if state == "live"]
-    words = {
-        "revision": revision_text(revision),
-        "live": len(live),
-        "all": len(workers),
-    }
+    words = {"revision": revision_text(revision), "live": len(live), "all": len(workers)}
     if not live:
         text = ngettext(
             "Revision %(revision)s is live on %(live)d of %(all)d worker.",
@@ -132,15 +128,8 @@ def _row(worker: Health, state: str) -> dict[str, Any]:
     revision = "–" if not worker.revision else revision_text(worker.revision)
     if published_at(worker.revision):
         revision = format_html("{} <code>{}</code>", revision, worker.revision)
-    cells = [text, revision, age, number_text(worker.decisions), _breaker(worker), _checkpoint(worker)]
+    cells = [text, revision, age, number_text(worker.decisions), _breaker(worker)]
     return {"name": shown(worker.process), "cells": cells}
-
-
-def _checkpoint(worker: Health) -> str:
-    """Return how old the worker's last checkpoint was at its report; a dash where it has counted nothing durable."""
-    if worker.checkpoint_age is None:
-        return "–"
-    return gettext("%(seconds)s s ago") % {"seconds": number_text(round(worker.checkpoint_age))}
 
 
 def _breaker(worker: Health) -> str:
@@ -190,12 +179,8 @@ def latency(workers: Sequence[Health]) -> dict[str, Any]:
     }
 
 
-def servers(infos: Mapping[str, dict[str, str]]) -> list[dict[str, Any]]:
-    """Return a row for each Redis server, from its INFO."""
-    return [_server(name, info) for name, info in infos.items()]
-
-
-def _server(name: str, info: dict[str, str]) -> dict[str, Any]:
+def server(name: str, info: dict[str, str]) -> dict[str, Any]:
+    """Return the row of a Redis server, from its INFO."""
     product, version = server_version(info)
     # Managed servers leave some of these out.
     limit, used, up = (_integer(info.get(key)) for key in ("maxmemory", "used_memory", "uptime_in_seconds"))
@@ -213,8 +198,5 @@ def _server(name: str, info: dict[str, str]) -> dict[str, Any]:
     return {"name": shown(name), "cells": cells, "loses": bool(evicted)}
 
 
-def _integer(value: Any) -> int | None:
-    try:
-        return int(value)
-    except (TypeError, ValueError):
-        return None
+def _integer(text: str | None) -> int | None:
+    return int(text) if text and text.isdecimal() else None

@@ -24,12 +24,12 @@ from ...conf import settings
 from ...engine.calendar_windows import window_end_us
 from ...engine.keys import short
 from ...engine.limiter import Limiter
-from ...engine.rates import MAX_UNITS, Rate
+from ...engine.rates import MAX_UNITS
 from ...engine.types import Bucket
-from ...exceptions import InvalidRate, StoreError
+from ...exceptions import StoreError
 from ...monitoring.health import note_degraded
 from ...utils.sansio import Twins, acall, adrive, call, drive
-from ..limiters import limiter_of
+from ..limiters import counted_rate, limiter_of
 from .keys import get_ip as _get_ip
 from .keys import may_block, value_of
 from .methods import ALL, UNSAFE
@@ -128,7 +128,9 @@ def _make_query(request: Any, group: str | None, fn: Any, key: Any, rate: Any, m
     limit, seconds = _split_rate(rate)
     prefix = getattr(django_settings, "RATELIMIT_CACHE_PREFIX", "rl:")
     named = [prefix, group, limit, seconds, value_of(key, group, request), methods]
-    return _Query(Bucket(f"ratelimit:{short(json.dumps(named))}", _counted(seconds)), limit, _limiter())
+    # A limit out of reach, because attempts beyond the real one count too.
+    rate = counted_rate(MAX_UNITS, seconds, "fixed_window")
+    return _Query(Bucket(f"ratelimit:{short(json.dumps(named))}", rate), limit, _limiter())
 
 
 async def _amake_query(*arguments: Any) -> _Query | None:
@@ -142,15 +144,6 @@ def _limiter() -> Limiter | None:
     if alias is None:
         return limiter_of()
     return limiter_of(caches[alias], name=alias, setting="RATELIMIT_USE_CACHE")
-
-
-@functools.lru_cache(maxsize=256)
-def _counted(seconds: float) -> Rate:
-    """Return the counter's rate; its limit is out of reach, because attempts beyond the real limit count too."""
-    try:
-        return Rate(limit=MAX_UNITS, period=seconds, algorithm="fixed_window")
-    except InvalidRate as error:
-        raise ImproperlyConfigured(f"a rate cannot be counted: {error}") from error
 
 
 def _split_rate(rate: Any) -> tuple[int, float]:

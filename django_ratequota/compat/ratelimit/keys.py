@@ -47,14 +47,10 @@ def _named_address(request: Any, where: Any) -> str:
     return str(request.META[where])
 
 
-def _user_or_ip(request: Any) -> str:
-    return str(request.user.pk) if request.user.is_authenticated else get_ip(request)
-
-
 _SIMPLE: dict[str, Callable[[Any], str]] = {
     "ip": get_ip,
     "user": lambda request: str(request.user.pk),
-    "user_or_ip": _user_or_ip,
+    "user_or_ip": lambda request: str(request.user.pk) if request.user.is_authenticated else get_ip(request),
 }
 _NAMED: dict[str, Callable[[Any, str], str]] = {
     "get": lambda request, name: request.GET.get(name, ""),

@@ -118,12 +118,11 @@ class Caller:
         return None if value is None else f"{counted_per}:{value}"
 
     def _find(self, kind: str) -> str | None:
-        return self._call(settings.identifiers.get(kind))
+        path = settings.identifiers.get(kind)
+        return self._call(path) if path else None
 
-    def _call(self, path: str | None) -> str | None:
+    def _call(self, path: str) -> str | None:
         """Call a configured function; return ``FAILED`` if it raises, which is logged and never fails the request."""
-        if not path:
-            return None
         try:
             value = import_string(path)(self._request)
             text = "" if value is None else identifier_text(value)

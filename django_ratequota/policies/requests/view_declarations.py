@@ -172,12 +172,7 @@ def enforces_itself(view: Any, method: str = "") -> bool:
 
 def is_decorated(view: Any, method: str = "") -> bool:
     """Whether ``@ratequota`` decorates the view, its class's ``dispatch``, or the class's code for the method."""
-    if hasattr(view, SCOPE_ATTRIBUTE):
-        return True
-    cls = view_class(view)
-    if cls is None:
-        return False
-    if hasattr(getattr(cls, "dispatch", None), SCOPE_ATTRIBUTE):
+    if hasattr(view, SCOPE_ATTRIBUTE) or hasattr(getattr(view_class(view), "dispatch", None), SCOPE_ATTRIBUTE):
         return True
     declared = method_declaration(view, method) if method else None
     return declared is not None and declared.checks

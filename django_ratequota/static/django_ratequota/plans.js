@@ -1,7 +1,7 @@
 /* Moves plans in their list, by drag or by arrow keys: fills in their positions, which are saved with the list. */
 "use strict";
 document.addEventListener("DOMContentLoaded", () => {
-  // The distance of two positions, as in operations/plan_order.py.
+  // The distance of two positions, as in admin/plans.py.
   const STEP = 10;
   const fields = () => [...document.querySelectorAll("#result_list input[data-move]")];
   const [first, second] = fields();

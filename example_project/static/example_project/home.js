@@ -152,7 +152,7 @@ const limits = {
     find("blocked").textContent = usage.available ? blocked : unknown;
     find("blocked").hidden = !find("blocked").textContent;
     find("limits").replaceChildren(...usage.limits.map(this.row));
-    if (usage.limits.every((limit) => limit.reset === 0)) {
+    if (usage.limits.every((limit) => limit.used === 0)) {
       this.until = 0;
     }
   },
@@ -163,12 +163,12 @@ const limits = {
     const [left, full] = row.querySelectorAll("td");
     const meter = left.querySelector("meter");
     const text = limit.remaining === null ? "unknown" : `${limit.remaining} of ${limit.limit}`;
-    title.textContent = limit.policy;
+    title.textContent = limit.title;
     rate.textContent = limit.rate;
     meter.max = limit.limit;
     meter.value = Math.max(0, limit.remaining);
     left.querySelector("span").textContent = text;
-    full.textContent = limit.reset === null ? "unknown" : limit.reset ? duration(limit.reset) : "full";
+    full.textContent = limit.used === null ? "unknown" : limit.used ? duration(limit.resets_in) : "full";
     return row;
   },
 };

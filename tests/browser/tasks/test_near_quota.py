@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import expect
 
 from django_ratequota.models import Endpoint, PlanAssignment, QuotaWindow, RatePolicy
-from django_ratequota.monitoring.checkpoints import flush
+from django_ratequota.monitoring.ledger import flush
 from tests.browser.desk import Desks
 from tests.browser.scene import Scene
 from tests.support.requests import check_from
+from tests.support.windows import given_back, of_day
 
 
 def a_month(scene: Scene) -> None:
@@ -92,3 +94,34 @@ def test_organisations_are_listed_by_their_names(desk: Desks, scene: Scene, sett
     expect(page.get_by_role("heading", name="Past quotas: Acme GmbH")).to_be_visible()
     expect(page.locator(".ratequota-plot-bar")).to_have_count(7)
     own.shoot("past-quotas")
+
+
+def test_a_disputed_month(desk: Desks, scene: Scene, tmp_path: Path) -> None:
+    """Acme says they did not use 900 exports: on which days, what was given back, by whom?"""
+    exports = Endpoint.objects.create(name="exports")
+    quota = RatePolicy.objects.create(subject="tenant:acme", endpoint=exports, rates="1000/month")
+    scene.months("tenant:acme", quota, 1000, (900, 40))
+    window = QuotaWindow.objects.filter(subject="tenant:acme").earliest("first_day")
+    QuotaWindow.objects.filter(pk=window.pk).update(charged=1100, refunded=200)
+    of_day(window, window.first_day + timedelta(days=19), 200, 200)
+    at = window.starts_at + timedelta(days=19, hours=9)
+    given_back(window, 150, at=at, actor=scene.operators["superuser"], reason="Ticket 4711: the export was empty")
+    own = desk()
+    page = own.open("/admin/django_ratequota/ratepolicy/quotas/history/?subject=tenant:acme")
+    with own.task(clicks=1, pages=1):
+        page.get_by_label("Window").select_option(str(window.first_day))
+        page.get_by_role("button", name="Show").click()
+        days = page.get_by_role("region", name="Table of days")
+        expect(days.get_by_role("row", name="Total")).to_contain_text("1,100")
+    expect(days.locator("tbody").first.locator("tr")).to_have_count(2)
+    expect(days.get_by_role("row", name="Total").locator("td").last).to_have_text("900")
+    entry = page.get_by_role("region", name="Given back by operators").locator("tbody tr")
+    expect(entry).to_have_count(1)
+    for text in ("superuser", "exports", "150", "Ticket 4711"):
+        expect(entry).to_contain_text(text)
+    own.look()
+    own.shoot("past-days")
+    with page.expect_download() as download:
+        page.get_by_role("link", name="All days as CSV").click()
+    download.value.save_as(tmp_path / "days.csv")
+    assert '"exports","1000/month"' in (tmp_path / "days.csv").read_text("utf-8-sig")

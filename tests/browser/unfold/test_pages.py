@@ -41,7 +41,7 @@ def test_own_pages_have_their_title(desk: Desks, scene: Scene, name: str) -> Non
 def test_links_of_a_list_are_a_list(desk: Desks, scene: Scene, name: str) -> None:
     own = desk()
     page = own.open(PAGES[name].path(scene))
-    expect(page.locator(".ratequota-tools > li")).to_have_count(4)
+    expect(page.locator(".ratequota-tools > li")).to_have_count(5)
     own.look_at(".ratequota-tools")
     page.set_viewport_size({"width": 390, "height": 800})
     tools = page.locator(".ratequota-tools").bounding_box()

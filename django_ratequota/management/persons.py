@@ -1,0 +1,112 @@
+"""The verbs ``export-subject``, ``forget`` and ``move`` of ``manage.py ratequota``."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from django.contrib.auth import get_user_model
+from django.core.exceptions import ValidationError
+from django.core.management.base import BaseCommand, CommandError
+
+from ..changes.validators import assignable_subject, canonical_subject
+from ..conf import settings
+from ..engine.keys import short
+from ..operations import persons
+from ..operations.differences import object_names
+from ..operations.subject_names import printable
+from ..operations.subjects import find_user
+from ..runtime import default_limiter
+from .maintenance import add_timeout, wait_for_counts, why_unreported
+
+
+def add_verbs(verbs: Any) -> None:
+    """Add the verbs with their options."""
+    exporting = verbs.add_parser("export-subject", help="Print all that is held of a user or subject, as JSON lines.")
+    exporting.set_defaults(run=export_subject)
+    forgetting = verbs.add_parser("forget", help="Delete what is held of a user or subject, except for figures.")
+    forgetting.set_defaults(run=forget)
+    for verb in (exporting, forgetting):
+        one = verb.add_mutually_exclusive_group(required=True)
+        one.add_argument("--user", help="User name, or primary key.")
+        one.add_argument("--subject", help="Such as tenant:acme, api_key:k_7, ip:203.0.113.7, or user:7 if deleted.")
+    forgetting.add_argument("--yes", action="store_true", help="Without it, the command shows what it would change.")
+    moving = verbs.add_parser("move", help="Add what a subject has used of durable limits to what another has used.")
+    moving.set_defaults(run=move)
+    moving.add_argument("--from", dest="source", required=True, metavar="SUBJECT", help="Such as user:7.")
+    moving.add_argument("--to", dest="target", required=True, metavar="SUBJECT", help="Such as tenant:acme.")
+    moving.add_argument("--reason", default="ratequota move", help="Recorded in the history.")
+    for verb in (forgetting, moving):
+        add_timeout(verb)
+        text = "Wait for no process, because those that count have been stopped."
+        verb.add_argument("--no-wait", action="store_true", help=text)
+
+
+def export_subject(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
+    """Yield a JSON object for each thing that is held."""
+    for kind, values in persons.held(_chosen(options)):
+        yield json.dumps({"kind": kind, **values}, default=str)
+
+
+def forget(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
+    """Forget the subject, and yield how much was held of it."""
+    subject = _chosen(options)
+    if options["yes"]:
+        yield _written(options)
+    found = Counter(kind for kind, _values in persons.held(subject))
+    counts = ", ".join(f"{kind} {count}" for kind, count in found.items())
+    yield f"{printable(subject)}: {counts or 'nothing is held'}"
+    if found and options["yes"]:
+        persons.forget(subject)
+        yield "Forgotten: its figures stay in the ledger, without the name"
+    elif found:
+        yield "Nothing was changed yet: add --yes"
+
+
+def move(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
+    """Move the usage, and yield how much that was."""
+    source, target = _subject(options["source"]), _subject(options["target"], exists=True)
+    if source == target:
+        raise CommandError(f"{printable(source)} is both: name another subject")
+    yield _written(options)
+    moved = persons.move(source, target, options["reason"])
+    yield f"{moved} windows of {printable(source)} are now those of {printable(target)}"
+
+
+def _written(options: dict[str, Any]) -> str:
+    """Wait until all counts are in the database, if any are kept there; raises ``CommandError``."""
+    if options["no_wait"]:
+        return "No process was waited for"
+    unreported = why_unreported()
+    if unreported and settings.checkpoint_seconds and not default_limiter().store.absent:
+        raise CommandError(f"{unreported} Then add --no-wait.")
+    return unreported or wait_for_counts(options["timeout"])
+
+
+def _chosen(options: dict[str, Any]) -> str:
+    if not options["user"]:
+        return _subject(options["subject"])
+    user = find_user(options["user"], by_key=True)
+    if user is None:
+        raise CommandError(f"There is no user {options['user']!r}; of a deleted one, write --subject user:KEY")
+    return f"user:{user.pk}"
+
+
+def _subject(text: str, *, exists: bool = False) -> str:
+    """Return the subject as counters have it; raises ``CommandError`` and ``ValidationError``.
+
+    Where it has to exist, it is a user, or of a kind in IDENTIFIERS.
+    """
+    with suppress(ValidationError):  # a user, or a kind that is no longer in IDENTIFIERS
+        text = canonical_subject(text)
+    kind, _colon, value = text.partition(":")
+    if not kind or not value:
+        raise CommandError(f"Write kind:value, such as tenant:acme or user:7, not {text!r}")
+    if exists and kind != "user":
+        assignable_subject(text)
+    elif exists and not object_names(get_user_model(), [value]):
+        raise CommandError(f"There is no user with the key {value!r}")
+    return f"{kind}:{short(value)}"

@@ -1,0 +1,282 @@
+"""The ledger: what calendar windows have charged and refunded, added to the database each second.
+
+A request appends one entry and waits for nothing. A thread adds the entries up, adds the sums to their rows, and
+raises the counters in Redis to the rows, in case Redis lost some or missed a refund. Sums and totals only grow, so
+nothing depends on the order in which processes write, and each step may be repeated but the addition, which
+``ledger_rows`` carries out exactly once. What a killed process had not written is missing, both ways.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime, tzinfo
+from itertools import islice
+from typing import NamedTuple
+from uuid import uuid4
+
+from django.db import Error as DatabaseError
+
+from ..conf import settings
+from ..engine.calendar_windows import CalendarWindow, calendar_window
+from ..engine.decision import Decision, LimitRequest, charges_of
+from ..engine.keys import counter_name
+from ..engine.limiter import Limiter
+from ..engine.protocol import Raised
+from ..engine.types import Bucket, BucketStatus
+from ..exceptions import StoreError
+from ..runtime import default_limiter
+from ..utils.locks import ForkSafeLock
+from ..utils.problems import note_problem
+from ..utils.sansio import drive
+from .background import Background
+from .ledger_rows import NOTHING, Sum, Totals, Window, add, add_once, totals_of, used_by_policy
+
+#: Most windows that wait for the database. While it does not answer, the oldest are forgotten.
+_MOST = 100_000
+#: Entries above which a request adds them up itself, as the thread waits for the database.
+_MANY = 10_000
+#: Rows of a batch.
+_BATCH = 200
+#: How long a process that exits waits for its last flush (seconds).
+_EXIT_SECONDS = 2.0
+
+
+class Entry(NamedTuple):
+    """Units that were charged to a bucket, or refunded."""
+
+    bucket: Bucket
+    units: int
+    #: When they were charged, by the store's clock (µs): that names the window, of a refund too.
+    charged_us: int
+    #: When they were refunded (µs); 0 = they were charged.
+    refunded_us: int = 0
+
+
+class Checked(NamedTuple):
+    """An admitted check: its buckets that had room were charged."""
+
+    statuses: tuple[BucketStatus, ...]
+    #: Units, and those of each bucket, where they differ.
+    cost: int
+    costs: tuple[int, ...]
+    at_us: int
+
+    def entries(self) -> Iterator[Entry]:
+        """Yield what it charged to durable buckets."""
+        for at, status in enumerate(self.statuses):
+            bucket = status.bucket
+            if bucket.durable and status.allowed:
+                yield Entry(bucket, self.costs[at] if self.costs else bucket.rate.units(self.cost), self.at_us)
+
+
+class Ledger:
+    """The entries of this process that are not in the database yet."""
+
+    def __init__(self) -> None:
+        #: Appended to by requests, without a lock.
+        self.entries: deque[Entry | Checked] = deque()
+        #: Their sums, the oldest first, but for those of the batch.
+        self._sums: dict[Window, Sum] = {}
+        #: Sums that are being added: the same ones until it is known that they are.
+        self._batch: dict[Window, Sum] = {}
+        #: Batches that are known to be added.
+        self._writer, self._added = uuid4(), 0
+        self._lock, self._flushing = ForkSafeLock(), ForkSafeLock()
+        self._written_until = time.time()
+        #: What the store is still to be raised to.
+        self._missed: Raised = {}
+        #: Units by which the store's totals were below the rows' so far: what it had lost or missed.
+        self.raised = 0
+
+    def flush(self, limiter: Limiter) -> int:
+        """Add everything to the rows, and raise the store's counters to them; returns how many rows there were.
+
+        Raises ``django.db.Error``: then what is left is added the next time.
+        """
+        rows = 0
+        with self._flushing:
+            began_at = time.time()
+            self.add_up(limiter.time_zone)
+            while batch := self._next_batch():
+                totals = add(batch, self._writer, self._added + 1)
+                self._batch, self._added = {}, self._added + 1
+                rows += len(batch)
+                due: Raised = {at: (*total, batch[at].bounds.ends_us) for at, total in totals.items()}
+                self.raised += self.raise_store(limiter, due)
+            self._written_until = began_at
+            self.raised += self.raise_store(limiter, {})
+        return rows
+
+    def raise_store(self, limiter: Limiter, totals: Raised) -> int:
+        """Raise the store's counters to these totals and to those that it missed; returns by how many units.
+
+        Where the store does not answer, it is raised by the next flush.
+        """
+        units = 0
+        with self._lock:
+            due, self._missed = self._missed | totals, {}
+        now_us = limiter.now_us
+        due = {window: each for window, each in due.items() if each[2] > now_us}
+        while due:
+            some = dict(islice(due.items(), _BATCH))
+            try:
+                found = drive(limiter.raise_steps(some), limiter.store.execute)
+            except StoreError:
+                with self._lock:
+                    self._missed = due | self._missed
+                break
+            units += sum(by for _charged, _refunded, by in found)
+            due = dict(islice(due.items(), _BATCH, None))
+        return units
+
+    def written_until(self) -> float:
+        """Return the moment (Unix time, s) before which all that was noted is in the database."""
+        now = time.time()  # read first: what is noted after it may be missing
+        if not self.waits():
+            self._written_until = now
+        return self._written_until
+
+    def unwritten(self, windows: Iterable[Window], zone: tzinfo) -> dict[Window, Totals]:
+        """Return what this process is still to add to the windows, without the batch that is being added."""
+        self.add_up(zone)
+        with self._lock:
+            found = {window: self._sums.get(window) for window in windows}
+        return {window: each.totals() for window, each in found.items() if each}
+
+    def add_up(self, zone: tzinfo) -> None:
+        """Replace the entries by their sums."""
+        with self._lock:
+            for _ in range(len(self.entries)):
+                noted = self.entries.popleft()
+                for entry in noted.entries() if isinstance(noted, Checked) else (noted,):
+                    if entry.units:
+                        self._add(entry, zone)
+            while len(self._sums) > _MOST:
+                self._sums.pop(next(iter(self._sums)))
+                text = f"the database does not answer: of more than {_MOST} counters, the oldest are lost"
+                note_problem("ledger", text)
+
+    def waits(self) -> bool:
+        """Whether anything waits to be written."""
+        with self._lock:  # an entry that is being added up waits, too
+            return bool(self.entries or self._sums or self._batch)
+
+    def is_done(self) -> bool:
+        """Whether nothing is left to do, in the store either."""
+        return not self._missed and not self.waits()
+
+    def _next_batch(self) -> dict[Window, Sum]:
+        """Return the batch whose outcome is not known, else the next one; empty where nothing is left."""
+        with self._lock:
+            if not self._batch:
+                self._batch = {window: self._sums.pop(window) for window in list(islice(self._sums, _BATCH))}
+            return self._batch
+
+    def _add(self, entry: Entry, zone: tzinfo) -> None:
+        bounds = window_of(entry.bucket, entry.charged_us, zone)
+        window = Window(counter_name(entry.bucket), bounds.first_day)
+        into = self._sums.get(window)
+        if into is None:
+            into = self._sums[window] = Sum(entry.bucket, bounds)
+        day = datetime.fromtimestamp((entry.refunded_us or entry.charged_us) // 10**6, zone).date()
+        into.add(entry.bucket, day, *((0, entry.units) if entry.refunded_us else (entry.units, 0)))
+
+
+def window_of(bucket: Bucket, at_us: int, zone: tzinfo) -> CalendarWindow:
+    """Return the window of a durable bucket around ``at_us``."""
+    return calendar_window(bucket.rate.calendar or "day", at_us, zone, bucket.anchor)
+
+
+def is_kept(limiter: Limiter) -> bool:
+    """Whether counts are kept in the database: those of Redis are, if the setting says so.
+
+    Not in test runs, as the thread would write past their transactions.
+    """
+    utils = sys.modules.get("django.test.utils")
+    test_run = utils and hasattr(utils._TestState, "saved_data")
+    return bool(settings.checkpoint_seconds) and not limiter.store.absent and not test_run
+
+
+def note(entries: Iterable[Entry | Checked]) -> None:
+    """Note what was charged to durable buckets, or refunded."""
+    ledger.entries.extend(entries)
+    if len(ledger.entries) > _MANY:
+        ledger.add_up(default_limiter().time_zone)
+    background.keep()
+
+
+def note_check(decision: Decision, request: LimitRequest) -> None:
+    """Note what an admitted check has charged, in one step of a request's way."""
+    note((Checked(decision.statuses, request.cost, request.costs, decision.at_us),))
+
+
+def note_charges(decision: Decision) -> None:
+    """Note what a decision has just charged, each of several servers by its own clock."""
+    note([Entry(each.bucket, each.units, each.at_us) for each in charges_of(decision) if each.bucket.durable])
+
+
+def refund(limiter: Limiter, buckets: Iterable[Bucket], units: int | None, at_us: int) -> Callable[[], object]:
+    """Refund durable buckets, at most ``units`` of each, in the caller's transaction; None = all that they have used.
+
+    Returns what to call after its commit: that refunds them in the store, now or, where it fails, by a later flush.
+    Raises ``StoreError``.
+    """
+    zone = limiter.time_zone
+    day = datetime.fromtimestamp(at_us // 10**6, zone).date()
+    sums, totals = dict[Window, Sum](), Raised()
+    for bucket in buckets:
+        bounds = window_of(bucket, at_us, zone)
+        sums[Window(counter_name(bucket), bounds.first_day)] = Sum(bucket, bounds)
+    # Locked, so that of two refunds at once the second finds what the first has left.
+    rows, parts = totals_of(sums, lock=True), used_by_policy(sums)
+    for window, each in sums.items():
+        totals[window] = (*rows.get(window, NOTHING), each.bounds.ends_us)
+    found = drive(limiter.raise_steps(totals), limiter.store.execute)
+    for (window, each), (charged, refunded, _by) in zip(sums.items(), found, strict=True):
+        taken = charged - refunded if units is None else min(units, charged - refunded)
+        each.refund(day, taken, charged - refunded, parts.get(window, {}))
+        totals[window] = charged, refunded + taken, each.bounds.ends_us
+    if sums:
+        add_once(sums)
+    background.keep()  # to try again
+
+    def give_back() -> None:
+        ledger.raise_store(limiter, totals)
+        limiter.freed(each.bucket for each in sums.values())
+
+    return give_back
+
+
+def flush() -> int:
+    """Write what this process has noted; returns how many rows."""
+    if ledger.is_done():
+        return 0  # no limiter is made where nothing is counted, as in most commands
+    try:
+        return ledger.flush(default_limiter())
+    except DatabaseError as error:
+        note_problem("ledger", f"the ledger cannot be written, it is tried again: {error}")
+        return 0
+
+
+def end() -> bool:
+    """Have the thread write the rest, and wait for it a moment; returns whether all is written."""
+    background.end(_EXIT_SECONDS)
+    return not ledger.waits()
+
+
+def forget() -> None:
+    # The parent writes what it has noted; a child is a writer of its own.
+    global ledger
+    ledger = Ledger()
+
+
+#: This process's own.
+ledger = Ledger()
+background = Background("ratequota-ledger", lambda: settings.checkpoint_seconds, flush)
+atexit.register(end)
+os.register_at_fork(after_in_child=forget)

@@ -1,0 +1,111 @@
+"""Restores counts that Redis has lost, before a request is counted: from the ledger, on demand.
+
+A check that finds no key of a durable counter counts nothing. ``restore`` raises the counter to its row and to what
+this process has not written yet, and the check is sent again. One thread reads for all that wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Collection, Generator
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+
+from django.db import Error as DatabaseError
+
+from ..conf import settings
+from ..engine.calendar_windows import CalendarWindow
+from ..engine.decision import Decision, LimitRequest
+from ..engine.keys import counter_name
+from ..engine.limiter import Limiter
+from ..engine.protocol import Raised
+from ..engine.types import Bucket
+from ..runtime import default_limiter
+from ..store.base import Call
+from ..utils.problems import note_problem
+from ..utils.sansio import Twins, drive
+from ..utils.sansio import call as call_twin
+from . import ledger
+from .background import Background
+from .ledger_rows import NOTHING, Totals, Window, totals_of
+
+_Found = dict[Window, Totals]
+
+
+def restore(buckets: tuple[Bucket, ...], at_us: int) -> Generator[Any, Any, None]:
+    """Return the steps that raise durable counters to their rows, in the windows around ``at_us``.
+
+    Where the database does not answer in time, Redis counts on without them.
+    """
+    limiter = default_limiter()
+    zone, bounds = limiter.time_zone, dict[Window, CalendarWindow]()
+    for bucket in buckets:
+        if bucket.durable:
+            around = ledger.window_of(bucket, at_us, zone)
+            bounds[Window(counter_name(bucket), around.first_day)] = around
+    try:
+        rows: _Found = yield Twins(_wait, _await, (_read(bounds),))
+    except (DatabaseError, TimeoutError) as error:
+        note_problem("restoring", f"what Redis has lost could not be read from the ledger: {error or 'too slow'}")
+        return
+    own = ledger.ledger.unwritten(bounds, zone)
+    raised: Raised = {}
+    for window, around in bounds.items():
+        # A counter without a row is written as 0, so that its next request need not look.
+        mine, row = own.get(window, NOTHING), rows.get(window, NOTHING)
+        raised[window] = mine.charged + row.charged, mine.refunded + row.refunded, around.ends_us
+    yield from limiter.raise_steps(raised)
+
+
+def peek(limiter: Limiter, call: Call, buckets: tuple[Bucket, ...], revision: int | None = None) -> Decision:
+    """Return the state of the buckets, with what is to be restored; raises as ``Limiter.peek`` does."""
+    restored = restore if ledger.is_kept(limiter) else None
+    steps = limiter.steps(LimitRequest(mode="peek", buckets=buckets, revision=revision, restore=restored))
+    return drive(steps, lambda step: call_twin(step) if isinstance(step, Twins) else call.do(step))
+
+
+def _wait(rows: Future[_Found]) -> _Found:
+    return rows.result(settings.timeout)
+
+
+async def _await(rows: Future[_Found]) -> _Found:
+    return await asyncio.wait_for(asyncio.wrap_future(rows), settings.timeout)
+
+
+def _read(windows: Collection[Window]) -> Future[_Found]:
+    """Return the totals of the windows' rows, once they are read."""
+    future: Future[_Found] = Future()
+    _waiting.append((windows, future))
+    _reader.keep()
+    _reader.soon()
+    return future
+
+
+def _read_all() -> None:
+    """Read the rows for all requests that wait."""
+    asked = []
+    with suppress(IndexError):
+        while True:
+            asked.append(_waiting.popleft())
+    if not asked:
+        return
+    try:
+        found: _Found | DatabaseError = totals_of({window for windows, _ in asked for window in windows})
+    except DatabaseError as error:
+        found = error
+    for _, future in asked:
+        if not future.set_running_or_notify_cancel():
+            continue  # its task was cancelled
+        if isinstance(found, DatabaseError):
+            future.set_exception(found)
+        else:
+            future.set_result(found)
+
+
+_waiting: deque[tuple[Collection[Window], Future[_Found]]] = deque()
+#: A thread with a connection of its own; it works when it is asked to.
+_reader = Background("ratequota-restoring", lambda: 3600, _read_all)
+os.register_at_fork(after_in_child=_waiting.clear)

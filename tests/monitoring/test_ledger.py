@@ -1,0 +1,367 @@
+"""The ledger: rows are sums of what was admitted and given back, each unit once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, date, timedelta
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import time_machine
+from django.contrib.auth.models import User
+from django.core import mail
+from django.db import DatabaseError, DataError
+from django.utils import timezone
+
+from django_ratequota import Bucket, Decision, Rate, check_request
+from django_ratequota.engine.keys import counter_name
+from django_ratequota.exceptions import StoreError
+from django_ratequota.models import Endpoint, LedgerWriter, QuotaDay, QuotaWindow, RatePolicy
+from django_ratequota.monitoring import ledger, ledger_rows
+from django_ratequota.monitoring.background import Background
+from django_ratequota.monitoring.ledger import Entry, flush
+from django_ratequota.monitoring.ledger_rows import Window
+from django_ratequota.monitoring.rollup import forget_windows
+from django_ratequota.runtime import default_limiter
+from tests.faults import poll
+from tests.project.views import request_from
+from tests.support.projects import run_python
+from tests.support.spending import flush_all
+
+Ask = Callable[..., Decision]
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "checkpointing")]
+
+_DAY_US = 86_400 * 10**6
+
+
+@pytest.fixture
+def ask(alice: User) -> Ask:
+    """Makes a request of alice's, under ten thousand units a month, or what the test says."""
+    RatePolicy.objects.create(rates="10000/month")
+    return lambda cost=1, scope=None: check_request(request_from(alice), scope, cost)
+
+
+def used() -> list[tuple[int, int]]:
+    return sorted(QuotaWindow.objects.values_list("charged", "refunded"))
+
+
+# --- What is written. ---
+
+
+def test_a_row_is_the_sum_of_what_was_charged_and_refunded(ask: Ask, alice: User, search: Endpoint) -> None:
+    RatePolicy.objects.update(rates="80/month, 10 requests/month", endpoint=search)
+    ask(60, "search").refund(30)
+    decision = ask(5, "search")
+    decision.charge(47)
+    assert (flush(), used()) == (2, [(2, 0), (112, 30)])
+    row, status = QuotaWindow.objects.get(charged=112), decision.statuses[0]
+    assert (row.used, row.percent, row.limit) == (82, 102, 80), "a debt, too"
+    assert (row.policy_id, row.endpoint_id, row.rate) == (RatePolicy.objects.get().pk, search.pk, "80/month")
+    assert (row.subject, row.counter) == (f"user:{alice.pk}", counter_name(status.bucket))
+    assert (row.ends_at - row.starts_at).total_seconds() * 10**6 == status.window_us
+    assert row.starts_at.day == row.ends_at.day == 1
+    assert list(QuotaDay.objects.filter(counter=row.counter).values_list("charged", "refunded")) == [(112, 30)]
+    assert (flush(), ledger.ledger.raised) == (0, 0)
+
+
+def test_two_processes_that_settle_in_any_order_lose_nothing(ask: Ask) -> None:
+    a, b = ledger.ledger, ledger.Ledger()
+    decisions = [ask(1000) for _ in range(3)]
+    flush()
+    for own, decision in zip((a, b, a), decisions, strict=True):
+        ledger.ledger = own
+        decision.settle(10)
+    for own in (b, a):
+        ledger.ledger = own
+        flush()
+    assert used() == [(3000, 2970)]
+    assert (ask(2).remaining, a.raised, b.raised) == (10_000 - 32, 0, 0)
+
+
+def test_other_rates_than_calendar_windows_are_not_kept(ask: Ask) -> None:
+    for rates in ("10/min", "10/day", "10/hour fixed_window", "10/2days fixed_window", "unlimited"):
+        RatePolicy.objects.update(rates=rates)
+        ask()
+    assert flush() == 0
+
+
+def test_counts_of_addresses_are_kept_only_where_the_policy_says_so(ask: Ask, alice: User) -> None:
+    """6,000 anonymous addresses wrote 12,000 rows."""
+    user, address = f"user:{alice.pk}", "ip:203.0.113.7"
+    assert RatePolicy.objects.get().durable is None
+    for durable, expected in ((None, {user}), (True, {user, address}), (False, set())):
+        RatePolicy.objects.update(durable=durable)
+        ask()
+        check_request(request_from())
+        flush()
+        assert set(QuotaWindow.objects.values_list("subject", flat=True)) == expected, durable
+        QuotaWindow.objects.all().delete()
+
+
+def test_nothing_is_kept_without_checkpoint_seconds_or_in_test_runs(
+    ask: Ask, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "CHECKPOINT_SECONDS": 0}
+    ask()
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "CHECKPOINT_SECONDS": 10}
+    monkeypatch.undo()  # as in other tests
+    ask()
+    assert flush() == 0
+
+
+def test_a_subject_that_no_database_takes_spoils_no_other_figure(ask: Ask) -> None:
+    decision = ask(4)
+    bucket = replace(decision.statuses[0].bucket, subject="api_key:\ud800\0")
+    ledger.note([Entry(bucket, 4, decision.at_us)])
+    assert (flush(), used()) == (2, [(4, 0), (4, 0)])
+    assert QuotaWindow.objects.filter(subject="api_key:\\ud800\\0").exists()
+
+
+def test_a_subject_that_a_database_s_encoding_lacks_spoils_no_other_figure(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a letter of a client's name in latin1: nothing of its process was written any more."""
+    real = ledger_rows.add_once
+
+    def refuse(sums: Any) -> Any:
+        if not all(each.bucket.subject.isascii() for each in sums.values()):
+            raise DataError("Incorrect string value")
+        return real(sums)
+
+    monkeypatch.setattr(ledger_rows, "add_once", refuse)
+    decision = ask(4)
+    bucket = replace(decision.statuses[0].bucket, subject="api_key:\U0001f600")
+    ledger.note([Entry(bucket, 4, decision.at_us)])
+    assert (flush(), used()) == (2, [(4, 0), (4, 0)])
+    assert QuotaWindow.objects.filter(subject="api_key:\\U0001f600").exists()
+
+
+def test_a_mail_to_memory_stops_nothing(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``mail.outbox`` stood for a test run, and one mail by Django's locmem backend ended all checkpoints."""
+    monkeypatch.setattr(mail, "outbox", [], raising=False)
+    ask(3)
+    flush()
+    assert used() == [(3, 0)]
+
+
+def test_without_figures_no_limiter_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each command writes a last checkpoint, also in projects without Redis."""
+    monkeypatch.setattr(ledger, "default_limiter", lambda: pytest.fail("a limiter was made"))
+    assert flush() == 0
+
+
+# --- What goes wrong meanwhile. ---
+
+
+def test_a_refund_whose_reply_is_lost_is_billed_as_a_refund(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_request(request_from(User.objects.create(username="bob")), cost=990)
+    decision = ask(5010)
+    with monkeypatch.context() as patch:
+        _lose_replies(patch)
+        decision.settle(110)
+    flush()
+    assert used() == [(990, 0), (5010, 4900)]
+    assert ask().remaining == 10_000 - 111
+
+
+def test_a_settlement_whose_reply_is_lost_is_settled_by_the_next(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    decision = ask(100)
+    with monkeypatch.context() as patch:
+        _lose_replies(patch)
+        decision.settle(500)
+    decision.settle(200)
+    flush()
+    assert used() == [(500, 300)]
+    assert ask().remaining == 10_000 - 201
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_batch_whose_commit_is_in_doubt_is_added_once(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch, committed: bool
+) -> None:
+    real = ledger.add
+
+    def add(*args: Any) -> Any:
+        if committed:
+            real(*args)
+        raise DatabaseError("the connection is gone")
+
+    ask(3)
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger, "add", add)
+        assert flush() == 0
+        ask(4)
+        assert flush() == 0
+    assert flush() == 2  # the batch in doubt, and what came after it
+    assert used() == [(7, 0)]
+
+
+def test_a_flush_ends_although_requests_go_on(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each batch left what had come meanwhile for another: a busy process wrote without pause."""
+    real, batches = ledger.add, list[int]()
+
+    def add(*args: Any) -> Any:
+        batches.append(len(args[0]))
+        if len(batches) < 5:
+            ask()
+        return real(*args)
+
+    ask(3)
+    monkeypatch.setattr(ledger, "add", add)
+    assert flush_all(), "what was noted before is written"
+    assert (batches, used(), ledger.ledger.waits()) == ([1], [(3, 0)], True)
+
+
+def test_a_database_that_hangs_loses_no_requests(ask: Ask) -> None:
+    """Of more than 100,000 that nobody could add up meanwhile, the oldest were forgotten, and no log said so."""
+    decision = ask()
+    entry = Entry(decision.statuses[0].bucket, 1, decision.at_us)
+    for _ in range(3):
+        ledger.note([entry] * 50_000)
+    assert len(ledger.ledger.entries) < 20_000
+    flush()
+    assert used() == [(150_001, 0)]
+
+
+def test_of_too_many_counters_the_oldest_are_lost_and_the_log_says_so(caplog: Any) -> None:
+    own, bucket = ledger.Ledger(), Bucket("user:1", Rate.parse("9/day fixed_window"), durable=True)
+    days = [Window(counter_name(bucket), date(2025, 1, 1) + timedelta(days=number)) for number in range(5)]
+    january = 1_735_689_600 * 10**6
+    for some in (range(60_000), range(60_000, 100_003)):
+        own.entries.extend(Entry(bucket, 1, january + number * _DAY_US) for number in some)
+        waiting = own.unwritten(days, UTC)
+    assert list(waiting) == days[3:]
+    assert "of more than 100000 counters, the oldest are lost" in caplog.text
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_process_that_ends_writes_the_rest_and_waits_two_seconds_at_most(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
+    """While the database hung, the process did for 25 s."""
+    real, answers = ledger.add, threading.Event()
+    monkeypatch.setattr(ledger, "background", Background("ratequota-ending", lambda: 3600, ledger.flush))
+    if hangs:
+        monkeypatch.setattr(ledger, "add", lambda *args: answers.wait(20) and real(*args))
+    else:
+        poll(lambda: ledger.background.keep() or not ledger.ledger.waits(), 20, "the thread has begun")
+    ask(3)
+    began_at = time.monotonic()
+    assert ledger.end() is not hangs
+    assert (time.monotonic() - began_at < 2) is not hangs
+    assert time.monotonic() - began_at < 10
+    answers.set()
+    poll(lambda: used() == [(3, 0)], 20, "the thread goes on where the process does")
+    poll(lambda: all(one.name != "ratequota-ending" for one in threading.enumerate()), 20, "the thread ends")
+
+
+def test_a_killed_process_leaves_its_last_second_unwritten_both_ways(ask: Ask) -> None:
+    """A low count was then taken for a loss, and 120 units in Redis became 5010."""
+    decision = ask(5010)
+    flush()
+    decision.settle(120)
+    ask(7)
+    ledger.forget()
+    assert ask().remaining == 10_000 - 128, "Redis has both"
+    flush()
+    assert (used(), ledger.ledger.raised) == ([(5011, 0)], 0)
+    assert ask().remaining == 10_000 - 129
+
+
+def test_a_writer_whose_row_is_gone_loses_nothing(ask: Ask) -> None:
+    """As it wrote nothing for a month, or in a database that was restored from a backup."""
+    ask(3)
+    flush()
+    LedgerWriter.objects.create(id=uuid4(), batches=7, written_at=timezone.now())
+    with time_machine.travel(timezone.now() + timedelta(days=34)):
+        assert forget_windows() == 0
+    LedgerWriter.objects.exclude(batches=7).update(written_at=timezone.now() - timedelta(days=36))
+    assert forget_windows() == 1
+    for _ in range(2):
+        ask(4)
+        assert flush() == 1
+    assert (used(), set(LedgerWriter.objects.values_list("batches", flat=True))) == ([(11, 0)], {7, 3})
+
+
+def test_rows_are_written_in_one_order(ask: Ask) -> None:
+    """Processes that add to the same days in different orders would deadlock."""
+    decision = ask()
+    bucket, at_us = decision.statuses[0].bucket, decision.at_us - decision.at_us % _DAY_US
+    begins_us = at_us - 40 * _DAY_US
+    ledger.note([Entry(bucket, 1, begins_us, begins_us + day * _DAY_US) for day in (9, 2, 30, 4, 17, 5, 1)])
+    flush()
+    days = list(QuotaDay.objects.order_by("pk").values_list("first_day", "day"))
+    assert days == sorted(days)
+
+
+def test_what_waits_is_late_while_it_cannot_be_written(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved, own = [time.time()], ledger.ledger
+    monkeypatch.setattr(ledger, "time", SimpleNamespace(time=lambda: moved[0]))
+
+    def later(seconds: int) -> int:
+        moved[0] += seconds
+        return round(moved[0] - own.written_until())
+
+    def fail(*_: Any) -> int:
+        raise DatabaseError("gone")
+
+    assert later(7) == 0, "nothing waits"
+    ask()
+    with monkeypatch.context() as context:
+        context.setattr(ledger, "add", fail)
+        flush()
+        assert later(60) == 60, "it has never been able to write"
+    flush()
+    assert later(7) == 0
+    ask()
+    assert later(7) == 7, "an idle process is not late when it counts again"
+    flush()
+    assert later(0) == 0
+
+
+_POOL_PROCESS = """
+import sys, threading, types
+from django.dispatch import Signal
+
+ends, written, first = Signal(), [], threading.Event()
+sys.modules["celery"] = types.ModuleType("celery")
+sys.modules["celery.signals"] = types.SimpleNamespace(worker_process_shutdown=ends)
+import django
+from django.conf import settings
+django.setup()
+settings.RATEQUOTA = {**settings.RATEQUOTA, "CHECKPOINT_SECONDS": 3600}
+from django_ratequota import Bucket, Rate
+from django_ratequota.monitoring import ledger, ledger_rows
+from django_ratequota.monitoring.background import Background
+
+def add(sums, *_):
+    written.append([each.totals().charged for each in sums.values()])
+    first.set()
+    return {}
+
+ledger.add, bucket = add, Bucket("user:1", Rate.parse("9/month"), durable=True)
+for units in (3, 4):
+    ledger.note([ledger.Entry(bucket, units, 1_763_702_400_000_000)])
+    assert first.wait(30)
+ends.send(sender=None)
+print(written)
+"""
+
+
+def test_a_process_of_celery_s_pool_writes_what_waits_when_it_ends() -> None:
+    """It runs none of Python's exit functions."""
+    environment = {"DJANGO_SETTINGS_MODULE": "tests.project.settings", "DATABASE_URL": "sqlite://:memory:"}
+    assert run_python(_POOL_PROCESS, **environment) == ["[[3], [4]]"]
+
+
+def _lose_replies(patch: pytest.MonkeyPatch) -> None:
+    def lose(*_: Any, **__: Any) -> Any:
+        raise StoreError("timeout", "no reply")
+
+    patch.setattr(default_limiter().backend, "ask", lose)

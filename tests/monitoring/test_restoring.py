@@ -1,0 +1,207 @@
+"""What Redis has lost is restored from the ledger, before a request is counted."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.auth.models import User
+from django.db import DatabaseError, connection, transaction
+from django.test.utils import CaptureQueriesContext
+
+from django_ratequota import Decision, check_request
+from django_ratequota.exceptions import StoreError
+from django_ratequota.models import QuotaWindow, RatePolicy
+from django_ratequota.monitoring import ledger, restoring
+from django_ratequota.monitoring.ledger import flush
+from django_ratequota.operations.caller_limits import caller_limits
+from django_ratequota.operations.counters import grant, peek, reset
+from django_ratequota.operations.explain import explain_caller
+from django_ratequota.policies.requests.caller import DescribedCaller
+from django_ratequota.runtime import default_limiter
+from tests.project.views import request_from
+
+Ask = Callable[..., Decision]
+Lose = Callable[[], None]
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "checkpointing")]
+
+
+@pytest.fixture
+def ask(alice: User) -> Ask:
+    """Makes a request of alice's, under ten units a month, or what the test says."""
+    RatePolicy.objects.create(rates="10/month")
+    return lambda cost=1: check_request(request_from(alice), cost=cost)
+
+
+@pytest.fixture
+def lose(redis_client: redis.Redis) -> Lose:
+    """Writes the ledger, and loses what Redis has counted."""
+    return lambda: flush() and redis_client.flushall()
+
+
+def used() -> list[int]:
+    return sorted(QuotaWindow.objects.values_list("used", flat=True))
+
+
+def test_what_redis_lost_is_back_before_the_next_request_is_counted(ask: Ask, redis_client: redis.Redis) -> None:
+    RatePolicy.objects.update(rates="100/month, 100000/day")
+    ask(90)
+    flush()
+    ask(5)  # not written yet
+    redis_client.flushall()
+    refused = ask(6)
+    assert (refused.allowed, [status.remaining for status in refused.statuses]) == (False, [5, 100_000])
+    assert [status.remaining for status in ask(5).statuses] == [0, 99_995]
+    assert not ask().allowed
+    flush()
+    assert used() == [100]
+
+
+def test_a_refused_first_request_forgets_nothing(ask: Ask, lose: Lose) -> None:
+    everyone = RatePolicy.objects.create(rates="1/month", counted_per="everyone")
+    ask()
+    lose()
+    assert not ask().allowed
+    everyone.delete()
+    assert ask().remaining == 8
+
+
+def test_an_older_snapshot_is_raised_at_the_next_flush(ask: Ask, redis_client: redis.Redis) -> None:
+    RatePolicy.objects.update(rates="10000/month")
+    ask(100)
+    key = redis_client.keys("rqtest:*fwmonth*")[0]
+    older = redis_client.get(key)
+    ask(900).refund(50)
+    flush()
+    redis_client.set(key, older, ex=1000)  # type: ignore[arg-type]
+    ask()
+    flush()
+    assert ledger.ledger.raised == 900 + 50
+    assert ask().remaining == 10_000 - 952
+
+
+def test_a_request_reads_nothing_itself_and_each_counter_once(
+    ask: Ask, lose: Lose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    RatePolicy.objects.update(rates="10/month, 9/week fixed_window, 8/day fixed_window")
+    RatePolicy.objects.create(rates="100/month", counted_per="everyone")
+    read: list[int] = []
+    real = restoring.totals_of
+    monkeypatch.setattr(restoring, "totals_of", lambda windows: read.append(len(windows)) or real(windows))
+    ask()
+    lose()
+    with CaptureQueriesContext(connection) as queries:
+        assert [status.remaining for status in ask().statuses] == [8, 7, 6, 98]
+        ask()
+    assert not any("quotawindow" in query["sql"] for query in queries)
+    assert read == [4, 4], "before the first request, and after the loss"
+
+
+def test_without_the_database_requests_go_on(ask: Ask, lose: Lose, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask(6)
+    lose()
+
+    def fail(*_: Any) -> Any:
+        raise DatabaseError("gone")
+
+    with monkeypatch.context() as context:
+        context.setattr(restoring, "totals_of", fail)
+        assert ask().remaining == 9
+    flush()
+    assert ask().remaining == 2, "the next flush raises what was counted on without"
+
+
+def test_a_database_that_does_not_answer_delays_a_request_by_its_timeout(
+    ask: Ask, settings: Any, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = settings.RATEQUOTA
+    settings.RATEQUOTA = {**before, "TIMEOUT": 0.05}
+    locked, real = threading.Event(), restoring.totals_of
+    monkeypatch.setattr(restoring, "totals_of", lambda windows: locked.wait(20) and real(windows))
+    began_at = time.monotonic()
+    assert ask().remaining == 9
+    assert time.monotonic() - began_at < 5
+    locked.set()
+    settings.RATEQUOTA = {**before, "TIMEOUT": 30}
+    redis_client.flushall()
+    assert ask().remaining == 8, "the next request is answered again"
+
+
+# --- What operators do and see. ---
+
+
+@pytest.mark.parametrize(("give_back", "left"), [(reset, 0), (lambda buckets, why: grant(buckets, 3, why), 4)])
+@pytest.mark.parametrize("noticed", [True, False], ids=["before a loss", "after a loss that nobody has noticed"])
+def test_what_operators_give_back_is_not_lost_again(
+    ask: Ask, lose: Lose, redis_client: redis.Redis, give_back: Callable[..., object], left: int, noticed: bool
+) -> None:
+    bucket = ask(7).statuses[0].bucket
+    flush() if noticed else lose()
+    give_back([bucket], "A mistake of ours")
+    assert used() == [left], "written at once"
+    if noticed:
+        redis_client.flushall()
+    assert ask().remaining == 10 - left - 1
+
+
+def test_redis_gets_a_reset_that_it_missed_by_the_next_flush(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full counter is charged no more, so no batch of its own raised it: it stayed full until the month's end."""
+
+    def fail(_command: Any) -> None:
+        raise StoreError("connection", "gone")
+
+    bucket = ask(10).statuses[0].bucket
+    with monkeypatch.context() as patch:
+        with transaction.atomic():
+            reset([bucket], "A mistake of ours")
+            patch.setattr(default_limiter().store, "execute", fail)
+        flush()
+    assert peek([bucket])[bucket].used == 10
+    flush()
+    assert (used(), peek([bucket])[bucket].used) == ([0], 0)
+
+
+def test_two_resets_at_once_give_back_once(ask: Ask) -> None:
+    """The second had read the counter before the first was carried out: the row became -10."""
+    bucket = ask(10).statuses[0].bucket
+    with transaction.atomic():
+        reset([bucket])
+        assert peek([bucket])[bucket].used == 10
+        reset([bucket])
+    flush()
+    assert (used(), peek([bucket])[bucket].used) == ([0], 0)
+
+
+def test_without_redis_nothing_is_given_back_in_the_database(ask: Ask, settings: Any) -> None:
+    """The row had refunds without the charges, and was below zero."""
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": "memory://"}
+    reset([ask(7).statuses[0].bucket])
+    assert (ask().remaining, flush(), used()) == (9, 0, [])
+
+
+def test_units_charged_by_hand_after_a_loss_are_added_to_what_is_restored(ask: Ask, lose: Lose) -> None:
+    """A process that settles a request from before the loss wrote a count that lacked the ledger's units."""
+    RatePolicy.objects.update(rates="100/month")
+    decision = ask(40)
+    lose()
+    check_request(request_from(User.objects.create(username="bob")))  # who notices it
+    decision.charge(30)
+    assert ask().remaining == 29
+    flush()
+    assert used() == [1, 71]
+
+
+def test_pages_and_clients_see_what_will_be_restored(ask: Ask, lose: Lose, alice: User) -> None:
+    bucket = ask(7).statuses[0].bucket
+    lose()
+    caller = DescribedCaller(user_id=str(alice.pk), address=None)
+    [(_, status)] = caller_limits(caller).limits
+    assert status is not None
+    assert status.remaining == 3
+    assert peek([bucket])[bucket].remaining == 3
+    assert explain_caller(caller, scope=None).decision.remaining == 3
