@@ -118,7 +118,8 @@ def check_ledger(**_: Any) -> Messages:
 @of_policies
 def check_rates(**_: Any) -> Messages:
     """W012: policies have rates that this version cannot read."""
-    from ..policies.unreadable import find_unreadable
+    from ..policies.unreadable import describe_unreadable, find_unreadable
 
     hint = "Edit them, or upgrade to the version that wrote them."
-    return [checks.Warning(str(policy), hint=hint, id="django_ratequota.W012") for policy in find_unreadable()]
+    texts = map(describe_unreadable, find_unreadable())
+    return [checks.Warning(text, hint=hint, id="django_ratequota.W012") for text in texts]
