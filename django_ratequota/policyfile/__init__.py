@@ -1,7 +1,7 @@
 """Policies as code: export the database as a file, and import a file.
 
-``document`` reads YAML and JSON, ``writer`` writes them, ``schema`` makes the sections of a file from the models,
-``export`` reads the database, ``parser`` and ``validator`` read a file, ``diff`` compares the two, ``apply`` imports.
+``document`` reads and writes YAML and JSON, ``schema`` makes the sections of a file from the models, ``export`` reads
+the database, ``parser`` and ``validator`` read a file, ``diff`` compares the two, ``apply`` imports.
 """
 
 from __future__ import annotations

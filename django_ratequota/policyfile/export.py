@@ -7,8 +7,8 @@ from typing import Any
 
 from django.db import transaction
 
+from .document import json_chunks, yaml_chunks
 from .schema import POLICIES, REFERRED, SECTIONS, VERSION, Item, Items, Section, Values, file_value, name_lookup
-from .writer import json_chunks, yaml_chunks
 
 FORMATS = {"yaml": yaml_chunks, "json": json_chunks}
 
