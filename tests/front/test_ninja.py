@@ -214,7 +214,9 @@ def test_enforcing_every_view_leaves_operations_to_their_throttle(
 
 
 def test_operators_find_the_scopes() -> None:
-    found = {route: scope_of(view, "GET") for route, _, view in map(find_route, ["/api/search", "/api/twice", "/api/free"])}
+    found = {
+        route: scope_of(view, "GET") for route, _, view in map(find_route, ["/api/search", "/api/twice", "/api/free"])
+    }
     assert found == {"/api/search": "search", "/api/twice": None, "/api/free": None}
     assert known_scopes() == ["search"]
 

@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from django_ratequota.models import ListMember, RatePolicy, SubjectList
 from django_ratequota.operations.explain import explain_caller
-from django_ratequota.policies.audiences import Members
+from django_ratequota.policies.audience_index import Members
 from django_ratequota.policies.facts import member_facts
 from django_ratequota.policies.requests.caller import DescribedCaller
 from tests.support.properties import thorough_after

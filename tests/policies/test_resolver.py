@@ -14,10 +14,10 @@ from django.contrib.auth.models import User
 
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
 from django_ratequota.policies.cache import policies
-from django_ratequota.policies.explain import explain, others_in_words, plan_source
 from django_ratequota.policies.facts import NOBODY, Assignment, EndpointFacts, PolicyFacts, UserEntry
 from django_ratequota.policies.loading import load_snapshot
 from django_ratequota.policies.matching import NO_METHOD, match_endpoints
+from django_ratequota.policies.reasons import explain, others_in_words, plan_source
 from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.policies.resolver import EvaluationContext, Resolution, plan_of, resolve, resolve_uncached
 from django_ratequota.policies.snapshot import Snapshot, regrouped

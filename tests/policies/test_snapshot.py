@@ -30,7 +30,7 @@ from django_ratequota.models import (
 )
 from django_ratequota.policies import cache as module
 from django_ratequota.policies.assigned import assigned_to
-from django_ratequota.policies.audiences import Group
+from django_ratequota.policies.audience_index import Group
 from django_ratequota.policies.cache import PolicyCache
 from django_ratequota.policies.change_feed import Change
 from django_ratequota.policies.facts import Assigned, Assignment, UserEntry

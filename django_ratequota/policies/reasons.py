@@ -14,7 +14,7 @@ from django.utils.translation import ngettext
 from ..changes.validators import visible
 from ..conf import settings
 from ..engine.types import Bucket
-from .audiences import Group
+from .audience_index import Group
 from .facts import UNREADABLE, MemberFacts, PolicyFacts
 from .precedence import precedence, why_beaten, why_first
 from .resolver import Applied, EvaluationContext, assignment_of, contenders, match_policies, plan_of, resolve
