@@ -1,7 +1,7 @@
 """Read and write documents as YAML or JSON. Knows nothing of policies.
 
-YAML, and JSON with it, is read as PyYAML's nodes, which have line numbers. No Python object is constructed from tags.
-Aliases, tags and a second document are refused. The same content is written as the same bytes, for diffs.
+YAML, and JSON with it, is read as PyYAML's nodes, which have line numbers. Tags construct no Python objects.
+The same content is written as the same bytes, for diffs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import yaml
-from yaml.composer import Composer
 
 from ..exceptions import FileProblem, InvalidFile
 
@@ -21,40 +20,10 @@ from ..exceptions import FileProblem, InvalidFile
 MAX_BYTES = 20 * 10**6
 #: How JSON writes characters above U+FFFF, as 🙂: an even number of backslashes, then two escapes.
 _PAIR = re.compile(r"(?<!\\)((?:\\\\)*)\\u(d[89ab]..)\\u(d[c-f]..)", re.IGNORECASE)
-#: A policy file has four levels.
-_MAX_DEPTH = 10
 _KINDS = {"null": "nothing", "bool": "true or false", "int": "a number", "float": "a number", "timestamp": "a date"}
-_KINDS |= {"map": "a mapping", "seq": "a list"}
-_Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 #: Text that other YAML readers take for a number or a boolean, though PyYAML does not.
 _AMBIGUOUS = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|0o[0-7]+|[yYnN]")
-
-
-class _Nodes(Composer):
-    """PyYAML's composer, without aliases and tags; a loader is mixed in."""
-
-    _depth = 0
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        """Compose one node; raises ``InvalidFile``."""
-        event: Any = self.peek_event()  # type: ignore[attr-defined]
-        line = line_of(event)
-        if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
-            raise _refused(line, "anchors and aliases (& and *) are not supported: repeat the value")
-        if event.tag is not None:
-            raise _refused(line, f"tags such as {event.tag[:30]} are not supported: remove it")
-        if self._depth == _MAX_DEPTH:
-            raise _refused(line, "this is nested too deeply")
-        self._depth += 1
-        node: Any = super().compose_node(parent, index)
-        self._depth -= 1
-        return node
-
-
-class _Loader(_Nodes, _Base):  # type: ignore[misc]
-    def __init__(self, text: str) -> None:
-        _Base.__init__(self, text)
-        Composer.__init__(self)
 
 
 def decode(raw: bytes) -> str:
@@ -76,6 +45,8 @@ def read(text: str) -> Any:
         raise _refused(line, f"write the character U+{ord(unreadable[0]):04X} as an escape")
     try:
         root = _Loader(_PAIR.sub(_joined, text) if text.lstrip().startswith("{") else text).get_single_node()
+    except RecursionError as error:  # by the loader that is written in Python
+        raise _refused(1, "this is nested too deeply") from error
     except yaml.MarkedYAMLError as error:
         what = " ".join(part for part in (error.context, error.problem) if part)
         mark = error.problem_mark or error.context_mark
@@ -87,7 +58,9 @@ def read(text: str) -> Any:
 
 def kind_of(node: Any) -> str:
     """Return ``a mapping``, ``a list``, ``text``, or what YAML takes unquoted text for, as ``a number``."""
-    return _KINDS.get(node.tag.removeprefix("tag:yaml.org,2002:"), "text")
+    if node.id == "scalar":
+        return _KINDS.get(node.tag.removeprefix("tag:yaml.org,2002:"), "text")
+    return "a list" if node.id == "sequence" else "a mapping"
 
 
 def line_of(node: Any) -> int:
