@@ -22,8 +22,6 @@ MAX_BYTES = 20 * 10**6
 _PAIR = re.compile(r"(?<!\\)((?:\\\\)*)\\u(d[89ab]..)\\u(d[c-f]..)", re.IGNORECASE)
 _KINDS = {"null": "nothing", "bool": "true or false", "int": "a number", "float": "a number", "timestamp": "a date"}
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-#: Text that other YAML readers take for a number or a boolean, though PyYAML does not.
-_AMBIGUOUS = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|0o[0-7]+|[yYnN]")
 
 
 def decode(raw: bytes) -> str:
@@ -130,8 +128,6 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
         style = '"'
     elif "\n" in text:
         style = "|"
-    elif _AMBIGUOUS.fullmatch(text):
-        style = "'"
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
