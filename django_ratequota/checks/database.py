@@ -22,9 +22,8 @@ Messages = list[checks.CheckMessage]
 
 
 def of_policies(check: Callable[..., Messages]) -> Callable[..., Messages]:
-    """Register a check that runs where Django checks the policies' database, once that is migrated."""
+    """Make a check run where Django checks the policies' database, once that is migrated."""
 
-    @checks.register(checks.Tags.database)
     @wraps(check)
     def run(databases: Collection[str] | None = None, **_: Any) -> Messages:
         if policy_alias() not in (databases or ()):

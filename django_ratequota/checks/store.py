@@ -31,7 +31,6 @@ _TRIPS = 3
 _PATIENCE = 3.0
 
 
-@checks.register
 def check_store(**_: Any) -> list[checks.CheckMessage]:
     """E002 (W019 under DEBUG): no Redis is configured. E003: a server is too old. E004: CLUSTER does not match it.
 
@@ -91,7 +90,6 @@ def _debugging() -> bool:
     return bool(django_settings.DEBUG or getattr(getattr(state, "saved_data", None), "debug", False))
 
 
-@checks.register
 def check_enabled(**_: Any) -> list[checks.CheckMessage]:
     """W020: enforcement is off."""
     if conf.settings.enabled:
@@ -101,7 +99,6 @@ def check_enabled(**_: Any) -> list[checks.CheckMessage]:
     return [checks.Warning(text, hint=hint, id="django_ratequota.W020")]
 
 
-@checks.register(deploy=True)
 def check_memory(**_: Any) -> list[checks.CheckMessage]:
     """W021, with --deploy: each process counts on its own."""
     if not conf.settings.enabled or not conf.settings.in_memory:
@@ -166,7 +163,6 @@ def _cluster_error(text: str, right: str) -> checks.CheckMessage:
     return checks.Error(text, hint=hint, id="django_ratequota.E004")
 
 
-@checks.register(deploy=True)
 def check_exposed(**_: Any) -> list[checks.CheckMessage]:
     """W005, with --deploy: anybody on the network may read and reset every counter."""
     try:

@@ -39,7 +39,6 @@ _THROTTLE_MODULES = ("django_ratequota.throttling", "rest_framework.throttling")
 _MAX_SHOWN = 5
 
 
-@checks.register
 def check_enforced(**_: Any) -> Messages:
     """W010: no view is limited."""
     views = [view for _, name, view in _views() if not name.startswith("admin:")]
@@ -56,7 +55,6 @@ def check_enforced(**_: Any) -> Messages:
     return [checks.Warning(text, hint=hint, id="django_ratequota.W010")]
 
 
-@checks.register
 def check_declared(**_: Any) -> Messages:
     """W022: a view declares a scope or a cost by ``@throttle_scope``, and has no throttle that enforces it."""
     idle = [route for route, _name, view in _views() if _declares_in_vain(view)]
@@ -68,7 +66,6 @@ def check_declared(**_: Any) -> Messages:
     return [checks.Warning(text, hint=hint, id="django_ratequota.W022")] if idle else []
 
 
-@checks.register
 def check_authenticated(**_: Any) -> Messages:
     """W023: ``@ratequota`` checks a request before REST framework has authenticated the caller."""
     early = [
@@ -81,7 +78,6 @@ def check_authenticated(**_: Any) -> Messages:
     return [checks.Warning(text, hint=hint, id="django_ratequota.W023")] if early else []
 
 
-@checks.register
 def check_throttle_classes(**_: Any) -> Messages:
     """W024: a subclass of ``QuotaThrottle`` sets a scope or a rate, as for REST framework's own throttles."""
     messages: Messages = []
