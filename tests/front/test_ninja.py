@@ -229,7 +229,7 @@ def test_async_operations_never_ask_on_the_event_loop(search: Endpoint, settings
     with socket.create_server(("127.0.0.1", 0)) as silent:
         RatePolicy.objects.create(endpoint=search, rates="9/hour")
         url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
-        settings.RATEQUOTA = {"REDIS_URL": url, "TIMEOUT": 1.0, "STATISTICS_SECONDS": 0}
+        settings.RATEQUOTA = {"REDIS_URL": url, "TIMEOUT": 0.3, "STATISTICS_SECONDS": 0}
         order: list[str] = []
 
         async def request() -> None:

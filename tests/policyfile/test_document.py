@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 
 @given(st.lists(st.dictionaries(slugs, texts, max_size=3), max_size=3))
-@examples(400)
+@examples(150)
 @example([{f"k{number}": text for number, text in enumerate(HOSTILE)}])
 def test_any_text_survives_yaml_and_json(rows: list[dict[str, str]]) -> None:
     for form in FORMATS:
