@@ -199,11 +199,9 @@ def test_naive_times_are_in_the_settings_time_zone(settings: Any) -> None:
     assert model_value("starts_at", aware) == naive
 
 
-def test_twenty_problems_are_printed_and_the_rest_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "policies.yaml"
-    path.write_text("version: 1\npolicies:\n" + "- {}\n" * 30)
+def test_twenty_problems_are_printed_and_the_rest_counted(file: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(CommandError, match="30 problems in ") as caught:
-        run("import", str(path))
+        run("import", file("version: 1\npolicies:\n" + "- {}\n" * 30))
     lines = capsys.readouterr().err.splitlines()
     assert (len(lines), lines[-1]) == (21, "and 10 more")
     assert str(caught.value.__cause__).count(";") == 19
