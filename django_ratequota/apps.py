@@ -4,29 +4,40 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from django.apps import AppConfig
 from django.db.models.signals import post_migrate
 from django.utils.translation import gettext_lazy as _
 
+if TYPE_CHECKING:
+    from .runtime import Process
+
 
 class RateQuotaConfig(AppConfig):
-    """Fills ``runtime.process``, registers system checks, and connects receivers."""
+    """Registers system checks, records changes of policies, and fills ``runtime.process``."""
 
     name = "django_ratequota"
     verbose_name = _("Rate quotas")
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Set what decides and records in this process, register the checks and connect the receivers."""
-        from . import checks  # noqa: F401 - registers them
-        from .models import base
+        """Register the checks, and connect the receivers of changes."""
+        from .checks import register
+        from .models.base import connect_receivers
+
+        register()
+        connect_receivers()
+
+    def fill(self, process: Process) -> None:
+        """Set what decides and records in this process, and connect its receivers.
+
+        Called when ``process`` is first used, so that setting up Django imports none of it.
+        """
         from .monitoring import alerts, collector, ledger, request_log
         from .policies import cache
-        from .runtime import process
 
         process.policies, process.record, process.observe = cache.policies, collector.collector.record, alerts.observe
-        base.connect_receivers()
         request_log.connect()
         alerts.connect_receivers()
         if "celery" in sys.modules:  # its child processes end without Python's exit functions

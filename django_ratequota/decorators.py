@@ -23,7 +23,6 @@ from .policies.exemptions import EXEMPT_ATTRIBUTE
 from .policies.requests.view_declarations import (
     CHECKED_ATTRIBUTE,
     DECLARED_ATTRIBUTE,
-    SCOPE_ATTRIBUTE,
     WRAPPER_ATTRIBUTE,
     Declaration,
     chooses_throttles,
@@ -90,7 +89,6 @@ def ratequota(scope: Any = None, cost: Any = None, block: bool = True) -> Any:
         wrapper: Any = functools.wraps(view)(arun if awaited else run)
         if awaited:
             markcoroutinefunction(wrapper)
-        setattr(wrapper, SCOPE_ATTRIBUTE, scope or "")
         setattr(wrapper, WRAPPER_ATTRIBUTE, wrapper)
         setattr(wrapper, DECLARED_ATTRIBUTE, declared)
         return wrapper

@@ -43,6 +43,10 @@ class ConfigurationError(RateQuotaError):
     """``RATEQUOTA``, or the CACHES alias that it names, cannot be used; ``manage.py check`` reports the same."""
 
 
+#: Most problems of a file that are told; there may be one in each of 100,000 lines.
+SHOWN = 20
+
+
 class FileProblem(NamedTuple):
     """A problem of a file, and its place."""
 
@@ -57,7 +61,7 @@ class InvalidFile(RateQuotaError):
     """A file of policies that cannot be imported; ``problems`` lists all that is wrong."""
 
     def __init__(self, problems: list[FileProblem]) -> None:
-        super().__init__("; ".join(problem.text for problem in problems))
+        super().__init__("; ".join(problem.text for problem in problems[:SHOWN]))
         self.problems = problems
 
 

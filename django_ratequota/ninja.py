@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Generator
 from contextvars import ContextVar
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from django.http import HttpRequest, HttpResponse, JsonResponse
@@ -23,7 +22,7 @@ from .enforcement.costs import Cost, answers_client, check_declared, computed_co
 from .engine.decision import Decision
 from .exceptions import ConfigurationError
 from .headers import add_headers, retry_after_seconds
-from .policies.requests.view_declarations import LIMITED_ATTRIBUTE, SCOPE_ATTRIBUTE, LateCheck, least_cost
+from .policies.requests.view_declarations import LIMITED_ATTRIBUTE, LateCheck, least_cost
 from .responses import problem, refusal_text, status_code
 from .utils.optional import require
 from .utils.sansio import Twins, acall, adrive, call, drive
@@ -151,23 +150,12 @@ def _throttles(ninja_operation: Any) -> list[QuotaThrottle]:
     return [throttle for throttle in ninja_operation.throttle_objects if isinstance(throttle, QuotaThrottle)]
 
 
-def _scope(operations: Any) -> str | None:
-    """Return the one scope of all operations of a view, "" = none or several; None where one has no QuotaThrottle."""
-    throttles = [_throttles(each) for each in operations]
-    if not all(throttles):
-        return None
-    scopes = {throttle.scope or "" for throttle in chain.from_iterable(throttles)}
-    return scopes.pop() if len(scopes) == 1 else ""
-
-
 def _late_check(ninja_operation: Any) -> LateCheck | None:
     """Return the check that an operation makes after authentication; None without a QuotaThrottle."""
     throttles = _throttles(ninja_operation)
-    if not throttles:
-        return None
-    if len(throttles) > 1:
-        return LateCheck(_scope([ninja_operation]) or None, 1)
-    return LateCheck(throttles[0].scope, least_cost(throttles[0].cost))
+    scopes = {throttle.scope for throttle in throttles}
+    cost = least_cost(throttles[0].cost) if len(throttles) == 1 else 1
+    return LateCheck(scopes.pop() if len(scopes) == 1 else None, cost) if throttles else None
 
 
 def _patch_ninja() -> None:
@@ -201,13 +189,11 @@ def _patch_ninja() -> None:
 
     @functools.wraps(get_view)
     def get_marked_view(self: Any) -> Any:
-        view, scope = get_view(self), _scope(self.operations)
+        view = get_view(self)
         limited = {method: _late_check(each) for each in self.operations for method in each.methods}
         if any(limited.values()):
+            # ENFORCE_ALL then skips these methods, and the admin lists their scopes.
             setattr(view, LIMITED_ATTRIBUTE, limited)
-        if scope is not None:
-            # ENFORCE_ALL then skips the view, and the admin lists its scope.
-            setattr(view, SCOPE_ATTRIBUTE, scope)
         return view
 
     operation.Operation._check_throttles = check_throttles  # type: ignore[method-assign]

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from datetime import UTC
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from django.apps import apps
 from django.dispatch import Signal
 
 from .conf import Settings, settings
@@ -67,7 +68,7 @@ def _local_limiter() -> LocalLimiter:
 class Process:
     """The objects that every request goes through, as attributes: reaching one costs no call.
 
-    ``policies``, ``record`` and ``observe`` belong to layers above this one: the app's ``ready`` sets them.
+    ``policies``, ``record`` and ``observe`` belong to layers above this one: the app's config sets them on first use.
     """
 
     #: The current policies.
@@ -82,6 +83,13 @@ class Process:
         self.limiter: OncePerSettings[Limiter] = OncePerSettings(Limiter)
         #: Returns the limiter that decides under ``on_error = local`` while Redis does not answer.
         self.local_limiter = OncePerSettings(_local_limiter)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("policies", "record", "observe"):
+            raise AttributeError(name)
+        config: Any = apps.get_app_config("django_ratequota")
+        config.fill(self)
+        return vars(self)[name]
 
 
 #: This process's own.

@@ -10,7 +10,6 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..models import Endpoint, PlanAssignment
-from ..operations.restarts import restarts
 from .base import CONFIRM_FIELD
 from .filters import ActiveFilter, RelatedFilter
 from .formatting import isolated, number_text, time_column
@@ -77,6 +76,8 @@ class PlanAssignmentAdmin(UserOrSubjectAdmin):
 
 def _restarting(assignment: PlanAssignment, **how: bool) -> list[str]:
     """Return a sentence for each count that starts again, but those for an endpoint that was deleted."""
+    from ..operations.restarts import restarts  # which setting up Django does not need
+
     text = gettext("%(used)s of %(limit)s used start again at %(anew)s on %(date)s (%(endpoint)s, %(rate)s).")
     endpoints = {None: None, **Endpoint.objects.in_bulk()}
     return [

@@ -14,7 +14,6 @@ from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from ..models import Endpoint, RatePolicy
-from ..operations.advice import matched_routes
 from ..policies.requests.routes import known_routes, known_scopes
 from .filters import ConditionFilter
 from .formatting import about, shown, when
@@ -129,6 +128,8 @@ class EndpointAdmin(PolicyTableAdmin):
     @admin.display(description=_("matches now"))
     def matches(self, endpoint: Endpoint) -> str:
         """Return the views and routes of this project that the endpoint matches."""
+        from ..operations.advice import matched_routes  # which setting up Django does not need
+
         found = matched_routes(endpoint, known_routes())
         lines = [gettext("Views use it as their scope.")] if endpoint.name in known_scopes() else []
         lines += [f"{route} ({name})" if name else route for route, name in found[:_MOST_ROUTES]]

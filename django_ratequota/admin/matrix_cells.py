@@ -15,11 +15,10 @@ from django.utils.translation import gettext_lazy as _
 from ..conf import settings
 from ..engine.rates import BLOCKED, UNLIMITED
 from ..models import Endpoint, Plan, RatePolicy
-from ..policies.facts import NOBODY, UNREADABLE, PlanFacts, PolicyFacts, endpoint_facts
+from ..policies.facts import NOBODY, UNREADABLE, PlanFacts, PolicyFacts, endpoint_facts, policy_facts
 from ..policies.requests.caller import DescribedCaller
 from ..policies.resolver import EvaluationContext, resolve_uncached
 from ..policies.snapshot import Snapshot, regrouped
-from ..policies.unreadable import readable_facts
 from .filters import not_ended, started
 from .formatting import moment, shown, when
 from .names import endpoint_text
@@ -49,7 +48,7 @@ class Cells:
         own = _of(rows) & (Q(plan__isnull=True) | Q(plan__in=plans)) & ~FOR_CHOSEN & not_ended(timezone.now())
         found: list[PolicyFacts] = []
         for policy in RatePolicy.objects.filter(own).order_by("pk"):
-            facts = readable_facts(policy)
+            facts = policy_facts(policy)
             found.append(facts)
             self.own[facts.endpoint_id, facts.plan_id] += 1
             self.remarks[facts.id] = tuple(_remarks(policy, facts))
@@ -151,8 +150,6 @@ def count_overrides(rows: Iterable[Endpoint | None]) -> dict[int | None, tuple[i
 def _remarks(policy: RatePolicy, facts: PolicyFacts) -> Iterator[str]:
     if facts.rates == UNREADABLE:
         yield gettext("cannot be read, “on error” applies")
-    elif facts.unread is not None:
-        yield gettext("in place of %(text)s, which cannot be read") % {"text": shown(facts.unread)}
     if policy.mode == RatePolicy.Mode.LOG:
         yield gettext("log only")
     if policy.starts_at and not policy.ends_at:

@@ -9,7 +9,6 @@ from django.contrib import messages
 from django.utils.translation import ngettext
 
 from ..models import Endpoint, RatePolicy
-from ..operations.advice import about_endpoint, about_saved
 from .base import RecordedAdmin
 from .formatting import shown
 
@@ -22,6 +21,8 @@ class WarnsOnSave(RecordedAdmin):
 
     def warn(self, request: Any, policies: Iterable[RatePolicy], endpoint: Endpoint | None = None) -> None:
         """Show the advice on the saved policies, and on the endpoint."""
+        from ..operations.advice import about_endpoint, about_saved  # which setting up Django does not need
+
         rows = list(policies)
         warnings = [] if endpoint is None else [f"{shown(endpoint)}: {text}" for text in about_endpoint(endpoint)]
         if rows:

@@ -19,7 +19,6 @@ from django.db import transaction
 from django.dispatch import Signal
 
 from ..exceptions import StoreError
-from ..runtime import default_limiter
 
 logger = logging.getLogger("django_ratequota")
 
@@ -100,6 +99,8 @@ class _Transaction:
     def publish(self) -> int | None:
         """Publish a new revision, once. Never fails, because the changes are committed already."""
         if not self.published:
+            from ..runtime import default_limiter  # which setting up Django does not need
+
             self.published = True
             try:
                 self.revision = default_limiter().publish()

@@ -22,9 +22,8 @@ Messages = list[checks.CheckMessage]
 
 
 def of_policies(check: Callable[..., Messages]) -> Callable[..., Messages]:
-    """Register a check that runs where Django checks the policies' database, once that is migrated."""
+    """Make a check run where Django checks the policies' database, once that is migrated."""
 
-    @checks.register(checks.Tags.database)
     @wraps(check)
     def run(databases: Collection[str] | None = None, **_: Any) -> Messages:
         if policy_alias() not in (databases or ()):
@@ -118,7 +117,8 @@ def check_ledger(**_: Any) -> Messages:
 @of_policies
 def check_rates(**_: Any) -> Messages:
     """W012: policies have rates that this version cannot read."""
-    from ..policies.unreadable import find_unreadable
+    from ..policies.unreadable import describe_unreadable, find_unreadable
 
     hint = "Edit them, or upgrade to the version that wrote them."
-    return [checks.Warning(str(policy), hint=hint, id="django_ratequota.W012") for policy in find_unreadable()]
+    texts = map(describe_unreadable, find_unreadable())
+    return [checks.Warning(text, hint=hint, id="django_ratequota.W012") for text in texts]

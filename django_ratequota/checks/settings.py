@@ -15,13 +15,11 @@ MIDDLEWARE = "django_ratequota.middleware.RateQuotaMiddleware"
 _AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
 
 
-@checks.register
 def check_settings(**_: Any) -> list[checks.CheckMessage]:
     """E001: a key of RATEQUOTA cannot be used. W001: a key does not exist."""
     return conf.read(getattr(django_settings, "RATEQUOTA", {}))[1]
 
 
-@checks.register
 def check_middleware(**_: Any) -> list[checks.CheckMessage]:
     """W002: a setting needs the middleware. W003: the middleware stands before the one that finds the user."""
     middleware = list(django_settings.MIDDLEWARE)
@@ -38,7 +36,6 @@ def check_middleware(**_: Any) -> list[checks.CheckMessage]:
     return [checks.Warning(text, hint="Move it below AuthenticationMiddleware.", id="django_ratequota.W003")]
 
 
-@checks.register
 def check_proxies(**_: Any) -> list[checks.CheckMessage]:
     """W018: TRUSTED_PROXIES trusts every address, so that clients may pose as any other."""
     networks = conf.settings.networks
@@ -52,7 +49,6 @@ def check_proxies(**_: Any) -> list[checks.CheckMessage]:
     return [checks.Warning(text, hint=hint, id="django_ratequota.W018")] if versions else []
 
 
-@checks.register
 def check_receivers(**_: Any) -> list[checks.CheckMessage]:
     """W027: a receiver that NOTIFY names has nobody to mail."""
     customers = getattr(get_user_model(), "EMAIL_FIELD", "") or conf.settings.customer_emails

@@ -4,40 +4,30 @@ from __future__ import annotations
 
 import re
 import sys
-import time
-from dataclasses import replace
-from math import ceil
-from statistics import median
 from typing import Any
 
 from django.conf import settings as django_settings
 from django.core import checks
 
 from .. import conf
-from ..engine.keys import bucket_key, revision_key
+from ..engine.keys import bucket_key
 from ..engine.rates import Rate
 from ..engine.scripts import FORBIDDEN, commands
 from ..engine.types import Bucket
 from ..exceptions import ConfigurationError, StoreError
-from ..runtime import default_limiter, store_from_settings
+from ..runtime import default_limiter
 from ..store.base import Call, server_version
 from ..store.commands import ScriptCall
-from .database import Messages, of_policies
 
 #: The oldest servers whose scripts may carry a shebang, so that a full memory refuses them before they write.
 _OLDEST = {"valkey": (7, 2), "redis": (7, 0)}
-#: Round trips that TIMEOUT must have room for: to connect, to log in and to decide.
-_TRIPS = 3
-#: Seconds that a measured command may take: more than TIMEOUT, which may be shorter than the round trip.
-_PATIENCE = 3.0
 
 
-@checks.register
 def check_store(**_: Any) -> list[checks.CheckMessage]:
     """E002 (W019 under DEBUG): no Redis is configured. E003: a server is too old. E004: CLUSTER does not match it.
 
     E005: the Redis user may not run commands that the scripts call. E006: Redis refuses the login or the database.
-    E007: the server is not Redis. W004: a server may evict counters. W016: it accepts too few clients. W008: Redis
+    E007: the server is not Redis. W004: a server may evict counters. W008: Redis
     cannot be reached: only a warning, as requests go on without it too. All its commands together take ``TIMEOUT`` at
     most, and write nothing.
     """
@@ -69,7 +59,6 @@ def check_store(**_: Any) -> list[checks.CheckMessage]:
             text = f"The server at {server} evicts keys when its memory is full ({policy}), which resets limits."
             hint = "Set maxmemory-policy to noeviction, or give django-ratequota a server of its own."
             messages.append(checks.Warning(text, hint=hint, id="django_ratequota.W004"))
-        messages += _too_few_clients(server, int(info.get("maxclients", 0)))
     return [*messages, *_forbidden(call)]
 
 
@@ -92,7 +81,6 @@ def _debugging() -> bool:
     return bool(django_settings.DEBUG or getattr(getattr(state, "saved_data", None), "debug", False))
 
 
-@checks.register
 def check_enabled(**_: Any) -> list[checks.CheckMessage]:
     """W020: enforcement is off."""
     if conf.settings.enabled:
@@ -102,7 +90,6 @@ def check_enabled(**_: Any) -> list[checks.CheckMessage]:
     return [checks.Warning(text, hint=hint, id="django_ratequota.W020")]
 
 
-@checks.register(deploy=True)
 def check_memory(**_: Any) -> list[checks.CheckMessage]:
     """W021, with --deploy: each process counts on its own."""
     if not conf.settings.enabled or not conf.settings.in_memory:
@@ -110,19 +97,6 @@ def check_memory(**_: Any) -> list[checks.CheckMessage]:
     text = "RATEQUOTA['REDIS_URL'] is memory://: each process counts on its own, and a restart resets all counters."
     hint = "Set it to a Redis URL, unless the project is served by one process."
     return [checks.Warning(text, hint=hint, id="django_ratequota.W021")]
-
-
-def _too_few_clients(server: str, clients: int) -> list[checks.CheckMessage]:
-    """W016, from the number of ``clients`` that the server accepts; 0 = unknown."""
-    most, share = conf.settings.max_connections, conf.settings.local_share
-    if not clients or most * share <= clients:
-        return []
-    text = (
-        f"The server at {server} accepts {clients} clients (maxclients), but {share} processes (LOCAL_SHARE) may "
-        f"open {most} connections each (MAX_CONNECTIONS). A process that gets no connection gets no decisions."
-    )
-    hint = f"Raise maxclients, or set RATEQUOTA['MAX_CONNECTIONS'] = {max(clients // share, 1)}."
-    return [checks.Warning(text, hint=hint, id="django_ratequota.W016")]
 
 
 def _unusable(error: StoreError) -> checks.CheckMessage:
@@ -167,7 +141,6 @@ def _cluster_error(text: str, right: str) -> checks.CheckMessage:
     return checks.Error(text, hint=hint, id="django_ratequota.E004")
 
 
-@checks.register(deploy=True)
 def check_exposed(**_: Any) -> list[checks.CheckMessage]:
     """W005, with --deploy: anybody on the network may read and reset every counter."""
     try:
@@ -177,37 +150,3 @@ def check_exposed(**_: Any) -> list[checks.CheckMessage]:
     hint = "Give Redis a password (ACL users, see docs/security.md), and add it to the alias or REDIS_URL."
     text = "Redis is reached over the network without a password."
     return [checks.Warning(text, hint=hint, id="django_ratequota.W005")] if exposed else []
-
-
-@of_policies
-def check_round_trip(**_: Any) -> Messages:
-    """W007, where the policies' database is checked: TIMEOUT is shorter than three round trips to Redis."""
-    settings = conf.read(getattr(django_settings, "RATEQUOTA", {}))[0]
-    if not settings.enabled:
-        return []
-    try:
-        seconds = _round_trip(settings)
-    except (ConfigurationError, StoreError):  # E002; or Redis is down, which W008 reports
-        return []
-    if settings.timeout >= _TRIPS * seconds:
-        return []
-    enough = min(60.0, ceil(500 * seconds) / 100)
-    text = f"A round trip to Redis takes {seconds * 1000:.1f} ms, too long for a TIMEOUT of {settings.timeout:g} s."
-    hint = f"Set RATEQUOTA['TIMEOUT'] = {enough:g}, or use a Redis that is closer."
-    return [checks.Warning(text, hint=hint, id="django_ratequota.W007")]
-
-
-def _round_trip(settings: conf.Settings) -> float:
-    """Return the median seconds of five commands on an open connection; raises ``StoreError``."""
-    store = store_from_settings(replace(settings, timeout=_PATIENCE))
-    command = ("MGET", revision_key(settings.prefix))
-    try:
-        store.execute(command)  # connects
-        took = []
-        for _ in range(5):
-            begun = time.perf_counter()
-            store.execute(command)
-            took.append(time.perf_counter() - begun)
-        return median(took)
-    finally:
-        store.close()

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import re
-import sys
-from contextlib import suppress
-from importlib import import_module
-from types import FunctionType, ModuleType
+from types import FunctionType
 from typing import Any
 
-from django.apps import apps
 from django.conf import settings as django_settings
 from django.core import checks
 from django.utils import timezone
@@ -35,8 +30,6 @@ from ..policies.requests.view_declarations import (
 )
 from .database import Messages, of_policies
 
-#: Modules whose functions and classes limit requests, drop-ins included.
-_LIMITING = re.compile(r"django_ratequota\.(compat|decorators|enforcement|engine\.limiter|ninja|throttling)\b")
 #: Packages that are not the project's own.
 _FOREIGN = {"", "django", "django_ratequota"}
 #: Attributes of REST framework's own throttle classes, which a ``QuotaThrottle`` does not read.
@@ -46,23 +39,22 @@ _THROTTLE_MODULES = ("django_ratequota.throttling", "rest_framework.throttling")
 _MAX_SHOWN = 5
 
 
-@checks.register
 def check_enforced(**_: Any) -> Messages:
-    """W010: no view is limited, and no module of the project imports what limits."""
+    """W010: no view is limited."""
     views = [view for _, name, view in _views() if not name.startswith("admin:")]
     if conf.settings.enforce_all or any(map(limits_itself, views)) or not _views():
         return []
-    modules = {str(getattr(view, "__module__", "")) for view in views}
-    modules |= {path.rpartition(".")[0] for path in django_settings.MIDDLEWARE}
-    own = {name for name in modules if name.partition(".")[0] not in _FOREIGN}
-    if (_limits_by_default() and not own) or _any_limits(own):
+    own = [view for view in views if str(getattr(view, "__module__", "")).partition(".")[0] not in _FOREIGN]
+    if _limits_by_default() and not own:
         return []
-    text = "Nothing enforces policies: no view has a throttle or decorator of django-ratequota; ENFORCE_ALL is off."
-    hint = "Add QuotaThrottle to DEFAULT_THROTTLE_CLASSES or to a view, @ratequota to a view, or set ENFORCE_ALL."
+    text = "No view enforces policies: none has a throttle or decorator of django-ratequota, and ENFORCE_ALL is off."
+    hint = (
+        "Add QuotaThrottle to DEFAULT_THROTTLE_CLASSES or to a view, @ratequota to a view, or set ENFORCE_ALL. If "
+        "your code calls check_request or a Limiter instead, add this check to SILENCED_SYSTEM_CHECKS."
+    )
     return [checks.Warning(text, hint=hint, id="django_ratequota.W010")]
 
 
-@checks.register
 def check_declared(**_: Any) -> Messages:
     """W022: a view declares a scope or a cost by ``@throttle_scope``, and has no throttle that enforces it."""
     idle = [route for route, _name, view in _views() if _declares_in_vain(view)]
@@ -74,7 +66,6 @@ def check_declared(**_: Any) -> Messages:
     return [checks.Warning(text, hint=hint, id="django_ratequota.W022")] if idle else []
 
 
-@checks.register
 def check_authenticated(**_: Any) -> Messages:
     """W023: ``@ratequota`` checks a request before REST framework has authenticated the caller."""
     early = [
@@ -87,7 +78,6 @@ def check_authenticated(**_: Any) -> Messages:
     return [checks.Warning(text, hint=hint, id="django_ratequota.W023")] if early else []
 
 
-@checks.register
 def check_throttle_classes(**_: Any) -> Messages:
     """W024: a subclass of ``QuotaThrottle`` sets a scope or a rate, as for REST framework's own throttles."""
     messages: Messages = []
@@ -137,28 +127,6 @@ def _views() -> list[tuple[str, str, Any]]:
         return known_views()
     except Exception:
         return []
-
-
-def _any_limits(modules: set[str]) -> bool:
-    """Whether something that limits is held by a loaded module of these modules' packages, or of an app's."""
-    for name in modules:
-        with suppress(Exception):  # Django raises the same when it uses the module
-            import_module(name)
-    named = [*modules, *(config.name for config in apps.get_app_configs())]
-    packages = {name.partition(".")[0] for name in named} - _FOREIGN
-    loaded = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] in packages]
-    return any(_limits(value) for module in loaded for value in list(vars(module).values()))
-
-
-def _limits(value: Any) -> bool:
-    """Whether it is a module that limits, or a function, a class or an object of one."""
-    # Exact types, because a proxy (a lazy object, a mock) may run any code when an attribute is read.
-    if type(value) is ModuleType:
-        return value.__name__ == "django_ratequota" or bool(_LIMITING.match(value.__name__))
-    if type(value) is FunctionType:
-        return bool(_LIMITING.match(str(value.__module__)))
-    kind = value if type(value) is type else type(value)
-    return any(_LIMITING.match(str(base.__module__)) for base in kind.__mro__)
 
 
 def _limits_by_default() -> bool:

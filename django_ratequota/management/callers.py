@@ -19,7 +19,7 @@ from ..operations.ledger import LEVELS, Chosen, current_periods
 from ..operations.near import Row, all_near
 from ..operations.subject_names import named, printable, subject_names
 from ..operations.subjects import find_user
-from ..policies.explain import others_in_words
+from ..policies.reasons import others_in_words
 from ..policies.requests.caller import UNKNOWN, failed_kind
 
 

@@ -15,7 +15,7 @@ from ..conf import settings
 from ..models import PolicyChange, QuotaWindow
 from ..monitoring.health import Health, has_late_checkpoint, reports, state_of, wait_until_written
 from ..monitoring.rollup import KEEP_DAYS, MANY_ROWS, roll_up
-from ..policies.unreadable import find_unreadable
+from ..policies.unreadable import describe_unreadable, find_unreadable
 from ..runtime import default_limiter
 from ..store.base import server_version
 from ..utils.histogram import merged, quantile
@@ -136,8 +136,8 @@ def _policies() -> Iterator[str]:
     """Yield what the database tells of the policies."""
     newest = PolicyChange.objects.exclude(model="counter").order_by("-pk").first()
     yield f"last change  {f'{newest.at:%Y-%m-%d %H:%M:%S %Z} {newest}' if newest else 'none'}"
-    for unreadable in find_unreadable():
-        yield f"unreadable   {unreadable}"
+    for policy in find_unreadable():
+        yield f"unreadable   {describe_unreadable(policy)}"
 
 
 #: Words for the values of ``state_of``. A process without a decision since the revision used no older one.

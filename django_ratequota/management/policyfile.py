@@ -9,7 +9,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 from django.db import IntegrityError
 
-from ..exceptions import InvalidFile
+from ..exceptions import SHOWN, InvalidFile
 from ..policyfile import FORMATS, MAX_BYTES, apply_file, decode, export_chunks
 
 
@@ -49,9 +49,11 @@ def import_file(command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
         text = decode(_bytes(options["file"]))
         diff = apply_file(text, prune=options["prune"], dry_run=options["dry_run"], reason=options["reason"])
     except InvalidFile as error:
-        for number, path, message in error.problems:
-            command.stderr.write(f"{name}:{number}: {path}: {message}" if path else f"{name}:{number}: {message}")
         count = len(error.problems)
+        for number, path, message in error.problems[:SHOWN]:
+            command.stderr.write(f"{name}:{number}: {path}: {message}" if path else f"{name}:{number}: {message}")
+        if count > SHOWN:
+            command.stderr.write(f"and {count - SHOWN} more")
         raise CommandError(f"{count} problem{'s' if count != 1 else ''} in {name}; nothing was changed") from error
     except IntegrityError as error:
         raise CommandError(f"A change made meanwhile conflicts with this file; try again: {error}") from error

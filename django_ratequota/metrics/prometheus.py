@@ -16,7 +16,7 @@ from weakref import WeakSet
 from django.http import HttpRequest, HttpResponse
 
 from ..monitoring.collector import listeners
-from ..policies.requests.view_declarations import SCOPE_ATTRIBUTE
+from ..policies.requests.view_declarations import DECLARED_ATTRIBUTE, Declaration
 from ..utils.histogram import BOUNDS
 from ..utils.optional import require
 from . import BUCKETS, HELP, METRICS, PREFIX, Metric, latency
@@ -159,4 +159,4 @@ def view(request: HttpRequest) -> HttpResponse:
 
 
 # Not limited by ENFORCE_ALL: scrapes go on when quotas are used up.
-setattr(view, SCOPE_ATTRIBUTE, "")
+setattr(view, DECLARED_ATTRIBUTE, Declaration(None, None, checks=True))

@@ -17,7 +17,7 @@ from ..changes.validators import primary_key
 from ..conf import settings
 from ..engine.rates import BLOCKED
 from ..models import Endpoint, RatePolicy
-from ..policies.audiences import Group
+from ..policies.audience_index import Group
 from ..policies.facts import policy_facts, to_datetime
 from ..policies.requests.caller import Caller
 from ..policies.resolver import contenders

@@ -17,9 +17,9 @@ from ..engine.types import Bucket, check_cost
 from ..exceptions import StoreError
 from ..policies.assigned import assigned_to, unnamed_kinds
 from ..policies.exemptions import exempt, exemption_of, why_skipped
-from ..policies.explain import Candidate, explain, plan_source
 from ..policies.facts import NOBODY, PlanFacts
 from ..policies.matching import NO_METHOD, match_endpoints
+from ..policies.reasons import Candidate, explain, plan_source
 from ..policies.requests.caller import UNKNOWN, Caller
 from ..policies.requests.routes import handling_of_view
 from ..policies.resolver import EvaluationContext, Resolution, narrow, plan_of, resolve

@@ -45,7 +45,7 @@ _MANY = 10_000
 #: Most users and subjects such as tenant:acme whose entries are kept.
 MOST_ENTRIES = 10_000
 #: Seconds between two removals of policies that ended long ago.
-_TIDY_SECONDS = 3600
+TIDY_SECONDS = 3600
 
 #: Called when this process has loaded policies or a newer revision of them, by the thread that did.
 listeners: list[Callable[[], None]] = []
@@ -218,7 +218,7 @@ class PolicyCache:
         if snapshot is not before:
             self.reloads += 1
             self.reload_seconds += time.monotonic() - begun
-        if begun - self._tidied >= _TIDY_SECONDS:
+        if begun - self._tidied >= TIDY_SECONDS:
             self._tidied = begun
             snapshot = without_ended(snapshot)
             self.assigned_kinds = None

@@ -17,7 +17,7 @@ from ..utils.addresses import Network, unmap_network
 
 #: Id of an unsaved policy: the highest, as if it were saved now.
 _NEW_ID = 2**63
-#: ``PolicyFacts.rates`` if this version can read neither the text nor an earlier one: ``on_error`` decides.
+#: ``PolicyFacts.rates`` if this version cannot read the text: ``on_error`` decides.
 UNREADABLE = "unreadable"
 #: What an index finds an entry by: a subject such as ``tenant:acme``, a network (address length in bits, host bits,
 #: network number), or a text without a colon for lists and plans.
@@ -84,7 +84,7 @@ class PolicyFacts(_Dated):
     subject: str
     plan_id: int | None
     counted_per: str
-    #: The text that ``rates`` were parsed from.
+    #: The stored text of ``rates``.
     text: str
     #: The rates, or one of the words unlimited, blocked and ``UNREADABLE``.
     rates: tuple[Rate, ...] | str
@@ -98,8 +98,6 @@ class PolicyFacts(_Dated):
     durable: bool | None = False
     #: Whether X-RateLimit-* describe its first rate.
     leads_headers: bool = False
-    #: The stored text if this version cannot read it, else None.
-    unread: str | None = None
     #: The subject list whose members it is for; None for other audiences.
     list_id: int | None = None
 
@@ -263,7 +261,6 @@ def policy_facts(policy: Any) -> PolicyFacts:
         network=_network(policy.subject),
         durable=policy.durable,
         leads_headers=policy.leads_headers,
-        unread=policy.rates if rates is None else None,
         list_id=policy.subject_list_id,
     )
 

@@ -33,7 +33,6 @@ from .facts import (
     to_us,
 )
 from .snapshot import Snapshot, with_rows
-from .unreadable import with_readable_rates
 
 #: Policies are kept for a day after their end, because Redis' clock decides what has ended, not this one.
 _KEPT = timedelta(days=1)
@@ -180,4 +179,4 @@ def _active_facts(policies: Any, ids: Sequence[int] | None = None) -> list[Polic
     rows = not_ended(policies).order_by()
     # Plain rows, because model objects would double the time that loading takes.
     plain = rows.values_list(*POLICY_COLUMNS, named=True)
-    return with_readable_rates([policy_facts(row) for row in _found(plain, ids)])
+    return [policy_facts(row) for row in _found(plain, ids)]

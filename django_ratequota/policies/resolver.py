@@ -18,7 +18,7 @@ from ..conf import settings
 from ..engine.rates import BLOCKED
 from ..engine.types import Bucket
 from ..utils.problems import note_problem
-from .audiences import Group
+from .audience_index import Group
 from .facts import NOBODY, UNREADABLE, Assigned, Assignment, EndpointFacts, PlanFacts, PolicyFacts, UserEntry
 from .precedence import strongest
 from .requests.caller import Caller

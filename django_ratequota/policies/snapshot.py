@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from ..utils.bounded_cache import BoundedCache
-from .audiences import Group, Members
+from .audience_index import Group, Members
 from .facts import EndpointFacts, MemberFacts, PlanFacts, PolicyFacts
 
 #: Most entries of each kind in a ``Memo``, about 1 kB each.

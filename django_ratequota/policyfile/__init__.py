@@ -1,13 +1,13 @@
 """Policies as code: export the database as a file, and import a file.
 
-``document`` reads YAML and JSON, ``writer`` writes them, ``schema`` makes the sections of a file from the models,
-``export`` reads the database, ``parser`` and ``validator`` read a file, ``diff`` compares the two, ``apply`` imports.
+``document`` reads and writes YAML and JSON, ``schema`` makes the sections of a file from the models, ``export`` reads
+the database, ``parser`` and ``validator`` read a file, ``comparison`` compares the two, ``apply`` imports.
 """
 
 from __future__ import annotations
 
 from .apply import apply_file
-from .diff import Diff
+from .comparison import Diff
 from .document import MAX_BYTES, decode
 from .export import FORMATS, export_chunks
 

@@ -10,7 +10,7 @@ from django.db import models, transaction
 from ..changes.databases import policy_alias
 from ..changes.writer import changed_by, in_batches, rows_by_pk, write_changes
 from ..models import Plan
-from .diff import Diff, compare
+from .comparison import Diff, compare
 from .schema import PLANS, REFERRED, SECTIONS, Section, Values, model_value
 
 

@@ -1,15 +1,18 @@
-"""Read YAML as PyYAML's nodes, which have line numbers; JSON is YAML. Knows nothing of policies.
+"""Read and write documents as YAML or JSON. Knows nothing of policies.
 
-No Python object is constructed from tags. Aliases, tags and a second document are refused.
+YAML, and JSON with it, is read as PyYAML's nodes, which have line numbers. Tags construct no Python objects.
+The same content is written as the same bytes, for diffs.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import yaml
-from yaml.composer import Composer
 
 from ..exceptions import FileProblem, InvalidFile
 
@@ -17,38 +20,8 @@ from ..exceptions import FileProblem, InvalidFile
 MAX_BYTES = 20 * 10**6
 #: How JSON writes characters above U+FFFF, as 🙂: an even number of backslashes, then two escapes.
 _PAIR = re.compile(r"(?<!\\)((?:\\\\)*)\\u(d[89ab]..)\\u(d[c-f]..)", re.IGNORECASE)
-#: A policy file has four levels.
-_MAX_DEPTH = 10
 _KINDS = {"null": "nothing", "bool": "true or false", "int": "a number", "float": "a number", "timestamp": "a date"}
-_KINDS |= {"map": "a mapping", "seq": "a list"}
-_Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
-class _Nodes(Composer):
-    """PyYAML's composer, without aliases and tags; a loader is mixed in."""
-
-    _depth = 0
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        """Compose one node; raises ``InvalidFile``."""
-        event: Any = self.peek_event()  # type: ignore[attr-defined]
-        line = line_of(event)
-        if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
-            raise _refused(line, "anchors and aliases (& and *) are not supported: repeat the value")
-        if event.tag is not None:
-            raise _refused(line, f"tags such as {event.tag[:30]} are not supported: remove it")
-        if self._depth == _MAX_DEPTH:
-            raise _refused(line, "this is nested too deeply")
-        self._depth += 1
-        node: Any = super().compose_node(parent, index)
-        self._depth -= 1
-        return node
-
-
-class _Loader(_Nodes, _Base):  # type: ignore[misc]
-    def __init__(self, text: str) -> None:
-        _Base.__init__(self, text)
-        Composer.__init__(self)
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def decode(raw: bytes) -> str:
@@ -70,6 +43,8 @@ def read(text: str) -> Any:
         raise _refused(line, f"write the character U+{ord(unreadable[0]):04X} as an escape")
     try:
         root = _Loader(_PAIR.sub(_joined, text) if text.lstrip().startswith("{") else text).get_single_node()
+    except RecursionError as error:  # by the loader that is written in Python
+        raise _refused(1, "this is nested too deeply") from error
     except yaml.MarkedYAMLError as error:
         what = " ".join(part for part in (error.context, error.problem) if part)
         mark = error.problem_mark or error.context_mark
@@ -81,7 +56,9 @@ def read(text: str) -> Any:
 
 def kind_of(node: Any) -> str:
     """Return ``a mapping``, ``a list``, ``text``, or what YAML takes unquoted text for, as ``a number``."""
-    return _KINDS.get(node.tag.removeprefix("tag:yaml.org,2002:"), "text")
+    if node.id == "scalar":
+        return _KINDS.get(node.tag.removeprefix("tag:yaml.org,2002:"), "text")
+    return "a list" if node.id == "sequence" else "a mapping"
 
 
 def line_of(node: Any) -> int:
@@ -107,3 +84,56 @@ def _joined(pair: re.Match[str]) -> str:
 
 def _refused(line: int, text: str) -> InvalidFile:
     return InvalidFile([problem(line, "", text)])
+
+
+def yaml_chunks(document: dict[str, Any]) -> Iterator[str]:
+    """Yield YAML in chunks, a blank line between sections; a document holds scalars and lists of mappings."""
+    for number, (name, value) in enumerate(document.items()):
+        yield "\n" if number else ""
+        if not value or not isinstance(value, list):
+            yield _dump({name: value})
+            continue
+        # PyYAML does not indent lists. "  - " begins a line only of a list within an entry, as other text of an entry
+        # is below its key.
+        text = re.sub("^  - ", "    - ", _dump(value), flags=re.MULTILINE)
+        yield f"{name}:\n" + re.sub("^(?=.)", "  ", text, flags=re.MULTILINE)
+
+
+def json_chunks(document: dict[str, Any]) -> Iterator[str]:
+    """Yield JSON in chunks."""
+    yield from json.JSONEncoder(indent=2, default=isoformat_utc).iterencode(document)
+    yield "\n"
+
+
+def isoformat_utc(at: datetime) -> str:
+    """Return the time in ISO 8601 and UTC: ``2026-01-31T12:00:00Z``."""
+    return at.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _dump(document: Any) -> str:
+    text: str = yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**9)
+    # Characters that are not printable are in double quotes.
+    return "\n".join(line if line.isprintable() else one_line(line) for line in text.split("\n"))
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = None
+    # Spaces at the end of a line are invisible in a block, and PyYAML ends the document after trailing breaks.
+    if not text.replace("\n", "").isprintable() or re.search(r" (\n|\Z)|(\A|\n)\n\Z", text):
+        style = '"'
+    elif "\n" in text:
+        style = "|"
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+def _represent_time(dumper: yaml.SafeDumper, at: datetime) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:timestamp", isoformat_utc(at))
+
+
+_Dumper.add_representer(str, _represent_text)
+_Dumper.add_representer(datetime, _represent_time)

@@ -7,8 +7,8 @@ from typing import Any
 
 from django.db import transaction
 
-from .schema import POLICIES, REFERRED, SECTIONS, VERSION, Item, Items, Section, Values, file_value, name_lookup
-from .writer import json_chunks, yaml_chunks
+from .document import json_chunks, yaml_chunks
+from .schema import POLICIES, SECTIONS, VERSION, Item, Items, Section, Values, file_value, name_lookup
 
 FORMATS = {"yaml": yaml_chunks, "json": json_chunks}
 
@@ -29,16 +29,10 @@ def load(sections: Collection[Section], using: str | None = None, lock: bool = F
 
     ``lock`` locks the rows until the transaction ends, by another query, where the database can.
     """
-    # Referring rows first: what they refer to is then only missing if it was deleted meanwhile.
-    found = {section: _rows(section, using, lock) for section in reversed(SECTIONS) if section in sections}
-    for name, referred in REFERRED.items():
-        names = {None, *(row.values[referred.identity[0]] for row in found[referred])}
-        for section, rows in found.items():
-            if name in section.references:
-                rows[:] = [row for row in rows if row.values[name] in names]
     return {
-        section: sorted(rows, key=lambda row: _place(section, row.values))
-        for section, rows in reversed(found.items())
+        section: sorted(_rows(section, using, lock), key=lambda row: _place(section, row.values))
+        for section in SECTIONS
+        if section in sections
     }
 
 

@@ -12,9 +12,9 @@ from ..utils.lazy import lazy_exports
 if TYPE_CHECKING:
     from .assertions import assert_allowed, assert_limited, remaining
     from .clock import Clock
+    from .embedded import embedded_server
     from .overrides import isolated, override_policies, unlimited
     from .policy_snapshot import Policy
-    from .server import embedded_server
 
 __all__ = [
     "Clock",
@@ -36,6 +36,6 @@ __getattr__ = lazy_exports(
         "clock": ("Clock",),
         "overrides": ("isolated", "override_policies", "unlimited"),
         "policy_snapshot": ("Policy",),
-        "server": ("embedded_server",),
+        "embedded": ("embedded_server",),
     },
 )

@@ -160,8 +160,8 @@ _outside = copy(process)
 
 
 def _install() -> None:
-    for name, own in vars(process).items():
-        if not isinstance(own, _PerScene):
+    for name in ("limiter", "local_limiter", "observe", "policies", "record"):
+        if not isinstance(getattr(process, name), _PerScene):
             setattr(process, name, _PerScene(name))
 
 

@@ -23,7 +23,7 @@ def ratequota_server() -> Iterator[str]:
     from django.test.utils import override_settings
 
     from ..exceptions import ConfigurationError
-    from .server import embedded_server
+    from .embedded import embedded_server
 
     try:
         url = embedded_server()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
-from datetime import datetime
+from dataclasses import replace
 from typing import Any
 
 from django.core.exceptions import ValidationError
@@ -27,30 +26,18 @@ from ..policies.facts import (
 from ..policies.snapshot import Snapshot, with_rows
 
 
-@dataclass(frozen=True, slots=True)
 class Policy:
-    """A rate policy as a test writes it, with the fields of the model ``RatePolicy``.
+    """A rate policy as a test writes it. ``fields`` are those of the model ``RatePolicy``, such as ``counted_per``.
 
-    Set one of ``user``, ``subject``, ``subject_list`` and ``plan`` at most; none = the policy is for everyone.
+    ``user`` is a user or its primary key, ``plan`` a slug, ``subject_list`` the name of a list in ``lists``. Set one
+    of these and ``subject`` at most; none = the policy is for everyone.
     """
 
-    rates: str
-    #: A user, or the primary key of one.
-    user: Any = None
-    #: Such as ``tenant:acme``.
-    subject: str = ""
-    #: The slug of a plan.
-    plan: str = ""
-    counted_per: str = "caller"
-    algorithm: str = "token_bucket"
-    mode: str = "enforce"
-    on_error: str = ""
-    durable: bool | None = None
-    leads_headers: bool = False
-    starts_at: datetime | None = None
-    ends_at: datetime | None = None
-    #: The name of a list in ``lists``.
-    subject_list: str = ""
+    def __init__(
+        self, rates: str, *, user: Any = None, plan: str = "", subject_list: str = "", **fields: Any
+    ) -> None:
+        self.user, self.plan, self.subject_list = user, plan, subject_list
+        self.fields = {"rates": rates, **fields}
 
 
 #: Endpoint's name (None = all endpoints together) -> rates, a ``Policy``, or several of these.
@@ -162,7 +149,8 @@ def _numbered(names: Iterable[str]) -> dict[str, int]:
 
 def _row(pk: int, name: str | None, policy: Policy, ids: Mapping[str, Mapping[str, int]]) -> RatePolicy:
     where = f"policies[{name!r}]"
-    if (policy.user is not None) + bool(policy.subject) + bool(policy.subject_list) + bool(policy.plan) > 1:
+    audiences = (policy.user is not None, policy.fields.get("subject"), policy.subject_list, policy.plan)
+    if sum(map(bool, audiences)) > 1:
         raise ValueError(f"{where}: a policy is for a user, a subject, a list or a plan, one of them at most")
     if policy.subject_list and policy.subject_list not in ids["subject_list"]:
         raise ValueError(f"{where}: write lists={{{policy.subject_list!r}: [...]}} with the members of that list")
@@ -172,7 +160,7 @@ def _row(pk: int, name: str | None, policy: Policy, ids: Mapping[str, Mapping[st
         user_id=None if policy.user is None else _user_id(policy.user),
         plan_id=ids["plan"].get(policy.plan),
         subject_list_id=ids["subject_list"].get(policy.subject_list),
-        **{one.name: getattr(policy, one.name) for one in fields(policy) if one.name not in ("user", *ids)},
+        **policy.fields,
     )
     _validate(where, row)
     return row

@@ -111,7 +111,7 @@ def test_an_error_while_publishing_does_not_fail_the_commit(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, published: list[int | None]
 ) -> None:
     """The edit was committed, and then raised an exception."""
-    monkeypatch.setattr("django_ratequota.changes.publication.default_limiter", fail)
+    monkeypatch.setattr("django_ratequota.runtime.default_limiter", fail)
     Plan.objects.create(name="Free", slug="free")
     assert Plan.objects.count() == 1
     assert published == [None]

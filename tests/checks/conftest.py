@@ -22,7 +22,7 @@ def own_server() -> Iterator[ValkeyServer]:
 
 @pytest.fixture
 def proxy() -> Iterator[Wire]:
-    """A proxy in front of the server of the suite; its ``delay`` simulates a slow network."""
+    """A proxy in front of the server of the suite."""
     address = redis.connection.parse_url(server.url())
     with Wire(Address(address["host"], address["port"])) as running:
         yield running

@@ -1,24 +1,15 @@
-"""System checks of Redis over the network: the password, and the round trip."""
+"""System checks of Redis over the network: whether it asks for a password."""
 
 from __future__ import annotations
 
-import re
 import socket
 from typing import Any
 
 import pytest
 from django.core import checks
-from django.core.management import call_command
-from django.core.management.base import SystemCheckError
 
-from django_ratequota.checks import store
-from django_ratequota.checks.store import check_exposed, check_round_trip
+from django_ratequota.checks.store import check_exposed
 from tests.checks import ids
-from tests.faults import poll
-from tests.faults.wire import Wire
-from tests.support.properties import thorough_after
-
-# --- Servers without a password. ---
 
 
 def alias(location: Any, **options: Any) -> dict[str, Any]:
@@ -95,47 +86,8 @@ def test_the_password_is_checked_only_with_deploy(settings: Any, deploy: bool) -
     assert ids(ours) == (["W008", "W005"] if deploy else ["W008"])
 
 
-# --- Servers with a slow network. ---
-
-
-@pytest.mark.parametrize("delay", thorough_after(1, [0.05, 0.15]))
-def test_a_timeout_shorter_than_three_round_trips_is_a_warning(settings: Any, proxy: Wire, delay: float) -> None:
-    """Also if TIMEOUT is shorter than one round trip, so that it would end the measurement."""
-    proxy.delay = delay
-    settings.RATEQUOTA = {"REDIS_URL": proxy.url, "TIMEOUT": 0.1}
-    [warning] = check_round_trip(databases=["default"])
-    assert ids([warning]) == ["W007"]
-    measured, enough = re.findall(r"[\d.]+(?= ms)|(?<=TIMEOUT'\] = )[\d.]+", warning.msg + warning.hint)
-    assert float(measured) >= delay * 1000
-    assert float(enough) >= 5 * delay
-    settings.RATEQUOTA = {"REDIS_URL": proxy.url, "TIMEOUT": 3 * float(enough)}
-    assert check_round_trip(databases=["default"]) == []
-    poll(lambda: not proxy.pipes, 30, "all connections to close")
-
-
-@pytest.mark.django_db
-def test_the_round_trip_is_measured_only_when_databases_are_checked(settings: Any, proxy: Wire) -> None:
-    proxy.delay = 0.05
-    settings.RATEQUOTA = {"REDIS_URL": proxy.url, "TIMEOUT": 0.1}
-    assert "W007" not in ids(checks.run_checks())
-    with pytest.raises(SystemCheckError, match=r"django_ratequota\.W007"):
-        call_command("check", databases=["default"], fail_level="WARNING")
-
-
 @pytest.mark.parametrize("raw", [{"CACHE": "nowhere"}, {"REDIS_URL": "http://a.example"}, {"TIMEOUT": "soon"}, []])
-def test_without_a_usable_redis_nothing_is_measured_or_exposed(settings: Any, raw: Any) -> None:
+def test_without_a_usable_redis_nothing_is_exposed(settings: Any, raw: Any) -> None:
     settings.CACHES = {**settings.CACHES, "default": settings.CACHES["local"]}
     settings.RATEQUOTA = raw
-    assert check_round_trip(databases=["default"]) == check_exposed() == []
-
-
-@pytest.mark.parametrize("how", ["refused", "silent", "cut"])
-def test_no_round_trip_is_measured_to_a_redis_that_is_down(
-    settings: Any, proxy: Wire, monkeypatch: Any, how: str
-) -> None:
-    monkeypatch.setattr(store, "_PATIENCE", 0.2)
-    settings.RATEQUOTA = {"REDIS_URL": "redis://127.0.0.1:1/0" if how == "refused" else proxy.url}
-    if how == "silent":
-        proxy.freeze()
-    proxy.spare, proxy.cut_before_request_is_passed_on = 3, how == "cut"
-    assert check_round_trip(databases=["default"]) == []
+    assert check_exposed() == []

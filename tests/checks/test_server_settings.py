@@ -1,4 +1,4 @@
-"""System checks of a Redis server's settings: eviction, ``maxclients``, the rights of the user, Cluster."""
+"""System checks of a Redis server's settings: eviction, the rights of the user, Cluster."""
 
 from __future__ import annotations
 
@@ -33,22 +33,6 @@ def test_a_server_that_evicts_keys_is_a_warning(settings: Any, own_server: Valke
     assert ids([warning]) == ["W004"]
     assert f"127.0.0.1:{own_server.port} evicts keys when its memory is full (volatile-ttl)" in warning.msg
     assert found_at(settings, url) == []
-
-
-def test_a_server_that_accepts_too_few_clients_is_a_warning(settings: Any, own_server: ValkeyServer) -> None:
-    url = own_server.connection_url
-    with redis.Redis.from_url(url) as client:
-        client.config_set("maxclients", 300)
-        for change, warned in (
-            ({}, False),
-            ({"MAX_CONNECTIONS": 76}, True),
-            ({"LOCAL_SHARE": 5, "MAX_CONNECTIONS": 60}, False),
-        ):
-            assert ids(found_at(settings, url, **change)) == ["W016"] * warned
-        [warning] = found_at(settings, url, LOCAL_SHARE=5)
-        client.config_set("maxclients", 10_000)
-    assert "accepts 300 clients" in warning.msg
-    assert warning.hint == "Raise maxclients, or set RATEQUOTA['MAX_CONNECTIONS'] = 60."
 
 
 @pytest.mark.parametrize(

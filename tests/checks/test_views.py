@@ -8,7 +8,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import redis
 from django.contrib import admin
 from django.http import HttpResponse
 from django.urls import path
@@ -21,8 +20,6 @@ from rest_framework.throttling import BaseThrottle
 from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
-import django_ratequota
-from django_ratequota import Limiter, check_request
 from django_ratequota.api import UsageView
 from django_ratequota.checks.views import (
     check_authenticated,
@@ -32,10 +29,8 @@ from django_ratequota.checks.views import (
     check_unlimited,
 )
 from django_ratequota.compat.drf import AnonRateThrottle
-from django_ratequota.compat.ratelimit.decorators import ratelimit
 from django_ratequota.decorators import ratequota
 from django_ratequota.models import Endpoint, RatePolicy
-from django_ratequota.policies.requests.routes import known_views
 from django_ratequota.throttling import QuotaThrottle, throttle_scope
 from tests.checks import ids
 
@@ -115,29 +110,6 @@ def test_enforce_all_is_enforcement(project: Any, settings: Any) -> None:
     project(plain)
     settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": True}
     assert check_enforced() == []
-
-
-@pytest.mark.parametrize("name", ["project_views.service", "project_middleware"])
-@pytest.mark.parametrize(
-    ("held", "enforced"),
-    [
-        (check_request, True),
-        (ratelimit, True),
-        (Limiter(client=redis.Redis()), True),
-        (django_ratequota, True),
-        (RatePolicy, False),
-        (known_views, False),
-    ],
-)
-def test_a_module_of_the_project_that_limits_is_enforcement(
-    project: Any, settings: Any, monkeypatch: pytest.MonkeyPatch, name: str, held: Any, enforced: bool
-) -> None:
-    """Views, operations of Ninja and middleware may call its functions."""
-    project(plain)
-    settings.MIDDLEWARE = ["project_middleware.Limits", "project_missing.Middleware"]
-    monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    vars(sys.modules[name])["held"] = held
-    assert ids(check_enforced()) == ([] if enforced else ["W010"])
 
 
 def test_default_throttles_that_no_view_uses_are_a_warning(project: Any, settings: Any) -> None:

@@ -17,7 +17,7 @@ import pytest
 import redis
 from asgiref.sync import async_to_sync
 from django.contrib.auth.models import AnonymousUser, User
-from django.core.cache import InvalidCacheBackendError
+from django.core.cache import InvalidCacheBackendError, caches
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, RequestFactory
@@ -27,6 +27,7 @@ from django.utils.functional import SimpleLazyObject
 from django.views import View
 
 from django_ratequota import Limiter
+from django_ratequota.compat.limiters import limiter_of
 from django_ratequota.compat.ratelimit import (
     ALL,
     Ratelimited,
@@ -311,10 +312,17 @@ def test_requests_are_counted_in_the_redis_of_ratelimit_use_cache(
     assert more_caches.dbsize() == 1
 
 
-def test_threads_share_the_limiter_of_a_cache_alias(more_caches: redis.Redis, settings: Any) -> None:
-    settings.RATELIMIT_USE_CACHE = "djangos"
+def test_threads_share_the_limiter_of_a_cache_alias(more_caches: redis.Redis) -> None:
     with ThreadPoolExecutor(4) as threads:
-        assert len({id(limiter) for limiter in threads.map(lambda _: core._limiter(), range(20))}) == 1
+        assert (
+            len(
+                {
+                    id(limiter)
+                    for limiter in threads.map(lambda _: limiter_of(caches["djangos"], name="djangos"), range(20))
+                }
+            )
+            == 1
+        )
 
 
 def test_a_dummy_cache_never_limits(more_caches: redis.Redis, settings: Any) -> None:

@@ -15,7 +15,7 @@ from urllib.request import urlopen
 import pytest
 import redis
 
-from django_ratequota.testing.server import VARIABLE
+from django_ratequota.testing.embedded import VARIABLE
 from tests.enforcement.test_propagation import Process, environment, migrated  # noqa: F401 - fixtures
 from tests.support.properties import thorough_after
 

@@ -214,7 +214,9 @@ def test_enforcing_every_view_leaves_operations_to_their_throttle(
 
 
 def test_operators_find_the_scopes() -> None:
-    found = {route: scope_of(view) for route, _, view in map(find_route, ["/api/search", "/api/twice", "/api/free"])}
+    found = {
+        route: scope_of(view, "GET") for route, _, view in map(find_route, ["/api/search", "/api/twice", "/api/free"])
+    }
     assert found == {"/api/search": "search", "/api/twice": None, "/api/free": None}
     assert known_scopes() == ["search"]
 
@@ -227,7 +229,7 @@ def test_async_operations_never_ask_on_the_event_loop(search: Endpoint, settings
     with socket.create_server(("127.0.0.1", 0)) as silent:
         RatePolicy.objects.create(endpoint=search, rates="9/hour")
         url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
-        settings.RATEQUOTA = {"REDIS_URL": url, "TIMEOUT": 1.0, "STATISTICS_SECONDS": 0}
+        settings.RATEQUOTA = {"REDIS_URL": url, "TIMEOUT": 0.3, "STATISTICS_SECONDS": 0}
         order: list[str] = []
 
         async def request() -> None:

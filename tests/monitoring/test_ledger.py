@@ -339,6 +339,9 @@ settings.RATEQUOTA = {**settings.RATEQUOTA, "CHECKPOINT_SECONDS": 3600}
 from django_ratequota import Bucket, Rate
 from django_ratequota.monitoring import ledger, ledger_rows
 from django_ratequota.monitoring.background import Background
+from django_ratequota.runtime import process
+
+assert process.policies.current() is None  # as the first check does
 
 def add(sums, *_):
     written.append([each.totals().charged for each in sums.values()])

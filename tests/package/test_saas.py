@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import redis
 
 from tests.package.test_docs import DOCS, commands
@@ -51,6 +52,7 @@ def test_the_page_is_short_and_so_is_the_code_it_asks_for() -> None:
     assert len(found) <= 40
 
 
+@pytest.mark.thorough  # four months of traffic take half a minute
 def test_every_figure_is_that_of_the_request_log(redis_client: redis.Redis, tmp_path: Path) -> None:
     typed = []
     for one in PAGE:

@@ -112,21 +112,6 @@ def test_the_workflows_run_recipes_of_the_makefile() -> None:
         assert all(re.search(r"@v\d+\.\d+\.\d+$", step["uses"]) for step in steps if "uses" in step)
 
 
-def test_the_site_is_built_as_by_the_recipe() -> None:
-    built = yaml.safe_load((ROOT / ".readthedocs.yaml").read_text())
-    assert built["sphinx"] == {"configuration": "docs/conf.py", "fail_on_warning": True}
-    assert any("--group docs" in command for command in built["build"]["jobs"]["install"])
-
-
-@pytest.mark.parametrize("name", ["bug.yml", "idea.yml"])
-def test_issue_forms_have_what_the_code_host_needs(name: str) -> None:
-    form = yaml.safe_load((ROOT / ".github/ISSUE_TEMPLATE" / name).read_text())
-    assert {"name", "description", "body"} <= set(form)
-    fields = [field for field in form["body"] if field["type"] != "markdown"]
-    assert len({field["id"] for field in fields}) == len(fields) > 1
-    assert all(field["attributes"]["label"] for field in fields)
-
-
 def test_every_kind_of_server_and_database_has_a_leg() -> None:
     assert factors(r"(redis|valkey)\d+") == set(leg.SERVERS)
     assert all(len(factors & set(leg.SERVERS)) == 1 for factors in LEGS)

@@ -154,15 +154,17 @@ class TestEdits:
         acme, globex = assign("tenant:acme", 2), assign("tenant:globex", 3)
         for who in ({"identifiers": ACME}, {"identifiers": {"tenant": "globex"}}, {"user": alice}):
             check_caller(**who)
-        before, reloads = dict(policies._entries), policies.reloads
+        keys = [("tenant", "acme"), ("tenant", "globex"), str(alice.pk)]
+        before, reloads = policies.entries(keys), policies.reloads
         globex.plan = acme.plan
         globex.save()
         assert queries(lambda: check_caller(identifiers={"tenant": "globex"})) == 2, "the change, and the subject"
-        assert {key for key, entry in before.items() if policies._entries[key] is not entry} == {("tenant", "globex")}
+        after = policies.entries(keys)
+        assert [key for key in keys if after[key] is not before[key]] == [("tenant", "globex")]
         assert policies.reloads == reloads, "the snapshot is as before"
         assert limits(check_caller(identifiers={"tenant": "globex"})) == [2]
 
-    def test_the_first_assignment_of_a_kind_binds_the_next_request(self) -> None:
+    def test_the_first_assignment_of_a_kind_binds_the_next_request(self, monkeypatch: pytest.MonkeyPatch) -> None:
         assert limits(check_caller(identifiers=BOTH)) == []
         made = assign("api_key:k1", 3)
         assert limits(check_caller(identifiers=BOTH)) == [3]
@@ -171,7 +173,7 @@ class TestEdits:
         assert policies.assigned_kinds == ("user", "tenant", "api_key")
         PlanAssignment.objects.exclude(pk=made.pk).delete()
         assert limits(check_caller(identifiers=BOTH)) == [3]
-        policies._tidied = float("-inf")  # an hour later
+        monkeypatch.setattr("django_ratequota.policies.cache.TIDY_SECONDS", 0)
         default_limiter().publish()
         assert limits(check_caller(identifiers=BOTH)) == [3]
         assert policies.assigned_kinds == ("user", "api_key")
@@ -195,7 +197,7 @@ class TestEdits:
             transaction.set_rollback(True)
         assert limits(check_caller(identifiers=ACME)) == []
         assert policies.assigned_kinds == ()
-        assert all(not entry.assignments for entry in policies._entries.values())
+        assert policies.entries([("tenant", "acme")])["tenant", "acme"].assignments == ()
 
 
 class TestAnchors:

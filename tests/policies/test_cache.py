@@ -131,7 +131,7 @@ def unreachable() -> Any:
 def test_a_lost_publication_is_found_by_polling(policies: PolicyCache, settings: Any) -> None:
     revision = policies.reload(newest()).revision
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("django_ratequota.changes.publication.default_limiter", unreachable)
+        patch.setattr("django_ratequota.runtime.default_limiter", unreachable)
         RatePolicy.objects.create(rates="1/s")
     assert newest() == revision
     assert not policies.overdue()

@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from itertools import product
 from typing import Any
 
 import pytest
@@ -14,12 +13,12 @@ from django.contrib.auth.models import User
 
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
 from django_ratequota.policies.cache import policies
-from django_ratequota.policies.explain import explain, others_in_words, plan_source
 from django_ratequota.policies.facts import NOBODY, Assignment, EndpointFacts, PolicyFacts, UserEntry
 from django_ratequota.policies.loading import load_snapshot
 from django_ratequota.policies.matching import NO_METHOD, match_endpoints
+from django_ratequota.policies.reasons import explain, others_in_words, plan_source
 from django_ratequota.policies.requests.caller import DescribedCaller
-from django_ratequota.policies.resolver import EvaluationContext, Resolution, plan_of, resolve, resolve_uncached
+from django_ratequota.policies.resolver import EvaluationContext, Resolution, plan_of, resolve
 from django_ratequota.policies.snapshot import Snapshot, regrouped
 
 # Ahead of the real clock, by which policies that ended long ago are not even loaded.
@@ -147,57 +146,49 @@ def test_a_plan_resolver_takes_the_place_of_assignments(
 
 
 ROUTE, NAME = "/api/reports/(?P<pk>[^/.]+)/", "v1:report-detail"
+HANDLINGS = ("own", "none", "preflight")
 
 
-@pytest.mark.parametrize(
-    ("routes", "matched"),
-    [
-        ("", False),
-        (ROUTE, True),
-        ("/API/reports/*", False),
-        # only * is special
-        ("/api/reports/?????????????????", False),
-        ("*:report-*", True),
-        ("report-detail", False),
-        ("/nowhere/\nv1:*\nother", True),
-        ("/nowhere/\nother", False),
-    ],
-)
-def test_endpoints_match_routes_and_names(routes: str, matched: bool) -> None:
-    endpoint = EndpointFacts(id=1, name="x", routes=tuple(routes.split()), methods=frozenset(), cost=1)
-    snapshot = picture([endpoint])
-    found = match_endpoints(snapshot, scope=None, route=ROUTE, name=NAME, method="GET")
-    assert found == ((endpoint,) if matched else ())
-    assert match_endpoints(snapshot, scope=None, route=None, name=None, method="GET") == ()
+def test_endpoints_match_routes_and_names() -> None:
+    for routes, matched in {
+        "": False,
+        ROUTE: True,
+        "/API/reports/*": False,
+        "/api/reports/?????????????????": False,  # only * is special
+        "*:report-*": True,
+        "report-detail": False,
+        "/nowhere/\nv1:*\nother": True,
+        "/nowhere/\nother": False,
+    }.items():
+        endpoint = EndpointFacts(id=1, name="x", routes=tuple(routes.split()), methods=frozenset(), cost=1)
+        snapshot = picture([endpoint])
+        found = match_endpoints(snapshot, scope=None, route=ROUTE, name=NAME, method="GET")
+        assert found == ((endpoint,) if matched else ()), routes
+        assert match_endpoints(snapshot, scope=None, route=None, name=None, method="GET") == ()
 
 
-@pytest.mark.parametrize(
-    ("methods", "method", "matched"),
-    [
-        ("", "GET", "own none"),
-        ("", "HEAD", "own none"),
-        ("", "BREW", "own none"),
-        ("", "OPTIONS", "own none"),
-        ("GET", "GET", "own none preflight"),
-        ("GET", "HEAD", "own none preflight"),
-        ("GET", "POST", ""),
-        ("GET POST", "POST", "own none preflight"),
-        ("GET POST", "PUT", "none"),
-        ("POST", "GET", "none"),
-        ("POST", "OPTIONS", "none"),
-        ("OPTIONS", "OPTIONS", "own none preflight"),
-        ("GET", NO_METHOD, "own none"),
-        ("POST", NO_METHOD, "own none"),
-    ],
-)
-@pytest.mark.parametrize("scope", [None, "x"])
-def test_endpoints_match_methods_by_handlers(methods: str, method: str, matched: str, scope: str | None) -> None:
-    endpoint = EndpointFacts(id=1, name="x", routes=("*",), methods=frozenset(methods.split()), cost=1)
-    where = {"scope": scope, "route": "/", "name": "home", "method": method}
-    handlings = ("own", "none", "preflight")
-    assert {
-        handling for handling in handlings if match_endpoints(picture([endpoint]), **where, handling=handling)
-    } == set(matched.split())
+def test_endpoints_match_methods_by_handlers() -> None:
+    for (methods, method), matched in {
+        ("", "GET"): "own none",
+        ("", "HEAD"): "own none",
+        ("", "BREW"): "own none",
+        ("", "OPTIONS"): "own none",
+        ("GET", "GET"): "own none preflight",
+        ("GET", "HEAD"): "own none preflight",
+        ("GET", "POST"): "",
+        ("GET POST", "POST"): "own none preflight",
+        ("GET POST", "PUT"): "none",
+        ("POST", "GET"): "none",
+        ("POST", "OPTIONS"): "none",
+        ("OPTIONS", "OPTIONS"): "own none preflight",
+        ("GET", NO_METHOD): "own none",
+        ("POST", NO_METHOD): "own none",
+    }.items():
+        endpoint = EndpointFacts(id=1, name="x", routes=("*",), methods=frozenset(methods.split()), cost=1)
+        for scope in (None, "x"):
+            where = {"scope": scope, "route": "/", "name": "home", "method": method}
+            found = {way for way in HANDLINGS if match_endpoints(picture([endpoint]), **where, handling=way)}
+            assert found == set(matched.split()), (methods, method, scope)
 
 
 def test_the_endpoint_named_by_the_scope_comes_first_and_sets_the_cost() -> None:
@@ -275,31 +266,6 @@ def picture(endpoints: list[EndpointFacts], rows: list[PolicyFacts] = [], **fiel
         groups=regrouped({}, {row.id: row for row in rows if not row.user}),
         **fields,
     )
-
-
-@pytest.mark.parametrize("caller", [["user", "ip"], ["ip"]])
-def test_whatever_tells_callers_apart_is_remembered_apart(caller: list[str], settings: Any, alice: User) -> None:
-    """Each fact decides something here: the address, the user, the identifier, the resolver's plan."""
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "CALLER": caller}
-    for number, default in enumerate(("anonymous", "authenticated", ""), start=1):
-        plan = Plan.objects.create(name=f"p{number}", slug=f"p{number}", default_for=default)
-        RatePolicy.objects.create(plan=plan, rates=f"{number}/hour")
-    search = Endpoint.objects.create(name="search")
-    RatePolicy.objects.create(subject="ip:203.0.113.0/24", endpoint=search, rates="10/hour")
-    RatePolicy.objects.create(subject="tenant:acme", rates="11/hour")
-    PlanAssignment.objects.create(user=alice, plan=plan, starts_at=NOW - DAY)
-    first, users = context(alice), (None, "43", str(alice.pk))
-    for scope, user, address, tenant, slug in product(
-        (None, "search"), users, (ADDRESS, "198.51.100.7"), ({}, TENANT), (None, "p3")
-    ):
-        question = replace(
-            first,
-            caller=DescribedCaller(user_id=user, address=address, identifiers=tenant, plan_slug=slug),
-            entry=first.entry if user == str(alice.pk) else NOBODY,
-            endpoints=match_endpoints(first.snapshot, scope=scope, route=None, name=None, method="GET"),
-            scope=scope,
-        )
-        assert resolve(question) == resolve_uncached(question)
 
 
 def test_callers_alike_are_resolved_once_until_something_starts_or_ends(alice: User) -> None:

@@ -30,7 +30,7 @@ from django_ratequota.models import (
 )
 from django_ratequota.policies import cache as module
 from django_ratequota.policies.assigned import assigned_to
-from django_ratequota.policies.audiences import Group
+from django_ratequota.policies.audience_index import Group
 from django_ratequota.policies.cache import PolicyCache
 from django_ratequota.policies.change_feed import Change
 from django_ratequota.policies.facts import Assigned, Assignment, UserEntry
@@ -453,7 +453,7 @@ def test_policies_that_ended_long_ago_leave_the_snapshot(
         RatePolicy.objects.create(rates=f"{hours}/min", ends_at=now + timedelta(hours=hours))
     policies.reload(newest())
     monkeypatch.setattr(timezone, "now", lambda: now + timedelta(days=2))
-    policies._tidied = float("-inf")
+    monkeypatch.setattr("django_ratequota.policies.cache.TIDY_SECONDS", 0)
     snapshot = policies.reload(default_limiter().publish())
     held = [policy.text for policy in snapshot.groups[None]["caller"]]
     assert held == ["1/s", "47/min"], "what the store's clock may still call active stays"

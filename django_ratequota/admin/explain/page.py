@@ -16,7 +16,7 @@ from ...monitoring.refusals import Refusal
 from ...operations.boosts import any_boostable
 from ...operations.explain import Explanation
 from ...operations.explain_query import ExplainQuery
-from ...policies.explain import Candidate, others_in_words
+from ...policies.reasons import Candidate, others_in_words
 from ..formatting import clock_and_wait, shown
 from ..names import audience_text, caller_names, described, endpoint_text
 from ..pages import AdminPage, reply, unanswered

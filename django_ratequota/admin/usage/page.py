@@ -222,16 +222,11 @@ def _policy_row(pk: int, counts: Counts, selection: Selection, names: VisibleNam
 
 def _unreadable(names: VisibleNames) -> list[str]:
     """Return a sentence for each policy that the operator may see and whose rates cannot be read."""
-    kept = _(
-        "Policy %(id)s: the rates %(rates)s cannot be read. The last readable rates still apply: %(text)s. "
-        "Edit the policy."
-    )
-    lost = _("Policy %(id)s: the rates %(rates)s cannot be read. Its “on error” decides. Edit the policy.")
+    text = _("Policy %(id)s: the rates %(rates)s cannot be read. Its “on error” decides. Edit the policy.")
     return [
-        (kept if found.last_rates else lost)
-        % {"id": found.policy.pk, "rates": shown(repr(found.policy.rates)), "text": found.last_rates}
-        for found in find_unreadable()
-        if names.may_select(found.policy.pk)
+        text % {"id": policy.pk, "rates": shown(repr(policy.rates))}
+        for policy in find_unreadable()
+        if names.may_select(policy.pk)
     ]
 
 

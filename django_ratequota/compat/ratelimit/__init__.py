@@ -10,10 +10,9 @@ For sync and async views. The settings are RATELIMIT_*; see ``core`` for what co
 
 from __future__ import annotations
 
-from .core import aget_usage, ais_ratelimited, get_usage, is_ratelimited
+from .core import ALL, UNSAFE, aget_usage, ais_ratelimited, get_usage, is_ratelimited
 from .decorators import ratelimit
 from .exceptions import Ratelimited
-from .methods import ALL, UNSAFE
 
 __all__ = [
     "ALL",

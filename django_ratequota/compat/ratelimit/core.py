@@ -30,14 +30,17 @@ from ...exceptions import StoreError
 from ...monitoring.health import note_degraded
 from ...utils.sansio import Twins, acall, adrive, call, drive
 from ..limiters import counted_rate, limiter_of
-from .keys import get_ip as _get_ip
-from .keys import may_block, value_of
-from .methods import ALL, UNSAFE
+from .key_values import get_ip as _get_ip
+from .key_values import may_block, value_of
 
 # django-ratelimit's tests import the first two, and other projects may.
 __all__ = ["_get_ip", "_split_rate", "aget_usage", "ais_ratelimited", "get_usage", "is_ratelimited"]
 
 Usage = dict[str, Any]
+
+#: Values of ``method``: every method, and those that change something.
+ALL = (None,)
+UNSAFE = ["DELETE", "PATCH", "POST", "PUT"]
 
 _RATE = re.compile(r"([0-9]+)/([0-9]*)(s|m|h|d|secs?|seconds?|mins?|minutes?|hrs?|hours?|days?)?", re.ASCII)
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}

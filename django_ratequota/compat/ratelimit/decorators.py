@@ -12,9 +12,8 @@ from django.conf import settings
 from django.utils.module_loading import import_string
 
 from ...utils.async_views import is_awaited
-from .core import ais_ratelimited, is_ratelimited
+from .core import ALL, UNSAFE, ais_ratelimited, is_ratelimited
 from .exceptions import Ratelimited
-from .methods import ALL, UNSAFE
 
 __all__ = ["ratelimit"]
 

@@ -15,8 +15,6 @@ logger = logging.getLogger("django_ratequota")
 
 T = TypeVar("T")
 
-#: Set by ``@ratequota`` on decorated views: the scope, "" = none.
-SCOPE_ATTRIBUTE = "ratequota_scope"
 #: Set by both decorators on functions, by ``@throttle_scope`` also on views: the ``Declaration``.
 DECLARED_ATTRIBUTE = "ratequota_declared"
 #: Set on REST framework's request by a ``QuotaThrottle``: (declaration of ``@ratequota``, the decision about it).
@@ -133,19 +131,24 @@ def scope_of(view: Any, method: str = "") -> str | None:
     limited: Mapping[str, LateCheck | None] = getattr(view, LIMITED_ATTRIBUTE, {})
     if check := limited.get(method):
         return check.scope
-    holder = view_class(view)
-    decorated = getattr(view, SCOPE_ATTRIBUTE, "") or getattr(getattr(holder, "dispatch", None), SCOPE_ATTRIBUTE, "")
-    return decorated or _of_method_or_class(view, method_declaration(view, method))[0]
+    around = _declared_around(view)
+    return (around and around.scope) or _of_method_or_class(view, method_declaration(view, method))[0]
 
 
 def cost_of(view: Any, method: str = "") -> Any:
     """Return the units, or the function, that a view declares as the cost of a method; None = the endpoint's cost."""
     if check := getattr(view, LIMITED_ATTRIBUTE, {}).get(method):
         return check.cost
-    around = [view, getattr(view_class(view), "dispatch", None)]
-    declared = [getattr(one, DECLARED_ATTRIBUTE, None) for one in around if hasattr(one, SCOPE_ATTRIBUTE)]
-    costs = [one.cost for one in declared if one is not None and one.cost is not None]
-    return costs[0] if costs else _of_method_or_class(view, method_declaration(view, method))[1]
+    around = _declared_around(view)
+    if around is not None and around.cost is not None:
+        return around.cost
+    return _of_method_or_class(view, method_declaration(view, method))[1]
+
+
+def _declared_around(view: Any) -> Declaration | None:
+    """Return what ``@ratequota`` declares around the view, or around its class's ``dispatch``; None without it."""
+    around = map(declaration_on, (view, getattr(view_class(view), "dispatch", None)))
+    return next((declared for declared in around if declared is not None and declared.checks), None)
 
 
 def _of_method_or_class(view: Any, declared: Declaration | None) -> tuple[str | None, Any]:
@@ -167,14 +170,13 @@ def scopes_of(view: Any) -> set[str]:
 
 def enforces_itself(view: Any, method: str = "") -> bool:
     """Whether the view checks its own requests by the method: it has ``@ratequota`` or our throttle."""
-    return hasattr(view, SCOPE_ATTRIBUTE) or has_throttle(view) or is_decorated(view, method)
+    limited: Mapping[str, LateCheck | None] = getattr(view, LIMITED_ATTRIBUTE, {})
+    return limited.get(method) is not None or has_throttle(view) or is_decorated(view, method)
 
 
 def is_decorated(view: Any, method: str = "") -> bool:
     """Whether ``@ratequota`` decorates the view, its class's ``dispatch``, or the class's code for the method."""
-    if hasattr(view, SCOPE_ATTRIBUTE) or hasattr(getattr(view_class(view), "dispatch", None), SCOPE_ATTRIBUTE):
-        return True
-    declared = method_declaration(view, method) if method else None
+    declared = _declared_around(view) or (method_declaration(view, method) if method else None)
     return declared is not None and declared.checks
 
 

@@ -8,12 +8,11 @@ from datetime import datetime
 from typing import Any
 
 from ..exceptions import InvalidFile
-from .document import one_line
+from .document import isoformat_utc, one_line
 from .export import load
 from .parser import parse
 from .schema import ASSIGNMENTS, MEMBERS, POLICIES, REFERRED, SECTIONS, Section, Values, by_identity
 from .validator import check
-from .writer import isoformat_utc
 
 _EMPTY = (None, "", ())
 

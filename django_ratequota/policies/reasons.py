@@ -14,7 +14,7 @@ from django.utils.translation import ngettext
 from ..changes.validators import visible
 from ..conf import settings
 from ..engine.types import Bucket
-from .audiences import Group
+from .audience_index import Group
 from .facts import UNREADABLE, MemberFacts, PolicyFacts
 from .precedence import precedence, why_beaten, why_first
 from .resolver import Applied, EvaluationContext, assignment_of, contenders, match_policies, plan_of, resolve
@@ -105,8 +105,8 @@ def _why_won(applied: Applied, context: EvaluationContext, entries: list[MemberF
     if endpoint and endpoint.charged_statuses:
         statuses = {"statuses": ", ".join(sorted(endpoint.charged_statuses))}
         reasons.append(_("only responses with status %(statuses)s stay charged") % statuses)
-    if policy.unread is not None:
-        reasons.append(_fallback(policy))
+    if policy.rates == UNREADABLE:
+        reasons.append(_("its rates %(unread)r cannot be read: on_error decides") % {"unread": policy.text})
     return "; ".join(reasons)
 
 
@@ -146,11 +146,3 @@ def _kind(policy: PolicyFacts) -> str:
 
 def _list_name(policy: PolicyFacts, context: EvaluationContext) -> str:
     return visible(context.snapshot.lists.get(policy.list_id or 0, policy.list_id))
-
-
-def _fallback(policy: PolicyFacts) -> str:
-    """Return what counts in place of the policy's unreadable rates."""
-    names = {"unread": policy.unread, "text": policy.text}
-    if policy.rates == UNREADABLE:
-        return _("its rates %(unread)r cannot be read: on_error decides") % names
-    return _("its rates %(unread)r cannot be read: the last readable ones apply, %(text)s") % names
