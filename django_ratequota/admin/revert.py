@@ -66,7 +66,7 @@ class RevertPage(AdminPage):
             save = rows.order_by("-pk").values_list("change_id", flat=True)[0]
             return self.render(request, "revert.html", {**context, "most": MOST, "save": str(save)})
         form = RevertForm(request.POST if request.method == "POST" else None)
-        errors = [text for texts in form.errors.values() for text in texts]
+        errors: list[Any] = [text for texts in form.errors.values() for text in texts]
         overwrite, using = "overwrite" in request.GET, policy_alias(RatePolicy)
         # The locks make concurrent edits wait: nothing is overwritten that the operator has not seen.
         with transaction.atomic(using=using):
@@ -85,7 +85,12 @@ class RevertPage(AdminPage):
                         return HttpResponseRedirect(back)
                     except ValidationError as error:
                         errors = error.messages
-        context |= {**self._described(revert), "revert": revert, "form": form, "errors": map(visible, errors)}
+        context |= {
+            **self._described(revert),
+            "revert": revert,
+            "form": form,
+            "errors": [visible(error) for error in errors],
+        }
         return self.render(request, "revert.html", context)
 
     def _report(self, request: Any, revert: Revert, message: str) -> None:

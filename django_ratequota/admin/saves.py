@@ -110,7 +110,9 @@ class ChangePage(SavePage):
 
     def view(self, request: Any, change: PolicyChange) -> Any:  # type: ignore[override]
         """Show the change."""
-        context = {"title": _("Change of %(date)s"), "whole": self.admin.page_url("save", change.change_id)}
+        others = PolicyChange.objects.filter(change_id=change.change_id).exclude(pk=change.pk)
+        whole = self.admin.page_url("save", change.change_id) if others.exists() else ""
+        context = {"title": _("Change of %(date)s"), "whole": whole}
         return self.show(request, PolicyChange.objects.filter(pk=change.pk), context)
 
 

@@ -137,7 +137,7 @@ def test_a_save_shows_first_what_happened(operator: Client, edited: PolicyChange
     ):
         assert f"<dt>{name}</dt><dd>{value}" in page
     assert re.findall("<h2>(.*?)[:<]", page) == [
-        f"rate policy {what}" for what in ("changed", "changed", "created", "deleted")
+        f"Rate policy {what}" for what in ("changed", "changed", "created", "deleted")
     ]
     rows = re.findall(ROW, page)
     assert rows.count(("mode", "enforce", "log only")) == 2

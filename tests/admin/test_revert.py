@@ -43,6 +43,7 @@ def test_a_save_is_undone_after_its_plan_was_shown(
         "log only</td><td>enforce",
     ):
         assert text in page
+    assert "errornote" not in page
     published.clear()
     done = confirm(operator, revert_url("save", edited), reason="It was wrong")
     assert sorted(RatePolicy.objects.values_list("rates", "mode")) == [
@@ -70,7 +71,10 @@ def test_later_changes_are_named_and_taken_back_on_request(operator: Client, edi
     RatePolicy.objects.filter(rates="1/s").update(mode="off")
     path = revert_url("save", edited)
     page = words_of(operator.get(path))
-    assert "That stays.</p> <ul><li>Code or a command changed mode from log only to off at " in page
+    assert (
+        "Later changes of these fields stay:</p> <ul><li>Code or a command changed mode from log only to off at "
+        in page
+    )
     assert "1 object stays as it is" in page
     done = confirm(operator, path)
     assert sorted(RatePolicy.objects.values_list("mode", flat=True)) == ["enforce", "enforce", "off"]
