@@ -11,13 +11,14 @@ from django.utils import timezone
 from django.utils.formats import number_format, time_format
 from django.utils.html import format_html
 from django.utils.text import Truncator
-from django.utils.translation import get_language_bidi, gettext, ngettext
+from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from ..changes.publication import published_at
 from ..changes.validators import visible
-from ..operations.times import date_and_time, local_time, zone
-from ..operations.times import moment as moment
+from ..operations.texts import date_and_time, local_time, zone
+from ..operations.texts import isolated as isolated
+from ..operations.texts import moment as moment
 from ..policies.requests.caller import failed_kind
 
 #: Characters of a free text that a cell shows; the whole is a click away.
@@ -46,11 +47,6 @@ def about(row: Any) -> str:
 def ltr(text: Any) -> str:
     """Return the text as HTML that right-to-left pages do not reverse: a rate, key, address, path or scope."""
     return format_html('<bdi dir="ltr">{}</bdi>', text)
-
-
-def isolated(text: str) -> str:
-    """Return the text for a sentence. In right-to-left languages, marks keep a rate in it from being reversed."""
-    return f"\u2066{text}\u2069" if get_language_bidi() else text
 
 
 def clock(at: float) -> str:

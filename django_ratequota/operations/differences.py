@@ -15,7 +15,7 @@ from django.utils.translation import gettext as _
 from ..changes.validators import primary_key, visible
 from ..models import PolicyChange
 from .states import KINDS
-from .times import moment
+from .texts import isolated, moment
 
 #: (field name, the field or None if the model no longer has it, before, after)
 Difference = tuple[str, Any, Any, Any]
@@ -91,7 +91,7 @@ def who_changed(change: PolicyChange, since: int = 0) -> list[str]:
         last = {name: row for name, *_states in differences(row)} | last
     found = []
     for (name, *_states), (label, *values) in zip(differences(change), Words([change]).table(change), strict=True):
-        before, after = (Truncator(value or _("empty")).chars(_CHARACTERS) for value in values)
+        before, after = (isolated(Truncator(value or _("empty")).chars(_CHARACTERS)) for value in values)
         words = {"field": label, "before": before, "after": after}
         text = _("%(field)s was changed from %(before)s to %(after)s.")
         if name in last:  # else it was changed by SQL, or by a bulk write that records no rows

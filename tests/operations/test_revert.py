@@ -16,7 +16,7 @@ from django_ratequota.changes.writer import changed_by, field_values
 from django_ratequota.models import Endpoint, ListMember, Plan, PlanAssignment, PolicyChange, RatePolicy, SubjectList
 from django_ratequota.operations.differences import who_changed
 from django_ratequota.operations.revert import Revert, apply, of_object, of_save, plan
-from django_ratequota.operations.times import moment
+from django_ratequota.operations.texts import moment
 from tests.support.properties import thorough_after
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "tenants")]

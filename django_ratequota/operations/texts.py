@@ -1,4 +1,4 @@
-"""Times as texts for operators, in their language and time zone."""
+"""Times and values as operators read them, in their language and time zone."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from datetime import datetime
 
 from django.utils import timezone
 from django.utils.formats import date_format, time_format
+from django.utils.translation import get_language_bidi
 
 
 def moment(at: datetime | None, *, seconds: bool = False) -> str:
@@ -31,3 +32,8 @@ def date_and_time(local: datetime, *, seconds: bool = False) -> str:
 def zone(local: datetime) -> str:
     """Return the name of the time's zone."""
     return date_format(local, "T")
+
+
+def isolated(text: str) -> str:
+    """Return the text for a sentence. In right-to-left languages, marks keep a rate in it from being reversed."""
+    return f"\u2066{text}\u2069" if get_language_bidi() else text
