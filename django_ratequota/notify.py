@@ -34,7 +34,7 @@ from .engine.rates import Rate, format_period
 from .engine.types import BucketStatus
 from .models import PolicyChange
 from .monitoring.alerts import Crossing, digest
-from .operations.differences import differences, label, name_users, related_names
+from .operations.differences import Words, name_users
 from .operations.numbers import number
 from .operations.subject_names import customer_emails, subject_names
 
@@ -208,15 +208,14 @@ def change_text(changes: models.QuerySet[PolicyChange], actor: Any, reason: str)
     name_users(rows)
     more = changes.count() - _LISTED if len(rows) > _LISTED else 0
     who = visible(actor) if actor else "code or a command"
-    names = related_names(difference for row in rows[:_LISTED] for difference in differences(row))
+    words = Words(rows)
     lines = [f"By: {who}", f"Reason: {visible(reason) or 'none'}", ""]
     for row in rows[:_LISTED]:
         lines.append(_title(row))
         if row.action == PolicyChange.Action.UPDATE:
-            lines += [
-                f"  {label(name, field)}: {_value(names, field, before)} → {_value(names, field, after)}"
-                for name, field, before, after in differences(row)
-            ]
+            for label, *values in words.table(row):
+                before, after = (value[:_CHARACTERS] or "empty" for value in values)
+                lines.append(f"  {label}: {before} → {after}")
     if more:
         lines.append(f"and {more} more")
     subject = _title(rows[0]) if rows else "policies changed"
@@ -227,14 +226,6 @@ def change_text(changes: models.QuerySet[PolicyChange], actor: Any, reason: str)
 
 def _title(row: PolicyChange) -> str:
     return str(row) if row.model == "*" else f"{row.model} {row.get_action_display()}: {visible(row.object_text)}"
-
-
-def _value(names: dict[Any, dict[str, str]], field: Any, value: Any) -> str:
-    if value in (None, ""):
-        return "empty"
-    if field is not None and field.is_relation:
-        value = names[field.related_model].get(str(value), f"deleted (id {value})")
-    return visible(value)[:_CHARACTERS]
 
 
 def _post(url: str, data: bytes, key: bytes = b"", name: str = "") -> None:

@@ -78,7 +78,7 @@ def pages() -> dict[str, Page]:
         "history, search": Page(f"{_APP}/policychange/?q=4711"),
         "history, of policies": Page(f"{_APP}/policychange/?model=ratepolicy"),
         "change": Page(f"{_APP}/policychange/{change.pk}/change/"),
-        "change, restore": Page(f"{_APP}/policychange/{change.pk}/restore/before/"),
+        "change, restore": Page(f"{_APP}/policychange/{change.pk}/revert/object/"),
         **{f"find {model}": _autocomplete(model, term) for model, term in _TERMS.items()},
     }
     return found

@@ -8,14 +8,17 @@ from typing import Any
 
 from django.contrib import admin
 from django.utils import timezone
-from django.utils.formats import date_format, number_format, time_format
+from django.utils.formats import number_format, time_format
 from django.utils.html import format_html
 from django.utils.text import Truncator
-from django.utils.translation import get_language_bidi, gettext, ngettext
+from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from ..changes.publication import published_at
 from ..changes.validators import visible
+from ..operations.texts import date_and_time, local_time, zone
+from ..operations.texts import isolated as isolated
+from ..operations.texts import moment as moment
 from ..policies.requests.caller import failed_kind
 
 #: Characters of a free text that a cell shows; the whole is a click away.
@@ -46,39 +49,11 @@ def ltr(text: Any) -> str:
     return format_html('<bdi dir="ltr">{}</bdi>', text)
 
 
-def isolated(text: str) -> str:
-    """Return the text for a sentence. In right-to-left languages, marks keep a rate in it from being reversed."""
-    return f"\u2066{text}\u2069" if get_language_bidi() else text
-
-
-def moment(at: datetime | None, *, seconds: bool = False) -> str:
-    """Date, time and zone, to the minute or to the second; "" for None."""
-    if at is None:
-        return ""
-    local = _local(at)
-    return f"{_date_and_time(local, seconds=seconds)} {_zone(local)}"
-
-
-def _local(at: datetime) -> datetime:
-    # Without time zones (USE_TZ = False) it is local time already.
-    return timezone.localtime(at) if timezone.is_aware(at) else at
-
-
-def _date_and_time(local: datetime, *, seconds: bool = False) -> str:
-    # Without the Arabic marks of direction, which turn a date in a sentence of another language around.
-    date = date_format(local, "SHORT_DATE_FORMAT").replace("\u200f", "")
-    return f"{date} {time_format(local, 'H:i:s' if seconds else 'H:i')}"
-
-
-def _zone(local: datetime) -> str:
-    return date_format(local, "T")
-
-
 def clock(at: float) -> str:
     """Local time to the second and zone of a Unix time in seconds, with the date unless it is today's."""
     local = timezone.localtime(datetime.fromtimestamp(at, tz=UTC))
     if local.date() == timezone.localtime(datetime.now(UTC)).date():
-        return f"{time_format(local, 'H:i:s')} {_zone(local)}"
+        return f"{time_format(local, 'H:i:s')} {zone(local)}"
     return moment(local, seconds=True)
 
 
@@ -98,9 +73,9 @@ def when(row: Any) -> str:
     """A row's ``starts_at`` and ``ends_at`` in a few words; "always" without any. Also a column of lists."""
     words = {"start": moment(row.starts_at), "end": moment(row.ends_at)}
     if row.starts_at and row.ends_at:
-        start, end = _local(row.starts_at), _local(row.ends_at)
-        if _zone(start) == _zone(end):  # not where summer time begins or ends in between
-            words["start"] = _date_and_time(start)
+        start, end = local_time(row.starts_at), local_time(row.ends_at)
+        if zone(start) == zone(end):  # not where summer time begins or ends in between
+            words["start"] = date_and_time(start)
         return gettext("%(start)s to %(end)s") % words
     if row.starts_at:
         return gettext("from %(start)s") % words

@@ -1,4 +1,4 @@
-"""The history of policy changes: read-only; a row per save, which can be undone, and a page per change."""
+"""The history of policy changes: read-only, a row per save; what it leads to is in ``saves`` and ``revert``."""
 
 from __future__ import annotations
 
@@ -6,21 +6,18 @@ from typing import Any
 
 from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
-from django.contrib.auth import get_user_model
 from django.db.models import Count, Exists, OuterRef, Q, QuerySet
 from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from ..changes.validators import visible
 from ..models import Plan, PolicyChange
-from ..operations.differences import differences, name_users
+from ..operations.differences import Words, name_users, object_name
 from ..operations.states import KINDS
 from .base import AutocompleteAdmin, RecordedAdmin, user_search_fields
-from .diff import RelatedNames, as_table, kind_name, kinds
+from .diff import kind_and_action, kinds, summary
 from .filters import ConditionFilter, RelatedFilter
 from .formatting import shown, time_column
-from .names import object_name
 from .search import MOST_NAMED, SearchesRelated
 
 #: Rows in which words are searched, because no index finds a part of a text.
@@ -30,9 +27,7 @@ _FEW = 10_000
 #: Most rows of a save that a cell lists, and most rows of a save of which any are listed.
 _LISTED, _SMALL = 3, 100
 
-_AT = time_column("at", _("at"), seconds=True)
-#: Fields on the page of a change.
-_FIELDS = [_AT, "actor", "action", "kind", "object_id", "object_text", "touched", "reason_text", "difference"]
+_AT = time_column("at", _("time"), seconds=True)
 
 
 class KindFilter(ConditionFilter):
@@ -46,38 +41,20 @@ class KindFilter(ConditionFilter):
         return {kind: (name, Q(model=kind)) for kind, name in kinds().items()}
 
 
-class TouchedFilter(admin.SimpleListFilter):
-    """Filter by the only object that a change affects; links choose it, because a list of all would be too long."""
-
-    model: Any
-
-    def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, Any]]:
-        """Return the selected object."""
-        pk = str(self.value() or "")
-        return [(pk, shown(object_name(self.model, pk)))] if pk else []
-
-    def queryset(self, request: Any, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """Return the rows of the selected object."""
-        return queryset.filter(**{str(self.parameter_name): self.value()})
-
-
-class AffectedUserFilter(TouchedFilter):
-    """Filter by the user; the page of a change links here."""
-
-    title = _("affected user")
-    parameter_name = "touched_user"
-    model = get_user_model()
-
-
-class PlanFilter(TouchedFilter):
+class PlanFilter(admin.SimpleListFilter):
     """Filter by a plan: its own changes and those of its policies. The plan's button *History* links here.
 
-    Assignments are left out unless the kind is chosen, because there may be thousands of them.
+    Assignments are left out unless the kind is chosen, because there may be thousands of them. There are no choices,
+    because a list of all plans would be too long.
     """
 
     title = _("plan")
     parameter_name = "touched_plan"
-    model = Plan
+
+    def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, Any]]:
+        """Return the selected plan."""
+        pk = str(self.value() or "")
+        return [(pk, shown(object_name(Plan, pk)))] if pk else []
 
     def queryset(self, request: Any, queryset: QuerySet[Any]) -> QuerySet[Any]:
         """Return the rows of the plan, those of policies that were moved to another plan included."""
@@ -120,10 +97,10 @@ class SaveList(ChangeList):
         for pk, change_id in sorted(matching):
             listed[change_id] += [pk] if len(listed[change_id]) < _LISTED else []
         found = PolicyChange.objects.in_bulk([pk for pks in listed.values() for pk in pks])
-        names = RelatedNames.of_summaries([*saves, *found.values()])
+        words = Words([*saves, *found.values()])
         name_users([*saves, *found.values()])
         for save in saves:
-            save.names, save.counts = names, counts[save.change_id]
+            save.words, save.counts = words, counts[save.change_id]
             save.listed = [found[pk] for pk in listed.get(save.change_id, ())]
 
     def url_for_result(self, result: Any) -> str:
@@ -136,16 +113,14 @@ class SaveList(ChangeList):
 class PolicyChangeAdmin(SearchesRelated, AutocompleteAdmin, RecordedAdmin):
     """Who changed what, when and why. Nobody can edit it."""
 
-    pages = ("revert.SavePage", "revert.RestorePage")
+    pages = ("saves.SavePage", "saves.ChangePage", "revert.RevertPage")
     list_display = [_AT, "actor", "saved", "what_changed", "reason_text"]
-    list_filter = ["action", KindFilter, PlanFilter, "at", ("actor", RelatedFilter), AffectedUserFilter]
+    list_filter = ["action", KindFilter, PlanFilter, "at", ("actor", RelatedFilter)]
     list_select_related = ["actor"]
     list_per_page = 50
     show_full_result_count = False
     # They would count rows, and the list shows saves.
     show_facets = admin.ShowFacets.NEVER
-    fields = [*_FIELDS]
-    readonly_fields = [*_FIELDS]
 
     class Media:
         css = {"all": ["django_ratequota/history.css"]}
@@ -162,7 +137,9 @@ class PolicyChangeAdmin(SearchesRelated, AutocompleteAdmin, RecordedAdmin):
     def contains(self, fields: list[str], word: str, queryset: QuerySet[Any]) -> Q:
         """Return the condition of rows with the word among the newest, and of rows with the key ``word`` in all."""
         newest = queryset.order_by("-pk").values_list("pk", flat=True).first() or 0
-        keys = Q(model__in=[*KINDS, "counter"], object_id=word) | Q(touched_user=word)
+        keys = Q(model__in=[*KINDS, "counter"], object_id=word) | Q(touched_user=word.removeprefix("user:"))
+        if word.startswith("user:"):  # of this user alone, where the text of others contains the key
+            return keys
         return (Q(pk__gt=newest - _SEARCHED) & super().contains(fields, word, queryset)) | keys
 
     def get_changelist(self, request: Any, **kwargs: Any) -> Any:
@@ -170,17 +147,12 @@ class PolicyChangeAdmin(SearchesRelated, AutocompleteAdmin, RecordedAdmin):
         return SaveList
 
     def changelist_view(self, request: Any, extra_context: Any = None) -> Any:
-        """Show the list; of one object under its name, of a plan with the number of its assignments' changes."""
+        """Show the list; of one object under its name."""
         context = dict(extra_context or {})
         plan, kind, pk = (request.GET.get(name, "") for name in ("touched_plan", "model", "object_id"))
         if plan or (pk and kind in KINDS):
             name = shown(object_name(Plan, plan) if plan else object_name(KINDS[kind], pk))
             context["title"] = gettext("History of %(object)s") % {"object": name}
-        if plan and not kind:
-            rows = PolicyChange.objects.filter(touched_plan=plan, model="planassignment").order_by()
-            context["assignments"] = rows.values("change_id").distinct().count()
-            query = {"touched_plan": plan, "model": "planassignment"}
-            context["assignments_url"] = self.page_url("changelist", query=query)
         return super().changelist_view(request, context)
 
     def has_change_permission(self, request: Any, obj: Any = None) -> bool:
@@ -189,33 +161,27 @@ class PolicyChangeAdmin(SearchesRelated, AutocompleteAdmin, RecordedAdmin):
 
     has_add_permission = has_delete_permission = has_change_permission
 
-    @admin.display(description=_("kind"), ordering="model")
-    def kind(self, change: PolicyChange) -> Any:
-        """Return the kind of object that changed."""
-        return kind_name(change.model)
-
     @admin.display(description=_("change"))
     def saved(self, save: Any) -> str:
         """Return the object that changed, or how many of each kind."""
-        texts = [
-            gettext("%(count)s × %(kind)s %(action)s") % {"count": count, **self._words(*kind)}
+        if sum(save.counts.values()) == 1:
+            text = format_html("<div><bdi>{}</bdi></div>", shown(save.object_text))
+            return format_html("{kind} {action}{text}", **kind_and_action(save.model, save.action), text=text)
+        texts = (
+            gettext("%(count)s × %(kind)s %(action)s") % {"count": count, **kind_and_action(*kind)}
             for kind, count in save.counts.items()
-        ]
-        if sum(save.counts.values()) > 1:
-            return format_html_join("", "<div>{}</div>", ((text,) for text in texts))
-        kind, action = self._words(save.model, save.action).values()
-        return format_html("{} {}<div><bdi>{}</bdi></div>", kind, action, shown(save.object_text))
-
-    def _words(self, kind: str, action: str) -> dict[str, Any]:
-        return {"kind": kind_name(kind), "action": dict(PolicyChange.Action.choices).get(action, action)}
+        )
+        return format_html_join("", "<div>{}</div>", ((text,) for text in texts))
 
     @admin.display(description=_("what changed"))
     def what_changed(self, save: Any) -> str:
         """Return the fields that differ in a few words; of several objects, those of the first."""
         total = sum(save.counts.values())
         if total == 1:
-            return save.names.summary(save) or str(self.get_empty_value_display())
-        lines = [(shown(row.object_text), save.names.summary(row) or row.get_action_display()) for row in save.listed]
+            return summary(save, save.words) or str(self.get_empty_value_display())
+        lines = [
+            (shown(row.object_text), summary(row, save.words) or row.get_action_display()) for row in save.listed
+        ]
         more = total - len(lines)
         if more and lines:
             lines.append((ngettext("and %(count)d more", "and %(count)d more", more) % {"count": more}, ""))
@@ -226,27 +192,3 @@ class PolicyChangeAdmin(SearchesRelated, AutocompleteAdmin, RecordedAdmin):
     def reason_text(self, change: PolicyChange) -> str:
         """Return the reason."""
         return shown(change.reason) or str(self.get_empty_value_display())
-
-    @admin.display(description=_("affected user or subject"))
-    def touched(self, change: PolicyChange) -> str:
-        """Return the only user or subject affected, linked to all changes that affect them."""
-        subjects = {state.get("subject") for state in (change.before, change.after) if state} - {None, ""}
-        if change.touched_user:
-            query, name = {"touched_user": change.touched_user}, object_name(get_user_model(), change.touched_user)
-        elif len(subjects) == 1:
-            name = visible(subjects.pop())
-            # In quotes, because the search splits at spaces.
-            escaped = name.replace("\\", r"\\").replace('"', r"\"")
-            query = {"q": f'"{escaped}"'}
-        else:
-            return self.get_empty_value_display()
-        return format_html('<a href="{}">{}</a>', self.page_url("changelist", query=query), shown(name))
-
-    @admin.display(description=_("difference"))
-    def difference(self, change: PolicyChange) -> str:
-        """Return a table of the fields whose values differ."""
-        rows = differences(change)
-        if not rows:
-            return self.get_empty_value_display()
-        head = _("counter") if change.model == "counter" else _("field")
-        return as_table(rows, (head, _("before"), _("after")), self.get_empty_value_display(), RelatedNames(rows))

@@ -12,9 +12,9 @@ from django.utils.translation import ngettext
 
 from ..models import Endpoint, PolicyChange, RatePolicy
 from ..monitoring import timeline
-from ..operations.differences import name_users, object_names
+from ..operations.differences import Words, name_users, object_names
 from ..runtime import default_limiter
-from .diff import RelatedNames
+from .diff import summary
 from .formatting import moment, number_text, percent, shown
 from .names import caller_names, caller_text, deleted
 from .pages import may_view, mode_text, model_url, reply
@@ -106,7 +106,7 @@ def _changes(site: Any, request: Any) -> dict[str, Any]:
     recent = PolicyChange.objects.filter(at__gte=since, first=True).order_by("-at", "-pk")
     count = recent[: _COUNTED + 1].count()
     newest = list(recent.select_related("actor")[:_LISTED])
-    names = RelatedNames.of_summaries(newest)
+    words = Words(newest)
     name_users(newest)
     rows = PolicyChange.objects.filter(change_id__in=[change.change_id for change in newest]).order_by()
     sizes = dict(rows.values_list("change_id").annotate(Count("pk")))
@@ -122,7 +122,7 @@ def _changes(site: Any, request: Any) -> dict[str, Any]:
                 or model_url(site, PolicyChange, "change", change.pk),
                 "text": shown(change),
                 "more": sizes[change.change_id] - 1,
-                "what": names.summary(change),
+                "what": summary(change, words),
                 "actor": shown(change.actor.get_username()) if change.actor else "",
                 "reason": shown(change.reason),
             }

@@ -5,27 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from django.db import models
 from django.utils.translation import gettext
 
-from ..changes.validators import primary_key
 from ..models import Endpoint, RatePolicy
-from ..operations.differences import object_names
+from ..operations.differences import deleted as deleted
 from ..operations.subject_names import named, names_of, subject_names
 from .formatting import shown, shown_subject
-
-
-def object_name(model: type[models.Model], pk: Any) -> str:
-    """The object's name and id; the id alone where the model cannot have it."""
-    if primary_key(model, pk) is None:
-        return str(pk)
-    name = object_names(model, [pk]).get(str(pk))
-    return deleted(pk) if name is None else gettext("%(object)s (id %(pk)s)") % {"object": name, "pk": pk}
-
-
-def deleted(pk: Any) -> str:
-    """What stands for the name of a deleted object."""
-    return gettext("deleted (id %(pk)s)") % {"pk": pk}
 
 
 def caller_names(callers: Iterable[str]) -> dict[str, str]:

@@ -1,22 +1,18 @@
-"""The pages that take changes back: of a save, which is undone, and of a version, which is restored.
+"""The page that takes changes back: it undoes a save, or restores a version of an object.
 
-Both show the plan first, then apply it. Each edit needs the permissions of the object's own page.
+It shows the plan first, then applies it. Each edit needs the permissions of the object's own page.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar
-from uuid import UUID
+from typing import Any
 
 from django import forms
 from django.contrib import messages
 from django.contrib.admin.models import ADDITION, CHANGE, DELETION, LogEntry
-from django.contrib.admin.utils import quote
 from django.core.exceptions import ValidationError
 from django.db import transaction
-from django.db.models import Count
 from django.http import Http404, HttpResponseRedirect
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
@@ -25,220 +21,109 @@ from ..changes.databases import policy_alias
 from ..changes.validators import visible
 from ..changes.writer import field_values
 from ..models import PolicyChange, RatePolicy
-from ..operations.differences import Difference, differences, name_users
-from ..operations.revert import Revert, Step, apply, plan_restore, plan_undo, versions
+from ..operations.differences import Words, who_changed
+from ..operations.revert import Revert, Step, apply, of_object, of_save, plan
 from ..operations.states import KINDS
-from .diff import RelatedNames, as_table, kind_name
+from .base import ReasonField
+from .diff import kind_and_action
 from .formatting import moment, shown
 from .pages import AdminPage
 from .permissions import is_override, may, permission_name
-from .reset import ReasonForm
 
-#: Most changes of a save that a page compares; larger saves are undone by the command. Most objects that it lists.
+#: Most objects that the page compares; larger saves are undone by the command. Most that it lists.
 MOST, _LISTED = 2_000, 50
 _FLAGS = {"create": ADDITION, "change": CHANGE, "delete": DELETION}
+#: What is taken back -> the page's title, and what is recorded.
+_TEXTS = {
+    "save": (_("Undo the save of %(date)s"), _("undid the save of %(date)s")),
+    "object": (_("Restore the version before %(date)s"), _("restored version before %(date)s")),
+}
 
 
-class RevertForm(ReasonForm):
-    """The reason, whether to do the steps left out by default, and a hash of the state that the operator compared."""
+class RevertForm(forms.Form):
+    """The reason, and a hash of the state that the operator compared."""
 
-    also = forms.BooleanField(required=False, label_suffix="")
-    seen = forms.CharField(widget=forms.HiddenInput)
+    reason = ReasonField()
+    seen = forms.CharField()
 
 
-class _RevertPage(AdminPage):
-    """Shows what taking changes back would do, and does it once the operator has confirmed."""
+class RevertPage(AdminPage):
+    """Shows what undoing a change's save, or restoring its object, would do, and does it once that is confirmed."""
 
-    #: The button, the label of what it leaves out by default, and the sentences where nothing is or was done.
-    words: ClassVar[dict[str, Any]]
+    path = "<path:object_id>/revert/<str:what>/"
+    name = "revert"
 
-    def answer(
-        self,
-        request: Any,
-        make: Callable[..., Revert],
-        *,
-        message: str,
-        done_url: Callable[[Any], str],
-        context: dict[str, Any],
-    ) -> Any:
-        """GET compares and asks, POST applies the plan that ``make`` returns.
-
-        ``message`` is recorded, as the reason too where none is given. ``done_url`` returns where the operator goes
-        next; its argument is the first object.
-        """
-        form = RevertForm(request.POST) if request.method == "POST" else None
-        errors = [text for texts in form.errors.values() for text in texts] if form else []
-        using = policy_alias(RatePolicy)
-
-        def forbidden(now: Any, then: Any) -> str:
-            return missing_permission(self.site, request, now, then)
-
+    def view(self, request: Any, change: PolicyChange, what: str) -> Any:
+        """GET compares and asks, POST takes back; with ``overwrite`` in the address, what was changed since, too."""
+        if what not in _TEXTS or (what == "object" and not (change.model in KINDS and change.before)):
+            raise Http404
+        rows = of_save(change.change_id) if what == "save" else of_object(change)
+        title, message = (text % {"date": moment(change.at)} for text in _TEXTS[what])
+        # Not the page of the undo, where a button of the same name would make the changes again.
+        back = self.admin.page_url(*(("save", change.change_id) if what == "save" else ("change", change.pk)))
+        context = {"title": title, "what": what, "back": back}
+        if rows.values("model", "object_id").distinct().count() > MOST:
+            save = rows.order_by("-pk").values_list("change_id", flat=True)[0]
+            return self.render(request, "revert.html", {**context, "most": MOST, "save": str(save)})
+        form = RevertForm(request.POST if request.method == "POST" else None)
+        errors: list[Any] = [text for texts in form.errors.values() for text in texts]
+        overwrite, using = "overwrite" in request.GET, policy_alias(RatePolicy)
         # The locks make concurrent edits wait: nothing is overwritten that the operator has not seen.
         with transaction.atomic(using=using):
-            plan = make(lock=form is not None, most=MOST, forbidden=forbidden)
-            if form is not None and form.is_valid():
-                if form.cleaned_data["seen"] != plan.seen:
-                    errors.append(gettext("An object was edited in the meantime. Compare again, then undo."))
-                elif any(step.applies(form.cleaned_data["also"]) for step in plan.steps):
+            forbidden = partial(missing_permission, self.site, request)
+            revert = plan(rows, overwrite=overwrite, lock=form.is_bound, forbidden=forbidden)
+            if form.is_valid() and revert.done:
+                if form.cleaned_data["seen"] != revert.seen:
+                    errors = [gettext("An object was edited in the meantime. Compare again.")]
+                else:
+                    undoes = change.change_id if what == "save" else None
+                    reason = form.cleaned_data["reason"] or message
                     try:
                         with transaction.atomic(using=using):
-                            done = self._apply(request, plan, form.cleaned_data, message)
-                        return HttpResponseRedirect(done_url(done[0].then))
+                            apply(revert, actor=request.user, reason=reason, undoes=undoes)
+                        self._report(request, revert, message)
+                        return HttpResponseRedirect(back)
                     except ValidationError as error:
-                        errors += error.messages
-        entered = {name: form.data.get(name) for name in ("reason", "also")} if form else {}
-        form = RevertForm(initial={**entered, "seen": plan.seen})
-        context |= {**self.words, **self._planned(plan, form), "errors": [visible(error) for error in errors]}
+                        errors = error.messages
+        context |= {
+            **self._described(revert),
+            "revert": revert,
+            "form": form,
+            "errors": [visible(error) for error in errors],
+        }
         return self.render(request, "revert.html", context)
 
-    def _apply(self, request: Any, plan: Revert, data: dict[str, Any], message: str) -> list[Step]:
-        done = apply(plan, actor=request.user, reason=data["reason"] or message, chosen=data["also"])
+    def _report(self, request: Any, revert: Revert, message: str) -> None:
+        """Write the log of each object, and tell the operator."""
         for verb, flag in _FLAGS.items():
-            rows: Any = [step.then or step.now for step in done if step.verb == verb]
+            rows: Any = [step.then or step.now for step in revert.done if step.verb == verb]
             LogEntry.objects.log_actions(request.user.pk, rows, flag, message)
-        count = len(done)
-        text = ngettext("%(count)d object was restored.", "%(count)d objects were restored.", count)
-        text = text % {"count": count}
-        wanted = [step for step in plan.steps if data["also"] or not step.along]
-        left = sum(not step.done and not step.applies(data["also"]) for step in wanted)
+        done, left = len(revert.done), len(revert.left)
+        text = ngettext("%(count)d object was restored.", "%(count)d objects were restored.", done) % {"count": done}
         if left:
             stay = ngettext("%(count)d stays as it is.", "%(count)d stay as they are.", left) % {"count": left}
             text = f"{text} {stay}"
         self.admin.message_user(request, text, messages.WARNING if left else messages.SUCCESS)
-        return done
 
-    def _planned(self, plan: Revert, form: RevertForm) -> dict[str, Any]:
-        """Return what the page shows of the plan."""
-        steps = [step for step in plan.steps if not step.done and not step.along]
+    def _described(self, revert: Revert) -> dict[str, Any]:
+        """Return what the page shows of the plan's objects."""
+        steps = [step for step in revert.steps if step.verb or step.obstacle or step.later]
         # Those that need a decision come first.
-        steps.sort(key=lambda step: (not step.edited, not step.obstacle))
-        along = [step for step in plan.steps if step.along and not step.done]
-        return {
-            "steps": self._described(steps[:_LISTED]),
-            "more": max(0, len(steps) - _LISTED),
-            "nothing": self.words["nothing"] if plan.steps and not steps else "",
-            "edited": sum(step.edited and not step.obstacle for step in steps),
-            "blocked": sum(bool(step.obstacle) for step in steps),
-            "along": [(shown(step.object_text), visible(step.obstacle)) for step in along[:_LISTED]],
-            "along_more": max(0, len(along) - _LISTED),
-            "optional": any(step.applies(True) and not step.applies(False) for step in plan.steps),
-            "too_large": plan.too_large,
-            "most": MOST,
-            "form": form if any(step.applies(True) for step in plan.steps) else None,
-        }
-
-    def _described(self, steps: list[Step]) -> list[dict[str, Any]]:
-        """Return what the page shows of each step, with a fixed number of queries."""
-        tables = [_differences(step) for step in steps]
-        names = RelatedNames(row for table in tables for row in table)
-        head = (_("field"), _("now"), _("restored"))
-        return [
+        steps.sort(key=lambda step: (not step.later, not step.obstacle))
+        listed = steps[:_LISTED]
+        planned = [_change(step) for step in listed]
+        words = Words(planned)
+        described = [
             {
+                "step": step,
+                **kind_and_action(step.kind, ""),
                 "text": shown(step.object_text),
-                "kind": kind_name(step.kind),
-                "id": step.object_id,
-                "verb": step.verb,
-                "edited": step.edited and not step.obstacle,
-                "obstacle": visible(step.obstacle),
-                "table": as_table(table, head, self.admin.get_empty_value_display(), names) if table else "",
-                "url": self.admin.page_url("change", quote(step.last or step.change)),
+                "table": words.table(change),
+                "later": who_changed(step.later, step.last) if step.later else (),
             }
-            for step, table in zip(steps, tables, strict=True)
+            for step, change in zip(listed, planned, strict=True)
         ]
-
-
-class SavePage(_RevertPage):
-    """Shows all changes of a save, and undoes it: each object gets back the values that it had before."""
-
-    path = "save/<uuid:change_id>/"
-    name = "save"
-    words = {
-        "yes": _("Undo this save"),
-        "also": _("Undo these as well"),
-        "nothing": _("There is nothing to undo: all objects are as they were before this save."),
-        "failed": _("Nothing was undone."),
-    }
-
-    def view(self, request: Any, change_id: UUID) -> Any:
-        """Show the save, and what undoing it would change."""
-        rows = PolicyChange.objects.filter(change_id=change_id).select_related("actor").order_by("pk")
-        first = rows.first()
-        if first is None:
-            raise Http404
-        undone = first.undoes and PolicyChange.objects.filter(change_id=first.undoes).first()
-        large = rows[MOST : MOST + 1].exists()
-        others = list((rows if large else rows.exclude(model__in=KINDS))[:_LISTED])
-        name_users(others)
-        context = {
-            "title": _("Save of %(date)s") % {"date": moment(first.at)},
-            "original": gettext("Save"),
-            "first": first,
-            "actor": shown(first.actor) if first.actor else "",
-            "reason": shown(first.reason),
-            "counts": _counts(change_id),
-            "others": [(kind_name(row.model), row.get_action_display(), shown(row.object_text)) for row in others],
-            "undone": undone and moment(undone.at),
-            "undone_url": undone and self.admin.page_url("save", undone.change_id),
-            "back": self.admin.page_url("changelist"),
-        }
-        return self.answer(
-            request,
-            partial(plan_undo, change_id),
-            message=gettext("undid the save of %(date)s") % {"date": moment(first.at)},
-            # This page, which has nothing left to undo: the same button never makes the changes again.
-            done_url=lambda row: str(self.admin.page_url("save", change_id)),
-            context=context,
-        )
-
-
-class RestorePage(_RevertPage):
-    """Compares an object with the version before or after a recorded change, and restores that version."""
-
-    path = "<path:object_id>/restore/<str:version>/"
-    name = "restore"
-    words = {
-        "yes": _("Yes, restore it"),
-        "also": _("Restore these as well"),
-        "nothing": _("There is nothing to restore: the object already matches this version."),
-        "failed": _("Nothing was restored."),
-    }
-
-    def links(self, request: Any, obj: Any) -> list[tuple[str, Any]]:
-        """Return the links to the versions, and to the object's other changes."""
-        texts = {"after": _("Restore this version"), "before": _("Restore the previous version")}
-        links = [(self.url(obj, version), texts[version]) for version in versions(obj)]
-        links.append((self.admin.page_url("save", obj.change_id), _("All changes of this save")))
-        if obj.object_id:
-            query = {"model": obj.model, "object_id": obj.object_id}
-            links.append((self.admin.page_url("changelist", query=query), _("All changes of this object")))
-        return links
-
-    def view(self, request: Any, change: PolicyChange, version: Any) -> Any:
-        """Show what restoring the version would change."""
-        if version not in versions(change):
-            raise Http404
-        titles = {"before": _("Restore the version before %(date)s"), "after": _("Restore the version of %(date)s")}
-        recorded = {
-            "before": gettext("restored version before %(date)s"),
-            "after": gettext("restored version of %(date)s"),
-        }
-        date = {"date": moment(change.at)}
-        context = {
-            "title": titles[version] % date,
-            "original": gettext("Restore"),
-            "back": self.admin.page_url("change", quote(change.pk)),
-        }
-
-        def done_url(row: Any) -> str:
-            return self.object_url(request, type(row), row.pk, row) or context["back"]
-
-        return self.answer(
-            request,
-            partial(plan_restore, change, version),
-            message=recorded[version] % date,
-            done_url=done_url,
-            context=context,
-        )
+        return {"steps": described, "more": len(steps) - len(listed), "later": any(step.later for step in steps)}
 
 
 def missing_permission(site: Any, request: Any, now: Any, then: Any) -> str:
@@ -259,17 +144,7 @@ def missing_permission(site: Any, request: Any, now: Any, then: Any) -> str:
     return gettext("You need the permission “%s”.") % names[0] if names else ""
 
 
-def _differences(step: Step) -> list[Difference]:
-    """Return the fields that the step sets: now, and afterwards."""
-    if step.then is None:
-        return []
-    before, after = (None if row is None else field_values(row) for row in (step.now, step.then))
-    return differences(PolicyChange(model=step.kind, before=before, after=after))
-
-
-def _counts(change_id: UUID) -> list[tuple[int, str, str]]:
-    """Return (number, kind, action) of the save's rows."""
-    actions = dict(PolicyChange.Action.choices)
-    rows = PolicyChange.objects.filter(change_id=change_id).order_by()
-    found = rows.values_list("model", "action").annotate(Count("pk"))
-    return [(count, kind_name(kind), str(actions.get(action, action))) for kind, action, count in found]
+def _change(step: Step) -> PolicyChange:
+    """Return what the step changes, as it would be recorded; only deletions and steps that do nothing are empty."""
+    before, after = (None if row is None or not step.then else field_values(row) for row in (step.now, step.then))
+    return PolicyChange(model=step.kind, before=before, after=after)

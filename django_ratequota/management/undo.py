@@ -13,7 +13,8 @@ from django.db import transaction
 from ..changes.databases import policy_alias
 from ..changes.validators import visible
 from ..models import PolicyChange, RatePolicy
-from ..operations.revert import apply, plan_undo
+from ..operations.differences import who_changed
+from ..operations.revert import apply, of_save, plan
 
 #: Most objects that are named because they stay as they are.
 _LISTED = 20
@@ -25,27 +26,27 @@ def add_verbs(verbs: Any) -> None:
     verb.set_defaults(run=undo_save)
     verb.add_argument("change_id", type=UUID, help="Its change id, shown in the address of its page in the admin.")
     verb.add_argument("--dry-run", action="store_true", help="Show what would change, and change nothing.")
-    verb.add_argument("--overwrite", action="store_true", help="Also undo objects that were edited again since then.")
+    verb.add_argument("--overwrite", action="store_true", help="Also undo what was changed again since then.")
     verb.add_argument("--reason", default="", help="Recorded in the history.")
 
 
 def undo_save(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     """Undo the save in one transaction."""
-    change_id, overwrite = options["change_id"], options["overwrite"]
+    change_id, dry = options["change_id"], options["dry_run"]
     if not PolicyChange.objects.filter(change_id=change_id).exists():
         raise CommandError(f"No change has the id {change_id}; copy it from the address of the save's page")
     with transaction.atomic(using=policy_alias(RatePolicy)):
-        plan = plan_undo(change_id, lock=not options["dry_run"])
-        counts = Counter(step.verb for step in plan.steps if step.applies(overwrite))
-        stay = [step for step in plan.steps if not step.done and not step.applies(overwrite)]
-        for step in stay[:_LISTED]:
-            why = step.obstacle or "It was edited again since then (--overwrite undoes it, too)."
+        undo = plan(of_save(change_id), overwrite=options["overwrite"], lock=not dry)
+        for step in undo.left[:_LISTED]:
+            later = " ".join(who_changed(step.later, step.last)) if step.later else ""
+            why = step.obstacle or f"{later} (--overwrite undoes that, too)"
             yield f"stays as it is: {step.kind} {visible(step.object_text)}: {why}"
-        if len(stay) > _LISTED:
-            yield f"and {len(stay) - _LISTED} more"
+        if len(undo.left) > _LISTED:
+            yield f"and {len(undo.left) - _LISTED} more"
+        counts = Counter(step.verb for step in undo.done)
         summary = f"{counts['create']} created, {counts['change']} changed, {counts['delete']} deleted"
-        if options["dry_run"]:
+        if dry:
             yield f"Dry run: would be {summary}; nothing was changed"
             return
-        apply(plan, actor=None, reason=options["reason"] or f"undo {change_id}", chosen=overwrite)
+        apply(undo, actor=None, reason=options["reason"] or f"undo {change_id}", undoes=change_id)
     yield summary if counts else "Nothing to undo"

@@ -152,7 +152,7 @@ class Migration(migrations.Migration):
                 ('reason', models.CharField(blank=True, help_text='The reason, if one was entered.', max_length=200, verbose_name='reason')),
                 ('before', models.JSONField(help_text='The fields before the change.', null=True, verbose_name='before')),
                 ('after', models.JSONField(help_text='The fields after the change.', null=True, verbose_name='after')),
-                ('at', models.DateTimeField(auto_now_add=True, db_index=True, help_text='When the change was made.', verbose_name='at')),
+                ('at', models.DateTimeField(auto_now_add=True, db_index=True, help_text='When the change was made.', verbose_name='time')),
                 ('actor', models.ForeignKey(blank=True, help_text='Who made the change; empty = code or a command.', null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.AUTH_USER_MODEL, verbose_name='actor')),
             ],
             options={

@@ -68,7 +68,7 @@ class PolicyChange(models.Model):
     reason = models.CharField(_("reason"), max_length=200, blank=True, help_text=_("The reason, if one was entered."))
     before = models.JSONField(_("before"), null=True, help_text=_("The fields before the change."))
     after = models.JSONField(_("after"), null=True, help_text=_("The fields after the change."))
-    at = models.DateTimeField(_("at"), auto_now_add=True, db_index=True, help_text=_("When the change was made."))
+    at = models.DateTimeField(_("time"), auto_now_add=True, db_index=True, help_text=_("When the change was made."))
 
     objects = models.Manager.from_queryset(PrimaryQuerySet)()
 

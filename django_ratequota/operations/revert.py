@@ -1,8 +1,9 @@
-"""Take changes back: a plan of the objects to create, change and delete, which is shown first and then applied.
+"""Take changes back: a plan of what happens to each object, which is shown first and then applied.
 
-Undoing a save gives each of its objects the values back that it had before. Only fields that the save changed are
-set, so edits of other fields since then stay. Restoring a version takes all later changes of one object back. Resets
-and units given back are not undone, because the counters have moved on.
+A plan is about rows of the history: those of a save that is undone, or those of one object since a version that is
+restored. Each object gets the values back that it had before the first of its rows. Only fields that the rows changed
+are set. What was changed again since then stays, unless the plan is made with ``overwrite``. Resets and units given
+back are not taken back, because the counters have moved on.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Literal
 from uuid import UUID
 
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, models, transaction
-from django.db.models import Count
+from django.db.models import Q, QuerySet
 from django.db.models.deletion import get_candidate_relations_to_delete
 from django.utils.text import Truncator
 from django.utils.translation import gettext as _
@@ -29,18 +31,11 @@ from ..models import PolicyChange, RatePolicy
 from .differences import name_users
 from .states import KINDS, Related, State, object_of, problems, read_value, related_objects, relations
 
-Version = Literal["before", "after"]
-Verb = Literal["create", "change", "delete"]
 #: (object now, object afterwards) -> the permission that is missing, as a sentence; "" = none. None = no object.
 Forbidden = Callable[[models.Model | None, models.Model | None], str]
-#: Kinds that others refer to. They are created before the others and deleted after them.
-PARENTS = [
-    kind for kind, model in KINDS.items() if not {one.related_model for one in relations(model)} & {*KINDS.values()}
-]
-CHILDREN = [kind for kind in KINDS if kind not in PARENTS]
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Step:
     """What happens to one object. ``now`` and ``then`` are its stored and its future state; None = no object."""
 
@@ -48,278 +43,209 @@ class Step:
     object_id: str
     #: The object in words, as in the history; once compared, with the name of its user.
     object_text: str
-    #: Primary key of the ``PolicyChange`` with the state to return to, and which of its two states that is.
-    change: int
-    version: Version = "before"
-    #: Primary key of the last ``PolicyChange`` that is taken back; None = all later ones are taken back.
-    last: int | None = None
-    #: Whether the object was deleted together with the one that is restored.
-    along: bool = False
+    #: Primary keys of the first and the last of its rows that are taken back.
+    first: int
+    last: int
     now: models.Model | None = None
     then: models.Model | None = None
+    #: What is done; "" = the object stays as it is.
+    verb: Literal["create", "change", "delete", ""] = ""
     #: Fields that get other values.
     fields: tuple[str, ...] = ()
-    #: Whether the object was edited since the changes that are taken back.
-    edited: bool = False
+    #: What was changed since then, as an unsaved change: the fields that the rows changed. None = nothing.
+    later: PolicyChange | None = None
     #: Why the object stays as it is, in sentences; "" = nothing is in the way.
     obstacle: str = ""
 
-    @property
-    def verb(self) -> Verb:
-        """What is done to the object."""
-        return "create" if self.now is None else "delete" if self.then is None else "change"
-
-    @property
-    def done(self) -> bool:
-        """Whether the object is as it was already."""
-        return not self.obstacle and (self.now is self.then is None or (self.verb == "change" and not self.fields))
-
-    def applies(self, chosen: bool) -> bool:
-        """Return whether ``apply`` does the step; ``chosen``: the operator wants those left out by default, too."""
-        return not self.done and not self.obstacle and (chosen or not (self.edited or self.along))
+    def leave(self, obstacle: str) -> None:
+        """Leave the object as it is."""
+        self.verb, self.then, self.obstacle = "", None, visible(obstacle)
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Revert:
     """What taking changes back would do; nothing is written."""
 
-    #: One per object: of a save in the order of its changes, of a version the object itself first.
+    #: One per object, in the order of the rows.
     steps: list[Step]
-    #: The save that is undone; None where a version is restored.
-    undoes: UUID | None = None
-    #: A save with more changes than asked for, which therefore has no steps here.
-    too_large: UUID | None = None
+    #: Whether what was changed since then is taken back as well.
+    overwrite: bool
     #: A hash of the objects' states, to refuse overwriting another state than the operator saw.
-    seen: str = ""
+    seen: str
 
-    def to_do(self, kinds: Sequence[str], verb: Verb, chosen: bool) -> Iterator[tuple[Any, list[Step]]]:
-        """Yield the models of these kinds with their steps."""
-        for kind in kinds:
-            steps = [step for step in self.steps if (step.kind, step.verb) == (kind, verb) and step.applies(chosen)]
-            if steps:
-                yield KINDS[kind], steps
+    @property
+    def done(self) -> list[Step]:
+        """The steps that do something."""
+        return [step for step in self.steps if step.verb]
 
-
-def versions(change: PolicyChange) -> tuple[Version, ...]:
-    """Return the versions of this change that can be restored. "Did not exist" cannot be."""
-    known: tuple[Version, ...] = ("after", "before")
-    return tuple(version for version in known if change.model in KINDS and getattr(change, version))
+    @property
+    def left(self) -> list[Step]:
+        """The steps that leave something as it is now."""
+        return [step for step in self.steps if step.obstacle or (step.later and not self.overwrite)]
 
 
-def plan_undo(
-    change_id: UUID, *, lock: bool = False, most: int | None = None, forbidden: Forbidden = lambda now, then: ""
-) -> Revert:
-    """Compare the objects of the save with their state before it.
+def of_save(change_id: UUID) -> QuerySet[PolicyChange]:
+    """Return the rows to take back in order to undo the save."""
+    return PolicyChange.objects.filter(change_id=change_id, model__in=KINDS)
 
-    ``lock`` locks them until the transaction ends; of a save with more than ``most`` changes, none are compared.
+
+def of_object(change: PolicyChange) -> QuerySet[PolicyChange]:
+    """Return the rows to take back in order to restore the object as it was before the change.
+
+    If the object is deleted, they include what was deleted with it because it referred to it.
     """
-    rows = PolicyChange.objects.filter(change_id=change_id)
-    if most is not None and rows.count() > most:
-        return Revert(steps=[], undoes=change_id, too_large=change_id)
-    steps: dict[tuple[str, str], Step] = {}
-    found = rows.filter(model__in=KINDS).order_by("pk").values_list("pk", "model", "object_id", "object_text")
-    for pk, kind, object_id, text in found:
-        new = Step(kind=kind, object_id=object_id, object_text=text, change=pk)
-        step = steps.setdefault((kind, object_id), new)
-        step.last, step.object_text = pk, text
-    return _compared(Revert(steps=list(steps.values()), undoes=change_id), lock, forbidden)
+    own = Q(model=change.model, object_id=change.object_id)
+    taken = own & Q(pk__gte=change.pk)
+    last = PolicyChange.objects.filter(own).first()
+    if last is not None and last.action == PolicyChange.Action.DELETE:
+        key = read_value(KINDS[last.model]._meta.pk, last.object_id)
+        for kind, model in KINDS.items():
+            for relation in relations(model):
+                if relation.related_model is KINDS[last.model]:
+                    refers = Q(model=kind, **{f"before__{relation.name}": key})
+                    taken |= Q(change_id=last.change_id, action=last.action) & refers
+    return PolicyChange.objects.filter(taken)
 
 
-def plan_restore(
-    change: PolicyChange,
-    version: Version,
+def plan(
+    rows: QuerySet[PolicyChange],
     *,
+    overwrite: bool = False,
     lock: bool = False,
-    most: int | None = None,
     forbidden: Forbidden = lambda now, then: "",
 ) -> Revert:
-    """Compare the object with its state before or after the change, as ``plan_undo``.
-
-    What was deleted together with it follows; ``apply`` creates that only if it is chosen.
-    """
-    own = Step(
-        kind=change.model,
-        object_id=change.object_id,
-        object_text=change.object_text,
-        change=change.pk,
-        version=version,
-    )
-    plan = Revert(steps=[own])
-    last = PolicyChange.objects.filter(model=change.model, object_id=change.object_id).first()
-    if last is not None and last.action == PolicyChange.Action.DELETE:
-        if most is not None and PolicyChange.objects.filter(change_id=last.change_id).count() > most:
-            plan.too_large = last.change_id
-        else:
-            plan.steps += _deleted_along(last)
-    return _compared(plan, lock, forbidden)
-
-
-def _deleted_along(deletion: PolicyChange) -> Iterator[Step]:
-    """Yield a step for each object that was deleted because it referred to the deletion's."""
-    model = KINDS[deletion.model]
-    key = model._meta.pk.to_python(deletion.object_id)
-    same_save = PolicyChange.objects.filter(change_id=deletion.change_id, action=deletion.action).order_by("pk")
-    for kind in CHILDREN:
-        for relation in relations(KINDS[kind]):
-            rows = same_save.filter(model=kind, **{f"before__{relation.name}": key})
-            found = rows.values_list("pk", "object_id", "object_text") if relation.related_model is model else ()
-            for pk, object_id, text in found:
-                yield Step(kind=kind, object_id=object_id, object_text=text, change=pk, last=pk, along=True)
-
-
-def _compared(plan: Revert, lock: bool, forbidden: Forbidden) -> Revert:
-    """Complete the steps."""
+    """Compare the objects with their state before the rows; ``lock`` locks them until the transaction ends."""
+    steps: dict[tuple[str, str], Step] = {}
+    for pk, kind, object_id, text in rows.order_by("pk").values_list("pk", "model", "object_id", "object_text"):
+        new = Step(kind=kind, object_id=object_id, object_text=text, first=pk, last=pk)
+        step = steps.setdefault((kind, object_id), new)
+        step.last, step.object_text = pk, text
     digest = hashlib.sha256()
     created: dict[Any, dict[Any, models.Model]] = {}
-    for kind in (*PARENTS, *CHILDREN):
-        model = KINDS[kind]
-        for steps in in_batches([step for step in plan.steps if step.kind == kind]):
-            name_users(steps)
-            keys = [read_value(model._meta.pk, step.object_id) for step in steps]
+    for kind, model in KINDS.items():
+        for batch in in_batches([step for step in steps.values() if step.kind == kind]):
+            name_users(batch)
+            keys = [read_value(model._meta.pk, step.object_id) for step in batch]
             stored = rows_by_pk(model, keys, policy_alias(model), lock)
-            rows = PolicyChange.objects.in_bulk([pk for step in steps for pk in (step.change, step.last) if pk])
-            wanted = [getattr(rows[step.change], step.version) for step in steps]
-            related = related_objects(model, [state or {} for state in wanted], created)
-            for step, key, state in zip(steps, keys, wanted, strict=True):
+            recorded = PolicyChange.objects.in_bulk([pk for step in batch for pk in (step.first, step.last)])
+            # Before the rows, and after them.
+            states = [(recorded[step.first].before or {}, recorded[step.last].after or {}) for step in batch]
+            related = related_objects(model, [wanted for wanted, _left in states], created)
+            for step, key, (wanted, left) in zip(batch, keys, states, strict=True):
                 step.now = stored.get(key)
-                values = None if step.now is None else field_values(step.now)
-                digest.update(json.dumps([step.change, values], sort_keys=True).encode())
+                now = {} if step.now is None else field_values(step.now)
+                digest.update(json.dumps([kind, step.object_id, now], sort_keys=True).encode())
                 try:
-                    _compare(step, key, state, rows[step.last].after if step.last else None, related)
+                    _compare(step, (now, wanted, left), related, overwrite=overwrite)
                 except ValidationError as error:
-                    step.obstacle = " ".join(error.messages)
-                if not step.done:
-                    step.obstacle = step.obstacle or forbidden(step.now, step.then)
-                if step.verb == "create" and step.then is not None and not step.obstacle:
+                    step.leave(" ".join(error.messages))
+                if step.verb and step.then is not None:
+                    # Values that must be unique may be freed by the other objects.
+                    step.obstacle = problems(step.then, unique=len(steps) == 1)
+                if step.verb and (obstacle := step.obstacle or forbidden(step.now, step.then)):
+                    step.leave(obstacle)
+                elif step.verb == "create" and step.then is not None:
                     created.setdefault(model, {})[key] = step.then
-    _find_references(plan)
-    plan.seen = digest.hexdigest()[:20]
-    return plan
+    _keep_referred(steps.values())
+    return Revert(steps=list(steps.values()), overwrite=overwrite, seen=digest.hexdigest()[:20])
 
 
-def _compare(step: Step, key: Any, wanted: State | None, left: State | None, related: Related) -> None:
-    """Complete the step: ``wanted`` is the state to return to, ``left`` the one that the changes left behind.
+def _compare(step: Step, states: tuple[State, State, State], related: Related, *, overwrite: bool) -> None:
+    """Complete the step. ``states``: now, the one to return to, the one that the rows left; empty = no object.
 
-    For both, None = no object; ``left`` is also None where all later changes are taken back. Raises
-    ``ValidationError`` with what is in the way.
+    Raises ``ValidationError`` with what is in the way.
     """
-    restores = step.last is None
-    if wanted is None:
-        if left is None:  # created and deleted by the same save
-            step.now = None
-        elif step.now is not None:
-            now = field_values(step.now)
-            step.edited = any(now.get(name) != left[name] for name in left)
+    now, wanted, left = ({name: state.get(name, ...) for name in {*states[1], *states[2]}} for state in states)
+    known = states[1] or states[2]  # a version may lack fields
+    changed = [name for name in known if wanted[name] != left[name]]
+    later = [name for name in changed if now[name] not in (wanted[name], left[name])]
+    if later:
+        was, is_now = ({name: state.get(name) for name in later} for state in (states[2], states[0]))
+        step.later = PolicyChange(model=step.kind, object_id=step.object_id, before=was, after=is_now)
+    if not states[1]:  # the rows created it, or created and deleted it
+        step.verb = "delete" if states[0] and states[2] and (overwrite or not later) else ""
         return
-    if step.along and step.now is not None:  # exists again
-        step.then = step.now
-        return
-    state = wanted
-    if left is not None:
-        if step.now is None:
-            raise ValidationError(_("It was deleted since then. Restore it first."))
-        state = {name: value for name, value in wanted.items() if left.get(name) != value}
-    step.then, fields = object_of(KINDS[step.kind], key, state, step.now, related)
-    if step.now is not None:
-        step.fields, now = fields, field_values(step.now)
-        step.edited = not restores and any(now[name] != (left or {}).get(name, ...) for name in fields)
-    # Values that must be unique may be freed by the other objects of a save.
-    found = [] if step.done else problems(step.then, unique=restores)
-    if found:
-        raise ValidationError(found)
+    if states[2] and not states[0]:
+        raise ValidationError(_("It was deleted since then. Restore it first."))
+    state = {name: wanted[name] for name in changed if overwrite or name not in later}
+    model = KINDS[step.kind]
+    key = read_value(model._meta.pk, step.object_id)
+    step.then = object_of(model, key, state, step.now, related)
+    then = field_values(step.then)
+    step.fields = tuple(name for name in state if step.now is not None and then[name] != now[name])
+    step.verb = "create" if step.now is None else "change" if step.fields else ""
 
 
-def _find_references(plan: Revert) -> None:
-    """Leave created objects as they are that others refer to by now, because deleting them deletes the others."""
-    ended = Counter(_ended_references(plan, chosen=False))
-    ended_if_chosen = Counter(_ended_references(plan, chosen=True))
-    for model, steps in list(plan.to_do(PARENTS, "delete", True)):
-        for batch in in_batches(steps):
+def _keep_referred(steps: Iterable[Step]) -> None:
+    """Leave objects as they are that others still refer to, because deleting them deletes the others."""
+    ended = Counter(
+        (relation, getattr(step.now, relation.attname))
+        for step in steps
+        if step.now is not None and step.verb in ("change", "delete")
+        for relation in relations(type(step.now))
+        if step.verb == "delete" or relation.name in step.fields
+    )
+    for kind, model in KINDS.items():
+        for batch in in_batches([step for step in steps if (step.kind, step.verb) == (kind, "delete")]):
             by_key = {step.now.pk: step for step in batch if step.now is not None}
-            for relation, counts in _references(model, list(by_key)):
-                for key, count in counts.items():
-                    if count > ended_if_chosen[relation, key]:
-                        text = _("%(count)d of the %(kind)s refer to it now. Delete or move these first.")
-                        kinds = relation.model._meta.verbose_name_plural
-                        params = {"count": count - ended_if_chosen[relation, key], "kind": kinds}
-                        by_key[key].obstacle = text % params
-                    elif count > ended[relation, key]:
-                        by_key[key].edited = True
+            for relation, key, count in _references(model, list(by_key)):
+                if count > ended[relation, key]:
+                    text = _("%(count)d of the %(kind)s refer to it now. Delete or move these first.")
+                    kinds = relation.model._meta.verbose_name_plural
+                    by_key[key].leave(text % {"count": count - ended[relation, key], "kind": kinds})
 
 
-def _ended_references(plan: Revert, chosen: bool) -> Iterator[tuple[Any, Any]]:
-    """Yield (relation, key) for each reference that a step ends."""
-    for step in plan.steps:
-        if step.now is not None and step.applies(chosen):
-            for relation in relations(type(step.now)):
-                key = getattr(step.now, relation.attname)
-                if key is not None and (step.then is None or getattr(step.then, relation.attname) != key):
-                    yield relation, key
-
-
-def _references(model: Any, keys: Sequence[Any]) -> Iterator[tuple[Any, dict[Any, int]]]:
-    """Yield each foreign key to the model, with the number of rows that refer to each key; zero is left out."""
+def _references(model: Any, keys: Sequence[Any]) -> Iterator[tuple[Any, Any, int]]:
+    """Yield each foreign key to the model with each of these keys that rows have there, and the number of rows."""
     for reverse in get_candidate_relations_to_delete(model._meta):
         relation: Any = reverse.field  # type: ignore[attr-defined]
         rows = relation.model._base_manager.using(policy_alias(relation.model))
         name = f"{relation.name}__pk"
-        found = rows.filter(**{f"{name}__in": keys}).order_by().values_list(name).annotate(Count("pk"))
-        yield relation, dict(found)
+        found = rows.filter(**{f"{name}__in": keys}).order_by().values_list(name).annotate(models.Count("pk"))
+        for key, count in found:
+            yield relation, key, count
 
 
-def apply(plan: Revert, *, actor: Any, reason: str, chosen: bool = False) -> list[Step]:
-    """Do the steps in one transaction, which is itself one save; return those that were done.
+def apply(revert: Revert, *, actor: Any, reason: str, undoes: UUID | None = None) -> None:
+    """Do the steps in one transaction, which is itself one save; ``undoes`` is the save that it undoes.
 
-    ``plan`` was made with ``lock`` in the same transaction. Raises ``ValidationError``; then nothing has changed.
+    ``revert`` was made with ``lock`` in the same transaction. Raises ``ValidationError``; then nothing has changed.
     """
-    using = policy_alias(RatePolicy)
-    with changed_by(actor, reason, undoes=plan.undoes), transaction.atomic(using=using):
-        _delete(plan.to_do(CHILDREN, "delete", chosen), using)
-        # Their names may be those that others get back. Those that policies are on until these are moved come last.
-        _delete(plan.to_do(PARENTS, "delete", chosen), using, referred=False)
-        for kinds in (PARENTS, CHILDREN):
-            for verb in ("change", "create"):
-                for model, steps in plan.to_do(kinds, verb, chosen):
-                    _write(model, steps, using)
-        _delete(plan.to_do(PARENTS, "delete", chosen), using)
-    return [step for step in plan.steps if step.applies(chosen)]
+    kinds, using = list(KINDS), policy_alias(RatePolicy)
+
+    def order(step: Step) -> tuple[Any, ...]:
+        deletes, number = step.verb == "delete", kinds.index(step.kind)
+        return not deletes, -number if deletes else number, step.verb == "create", step.fields
+
+    groups = (list(steps) for _order, steps in groupby(sorted(revert.done, key=order), key=order))
+    todo: list[Sequence[Step]] = [batch for steps in groups for batch in in_batches(steps)]
+    with changed_by(actor, reason, undoes=undoes), transaction.atomic(using=using):
+        while todo:
+            # One by one and once more, where others first have to give up their values, or to refer to another.
+            refused: list[Sequence[Step]] = []
+            for batch in todo:
+                try:
+                    with transaction.atomic(using=using):
+                        _write(batch, using)
+                except IntegrityError as error:
+                    refused, text = [*refused, *([step] for step in batch)], str(error)
+            if refused == todo:
+                one = refused[0][0]
+                text = (one.then and problems(one.then, unique=True)) or text
+                raise ValidationError(f"{Truncator(visible(one.then or one.now)).chars(100)}: {text}")
+            todo = refused
 
 
-def _delete(to_do: Iterator[tuple[Any, list[Step]]], using: str, *, referred: bool = True) -> None:
-    """Delete the objects; without ``referred``, only those that no row refers to."""
-    for model, steps in to_do:
-        for batch in in_batches([step.now.pk for step in steps if step.now is not None]):
-            found = () if referred else _references(model, batch)
-            kept = {key for _relation, counts in found for key in counts}
-            model._base_manager.using(using).filter(pk__in={*batch} - kept).delete()
-
-
-def _write(model: Any, steps: Sequence[Step], using: str) -> None:
-    """Change or create the objects; raises ``ValidationError``."""
+def _write(steps: Sequence[Step], using: str) -> None:
+    """Do the same with these objects of one model; raises ``IntegrityError``."""
+    verb, model = steps[0].verb, KINDS[steps[0].kind]
     rows = model._base_manager.using(using)
-    refused: list[Any] = []
-    for fields in dict.fromkeys(step.fields for step in steps):
-        for batch in in_batches([step.then for step in steps if step.fields == fields]):
-            try:
-                with transaction.atomic(using=using):
-                    rows.bulk_update(batch, fields) if fields else rows.bulk_create(batch)
-            except IntegrityError:
-                refused += batch
-    _write_singly(refused, using)
-
-
-def _write_singly(objects: Sequence[Any], using: str) -> None:
-    """Save the objects one by one, again where others first had to give up their values."""
-    while objects:
-        refused = []
-        for one in objects:
-            try:
-                with transaction.atomic(using=using):
-                    one.save(using=using)
-            except IntegrityError as error:
-                refused.append((one, str(error)))
-        if len(refused) == len(objects):
-            one, text = refused[0]
-            text = " ".join(problems(one, unique=True)) or text
-            raise ValidationError(f"{Truncator(visible(one)).chars(100)}: {text}")
-        objects = [one for one, _text in refused]
+    if verb == "delete":
+        keys = [step.now.pk for step in steps if step.now is not None]
+        if any(_references(model, keys)):
+            raise IntegrityError(_("Others refer to it now."))
+        rows.filter(pk__in=keys).delete()
+    elif verb == "create":
+        rows.bulk_create([step.then for step in steps])
+    else:
+        rows.bulk_update([step.then for step in steps], steps[0].fields)

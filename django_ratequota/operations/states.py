@@ -10,13 +10,12 @@ from django.core.exceptions import ValidationError
 from django.db import models
 from django.utils.translation import gettext as _
 
-from ..changes.writer import field_values
 from ..models import Endpoint, ListMember, Plan, PlanAssignment, RatePolicy, SubjectList
 
-#: The models whose objects are recorded, by ``PolicyChange.model``.
+#: The models whose objects are recorded, by ``PolicyChange.model``; those that others refer to come first.
 KINDS: dict[str, Any] = {
     str(model._meta.model_name): model
-    for model in (Plan, PlanAssignment, Endpoint, SubjectList, ListMember, RatePolicy)
+    for model in (Plan, Endpoint, SubjectList, PlanAssignment, ListMember, RatePolicy)
 }
 State = Mapping[str, Any]
 #: Name of a foreign key -> key -> the object that it refers to.
@@ -50,32 +49,26 @@ def related_objects(
     return found
 
 
-def object_of(
-    model: type[models.Model], pk: Any, state: State, now: models.Model | None, related: Related
-) -> tuple[models.Model, tuple[str, ...]]:
-    """Return the object with the values of the state, unsaved, and the names of the fields that differ from ``now``.
+def object_of(model: Any, pk: Any, state: State, now: models.Model | None, related: Related) -> models.Model:
+    """Return the object with the values of the state, unsaved; fields that the state lacks are as ``now``.
 
-    Fields that the state lacks keep their values. Raises ``ValidationError`` if the state cannot be read any more.
+    Raises ``ValidationError`` if the state cannot be read any more, or refers to an object that does not exist.
     """
     known: dict[str, Any] = {field.name: field for field in model._meta.concrete_fields}
-    removed = [name for name in state if name not in known]
-    if removed:
+    if removed := [name for name in state if name not in known]:
         text = _("This version has fields that no longer exist (%(names)s).")
         raise ValidationError(text % {"names": ", ".join(removed)})
-    then = model(pk=pk) if now is None else copy(now)
-    for name, recorded in state.items():
-        field = known[name]
-        if field.primary_key:
-            continue
-        value = read_value(field, recorded)
-        referred = related[name].get(value) if field.is_relation else None
-        if field.is_relation and referred is None and field.remote_field.on_delete is models.SET_NULL:
-            value = None
-        setattr(then, field.attname, value)
-        if referred is not None:
-            field.set_cached_value(then, referred)
-    before, after = {} if now is None else field_values(now), field_values(then)
-    return then, tuple(name for name in after if not known[name].primary_key and before.get(name, ...) != after[name])
+    then: models.Model = model(pk=pk) if now is None else copy(now)
+    for field in (known[name] for name in state if not known[name].primary_key):
+        value = read_value(field, state[field.name])
+        if not field.is_relation or value is None:
+            setattr(then, field.attname, value)
+        elif value in related[field.name] or field.remote_field.on_delete is models.SET_NULL:
+            setattr(then, field.name, related[field.name].get(value))
+        else:
+            text = _("The %(kind)s with the id %(pk)s is deleted; restore or create that first.")
+            raise ValidationError(text % {"kind": field.related_model._meta.verbose_name, "pk": value})
+    return then
 
 
 def read_value(field: Any, value: Any) -> Any:
@@ -89,26 +82,14 @@ def read_value(field: Any, value: Any) -> Any:
         raise ValidationError(text % params) from error
 
 
-def problems(then: models.Model, *, unique: bool) -> list[str]:
+def problems(then: models.Model, *, unique: bool) -> str:
     """Return why the object cannot be stored, in sentences; with ``unique``, also because others have its values."""
-    text = _("The %(kind)s with the id %(pk)s is deleted; restore or create that first.")
-    keys = relations(type(then))
-    missing = [
-        text % {"kind": relation.related_model._meta.verbose_name, "pk": getattr(then, relation.attname)}
-        for relation in keys
-        if getattr(then, relation.attname) is not None and not relation.is_cached(then)
-    ]
-    if missing:
-        return missing
+    fields: list[Any] = [*then._meta.concrete_fields]
     try:
-        excluded = [] if unique else [relation.name for relation in keys]
+        excluded = [] if unique else [field.name for field in fields if field.is_relation]
         then.full_clean(excluded, validate_unique=unique, validate_constraints=unique)
     except ValidationError as error:
-        names = {field.name: field.verbose_name for field in then._meta.concrete_fields}
-        named = (
-            f"{names[name]}: {text}" if name in names else text
-            for name, texts in error.message_dict.items()
-            for text in texts
-        )
-        return list(dict.fromkeys(named))
-    return []
+        labels = {field.name: f"{field.verbose_name}: " for field in fields}
+        found = (labels.get(name, "") + text for name, texts in error.message_dict.items() for text in texts)
+        return " ".join(dict.fromkeys(found))
+    return ""

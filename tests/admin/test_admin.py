@@ -312,7 +312,7 @@ def test_identifiers_are_choices_of_counted_per(operator: Client, settings: Any)
 
 def test_scopes_of_the_code_without_an_endpoint_are_listed_and_created(operator: Client) -> None:
     page = operator.get(f"{BASE}/endpoint/").content.decode()
-    assert f'<a href="{BASE}/endpoint/add/?name=search">create search</a>' in page
+    assert f'<a href="{BASE}/endpoint/add/?name=search">create the endpoint search</a>' in page
     form = operator.get(f"{BASE}/endpoint/add/?name=search").content.decode()
     assert re.search(r'<input type="text" name="name" value="search"[^>]* list="id_name_scopes"', form)
     assert '<option value="search"></option>' in form
@@ -399,7 +399,7 @@ def test_history_names_the_changed_fields(operator: Client, root: User, free: Pl
     policy.save()
     changed = PolicyChange.objects.first()
     assert difference(operator, changed) == [
-        ("plan", f"Free (id {free.pk})", f"Pro (id {pro.pk})"),
+        ("plan", "Free", "Pro"),
         ("mode", "enforce", "log only"),
         ("ends at", "-", "05/06/2031 07:08 UTC"),
     ]
@@ -409,7 +409,9 @@ def test_history_names_the_changed_fields(operator: Client, root: User, free: Pl
     override = RatePolicy.objects.create(user=root, rates="2/s")
     created = PolicyChange.objects.first()
     assert ("rates", "-", "2/s") in difference(operator, created)
-    assert f"operator (id {root.pk})" in operator.get(f"{BASE}/policychange/{created.pk}/change/").content.decode()
+    assert (
+        "All changes for user operator" in operator.get(f"{BASE}/policychange/{created.pk}/change/").content.decode()
+    )
     override.delete()
     assert ("rates", "2/s", "-") in difference(operator, PolicyChange.objects.first())
 
@@ -425,7 +427,8 @@ def test_history_outlives_earlier_fields_and_kinds(operator: Client) -> None:
 def test_history_is_read_only(operator: Client, root: User, free: Plan) -> None:
     change = PolicyChange.objects.first()
     assert operator.post(f"{BASE}/policychange/{change.pk}/delete/", {"post": "yes"}).status_code == 403
-    assert operator.post(f"{BASE}/policychange/{change.pk}/change/", {"reason": "x"}).status_code == 403
+    operator.post(f"{BASE}/policychange/{change.pk}/change/", {"reason": "x"})
+    assert not PolicyChange.objects.filter(reason="x").exists()
     form = {"action": "delete_selected", "_selected_action": [change.pk], "post": "yes"}
     operator.post(f"{BASE}/policychange/", form)
     assert "delete_selected" not in operator.get(f"{BASE}/policychange/").content.decode()

@@ -95,7 +95,7 @@ def addresses() -> Iterator[str]:
         yield f"{APP}/{row._meta.model_name}/{row.pk}/change/"
         yield f"{APP}/{row._meta.model_name}/{row.pk}/history/"
     yield from (f"{APP}/plan/matrix/", f"{APP}/plan/{free.pk}/copy/", f"{APP}/policychange/save/{change.change_id}/")
-    yield f"{APP}/policychange/{change.pk}/restore/after/"
+    yield f"{APP}/policychange/{change.pk}/revert/save/"
     yield from (f"{APP}/subjectlist/{bots.pk}/{verb}-members/" for verb in ("add", "remove"))
     yield from (f"{POLICIES}/{override.pk}/{page}/" for page in ("reset", "rollout"))
     yield from (f"{POLICIES}/usage/?{query}" for query in ("", f"endpoint={search.pk}", f"policy={override.pk}"))
@@ -203,7 +203,7 @@ OPENS: dict[str, set[Any]] = {
     "subjectlist/{bots}/remove-members/": {"delete_listmember"},
     "policychange/": {"view_policychange", "change_policychange"},
     "policychange/save/{save}/": {"view_policychange", "change_policychange"},
-    "policychange/{change}/restore/after/": {"view_policychange", "change_policychange"},
+    "policychange/{change}/revert/save/": {"view_policychange", "change_policychange"},
 }
 
 

@@ -327,7 +327,7 @@ def test_operators_who_may_not_search_filter_by_a_select(free: Plan) -> None:
 @pytest.mark.parametrize(
     "path",
     [f"ratepolicy/?{name}=" for name in ("mode__exact", "counted_per", "audience", "time", "subject")]
-    + [f"policychange/?{name}=" for name in ("model", "action__exact", "touched_user", "object_id")]
+    + [f"policychange/?{name}=" for name in ("model", "action__exact", "touched_plan", "object_id")]
     + ["plan/?default_for__exact=", "endpoint/?policies=", "planassignment/?time="],
 )
 def test_a_nul_in_a_filter_is_refused(operator: Client, path: str) -> None:

@@ -82,7 +82,8 @@ PAGES = {
     "history of a plan": Page(lambda s: f"{_APP}/plan/{s.free.pk}/history/"),
     "save": Page(lambda s: f"{_APP}/policychange/save/{s.edit.change_id}/"),
     "hostile save": Page(lambda s: f"{_APP}/policychange/save/{s.hostile_edit.change_id}/"),
-    "restore": Page(lambda s: f"{_APP}/policychange/{s.edit.pk}/restore/before/"),
-    "hostile restore": Page(lambda s: f"{_APP}/policychange/{s.hostile_edit.pk}/restore/before/"),
+    "undo": Page(lambda s: f"{_APP}/policychange/{s.edit.pk}/revert/save/"),
+    "hostile undo": Page(lambda s: f"{_APP}/policychange/{s.hostile_edit.pk}/revert/save/"),
+    "restore": Page(lambda s: f"{_APP}/policychange/{s.edit.pk}/revert/object/"),
     "change": Page(lambda s: f"{_APP}/policychange/{s.last_change().pk}/change/"),
 }

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from django.core.management import CommandError
 
+from django_ratequota.admin.formatting import moment
+from django_ratequota.changes.writer import changed_by
 from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
 from tests.support.commands import run
 
@@ -32,9 +34,10 @@ def modes() -> list[str]:
 
 
 def test_a_save_is_undone_except_later_edits(change: PolicyChange, published: list[Any]) -> None:
+    later = PolicyChange.objects.all()[0]
     stays = (
-        "stays as it is: ratepolicy plan Free × all endpoints: 1/s: It was edited again since then "
-        "(--overwrite undoes it, too)."
+        "stays as it is: ratepolicy plan Free × all endpoints: 1/s: Code or a command changed mode from log only to "
+        f"off at {moment(later.at)}. (--overwrite undoes that, too)"
     )
     counted = "0 created, 1 changed, 0 deleted"
     assert undo(change, "--dry-run") == [stays, f"Dry run: would be {counted}; nothing was changed"]
@@ -57,9 +60,12 @@ def test_an_unknown_id_is_refused(free: Plan) -> None:
 
 
 def test_an_undo_that_is_refused_changes_nothing(free: Plan) -> None:
-    Plan.objects.filter(pk=free.pk).update(name="Gratis")
+    pro = Plan.objects.create(name="Pro", slug="pro")
+    with changed_by(None):
+        Plan.objects.filter(pk=free.pk).update(name="Gratis")
+        Plan.objects.filter(pk=pro.pk).update(name="Best")
     change = PolicyChange.objects.all()[0]
     Plan.objects.create(name="Free", slug="f")
     with pytest.raises(CommandError, match="Plan with this Name already exists"):
         undo(change)
-    assert Plan.objects.get(pk=free.pk).name == "Gratis"
+    assert set(Plan.objects.values_list("name", flat=True)) == {"Best", "Free", "Gratis"}

@@ -1,0 +1,39 @@
+"""Times and values as operators read them, in their language and time zone."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from django.utils import timezone
+from django.utils.formats import date_format, time_format
+from django.utils.translation import get_language_bidi
+
+
+def moment(at: datetime | None, *, seconds: bool = False) -> str:
+    """Date, time and zone, to the minute or to the second; "" for None."""
+    if at is None:
+        return ""
+    local = local_time(at)
+    return f"{date_and_time(local, seconds=seconds)} {zone(local)}"
+
+
+def local_time(at: datetime) -> datetime:
+    """Return the time in the operator's zone; without time zones (USE_TZ = False) it is local time already."""
+    return timezone.localtime(at) if timezone.is_aware(at) else at
+
+
+def date_and_time(local: datetime, *, seconds: bool = False) -> str:
+    """Return date and time without the zone."""
+    # Without the Arabic marks of direction, which turn a date in a sentence of another language around.
+    date = date_format(local, "SHORT_DATE_FORMAT").replace("\u200f", "")
+    return f"{date} {time_format(local, 'H:i:s' if seconds else 'H:i')}"
+
+
+def zone(local: datetime) -> str:
+    """Return the name of the time's zone."""
+    return date_format(local, "T")
+
+
+def isolated(text: str) -> str:
+    """Return the text for a sentence. In right-to-left languages, marks keep a rate in it from being reversed."""
+    return f"\u2066{text}\u2069" if get_language_bidi() else text
