@@ -6,6 +6,7 @@ urlpatterns = [path("quota/", include("django_ratequota.urls"))]  # GET quota/us
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from django.core.exceptions import ValidationError as InvalidValue
@@ -176,6 +177,15 @@ class QuotaWindowPagination(CursorPagination):
 
     ordering = ("-starts_at", "-id")
     page_size, page_size_query_param, max_page_size = 100, "page_size", 1000
+
+    def get_page_size(self, request: Request) -> int:
+        """Return how many windows the client asks for; raises ``ValidationError`` for what is no such number."""
+        text, most = request.query_params.get("page_size", str(self.page_size)), self.max_page_size
+        # Python refuses to read thousands of digits.
+        size = int(text) if re.fullmatch("[0-9]{1,9}", text) else 0
+        if not 1 <= size <= most:
+            raise ValidationError({"page_size": [_("Write a number from 1 to %(most)d.") % {"most": most}]})
+        return size
 
     def paginate_queryset(self, queryset: Any, request: Request, view: Any = None) -> Any:
         """Return a page; raises ``NotFound`` for a cursor that is no date, which REST framework passes on."""

@@ -164,6 +164,12 @@ def test_the_newest_come_first_page_by_page(client: Client, alice: User) -> None
     assert (response.status_code, response.json()) == (400, {"period": ["Write day, week or month."]})
 
 
+@pytest.mark.parametrize("size", ["0", "-1", "all", "1001", "", "9" * 5000])
+def test_a_wrong_page_size_is_refused_in_words(client: Client, size: str) -> None:
+    response = client.get(URL, {"page_size": size})
+    assert (response.status_code, response.json()) == (400, {"page_size": ["Write a number from 1 to 1000."]})
+
+
 def test_staff_may_ask_about_a_user_and_nobody_else_may(client: Client, alice: User) -> None:
     window(f"user:{alice.pk}")
     operator = User.objects.create(username="operator", is_staff=True)
