@@ -17,7 +17,7 @@ import redis
 from django.db import OperationalError
 
 from django_ratequota import Bucket, Decision, Limiter, Rate
-from django_ratequota.enforcement.decide import decide
+from django_ratequota.enforcement.on_error import decide
 from django_ratequota.engine.decision import LimitRequest
 from django_ratequota.engine.keys import window_key
 from django_ratequota.exceptions import StoreError
