@@ -139,7 +139,7 @@ def add_once(sums: Sums) -> Raised:
         while ordered:  # a statement adds one part to each row; few have another
             months = any(parts[0].bucket.rate.calendar == "month" for _, parts in ordered)
             # One parameter: the ORM's own upsert, with F() and Case, takes a hundred times as long.
-            values = [_values(alias, window, parts[0], now) for window, parts in ordered]
+            values = [_values(alias, counter, parts[0], now) for (counter, _), parts in ordered]
             rows = [json.dumps(values, separators=(",", ":"))]
             # The windows first, as whoever locks rows begins with them.
             cursor.execute(f"{_statement(alias, 'QuotaWindow')} RETURNING {_RETURNED}", rows)
@@ -201,14 +201,14 @@ def _claim(writer: UUID, batch: int) -> bool:
     return bool(writers.get_or_create(pk=writer, defaults=named)[1])
 
 
-def _values(alias: str, window: Window, part: Part, now: str) -> tuple[object, ...]:
+def _values(alias: str, counter: str, part: Part, now: str) -> tuple[object, ...]:
     """Return what ``_VALUES`` names."""
-    (counter, first_day), (starts_us, ends_us, _) = window, part.bounds
     bucket, rate = part.bucket, part.bucket.rate
+    first_day, starts_at, ends_at = _texts(alias, part.bounds)
     return (
-        *(counter, str(first_day), part.charged, part.refunded, 0),
-        *(_instant(alias, starts_us), _instant(alias, ends_us), rate.calendar, stored_subject(bucket.subject)),
-        *(bucket.policy_id, bucket.endpoint_id, str(rate), rate.capacity, now, str(part.day)),
+        *(counter, first_day, part.charged, part.refunded, 0, starts_at, ends_at, rate.calendar),
+        *(stored_subject(bucket.subject), bucket.policy_id, bucket.endpoint_id, str(rate), rate.capacity),
+        *(now, str(part.day)),
     )
 
 
@@ -252,6 +252,10 @@ def _statement(alias: str, name: str) -> str:
 
 
 @lru_cache
+def _texts(alias: str, bounds: CalendarWindow) -> tuple[str, str, str]:
+    return str(bounds.first_day), _instant(alias, bounds.starts_us), _instant(alias, bounds.ends_us)
+
+
 def _instant(alias: str, at_us: int) -> str:
     return str(connections[alias].ops.adapt_datetimefield_value(to_datetime(at_us)))
 
