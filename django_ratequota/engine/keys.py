@@ -42,10 +42,8 @@ def check_prefix(prefix: str) -> str:
 
 def bucket_key(prefix: str, bucket: Bucket) -> str:
     """Return the key of the bucket's counter."""
-    rate = bucket.rate
-    return (
-        f"{prefix}:{beginning(bucket.subject)}{_endpoint(bucket)}:{_rate(rate.algorithm, rate.period, rate.counts)}"
-    )
+    rate = _rate(bucket.rate.algorithm, bucket.rate.period, bucket.rate.counts)
+    return f"{prefix}:{beginning(bucket.subject)}{_endpoint(bucket)}:{rate}"
 
 
 def window_key(key: str, first_day: date) -> str:
