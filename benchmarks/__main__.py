@@ -27,6 +27,7 @@ PARTS = (
     "whole_request",
     "refused",
     "resolver",
+    "ledger",
     "memory",
     "threads",
     "importing",

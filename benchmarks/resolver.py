@@ -1,27 +1,19 @@
-"""Part 5: finding out what applies, in a project of 10 to 10,000 policies, 1,000 endpoints and a million users.
-
-Each database is measured in a process of its own, on data of its own: SQLite, and PostgreSQL where DATABASE_URL names
-one (``tests/postgresql.sh make bench``).
-"""
+"""Part 5: finding out what applies, in a project of 10 to 10,000 policies, 1,000 endpoints and a million users."""
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from itertools import count
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.changing import REQUESTS, SAVES, THREADS, WARM, burst, edits, request_of, under_change
-from benchmarks.measure import Result, Table, interleave, markdown
+from benchmarks.databases import in_each, main
+from benchmarks.measure import Result, Table, interleave
 
 SIZES, USERS = (10, 100, 1_000, 10_000), 1_000_000
 #: Policies of subjects that are there besides, for a second run of edits.
@@ -30,12 +22,7 @@ SUBJECTS = 100_000
 
 def run(quick: bool = False) -> Result:
     """Warm, new and cold callers by the number of policies; and a change under load."""
-    with TemporaryDirectory(prefix="ratequota-bench-") as folder:
-        databases = {"SQLite": f"sqlite:///{folder}/resolver.sqlite3"}
-        given = os.environ.get("DATABASE_URL", "")
-        if given.startswith("postgres"):
-            databases["PostgreSQL"] = given
-        measured = {name: _in_a_process(url, quick) for name, url in databases.items()}
+    measured = in_each("benchmarks.resolver", quick)
     sizes, users, changes, edited = (
         [(name, *row) for name, one in measured.items() for row in one[part]]
         for part in ("sizes", "users", "changes", "edits")
@@ -93,34 +80,6 @@ def _by_edit(rows: list[Any]) -> Table:
         f"publishes edits, {SAVES} times a second. SQLite has a write-ahead log."
     )
     return Table("Edits, one by one and in a burst", columns, rows, note)
-
-
-def _in_a_process(url: str, quick: bool) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.resolver", "--measure", *(["--quick"] if quick else [])]
-    environment = {**os.environ, "DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "benchmarks.settings"}
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    measured: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return measured
-
-
-@contextmanager
-def _empty_database() -> Iterator[None]:
-    """The tables, without rows, for the time of the measurement."""
-    from django.core.management import call_command
-    from django.db import connection
-
-    if connection.vendor == "sqlite":
-        call_command("migrate", verbosity=0)
-        with connection.cursor() as cursor:
-            cursor.execute("PRAGMA journal_mode = WAL")  # else whoever reads makes whoever saves wait
-        yield
-        return
-    name = connection.settings_dict["NAME"]
-    connection.creation.create_test_db(verbosity=0, autoclobber=True, serialize=False)
-    try:
-        yield
-    finally:
-        connection.creation.destroy_test_db(name, verbosity=0)
 
 
 def measure(quick: bool) -> dict[str, Any]:
@@ -292,21 +251,5 @@ def _cold(users: int, times: int) -> tuple[list[Any], dict[str, float]]:
     return [(users, most, median(spent), held / len(ids) / 1e3)], {"cold_queries": float(most)}
 
 
-def _main() -> None:
-    import django
-
-    if "--measure" in sys.argv:
-        django.setup()
-        with _empty_database():
-            print(json.dumps(measure("--quick" in sys.argv)))
-        return
-    from benchmarks import server
-
-    with server.running() as url:
-        os.environ["REDIS_URL"] = url
-        for table in run("--quick" in sys.argv).tables:
-            print(f"{markdown(table)}\n")
-
-
 if __name__ == "__main__":
-    _main()
+    main(measure, run)

@@ -78,6 +78,15 @@ TARGETS = (
     Target(
         "p99 of requests while another process saves 400 times a second, over a quiet one's", "burst_ms", 10, "ms"
     ),
+    Target("ledger: CPU of the process a counter and flush, days included", "ledger_us", 15, "µs"),
+    Target("ledger: PostgreSQL's CPU a counter and flush", "ledger_database_us", 70, "µs"),
+    Target("ledger: Redis' time a counter and flush", "ledger_redis_us", 8, "µs"),
+    Target(
+        "ledger: p99 of another thread's gaps during a flush of 100,000, over a quiet one's",
+        "ledger_gap_ms",
+        10,
+        "ms",
+    ),
     *(
         Target(f"Redis bytes per client, {name}: ours / best peer's", f"bytes_{name}", 1.0, why=_INTEGER)
         for name in ALGORITHMS

@@ -9,8 +9,8 @@ from .utils.lazy import lazy_exports
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .enforcement.check import acheck_request, check_request
     from .enforcement.check_caller import acheck_caller, check_caller
+    from .enforcement.check_request import acheck_request, check_request
     from .engine.decision import Decision
     from .engine.limiter import Limiter
     from .engine.rates import Rate
@@ -34,7 +34,7 @@ __all__ = [
 __getattr__ = lazy_exports(
     __name__,
     {
-        "enforcement.check": ("acheck_request", "check_request"),
+        "enforcement.check_request": ("acheck_request", "check_request"),
         "enforcement.check_caller": ("acheck_caller", "check_caller"),
         "engine.rates": ("Rate",),
         "engine.decision": ("Decision",),

@@ -14,7 +14,7 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.http import HttpRequest
 from django.utils.module_loading import import_string
 
-from .enforcement.check import acheck_request, check_request
+from .enforcement.check_request import acheck_request, check_request
 from .enforcement.costs import Cost, check_declared, computed_cost
 from .enforcement.settlement import asettle, settle
 from .engine.decision import Decision

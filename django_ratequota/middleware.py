@@ -11,7 +11,7 @@ from typing import Any
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
 
 from .conf import settings
-from .enforcement.check import acheck_request, check_request
+from .enforcement.check_request import acheck_request, check_request
 from .enforcement.earlier_checks import CHECKS
 from .enforcement.settlement import RESERVED, asettle, settle
 from .enforcement.unchecked import conclude_unchecked, refuse_unchecked

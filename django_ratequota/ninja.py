@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.http import HttpRequest, HttpResponse, JsonResponse
 
-from .enforcement.check import acheck_request, check_request
+from .enforcement.check_request import acheck_request, check_request
 from .enforcement.costs import Cost, answers_client, check_declared, computed_cost
 from .engine.decision import Decision
 from .exceptions import ConfigurationError

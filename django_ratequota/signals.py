@@ -1,7 +1,7 @@
 """Public signals."""
 
 from .changes.publication import policies_changed
-from .enforcement.check import request_refused
+from .enforcement.check_request import request_refused
 from .monitoring.alerts import quota_threshold
 from .runtime import store_state_changed
 

@@ -19,7 +19,7 @@ from django.utils.functional import Promise
 from rest_framework.exceptions import APIException, ErrorDetail, Throttled
 from rest_framework.throttling import BaseThrottle
 
-from .enforcement.check import check_request
+from .enforcement.check_request import check_request
 from .enforcement.costs import answer_of, check_declared, is_counted
 from .engine.decision import Decision
 from .engine.types import check_cost

@@ -15,7 +15,7 @@ from django.core.cache import cache as default_cache
 from rest_framework import throttling as drf
 from rest_framework.throttling import BaseThrottle
 
-from ..enforcement.decide import decide_without_store
+from ..enforcement.on_error import decide_without_store
 from ..engine.decision import Decision, LimitRequest
 from ..engine.keys import bucket_key, short
 from ..engine.limiter import Limiter

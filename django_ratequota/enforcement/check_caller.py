@@ -1,6 +1,6 @@
 """Checks without an HTTP request: of a background task, a message of a websocket, a field of a GraphQL document.
 
-The caller is described by values, and the scope names the endpoint. All else is as in ``check``.
+The caller is described by values, and the scope names the endpoint. All else is as in ``check_request``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..engine.decision import Decision
 from ..exceptions import InvalidCaller
 from ..policies.requests.caller import DescribedCaller, identifier_text
 from ..utils.addresses import Address
-from .check import Evaluation, is_free
+from .check_request import Evaluation, is_free
 from .step_runner import Step, StepRunner, limiter_or_error
 
 

@@ -13,7 +13,7 @@ from ..engine.types import check_cost
 from ..exceptions import InvalidCost
 from ..utils.problems import note_problem
 from ..utils.sansio import Twins
-from .check import exemption_of_request, is_free
+from .check_request import exemption_of_request, is_free
 from .settlement import status_of
 from .step_runner import limiter_or_error
 

@@ -40,7 +40,7 @@ class StoreSettler(NamedTuple):
         return await _runner().arun(self.steps(request))
 
     def steps(self, request: LimitRequest) -> Generator[Step, Any, Decision]:
-        """Yield the steps of either verb, for ``check`` to run among its own."""
+        """Yield the steps of either verb, for a check to run among its own."""
         limiter = self.limiter
         kept = ledger.is_kept(limiter)
         try:

@@ -1,6 +1,6 @@
 """The steps of a decision that may block, and running them: in this thread, or awaited.
 
-``check`` yields them (see ``utils.sansio``), so that sync and async checks are the same code.
+Checks yield them (see ``utils.sansio``), so that sync and async ones are the same code.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from ..policies.requests.caller import Unidentified
 from ..policies.resolver import Resolution
 from ..runtime import process
 from ..utils.sansio import Twins
-from .check import RequestCheck, is_free
+from .check_request import RequestCheck, is_free
 from .step_runner import Step, limiter_or_error, twins, unless_down
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from calendar import monthrange
-from datetime import date, datetime, time, timedelta, tzinfo
+from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from functools import lru_cache
 from typing import Literal, NamedTuple
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from zoneinfo import ZoneInfo
 
 from ..exceptions import InvalidBucket
 from .rates import Rate, show
@@ -24,19 +24,9 @@ class CalendarWindow(NamedTuple):
 
 
 def check_zone(zone: object) -> tzinfo:
-    """Return the zone for calendar windows; raises ``InvalidBucket`` for one that they cannot use.
-
-    A zone of pytz becomes the ``ZoneInfo`` of its name: as a datetime's tzinfo it would mean the city's local mean
-    time. Zones of dateutil are refused: they have no hash and no name.
-    """
-    name = getattr(zone, "zone", None) if hasattr(zone, "localize") else None
-    try:
-        checked = ZoneInfo(name) if isinstance(name, str) else zone
-        hash(checked)
-        if isinstance(checked, tzinfo):
-            return checked
-    except (TypeError, ZoneInfoNotFoundError):
-        pass
+    """Return the zone; raises ``InvalidBucket`` for other libraries', which mean another time or have no hash."""
+    if isinstance(zone, ZoneInfo | timezone):
+        return zone
     known = zone if isinstance(zone, str) else "Europe/Berlin"
     raise InvalidBucket(f"time_zone cannot be {show(zone)}; write zoneinfo.ZoneInfo({known!r})")
 
@@ -49,11 +39,21 @@ def calendar_window(
     Months begin on day ``anchor`` (1 to 31), or on their last day where they are shorter; raises ``InvalidBucket``.
     A day lasts 23 to 25 hours where clocks change: each bound is the local midnight as an instant.
     """
-    window, after = _bounds(unit, datetime.fromtimestamp(now_us // _SECOND, zone).date(), zone, anchor)
+    window, after = _bounds(unit, local_day(now_us, zone), zone, anchor)
     if now_us >= window.ends_us:
         # Clocks went back over midnight: the second pass of the old date's last hour belongs to the new date.
         window, _ = _bounds(unit, after, zone, anchor)
     return window
+
+
+def local_day(at_us: int, zone: tzinfo) -> date:
+    """Return the date in the zone at the instant."""
+    return _day(at_us // _SECOND, zone)
+
+
+@lru_cache(maxsize=256)
+def _day(second: int, zone: tzinfo) -> date:
+    return datetime.fromtimestamp(second, zone).date()
 
 
 def window_end_us(rate: Rate, now_us: int, zone: tzinfo, anchor: int = 1) -> int:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from base64 import urlsafe_b64encode
 from datetime import date
+from functools import lru_cache
 from hashlib import blake2b
 
 from ..exceptions import InvalidBucket
-from .rates import MONTH, Rate
 from .types import Bucket
 
 _ALGORITHM = {
@@ -42,7 +42,8 @@ def check_prefix(prefix: str) -> str:
 
 def bucket_key(prefix: str, bucket: Bucket) -> str:
     """Return the key of the bucket's counter."""
-    return f"{prefix}:{beginning(bucket.subject)}{_endpoint(bucket)}:{_rate(bucket.rate)}"
+    rate = _rate(bucket.rate.algorithm, bucket.rate.period, bucket.rate.counts)
+    return f"{prefix}:{beginning(bucket.subject)}{_endpoint(bucket)}:{rate}"
 
 
 def window_key(key: str, first_day: date) -> str:
@@ -124,11 +125,12 @@ def _per(kind: str) -> str:
     return kind if _READABLE_PER.fullmatch(kind) else f"~{_digest(kind)}"
 
 
-def _rate(rate: Rate) -> str:
-    seconds, rest = divmod(rate.period_us, 10**6)
-    period = f"{rate.period_us}us" if rest else str(seconds)
-    requests = "r" if rate.counts == "requests" else ""
-    return f"{_ALGORITHM[rate.algorithm]}{MONTH if rate.period == MONTH else period}{requests}"
+@lru_cache
+def _rate(algorithm: str, period: float | str, counts: str) -> str:
+    if isinstance(period, float | int):
+        period_us = round(period * 10**6)
+        period = f"{period_us}us" if period_us % 10**6 else str(period_us // 10**6)
+    return f"{_ALGORITHM[algorithm]}{period}{'r' if counts == 'requests' else ''}"
 
 
 def _digest(text: str) -> str:

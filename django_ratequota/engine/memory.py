@@ -23,12 +23,9 @@ from .protocol import Raised, bucket_keys
 from .rates import BURST_ALGORITHMS
 from .types import Bucket, BucketStatus
 
-#: Most counters of a process. The least recently used are forgotten, which resets their limits, except refusing ones.
-SIZE = 100_000
-#: Most counters of ``on_error = local``.
-LOCAL_SIZE = 10_000
-#: Refusing counters that are searched for an expired one before new callers share one.
-_MAX_SEARCHED = 16
+#: Most counters of a process, and of ``on_error = local``. The least recently used are forgotten, which resets their
+#: limits: whoever can make that many counters is held by none of them anyway.
+SIZE, LOCAL_SIZE = 100_000, 10_000
 _Name = tuple[object, ...]
 
 
@@ -37,8 +34,6 @@ class _Counter(ABC):
 
     #: Its own time at the last charge, or the start of its window; a clock that is set back does not change it.
     since = 0
-    #: Until when it refuses, by the latest check; 0 = it does not.
-    refused_until = 0
     #: Its name among the counters, and its time, which is ``since`` at the earliest.
     name: _Name
     now: int
@@ -250,53 +245,6 @@ _COUNTERS: dict[str, type[_Counter]] = {
 }
 
 
-class _Counters:
-    """A bounded number of counters, of which a refusing one is never forgotten."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        # Least recently used first. Refusing counters, and those that the new callers of a policy share, are apart: a
-        # flood of new callers must not free a client.
-        self._passing: OrderedDict[_Name, _Counter] = OrderedDict()
-        self._kept: OrderedDict[_Name, _Counter] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._passing) + len(self._kept)
-
-    def take(self, name: _Name, kind: type[_Counter], now: int, *, peek: bool) -> _Counter:
-        """Remove and return the counter, for a peek return a copy; a new one after an edit to another kind."""
-        if name not in self._passing and name not in self._kept and not self._has_room(now, peek):
-            # All counters are refusing: the new callers of a policy share one.
-            name = (None, *name[1:])
-        found = deepcopy(self._passing.get(name) or self._kept.get(name)) if peek else self.pop(name)
-        counter = found if isinstance(found, kind) else kind()
-        counter.name = name
-        return counter
-
-    def pop(self, name: _Name) -> _Counter | None:
-        """Remove and return a counter; None where there is none."""
-        return self._passing.pop(name, None) or self._kept.pop(name, None)
-
-    def put(self, counter: _Counter) -> None:
-        """Store a counter as the last one used; one that holds nothing is forgotten."""
-        if counter.refused_until or counter.name[0] is None:
-            self._kept[counter.name] = counter
-        elif counter.holds():
-            self._passing[counter.name] = counter
-
-    def _has_room(self, now: int, peek: bool) -> bool:
-        if len(self) < self._size:
-            return True
-        if peek:
-            return bool(self._passing)
-        for _ in range(min(_MAX_SEARCHED, len(self._kept))):
-            name, counter = self._kept.popitem(last=False)
-            if name[0] is not None and counter.refused_until <= now:
-                return True
-            self._kept[name] = counter
-        return bool(self._passing and self._passing.popitem(last=False))
-
-
 class Memory:
     """The counters of this process; with a share above 1 each admits that part of a limit."""
 
@@ -313,7 +261,9 @@ class Memory:
         #: The newest revision that this process has published; 0 = none.
         self.revision = 0
         self._zone, self._clock, self._share = zone, clock or _wall_us, share
-        self._counters = _Counters(size)
+        #: The least recently used first.
+        self._counters = OrderedDict[_Name, _Counter]()
+        self._size = size
         self._lock = ForkSafeLock()
 
     def __len__(self) -> int:
@@ -354,11 +304,10 @@ class Memory:
             for at, (counter, bucket, wait) in enumerate(zip(counters, buckets, waits, strict=True)):
                 if allowed and passed[at] and costs[at]:
                     self._settle(counter, request, at, costs[at])
-                # A cost that never fits neither adds a counter to the refusing ones nor removes it.
-                if mode == "check" and wait is not None:
-                    counter.refused_until = now + wait if wait else 0
-                if mode != "peek":
-                    self._counters.put(counter)
+                if mode != "peek" and counter.holds():
+                    self._counters[counter.name] = counter
+                    if len(self._counters) > self._size:
+                        self._counters.popitem(last=False)
                 statuses.append(self._status(counter, bucket, passed[at], wait, now))
         found = tuple(statuses)
         charging = allowed and mode in CHARGING
@@ -378,7 +327,7 @@ class Memory:
         """Forget what was counted; returns how many of the buckets had counted anything."""
         with self._lock:
             now = self._clock()
-            return sum(self._counters.pop(self._name(bucket, now)[0]) is not None for bucket in buckets)
+            return sum(self._counters.pop(self._name(bucket, now)[0], None) is not None for bucket in buckets)
         yield
 
     def raise_counters(self, totals: Raised) -> Generator[Any, Any, list[tuple[int, int, int]]]:
@@ -400,12 +349,14 @@ class Memory:
         return (*bucket.counter, window.first_day), window[:2]
 
     def _take(self, bucket: Bucket, now: int, at_us: int, *, peek: bool) -> _Counter:
-        """Return the bucket's counter, of the calendar window around ``at_us``, advanced and told the terms."""
+        """Remove the bucket's counter around ``at_us`` and return it, told the terms; for a peek return a copy."""
         rate = bucket.rate
         # No window holds a part of a unit, but a bucket does, once it has drained so long.
         kind = _Meter if rate.limit < self._share else _COUNTERS[rate.algorithm]
         name, window = self._name(bucket, at_us)
-        counter = self._counters.take(name, kind, now, peek=peek)
+        found = deepcopy(self._counters.get(name)) if peek else self._counters.pop(name, None)
+        counter = found if isinstance(found, kind) else kind()  # after an edit to another kind, too
+        counter.name = name
         counter.now = max(now, counter.since)
         counter.limit, counter.period, counter.capacity = rate.limit, rate.period_us, max(rate.capacity, self._share)
         start = counter.now - counter.now % counter.period

@@ -116,22 +116,24 @@ class ScriptBackend:
 
         They return what each has charged and refunded then, and by how many units both were raised.
         """
-        now_us, args = self.now_us, dict[str, tuple[int, int, int]]()
-        for (counter, first_day), (charged, refunded, ends_us) in totals.items():
-            ttl_ms = max(1, (ends_us + DURABLE_US - now_us) // 1000)
-            args[window_key(f"{self._prefix}:{counter}", first_day)] = charged, refunded, ttl_ms
-        found: list[int] = []
-        failure: StoreError | None = None
-        for keys in self._by_server(list(args)):
-            # As one argument: the client takes longer for many than for the rest of the call.
-            packed = struct.pack(f">{3 * len(keys)}d", *(number for key in keys for number in args[key]))
+        now_us, prefix = self.now_us, self._prefix
+        packed = {
+            window_key(f"{prefix}:{counter}", first_day): struct.pack(
+                ">ddd", charged, refunded, max(1, (ends_us + DURABLE_US - now_us) // 1000)
+            )
+            for (counter, first_day), (charged, refunded, ends_us) in totals.items()
+        }
+        found, failure = list[tuple[int, int, int]](), None
+        for keys in self._by_server(list(packed)):
+            # One argument and one text as reply: the client takes longer for many than for the rest of the call.
+            call = ScriptCall(RAISE, keys, (b"".join([packed[key] for key in keys]),))
             try:
-                found += yield ScriptCall(RAISE, keys, (packed,))
+                found += struct.iter_unpack(">qqq", (yield call))
             except StoreError as error:  # a server that is down leaves the others' keys
                 failure = error
         if failure:
             raise failure
-        return [(found[at], found[at + 1], found[at + 2]) for at in range(0, len(found), 3)]
+        return found
 
     def publish(self) -> Generator[Command, Any, int]:
         """Return the step that stores a new revision, and return it."""

@@ -45,7 +45,8 @@ UNITS = {
     "min": 60 * _SECOND,
     "s": _SECOND,
 }
-
+#: Periods (µs) whose fixed windows are aligned to the calendar.
+_CALENDAR: dict[int, Literal["day", "week"]] = {UNITS["day"]: "day", UNITS["week"]: "week"}
 
 _UNIT_NAMES = {
     name: unit
@@ -89,6 +90,10 @@ class Rate:
     counts: Literal["units", "requests"] = "units"
     #: The most units the bucket holds (B); 20 for ``100/min burst 20``, 100 for ``100/min``.
     capacity: int = field(init=False, repr=False, compare=False)
+    #: The period in µs; a month counts as 31 days, as its exact window comes from the calendar.
+    period_us: int = field(init=False, repr=False, compare=False)
+    #: The calendar unit that the rate's windows are aligned to; "" = none.
+    calendar: Literal["", "day", "week", "month"] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "limit", _check_units(gettext_noop("limit"), self.limit))
@@ -117,20 +122,10 @@ class Rate:
                 known = ", ".join(sorted(BURST_ALGORITHMS))
                 raise InvalidRate(text, known=known, algorithm=self.algorithm, burst=self.burst)
         object.__setattr__(self, "capacity", self.limit if self.burst is None else self.burst)
-
-    @property
-    def period_us(self) -> int:
-        """The period in µs; a month counts as 31 days (its exact window comes from the calendar)."""
-        return MONTH_US if self.period == MONTH else round(self.period * _SECOND)
-
-    @property
-    def calendar(self) -> Literal["", "day", "week", "month"]:
-        """The calendar unit that the rate's windows are aligned to; "" = none."""
-        if self.algorithm != "fixed_window":
-            return ""
-        if self.period == MONTH:
-            return "month"
-        return {86_400 * _SECOND: "day", 604_800 * _SECOND: "week"}.get(self.period_us, "")  # type: ignore[return-value]
+        period_us = MONTH_US if self.period == MONTH else round(self.period * _SECOND)
+        calendar = MONTH if self.period == MONTH else _CALENDAR.get(period_us, "")
+        object.__setattr__(self, "period_us", period_us)
+        object.__setattr__(self, "calendar", calendar if self.algorithm == "fixed_window" else "")
 
     def units(self, cost: int) -> int:
         """Return what a request of ``cost`` units takes from the bucket."""

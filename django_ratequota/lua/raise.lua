@@ -3,7 +3,7 @@
 --
 -- KEYS    the counters
 -- ARGV    [1] three big-endian doubles per key: units charged and refunded, and how long it is to live from now (ms).
--- Returns three whole numbers per key: units charged and refunded now, and by how many both were raised.
+-- Returns three big-endian int64 per key as one text: units charged and refunded now, and by how many both were raised.
 -- Never   lowers a total, so it may be repeated and come late.
 
 local values = redis.call('MGET', unpack(KEYS))
@@ -20,6 +20,6 @@ for i = 1, #KEYS do
   if charged > had or refunded > gave or not value then
     redis.call('SET', KEYS[i], struct.pack('>dd', charged, refunded), 'PX', ttl)
   end
-  reply[3 * i - 2], reply[3 * i - 1], reply[3 * i] = charged, refunded, charged - had + refunded - gave
+  reply[i] = struct.pack('>i8i8i8', charged, refunded, charged - had + refunded - gave)
 end
-return reply
+return table.concat(reply)

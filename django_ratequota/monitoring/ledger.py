@@ -13,8 +13,8 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from datetime import datetime, tzinfo
+from collections.abc import Callable, Iterable
+from datetime import tzinfo
 from itertools import islice
 from typing import NamedTuple
 from uuid import uuid4
@@ -22,7 +22,7 @@ from uuid import uuid4
 from django.db import Error as DatabaseError
 
 from ..conf import settings
-from ..engine.calendar_windows import CalendarWindow, calendar_window
+from ..engine.calendar_windows import CalendarWindow, calendar_window, local_day
 from ..engine.decision import Decision, LimitRequest, charges_of
 from ..engine.keys import counter_name
 from ..engine.limiter import Limiter
@@ -34,14 +34,14 @@ from ..utils.locks import ForkSafeLock
 from ..utils.problems import note_problem
 from ..utils.sansio import drive
 from .background import Background
-from .ledger_rows import NOTHING, Sum, Totals, Window, add, add_once, totals_of, used_by_policy
+from .ledger_rows import Part, Sums, Totals, Window, add, add_once, give_back, limited_by, total_of, totals_of
 
 #: Most windows that wait for the database. While it does not answer, the oldest are forgotten.
 _MOST = 100_000
 #: Entries above which a request adds them up itself, as the thread waits for the database.
 _MANY = 10_000
-#: Rows of a batch.
-_BATCH = 200
+#: Rows of a batch, and counters that are raised at once.
+_BATCH = 500
 #: How long a process that exits waits for its last flush (seconds).
 _EXIT_SECONDS = 2.0
 
@@ -66,13 +66,6 @@ class Checked(NamedTuple):
     costs: tuple[int, ...]
     at_us: int
 
-    def entries(self) -> Iterator[Entry]:
-        """Yield what it charged to durable buckets."""
-        for at, status in enumerate(self.statuses):
-            bucket = status.bucket
-            if bucket.durable and status.allowed:
-                yield Entry(bucket, self.costs[at] if self.costs else bucket.rate.units(self.cost), self.at_us)
-
 
 class Ledger:
     """The entries of this process that are not in the database yet."""
@@ -81,15 +74,15 @@ class Ledger:
         #: Appended to by requests, without a lock.
         self.entries: deque[Entry | Checked] = deque()
         #: Their sums, the oldest first, but for those of the batch.
-        self._sums: dict[Window, Sum] = {}
+        self._sums: Sums = {}
         #: Sums that are being added: the same ones until it is known that they are.
-        self._batch: dict[Window, Sum] = {}
+        self._batch: Sums = {}
         #: Batches that are known to be added.
         self._writer, self._added = uuid4(), 0
         self._lock, self._flushing = ForkSafeLock(), ForkSafeLock()
         self._written_until = time.time()
         #: What the store is still to be raised to.
-        self._missed: Raised = {}
+        self._due: Raised = {}
         #: Units by which the store's totals were below the rows' so far: what it had lost or missed.
         self.raised = 0
 
@@ -98,40 +91,36 @@ class Ledger:
 
         Raises ``django.db.Error``: then what is left is added the next time.
         """
-        rows = 0
+        due: Raised = {}
         with self._flushing:
             began_at = time.time()
             self.add_up(limiter.time_zone)
-            while batch := self._next_batch():
-                totals = add(batch, self._writer, self._added + 1)
-                self._batch, self._added = {}, self._added + 1
-                rows += len(batch)
-                due: Raised = {at: (*total, batch[at].bounds.ends_us) for at, total in totals.items()}
+            try:
+                while batch := self._next_batch():
+                    due |= add(batch, self._writer, self._added + 1)
+                    self._batch, self._added = {}, self._added + 1
+                self._written_until = began_at
+            finally:
                 self.raised += self.raise_store(limiter, due)
-            self._written_until = began_at
-            self.raised += self.raise_store(limiter, {})
-        return rows
+        return len(due)
 
     def raise_store(self, limiter: Limiter, totals: Raised) -> int:
-        """Raise the store's counters to these totals and to those that it missed; returns by how many units.
+        """Raise the store's counters to these totals and to those that are due; returns by how many units.
 
         Where the store does not answer, it is raised by the next flush.
         """
-        units = 0
         with self._lock:
-            due, self._missed = self._missed | totals, {}
-        now_us = limiter.now_us
-        due = {window: each for window, each in due.items() if each[2] > now_us}
-        while due:
-            some = dict(islice(due.items(), _BATCH))
+            due, self._due = self._due | totals, {}
+        units, now_us = 0, limiter.now_us
+        left = [(window, each) for window, each in due.items() if each[2] > now_us]
+        for at in range(0, len(left), _BATCH):
             try:
-                found = drive(limiter.raise_steps(some), limiter.store.execute)
+                found = drive(limiter.raise_steps(dict(left[at : at + _BATCH])), limiter.store.execute)
             except StoreError:
                 with self._lock:
-                    self._missed = due | self._missed
+                    self._due = dict(left[at:]) | self._due
                 break
             units += sum(by for _charged, _refunded, by in found)
-            due = dict(islice(due.items(), _BATCH, None))
         return units
 
     def written_until(self) -> float:
@@ -146,16 +135,21 @@ class Ledger:
         self.add_up(zone)
         with self._lock:
             found = {window: self._sums.get(window) for window in windows}
-        return {window: each.totals() for window, each in found.items() if each}
+        return {window: total_of(parts) for window, parts in found.items() if parts}
 
     def add_up(self, zone: tzinfo) -> None:
         """Replace the entries by their sums."""
         with self._lock:
             for _ in range(len(self.entries)):
                 noted = self.entries.popleft()
-                for entry in noted.entries() if isinstance(noted, Checked) else (noted,):
-                    if entry.units:
-                        self._add(entry, zone)
+                if isinstance(noted, Entry):
+                    self._add(*noted, zone)
+                    continue
+                statuses, cost, costs, at_us = noted
+                for at, status in enumerate(statuses):
+                    if status.bucket.durable and status.allowed:
+                        units = costs[at] if costs else status.bucket.rate.units(cost)
+                        self._add(status.bucket, units, at_us, 0, zone)
             while len(self._sums) > _MOST:
                 self._sums.pop(next(iter(self._sums)))
                 text = f"the database does not answer: of more than {_MOST} counters, the oldest are lost"
@@ -168,23 +162,29 @@ class Ledger:
 
     def is_done(self) -> bool:
         """Whether nothing is left to do, in the store either."""
-        return not self._missed and not self.waits()
+        return not self._due and not self.waits()
 
-    def _next_batch(self) -> dict[Window, Sum]:
+    def _next_batch(self) -> Sums:
         """Return the batch whose outcome is not known, else the next one; empty where nothing is left."""
         with self._lock:
             if not self._batch:
                 self._batch = {window: self._sums.pop(window) for window in list(islice(self._sums, _BATCH))}
             return self._batch
 
-    def _add(self, entry: Entry, zone: tzinfo) -> None:
-        bounds = window_of(entry.bucket, entry.charged_us, zone)
-        window = Window(counter_name(entry.bucket), bounds.first_day)
-        into = self._sums.get(window)
-        if into is None:
-            into = self._sums[window] = Sum(entry.bucket, bounds)
-        day = datetime.fromtimestamp((entry.refunded_us or entry.charged_us) // 10**6, zone).date()
-        into.add(entry.bucket, day, *((0, entry.units) if entry.refunded_us else (entry.units, 0)))
+    def _add(self, bucket: Bucket, units: int, charged_us: int, refunded_us: int, zone: tzinfo) -> None:
+        if not units:
+            return
+        bounds, day = window_of(bucket, charged_us, zone), local_day(refunded_us or charged_us, zone)
+        parts = self._sums.setdefault((counter_name(bucket), bounds.first_day), [])
+        for part in parts:
+            if part.day == day and part.bucket.policy_id == bucket.policy_id:
+                break
+        else:
+            parts.append(part := Part(bucket, bounds, day))
+        if refunded_us:
+            part.refunded += units
+        else:  # a refund is of the rate that limited its charge
+            part.bucket, part.charged = bucket, part.charged + units
 
 
 def window_of(bucket: Bucket, at_us: int, zone: tzinfo) -> CalendarWindow:
@@ -227,29 +227,29 @@ def refund(limiter: Limiter, buckets: Iterable[Bucket], units: int | None, at_us
     Raises ``StoreError``.
     """
     zone = limiter.time_zone
-    day = datetime.fromtimestamp(at_us // 10**6, zone).date()
-    sums, totals = dict[Window, Sum](), Raised()
+    day, sums, totals = local_day(at_us, zone), Sums(), Raised()
     for bucket in buckets:
         bounds = window_of(bucket, at_us, zone)
-        sums[Window(counter_name(bucket), bounds.first_day)] = Sum(bucket, bounds)
+        sums[counter_name(bucket), bounds.first_day] = [Part(bucket, bounds, day)]
     # Locked, so that of two refunds at once the second finds what the first has left.
-    rows, parts = totals_of(sums, lock=True), used_by_policy(sums)
-    for window, each in sums.items():
-        totals[window] = (*rows.get(window, NOTHING), each.bounds.ends_us)
+    rows, limited = totals_of(sums, lock=True), limited_by(sums)
+    for window, (own,) in sums.items():
+        totals[window] = (*rows.get(window, (0, 0)), own.bounds.ends_us)
     found = drive(limiter.raise_steps(totals), limiter.store.execute)
-    for (window, each), (charged, refunded, _by) in zip(sums.items(), found, strict=True):
-        taken = charged - refunded if units is None else min(units, charged - refunded)
-        each.refund(day, taken, charged - refunded, parts.get(window, {}))
-        totals[window] = charged, refunded + taken, each.bounds.ends_us
+    for (window, parts), (charged, refunded, _by) in zip(sums.items(), found, strict=True):
+        own, used = parts[0], charged - refunded
+        taken = used if units is None else min(units, used)
+        give_back(parts, taken, used, limited.get(window, {}))
+        totals[window] = charged, refunded + taken, own.bounds.ends_us
     if sums:
         add_once(sums)
     background.keep()  # to try again
 
-    def give_back() -> None:
+    def raise_store() -> None:
         ledger.raise_store(limiter, totals)
-        limiter.freed(each.bucket for each in sums.values())
+        limiter.freed(parts[0].bucket for parts in sums.values())
 
-    return give_back
+    return raise_store
 
 
 def flush() -> int:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import lru_cache
+from itertools import chain
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -18,16 +19,13 @@ from django.utils import timezone
 from ..changes.databases import policy_alias
 from ..engine.calendar_windows import CalendarWindow
 from ..engine.keys import short
+from ..engine.protocol import Raised
 from ..engine.rates import Rate
 from ..engine.types import Bucket
 from ..policies.facts import to_datetime
 
-
-class Window(NamedTuple):
-    """What names a row: its counter, and the first day of its calendar window."""
-
-    counter: str
-    first_day: date
+#: What names a row: its counter, and the first day of its calendar window.
+Window = tuple[str, date]
 
 
 class Totals(NamedTuple):
@@ -40,63 +38,53 @@ class Totals(NamedTuple):
 NOTHING = Totals(0, 0)
 
 
-class Part(NamedTuple):
-    """What a policy has limited of a window on one day."""
-
-    charged: int
-    refunded: int
-    #: As it limited last.
-    rate: Rate
-
-
 @dataclass(slots=True)
-class Sum:
-    """What is to be added to one window."""
+class Part:
+    """What is to be added to a window: what one policy charged and refunded on one day."""
 
-    #: As it limited last, and the window around its last charge.
+    #: As it limited last.
     bucket: Bucket
     bounds: CalendarWindow
-    #: What was charged and refunded, by the day on which it was, and by its policy (0 = none).
-    days: dict[tuple[date, int], Part] = field(default_factory=dict)
+    day: date
+    charged: int = 0
+    refunded: int = 0
 
-    def add(self, bucket: Bucket, day: date, charged: int, refunded: int) -> None:
-        """Add what was charged to the bucket on the day, or refunded."""
-        at = day, bucket.policy_id or 0
-        before = self.days.get(at) or Part(0, 0, bucket.rate)
-        rate = bucket.rate if charged else before.rate
-        self.days[at] = Part(before.charged + charged, before.refunded + refunded, rate)
-        if charged:  # a refund is of the policy that limited its charge
-            self.bucket = bucket
 
-    def refund(self, day: date, units: int, used: int, parts: Mapping[int, Part]) -> None:
-        """Refund what the policy now in force has limited, and then what those before it have, the last one first."""
-        others = {pk: part for pk, part in parts.items() if pk != (self.bucket.policy_id or 0)}
-        rest = units - max(0, used - sum(part.charged - part.refunded for part in others.values()))
-        for policy, part in reversed(others.items()):
-            share = min(rest, part.charged - part.refunded)
-            if share > 0:
-                self.add(replace(self.bucket, policy_id=policy or None, rate=part.rate), day, 0, share)
-                units, rest = units - share, rest - share
-        self.add(self.bucket, day, 0, units)
+#: The parts of each window; most have one.
+Sums = dict[Window, list[Part]]
 
-    def totals(self) -> Totals:
-        """Return the sums of all days."""
-        parts = self.days.values()
-        return Totals(sum(part.charged for part in parts), sum(part.refunded for part in parts))
 
-    def is_mixed(self) -> bool:
-        """Return whether several policies have limited it."""
-        return len(self.days) > 1 and len({policy for _day, policy in self.days}) > 1
+def total_of(parts: Iterable[Part]) -> Totals:
+    """Return the sums of all parts."""
+    return Totals(sum(part.charged for part in parts), sum(part.refunded for part in parts))
+
+
+def give_back(parts: list[Part], units: int, used: int, limited: Mapping[int, tuple[int, Rate]]) -> None:
+    """Add a refund to the one part: first of what its policy has limited, then of the others', the last one first."""
+    own = parts[0]
+    others = {pk: each for pk, each in limited.items() if pk != (own.bucket.policy_id or 0)}
+    rest = units - max(0, used - sum(by_policy for by_policy, _rate in others.values()))
+    for policy, (by_policy, rate) in reversed(others.items()):
+        share = min(rest, by_policy)
+        if share > 0:
+            bucket = replace(own.bucket, policy_id=policy or None, rate=rate)
+            parts.append(Part(bucket, own.bounds, own.day, refunded=share))
+            units, rest = units - share, rest - share
+    own.refunded = units
 
 
 #: What a statement adds up, and what it takes from charges alone; of all else, the newest counts.
 _ADDED, _OF_CHARGES = ("charged", "refunded"), ("policy_id", "rate", "limit")
 _KEY = ("counter", "first_day")
 _RETURNED = ", ".join((*_KEY, *_ADDED))
-_WEEK_US = 8 * 86_400 * 10**6
 #: MariaDB's error for a character that the table's encoding lacks; not each of its drivers raises ``DataError``.
 _NO_CHARACTER = 1366
-#: Column -> its type in MariaDB and in PostgreSQL, where it is no whole number.
+#: The values of a part, in the order in which they are sent.
+_VALUES = (
+    *(*_KEY, *_ADDED, "mixed", "starts_at", "ends_at", "period", "subject", "policy_id", "endpoint_id"),
+    *("rate", "limit", "written_at", "day"),
+)
+#: Value -> its type in MariaDB and in PostgreSQL, where it is no whole number.
 _TEXT = ("varchar(200)", "text")
 _INSTANT = ("datetime(6)", "timestamptz")
 _TYPES = {
@@ -105,16 +93,15 @@ _TYPES = {
     **dict.fromkeys(("starts_at", "ends_at", "written_at"), _INSTANT),
     "mixed": ("bigint", "boolean"),
 }
-_NEWEST = ("starts_at", "ends_at", "period", "subject", "policy_id", "endpoint_id", "rate", "limit", "written_at")
-#: Model -> its columns in the order of the values, and those that name a row.
+#: Model -> its columns, and those that name a row. Mixed comes before the policy, which MariaDB would else have
+#: replaced by then.
 _TABLES = {
     "QuotaDay": ((*_KEY, "day", "policy_id", *_ADDED, "rate", "limit"), (*_KEY, "day", "policy_id")),
-    # Mixed before the policy, which MariaDB would else have replaced by then.
-    "QuotaWindow": ((*_KEY, *_ADDED, "mixed", *_NEWEST), _KEY),
+    "QuotaWindow": (_VALUES[:-1], _KEY),
 }
 
 
-def add(sums: Mapping[Window, Sum], writer: UUID, batch: int) -> dict[Window, Totals]:
+def add(sums: Sums, writer: UUID, batch: int) -> Raised:
     """Add the sums to the rows unless the writer's batch of this number is in them; returns the rows' totals.
 
     Raises ``django.db.Error``; then nothing is known, and the same batch is to be added again.
@@ -125,43 +112,44 @@ def add(sums: Mapping[Window, Sum], writer: UUID, batch: int) -> dict[Window, To
         if not isinstance(error, DataError) and error.args[:1] != (_NO_CHARACTER,):
             raise
         # A client's name must not keep what others have used out of the database for good.
-        for each in sums.values():
-            subject = each.bucket.subject.encode("ascii", "backslashreplace").decode()
-            each.bucket = replace(each.bucket, subject=subject)
+        for part in chain.from_iterable(sums.values()):
+            subject = part.bucket.subject.encode("ascii", "backslashreplace").decode()
+            part.bucket = replace(part.bucket, subject=subject)
         return _add(sums, writer, batch)
 
 
-def _add(sums: Mapping[Window, Sum], writer: UUID, batch: int) -> dict[Window, Totals]:
+def _add(sums: Sums, writer: UUID, batch: int) -> Raised:
     alias = policy_alias(_model("QuotaWindow"))
     with transaction.atomic(using=alias):
         # First, as a transaction on SQLite has to begin with a write.
-        totals = add_once(sums) if _claim(writer, batch) else totals_of(sums)
+        added = _claim(writer, batch)
+        totals = add_once(sums) if added else {at: (*of, _ends_us(sums[at])) for at, of in totals_of(sums).items()}
     if not connections[alias].in_atomic_block:
         connections[alias].commit()  # where AUTOCOMMIT is off
     return totals
 
 
-def add_once(sums: Mapping[Window, Sum]) -> dict[Window, Totals]:
+def add_once(sums: Sums) -> Raised:
     """Add the sums to the rows, in the caller's transaction; returns the rows' totals."""
     alias = policy_alias(_model("QuotaWindow"))
+    now, totals = _instant(alias, time.time_ns() // 1000), Raised()
     # In one order, so that processes wait for each other's rows instead of deadlocking.
     ordered = sorted(sums.items())
-    now = _instant(alias, time.time_ns() // 1000)
-    rows = [(*_row(alias, window, each), now) for window, each in ordered]
-    days = [
-        (window.counter, str(window.first_day), str(day), policy, charged, refunded, str(rate), rate.capacity)
-        for window, each in ordered
-        if each.bounds.ends_us - each.bounds.starts_us > _WEEK_US
-        for (day, policy), (charged, refunded, rate) in sorted(each.days.items())
-    ]
     with connections[alias].cursor() as cursor:
-        # One parameter each: the ORM's own upsert, with F() and Case, takes a hundred times as long.
-        # The windows first, as whoever locks rows begins with them.
-        cursor.execute(f"{_statement(alias, 'QuotaWindow')} RETURNING {_RETURNED}", [json.dumps(rows)])
-        found = cursor.fetchall()
-        if days:
-            cursor.execute(_statement(alias, "QuotaDay"), [json.dumps(days)])
-    return {Window(counter, _date(first)): Totals(charged, refunded) for counter, first, charged, refunded in found}
+        while ordered:  # a statement adds one part to each row; few have another
+            months = any(parts[0].bucket.rate.calendar == "month" for _, parts in ordered)
+            # One parameter: the ORM's own upsert, with F() and Case, takes a hundred times as long.
+            values = [_values(alias, counter, parts[0], now) for (counter, _), parts in ordered]
+            rows = [json.dumps(values, separators=(",", ":"))]
+            # The windows first, as whoever locks rows begins with them.
+            cursor.execute(f"{_statement(alias, 'QuotaWindow')} RETURNING {_RETURNED}", rows)
+            for counter, first_day, charged, refunded in cursor.fetchall():
+                window = counter, _date(first_day)
+                totals[window] = charged, refunded, _ends_us(sums[window])
+            if months:
+                cursor.execute(_statement(alias, "QuotaDay"), rows)
+            ordered = [(window, parts[1:]) for window, parts in ordered if len(parts) > 1]
+    return totals
 
 
 def totals_of(windows: Collection[Window], *, lock: bool = False) -> dict[Window, Totals]:
@@ -169,32 +157,31 @@ def totals_of(windows: Collection[Window], *, lock: bool = False) -> dict[Window
 
     ``lock`` keeps others from adding to the rows until the caller's transaction ends.
     """
-    rows = _model("QuotaWindow").objects.filter(
-        counter__in={window.counter for window in windows}, first_day__in={window.first_day for window in windows}
-    )
-    found = rows.values_list(*_KEY, *_ADDED).order_by(*_KEY if lock else ())
+    found = _of(windows, "QuotaWindow").values_list(*_KEY, *_ADDED).order_by(*_KEY if lock else ())
     if lock:
         found = found.select_for_update()
     return {
         window: Totals(charged, refunded)
         for counter, first_day, charged, refunded in found
-        if (window := Window(counter, first_day)) in windows
+        if (window := (counter, first_day)) in windows
     }
 
 
-def used_by_policy(windows: Collection[Window]) -> dict[Window, dict[int, Part]]:
-    """Return what each policy has limited of months, as far as their days tell; the last to charge is last."""
-    rows = _model("QuotaDay").objects.filter(
-        counter__in={window.counter for window in windows}, first_day__in={window.first_day for window in windows}
-    )
-    found: dict[Window, dict[int, Part]] = {}
-    for counter, first_day, *added, policy, rate in rows.order_by("day", "pk").values_list(
-        *_KEY, *_ADDED, "policy_id", "rate"
-    ):
-        parts = found.setdefault(Window(counter, first_day), {})
-        before = parts.pop(policy, NOTHING) if added[0] else parts.get(policy, NOTHING)
-        parts[policy] = Part(before[0] + added[0], before[1] + added[1], Rate.parse(rate))
+def limited_by(windows: Collection[Window]) -> dict[Window, dict[int, tuple[int, Rate]]]:
+    """Return the units that each policy has limited of months, by their days, and its rate; the last one is last."""
+    found: dict[Window, dict[int, tuple[int, Rate]]] = {}
+    days = _of(windows, "QuotaDay").order_by("day", "pk").values_list(*_KEY, *_ADDED, "policy_id", "rate")
+    for counter, first_day, charged, refunded, policy, rate in days:
+        policies = found.setdefault((counter, first_day), {})
+        before = policies.pop(policy, (0, rate)) if charged else policies.get(policy, (0, rate))
+        policies[policy] = before[0] + charged - refunded, Rate.parse(rate)
     return found
+
+
+def _of(windows: Collection[Window], name: str) -> Any:
+    """Return a query of the windows' rows of the model, and perhaps of the same counters at other times."""
+    counters, first_days = (set(of) for of in zip(*windows, strict=True)) if windows else ((), ())
+    return _model(name).objects.filter(counter__in=counters, first_day__in=first_days)
 
 
 def stored_subject(subject: str) -> str:
@@ -214,13 +201,14 @@ def _claim(writer: UUID, batch: int) -> bool:
     return bool(writers.get_or_create(pk=writer, defaults=named)[1])
 
 
-def _row(alias: str, window: Window, of: Sum) -> tuple[object, ...]:
-    """Return the values of the columns of ``QuotaWindow`` but the last."""
-    bucket, (starts_us, ends_us, first_day) = of.bucket, of.bounds
+def _values(alias: str, counter: str, part: Part, now: str) -> tuple[object, ...]:
+    """Return what ``_VALUES`` names."""
+    bucket, rate = part.bucket, part.bucket.rate
+    first_day, starts_at, ends_at = _texts(alias, part.bounds)
     return (
-        *(window.counter, str(first_day), *of.totals(), int(of.is_mixed())),
-        *(_instant(alias, starts_us), _instant(alias, ends_us), bucket.rate.calendar, stored_subject(bucket.subject)),
-        *(bucket.policy_id, bucket.endpoint_id, str(bucket.rate), bucket.rate.capacity),
+        *(counter, first_day, part.charged, part.refunded, 0, starts_at, ends_at, rate.calendar),
+        *(stored_subject(bucket.subject), bucket.policy_id, bucket.endpoint_id, str(rate), rate.capacity),
+        *(now, str(part.day)),
     )
 
 
@@ -233,18 +221,19 @@ def _statement(alias: str, name: str) -> str:
     quoted = {column: quote(column) for column in columns}
     conflict, new = f"ON CONFLICT ({', '.join(quoted[column] for column in key)}) DO UPDATE SET", "EXCLUDED.{}"
     if connection.vendor == "postgresql":
-        kinds = [_TYPES.get(column, ("", "bigint"))[1] for column in columns]
-        values = ", ".join(f"(value ->> {at})::{kind}" for at, kind in enumerate(kinds))
-        source = f"SELECT {values} FROM json_array_elements(%s::json)"  # noqa: S608 - of our own columns
+        read = {name: f"(value ->> {at})::{_TYPES.get(name, ('', 'bigint'))[1]}" for at, name in enumerate(_VALUES)}
+        source = "jsonb_array_elements(%s::jsonb)"
     elif connection.vendor == "sqlite":
-        values = ", ".join(f"json_extract(value, '$[{at}]')" for at in range(len(columns)))
-        source = f"SELECT {values} FROM json_each(%s) WHERE true"  # noqa: S608 - of our own columns
+        read = {name: f"json_extract(value, '$[{at}]')" for at, name in enumerate(_VALUES)}
+        source = "json_each(%s)"
     else:
-        kinds = [_TYPES.get(column, ("bigint", ""))[0] for column in columns]
-        values = ", ".join(f"c{at} {kind} PATH '$[{at}]'" for at, kind in enumerate(kinds))
-        source = f"SELECT sums.* FROM JSON_TABLE(%s, '$[*]' COLUMNS({values})) AS sums"  # noqa: S608 - of our own columns
+        kinds = [f"c{at} {_TYPES.get(name, ('bigint',))[0]} PATH '$[{at}]'" for at, name in enumerate(_VALUES)]
+        read = {name: f"c{at}" for at, name in enumerate(_VALUES)}
+        source = f"JSON_TABLE(%s, '$[*]' COLUMNS({', '.join(kinds)})) AS sums"
         conflict, new = "ON DUPLICATE KEY UPDATE", "VALUES({})"
-    added = {column: f"{table}.{quoted[column]} + {new.format(quoted[column])}" for column in _ADDED}
+    chosen = "true"
+    if "day" in columns:  # months alone have days, and there 0 stands for no policy
+        chosen, read["policy_id"] = f"{read['period']} = 'month'", f"COALESCE({read['policy_id']}, 0)"
     kept = f"CASE WHEN {new.format('charged')} > 0 THEN %s ELSE %s END"
     changed = {
         column: kept % (new.format(own), f"{table}.{own}") if column in _OF_CHARGES else new.format(own)
@@ -252,15 +241,27 @@ def _statement(alias: str, name: str) -> str:
     }
     if "mixed" in quoted:
         policies = (f"COALESCE({one}, 0)" for one in (f"{table}.policy_id", new.format("policy_id")))
-        changed["mixed"] = f"{table}.mixed OR {new.format('mixed')} OR {' <> '.join(policies)}"
-    changed |= added
+        changed["mixed"] = f"{table}.mixed OR {' <> '.join(policies)}"
+    changed |= {column: f"{table}.{quoted[column]} + {new.format(quoted[column])}" for column in _ADDED}
     changes = ", ".join(f"{quoted[column]} = {changed[column]}" for column in columns if column not in key)
-    return f"INSERT INTO {table} ({', '.join(quoted.values())}) {source} {conflict} {changes}"
+    values = ", ".join(read[column] for column in columns)
+    return (
+        f"INSERT INTO {table} ({', '.join(quoted.values())}) SELECT {values} FROM {source}"  # noqa: S608 - our own columns
+        f" WHERE {chosen} {conflict} {changes}"
+    )
 
 
 @lru_cache
+def _texts(alias: str, bounds: CalendarWindow) -> tuple[str, str, str]:
+    return str(bounds.first_day), _instant(alias, bounds.starts_us), _instant(alias, bounds.ends_us)
+
+
 def _instant(alias: str, at_us: int) -> str:
     return str(connections[alias].ops.adapt_datetimefield_value(to_datetime(at_us)))
+
+
+def _ends_us(parts: list[Part]) -> int:
+    return parts[0].bounds.ends_us
 
 
 def _date(value: Any) -> date:

@@ -45,7 +45,7 @@ def restore(buckets: tuple[Bucket, ...], at_us: int) -> Generator[Any, Any, None
     for bucket in buckets:
         if bucket.durable:
             around = ledger.window_of(bucket, at_us, zone)
-            bounds[Window(counter_name(bucket), around.first_day)] = around
+            bounds[counter_name(bucket), around.first_day] = around
     try:
         rows: _Found = yield Twins(_wait, _await, (_read(bounds),))
     except (DatabaseError, TimeoutError) as error:

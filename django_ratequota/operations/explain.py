@@ -10,7 +10,7 @@ from typing import Any
 from django.utils.translation import gettext as _
 
 from ..conf import settings
-from ..enforcement.decide import decide
+from ..enforcement.on_error import decide
 from ..enforcement.step_runner import Step, StepRunner, limiter_or_error, now_us
 from ..engine.decision import Decision, LimitRequest
 from ..engine.types import Bucket, check_cost

@@ -25,7 +25,6 @@ from django_ratequota.models import Endpoint, LedgerWriter, QuotaDay, QuotaWindo
 from django_ratequota.monitoring import ledger, ledger_rows
 from django_ratequota.monitoring.background import Background
 from django_ratequota.monitoring.ledger import Entry, flush
-from django_ratequota.monitoring.ledger_rows import Window
 from django_ratequota.monitoring.rollup import forget_windows
 from django_ratequota.runtime import default_limiter
 from tests.faults import poll
@@ -130,7 +129,7 @@ def test_a_subject_that_a_database_s_encoding_lacks_spoils_no_other_figure(
     real = ledger_rows.add_once
 
     def refuse(sums: Any) -> Any:
-        if not all(each.bucket.subject.isascii() for each in sums.values()):
+        if not all(part.bucket.subject.isascii() for parts in sums.values() for part in parts):
             raise DataError("Incorrect string value")
         return real(sums)
 
@@ -198,7 +197,7 @@ def test_a_batch_whose_commit_is_in_doubt_is_added_once(
         assert flush() == 0
         ask(4)
         assert flush() == 0
-    assert flush() == 2  # the batch in doubt, and what came after it
+    assert flush() == 1  # by the batch in doubt, and by what came after it
     assert used() == [(7, 0)]
 
 
@@ -231,7 +230,7 @@ def test_a_database_that_hangs_loses_no_requests(ask: Ask) -> None:
 
 def test_of_too_many_counters_the_oldest_are_lost_and_the_log_says_so(caplog: Any) -> None:
     own, bucket = ledger.Ledger(), Bucket("user:1", Rate.parse("9/day fixed_window"), durable=True)
-    days = [Window(counter_name(bucket), date(2025, 1, 1) + timedelta(days=number)) for number in range(5)]
+    days = [(counter_name(bucket), date(2025, 1, 1) + timedelta(days=number)) for number in range(5)]
     january = 1_735_689_600 * 10**6
     for some in (range(60_000), range(60_000, 100_003)):
         own.entries.extend(Entry(bucket, 1, january + number * _DAY_US) for number in some)
@@ -290,14 +289,29 @@ def test_a_writer_whose_row_is_gone_loses_nothing(ask: Ask) -> None:
 
 
 def test_rows_are_written_in_one_order(ask: Ask) -> None:
-    """Processes that add to the same days in different orders would deadlock."""
+    """Processes that add to the same rows in different orders would deadlock."""
     decision = ask()
-    bucket, at_us = decision.statuses[0].bucket, decision.at_us - decision.at_us % _DAY_US
-    begins_us = at_us - 40 * _DAY_US
-    ledger.note([Entry(bucket, 1, begins_us, begins_us + day * _DAY_US) for day in (9, 2, 30, 4, 17, 5, 1)])
+    bucket, at_us = decision.statuses[0].bucket, decision.at_us
+    others = [replace(bucket, subject=f"user:{number}00") for number in (9, 2, 3, 4, 7, 5, 1)]
+    ledger.note([Entry(other, 1, at_us) for other in others])
     flush()
-    days = list(QuotaDay.objects.order_by("pk").values_list("first_day", "day"))
-    assert days == sorted(days)
+    for model in (QuotaWindow, QuotaDay):
+        counters = list(model.objects.order_by("pk").values_list("counter", flat=True))
+        assert (counters, len(counters)) == (sorted(counters), 8)
+
+
+def test_days_and_policies_of_one_window_are_added_at_once(ask: Ask) -> None:
+    decision = ask(5)
+    bucket, at_us = decision.statuses[0].bucket, decision.at_us
+    other = replace(bucket, policy_id=bucket.policy_id + 1, rate=Rate.parse("20/month"))
+    refunds = [Entry(bucket, 1, at_us, at_us + days * _DAY_US) for days in (2, 1, 1)]
+    ledger.note([Entry(other, 7, at_us), *refunds, Entry(bucket, 6, at_us)])
+    assert (flush(), used()) == (1, [(18, 3)])
+    row = QuotaWindow.objects.get()
+    assert row.mixed
+    days = QuotaDay.objects.order_by("day", "policy_id").values_list("policy_id", "charged", "refunded")
+    own = bucket.policy_id
+    assert list(days) == [(own, 11, 0), (other.policy_id, 7, 0), (own, 0, 2), (own, 0, 1)]
 
 
 def test_what_waits_is_late_while_it_cannot_be_written(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,7 +358,7 @@ from django_ratequota.runtime import process
 assert process.policies.current() is None  # as the first check does
 
 def add(sums, *_):
-    written.append([each.totals().charged for each in sums.values()])
+    written.append([ledger_rows.total_of(parts).charged for parts in sums.values()])
     first.set()
     return {}
 

@@ -17,7 +17,7 @@ import redis
 from django.db import OperationalError
 
 from django_ratequota import Bucket, Decision, Limiter, Rate
-from django_ratequota.enforcement.decide import decide
+from django_ratequota.enforcement.on_error import decide
 from django_ratequota.engine.decision import LimitRequest
 from django_ratequota.engine.keys import window_key
 from django_ratequota.exceptions import StoreError
@@ -48,7 +48,7 @@ class Simulation:
         self.dice, self.client, self.faults = random.Random(seed), client, faults
         self.clock = Clock(round(datetime(2026, 1, 30, 21, tzinfo=UTC).timestamp()) * 10**6)
         self.zone = self.dice.choice([ZoneInfo("UTC"), ZoneInfo("Europe/Berlin"), ZoneInfo("America/Sao_Paulo")])
-        limiter = Limiter(client=client, prefix="rqtest", clock=self.clock, time_zone=self.zone)
+        limiter = Limiter(client=client, prefix="rqtest", clock=self.clock, time_zone=self.zone, timeout=5)
         monkeypatch.setattr(process, "limiter", lambda: limiter)
         self.limiter, self.patch = limiter, monkeypatch
         self.anchors = {f"tenant:{number}": self.dice.choice([1, 1, 1, 15, 31]) for number in range(20)}

@@ -16,8 +16,10 @@ from django.urls import resolve
 from rest_framework.test import force_authenticate
 
 import django_ratequota
+from django_ratequota import check_request
 from django_ratequota.middleware import RateQuotaMiddleware
 from django_ratequota.models import Endpoint, RatePolicy
+from tests.project.views import request_from
 from tests.support import server
 
 PACKAGE = str(Path(django_ratequota.__file__).parent)
@@ -82,3 +84,19 @@ def test_a_warm_request_enters_few_files_and_functions(
     }
     bounds = {"files": 26, "functions": 85, "calls": 105, "moves between files": 60}
     assert {name: found[name] for name in bounds if found[name] > bounds[name]} == {}, sorted(set(calls))
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_durable_count_takes_a_request_few_calls_more(
+    alice: User, fresh_policies: None, checkpointing: None, recorded_calls: Any
+) -> None:
+    RatePolicy.objects.create(rates="1000/month")
+    found = {}
+    for durable in (False, True):
+        RatePolicy.objects.update(durable=durable)
+        for _ in range(3):
+            check_request(request_from(alice))
+        request = request_from(alice)
+        calls = recorded_calls(lambda request=request: check_request(request))
+        found[durable] = sum("/testing/" not in file for file, _function in calls)
+    assert 0 < found[True] - found[False] <= 8

@@ -28,7 +28,7 @@ import django_ratequota
 from django_ratequota import Rate, checks, conf, runtime, signals
 from django_ratequota.changes import publication
 from django_ratequota.conf import KEYS
-from django_ratequota.enforcement import check as enforcement
+from django_ratequota.enforcement import check_request as enforcement
 from django_ratequota.engine.rates import normalize_rates, parse_rates
 from django_ratequota.monitoring import alerts
 from docs import generate, plots

