@@ -132,6 +132,7 @@ class Migration(migrations.Migration):
             options={
                 'verbose_name': 'usage count',
                 'verbose_name_plural': 'usage counts',
+                'default_permissions': (),
                 'ordering': ['-starts_at', 'place'],
                 'constraints': [models.UniqueConstraint(fields=('starts_at', 'place'), name='ratequota_usage_one_row')],
             },
@@ -158,6 +159,7 @@ class Migration(migrations.Migration):
             options={
                 'verbose_name': 'policy change',
                 'verbose_name_plural': 'policy changes',
+                'default_permissions': ('view',),
                 'ordering': ['-pk'],
                 'required_db_features': ['supports_json_field'],
                 'indexes': [models.Index(fields=['model', 'object_id'], name='ratequota_change_object'), models.Index(fields=['change_id', 'model', 'action'], name='ratequota_change_save'), models.Index(fields=['first', 'id'], name='ratequota_change_first'), models.Index(fields=['touched_plan', 'model'], name='ratequota_change_plan'), models.Index(fields=['touched_user'], name='ratequota_change_user')],
@@ -173,6 +175,7 @@ class Migration(migrations.Migration):
             options={
                 'verbose_name': 'ledger writer',
                 'verbose_name_plural': 'ledger writers',
+                'default_permissions': (),
             },
         ),
         migrations.CreateModel(
@@ -191,6 +194,7 @@ class Migration(migrations.Migration):
             options={
                 'verbose_name': 'quota day',
                 'verbose_name_plural': 'quota days',
+                'default_permissions': (),
                 'ordering': ['day', 'counter'],
                 'indexes': [models.Index(fields=['counter', 'first_day'], name='ratequota_day_of_window')],
                 'constraints': [models.UniqueConstraint(fields=('day', 'counter', 'first_day', 'policy_id'), name='ratequota_day_one_row')],
@@ -220,6 +224,7 @@ class Migration(migrations.Migration):
             options={
                 'verbose_name': 'quota window',
                 'verbose_name_plural': 'quota windows',
+                'default_permissions': (),
                 'ordering': ['-first_day', 'counter'],
                 'indexes': [models.Index(fields=['period', 'ends_at', 'percent', 'policy_id', 'endpoint_id', 'mixed'], name='ratequota_quota_fullest')],
                 'constraints': [models.UniqueConstraint(fields=('counter', 'first_day'), name='ratequota_quota_one_row')],
