@@ -13,7 +13,8 @@ from django_ratequota import Rate
 from django_ratequota.engine.calendar_windows import window_end_us
 from django_ratequota.engine.rates import parse_rates
 from django_ratequota.operations.numbers import number
-from django_ratequota.operations.scenarios import (
+from django_ratequota.runtime import default_limiter
+from docs.scenarios import (
     SLOTS,
     START_US,
     Outcome,
@@ -25,7 +26,6 @@ from django_ratequota.operations.scenarios import (
     replayed,
     stream,
 )
-from django_ratequota.runtime import default_limiter
 
 IMAGES = Path(__file__).parent / "images"
 #: One panel each; the traffic is made for the last rate of each, which has the longest period.

@@ -43,7 +43,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 SLOW = """
     admin/test_admin admin/test_assignments admin/test_every_page admin/test_explain admin/test_history
     admin/test_home admin/test_invoices_page
-    admin/test_lists admin/test_matrix admin/test_permissions admin/test_plans admin/test_preview
+    admin/test_lists admin/test_matrix admin/test_permissions admin/test_plans admin/test_estimate
     admin/test_quota_history admin/test_quotas_page admin/test_rollout admin/test_search admin/test_sizes
     admin/test_usage_page
     changes/test_databases changes/test_publication changes/test_reasons changes/test_unpublished

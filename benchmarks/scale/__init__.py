@@ -12,7 +12,7 @@ class Size:
     users: int = 1_000_000
     #: Assignments to plans: half of them of users, half of subjects.
     assignments: int = 1_000_000
-    #: One plan has a policy at each endpoint, the others at one endpoint in five.
+    #: One plan has a policy at each endpoint, the others at three endpoints in twenty.
     plans: int = 200
     endpoints: int = 500
     #: Those of plans and of everyone included; the rest are overrides.

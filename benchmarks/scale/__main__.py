@@ -25,8 +25,8 @@ _HOW = """\
 The admin's pages with 1,000,000 users, as many assignments (half of users, half of subjects), 200 plans, 500
 endpoints, 100,000 policies and as many entries in the history, and requests of a week. Times are the median of five
 of the server's part, in one process. They differ between machines, so the third column compares them with Django's
-own list of users. A page should take at most 1 s and 300 kB. `make scale` measures again and writes this;
-`make scale DATABASE=postgresql` on PostgreSQL.
+own list of users. A page, a save and an estimate should take at most 1 s and 300 kB. `make scale` measures again and
+writes this; `make scale DATABASE=postgresql` on PostgreSQL.
 """
 
 

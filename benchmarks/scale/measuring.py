@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass
+from html.parser import HTMLParser
 from statistics import median
 from typing import Any
 
@@ -39,24 +40,69 @@ def open_pages(pages: dict[str, Page], times: int = 5) -> dict[str, Opened]:
     found = {}
     for name, page in pages.items():
         client = clients[page.operator]
+        sent = _sent(page, client, 0)
         with CaptureQueriesContext(connection) as queries:
-            response = _open(page, client)
-        if response.status_code != 200:
+            response = _open(page, client, sent)
+        if response.status_code != (302 if page.form == page.path else 200):
             raise RuntimeError(f"{name}: status {response.status_code} of {page.path}")
         number, size = len(queries), len(response.body)
         spent = []
-        for _ in range(times):
+        for turn in range(1, times + 1):
+            sent = _sent(page, client, turn)
             begun = time.perf_counter()
-            _open(page, client)
+            _open(page, client, sent)
             spent.append(time.perf_counter() - begun)
         sys.stderr.write(f"{median(spent) * 1000:8.0f} ms {size / 1000:6.0f} kB {number:4} queries  {name}\n")
         found[name] = Opened(median(spent), size, number)
     return found
 
 
-def _open(page: Page, client: Client) -> Any:
+def _sent(page: Page, client: Client, turn: int) -> dict[str, Any] | None:
+    """Return what is posted; None = nothing."""
+    if not page.form:
+        return page.data
+    fields = _Fields()
+    fields.feed(client.get(page.form).content.decode())
+    return {**fields.found, **{name: values[turn % 2] for name, values in page.edits.items()}}
+
+
+class _Fields(HTMLParser):
+    """The fields of a page's form for saving, as a browser would send them; buttons are left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[str, Any] = {}
+        self._inside = False
+        self._name = ""
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        given = dict(attrs)
+        name, value = given.get("name") or "", given.get("value") or ""
+        if tag == "form":
+            self._inside = given.get("method") == "post" and given.get("id") != "logout-form"
+        elif not self._inside:
+            return
+        elif tag in ("select", "textarea"):
+            self._name, self.found[name] = name, ""
+        elif tag == "option" and "selected" in given:
+            self.found[self._name] = value
+        elif tag == "input" and given.get("type") not in ("submit", "file"):
+            self.found |= {name: value} if name and (given.get("type") != "checkbox" or "checked" in given) else {}
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "form":
+            self._inside = False
+        elif tag in ("select", "textarea"):
+            self._name = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._name and self.lasttag == "textarea":
+            self.found[self._name] += data
+
+
+def _open(page: Page, client: Client, sent: dict[str, Any] | None) -> Any:
     """Return the response, its whole content in ``body``."""
-    response: Any = client.get(page.path) if page.data is None else client.post(page.path, page.data)
+    response: Any = client.get(page.path) if sent is None else client.post(page.path, sent)
     response.body = b"".join(response.streaming_content) if response.streaming else response.content
     return response
 

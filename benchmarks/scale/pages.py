@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from django.contrib.auth.models import User
-from django.db.models import Count
+from django.db.models import Count, Q
 from django.utils.http import urlencode
 
 from benchmarks.scale.seed import ADMIN, FULL_PLAN, PLANNER
@@ -15,6 +15,7 @@ from django_ratequota.monitoring.refusals import refusals
 
 #: Django's own list of a million rows, which the others are compared with.
 BASE = "users (Django's own list)"
+FOR_EVERYONE = Q(user=None, subject="", subject_list=None, plan=None, endpoint=None)
 _APP = "/admin/django_ratequota"
 _POLICIES = f"{_APP}/ratepolicy"
 
@@ -26,6 +27,10 @@ class Page:
     path: str
     operator: str = ADMIN
     data: dict[str, Any] | None = field(default=None)
+    #: The page whose form is posted; "" = none, ``data`` is.
+    form: str = ""
+    #: What is filled in there: field -> two values, which take turns, so that each save changes something.
+    edits: dict[str, tuple[str, str]] = field(default_factory=dict)
 
 
 def pages() -> dict[str, Page]:
@@ -36,6 +41,7 @@ def pages() -> dict[str, Page]:
     override = RatePolicy.objects.filter(user__isnull=False).order_by("pk")[0]
     user = User.objects.filter(is_staff=False).order_by("pk")[0]
     subject = RatePolicy.objects.exclude(subject="").order_by("-pk")[0].subject
+    small = Plan.objects.exclude(pk=pro.pk).order_by("pk")[0]
     change = PolicyChange.objects.order_by("-pk")[0]
     assignment = PlanAssignment.objects.filter(subject__isnull=False).order_by("-pk")[0]
     rows = list(RatePolicy.objects.order_by("pk").values_list("pk", flat=True)[:50])
@@ -52,12 +58,22 @@ def pages() -> dict[str, Page]:
         "plans, search": Page(f"{_APP}/plan/?q=partner"),
         "plan of 500 policies": Page(f"{_APP}/plan/{pro.pk}/change/"),
         "plan of 500 policies, endpoints hidden": Page(f"{_APP}/plan/{pro.pk}/change/", PLANNER),
+        "plan of 500 policies, save": _save(f"{_APP}/plan/{pro.pk}/change/", description=("One", "Two")),
+        "plan of 75 policies": Page(f"{_APP}/plan/{small.pk}/change/"),
+        "plan of 75 policies, save a row": _save(
+            f"{_APP}/plan/{small.pk}/change/", **{"policies-0-rates": ("61/min", "62/min")}
+        ),
+        "plan, assign to many": Page(
+            f"{_APP}/plan/{small.pk}/assign/",
+            data={"text": "\n".join(User.objects.order_by("pk").values_list("username", flat=True)[:500])},
+        ),
         "plan, copy": Page(f"{_APP}/plan/{pro.pk}/copy/"),
         "plan, asking to delete": Page(f"{_APP}/plan/{pro.pk}/delete/"),
         "matrix": Page(f"{_APP}/plan/matrix/"),
         "matrix, search": Page(f"{_APP}/plan/matrix/?q=billing"),
         "endpoints": Page(f"{_APP}/endpoint/"),
         "endpoint": Page(f"{_APP}/endpoint/{busy.pk}/change/"),
+        "endpoint, save": _save(f"{_APP}/endpoint/{busy.pk}/change/", description=("One", "Two")),
         "endpoint, asking to delete": Page(f"{_APP}/endpoint/{busy.pk}/delete/"),
         "assignments": Page(f"{_APP}/planassignment/"),
         "assignments, active": Page(f"{_APP}/planassignment/?time=active"),
@@ -90,6 +106,18 @@ _TERMS = {"plan": "part", "endpoint": "bill", "user": "alice12"}
 def _autocomplete(name: str, term: str) -> Page:
     query = {"app_label": "django_ratequota", "model_name": "ratepolicy", "field_name": name, "term": term}
     return Page(f"/admin/autocomplete/?{urlencode(query)}")
+
+
+def _save(path: str, **edits: tuple[str, str]) -> Page:
+    return Page(path, form=path, edits=edits)
+
+
+def _edited(name: str, policy: Any) -> dict[str, Page]:
+    """Return the policy's save, and the estimate on its form."""
+    form = f"{_POLICIES}/{policy.pk}/change/"
+    rates = {"rates": ("61/min", "62/min")}
+    estimate = Page(f"{_POLICIES}/impact/?object={policy.pk}", form=form, edits=rates)
+    return {f"{name}, save": _save(form, **rates), f"{name}, estimate": estimate}
 
 
 def _quota_pages(plan: Any) -> dict[str, Page]:
@@ -131,6 +159,10 @@ def _policy_pages(policy: Any, override: Any, subject: str, user: Any, endpoint:
         "policies, search overrides": Page(f"{_POLICIES}/?q=alice&audience=user&mode__exact=enforce"),
         "policy": Page(f"{_POLICIES}/{policy.pk}/change/"),
         "override": Page(f"{_POLICIES}/{override.pk}/change/"),
+        **_edited("policy", policy),
+        **_edited("override", override),
+        **_edited("policy for everyone", RatePolicy.objects.filter(FOR_EVERYONE).order_by("pk")[0]),
+        "policies, save modes": _save(f"{_POLICIES}/", **{"form-0-mode": ("log", "enforce")}, _save=("1", "1")),
         "policy, add": Page(f"{_POLICIES}/add/"),
         "policy, asking to delete": Page(f"{_POLICIES}/{policy.pk}/delete/"),
         "override, reset": Page(f"{_POLICIES}/{override.pk}/reset/"),

@@ -170,7 +170,7 @@ def _policies(size: Size, users: range, dice: random.Random, now: datetime) -> I
     for plan in plans:
         yield RatePolicy(plan=plan, rates="600/min burst 100, 50000/day")
         full = plan.slug == FULL_PLAN
-        for endpoint in endpoints if full else dice.sample(endpoints, len(endpoints) // 5):
+        for endpoint in endpoints if full else dice.sample(endpoints, len(endpoints) * 3 // 20 - 1):
             yield _policy(dice, plan=plan, endpoint=endpoint)
     kinds = cycle(("user", "ip", "user", "network", "tenant"))
     for number, kind in zip(count(), kinds):

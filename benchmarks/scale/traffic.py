@@ -17,7 +17,7 @@ from django_ratequota.models import Endpoint, UsageCount
 from django_ratequota.monitoring.collector import Collector
 from django_ratequota.monitoring.rollup import roll_up
 from django_ratequota.operations.explain import newest_policies
-from django_ratequota.policies.assigned import entries_of
+from django_ratequota.policies.assigned import contexts_of
 from django_ratequota.policies.matching import match_endpoints
 from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.policies.requests.routes import handling_of_view
@@ -69,10 +69,10 @@ def _resolved(
     address, scope = f"203.0.{number // 250 % 250}.{number % 250}", dice.choice(names)
     caller = DescribedCaller(user_id=user, address=address, identifiers={}, plan_slug=None)
     snapshot = newest_policies()
-    [(entry, assigned)] = entries_of([caller])
+    [context] = contexts_of([caller], snapshot, time.time_ns() // 1000)
     handling = handling_of_view(None, "GET")
-    endpoints = match_endpoints(snapshot, scope=scope, route=None, name=None, method="GET", handling=handling)
-    context = EvaluationContext(caller, entry, endpoints, scope, snapshot, time.time_ns() // 1000, assigned)
+    context.endpoints = match_endpoints(snapshot, scope=scope, route=None, name=None, method="GET", handling=handling)
+    context.scope = scope
     return context, resolve(context)
 
 

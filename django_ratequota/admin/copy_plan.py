@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 from django import forms
@@ -20,9 +21,9 @@ from django.utils.translation import gettext_lazy as _
 from ..changes.databases import policy_alias
 from ..changes.writer import changed_by
 from ..models import Plan
-from ..operations.copy_plan import copy_policies
+from ..operations.copy_plan import copy_policies, scaled
 from .base import ReasonField
-from .formatting import shown, when
+from .formatting import number_text, shown, when
 from .pages import AdminPage
 from .permissions import may
 
@@ -33,6 +34,16 @@ _SHOWN_POLICIES = 100
 class CopyForm(forms.ModelForm):  # type: ignore[type-arg]
     """The fields in which the copy differs from its plan, and the reason."""
 
+    factor = forms.DecimalField(
+        label=_("Multiply all limits by"),
+        initial=1,
+        min_value=Decimal("0.001"),
+        max_value=1000,
+        max_digits=7,
+        localize=True,
+        widget=AdminTextInputWidget(attrs={"inputmode": "decimal", "size": 8}),
+        help_text=_("1.5 raises them by half. The new rates are shown before anything is saved."),
+    )
     reason = ReasonField()
 
     class Meta:
@@ -76,18 +87,20 @@ class CopyPlanPage(AdminPage):
         return [(self.url(obj), _("Copy plan"))] if self.has_permission(request, obj) else []
 
     def view(self, request: Any, plan: Plan) -> Any:
-        """GET asks, POST copies."""
+        """GET asks, POST copies; where limits change, it first shows the new ones, and copies once confirmed."""
         form = CopyForm(request.POST or None, initial=_initial(plan))
         policies = list(plan.policies.select_related("endpoint").order_by("endpoint__name", "counted_per", "pk"))
-        if request.method == "POST" and form.is_valid():
+        factor = form.cleaned_data["factor"] if form.is_valid() else Decimal(1)
+        confirming = form.is_valid() and factor != 1 and "confirmed" not in request.POST
+        if form.is_valid() and not confirming:
             reason = form.cleaned_data["reason"] or gettext("copy of %(plan)s") % {"plan": shown(plan.name)}
             try:
                 with changed_by(request.user, reason), transaction.atomic(using=policy_alias(Plan)):
                     copy = form.save(commit=False)
                     copy.position = plan.position + 1
                     copy.save()
-                    count = copy_policies(policies, copy)
-                    text = _message(plan, count)
+                    count = copy_policies(policies, copy, factor)
+                    text = _message(plan, count, factor)
                     self.admin.log_addition(request, copy, text)
             except ValidationError as error:
                 form.instance.pk = None
@@ -100,9 +113,14 @@ class CopyPlanPage(AdminPage):
             "title": _("Copy plan %(plan)s") % {"plan": shown(plan.name)},
             "original": gettext("Copy"),
             "errors": form.errors,
+            "factor": number_text(float(factor)),
             "form": form,
             "prepopulated": AdminForm(form, [], {"slug": ["name"]}),
-            "policies": [(policy, when(policy)) for policy in policies[:_SHOWN_POLICIES]],
+            "policies": [
+                (policy, scaled(policy.rates, factor) if confirming else "", when(policy))
+                for policy in policies[:_SHOWN_POLICIES]
+            ],
+            "confirming": confirming,
             "more": max(0, len(policies) - _SHOWN_POLICIES),
             "default_for": plan.get_default_for_display() if plan.default_for else "",
             "back": self.admin.page_url("change", quote(plan.pk)),
@@ -116,8 +134,11 @@ def _initial(plan: Plan) -> dict[str, str]:
     return {"name": copy[:name], "description": plan.description}
 
 
-def _message(plan: Plan, count: int) -> str:
+def _message(plan: Plan, count: int, factor: Decimal) -> str:
     text = ngettext(
         "Copied from %(plan)s, with %(count)d policy.", "Copied from %(plan)s, with %(count)d policies.", count
     )
-    return text % {"plan": shown(plan.name), "count": count}
+    text %= {"plan": shown(plan.name), "count": count}
+    if factor != 1:
+        text += " " + gettext("All limits were multiplied by %(factor)s.") % {"factor": number_text(float(factor))}
+    return text

@@ -8,18 +8,16 @@ from django import forms
 from django.contrib import admin
 from django.contrib.admin.widgets import AdminTextareaWidget, AdminTextInputWidget
 from django.core.exceptions import ValidationError
-from django.db.models import Exists, OuterRef, QuerySet
+from django.db.models import QuerySet
 from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from ..models import Endpoint, RatePolicy
+from ..models import Endpoint
 from ..policies.requests.routes import known_routes, known_scopes
-from .filters import ConditionFilter
-from .formatting import about, shown, when
-from .pages import model_url
+from .formatting import about, shown
 from .permissions import FOR_CHOSEN
-from .policy_table import WITHOUT, PolicyInline, PolicyTableAdmin, list_url
+from .policy_table import WITHOUT, PolicyInline, PolicyTableAdmin
 
 #: Matching routes that an endpoint's page lists; the others are counted.
 _MOST_ROUTES = 20
@@ -69,7 +67,7 @@ class EndpointForm(forms.ModelForm):  # type: ignore[type-arg]
 class EndpointPolicyInline(PolicyInline):
     """The endpoint's policies for plans and for everyone. The others can be thousands: they have their own list."""
 
-    fields = ["plan", "rates", "mode", "counted_per", "algorithm", when]  # type: ignore[list-item]
+    fields = ["plan", "rates", "mode", "counted_per", "details"]
     empty_value_display = WITHOUT["plan"]
 
     def get_queryset(self, request: Any) -> QuerySet[Any]:
@@ -77,35 +75,21 @@ class EndpointPolicyInline(PolicyInline):
         return super().get_queryset(request).exclude(FOR_CHOSEN)
 
 
-class LimitedFilter(ConditionFilter):
-    """Filter by whether an endpoint has policies of its own."""
-
-    title = _("policies")
-    parameter_name = "policies"
-
-    def conditions(self) -> dict[str, tuple[Any, Any]]:
-        """Look for a policy."""
-        own = Exists(RatePolicy.objects.filter(endpoint=OuterRef("pk")))
-        return {"some": (_("with policies"), own), "none": (_("without policies"), ~own)}
-
-
 @admin.register(Endpoint)
 class EndpointAdmin(PolicyTableAdmin):
     """Endpoints."""
 
     form = EndpointForm
-    list_display = ["name", "some_routes", "methods", "cost", "charged_statuses", "exempt", "policy_count", about]
-    list_filter = [LimitedFilter, "exempt"]
+    list_display = ["name", "some_routes", "methods", "cost", "charged_statuses", "is_exempt", "policy_count", about]
+    list_filter = ["exempt"]
     search_fields = ["name", "description", "routes"]
     list_per_page = 50
     inlines = [EndpointPolicyInline]
     change_list_template = "admin/django_ratequota/endpoint/change_list.html"
 
     def get_readonly_fields(self, request: Any, obj: Any = None) -> list[str]:
-        """Return what the endpoint matches, and the link to its policies if the operator may open their list."""
-        if obj is None:
-            return []
-        return ["matches", *(["all_policies"] if list_url(self.admin_site, request, {}) else [])]
+        """Return what the endpoint matches."""
+        return [] if obj is None else ["matches"]
 
     def changelist_view(self, request: Any, extra_context: Any = None) -> Any:
         """Return the list; above it are the scopes in code that have no endpoint yet."""
@@ -125,6 +109,11 @@ class EndpointAdmin(PolicyTableAdmin):
         """Return the first patterns."""
         return shown(endpoint.routes)
 
+    @admin.display(description=_("exempt"), ordering="exempt")
+    def is_exempt(self, endpoint: Any) -> str:
+        """Return a word for an exempt endpoint alone, because most are not."""
+        return gettext("exempt") if endpoint.exempt else ""
+
     @admin.display(description=_("matches now"))
     def matches(self, endpoint: Endpoint) -> str:
         """Return the views and routes of this project that the endpoint matches."""
@@ -141,14 +130,6 @@ class EndpointAdmin(PolicyTableAdmin):
         return format_html(
             '<ul class="ratequota-matches">{}</ul>', format_html_join("", "<li>{}</li>", ([line] for line in lines))
         )
-
-    @admin.display(description=_("all policies"))
-    def all_policies(self, endpoint: Any) -> str:
-        """Return a link to all policies: the table on the page leaves out the overrides."""
-        url = model_url(self.admin_site, RatePolicy, "changelist", query={"endpoint__id__exact": endpoint.pk})
-        count = self.policy_count(endpoint)
-        text = ngettext("%d policy, including overrides", "%d policies, including overrides", count) % count
-        return format_html('<a href="{}">{}</a>', url, text)
 
 
 def unknown_scopes() -> list[str]:

@@ -48,7 +48,7 @@ class PositionForm(forms.ModelForm):  # type: ignore[type-arg]
 class PlanAdmin(PolicyTableAdmin):
     """Plans."""
 
-    pages = ("matrix.MatrixPage", "copy_plan.CopyPlanPage")
+    pages = ("matrix.MatrixPage", "copy_plan.CopyPlanPage", "assign_many.AssignPage")
     ordering = ["position", "name"]  # repeated here, because a query that counts drops the model's
     list_display = ["plan_name", "position", "slug", "subscribers", "policy_count", about]
     list_editable = ["position"]

@@ -12,7 +12,7 @@ from ..changes.validators import check_rates
 from ..conf import COUNTED_PER, settings
 from ..models import RatePolicy
 from .permissions import check_audience, is_override, may
-from .widgets import RowAutocomplete, RowSelect
+from .widgets import RowAutocomplete
 
 
 class PolicyForm(forms.ModelForm):  # type: ignore[type-arg]
@@ -32,8 +32,7 @@ class PolicyForm(forms.ModelForm):  # type: ignore[type-arg]
         for name, field in self.fields.items():
             if isinstance(field.widget, RowAutocomplete):
                 field.widget.selected = getattr(self.instance, name)
-            elif getattr(field, "to_field_name", None) == "name":
-                self.initial[name] = getattr(self.instance, name)
+        label_times(self)
         if "rates" in self.fields:
             self.fields["rates"].widget.attrs.update({"spellcheck": "false", "class": "vTextField ratequota-rates"})
         for name in {"rates", "subject"} & self.fields.keys():
@@ -76,14 +75,20 @@ class PolicyForm(forms.ModelForm):  # type: ignore[type-arg]
         super().add_error(field, error)
 
 
+def label_times(form: forms.BaseForm) -> None:
+    """Label the two parts of each date and time, because Django's label is that of the first alone."""
+    for field in form.fields.values():
+        if isinstance(field, forms.SplitDateTimeField):
+            for part, text in zip(field.widget.widgets, (_("date"), _("time")), strict=True):
+                part.attrs["aria-label"] = f"{field.label}, {text}"
+
+
 class RowForm(PolicyForm):
     """A policy's form as a row of a table. Its fields get labels, because screen readers do not read column heads."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         for field in self.fields.values():
-            if type(field.widget) is forms.Select:
-                field.widget = RowSelect(field.widget.attrs, field.widget.choices)
             field.widget.attrs.setdefault("aria-label", field.label)
 
 

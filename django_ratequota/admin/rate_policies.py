@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
+from django.contrib.admin.widgets import RelatedFieldWidgetWrapper
 from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
@@ -18,6 +19,11 @@ from .policy_forms import PolicyForm, RowForm, StoredRows
 from .search import SearchesRelated
 from .warnings import WarnsOnSave
 
+#: As static/django_ratequota/policy.js has them.
+_AUDIENCE = ["plan", "user", "subject", "subject_list"]
+#: What an operator rarely needs.
+_ADVANCED = ["starts_at", "counted_per", "algorithm", "on_error", "durable", "leads_headers"]
+
 
 @admin.register(RatePolicy)
 class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, SearchesRelated, WarnsOnSave):
@@ -30,8 +36,7 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, SearchesRelated, War
         "reset.CallerCountersPage",
         "reset.ResetPage",
         "rollout.RolloutPage",
-        "preview.PreviewPage",
-        "preview.ImpactPage",
+        "estimate.ImpactPage",
         "usage.page.UsagePage",
         "quotas.QuotasPage",
         "subjects.SubjectsPage",
@@ -56,24 +61,35 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, SearchesRelated, War
     show_facets = admin.ShowFacets.ALWAYS
     fieldsets = [
         (
-            _("Who"),
+            None,
             {
-                "fields": ["user", "subject", "subject_list", "plan"],
-                "description": _("Choose at most one; none = everyone."),
+                "fields": [*_AUDIENCE, "endpoint", "rates", "mode", "ends_at", "reason"],
+                "description": _("Fill in at most one of plan, user, subject and list; none = everyone."),
             },
         ),
-        (_("What"), {"fields": ["endpoint", "counted_per"]}),
-        (_("How much"), {"fields": ["rates", "algorithm", "mode", "on_error", "durable", "leads_headers"]}),
-        (_("When and why"), {"fields": ["starts_at", "ends_at", "reason"]}),
     ]
 
     class Media:
-        css = {"all": ["django_ratequota/plots.css", "django_ratequota/preview.css"]}
-        js = ["django_ratequota/preview.js"]
+        css = {"all": ["django_ratequota/estimate.css"]}
+        js = ["django_ratequota/policy.js", "django_ratequota/estimate.js"]
 
     def get_search_fields(self, request: Any) -> list[str]:
         """Return the lookups of the search: users by name, and the policy's own texts."""
         return [*user_search_fields(), "subject", "reason", "subject_list__name", "plan__name", "endpoint__name"]
+
+    def get_fieldsets(self, request: Any, obj: Any = None) -> Any:
+        """Return the fields; those that an operator rarely needs are folded, unless one of them is set."""
+        plain, values = RatePolicy(), request.GET if obj is None else vars(obj)
+        default = all(values.get(name, getattr(plain, name)) == getattr(plain, name) for name in _ADVANCED)
+        folded = {"fields": _ADVANCED, "classes": ["collapse"] if default else []}
+        return [*super().get_fieldsets(request, obj), (_("Advanced"), folded)]
+
+    def formfield_for_dbfield(self, db_field: Any, request: Any, **kwargs: Any) -> Any:
+        """Return the field without the icons that add or edit a related object, each of which has its own page."""
+        field: Any = super().formfield_for_dbfield(db_field, request, **kwargs)
+        if field is not None and isinstance(field.widget, RelatedFieldWidgetWrapper):
+            field.widget = field.widget.widget
+        return field
 
     def get_form(self, request: Any, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
         """Return the form, which needs the operator's permissions."""

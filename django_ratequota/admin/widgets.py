@@ -7,8 +7,6 @@ from typing import Any
 from django import forms
 from django.contrib.admin.widgets import AutocompleteSelect, ForeignKeyRawIdWidget
 from django.core.exceptions import ValidationError
-from django.forms.utils import flatatt
-from django.utils.html import format_html, format_html_join
 
 
 class SafeAutocomplete(AutocompleteSelect):
@@ -53,25 +51,6 @@ class RowAutocomplete(SafeAutocomplete):
             return super().optgroups(name, value, attrs)
         empty = self.create_option(name, "", "", False, 0)
         return [(None, [empty, self.create_option(name, self.selected.pk, str(self.selected), True, 1)], 0)]
-
-
-class RowSelect(forms.Select):
-    """A select for the rows of a table, written without the templates that Django renders for each option."""
-
-    def render(self, name: str, value: Any, attrs: Any = None, renderer: Any = None) -> Any:
-        """Return the select."""
-        chosen = self.format_value(value)
-        options = format_html_join(
-            "",
-            "<option{}>{}</option>",
-            (
-                (flatatt({"value": option, "selected": str(option) in chosen}), label)
-                for option, label in self.choices
-            ),
-        )
-        return format_html(
-            "<select{}>{}</select>", flatatt({"name": name, **self.build_attrs(self.attrs, attrs)}), options
-        )
 
 
 class UserIdInput(ForeignKeyRawIdWidget):

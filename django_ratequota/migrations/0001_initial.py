@@ -82,7 +82,7 @@ class Migration(migrations.Migration):
                 ('subject', models.CharField(blank=True, help_text='kind:value, such as tenant:acme, ip:203.0.113.7, or a network such as ip:203.0.113.0/24.', max_length=200, null=True, verbose_name='subject')),
                 ('starts_at', models.DateTimeField(blank=True, help_text='In the list from this moment on; empty = at once.', null=True, verbose_name='starts at')),
                 ('ends_at', models.DateTimeField(blank=True, help_text='In the list until this moment; empty = open-ended.', null=True, verbose_name='ends at')),
-                ('reason', models.CharField(blank=True, help_text='The reason, such as a ticket or a contract.', max_length=200, verbose_name='reason')),
+                ('reason', models.CharField(blank=True, help_text='Why it exists, such as a ticket or a contract. Shown wherever it is listed.', max_length=200, verbose_name='note')),
                 ('user', models.ForeignKey(blank=True, help_text='The user who is in the list; or write a subject instead.', null=True, on_delete=django_ratequota.models.fields.cascade, related_name='ratequota_list_entries', to=settings.AUTH_USER_MODEL, verbose_name='user')),
                 ('subject_list', models.ForeignKey(help_text='The list. Its policies apply to all of its members.', on_delete=django.db.models.deletion.CASCADE, related_name='members', to='django_ratequota.subjectlist', verbose_name='subject list')),
             ],
@@ -101,7 +101,7 @@ class Migration(migrations.Migration):
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('starts_at', models.DateTimeField(default=django.utils.timezone.now, help_text='The plan counts from this moment on.', verbose_name='starts at')),
                 ('ends_at', models.DateTimeField(blank=True, help_text='The plan counts until this moment; empty = open-ended.', null=True, verbose_name='ends at')),
-                ('reason', models.CharField(blank=True, help_text='The reason, such as a ticket or a contract.', max_length=200, verbose_name='reason')),
+                ('reason', models.CharField(blank=True, help_text='Why it exists, such as a ticket or a contract. Shown wherever it is listed.', max_length=200, verbose_name='note')),
                 ('created_at', models.DateTimeField(default=django.utils.timezone.now, editable=False, help_text='When the assignment was made.', verbose_name='created at')),
                 ('created_by', models.ForeignKey(blank=True, editable=False, help_text='The operator who made the assignment.', null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.AUTH_USER_MODEL, verbose_name='created by')),
                 ('plan', models.ForeignKey(db_index=False, help_text='An assignment with an end outranks an open-ended one; among equals, the latest start counts.', on_delete=django.db.models.deletion.CASCADE, related_name='assignments', to='django_ratequota.plan', verbose_name='plan')),
@@ -132,6 +132,7 @@ class Migration(migrations.Migration):
             options={
                 'verbose_name': 'usage count',
                 'verbose_name_plural': 'usage counts',
+                'default_permissions': (),
                 'ordering': ['-starts_at', 'place'],
                 'constraints': [models.UniqueConstraint(fields=('starts_at', 'place'), name='ratequota_usage_one_row')],
             },
@@ -158,6 +159,7 @@ class Migration(migrations.Migration):
             options={
                 'verbose_name': 'policy change',
                 'verbose_name_plural': 'policy changes',
+                'default_permissions': ('view',),
                 'ordering': ['-pk'],
                 'required_db_features': ['supports_json_field'],
                 'indexes': [models.Index(fields=['model', 'object_id'], name='ratequota_change_object'), models.Index(fields=['change_id', 'model', 'action'], name='ratequota_change_save'), models.Index(fields=['first', 'id'], name='ratequota_change_first'), models.Index(fields=['touched_plan', 'model'], name='ratequota_change_plan'), models.Index(fields=['touched_user'], name='ratequota_change_user')],
@@ -173,6 +175,7 @@ class Migration(migrations.Migration):
             options={
                 'verbose_name': 'ledger writer',
                 'verbose_name_plural': 'ledger writers',
+                'default_permissions': (),
             },
         ),
         migrations.CreateModel(
@@ -191,6 +194,7 @@ class Migration(migrations.Migration):
             options={
                 'verbose_name': 'quota day',
                 'verbose_name_plural': 'quota days',
+                'default_permissions': (),
                 'ordering': ['day', 'counter'],
                 'indexes': [models.Index(fields=['counter', 'first_day'], name='ratequota_day_of_window')],
                 'constraints': [models.UniqueConstraint(fields=('day', 'counter', 'first_day', 'policy_id'), name='ratequota_day_one_row')],
@@ -220,6 +224,7 @@ class Migration(migrations.Migration):
             options={
                 'verbose_name': 'quota window',
                 'verbose_name_plural': 'quota windows',
+                'default_permissions': (),
                 'ordering': ['-first_day', 'counter'],
                 'indexes': [models.Index(fields=['period', 'ends_at', 'percent', 'policy_id', 'endpoint_id', 'mixed'], name='ratequota_quota_fullest')],
                 'constraints': [models.UniqueConstraint(fields=('counter', 'first_day'), name='ratequota_quota_one_row')],
@@ -239,7 +244,7 @@ class Migration(migrations.Migration):
                 ('leads_headers', models.BooleanField(default=False, help_text="X-RateLimit-* describe this policy's first rate instead of the limit with the least room.", verbose_name='leads headers')),
                 ('starts_at', models.DateTimeField(blank=True, help_text='Counts from this moment on; empty = at once.', null=True, verbose_name='starts at')),
                 ('ends_at', models.DateTimeField(blank=True, help_text='Counts until this moment; empty = open-ended.', null=True, verbose_name='ends at')),
-                ('reason', models.CharField(blank=True, help_text='The reason, such as a ticket or a contract.', max_length=200, verbose_name='reason')),
+                ('reason', models.CharField(blank=True, help_text='Why it exists, such as a ticket or a contract. Shown wherever it is listed.', max_length=200, verbose_name='note')),
                 ('endpoint', models.ForeignKey(blank=True, help_text='What is limited; empty = all endpoints together.', null=True, on_delete=django.db.models.deletion.CASCADE, related_name='policies', to='django_ratequota.endpoint', verbose_name='endpoint')),
                 ('plan', models.ForeignKey(blank=True, help_text='Callers on this plan. With neither user, subject, list nor plan, the policy is for everyone.', null=True, on_delete=django.db.models.deletion.CASCADE, related_name='policies', to='django_ratequota.plan', verbose_name='plan')),
                 ('subject_list', models.ForeignKey(blank=True, help_text='All members of this list: users, subjects and networks.', null=True, on_delete=django.db.models.deletion.CASCADE, related_name='policies', to='django_ratequota.subjectlist', verbose_name='subject list')),

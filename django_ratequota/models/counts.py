@@ -30,6 +30,7 @@ class UsageCount(models.Model):
     class Meta:
         verbose_name = _("usage count")
         verbose_name_plural = _("usage counts")
+        default_permissions = ()
         ordering = ["-starts_at", "place"]
         constraints = [models.UniqueConstraint(fields=["starts_at", "place"], name="ratequota_usage_one_row")]
 
@@ -93,6 +94,7 @@ class QuotaWindow(models.Model):
     class Meta:
         verbose_name = _("quota window")
         verbose_name_plural = _("quota windows")
+        default_permissions = ()
         ordering = ["-first_day", "counter"]
         constraints = [models.UniqueConstraint(fields=["counter", "first_day"], name="ratequota_quota_one_row")]
         # The fullest of the windows that run now, also those of some policies or of an endpoint, without their rows.
@@ -127,6 +129,7 @@ class QuotaDay(models.Model):
     class Meta:
         verbose_name = _("quota day")
         verbose_name_plural = _("quota days")
+        default_permissions = ()
         ordering = ["day", "counter"]
         # By the day first: the rollup deletes by it, and what is written now is together.
         constraints = [
@@ -151,6 +154,7 @@ class LedgerWriter(models.Model):
     class Meta:
         verbose_name = _("ledger writer")
         verbose_name_plural = _("ledger writers")
+        default_permissions = ()
 
     def __str__(self) -> str:
         return f"{self.id}: {self.batches}"

@@ -131,9 +131,9 @@ def optional_time(verbose_name: Any, help_text: Any) -> models.DateTimeField[Any
 
 
 def reason() -> models.CharField[Any, Any]:
-    """Return the field for the reason of a row."""
-    text = _("The reason, such as a ticket or a contract.")
-    return models.CharField(_("reason"), max_length=200, blank=True, help_text=text)
+    """Return the field for the note of a row, which is why the row exists; each change has a reason of its own."""
+    text = _("Why it exists, such as a ticket or a contract. Shown wherever it is listed.")
+    return models.CharField(_("note"), max_length=200, blank=True, help_text=text)
 
 
 def _canonical_or_unchanged(value: Any) -> Any:

@@ -75,6 +75,7 @@ class PolicyChange(models.Model):
     class Meta:
         verbose_name = _("policy change")
         verbose_name_plural = _("policy changes")
+        default_permissions = ("view",)
         ordering = ["-pk"]
         indexes = [
             # For one object's history: its page, and restoring it.

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 from ..store.base import reading
 from .packing import HOUR, kept_hours, read, read_pairs, unpack_attempts
 from .records import is_sampled
 
 
-# By position, unlike other value objects: there may be hundreds of thousands.
-@dataclass(frozen=True, slots=True)
-class Attempts:
+# A tuple, unlike other value objects: there may be hundreds of thousands.
+class Attempts(NamedTuple):
     """Equal requests of one caller in one second."""
 
     #: Unix time, whole seconds.
@@ -34,7 +34,7 @@ class Attempts:
 
     def at(self, endpoint_id: int | None) -> Attempts:
         """Return the attempts with the cost that a policy for this endpoint, or for all (None), counts."""
-        return replace(self, cost=dict(self.costs)[endpoint_id or 0], costs=()) if self.costs else self
+        return self._replace(cost=dict(self.costs)[endpoint_id or 0], costs=()) if self.costs else self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,35 +50,37 @@ class RecordedAttempts:
 
 
 @reading()
-def recorded_attempts(hours: int = 24) -> RecordedAttempts:
-    """Return the attempts of the last ``hours`` (48 at most), up to about ten seconds ago. Raises ``StoreError``."""
+def recorded_attempts(hours: int = 24, endpoint_id: int | None = None) -> RecordedAttempts:
+    """Return the attempts of the last ``hours`` (48 at most), up to about ten seconds ago. Raises ``StoreError``.
+
+    With ``endpoint_id``, those of this endpoint alone.
+    """
     since = time.time() - hours * HOUR
     level = 0
-    counts: dict[tuple[Any, ...], list[int]] = {}
+    counts: dict[tuple[Any, ...], tuple[int, int]] = {}
+    begun = None
     for hour in kept_hours(hours + 1):
         kept = dict(read_pairs("hash", f"level:{hour}")[0])
         level = max(level, int(kept.get("level", 0)))
         for chunk in read("LRANGE", f"usage:{hour}", 0, -1):
             for second, caller, ip, plan_id, endpoint_ids, cost, admitted, refused in unpack_attempts(chunk):
                 if second >= since:
+                    begun = second if begun is None else min(begun, second)
+                    if endpoint_id is not None and endpoint_id not in endpoint_ids:
+                        continue
                     # A request that was checked more than once lists its costs; its earlier attempt has -1 admitted.
                     costs = tuple(map(tuple, cost)) if isinstance(cost, list) else ()
                     units = dict(costs)[0] if costs else cost
                     attempt = (second, caller, ip, plan_id, tuple(endpoint_ids), units, costs)
-                    count = counts.setdefault(attempt, [0, 0])
-                    count[0] += admitted
-                    count[1] += refused
+                    before = counts.get(attempt, (0, 0))
+                    counts[attempt] = before[0] + admitted, before[1] + refused
     # Where one hour keeps fewer callers than another, only those that every hour keeps are whole.
     sampled = {caller for caller in {attempt[1] for attempt in counts} if is_sampled(caller, level)}
-    in_order = sorted(
-        ((attempt, count) for attempt, count in counts.items() if max(count) > 0), key=lambda item: item[0][0]
-    )
+    found = []
+    for attempt in sorted(counts, key=itemgetter(0)):
+        passed, refused = counts[attempt]
+        if attempt[1] in sampled and (passed > 0 or refused > 0):
+            found.append(Attempts(*attempt, max(0, passed), max(0, refused)))
     return RecordedAttempts(
-        attempts=tuple(
-            Attempts(*attempt, *(max(0, times) for times in count))
-            for attempt, count in in_order
-            if attempt[1] in sampled
-        ),
-        share=0.5**level,
-        since=datetime.fromtimestamp(in_order[0][0][0], UTC) if in_order else None,
+        attempts=tuple(found), share=0.5**level, since=None if begun is None else datetime.fromtimestamp(begun, UTC)
     )

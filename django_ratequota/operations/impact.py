@@ -18,8 +18,8 @@ from django.utils.translation import ngettext
 from ..engine.rates import BLOCKED, MAX_UNITS, Rate
 from ..models import RatePolicy
 from ..monitoring import attempts
-from ..monitoring.attempts import Attempts
-from ..policies.facts import policy_facts
+from ..monitoring.attempts import Attempts, RecordedAttempts
+from ..policies.facts import PolicyFacts, policy_facts
 from .impact_audience import NotEstimable, RecordedAudience, subject_for
 from .numbers import number
 from .replay import replay_each
@@ -29,6 +29,8 @@ from .spans import has_room, peak, spread
 MOST_ATTEMPTS = 200_000
 #: Time to read callers; at least a quarter of it, however long reading the records took.
 SECONDS = 2.0
+#: Callers that an estimate names.
+_MOST_HIT = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,17 @@ class Fit:
     nobody: str
     #: It would have refused at most 1 % of the counters; the same where there are fewer than 100.
     one_percent: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hit:
+    """A caller of whom the policy would have refused requests."""
+
+    #: As counters name it: ``user:42``.
+    caller: str
+    refused: int
+    #: All of the caller's requests that the policy applies to, refused ones included.
+    requests: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +69,8 @@ class Impact:
     refused_requests: int
     really_refused_clients: int
     really_refused_requests: int
+    #: The callers of whom it would have refused most, at most ten.
+    hit: tuple[Hit, ...]
     #: Policies that take precedence for callers that the records do not identify.
     unknown_policies: int
     #: Same order as the policy's rates; none without requests.
@@ -72,16 +87,8 @@ def estimate(policy: RatePolicy, hours: int = 24, *, most: int = MOST_ATTEMPTS, 
     until = time.monotonic() + seconds
     facts = policy_facts(policy)
     rates: tuple[Rate, ...] = () if isinstance(facts.rates, str) else facts.rates
-    subject_of, audience = subject_for(facts.counted_per), RecordedAudience(facts)
-    recorded = attempts.recorded_attempts(hours)
-    if recorded.share < 1 and facts.counted_per in ("ip", "plan", "everyone"):
-        raise NotEstimable(_("Cannot be estimated: its counters are shared, and only some callers are recorded."))
-    subjects: dict[str, list[Attempts]] = {}
-    for record in recorded.attempts:
-        if facts.endpoint_id is None or facts.endpoint_id in record.endpoint_ids:
-            subject = subject_of(record)
-            if subject is not None:
-                subjects.setdefault(subject, []).append(record.at(facts.endpoint_id))
+    audience, recorded = RecordedAudience(facts), attempts.recorded_attempts(hours, facts.endpoint_id)
+    subjects = _by_subject(facts, recorded)
     until = max(until, time.monotonic() + seconds / 4)
     counted: list[Attempts] = []
     peaks: list[list[int]] = []
@@ -105,21 +112,37 @@ def estimate(policy: RatePolicy, hours: int = 24, *, most: int = MOST_ATTEMPTS, 
     if left < 0 and not counted:
         text = _("Cannot be estimated: more than %(most)s requests share one counter.")
         raise NotEstimable(text % {"most": number(most)})
-    refused = _refused(rates, to_replay)
-    for record in counted if facts.rates == BLOCKED else ():
-        refused[record.caller] += record.admitted + record.refused
+    asked: Counter[str] = Counter()
+    for record in counted:
+        asked[record.caller] += record.admitted + record.refused
+    refused = asked if facts.rates == BLOCKED else _refused(rates, to_replay)
+    hit = sorted(refused.items(), key=lambda one: (-one[1], one[0]))[:_MOST_HIT]
     return Impact(
         since=recorded.since,
         share=recorded.share * (searched / len(subjects) if subjects else 1),
-        clients=len({record.caller for record in counted}),
+        clients=len(asked),
         refused_clients=len(refused),
-        requests=_requests(counted),
+        requests=asked.total(),
         refused_requests=refused.total(),
         really_refused_clients=len({record.caller for record in counted if record.refused}),
         really_refused_requests=sum(record.refused for record in counted),
+        hit=tuple(Hit(caller=caller, refused=times, requests=asked[caller]) for caller, times in hit),
         unknown_policies=audience.unknown,
         fits=_fits(rates, peaks),
     )
+
+
+def _by_subject(policy: PolicyFacts, recorded: RecordedAttempts) -> dict[str, list[Attempts]]:
+    """Return the attempts by the subject that each counts for."""
+    subject_of = subject_for(policy.counted_per)
+    if recorded.share < 1 and policy.counted_per in ("ip", "plan", "everyone"):
+        raise NotEstimable(_("Cannot be estimated: its counters are shared, and only some callers are recorded."))
+    found: dict[str, list[Attempts]] = {}
+    for record in recorded.attempts:
+        subject = subject_of(record)
+        if subject is not None:
+            found.setdefault(subject, []).append(record.at(policy.endpoint_id))
+    return found
 
 
 def _refused(rates: Sequence[Rate], subjects: Iterable[Sequence[Attempts]]) -> Counter[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,11 +14,11 @@ from ..exceptions import RateQuotaError
 from ..models import RatePolicy
 from ..monitoring.attempts import Attempts
 from ..monitoring.records import UNKNOWN_PLAN
+from ..policies.audience_index import Group
 from ..policies.facts import NOBODY, POLICY_COLUMNS, PolicyFacts, UserEntry, policy_facts
-from ..policies.precedence import strongest
 from ..policies.requests.caller import UNKNOWN, DescribedCaller
 from ..policies.resolver import EvaluationContext, resolve_uncached
-from ..policies.snapshot import Memo, Snapshot, regrouped
+from ..policies.snapshot import Memo, Snapshot
 from .explain import newest_policies
 
 
@@ -32,25 +32,24 @@ class RecordedAudience:
     def __init__(self, policy: PolicyFacts) -> None:
         snapshot, now_us = newest_policies(), time.time_ns() // 1000
         own = _in_force(policy, snapshot, now_us)
-        rivals = [
-            rival
-            for rival in _others(own, snapshot)
-            if strongest((rival, own), now_us) is rival and not _are_apart(rival, own)
-        ]
-        known = [rival for rival in rivals if _not_recorded(rival, snapshot, now_us) is None]
-        #: Policies that take precedence for callers that the records do not identify.
-        self.unknown = len(rivals) - len(known)
+        stored = snapshot.groups.get(own.endpoint_id, {}).get(own.counted_per) or Group()
+        group = stored.changed({own.id: None if own.user else own})
         self._policy, self._now_us = own.id, now_us
-        trial = [own, *known]
-        self._needs_plans = own.counted_per == "plan" or any(one.plan_id is not None for one in trial)
-        # As if there were no other policies; without default plans, because the records hold each caller's plan.
-        shared = regrouped({}, {policy.id: policy for policy in trial if not policy.user})
-        self._snapshot = snapshot.copied(groups=shared, defaults={}, memo=Memo())
-        users: dict[str, tuple[PolicyFacts, ...]] = {}
-        for policy in trial:
-            if policy.user:
-                users[policy.user] = (*users.get(policy.user, ()), policy)
-        self._entries = {user: UserEntry(policies=policies) for user, policies in users.items()}
+        chosen = own.user or own.subject or own.list_id is not None
+        self._needs_plans = own.counted_per == "plan" or bool(not chosen and group.having("plan"))
+        # The policies of this endpoint and ``counted_per`` alone; records hold the caller's plan, default ones too.
+        groups = {own.endpoint_id: {own.counted_per: group}}
+        self._snapshot = snapshot.copied(groups=groups, defaults={}, memo=Memo())
+        users: dict[str, list[PolicyFacts]] = {own.user: [own]} if own.user else {}
+        place: dict[str, Any] = {"endpoint_id": own.endpoint_id, "counted_per": own.counted_per}
+        rows = RatePolicy.objects.filter(user__isnull=False, **place).order_by()
+        # Values instead of model instances, because there may be thousands.
+        others = [policy_facts(row) for row in rows.values_list(*POLICY_COLUMNS, named=True) if row.pk != own.id]
+        for facts in others:
+            users.setdefault(facts.user, []).append(facts)
+        #: Policies that may take precedence for callers that the records do not identify.
+        self.unknown = 0 if own.user else _unidentified(group, snapshot) + len(others) * (not _identifies("user"))
+        self._entries = {user: UserEntry(policies=tuple(policies)) for user, policies in users.items()}
 
     def select(self, records: Sequence[Attempts]) -> list[Attempts]:
         """Return the records that the policy counts."""
@@ -104,19 +103,21 @@ def _in_force(policy: PolicyFacts, snapshot: Snapshot, now_us: int) -> PolicyFac
     return replace(policy, mode="enforce", starts_us=starts_us, ends_us=ends_us)
 
 
-def _others(policy: PolicyFacts, snapshot: Snapshot) -> Iterable[PolicyFacts]:
-    """Return the other policies of the same endpoint and ``counted_per`` that are not off."""
-    group = snapshot.groups.get(policy.endpoint_id, {}).get(policy.counted_per)
-    place: dict[str, Any] = {"endpoint_id": policy.endpoint_id, "counted_per": policy.counted_per}
-    rows = RatePolicy.objects.filter(user__isnull=False, **place).order_by()
-    # Values instead of model instances, because there may be thousands.
-    overrides = [policy_facts(row) for row in rows.values_list(*POLICY_COLUMNS, named=True)]
-    return (one for one in (*(group or ()), *overrides) if one.id != policy.id and one.mode != "off")
+def _unidentified(group: Group, snapshot: Snapshot) -> int:
+    """Return the number of the group's policies whose callers the records do not identify."""
+
+    def identifies(trait: str, value: Any) -> bool:
+        if trait == "network":
+            return not _is_narrow(*value)
+        kinds = {value} if trait == "subject" else snapshot.members.kinds_of({value}) if trait == "list" else ()
+        return all(map(_identifies, kinds))
+
+    return sum(number for (trait, value), number in group.traits.items() if not identifies(trait, value))
 
 
-def _are_apart(one: PolicyFacts, other: PolicyFacts) -> bool:
-    """Whether no address is in both policies' networks."""
-    return one.network is not None and other.network is not None and not one.network.overlaps(other.network)
+def _is_narrow(bits: int, hosts: int) -> bool:
+    """Whether records hold less of an address than the network does: the lengths are in bits."""
+    return bits == 128 and hosts < 128 - int(settings.ipv6_prefix)
 
 
 def _identifies(kind: str) -> bool:
@@ -129,16 +130,14 @@ def _identifies(kind: str) -> bool:
 
 def _not_recorded(policy: PolicyFacts, snapshot: Snapshot, now_us: int) -> NotEstimable | None:
     """Return why the records do not identify every caller in the policy's audience; None if they do."""
-    unrecorded_bits = 128 - int(settings.ipv6_prefix)
     kinds = {"user" if policy.user else policy.subject.partition(":")[0] or "ip"}
     network, narrow = policy.network, False
     if network is not None:
-        narrow = network.version == 6 and network.max_prefixlen - network.prefixlen < unrecorded_bits
+        narrow = _is_narrow(network.max_prefixlen, network.max_prefixlen - network.prefixlen)
     if policy.list_id is not None:
         members = [one for one in snapshot.members if one.list_id == policy.list_id and one.active(now_us)]
         kinds = {one.kind for one in members}
-        keys = [one.key for one in members if not isinstance(one.key, str)]
-        narrow = any(bits == 128 and hosts < unrecorded_bits for bits, hosts, _number in keys)
+        narrow = any(_is_narrow(*one.key[:2]) for one in members if not isinstance(one.key, str))
     if narrow:
         text = _("Cannot be estimated: of IPv6 addresses only the first %(bits)d bits are recorded.")
         return NotEstimable(text % {"bits": settings.ipv6_prefix})

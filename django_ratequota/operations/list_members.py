@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -95,7 +95,7 @@ def add_members(subject_list: SubjectList, lines: Iterable[Line], *, may_change:
                     continue
                 if not may_change:
                     text = _("It is in the list already, and you may not change its dates.")
-                    problems.append(_problem(line, text))
+                    problems.append(problem_of(line, text))
                 member.starts_at = None if ended else member.starts_at
                 member.ends_at = entry.ends_at
                 member.reason = entry.reason or member.reason
@@ -149,6 +149,16 @@ def _csv_lines(text: str) -> Iterator[Line]:
 def _read(subject_list: SubjectList, lines: Iterable[Line]) -> tuple[dict[_Key, tuple[Line, ListMember]], int]:
     """Return each member once, unsaved, and how many lines repeat one; raises ``ValidationError``."""
     lines = list(lines)
+    entries, problems = read_members(lines)
+    if problems:
+        raise ValidationError(problems)
+    for _line, member in entries.values():
+        member.subject_list = subject_list
+    return entries, len(lines) - len(entries)
+
+
+def read_members(lines: Sequence[Line]) -> tuple[dict[_Key, tuple[Line, ListMember]], list[str]]:
+    """Return each member that the lines name once, unsaved and in no list, and a message per bad line."""
     names = {line.who[5:] for line in lines if line.who.startswith("user:") and "\x00" not in line.who}
     users = users_by_login(names, policy_alias(get_user_model()))
     entries: dict[_Key, tuple[Line, ListMember]] = {}
@@ -156,13 +166,10 @@ def _read(subject_list: SubjectList, lines: Iterable[Line]) -> tuple[dict[_Key, 
     for line in lines:
         try:
             member = _member(line, users)
-            member.subject_list = subject_list
             entries.setdefault(_key(member), (line, member))
         except ValidationError as error:
-            problems.append(_problem(line, " ".join(error.messages)))
-    if problems:
-        raise ValidationError(problems)
-    return entries, len(lines) - len(entries)
+            problems.append(problem_of(line, " ".join(error.messages)))
+    return entries, problems
 
 
 def _member(line: Line, users: dict[str, list[Any]]) -> ListMember:
@@ -217,6 +224,7 @@ def _stored(subject_list: SubjectList, keys: Iterable[_Key]) -> dict[_Key, ListM
     return {_key(row): row for row in rows.order_by()}
 
 
-def _problem(line: Line, text: str) -> str:
+def problem_of(line: Line, text: str) -> str:
+    """Return the message about a bad line."""
     who = visible(line.who)[:_SHOWN]
     return _("Line %(number)d, “%(who)s”: %(problem)s") % {"number": line.number, "who": who, "problem": text}

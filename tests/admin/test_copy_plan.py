@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -13,12 +15,14 @@ from django.test import Client
 from django.utils import timezone
 
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
+from django_ratequota.operations.copy_plan import scaled
 from django_ratequota.signals import policies_changed
+from tests.support.operators import words_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
 BASE = "/admin/django_ratequota/plan"
-FORM = {"name": "Pro", "slug": "pro", "description": "For some", "reason": "Ticket 4711"}
+FORM = {"name": "Pro", "slug": "pro", "description": "For some", "reason": "Ticket 4711", "factor": "1"}
 
 
 @pytest.fixture
@@ -86,6 +90,42 @@ def test_a_copy_has_every_field_of_the_policies(operator: Client, free: Plan) ->
     assert "Pro: Copied from Free, with 2 policies." in operator.get(f"{BASE}/{pro.pk}/change/").content.decode()
 
 
+@pytest.mark.parametrize(
+    ("rates", "factor", "expected"),
+    [
+        ("10/s, 1000/hour burst 50", "1.5", "15/s, 1500/hour burst 75"),
+        ("60 requests/15min gcra, 100000/month", "1.5", "90 requests/15min gcra, 150000/month"),
+        ("5/min", "1.1", "6/min"),  # 5.5
+        ("1/s", "0.1", "1/s"),
+        ("12345/day", "1.5", "18500/day"),
+        ("999999999999/day", "2", "1000000000000/day"),
+        ("unlimited", "2", "unlimited"),
+        ("blocked", "0.5", "blocked"),
+    ],
+)
+def test_limits_are_multiplied_and_rounded(rates: str, factor: str, expected: str) -> None:
+    assert scaled(rates, Decimal(factor)) == expected
+
+
+def test_a_copy_with_other_limits_is_shown_before_it_is_saved(operator: Client, free: Plan) -> None:
+    path = f"{BASE}/{free.pk}/copy/"
+    shown = operator.post(path, {**FORM, "factor": "1.5"})
+    text = words_of(shown)
+    assert "Pro gets these policies, with all limits multiplied by 1.5." in text
+    assert '10/s, 1000/hour burst 50</bdi> → <strong><bdi dir="ltr">15/s, 1500/hour burst 75</bdi>' in text
+    assert Plan.objects.count() == 1
+    sent = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', shown.content.decode()))
+    assert operator.post(path, sent).status_code == 302
+    assert set(Plan.objects.get(slug="pro").policies.values_list("rates", flat=True)) == {
+        "2/s",
+        "15/s, 1500/hour burst 75",
+    }
+    assert LogEntry.objects.get().get_change_message().endswith("All limits were multiplied by 1.5.")
+    for wrong in ("0", "-1", "x", "1e9", "NaN"):
+        assert "errorlist" in operator.post(path, {**FORM, "name": "Team", "factor": wrong}).content.decode()
+    assert Plan.objects.count() == 2
+
+
 def test_without_a_reason_the_history_names_the_plan(operator: Client, free: Plan) -> None:
     assert operator.post(f"{BASE}/{free.pk}/copy/", {**FORM, "reason": ""}).status_code == 302
     assert {change.reason for change in PolicyChange.objects.all()[:3]} == {"copy of Free"}
@@ -115,3 +155,12 @@ def test_an_invalid_policy_stops_the_copy(operator: Client, free: Plan) -> None:
     assert "expected a limit" in text
     assert (Plan.objects.count(), RatePolicy.objects.count()) == (1, 2)
     assert not LogEntry.objects.exists()
+
+
+def test_the_factor_is_written_as_in_the_operators_language(operator: Client, free: Plan, settings: Any) -> None:
+    settings.LANGUAGE_CODE = "de"
+    path = f"{BASE}/{free.pk}/copy/"
+    shown = operator.post(path, {**FORM, "factor": "1,5"}).content.decode()
+    sent = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', shown))
+    assert operator.post(path, sent).status_code == 302
+    assert Plan.objects.get(slug="pro").policies.filter(rates="2/s").exists()

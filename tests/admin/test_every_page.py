@@ -94,7 +94,12 @@ def addresses() -> Iterator[str]:
         assert row is not None
         yield f"{APP}/{row._meta.model_name}/{row.pk}/change/"
         yield f"{APP}/{row._meta.model_name}/{row.pk}/history/"
-    yield from (f"{APP}/plan/matrix/", f"{APP}/plan/{free.pk}/copy/", f"{APP}/policychange/save/{change.change_id}/")
+    yield from (
+        f"{APP}/plan/matrix/",
+        f"{APP}/plan/{free.pk}/copy/",
+        f"{APP}/plan/{free.pk}/assign/",
+        f"{APP}/policychange/save/{change.change_id}/",
+    )
     yield f"{APP}/policychange/{change.pk}/revert/save/"
     yield from (f"{APP}/subjectlist/{bots.pk}/{verb}-members/" for verb in ("add", "remove"))
     yield from (f"{POLICIES}/{override.pk}/{page}/" for page in ("reset", "rollout"))
@@ -184,7 +189,6 @@ OPENS: dict[str, set[Any]] = {
     "ratepolicy/quotas/history/?csv=1": POLICY | OVERRIDES,
     "ratepolicy/invoices/": POLICY | OVERRIDES,
     "ratepolicy/invoices/?csv=1": POLICY | OVERRIDES,
-    "ratepolicy/preview/": POLICY | OVERRIDES | {"add_ratepolicy"},
     "ratepolicy/impact/": POLICY | OVERRIDES | {"add_ratepolicy"},
     "ratepolicy/boost/?user={user}&endpoint=e1&policy={override}": {"grant_override"},
     "ratepolicy/boost/?user={user}": {"grant_override"},
@@ -193,6 +197,7 @@ OPENS: dict[str, set[Any]] = {
     "plan/": {"view_plan", "change_plan"},
     "plan/matrix/": POLICY,
     "plan/{plan}/copy/": {("add_plan", "view_plan", "add_ratepolicy")},
+    "plan/{plan}/assign/": {("view_plan", "add_planassignment")},
     "plan/{empty}/copy/": {("add_plan", "view_plan")},
     "endpoint/": {"view_endpoint", "change_endpoint"},
     "endpoint/add/": {"add_endpoint"},
@@ -201,9 +206,9 @@ OPENS: dict[str, set[Any]] = {
     "subjectlist/{bots}/change/": {"view_subjectlist", "change_subjectlist"} | MEMBERS,
     "subjectlist/{bots}/add-members/": {"add_listmember"},
     "subjectlist/{bots}/remove-members/": {"delete_listmember"},
-    "policychange/": {"view_policychange", "change_policychange"},
-    "policychange/save/{save}/": {"view_policychange", "change_policychange"},
-    "policychange/{change}/revert/save/": {"view_policychange", "change_policychange"},
+    "policychange/": {"view_policychange"},
+    "policychange/save/{save}/": {"view_policychange"},
+    "policychange/{change}/revert/save/": {"view_policychange"},
 }
 
 

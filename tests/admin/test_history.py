@@ -111,8 +111,8 @@ def test_the_list_says_in_a_few_words_what_changed(operator: Client, free: Plan)
             {"mode": "off", "counted_per": "ip", "reason": "x", "on_error": "deny"},
             "counted per: caller → ip; mode: enforce → off; and 2 more fields",
         ),
-        ({"reason": "y" * 100}, f"reason: x → {'y' * 39}…"),
-        ({"reason": ""}, f"reason: {'y' * 39}… → empty"),
+        ({"reason": "y" * 100}, f"note: x → {'y' * 39}…"),
+        ({"reason": ""}, f"note: {'y' * 39}… → empty"),
     ]
     for fields, _words in edits:
         RatePolicy.objects.filter(pk=policy.pk).update(**fields)

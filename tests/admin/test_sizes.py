@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import html
 import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from django.conf import settings as django_settings
-from django.contrib import admin
 from django.contrib.auth.models import User
 from django.db import connection
 from django.db.models import QuerySet
@@ -23,7 +21,6 @@ from benchmarks.scale.seed import seed
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from tests.admin.test_admin import BASE, TWIN
 from tests.support.operators import client_of
-from tests.support.properties import thorough_after
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -71,20 +68,20 @@ def page_with_policies(kind: str, count: int) -> str:
 
 
 @pytest.mark.parametrize("kind", ["plan", "endpoint"])
-@pytest.mark.parametrize("count", thorough_after(1, [141, 99, 400]))
-def test_a_table_of_many_policies_is_saved(operator: Client, kind: str, count: int) -> None:
+def test_a_table_of_many_policies_is_saved(operator: Client, kind: str) -> None:
     """Regression: from 141 policies on, saving was a 400: a row has seven fields, and Django accepts 1,000."""
-    path = page_with_policies(kind, count)
+    path = page_with_policies(kind, 75)
     page = operator.get(path)
+    assert len(page.content) < 300_000
     sent = fields_of(page)
     stored = int(sent["policies-INITIAL_FORMS"])
-    assert stored == 50
+    assert stored == 75
     sent["policies-0-rates"] = "11/min"
     # As many new rows as the page allows; a stored row that is to be deleted adds one field more.
     most = int(sent["policies-MAX_NUM_FORMS"])
     new = range(stored, most)
     for number in new:
-        row = {"plan": "", "endpoint": "", "counted_per": "ip", "rates": "5/s", "algorithm": "gcra", "mode": "log"}
+        row = {"plan": "", "endpoint": "", "counted_per": "ip", "rates": "5/s", "mode": "log"}
         sent |= {f"policies-{number}-{name}": value for name, value in {"id": "", **row}.items()}
     sent["policies-TOTAL_FORMS"] = str(most)
     limit = django_settings.DATA_UPLOAD_MAX_NUMBER_FIELDS
@@ -98,48 +95,38 @@ def test_a_table_of_many_policies_is_saved(operator: Client, kind: str, count: i
     sent["policies-TOTAL_FORMS"] = str(stored)
     assert operator.post(path, sent).status_code == 302
     assert RatePolicy.objects.filter(rates="11/min").count() == 1
-    assert RatePolicy.objects.count() == count
+    assert RatePolicy.objects.count() == stored
 
 
-def test_the_list_is_linked_only_with_permission(free: Plan) -> None:
-    rows([RatePolicy(plan=free, endpoint=one, rates="10/min") for one in endpoints(101)])
-    text = client_of("view_plan", "view_ratepolicy").get(f"{BASE}/plan/{free.pk}/change/").content.decode()
-    assert "Policies 1–50 of 101." in text
-    assert "See all of them" in text
-    policies = admin.site._registry.pop(RatePolicy)
-    try:
-        text = client_of("view_plan", "view_ratepolicy", name="b").get(f"{BASE}/plan/{free.pk}/change/")
-    finally:
-        admin.site._registry[RatePolicy] = policies
-    assert "See all of them" not in text.content.decode()
+@pytest.mark.parametrize("kind", ["plan", "endpoint"])
+def test_a_link_to_the_list_takes_the_place_of_a_longer_table(operator: Client, kind: str) -> None:
+    path = page_with_policies(kind, 76)
+    page = operator.get(path)
+    assert "policies-TOTAL_FORMS" not in page.content.decode()
+    found = re.search(
+        r'76 policies are too many for a table here. <a href="([^"]*)">Edit them', page.content.decode()
+    )
+    assert found is not None
+    assert operator.get(found[1]).context["cl"].result_count == 76
+    assert operator.post(path, fields_of(page) | {"name": "renamed"}).status_code == 302
+    assert RatePolicy.objects.filter(rates="10/min").count() == 76
+    granter = client_of(f"change_{kind}", "grant_override", name="granter").get(path).content.decode()
+    assert "too many" not in granter, "the table is left out because the operator may not see it"
 
 
 def test_policies_for_all_endpoints_or_everyone_come_first(operator: Client, free: Plan) -> None:
-    """PostgreSQL sorts NULLs last: the plan's most important policy would be left out."""
-    rows([RatePolicy(plan=free, endpoint=one, rates="10/min") for one in endpoints(101)])
+    """PostgreSQL sorts NULLs last."""
+    rows([RatePolicy(plan=free, endpoint=one, rates="10/min") for one in endpoints(3)])
     RatePolicy.objects.create(plan=free, rates="77/min")
     sent = fields_of(operator.get(f"{BASE}/plan/{free.pk}/change/"))
     assert (sent["policies-0-endpoint"], sent["policies-0-rates"]) == ("", "77/min")
 
 
-def test_a_new_row_conflicts_with_a_policy_beyond_the_table(operator: Client, free: Plan) -> None:
-    known = endpoints(120)
-    rows([RatePolicy(plan=free, endpoint=one, rates="10/min") for one in known])
+def test_a_table_that_was_sent_is_saved_though_it_has_grown_too_long_meanwhile(operator: Client, free: Plan) -> None:
+    rows([RatePolicy(plan=free, endpoint=one, rates="10/min") for one in endpoints(75)])
     path = f"{BASE}/plan/{free.pk}/change/"
     sent = fields_of(operator.get(path))
-    row = {"id": "", "endpoint": str(known[-1].pk), "counted_per": "caller", "rates": "5/s"}
-    row |= {"algorithm": "gcra", "mode": "log"}
-    sent |= {f"policies-50-{name}": value for name, value in row.items()} | {"policies-TOTAL_FORMS": "51"}
-    page = operator.post(path, sent)
-    assert page.status_code == 200
-    assert page.content.decode().count(TWIN) == 1
-
-
-def test_submitted_rows_are_saved_though_others_moved_before_them(operator: Client, free: Plan) -> None:
-    rows([RatePolicy(plan=free, endpoint=one, rates="10/min") for one in endpoints(100)])
-    path = f"{BASE}/plan/{free.pk}/change/"
-    sent = fields_of(operator.get(path))
-    RatePolicy.objects.create(plan=free, rates="77/min")  # now the last row sent is on the second page
+    RatePolicy.objects.create(plan=free, rates="77/min")  # before the others
     sent["policies-49-rates"] = "12/min"
     assert operator.post(path, sent).status_code == 302
     assert RatePolicy.objects.filter(rates="12/min").count() == 1
@@ -155,60 +142,18 @@ def test_a_submitted_row_that_does_not_exist_is_reported(operator: Client, free:
     assert RatePolicy.objects.get(plan=free).rates == "10/min"
 
 
-def test_a_page_of_the_table_is_saved_and_leaves_the_others_alone(operator: Client, free: Plan) -> None:
-    rows([RatePolicy(plan=free, endpoint=one, rates="10/min") for one in endpoints(120)])
-    path = f"{BASE}/plan/{free.pk}/change/"
-    last = operator.get(f"{path}?policies_page=3")
-    assert "Policies 101–120 of 120." in last.content.decode()
-    sent = fields_of(last)
-    assert sent["policies-INITIAL_FORMS"] == "20"
-    done = operator.post(f"{path}?policies_page=3", sent | {"policies-19-rates": "12/min", "_continue": "1"})
-    assert done["Location"] == f"{path}?policies_page=3"
-    assert list(free.policies.filter(rates="12/min").values_list("endpoint__name")) == [("e00119",)]
-    assert free.policies.filter(rates="10/min").count() == 119
-    # The page that shows errors is the page that was sent, also from a list whose filters the form's address has.
-    opened = operator.get(f"{path}?_changelist_filters=q%3Dx&policies_page=3").content.decode()
-    (action,) = re.findall(r'<form action="([^"]*)" method="post" id="plan_form"', opened)
-    wrong = operator.post(f"{path}{html.unescape(action)}", sent | {"policies-0-rates": "nonsense"})
-    assert "Policies 101–120 of 120." in wrong.content.decode()
-    links = re.findall(r'<a href="(\?[^"]*policies_page=2)">2</a>', wrong.content.decode())
-    assert links == ["?_changelist_filters=q%3Dx&amp;policies_page=2"]
-
-
-def test_policies_of_the_table_are_found_by_name(operator: Client, free: Plan) -> None:
-    rows([RatePolicy(plan=free, endpoint=one, rates="10/min") for one in endpoints(120)])
-    path = f"{BASE}/plan/{free.pk}/change/"
-    page = operator.get(f"{path}?policies_find=e0007&policies_page=9")
-    assert "Policies 1–10 of 10." in page.content.decode()
-    sent = fields_of(page)
-    assert sent["policies-INITIAL_FORMS"] == "10"
-    sent |= {"policies-9-rates": "12/min", "_continue": "1"}
-    done = operator.post(f"{path}?policies_find=e0007", sent)
-    assert done["Location"] == f"{path}?policies_find=e0007"
-    assert RatePolicy.objects.get(rates="12/min").endpoint == Endpoint.objects.get(name="e00079")
-    for value in ("%00", "%F0%9F%92%A9", "x" * 500, "-1"):
-        assert operator.get(f"{path}?policies_find={value}&policies_page={value}").status_code == 200
-
-
-def test_operators_who_may_not_search_write_names_from_one_list(free: Plan) -> None:
+def test_operators_who_may_not_search_see_names(free: Plan) -> None:
     """Regression: each row had a select of all endpoints."""
-    known = endpoints(101)
-    rows([RatePolicy(plan=free, endpoint=one, rates="10/min") for one in known])
+    rows([RatePolicy(plan=free, endpoint=one, rates="10/min") for one in endpoints(75)])
     client = client_of("view_plan", "change_plan", "view_ratepolicy", "change_ratepolicy")
     path = f"{BASE}/plan/{free.pk}/change/"
     page = client.get(path)
-    assert page.content.decode().count('<option value="e00042">') == 1
+    assert page.content.decode().count("<p>e00042</p>") == 1
+    assert "/endpoint/" not in page.content.decode()
     sent = fields_of(page)
-    assert sent["policies-0-endpoint"] == "e00000"
-    other = Endpoint.objects.create(name="other")
-    wrong = client.post(path, sent | {"policies-0-endpoint": "nowhere"})
-    assert "There is no such name here: choose one of the list." in wrong.content.decode()
+    assert "policies-0-endpoint" not in sent
     assert client.post(path, sent | {"policies-1-rates": "11/min"}).status_code == 302
-    assert RatePolicy.objects.get(rates="11/min").endpoint == known[1]
-    assert client.post(path, sent | {"policies-0-endpoint": "other"}).status_code == 302
-    assert RatePolicy.objects.get(endpoint=other).rates == "10/min"
-    assert client.post(path, sent | {"policies-2-endpoint": ""}).status_code == 302
-    assert RatePolicy.objects.get(endpoint=None).plan == free
+    assert RatePolicy.objects.get(rates="11/min").endpoint == Endpoint.objects.get(name="e00001")
 
 
 def test_a_page_of_the_matrix_is_bounded(operator: Client) -> None:

@@ -62,6 +62,7 @@ PAGES = {
     "invoices": Page(lambda s: f"{_POLICIES}/invoices/?month={datetime.now(UTC):%Y-%m}"),
     "matrix": Page(lambda s: f"{_APP}/plan/matrix/"),
     "copy": Page(lambda s: f"{_APP}/plan/{s.free.pk}/copy/", viewer=403),
+    "assign": Page(lambda s: f"{_APP}/plan/{s.free.pk}/assign/", viewer=403),
     "hostile copy": Page(lambda s: f"{_APP}/plan/{s.hostile_plan.pk}/copy/", viewer=403),
     "plans": Page(lambda s: f"{_APP}/plan/"),
     "plan": Page(lambda s: f"{_APP}/plan/{s.free.pk}/change/"),

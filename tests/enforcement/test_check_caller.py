@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from ipaddress import ip_address
 from typing import Any
 from uuid import UUID
@@ -302,6 +301,6 @@ class TestRecords:
         ask(user=alice)
         check_request(request_from(alice))
         collector.flush()
-        found = {replace(attempt, second=0, ip="") for attempt in recorded_attempts().attempts}
+        found = {attempt._replace(second=0, ip="") for attempt in recorded_attempts().attempts}
         assert [attempt.admitted for attempt in found] == [1], "equal but for the address"
         assert len(recorded_attempts().attempts) == 2

@@ -47,10 +47,12 @@ def record(second: int = START, caller: str = "user:1", **fields: Any) -> Attemp
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def records(*rows: Attempts, share: float = 1.0) -> None:
-        usage = RecordedAttempts(
-            attempts=rows, share=share, since=datetime.fromtimestamp(START, UTC) if rows else None
-        )
-        monkeypatch.setattr(attempts, "recorded_attempts", lambda hours=24: usage)
+        def usage(hours: int, endpoint_id: int | None) -> RecordedAttempts:
+            here = tuple(row for row in rows if endpoint_id is None or endpoint_id in row.endpoint_ids)
+            since = datetime.fromtimestamp(START, UTC) if rows else None
+            return RecordedAttempts(attempts=here, share=share, since=since)
+
+        monkeypatch.setattr(attempts, "recorded_attempts", usage)
 
     records()
     return records
@@ -445,6 +447,7 @@ def test_the_sentences_of_an_estimate() -> None:
         refused_requests=1200,
         really_refused_clients=1,
         really_refused_requests=1,
+        hit=(),
         unknown_policies=1,
         fits=(),
     )

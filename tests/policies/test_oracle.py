@@ -15,7 +15,7 @@ from django.utils import timezone
 from hypothesis import given
 
 from django_ratequota import check_caller, check_request
-from django_ratequota.admin.matrix_cells import Cells
+from django_ratequota.admin.matrix import Cells
 from django_ratequota.models import Endpoint, ListMember, Plan, PlanAssignment, RatePolicy, SubjectList
 from django_ratequota.monitoring import attempts
 from django_ratequota.monitoring.attempts import Attempts, RecordedAttempts
@@ -182,8 +182,12 @@ def check_impact(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
     world = rows.world
     requests = [(client, scope) for client in CLIENTS for scope in (None, *rows.endpoints)]
     records = tuple(record_of(rows, client, scope) for client, scope in requests)
-    usage = RecordedAttempts(attempts=records, share=1.0, since=timezone.now())
-    monkeypatch.setattr(attempts, "recorded_attempts", lambda hours=24: usage)
+
+    def usage(hours: int, endpoint_id: int | None) -> RecordedAttempts:
+        here = tuple(one for one in records if endpoint_id is None or endpoint_id in one.endpoint_ids)
+        return RecordedAttempts(attempts=here, share=1.0, since=timezone.now())
+
+    monkeypatch.setattr(attempts, "recorded_attempts", usage)
     for policy, saved in rows.policies.items():
         try:
             found = estimate(saved)

@@ -74,7 +74,10 @@ class OverrideForm(forms.Form):
         choices = {name: ending.text for name, ending in self.endings.items()} | {"date": _("until the date below")}
         own = {
             name: model_admin.formfield_for_dbfield(RatePolicy._meta.get_field(name), request=request, **options)
-            for name, options in (("ends_at", {"form_class": EndField}), ("reason", {"required": True}))
+            for name, options in (
+                ("ends_at", {"form_class": EndField}),
+                ("reason", {"required": True, "label": _("Reason")}),
+            )
         }
         self.fields = {**fields, "until": self.fields["until"], **own}
         self.fields["until"].choices = list(choices.items())  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ def test_an_organisation_is_put_on_a_plan_and_its_history_says_so(desk: Desks, s
         page.get_by_role("link", name="Assign this plan").click()
         page.get_by_label("Subject:").fill("tenant:acme")
         page.get_by_label("Months begin on day:").fill("15")
-        page.get_by_label("Reason:").fill("Contract 7")
+        page.get_by_label("Note:").fill("Contract 7")
         page.get_by_role("button", name="Save", exact=True).click()
         row = page.locator("#result_list tr", has_text="tenant:acme")
         for text in ("Pro", "15", "Contract 7"):

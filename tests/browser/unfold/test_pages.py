@@ -98,9 +98,9 @@ def test_icons_of_a_date_and_of_a_time_are_beside_their_fields(desk: Desks, scen
 def test_buttons_and_errors_look_like_it(desk: Desks, scene: Scene) -> None:
     own = desk()
     page = own.open(PAGES["policy"].path(scene))
-    for text in ("Estimate impact", "Preview"):
-        expect(page.get_by_role("button", name=text)).not_to_have_css("background-color", "rgba(0, 0, 0, 0)")
-    own.look_at(".ratequota-preview-ask")
+    button = page.get_by_role("button", name="Estimate impact")
+    expect(button).not_to_have_css("background-color", "rgba(0, 0, 0, 0)")
+    own.look_at(".ratequota-estimate-ask")
     page = own.open(PAGES["hostile explained"].path(scene))
     expect(page.locator(".ratequota-field .errorlist")).to_have_css("color", "rgb(185, 28, 28)")
     page = own.open(PAGES["boost"].path(scene))

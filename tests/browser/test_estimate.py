@@ -11,23 +11,20 @@ from .pages import PAGES
 from .scene import Scene
 
 
-def test_the_preview_and_the_impact_are_shown_on_a_click(desk: Desks, scene: Scene) -> None:
+def test_the_impact_is_shown_on_a_click(desk: Desks, scene: Scene) -> None:
     before = RatePolicy.objects.count()
     own = desk()
     page = own.open(PAGES["add policy"].path(scene))
-    shown, impact = page.locator("#ratequota-preview"), page.locator("#ratequota-impact")
+    impact = page.locator("#ratequota-impact")
     page.get_by_label("Rates").fill("10/min burst 5, 1000/day")
-    expect(shown).to_be_empty()
-    with own.task(clicks=2, pages=0):
-        page.get_by_role("button", name="Preview").click()
-        expect(shown.locator("svg.ratequota-plot-drawing")).to_have_count(1)
+    expect(impact).to_be_empty()
+    with own.task(clicks=1, pages=0):
         page.get_by_role("button", name="Estimate impact").click()
         expect(impact).to_contain_text("would have refused nobody")
     own.look()
-    own.shoot("preview", page.locator(".ratequota-preview"))
+    own.shoot("estimate", page.locator(".ratequota-estimate"))
     page.get_by_label("Rates").fill("10/fortnight")
-    expect(shown).to_be_empty()
     expect(impact).to_be_empty()
-    page.get_by_role("button", name="Preview").click()
-    expect(shown.locator(".errorlist")).to_contain_text("expected")
+    page.get_by_role("button", name="Estimate impact").click()
+    expect(impact.locator(".errorlist")).to_contain_text("expected")
     assert RatePolicy.objects.count() == before

@@ -1,7 +1,7 @@
-/* Fetches a policy's preview and estimate when their buttons ask for them; the server draws both. */
+/* Fetches a policy's estimate when its button asks for it; the server writes it. */
 "use strict";
 document.addEventListener("DOMContentLoaded", () => {
-  for (const panel of document.querySelectorAll(".ratequota-preview")) {
+  for (const panel of document.querySelectorAll(".ratequota-estimate")) {
     const form = panel.closest("form");
     if (!form) {
       continue;

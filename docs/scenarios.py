@@ -1,4 +1,4 @@
-"""Preview how rates treat a typical client, by the real algorithms on a simulated clock."""
+"""How rates treat a typical client, by the real algorithms on a simulated clock."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from django.utils.translation import gettext as _
 
-from ..engine.calendar_windows import window_end_us
-from ..engine.rates import Rate, format_period
-from ..runtime import default_limiter
-from .numbers import number
-from .replay import Attempt, replay
+from django_ratequota.engine.calendar_windows import window_end_us
+from django_ratequota.engine.rates import Rate, format_period
+from django_ratequota.operations.numbers import number
+from django_ratequota.operations.replay import Attempt, replay
+from django_ratequota.runtime import default_limiter
 
 #: 2025-11-03 00:00 UTC, a Monday on which clocks change in no time zone.
 START_US = 1_762_128_000_000_000

@@ -1,0 +1,97 @@
+"""The estimate on a policy's form: a fragment of it, fetched by its button."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.admin.utils import quote, unquote
+from django.core.exceptions import PermissionDenied
+from django.template.response import TemplateResponse
+from django.utils.translation import gettext as _
+
+from ..exceptions import StoreError
+from ..models import RatePolicy
+from ..operations.advice import about_endpoint, about_saved
+from ..operations.impact import Impact, estimate, sentences
+from ..operations.impact_audience import NotEstimable
+from .formatting import moment, number_text
+from .names import caller_names, caller_text
+from .pages import AdminPage, unanswered
+from .usage.labels import explain_url
+
+
+class ImpactPage(AdminPage):
+    """What the policy in the form, which is never saved here, would have refused of the requests of the last day."""
+
+    path = "impact/"
+    name = "impact"
+
+    def has_permission(self, request: Any, obj: Any = None) -> bool:
+        """Return whether the operator may open a policy's form."""
+        return bool(self.admin.has_view_permission(request) or self.admin.has_add_permission(request))
+
+    def change_form_context(self, request: Any, obj: Any) -> dict[str, Any]:
+        """Return the address that the form's script posts to."""
+        query = {"object": quote(obj.pk)} if obj is not None and obj.pk else None
+        return {"impact_url": self.url(query=query)}
+
+    def view(self, request: Any) -> Any:
+        """Return the fragment of the page: advice on the policy, the estimate in sentences, and whom it would hit."""
+        policy, form = self._read_form(request)
+        context: dict[str, Any] = {"errors": _labelled(form)}
+        if policy is not None and not context["errors"]:
+            advice = about_saved([policy], self.admin.get_queryset(request))[0]
+            context["advice"] = [*advice, *(about_endpoint(policy.endpoint) if policy.endpoint else ())]
+            try:
+                impact = estimate(policy)
+                context |= {
+                    "sentences": sentences(impact),
+                    "since": moment(impact.since),
+                    # Callers are named to those who may open Explain.
+                    "hit": self._hit(policy, impact) if self.admin.has_view_permission(request) else [],
+                }
+            except NotEstimable as reason:
+                context["sentences"] = [str(reason)]
+            except StoreError as error:
+                then = _("The impact cannot be estimated. Try again later.")
+                context["store_error"] = unanswered(error.reason, then)
+        return TemplateResponse(request, "admin/django_ratequota/ratepolicy/estimate.html", context)
+
+    def _hit(self, policy: RatePolicy, impact: Impact) -> list[dict[str, str]]:
+        """Return the callers affected most, with links to Explain."""
+        names = caller_names(one.caller for one in impact.hit)
+        endpoint = policy.endpoint.name if policy.endpoint else ""
+        return [
+            {
+                "caller": caller_text(one.caller, names),
+                "url": explain_url(self.site, one.caller, endpoint),
+                "refused": number_text(one.refused),
+                "requests": number_text(one.requests),
+            }
+            for one in impact.hit
+        ]
+
+    def _read_form(self, request: Any) -> tuple[Any, Any]:
+        """Return the policy in the form, and the form.
+
+        Without fields (operators who may only view have none), the stored policy and None.
+        """
+        object_id = request.GET.get("object", "")
+        stored = self.admin.get_object(request, unquote(object_id)) if object_id else None
+        if stored is not None and not self.admin.has_view_permission(request, stored):
+            raise PermissionDenied
+        if "rates" not in request.POST:
+            return stored, None
+        # All fields, whatever the operator may edit: nothing is saved.
+        form_class: Any = self.admin.get_form(request, stored, change=False)
+        form_class.operator = None
+        form = form_class(request.POST, instance=stored)
+        return form.instance if form.is_valid() else None, form
+
+
+def _labelled(form: Any) -> list[tuple[Any, str]]:
+    """Return the form's errors with the labels of their fields; none without a form."""
+    errors = {} if form is None else form.errors
+    return [
+        (form.fields[name].label if name in form.fields else "", text) for name in errors for text in errors[name]
+    ]
