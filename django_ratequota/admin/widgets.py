@@ -9,6 +9,7 @@ from django.contrib.admin.widgets import AutocompleteSelect, ForeignKeyRawIdWidg
 from django.core.exceptions import ValidationError
 from django.forms.utils import flatatt
 from django.utils.html import format_html, format_html_join
+from django.utils.translation import gettext
 
 
 class SafeAutocomplete(AutocompleteSelect):
@@ -97,6 +98,12 @@ class UserField(forms.ModelChoiceField):  # type: ignore[type-arg]
         except ValidationError as error:
             message = self.error_messages["invalid_choice"]
             raise ValidationError(message, code="invalid_choice", params={"value": value}) from error
+
+
+def name_date_parts(field: forms.SplitDateTimeField) -> None:
+    """Name the two inputs of a date and time for screen readers: the field's label names neither."""
+    for part, text in zip(field.widget.widgets, (gettext("Date"), gettext("Time")), strict=True):
+        part.attrs["aria-label"] = f"{field.label}: {text}"
 
 
 def complete_subjects(field: forms.Field, url: str, kind: str = "") -> None:

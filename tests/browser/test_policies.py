@@ -20,7 +20,6 @@ _WRITES = ", ".join(
         "form[method=post] :is(input:not([type=hidden]), select, textarea, button:not(.ratequota-preview *))",
         "a:is(.addlink, .deletelink)",
         "a[href*='/add/']",
-        "a[href$='/reset/']",
     )
 )
 
