@@ -43,7 +43,8 @@ _INSTANT = serializers.DateTimeField()
 class LimitSerializer(serializers.Serializer[Any]):
     """What both endpoints say of each limit."""
 
-    title = serializers.CharField(help_text="The limit's name, as in the RateLimit headers, such as search/min.")
+    title = serializers.CharField(help_text="The limit as people call it, such as search: 10/min.")
+    name = serializers.CharField(help_text="Its name in the RateLimit headers, such as search/min.")
     scope = serializers.CharField(
         allow_null=True, help_text="The endpoint's name, of a deleted one its number; null = all endpoints together."
     )

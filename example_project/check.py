@@ -61,7 +61,7 @@ def _look_at_page(address: str) -> str:
     _expect("signing in", (seen.status, "signed in here" in seen.text), (200, True))
     usage = visitor.get("/api/quota/usage/?scope=exports")
     titles = [limit["title"] for limit in json.loads(usage.text)["limits"]]
-    _expect("her limit for exports", "exports/hour" in titles, True)
+    _expect("her limit for exports", any(title.startswith("exports: ") for title in titles), True)
     return f"page: 200, with {len(files)} files and pages; signed in as alice, her limits are {', '.join(titles)}"
 
 
@@ -80,8 +80,8 @@ def _use_up_and_raise(address: str, admin: Browser, policy: str) -> Generator[st
     _expect("Retry-After within the 20 minutes of 3/hour", 0 < int(refused.headers["Retry-After"]) <= 1200, True)
     yield f"export 4: 429, Retry-After {refused.headers['Retry-After']}, RateLimit {refused.headers['RateLimit']}"
     refusal_id = refused.headers["X-RateLimit-Refusal"]
-    _expect("the admin's explanation", "Refused by exports/hour" in explained(admin, refusal_id), True)
-    yield f"admin: Explain shows that exports/hour refused {refusal_id}"
+    _expect("the admin's explanation", "Refused by exports: 3/hour" in explained(admin, refusal_id), True)
+    yield f"admin: Explain shows that exports: 3/hour refused {refusal_id}"
 
     set_rates(admin, policy, "6/hour")
     yield "admin: raised 3/hour to 6/hour"

@@ -165,7 +165,6 @@ def _policy_pages(policy: Any, override: Any, subject: str, user: Any, endpoint:
         "policies, save modes": _save(f"{_POLICIES}/", **{"form-0-mode": ("log", "enforce")}, _save=("1", "1")),
         "policy, add": Page(f"{_POLICIES}/add/"),
         "policy, asking to delete": Page(f"{_POLICIES}/{policy.pk}/delete/"),
-        "override, reset": Page(f"{_POLICIES}/{override.pk}/reset/"),
         "explain, empty": Page(f"{_POLICIES}/explain/"),
         "explain, a user": Page(f"{_POLICIES}/explain/?{caller}"),
         "explain, an address": Page(f"{_POLICIES}/explain/?caller=ip:198.18.0.1&endpoint={endpoint.name}"),

@@ -20,7 +20,7 @@ from .base import REASON_FIELD
 from .formatting import shown
 from .list_members import LinesForm
 from .pages import AdminPage
-from .policy_forms import label_times
+from .widgets import name_date_parts
 
 #: Most bad lines that the page lists; more are counted.
 _SHOWN_PROBLEMS = 100
@@ -42,7 +42,8 @@ class AssignForm(LinesForm):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        label_times(self)
+        for name in ("starts_at", "ends_at"):
+            name_date_parts(self.fields[name])  # type: ignore[arg-type]
         self.fields["text"].label = _("Customers, one a line")
         self.fields["text"].help_text = _(
             "A login name, or a subject such as tenant:acme, then optionally until 2026-12-31 and # reason. More "

@@ -27,7 +27,7 @@ from .deletion import deleted_objects
 from .names import set_display_names
 from .pages import AdminPage, may_view, model_url, show_mode
 from .related_text import unlink_related
-from .widgets import SafeAutocomplete, UserField, UserIdInput, complete_subjects
+from .widgets import SafeAutocomplete, UserField, UserIdInput, complete_subjects, name_date_parts
 
 logger = logging.getLogger("django_ratequota")
 
@@ -225,6 +225,8 @@ class AutocompleteAdmin(admin.options.BaseModelAdmin):  # type: ignore[type-arg]
         field = super().formfield_for_dbfield(db_field, request, **kwargs)
         if isinstance(db_field, SubjectField) and field is not None:
             complete_subjects(field, model_url(self.admin_site, RatePolicy, "subjects"))
+        if isinstance(field, forms.SplitDateTimeField):
+            name_date_parts(field)
         return field
 
     def formfield_for_foreignkey(self, db_field: Any, request: Any, **kwargs: Any) -> Any:

@@ -10,19 +10,12 @@ from django.utils.translation import gettext
 from ..models import Endpoint, RatePolicy
 from ..operations.differences import deleted as deleted
 from ..operations.subject_names import named, names_of, subject_names
-from .formatting import shown, shown_subject
+from .formatting import isolated, shown, shown_subject
 
 
 def caller_names(callers: Iterable[str]) -> dict[str, str]:
     """Return caller -> user name or display name, as pages show it (see ``names_of``)."""
     return {caller: shown(name) for caller, name in names_of(callers).items()}
-
-
-def described(caller: str, names: Mapping[str, str]) -> str:
-    """``user:42 (alice)`` for users in ``names`` (see ``caller_names``); others as ``caller_text``."""
-    if caller in names and caller.startswith("user:"):
-        return f"{shown(caller)} ({names[caller]})"
-    return caller_text(caller, names)
 
 
 def caller_text(caller: str, names: Mapping[str, str]) -> str:
@@ -37,6 +30,11 @@ def caller_text(caller: str, names: Mapping[str, str]) -> str:
 def audience_text(policy: RatePolicy, names: Mapping[str, str]) -> str:
     """Return the policy's audience; a subject with its display name."""
     return caller_text(policy.subject, names) if policy.subject else shown(policy.audience)
+
+
+def limits_text(names: Iterable[str]) -> str:
+    """Return the names of limits (see ``limit_name``) in a line, which right-to-left pages do not reverse."""
+    return ", ".join(isolated(shown(name)) for name in names)
 
 
 def endpoint_text(endpoint: Endpoint | None) -> str:

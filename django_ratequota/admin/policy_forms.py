@@ -32,7 +32,6 @@ class PolicyForm(forms.ModelForm):  # type: ignore[type-arg]
         for name, field in self.fields.items():
             if isinstance(field.widget, RowAutocomplete):
                 field.widget.selected = getattr(self.instance, name)
-        label_times(self)
         if "rates" in self.fields:
             self.fields["rates"].widget.attrs.update({"spellcheck": "false", "class": "vTextField ratequota-rates"})
         for name in {"rates", "subject"} & self.fields.keys():
@@ -73,14 +72,6 @@ class PolicyForm(forms.ModelForm):  # type: ignore[type-arg]
                 by_field.setdefault(name if name in self.fields else NON_FIELD_ERRORS, []).extend(errors)
             error = ValidationError(by_field)
         super().add_error(field, error)
-
-
-def label_times(form: forms.BaseForm) -> None:
-    """Label the two parts of each date and time, because Django's label is that of the first alone."""
-    for field in form.fields.values():
-        if isinstance(field, forms.SplitDateTimeField):
-            for part, text in zip(field.widget.widgets, (_("date"), _("time")), strict=True):
-                part.attrs["aria-label"] = f"{field.label}, {text}"
 
 
 class RowForm(PolicyForm):

@@ -33,8 +33,7 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, SearchesRelated, War
         "explain.page.ExplainPage",
         "explain.boost.BoostPage",
         "explain.block.BlockPage",
-        "reset.CallerCountersPage",
-        "reset.ResetPage",
+        "reset.CountersPage",
         "rollout.RolloutPage",
         "estimate.ImpactPage",
         "usage.page.UsagePage",
@@ -44,7 +43,6 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, SearchesRelated, War
         "invoices.InvoicesPage",
     )
     form = PolicyForm
-    actions = ["reset_usage"]
     list_display = ["audience", "endpoint_name", "counted_per", "rates", "mode", "when", "active"]
     list_editable = ["mode"]
     list_filter = [
@@ -106,13 +104,6 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, SearchesRelated, War
     def get_changelist_formset(self, request: Any, **kwargs: Any) -> Any:
         """Return the formset of the list's rows."""
         return super().get_changelist_formset(request, **{**kwargs, "formset": StoredRows})
-
-    @admin.action(permissions=["reset"], description=_("Reset the counters of the selected overrides"))
-    def reset_usage(self, request: Any, queryset: Any) -> Any:
-        """Ask, then give units back or reset; the list is shown again afterwards."""
-        policies = queryset.select_related("user", "subject_list", "plan", "endpoint")
-        back = self.page_url("changelist")
-        return self.page("reset").ask(request, policies, back, action="reset_usage")
 
     def response_add(self, request: Any, obj: Any, post_url_continue: Any = None) -> Any:
         """Warn about the new policy."""

@@ -7,6 +7,7 @@ from typing import Any
 from django import forms
 from django.contrib.admin.widgets import AutocompleteSelect, ForeignKeyRawIdWidget
 from django.core.exceptions import ValidationError
+from django.utils.translation import gettext
 
 
 class SafeAutocomplete(AutocompleteSelect):
@@ -76,6 +77,12 @@ class UserField(forms.ModelChoiceField):  # type: ignore[type-arg]
         except ValidationError as error:
             message = self.error_messages["invalid_choice"]
             raise ValidationError(message, code="invalid_choice", params={"value": value}) from error
+
+
+def name_date_parts(field: forms.SplitDateTimeField) -> None:
+    """Name the two inputs of a date and time for screen readers: the field's label names neither."""
+    for part, text in zip(field.widget.widgets, (gettext("Date"), gettext("Time")), strict=True):
+        part.attrs["aria-label"] = f"{field.label}: {text}"
 
 
 def complete_subjects(field: forms.Field, url: str, kind: str = "") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
@@ -19,6 +20,8 @@ from ..operations.ledger import LEVELS, Chosen, current_periods
 from ..operations.near import Row, all_near
 from ..operations.subject_names import named, printable, subject_names
 from ..operations.subjects import find_user
+from ..operations.what_to_tell import policies_of, what_to_tell
+from ..policies.limit_names import limit_name, limit_names
 from ..policies.reasons import others_in_words
 from ..policies.requests.caller import UNKNOWN, failed_kind
 
@@ -92,7 +95,7 @@ def reset(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     before = reset_caller(query.caller(), reason=options["reason"], **query.request_arguments())
     names = subject_names(status.bucket.subject for status in before)
     for status in before:
-        counter = f"{status.bucket.title} of {_subject_name(status.bucket.subject, names)}"
+        counter = f"{limit_name(status.bucket)} of {_subject_name(status.bucket.subject, names)}"
         yield f"reset {counter}: {status.remaining} of {status.limit} were left"
     if before:
         yield f"{len(before)} counter{'s' if len(before) > 1 else ''} reset"
@@ -141,12 +144,17 @@ def _refusal_lines(refusal: Refusal) -> Iterator[str]:
     request = " ".join(part for part in (refusal.method, refusal.route, refusal.scope) if part)
     yield f"request      {request}, cost {refusal.cost}"
     unanswered = f" (Redis did not answer: {refusal.error})" if refusal.error else ""
-    yield f"by           {', '.join(refusal.violated)}{unanswered}"
+    yield f"by           {', '.join(refusal.limits)}{unanswered}"
     for bucket in refusal.buckets:
         verdict = "refused" if bucket.refused else "had room"
         state = f"{bucket.remaining} of {bucket.limit} left, {verdict}"
-        yield f"         {bucket.title} of {_subject_name(bucket.subject, names)}: {state}"
+        yield f"         {limit_name(bucket)} of {_subject_name(bucket.subject, names)}: {state}"
+    yield f"tell         {what_to_tell(refusal, policies_of(refusal), _clock)}"
     yield "now"
+
+
+def _clock(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S %Z}"
 
 
 def _subject_name(subject: str, names: Mapping[str, str]) -> str:
@@ -161,7 +169,7 @@ def _explanation_lines(explanation: Explanation) -> Iterator[str]:
     if explanation.exempt:
         yield f"exempt       nothing limits it: {explanation.exempt}"
     if not explanation.candidates and not explanation.built_in and not explanation.others:
-        yield "There is no policy for this endpoint: nothing is limited"
+        yield "No policy applies: nothing is limited"
         return
     yield "policies"
     statuses = {(s.bucket.policy_id, s.bucket.rate): s for s in explanation.decision.statuses}
@@ -173,7 +181,7 @@ def _explanation_lines(explanation: Explanation) -> Iterator[str]:
             subject, state = explanation.customer, "each of its callers has one"
         elif anchor_of(bucket):
             state += f" (months begin on day {anchor_of(bucket)})"
-        return f"{bucket.title} of {_subject_name(subject, names)}: {state}"
+        return f"{limit_name(bucket)} of {_subject_name(subject, names)}: {state}"
 
     for candidate in explanation.candidates:
         policy = candidate.policy
@@ -200,7 +208,8 @@ def _counter_state(status: BucketStatus | None) -> str:
 
 def _verdict(explanation: Explanation) -> str:
     decision, cost = explanation.decision, explanation.resolution.cost
-    verdict = f"a request of cost {cost} would be {'admitted' if decision.allowed else 'refused'} now"
+    what = "each limit has room" if explanation.everywhere else f"a request of cost {cost} would be admitted"
+    verdict = f"{what} now" if decision.allowed else f"a request of cost {cost} would be refused now"
     if decision.violated:
-        verdict += f", by {', '.join(decision.violated)}"
+        verdict += f", by {', '.join(limit_names(decision.violated, explanation.resolution.buckets))}"
     return f"{verdict} (Redis did not answer: {decision.error})" if decision.degraded else verdict

@@ -114,6 +114,7 @@ def _describe_bucket(status: BucketStatus) -> dict[str, Any]:
     """Return the fields of a ``refusals.RefusedBucket``."""
     bucket, state = status.bucket, ("refused", "limit", "remaining", "retry_after", "reset_after")
     named = {"title": bucket.title[:MAX_NAME], "rate": str(bucket.rate), "policy_id": bucket.policy_id}
+    named |= {"scope": bucket.scope[:MAX_NAME], "counted_per": bucket.counted_per}
     return {**named, "subject": stored_name(bucket.subject), **{name: getattr(status, name) for name in state}}
 
 

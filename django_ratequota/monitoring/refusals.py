@@ -15,7 +15,9 @@ from itertools import islice
 from typing import Any
 
 from ..conf import settings
+from ..policies.limit_names import limit_names
 from ..store.base import reading
+from ..utils.addresses import is_within, named_network
 from .packing import DAY, read
 from .records import stored_name
 
@@ -42,6 +44,9 @@ class RefusedBucket:
     retry_after: float | None
     #: Seconds.
     reset_after: float
+    #: The endpoint's name; "" = all endpoints together.
+    scope: str = ""
+    counted_per: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +80,11 @@ class Refusal:
     against: tuple[int | None, ...] = ()
     #: The subject whose assignment gave the plan, such as ``tenant:acme``; "" = no assignment did.
     assigned_to: str = ""
+
+    @property
+    def limits(self) -> list[str]:
+        """The limits of ``violated``, as people call them."""
+        return limit_names(self.violated, self.buckets)
 
     @property
     def subjects(self) -> list[str]:
@@ -111,18 +121,21 @@ def refusals(most: int = 50) -> tuple[Refusal, ...]:
 def caller_refusals(caller: str) -> CallerRefusals:
     """Return the refusals of a caller, such as ``user:42``, in the last day.
 
-    Of an identifier's subject, such as ``tenant:acme``, also those of other callers that were counted for it.
+    Of an identifier's subject, such as ``tenant:acme``, also those of other callers that were counted for it; of a
+    network, such as ``ip:203.0.113.0/24``, those of its addresses.
     """
     day = ("+inf", time.time() - DAY, "BYSCORE", "REV", "LIMIT", 0, SEARCHED, "WITHSCORES")
     flat = iter(read("ZRANGE", "refused_at", *day))
     found = [(refusal_id.decode(), float(at)) for refusal_id, at in zip(flat, flat, strict=True)]
-    name = stored_name(caller)
+    name, network = stored_name(caller), named_network(caller)
     shared = caller.partition(":")[0] in settings.identifiers
     return CallerRefusals(
         refusals=tuple(
             one
             for one in read_refusals([pk for pk, _at in found])
-            if one.caller == name or (shared and name in one.subjects)
+            if one.caller == name
+            or (shared and name in one.subjects)
+            or (network is not None and is_within(named_network(one.ip), network))
         ),
         since=datetime.fromtimestamp(found[-1][1], UTC) if len(found) == SEARCHED else None,
     )

@@ -16,7 +16,7 @@ from django.utils.translation import gettext as _
 from ..changes.validators import primary_key
 from ..conf import settings
 from ..engine.rates import BLOCKED
-from ..models import Endpoint, RatePolicy
+from ..models import RatePolicy
 from ..policies.audience_index import Group
 from ..policies.facts import policy_facts, to_datetime
 from ..policies.requests.caller import Caller
@@ -57,23 +57,22 @@ def _network_of(address: str) -> list[str]:
     return [f"ip:{own.supernet(new_prefix=bits)}"] if own.prefixlen > bits else []
 
 
-def propose_block(name: str, endpoint: Endpoint | None = None) -> RatePolicy:
+def propose_block(name: str) -> RatePolicy:
     """Return an unsaved block without an end, which starts now."""
     user_id = name.removeprefix("user:") if name.startswith("user:") else None
     return RatePolicy(
         user_id=user_id,
         subject="" if user_id else name,
-        endpoint=endpoint,
         rates=BLOCKED,
         # Rounded down, because processes see Redis' clock some milliseconds apart.
         starts_at=to_datetime(time_us() // _SECOND_US * _SECOND_US),
     )
 
 
-def blocks_in_force(names: Iterable[str]) -> dict[str, list[list[RatePolicy]]]:
-    """Return the blocks of each of these names that has some, in one query: a list for each place.
+def blocks_in_force(names: Iterable[str]) -> dict[str, list[RatePolicy]]:
+    """Return the blocks for all endpoints of each of these names that has some, in one query.
 
-    There may be several at a place, such as one that was sent twice. What ends last comes first.
+    There may be several, such as one that was sent twice. What ends last comes first.
     """
     subjects = {name for name in names if not name.startswith("user:")}
     users = get_user_model()
@@ -85,17 +84,14 @@ def blocks_in_force(names: Iterable[str]) -> dict[str, list[list[RatePolicy]]]:
         Q(user_id__in=user_ids) | Q(subject__in=subjects),
         Q(starts_at__isnull=True) | Q(starts_at__lte=now),
         Q(ends_at__isnull=True) | Q(ends_at__gt=now),
+        endpoint=None,
         rates=BLOCKED,
         mode=RatePolicy.Mode.ENFORCE,
-    ).select_related("endpoint")
-    by_end = sorted(
-        blocks.order_by(), key=lambda one: (one.ends_at is None, one.ends_at or now, one.pk), reverse=True
     )
-    found: dict[str, dict[int | None, list[RatePolicy]]] = {}
-    for block in by_end:
-        places = found.setdefault(block.subject or f"user:{block.user_id}", {})
-        places.setdefault(block.endpoint_id, []).append(block)
-    return {name: list(places.values()) for name, places in found.items()}
+    found: dict[str, list[RatePolicy]] = {}
+    for block in sorted(blocks.order_by(), key=lambda one: (one.ends_at is None, one.ends_at or now), reverse=True):
+        found.setdefault(block.subject or f"user:{block.user_id}", []).append(block)
+    return found
 
 
 def end_block(block: RatePolicy) -> None:

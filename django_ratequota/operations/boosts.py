@@ -11,14 +11,12 @@ from django.core.exceptions import ValidationError
 from django.utils.translation import gettext as _
 
 from ..changes.validators import canonical_subject
-from ..conf import settings
-from ..engine.calendar_windows import window_end_us
 from ..engine.rates import BLOCKED, MAX_UNITS, UNLIMITED, Rate, format_rate
-from ..engine.types import Bucket
 from ..models import RatePolicy
 from ..monitoring.records import digest
 from ..monitoring.refusals import Refusal
 from ..policies.facts import PolicyFacts, policy_facts, to_datetime
+from ..policies.limit_names import limit_name
 from ..policies.precedence import never_outranked, specificity
 from ..policies.requests.caller import UNKNOWN
 from ..policies.resolver import EvaluationContext, resolve
@@ -31,18 +29,6 @@ from .explain_query import ExplainQuery
 _MAX_REQUESTS = 20
 _SECOND_US = 10**6
 _SUBJECT_LENGTH = RatePolicy._meta.get_field("subject").max_length
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
-    """What a boost would change: the policy in force now, and those that follow it."""
-
-    #: The policy in force now; None = none.
-    now: PolicyFacts | None
-    #: The policy that replaces the boost before its end, and when (µs); None = none.
-    overtaken: tuple[PolicyFacts, int] | None
-    #: The policy in force after the boost's end; None = none.
-    after: PolicyFacts | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +58,9 @@ def no_boost_reason(explanation: Explanation, policy: PolicyFacts) -> str:
         return _("It is unlimited already.")
     if policy.mode != "enforce":
         return _("It refuses nobody: it only logs.")
-    if never_outranked(policy):
-        return _(
-            "It blocks a user, a subject or a list, and no other policy outranks that: end it, or set an end date."
-        )
+    blocks = [one for one in explanation.resolution.winners if never_outranked(one)]
+    if any(one.endpoint_id in (None, policy.endpoint_id) for one in blocks):
+        return _("The caller is blocked here, and no other policy outranks that: end the block first.")
     if policy.user or subject.startswith("user:"):
         return ""
     unnameable = unnameable_reason(subject)
@@ -132,10 +117,8 @@ def propose_boost(explanation: Explanation, winner: RatePolicy) -> RatePolicy:
 
 def propose(explanation: Explanation, policy_id: str) -> Proposal:
     """Return a boost of the winner with this id. Raises ``ValidationError`` with why there is none."""
-    winners = {str(one.policy.id): one.policy for one in explanation.candidates if one.won}
-    facts = winners.get(policy_id)
-    rows = RatePolicy.objects.select_related("endpoint")
-    winner = None if facts is None else rows.filter(pk=facts.id).first()
+    facts = next((one for one in explanation.resolution.winners if str(one.id) == policy_id), None)
+    winner = RatePolicy.objects.select_related("endpoint").filter(pk=facts and facts.id).first()
     if facts is None or winner is None:
         raise ValidationError(_("That policy does not apply to this request, or no longer does. Choose again."))
     if why_not := no_boost_reason(explanation, facts):
@@ -174,36 +157,37 @@ def _causes(refusals: Iterable[Refusal]) -> Iterator[tuple[str, str, tuple[Expla
     """Yield each limit that refused: its name, why it cannot be boosted, or else the request and the policy."""
     seen: set[Any] = set()
     for refusal in refusals:
-        refusing = {(bucket.title, bucket.policy_id) for bucket in refusal.buckets if bucket.refused}
+        refusing = {(limit_name(bucket), bucket.policy_id) for bucket in refusal.buckets if bucket.refused}
         # With the subjects, because an organisation's people may each have a counter of their own.
         counters = frozenset((bucket.title, bucket.subject) for bucket in refusal.buckets if bucket.refused)
         request = (refusal.scope, refusal.route, refusal.method, refusal.violated, counters, refusal.error)
         if request in seen or len(seen) >= _MAX_REQUESTS:
             continue
         seen.add(request)
+        names = dict(zip(refusal.violated, refusal.limits, strict=True))
         if refusal.error:
             text = _("Redis gave no decision (%(reason)s), so “on error” decided: higher rates change nothing.")
-            yield from ((name, text % {"reason": refusal.error}, None) for name in refusal.violated)
+            yield from ((name, text % {"reason": refusal.error}, None) for name in names.values())
             continue
         try:
             explanation = ExplainQuery.from_refusal(refusal).explain()
         except ValidationError as error:
-            yield from ((name, " ".join(error.messages), None) for name in refusal.violated)
+            yield from ((name, " ".join(error.messages), None) for name in names.values())
             continue
-        won = {candidate.policy.id: candidate.policy for candidate in explanation.candidates if candidate.won}
-        if any(name.endswith(f"/{BLOCKED}") for name in refusal.violated):  # which has no bucket
-            blocks = [policy for policy in won.values() if policy.rates == BLOCKED and policy.mode == "enforce"]
-            refusing |= {(name, policy.id) for name in refusal.violated for policy in blocks}
-        for title, policy_id in refusing:
-            facts = None if policy_id is None else won.get(policy_id)
+        won = {policy.id: policy for policy in explanation.resolution.winners}
+        blocks = [name for title, name in names.items() if title.endswith(f"/{BLOCKED}")]  # which have no bucket
+        blocking = [pk for pk, policy in won.items() if policy.rates == BLOCKED and policy.mode == "enforce"]
+        refusing |= {(name, pk) for name in blocks for pk in blocking}
+        for name, policy_id in refusing:
+            facts = won.get(policy_id or 0)
             if facts is None:
                 built_in = _("It is built in, and no policy can raise it.")
                 gone = _("That policy is not in force there any more.")
-                yield title, built_in if policy_id is None else gone, None
+                yield name, built_in if policy_id is None else gone, None
             elif why_not := no_boost_reason(explanation, facts):
-                yield title, why_not, None
+                yield name, why_not, None
             else:
-                yield title, "", (explanation, facts)
+                yield name, "", (explanation, facts)
 
 
 def _outranks(winner: PolicyFacts, subject: str) -> bool:
@@ -223,37 +207,21 @@ def doubled(rates: tuple[Rate, ...] | str, algorithm: str) -> str:
     return ", ".join(texts)
 
 
-def window_end(bucket: Bucket, now_us: int) -> Any:
-    """Return when the bucket's window ends, as a model field's value; None for algorithms without windows."""
-    if bucket.rate.algorithm != "fixed_window":
-        return None
-    return to_datetime(window_end_us(bucket.rate, now_us, settings.time_zone, bucket.anchor))
+def replaced_by(context: EvaluationContext, boost: RatePolicy) -> tuple[int, PolicyFacts | None]:
+    """Return when the boost stops winning in the explanation's ``context`` (µs), and the policy in force from then.
 
-
-def outlook(context: EvaluationContext, boost: RatePolicy) -> Outlook:
-    """Return what the boost would change in the explanation's ``context``."""
+    That is its end, or earlier if another policy replaces it.
+    """
     facts = replace(policy_facts(boost), id=sys.maxsize)  # the newest policy has the highest id
-    boosted = _with_policy(context, facts)
-    end_us, at_us = facts.ends_us or sys.maxsize, context.now_us
-    overtaken = None
-    # From one time to the next at which something starts or ends for the caller.
-    while overtaken is None and (at_us := resolve(replace(boosted, now_us=at_us)).until_us) < end_us:
-        winner = _winner(boosted, facts, at_us)
-        overtaken = (winner, at_us) if winner is not None and winner is not facts else None
-    return Outlook(
-        now=_winner(context, facts, context.now_us), overtaken=overtaken, after=_winner(boosted, facts, end_us)
-    )
-
-
-def _winner(context: EvaluationContext, policy: PolicyFacts, at_us: int) -> PolicyFacts | None:
-    """Return the winner in the policy's group at that time."""
-    winners = resolve(replace(context, now_us=at_us)).winners
-    group = (policy.endpoint_id, policy.counted_per)
-    return next((winner for winner in winners if (winner.endpoint_id, winner.counted_per) == group), None)
-
-
-def _with_policy(context: EvaluationContext, policy: PolicyFacts) -> EvaluationContext:
-    """Return the context with one more policy."""
-    if policy.user:
-        return replace(context, entry=replace(context.entry, policies=(*context.entry.policies, policy)))
-    return replace(context, snapshot=with_rows(context.snapshot, policies={policy.id: policy}))
+    if facts.user:
+        boosted = replace(context, entry=replace(context.entry, policies=(*context.entry.policies, facts)))
+    else:
+        boosted = replace(context, snapshot=with_rows(context.snapshot, policies={facts.id: facts}))
+    winner: PolicyFacts | None = facts
+    while winner is facts and boosted.now_us < sys.maxsize:
+        # From one time to the next at which something starts or ends for the caller.
+        boosted = replace(boosted, now_us=resolve(boosted).until_us)
+        group = (facts.endpoint_id, facts.counted_per)
+        winners = resolve(boosted).winners
+        winner = next((one for one in winners if (one.endpoint_id, one.counted_per) == group), None)
+    return boosted.now_us, winner

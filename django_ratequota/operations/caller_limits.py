@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 from django.db import Error as DatabaseError
@@ -18,7 +17,8 @@ from ..engine.types import Bucket, BucketStatus
 from ..exceptions import NewerRevision, StoreError
 from ..monitoring import restoring
 from ..policies.assigned import resolve_assigned
-from ..policies.facts import NOBODY, EndpointFacts, UserEntry
+from ..policies.facts import NOBODY, UserEntry
+from ..policies.limit_names import limit_name
 from ..policies.requests.caller import Caller
 from ..policies.resolver import EvaluationContext, Resolution, resolve_uncached
 from ..policies.snapshot import Snapshot
@@ -115,7 +115,8 @@ def describe_window(bucket: Bucket, *, used: int | None, window: tuple[int, int]
     """Return what its caller is told of a limit, now or in the past; ``window`` = its calendar window's bounds."""
     starts_at, ends_at = window or (None, None)
     return {
-        "title": bucket.title,
+        "title": limit_name(bucket),
+        "name": bucket.title,
         "scope": bucket.scope or None,
         "period": bucket.rate.calendar or None,
         "rate": str(bucket.rate),
@@ -156,11 +157,16 @@ def _peek(
 
 def _resolve(caller: Caller, snapshot: Snapshot, scope: str | None, at_us: int) -> tuple[Resolution, bool]:
     """Return what applies to the caller, and whether endpoints with limits were left out."""
-    user_id = caller.user_id
+    overview, user_id = snapshot.overview, caller.user_id
     entry = NOBODY if user_id is None else _load(user_id)
-    endpoints = _endpoints(snapshot, entry, scope)
-    context = EvaluationContext(caller, entry, endpoints[:MAX_LIMITS], scope, snapshot.overview.snapshot, at_us)
-    return resolve_assigned(context, how=resolve_uncached), len(endpoints) > MAX_LIMITS
+    if scope is None:
+        endpoints, more = overview.limiting(entry, MAX_LIMITS)
+    elif scope in overview.by_name:
+        endpoints, more = (overview.by_name[scope],), False
+    else:
+        raise LookupError(scope)
+    context = EvaluationContext(caller, entry, endpoints, scope, overview.snapshot, at_us)
+    return resolve_assigned(context, how=resolve_uncached), more
 
 
 def _load(user_id: str) -> UserEntry:
@@ -168,20 +174,3 @@ def _load(user_id: str) -> UserEntry:
         return process.policies.load_user(user_id)
     except DatabaseError:
         return NOBODY
-
-
-def _endpoints(snapshot: Snapshot, entry: UserEntry, scope: str | None) -> tuple[EndpointFacts, ...]:
-    """Return the named endpoint; without a name, the first ``MAX_LIMITS`` + 1 that may limit the caller."""
-    overview = snapshot.overview
-    if scope is not None:
-        endpoint = overview.by_name.get(scope)
-        if endpoint is None:
-            raise LookupError(scope)
-        return (endpoint,)
-    first, name = overview.limited[: MAX_LIMITS + 1], attrgetter("name")
-    ids = {policy.endpoint_id for policy in entry.policies if policy.endpoint_id is not None}
-    own = [snapshot.endpoints[pk] for pk in ids if pk in snapshot.endpoints and not snapshot.endpoints[pk].exempt]
-    if not own:
-        return first
-    chosen = [*sorted(own, key=name), *(endpoint for endpoint in first if endpoint.id not in ids)][: MAX_LIMITS + 1]
-    return (*sorted(chosen[:MAX_LIMITS], key=name), *chosen[MAX_LIMITS:])

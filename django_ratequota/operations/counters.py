@@ -1,8 +1,7 @@
-"""Peek at counters, reset them or give units back, and find those of an override. The history records changes."""
+"""Peek at counters, reset them or give units back. The history records changes."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date
 from typing import Any
@@ -13,21 +12,18 @@ from django.utils.translation import gettext as _
 
 from ..changes.databases import policy_alias
 from ..changes.writer import in_batches, write_counted
-from ..conf import settings
 from ..engine.decision import LimitRequest
 from ..engine.keys import counter_name, window_name
 from ..engine.protocol import MAX_BUCKETS
 from ..engine.types import Bucket, BucketStatus
 from ..exceptions import StoreError
-from ..models import PolicyChange, RatePolicy
+from ..models import PolicyChange
 from ..monitoring import ledger, restoring
-from ..policies.assigned import contexts_of
-from ..policies.facts import UNREADABLE, PolicyFacts, endpoint_facts, policy_facts
-from ..policies.requests.caller import UNKNOWN, Caller, DescribedCaller, client_text, failed_kind
-from ..policies.resolver import make_buckets
+from ..policies.limit_names import limit_name
+from ..policies.requests.caller import UNKNOWN, Caller, failed_kind
 from ..runtime import default_limiter
 from ..utils.sansio import drive
-from .explain import explain_caller, newest_policies
+from .explain import explain_caller
 
 
 def peek(buckets: Iterable[Bucket]) -> dict[Bucket, BucketStatus]:
@@ -65,7 +61,7 @@ def grant(buckets: Iterable[Bucket], units: int, reason: str = "") -> tuple[Buck
                 "%(counter)s has used %(used)d: no more than that can be given back. To give the caller more than "
                 "the limit, grant a boost: it raises the limit itself."
             )
-            raise ValidationError(text % {"counter": status.bucket.title, "used": status.used})
+            raise ValidationError(text % {"counter": limit_name(status.bucket), "used": status.used})
 
     def give_back(own: list[Bucket]) -> None:
         # Each bucket's own units: else rates that count requests would keep theirs.
@@ -149,60 +145,3 @@ def _by_subject(buckets: Iterable[Bucket]) -> list[tuple[str, Sequence[Bucket]]]
     for bucket in buckets:
         subjects.setdefault(bucket.subject, []).append(bucket)
     return [(subject, part) for subject, own in subjects.items() for part in in_batches(own, MAX_BUCKETS)]
-
-
-def own_counters(policies: Iterable[RatePolicy]) -> tuple[dict[Bucket, RatePolicy], dict[RatePolicy, str]]:
-    """Return the counters of the policies' own subjects with their policy, and the other policies with a reason.
-
-    A counter of several policies has the limit of the active one.
-    """
-    now_us = time.time_ns() // 1000
-    rows = [(policy, policy_facts(policy)) for policy in policies]
-    rows.sort(key=lambda row: (not row[1].active(now_us), not row[1].dated))
-    counters: dict[tuple[object, ...], tuple[Bucket, RatePolicy]] = {}
-    without: dict[RatePolicy, str] = {}
-    callers = {policy: caller for policy, facts in rows if (caller := _own_caller(facts)) is not None}
-    # With the callers' assignments, which name when months begin.
-    contexts = dict(zip(callers, contexts_of(list(callers.values()), newest_policies(), now_us), strict=True))
-    for policy, facts in rows:
-        subject = callers[policy].subject(facts.counted_per, None) if policy in callers else None
-        endpoint = endpoint_facts(policy.endpoint) if policy.endpoint else None
-        buckets = make_buckets(facts, endpoint, subject, contexts.get(policy)) if subject else ()
-        if not buckets:
-            without[policy] = _why_none(facts, subject)
-        for bucket in buckets:
-            counters.setdefault(bucket.counter, (bucket, policy))
-    return dict(counters.values()), without
-
-
-def _own_caller(policy: PolicyFacts) -> DescribedCaller | None:
-    """Return the caller of the policy's counter if its audience is that subject alone; else None."""
-    name = own = f"user:{policy.user}" if policy.user else policy.subject
-    if not name or _unreadable(policy):
-        return None
-    if policy.network is not None:
-        # An IPv6 network may be one client: addresses that share IPV6_PREFIX bits are.
-        own, last = (f"ip:{client_text(policy.network[at], settings.ipv6_prefix)}" for at in (0, -1))
-        if own != last:
-            return None
-    caller = DescribedCaller.named(name)
-    return caller if caller.subject(policy.counted_per, None) == own else None
-
-
-def _unreadable(policy: PolicyFacts) -> bool:
-    """Whether the subject is an invalid address, saved without the model's validation."""
-    return policy.network is None and policy.subject.startswith("ip:")
-
-
-def _why_none(policy: PolicyFacts, subject: str | None) -> str:
-    if policy.rates in ("unlimited", "blocked"):
-        return _("It counts nothing.")
-    if policy.rates == UNREADABLE:
-        return _("Its rates cannot be read.")
-    if subject is None and not policy.user and not policy.subject:
-        return _("It is not an override: it counts many callers.")
-    if _unreadable(policy):
-        return _("Its subject cannot be read.")
-    if policy.network is not None and policy.counted_per in ("caller", "ip"):
-        return _("It is for a network: each address in it has a counter of its own.")
-    return _("It is counted per %(name)s, not for its user or subject alone.") % {"name": policy.counted_per}

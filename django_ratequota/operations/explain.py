@@ -13,18 +13,22 @@ from ..conf import settings
 from ..enforcement.on_error import decide
 from ..enforcement.step_runner import Step, StepRunner, limiter_or_error, now_us
 from ..engine.decision import Decision, LimitRequest
+from ..engine.protocol import MAX_BUCKETS
 from ..engine.types import Bucket, check_cost
 from ..exceptions import StoreError
 from ..policies.assigned import assigned_to, unnamed_kinds
-from ..policies.exemptions import exempt, exemption_of, why_skipped
+from ..policies.exemptions import Exemption, exempt, exemption_of, why_skipped
 from ..policies.facts import NOBODY, PlanFacts
 from ..policies.matching import NO_METHOD, match_endpoints
-from ..policies.reasons import Candidate, explain, plan_source
+from ..policies.reasons import Candidate, explain, explain_winners, plan_source
 from ..policies.requests.caller import UNKNOWN, Caller
 from ..policies.requests.routes import handling_of_view
 from ..policies.resolver import EvaluationContext, Resolution, narrow, plan_of, resolve
 from ..policies.snapshot import Snapshot
 from ..runtime import default_limiter, process
+
+#: Most endpoints whose limits are read together.
+MOST_ENDPOINTS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +48,10 @@ class Explanation:
     exempt: str = ""
     #: Policies at the same endpoints for other callers, by kind of audience.
     others: Mapping[str, int] = field(default_factory=dict)
+    #: Whether the limits at all endpoints are explained instead of a request.
+    everywhere: bool = False
+    #: Whether more endpoints than ``MOST_ENDPOINTS`` may limit the caller.
+    more: bool = False
 
     @property
     def built_in(self) -> list[Bucket]:
@@ -67,36 +75,41 @@ def explain_caller(
     method: str = "GET",
     view: Any = None,
     cost: int | None = None,
+    everywhere: bool = False,
 ) -> Explanation:
     """Explain the caller's request of ``cost`` units; None = the endpoint's own cost.
 
     ``view`` is the view of the route; None = unknown. ``method`` is ``NO_METHOD`` for a check without a request.
+    ``everywhere``: instead of a request, the limits at each endpoint, by the policies that win there.
     Raises ``django.db.Error``; without Redis the decision is degraded.
     """
-    if method == NO_METHOD:
-        view = None
+    view = None if method == NO_METHOD else view
 
     def steps() -> Generator[Step, Any, Explanation]:
-        snapshot = newest_policies()
-        user_id = caller.user_id
-        entry = NOBODY if user_id is None else process.policies.load_user(user_id)
-        handling = handling_of_view(view, method)
-        endpoints = match_endpoints(snapshot, scope=scope, route=route, name=name, method=method, handling=handling)
+        snapshot, more = newest_policies(), False
+        entry = NOBODY if caller.user_id is None else process.policies.load_user(caller.user_id)
+        request: dict[str, Any] = {"scope": scope, "route": route, "name": name, "method": method}
+        endpoints = match_endpoints(snapshot, **request, handling=handling_of_view(view, method))
+        if everywhere:
+            endpoints, more = snapshot.overview.limiting(entry, MOST_ENDPOINTS)
+            snapshot = snapshot.overview.snapshot
         assigned = assigned_to(caller, entry)
         context = EvaluationContext(caller, entry, endpoints, scope, snapshot, now_us(limiter), assigned)
         others: Counter[str] = Counter()
         exemption = exemption_of(view)
         resolution = exempt(resolve(context), name, exemption, caller)
-        why_exempt = resolution.exempt and _("the endpoint %(name)s is exempt") % {"name": resolution.exempt}
-        unlimited = getattr(limiter, "unlimited", False)
-        if unlimited or (exemption is not None and exemption.covers(method)):
-            why_exempt = _("RATEQUOTA['ENABLED'] is False") if unlimited else _("@exempt decorates the view")
+        why_exempt = _why_exempt(limiter, resolution, exemption, method)
+        if why_exempt:
             resolution = narrow(resolution, lambda policy: False)
-        skipped = why_exempt or why_skipped(name, exemption)
-        candidates = explain(context, others, lambda one: skipped if one.endpoint_id is None else why_exempt)
-        if cost is not None:
-            resolution = replace(resolution, cost=check_cost(cost))
-        asked = LimitRequest(mode="peek", buckets=resolution.buckets, cost=resolution.cost)
+        if everywhere:
+            candidates = explain_winners(context, resolution)
+        else:
+            skipped = why_exempt or why_skipped(name, exemption)
+            candidates = explain(context, others, lambda one: skipped if one.endpoint_id is None else why_exempt)
+        if cost is not None or everywhere:
+            resolution = replace(resolution, cost=1 if cost is None else check_cost(cost))
+        buckets = resolution.buckets[:MAX_BUCKETS] if everywhere else resolution.buckets
+        asked = LimitRequest(mode="peek", buckets=buckets, cost=resolution.cost)
         decision = yield from decide(limiter, resolution, asked)
         return Explanation(
             plan=plan_of(context),
@@ -107,10 +120,21 @@ def explain_caller(
             context=context,
             exempt=why_exempt,
             others=others,
+            everywhere=everywhere,
+            more=more,
         )
 
     limiter = limiter_or_error()
     return StepRunner(limiter).run(steps())
+
+
+def _why_exempt(limiter: Any, resolution: Resolution, exemption: Exemption | None, method: str) -> str:
+    """Return why nothing limits the request; "" = it is not exempt."""
+    if getattr(limiter, "unlimited", False):
+        return _("RATEQUOTA['ENABLED'] is False")
+    if exemption is not None and exemption.covers(method):
+        return _("@exempt decorates the view")
+    return resolution.exempt and _("the endpoint %(name)s is exempt") % {"name": resolution.exempt}
 
 
 def _plan_source(context: EvaluationContext, resolution: Resolution) -> str:

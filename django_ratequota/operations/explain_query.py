@@ -18,7 +18,7 @@ from ..monitoring.refusals import Refusal
 from ..policies.requests.caller import UNKNOWN, DescribedCaller, client_text
 from ..policies.requests.routes import find_route, known_views, resolve_path, resolved
 from ..policies.requests.view_declarations import cost_of, least_cost, scope_of, scopes_of, shows_usage
-from ..utils.addresses import unmap
+from ..utils.addresses import Network, named_network, unmap
 from .explain import Explanation, explain_caller
 
 #: Most endpoint names in a message.
@@ -58,7 +58,10 @@ class ExplainQuery:
 
     @classmethod
     def from_refusal(cls, refusal: Refusal) -> ExplainQuery:
-        """Build a query for the request that was refused, to explain it by the current policies."""
+        """Build a query for the request that was refused, to explain it by the current policies.
+
+        A route that this process does not have is left out: then the scope alone says where the request counts.
+        """
         slug = None
         if settings.plan_resolver and refusal.plan_id is not None:
             slug = Plan.objects.filter(pk=refusal.plan_id).values_list("slug", flat=True).first()
@@ -68,7 +71,7 @@ class ExplainQuery:
             refusal.ip,
             plan_slug=slug,
             endpoint=refusal.scope if known else "",
-            path=refusal.route,
+            path=refusal.route if refusal.route and _is_known(refusal.route) else "",
             method=refusal.method,
             cost=refusal.cost,
         )
@@ -106,14 +109,19 @@ class ExplainQuery:
             raise ValidationError({"endpoint": text % {"name": scope[:100], "names": visible(names)}})
         return request
 
+    @property
+    def everywhere(self) -> bool:
+        """Whether it names no request, so that the limits at all endpoints are explained."""
+        return not (self.endpoint or self.path)
+
     def explain(self) -> Explanation:
         """Return what applies now; raises ``ValidationError`` and ``django.db.Error``."""
         request, cost = self.request_arguments(), self.cost
-        if cost is None:
+        if cost is None and not self.everywhere:
             declared = _declared_cost(request)
             # A function needs a request.
             cost = None if callable(declared) else least_cost(declared)
-        return explain_caller(self.caller(), **request, cost=cost)
+        return explain_caller(self.caller(), **request, cost=cost, everywhere=self.everywhere)
 
     def computes_cost(self) -> bool:
         """Return whether the view computes the cost that is explained; raises ``ValidationError``."""
@@ -137,11 +145,25 @@ def _address(text: str) -> str | None:
     except ValueError as error:
         text = _("%(error)s; write an address such as 203.0.113.7.") % {"error": str(error)[:100]}
         raise ValidationError({"ip": text}) from error
-    # An IPv6 network may be one client: addresses that share IPV6_PREFIX bits are.
-    if len({client_text(unmap(network[at]), settings.ipv6_prefix) for at in (0, -1)}) > 1:
+    if many_clients(text):
         text = _("%(network)s is many clients; write the address of one.")
         raise ValidationError({"ip": text % {"network": network}})
     return str(network[0])
+
+
+def many_clients(name: str) -> Network | None:
+    """Return the network that is named, ``203.0.113.0/24`` or ``ip:203.0.113.0/24``; None if it is one client."""
+    network = named_network(name)
+    # An IPv6 network may be one client: addresses that share IPV6_PREFIX bits are.
+    clients = {client_text(unmap(network[at]), settings.ipv6_prefix) for at in (0, -1)} if network else ()
+    return network if len(clients) > 1 else None
+
+
+def _is_known(route: str) -> bool:
+    try:
+        return bool(_resolve(route))
+    except ValidationError:
+        return False
 
 
 def _resolve(path: str) -> tuple[str | None, str | None, Any]:

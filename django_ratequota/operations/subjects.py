@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import timedelta
+from ipaddress import ip_network
+from itertools import takewhile
 from typing import Any
 
 from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from ..changes.databases import subject_begins
@@ -17,6 +19,7 @@ from ..conf import settings
 from ..exceptions import StoreError
 from ..models import QuotaWindow
 from ..monitoring.timeline import seen_callers
+from ..utils.addresses import is_within, named_network
 
 #: Most subjects that are offered, and most rows that are read to find them: a subject may have several.
 MAX_OFFERED, _MAX_ROWS = 20, 200
@@ -41,6 +44,17 @@ def find_user(name: str, *, by_key: bool = False) -> Any:
         with suppress(ValueError, OverflowError, ValidationError):  # not a possible key
             user = users.filter(pk=name).first()
     return user
+
+
+def policies_in(network: str, policies: QuerySet[Any]) -> list[Any]:
+    """Return those of the policies for a network such as ``ip:203.0.113.0/24``, a wider one, or one in it."""
+    outer = ip_network(network.removeprefix("ip:"))
+    wider = [f"ip:{outer.supernet(new_prefix=bits)}" for bits in range(outer.prefixlen + 1)]
+    ends = zip(str(outer[0]), str(outer[-1]), strict=False)
+    begins = "".join(one for one, _other in takewhile(lambda pair: pair[0] == pair[1], ends))
+    found = policies.filter(Q(subject__in=wider) | subject_begins(f"ip:{begins}", policies.db))
+    found = found.select_related("user", "subject_list", "plan", "endpoint").order_by("subject", "pk")[:_MAX_ROWS]
+    return [one for one in found if one.subject in wider or is_within(named_network(one.subject), outer)]
 
 
 def known_subjects(text: str, tables: Iterable[QuerySet[Any]], *, seen: bool) -> list[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from ..conf import settings
 from ..enforcement.step_runner import now_us
@@ -11,27 +12,30 @@ from ..engine.protocol import MAX_BUCKETS
 from ..engine.types import Bucket, BucketStatus
 from ..policies.assigned import contexts_of, is_plan_open
 from ..policies.facts import EndpointFacts
+from ..policies.precedence import outranks_plans
 from ..policies.requests.caller import DescribedCaller
 from ..policies.resolver import EvaluationContext, resolve_uncached
 from ..runtime import default_limiter, process
 from .counters import peek, shared_reason
 
 
-def tightest(callers: Iterable[str], scope: str | None = None) -> dict[str, BucketStatus]:
+def tightest(
+    callers: Iterable[str], scope: str | None = None, of: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, BucketStatus]:
     """Return caller -> its own enforced counter with the smallest share left; callers without one are left out.
 
     ``callers`` are subjects such as ``user:42``. Their limits at the endpoint ``scope`` and at all endpoints together
-    are compared; without a scope also those at each endpoint, unless these are too many to ask for. Where
-    PLAN_RESOLVER chooses plans there are none: only a request shows what plan its caller is on. So it is for a user
-    without a plan of her own where tenants have plans. Raises ``StoreError`` and ``django.db.Error``.
+    are compared; without a scope also those at each endpoint, unless these are too many to ask for. ``of`` names the
+    organisation of callers, such as ``tenant:acme``, as far as it is known. Where only a request shows what plan its
+    caller is on, the limits are compared that no plan changes. Raises ``StoreError`` and ``django.db.Error``.
     """
     limiter = default_limiter()
-    if settings.plan_resolver or getattr(limiter, "unlimited", False):
+    if getattr(limiter, "unlimited", False):
         return {}
     overview = process.policies.reload(limiter.stored_revision()).overview
     # Without those that are counted together.
-    own_names = [name for name in callers if name.partition(":")[2] and not shared_reason("caller", name)]
-    described = {name: DescribedCaller.named(name) for name in own_names}
+    names = [name for name in callers if name.partition(":")[2] and not shared_reason("caller", name)]
+    described = {name: DescribedCaller.named(name, organisation=of.get(name, "")) for name in names}
     endpoints: tuple[EndpointFacts, ...] = ()
     if scope is not None and scope in overview.by_name:
         endpoints = (overview.by_name[scope],)
@@ -48,15 +52,15 @@ def tightest(callers: Iterable[str], scope: str | None = None) -> dict[str, Buck
 
 
 def _own_buckets(context: EvaluationContext) -> list[Bucket]:
-    """Return the enforced buckets that count nobody but the caller; none if the caller's plan is unknown."""
-    resolution = resolve_uncached(context)
-    if is_plan_open(context.caller, resolution.assigned_to):
-        return []
-    return [
-        bucket
-        for bucket in resolution.buckets
-        if bucket.mode == "enforce" and not shared_reason(bucket.counted_per, bucket.subject)
-    ]
+    """Return the enforced buckets that count nobody but the caller, and that apply whatever its plan."""
+    resolution, groups = resolve_uncached(context), context.snapshot.groups
+    is_open = settings.plan_resolver or is_plan_open(context.caller, resolution.assigned_to)
+    found = []
+    for policy, endpoint, buckets in resolution.applied:
+        group = groups.get(endpoint.id if endpoint else None, {}).get(policy.counted_per)
+        if not is_open or group is None or not group.having("plan") or outranks_plans(policy):
+            found += [one for one in buckets if not shared_reason(one.counted_per, one.subject)]
+    return [bucket for bucket in found if bucket.mode == "enforce"]
 
 
 def _share_left(status: BucketStatus) -> tuple[float, int]:

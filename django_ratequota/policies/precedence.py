@@ -51,6 +51,11 @@ def specificity(policy: PolicyFacts) -> tuple[int, int]:
     return (_EVERYONE if policy.plan_id is None else _PLAN), 0
 
 
+def outranks_plans(policy: PolicyFacts) -> bool:
+    """Whether no policy for a plan can outrank the policy."""
+    return specificity(policy)[0] > _PLAN
+
+
 def why_first(winner: PolicyFacts) -> str:
     """Return why the winner of a group won, in a few words for operators."""
     names = {"audience": audience_words(winner)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple
@@ -17,7 +17,16 @@ from ..engine.types import Bucket
 from .audience_index import Group
 from .facts import UNREADABLE, MemberFacts, PolicyFacts
 from .precedence import precedence, why_beaten, why_first
-from .resolver import Applied, EvaluationContext, assignment_of, contenders, match_policies, plan_of, resolve
+from .resolver import (
+    Applied,
+    EvaluationContext,
+    Resolution,
+    assignment_of,
+    contenders,
+    match_policies,
+    plan_of,
+    resolve,
+)
 
 
 class Candidate(NamedTuple):
@@ -66,8 +75,7 @@ def explain(
     plan_id = plan.id if plan else None
     won = {one.policy.id: one for one in resolve(context).applied}
     matched = match_policies(context.snapshot, context.endpoints, context.scope, context.entry)
-    # Entries of any time, to say which of them have ended.
-    entries = context.snapshot.members.entries_of(context.caller, matched.list_kinds)
+    entries = _entries(context, (policy for contest in matched.groups for policy in contest.group or ()))
     lists = {entry.list_id for entry in entries}
     candidates: list[Candidate] = []
     for _endpoint, counted_per, own, group in matched.groups:
@@ -92,6 +100,26 @@ def explain(
             why = why or (_("no policy applies here") if winner is None else why_beaten(policy, winner))
             candidates.append(Candidate(policy=policy, won=False, reason=_("lost: %(why)s") % {"why": why}))
     return tuple(candidates)
+
+
+def explain_winners(context: EvaluationContext, resolution: Resolution) -> tuple[Candidate, ...]:
+    """Return the policies of the resolution and why each won, without those that lost."""
+    entries = _entries(context, resolution.winners)
+    return tuple(
+        Candidate(
+            policy=one.policy,
+            won=True,
+            reason=_("wins: %(why)s") % {"why": _why_won(one, context, entries)},
+            buckets=one.buckets,
+        )
+        for one in resolution.applied
+    )
+
+
+def _entries(context: EvaluationContext, policies: Iterable[PolicyFacts]) -> list[MemberFacts]:
+    """Return the caller's entries in the policies' lists, also in those of policies that are off, and ended ones."""
+    members, lists = context.snapshot.members, {policy.list_id for policy in policies if policy.list_id is not None}
+    return members.entries_of(context.caller, members.kinds_of(lists)) if lists else []
 
 
 def _why_won(applied: Applied, context: EvaluationContext, entries: list[MemberFacts]) -> str:

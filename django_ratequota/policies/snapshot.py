@@ -9,12 +9,13 @@ import time
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from ..utils.bounded_cache import BoundedCache
 from .audience_index import Group, Members
-from .facts import EndpointFacts, MemberFacts, PlanFacts, PolicyFacts
+from .facts import EndpointFacts, MemberFacts, PlanFacts, PolicyFacts, UserEntry
 
 #: Most entries of each kind in a ``Memo``, about 1 kB each.
 _ENDPOINTS, _POLICIES, _RESOLUTIONS = 4096, 4096, 8192
@@ -109,6 +110,18 @@ class Overview(NamedTuple):
     #: The endpoints that have shared policies and are not exempt, sorted by name.
     limited: tuple[EndpointFacts, ...]
     by_name: Mapping[str, EndpointFacts]
+
+    def limiting(self, entry: UserEntry, most: int) -> tuple[tuple[EndpointFacts, ...], bool]:
+        """Return the endpoints that may limit this user, sorted by name, and whether there are more than ``most``.
+
+        Those with the user's own policies are among them.
+        """
+        name, endpoints = attrgetter("name"), self.snapshot.endpoints
+        ids = {policy.endpoint_id for policy in entry.policies if policy.endpoint_id is not None}
+        own = [endpoints[pk] for pk in ids if pk in endpoints and not endpoints[pk].exempt]
+        others = (endpoint for endpoint in self.limited[: most + 1 + len(own)] if endpoint.id not in ids)
+        found = [*sorted(own, key=name), *others]
+        return tuple(sorted(found[:most], key=name)), len(found) > most
 
 
 def with_rows(

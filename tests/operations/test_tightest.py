@@ -19,11 +19,11 @@ from tests.project.views import request_from
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
 
-def found(callers: list[str], scope: str | None = None) -> dict[str, tuple[str, int, int]]:
+def found(callers: list[str], scope: str | None = None, **of: Any) -> dict[str, tuple[str, int, int]]:
     """Return caller -> (title, used, limit)."""
     return {
         caller: (status.bucket.title, status.used, status.limit)
-        for caller, status in tightest(callers, scope).items()
+        for caller, status in tightest(callers, scope, **of).items()
     }
 
 
@@ -86,17 +86,47 @@ def test_of_many_callers_and_endpoints_limits_for_all_endpoints_are_compared(
         assert found(callers) == dict.fromkeys(callers, one)
 
 
-def test_where_requests_decide_the_plan_or_nothing_is_enforced_there_is_none(settings: Any) -> None:
+def test_where_nothing_is_enforced_there_is_none(settings: Any) -> None:
     RatePolicy.objects.create(rates="10/day")
     assert found(["ip:203.0.113.7"])
     plain = settings.RATEQUOTA
-    settings.RATEQUOTA = {**plain, "PLAN_RESOLVER": "tests.project.views.request_from"}
-    assert found(["ip:203.0.113.7"]) == {}
     settings.RATEQUOTA = {**plain, "ENABLED": False}
     assert found(["ip:203.0.113.7"]) == {}
     settings.RATEQUOTA = {**plain, "REDIS_URL": "redis://127.0.0.1:1/0"}
     with pytest.raises(StoreError):
         found(["ip:203.0.113.7"])
+
+
+def test_where_only_a_request_tells_the_plan_the_limits_that_no_plan_changes_are_compared(
+    settings: Any, search: Endpoint
+) -> None:
+    """Regression: in an installation with organisations on plans, no user had a tightest limit."""
+    plain = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.project.views.api_key"}}
+    settings.RATEQUOTA = plain
+    alice = User.objects.create(username="alice")
+    pro = Plan.objects.create(name="Pro", slug="pro")
+    PlanAssignment.objects.create(subject="tenant:acme", plan=pro, starts_at=timezone.now())
+    RatePolicy.objects.create(rates="10/day")
+    RatePolicy.objects.create(plan=pro, rates="3/day")
+    RatePolicy.objects.create(endpoint=search, rates="50/day")
+    name = f"user:{alice.pk}"
+    assert found([name]) == {name: ("search/day", 0, 50)}
+    settings.RATEQUOTA = {**plain, "PLAN_RESOLVER": "tests.project.views.request_from"}
+    assert found([name]) == {name: ("search/day", 0, 50)}
+    settings.RATEQUOTA = plain
+    check_request(request_from(alice, headers={"X-Api-Key": "acme"}))
+    assert found([name], of={name: "tenant:acme"}) == {name: ("all/day", 1, 3)}
+    RatePolicy.objects.create(user=alice, rates="4/day")
+    assert found([name]) == {name: ("all/day", 1, 4)}
+
+
+def test_an_organisation_has_its_own(settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.project.views.api_key"}}
+    RatePolicy.objects.create(rates="3/day", counted_per="tenant")
+    check_request(request_from(User.objects.create(username="alice"), headers={"X-Api-Key": "acme"}))
+    assert found(["tenant:acme"]) == {"tenant:acme": ("all/day per tenant", 1, 3)}
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "CALLER": ["tenant", "user", "ip"]}
+    assert found(["tenant:acme"]) == {"tenant:acme": ("all/day per tenant", 1, 3)}
 
 
 def test_nothing_is_consumed(redis_client: redis.Redis) -> None:

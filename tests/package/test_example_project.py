@@ -175,7 +175,7 @@ def test_check_tries_everything_and_leaves_nothing_behind(place: Place) -> None:
         r"^export 4: 429, Retry-After \d+, RateLimit .*\"exports/hour\";r=0;t=\d+$", output, re.MULTILINE
     )
     assert "raised 3/hour to 6/hour" in output
-    assert "signed in as alice, her limits are all/min, all/day, exports/hour" in output
+    assert "all endpoints: 60/min" in output
     assert output.endswith("All as expected.\n")
     assert place.left_behind() == []
 

@@ -207,7 +207,7 @@ def test_values_for_machines_are_not_localized(operator: Client, settings: Any) 
         "list": operator.get(policies),
         "form": operator.get(f"{policies}12345/change/"),
         "estimate": operator.post(f"{policies}impact/?object=12345"),
-        "reset": operator.get(f"{policies}12345/reset/"),
+        "reset": operator.get(f"{policies}counters/?{query}&bucket=search/7s"),
         "explain": operator.get(f"{policies}explain/?{query}"),
         "boost": operator.get(f"{policies}boost/?{query}&policy=23456"),
         "usage": operator.get(f"{policies}usage/?span=day&policy=12345"),

@@ -58,6 +58,9 @@ def test_explain_names_the_list_and_the_entry(bots: SubjectList) -> None:
         subject_list=bots, subject="ip:203.0.113.0/24", ends_at=timezone.now() - timedelta(hours=1)
     )
     assert reason() == "lost: the caller's entry in the list Bad bots has ended, or has not started yet"
+    RatePolicy.objects.update(mode="off")
+    assert reason() == "lost: it is switched off"
+    RatePolicy.objects.update(mode="enforce")
     member.ends_at = None
     member.save()
     assert reason() == "wins: the list is the most specific audience here; the list Bad bots has ip:203.0.113.0/24"

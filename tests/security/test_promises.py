@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import redis
@@ -306,11 +307,11 @@ def test_hostile_names_are_text_on_every_page(hostile: dict[str, Any], settings:
     client = Client()
     client.force_login(hostile["root"])
     base = "/admin/django_ratequota"
-    reset = f"{base}/ratepolicy/{hostile['ratepolicy'].pk}/reset/"
-    confirm = client.post(reset, {"reset": "yes", "reason": EVIL})
+    reset = f"{base}/ratepolicy/counters/?user={hostile['root'].pk}&bucket={quote(EVIL)}/hour"
+    confirm = client.post(reset, {"reason": EVIL})
     assert confirm.status_code == 302
     changes = [change.pk for change in PolicyChange.objects.all()]
-    pages = ["/admin/", reset, f"{base}/ratepolicy/{hostile['subject'].pk}/reset/"]
+    pages = ["/admin/", reset]
     for model in ("plan", "endpoint", "ratepolicy", "planassignment"):
         own = f"{base}/{model}/{hostile[model].pk}"
         pages += [f"{base}/{model}/", f"{own}/change/", f"{own}/delete/", f"{base}/{model}/add/"]
@@ -318,8 +319,8 @@ def test_hostile_names_are_text_on_every_page(hostile: dict[str, Any], settings:
     shown = [page for page in pages if "rq-evil" in look(client.get(page))]
     assert len(shown) >= len(pages) - 1, "it is on all of them, but for the operator's name on each"
     every = [policy.pk for policy in RatePolicy.objects.all()]
-    for action in ("reset_usage", "delete_selected"):
-        assert "rq-evil" in look(client.post(f"{base}/ratepolicy/", {"action": action, "_selected_action": every}))
+    deletion = {"action": "delete_selected", "_selected_action": every}
+    assert "rq-evil" in look(client.post(f"{base}/ratepolicy/", deletion))
     look(client.get(f"{base}/endpoint/add/", {"name": EVIL + LONG}))
     look(client.get(f"{base}/ratepolicy/", {"q": EVIL}))
     look(client.get(f"{base}/ratepolicy/add/", {"subject": EVIL, "rates": EVIL, "reason": EVIL}))
@@ -347,9 +348,8 @@ def test_hostile_input_is_refused_as_text(hostile: dict[str, Any], searches: boo
         look(client.post(f"{base}/plan/add/", names | tables))
         look(client.post(f"{base}/endpoint/add/", names | tables))
         look(client.post(f"{base}/planassignment/add/", {"user": value, "plan": value, "starts_at_0": value}))
-        reset = f"{base}/ratepolicy/{hostile['ratepolicy'].pk}/reset/"
-        if value != EVIL:
-            look(client.post(reset, {"reset": "yes", "reason": value}))
+        reset = f"{base}/ratepolicy/counters/?user={hostile['root'].pk}&bucket={quote(EVIL)}/hour"
+        assert client.post(reset, {"units": value, "reason": value}).status_code in (200, 302)
         filters = ["time", "audience", "mode__exact", "counted_per"]
         for query in [{"q": value}, *({name: value} for name in filters)]:
             assert client.get(f"{base}/ratepolicy/", query, follow=True).status_code == 200

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from copy import copy
-from datetime import timedelta
 from typing import Any
 
 from django import forms
@@ -19,28 +18,21 @@ from ...operations import boosts
 from ...operations.boosts import Proposal
 from ...operations.explain import Explanation
 from ...policies.facts import to_datetime
-from ..formatting import clock, moment, shown
+from ..formatting import moment, shown
 from ..names import audience_text, caller_names, endpoint_text
 from ..pages import reply, unanswered
 from ..permissions import may
 from .form import CallerPage
-from .override import Ending, OverrideForm, OverridePage
-
-#: A window that ends sooner is not offered as the end of a boost.
-_SHORTEST = timedelta(minutes=1)
+from .override import OverrideForm, OverridePage
 
 
 class BoostForm(OverrideForm):
     """The rates of each proposal; a proposal whose rates are emptied is left out."""
 
-    lengths = ("hour", "hours", "day")
-
     def __init__(self, request: Any, model_admin: Any, proposals: Iterable[Proposal]) -> None:
         self.proposals = {f"{proposal.key}-rates": proposal for proposal in proposals}
         rates = {name: _rates_field(request, model_admin, proposal) for name, proposal in self.proposals.items()}
-        endings = dict(end for proposal in self.proposals.values() for end in _windows(proposal))
-        until = request.GET.get("until", "")
-        super().__init__(request, model_admin, fields=rates, endings=endings, until=until)
+        super().__init__(request, model_admin, rates)
 
     def chosen(self, values: dict[str, Any]) -> Iterator[tuple[str, RatePolicy]]:
         """Yield the boosts whose rates are filled in."""
@@ -64,12 +56,10 @@ class BoostForm(OverrideForm):
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield a row for each proposal: what is in force, for whom and where, and what follows the boost."""
         names = caller_names(proposal.boost.subject for proposal in self.proposals.values())
-        entered = self.cleaned_data.get("ends_at") if self.is_bound else None
-        chosen = self.endings.get(self["until"].value(), self.endings[self.lengths[0]])
         for name, proposal in self.proposals.items():
             winner, boost = proposal.winner, copy(proposal.boost)
-            boost.ends_at = entered or chosen.at
-            outlook = boosts.outlook(proposal.explanation.context, boost)
+            boost.ends_at = self.ends_at()
+            at_us, after = boosts.replaced_by(proposal.explanation.context, boost)
             yield {
                 "policy": winner.pk,
                 "who": audience_text(boost, names),
@@ -77,10 +67,9 @@ class BoostForm(OverrideForm):
                 "counted_per": shown(winner.counted_per),
                 "rates_now": shown(winner.rates),
                 "field": self[name],
-                "until": moment(boost.ends_at),
-                "rates_after": shown(outlook.after.text) if outlook.after else gettext("no limit here"),
-                "policy_after": outlook.after and outlook.after.id,
-                "warnings": _warnings(outlook),
+                "until": moment(to_datetime(at_us)),
+                "rates_after": shown(after.text) if after else gettext("no limit here"),
+                "policy_after": after and after.id,
             }
 
     def asked(self) -> Iterable[forms.BoundField]:
@@ -128,7 +117,7 @@ class BoostPage(CallerPage, OverridePage):
         proposals, without = boosts.propose_boosts(found.refusals if found else ())
         if not proposals:
             text = gettext("Nothing that refused this caller in the last day can be boosted.")
-            raise ValidationError([text, *(f"{shown(name)}: {why}" for name, why in without.items())])
+            raise ValidationError([text, *(f"{shown(name)} – {why}" for name, why in without.items())])
         return proposals, without
 
 
@@ -142,25 +131,3 @@ def _rates_field(request: Any, model_admin: Any, proposal: Proposal) -> Any:
     attrs = {"aria-label": label, "class": "vTextField ratequota-rates", "dir": "ltr", "spellcheck": "false"}
     field.widget.attrs |= attrs
     return field
-
-
-def _windows(proposal: Proposal) -> Iterator[tuple[str, Ending]]:
-    """Yield the ends of the windows that run now, as choices of an end (``window:`` and the counter's title)."""
-    now_us = proposal.explanation.context.now_us
-    for bucket in proposal.explanation.resolution.buckets:
-        end = boosts.window_end(bucket, now_us) if bucket.policy_id == proposal.winner.pk else None
-        if end is not None and end > to_datetime(now_us) + _SHORTEST:
-            words = {"counter": shown(bucket.title), "end": clock(end.timestamp())}
-            text = _("until the window of %(counter)s ends, at %(end)s") % words
-            yield f"window:{bucket.title}", Ending(end, text)
-
-
-def _warnings(outlook: boosts.Outlook) -> Iterator[str]:
-    """Yield what a boost replaces, and what replaces it, in sentences."""
-    if outlook.now is not None and (outlook.now.user or outlook.now.subject):
-        words = {"id": outlook.now.id, "rates": shown(outlook.now.text)}
-        yield gettext("Until it ends, it replaces the override %(rates)s (policy %(id)s).") % words
-    if outlook.overtaken is not None:
-        policy, at_us = outlook.overtaken
-        words = {"id": policy.id, "rates": shown(policy.text), "at": clock(at_us / 10**6)}
-        yield gettext("Policy %(id)s (%(rates)s) replaces it at %(at)s.") % words

@@ -5,45 +5,66 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from django.utils.translation import gettext
+
+from ...engine.rates import BLOCKED
 from ...engine.types import Bucket, BucketStatus
 from ...operations.boosts import no_boost_reason
 from ...operations.counters import peek, shared_reason
 from ...operations.explain import Explanation, anchor_of
+from ...policies.limit_names import limit_name
 from ...policies.requests.caller import UNKNOWN
 from ..formatting import bar_percent, clock_and_wait, shown
-from ..names import described
+from ..names import caller_text, limits_text
 from ..pages import reply
 
 
 def counter_rows(
     explanation: Explanation,
-    endpoints: Mapping[int, str],
     users: Mapping[str, str],
+    policies: Mapping[int, dict[str, Any]],
     boost_url: Callable[[int], str] | None,
 ) -> list[dict[str, Any]]:
     """Return the counters of the policies that won, and one row for each that is blocked or unlimited.
 
-    ``endpoints`` names the endpoint by the policy's id, ``users`` the subjects (see ``caller_names``). With
+    ``users`` names the subjects (see ``caller_names``), ``policies`` has what the page shows of the policies. With
     ``boost_url``, rows lead to a boost of the policy, or say why not.
     """
     statuses, at_us = _live(explanation), explanation.decision.at_us
 
     def row(bucket: Bucket) -> dict[str, Any]:
+        common = {"title": limits_text([limit_name(bucket)]), "rate": str(bucket.rate), "logs": bucket.mode == "log"}
         if bucket.subject == UNKNOWN != explanation.customer:
-            return _each(bucket, described(explanation.customer, users))
-        return _counter(bucket, statuses.get(bucket), at_us, users)
+            return {**common, "subject": caller_text(explanation.customer, users), "each": True}
+        return {
+            **common,
+            "id": bucket.title,
+            "subject": caller_text(bucket.subject, users),
+            "anchor": anchor_of(bucket),
+            "shared_reason": shared_reason(bucket.counted_per, bucket.subject),
+            **_standing(statuses.get(bucket), at_us),
+        }
 
     counters: list[dict[str, Any]] = []
-    for candidate in explanation.candidates:
-        policy = candidate.policy
-        why_not = no_boost_reason(explanation, policy) if candidate.won and boost_url else ""
-        link = boost_url(policy.id) if boost_url and not why_not else ""
-        common = {"policy": policy.id, "boost": link, "no_boost_reason": why_not}
-        counters += [{**row(bucket), **common} for bucket in candidate.buckets]
-        if candidate.won and not candidate.buckets:
-            title = endpoints.get(policy.id, "")
+    for policy, endpoint, buckets in explanation.resolution.applied:
+        why_not = no_boost_reason(explanation, policy) if boost_url else ""
+        common = {
+            "scope": endpoint.name if endpoint else "",
+            "policy": policies.get(policy.id) or {"id": policy.id},
+            "boost": boost_url(policy.id) if boost_url and not why_not else "",
+            "no_boost_reason": why_not,
+        }
+        counters += [{**row(bucket), **common} for bucket in buckets]
+        if not buckets:
+            title = shown(endpoint.name) if endpoint else gettext("all endpoints")
             counters.append({"title": title, "word": policy.text, "logs": policy.mode == "log", **common})
     return counters + [row(bucket) for bucket in explanation.built_in]
+
+
+def fullest_first(row: dict[str, Any]) -> tuple[bool, float]:
+    """Return a sort key: blocked policies, then counters by the share that is used, then what counts nothing."""
+    status = row.get("status")
+    return row.get("word") != BLOCKED, -(status.used / status.limit if status else -1)
 
 
 def _live(explanation: Explanation) -> dict[Bucket, BucketStatus]:
@@ -57,33 +78,15 @@ def _live(explanation: Explanation) -> dict[Bucket, BucketStatus]:
     return {status.bucket: status for status in decision.statuses}
 
 
-def _each(bucket: Bucket, who: str) -> dict[str, Any]:
-    """Return the row for the counters that an organisation's callers have each, of which none was named."""
+def _standing(status: BucketStatus | None, at_us: int) -> dict[str, Any]:
+    """Return how one counter stands, for the template; ``status`` None = unknown."""
+    if status is None:
+        return {}
     return {
-        "title": shown(bucket.title),
-        "subject": who,
-        "each": True,
-        "rate": str(bucket.rate),
-        "logs": bucket.mode == "log",
-    }
-
-
-def _counter(bucket: Bucket, status: BucketStatus | None, at_us: int, users: Mapping[str, str]) -> dict[str, Any]:
-    """Return one counter for the template; ``status`` None = unknown."""
-    row: dict[str, Any] = {
-        "id": bucket.title,
-        "title": shown(bucket.title),
-        "subject": described(bucket.subject, users),
-        "rate": str(bucket.rate),
-        "anchor": anchor_of(bucket),
-        "logs": bucket.mode == "log",
-        "shared_reason": shared_reason(bucket.counted_per, bucket.subject),
         "status": status,
+        "over": not status.allowed,
+        "percent": bar_percent(status.used, status.limit),
+        "full": clock_and_wait(at_us, status.reset_after_us) if status.reset_after_us else None,
+        "room": clock_and_wait(at_us, status.retry_after_us) if status.retry_after_us else None,
+        "never": status.retry_after_us is None,
     }
-    if status is not None:
-        row["over"] = not status.allowed
-        row["percent"] = bar_percent(status.used, status.limit)
-        row["full"] = clock_and_wait(at_us, status.reset_after_us) if status.reset_after_us else None
-        row["room"] = clock_and_wait(at_us, status.retry_after_us) if status.retry_after_us else None
-        row["never"] = status.retry_after_us is None
-    return row

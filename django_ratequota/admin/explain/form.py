@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_address
 from typing import Any
 
 from django import forms
@@ -19,6 +18,7 @@ from ...operations.explain import Explanation
 from ...operations.explain_query import ExplainQuery
 from ...operations.subjects import find_user
 from ...policies.matching import NO_METHOD
+from ...utils.addresses import named_network
 from ..formatting import shown
 from ..pages import AdminPage
 from ..subjects import SubjectsPage
@@ -44,7 +44,14 @@ class ExplainForm(forms.Form):
         required=False,
         help_text=_("PLAN_RESOLVER cannot run without a request. Choose the plan that it would return."),
     )
-    endpoint = forms.ChoiceField(label=_("Endpoint"), required=False, help_text=_("The scope that the code names."))
+    endpoint = forms.ModelChoiceField(
+        Endpoint.objects.all(),
+        label=_("Endpoint"),
+        required=False,
+        to_field_name="name",
+        empty_label=_("none"),
+        help_text=_("The scope that the code names."),
+    )
     path = forms.CharField(
         label=_("Path"),
         required=False,
@@ -72,18 +79,12 @@ class ExplainForm(forms.Form):
         user.error_messages["invalid_choice"] = _("There is no such user. Choose one, or enter a user's id.")
         identifiers = {f"{_IDENTIFIER}{name}": _identifier_field(name, subjects) for name in settings.identifiers}
         self.fields = {"user": user, "ip": self.fields["ip"], **identifiers, **self.fields}
-        names = Endpoint.objects.values_list("name", flat=True)
-        self._choose("endpoint", names, _("none"))
+        plan: Any = self.fields["plan"]
         if settings.plan_resolver:
-            slugs = Plan.objects.values_list("slug", flat=True)
-            self._choose("plan", [_NO_PLAN, *slugs], _("choose"))
+            slugs = [_NO_PLAN, *Plan.objects.values_list("slug", flat=True)]
+            plan.choices = [("", _("choose")), *((slug, slug) for slug in slugs)]
         else:
             del self.fields["plan"]
-
-    def _choose(self, name: str, values: Any, empty: Any) -> None:
-        field: Any = self.fields[name]
-        field.choices = [("", empty), *((value, value) for value in values)]
-        field.error_messages["invalid_choice"] = _("%(value)s is not one of the choices.")
 
     def clean(self) -> dict[str, Any]:
         """Build ``query``; what of it cannot be read becomes an error of the form."""
@@ -99,13 +100,13 @@ class ExplainForm(forms.Form):
             raise ValidationError(_("Enter a caller: a user, an IP address or another identifier."))
         if "plan" in self.fields and not data.get("plan") and "plan" not in self.errors:
             self.add_error("plan", _("Choose the plan that PLAN_RESOLVER would return for this caller."))
-        user, slug = data.get("user"), data.get("plan")
+        user, endpoint, slug = data.get("user"), data.get("endpoint"), data.get("plan")
         self.query = ExplainQuery(
             user_id=None if user is None else str(user.pk),
             ip=data.get("ip", ""),
             identifiers=identifiers,
             plan_slug=None if slug in (None, "", _NO_PLAN) else slug,
-            endpoint=data.get("endpoint", ""),
+            endpoint="" if endpoint is None else endpoint.name,
             path=data.get("path", ""),
             method=data.get("method") or "GET",
             cost=data.get("cost"),
@@ -158,17 +159,16 @@ def data_of(params: Any) -> Any:
 
 
 def find_caller(model_admin: Any, request: Any, text: str) -> dict[str, str]:
-    """Return the query string about a caller: an address, ``kind:value``, or a user's name; {} = nobody.
+    """Return the query string about a caller: an address, a network, ``kind:value``, or a user's name; {} = nobody.
 
     ``acme`` is also the only known subject with that value, such as ``tenant:acme``.
     """
     kind, colon, value = text.partition(":")
     if colon and value and kind in ("user", "ip", *settings.identifiers):
         return {"caller": text}
-    try:
-        return {"ip": str(ip_address(text))}
-    except ValueError:
-        user = find_user(text)
+    if (network := named_network(text)) is not None:
+        return {"ip": str(network if "/" in text else network[0])}
+    user = find_user(text)
     if user is not None:
         return {"user": str(user.pk)}
     known = SubjectsPage(model_admin).beginning(request, text)

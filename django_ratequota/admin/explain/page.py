@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from django import forms
@@ -10,26 +10,28 @@ from django.http import HttpResponseRedirect
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from ...models import Plan, RatePolicy
+from ...models import Endpoint, Plan, RatePolicy
 from ...monitoring import refusals
 from ...monitoring.refusals import Refusal
 from ...operations.boosts import any_boostable
-from ...operations.explain import Explanation
-from ...operations.explain_query import ExplainQuery
+from ...operations.explain import MOST_ENDPOINTS, Explanation
+from ...operations.explain_query import ExplainQuery, many_clients
+from ...operations.subjects import policies_in
+from ...policies.limit_names import limit_names
 from ...policies.reasons import Candidate, others_in_words
 from ..formatting import clock_and_wait, shown
-from ..names import audience_text, caller_names, described, endpoint_text
+from ..names import audience_text, caller_names, caller_text, endpoint_text, limits_text
 from ..pages import AdminPage, reply, unanswered
 from ..permissions import is_override, may
 from .block import BlockLinks
-from .boost import BoostForm
-from .counter_rows import counter_rows
-from .form import ExplainForm, data_of, explain_form, find_caller, form_data
-from .override import LENGTHS
-from .refusals import find_refusal, latest_refusals, refusal_details, refused_places
+from .counter_rows import counter_rows, fullest_first
+from .form import data_of, explain_form, find_caller, form_data
+from .refusals import find_refusal, refusal_details, refused_places
 
 #: All winners are listed, and other candidates up to this many rows: a caller may have as many dated ones.
 _MAX_CANDIDATES = 200
+#: Most counters that are shown of all endpoints together.
+_MAX_COUNTERS = 100
 
 
 class ExplainPage(AdminPage):
@@ -49,13 +51,14 @@ class ExplainPage(AdminPage):
         return [(self.url(query=params), _("Explain"))]
 
     def view(self, request: Any) -> Any:
-        """Show the form, what applies now, and refusals; redirect from a caller's name to the caller."""
+        """Show the form, what applies now, and refusals; redirect from what was searched for to its page."""
         wanted = request.GET.get("id", "").strip()
         refusal, store_error = find_refusal(wanted)
-        if refusal is None and wanted and (found := find_caller(self.admin, request, wanted)):
-            return HttpResponseRedirect(self.url(query=found))
+        if refusal is None and wanted and (found := self._found(request, wanted)):
+            return HttpResponseRedirect(found)
         data = data_of(request.GET) or (refusal and form_data(ExplainQuery.from_refusal(refusal)))
-        form = explain_form(self.admin, request, data)
+        network = many_clients((data or {}).get("ip", "").strip())
+        form = explain_form(self.admin, request, None if network else data)
         explanation = form.explain()
         params = form.params()
         if refusal is not None:
@@ -69,16 +72,40 @@ class ExplainPage(AdminPage):
             "subjects": self.admin.page_url("subjects"),
             "lost": bool(wanted) and refusal is None and not store_error,
             "refusal": refusal and refusal_details(self.admin, request, refusal, users),
-            "refusals": [] if form.is_bound else latest_refusals(self.admin),
             "given": params,
+            "route_left_out": refusal is not None and bool(refusal.route) and "path" not in params,
             "store_error": store_error
             and unanswered(store_error, _("The refusal cannot be looked up. Try again later.")),
         }
         if explanation is not None:
-            context |= self._answer(request, explanation, form, params, users)
+            context["computed"] = form.query.computes_cost()
+            context["caller"] = caller_text(explanation.customer, users)
+            context |= self._answer(request, explanation)
+            context |= self._counters(request, explanation, users, params)
             context |= self._refused(request, explanation, refusal, params)
-            context["caller"] = described(explanation.customer, users)
+        elif network:
+            context |= self._network(request, f"ip:{network}")
         return self.render(request, "explain.html", context, form)
+
+    def _found(self, request: Any, wanted: str) -> str:
+        """Return the address of the caller's page or of the endpoint with this name; "" = there is neither."""
+        if caller := find_caller(self.admin, request, wanted):
+            return self.url(query=caller)
+        endpoint = Endpoint.objects.filter(name=wanted.replace("\x00", "")).first()
+        return self.object_url(request, Endpoint, endpoint.pk, endpoint) if endpoint else ""
+
+    def _network(self, request: Any, network: str) -> dict[str, Any]:
+        """Return the policies for addresses of a network, the link to its block, and its refusals."""
+        found, error = reply(lambda: refusals.caller_refusals(network))
+        return {
+            **refused_places(self.admin, network, found, error),
+            "caller": network,
+            "network": [
+                {"text": shown(policy), "link": self.admin.page_url("change", policy.pk)}
+                for policy in policies_in(network, self.admin.get_queryset(request))
+            ],
+            "block_caller": BlockLinks(self.admin, request, [(network, "")]).link(network),
+        }
 
     def _refused(
         self, request: Any, explanation: Explanation, refusal: Refusal | None, params: dict[str, str]
@@ -89,64 +116,66 @@ class ExplainPage(AdminPage):
         blocks = BlockLinks(self.admin, request, pairs)
         found, error = reply(lambda: refusals.caller_refusals(caller))
         boosts = found and may(request.user, "add", override=True) and any_boostable(found.refusals)
-        lengths = [(name, LENGTHS[name][1]) for name in BoostForm.lengths]
         own = {name: text for name, text in params.items() if name not in ("id", "path", "method", "cost")}
         return {
             **refused_places(self.admin, caller, found, error),
             "past": self.admin.page_url("quota_history", query={"subject": caller}) if caller else "",
-            "boost_all": [
-                (self.admin.page_url("boost", query={**own, "until": name}), text)
-                for name, text in (*lengths, ("date", _("until a date")))
-                if boosts
-            ],
-            "block_caller": blocks.link(caller, ip, params.get("endpoint", "")),
-            "block_refused": refusal and blocks.link(refusal.caller, refusal.ip, params.get("endpoint", "")),
+            "boost_all": self.admin.page_url("boost", query=own) if boosts else "",
+            "block_caller": blocks.link(caller, ip),
+            "block_refused": refusal and blocks.link(refusal.caller, refusal.ip),
         }
 
-    def _answer(
-        self,
-        request: Any,
-        explanation: Explanation,
-        form: ExplainForm,
-        params: dict[str, str],
-        users: Mapping[str, str],
-    ) -> dict[str, Any]:
-        """Return the caller's plan, counters and candidates; ``users`` has their names (see ``caller_names``)."""
+    def _answer(self, request: Any, explanation: Explanation) -> dict[str, Any]:
+        """Return the caller's plan, the verdict, and where it holds."""
         decision, plan = explanation.decision, explanation.plan
-        left_out = len(explanation.candidates) - _MAX_CANDIDATES
-        listed = _listed(explanation.candidates)
-        rows = self._candidates(request, listed, users)
-        boosts = may(request.user, "add", override=True)
-        resets = self.admin.has_reset_permission(request)
-        endpoints = {row["id"]: row["endpoint"] for row in rows}
-        everywhere = not (form.query.endpoint or form.query.path)
-
-        def boost_url(policy_id: int) -> str:
-            return str(self.admin.page_url("boost", query={**params, "policy": policy_id}))
-
-        counters = counter_rows(explanation, endpoints, users, boost_url if boosts else None)
         return {
             "answered": True,
             "plan": plan and {"name": shown(plan.name), "link": self.object_url(request, Plan, plan.id)},
             "plan_source": explanation.plan_source,
-            "everywhere": everywhere,
-            "verdict": _verdict(explanation, everywhere=everywhere),
-            "computed": form.query.computes_cost(),
+            "everywhere": explanation.everywhere,
+            "verdict": _verdict(explanation),
             "admitted": decision.allowed,
             "degraded": decision.error
             and unanswered(
                 decision.error, _("Usage cannot be shown. Until Redis answers, the policies' “on error” decides.")
             ),
-            "counters": counters,
-            "acts": resets or boosts,
-            "own": resets and any(not row.get("shared_reason") and "id" in row for row in counters),
-            "candidates": rows,
-            "unseen": len(listed) - len(rows),
-            "left_out": max(0, left_out),
-            "others": others_in_words(explanation.others),
             "endpoints": [shown(endpoint.name) for endpoint in explanation.context.endpoints]
             or [_("%(name)s (built-in limit)") % {"name": shown(bucket.scope)} for bucket in explanation.built_in],
+            "more_endpoints": MOST_ENDPOINTS if explanation.more else 0,
+        }
+
+    def _counters(
+        self, request: Any, explanation: Explanation, users: Mapping[str, str], params: dict[str, str]
+    ) -> dict[str, Any]:
+        """Return the counters, and the policies that were considered; ``users`` has names (see ``caller_names``)."""
+        listed = _listed(explanation.candidates)
+        rows = self._candidates(request, listed, users)
+        boosts = may(request.user, "add", override=True)
+        resets = self.admin.has_reset_permission(request)
+
+        def boost_url(policy_id: int) -> str:
+            return str(self.admin.page_url("boost", query={**params, "policy": policy_id}))
+
+        policies = {row["id"]: row for row in rows}
+        counters = counter_rows(explanation, users, policies, boost_url if boosts else None)
+        if explanation.everywhere:
+            counters.sort(key=fullest_first)
+            for counter in counters:
+                if counter["scope"]:
+                    counter["explain"] = self.url(query={**params, "endpoint": counter["scope"]})
+        lost = sum(not candidate.won for candidate in listed)
+        return {
+            "counters": counters[:_MAX_COUNTERS],
+            "more_counters": max(0, len(counters) - _MAX_COUNTERS),
+            "acts": resets or boosts,
+            "own": resets and any(not row.get("shared_reason") and "id" in row for row in counters),
             "counters_url": self.admin.page_url("counters"),
+            # Where every policy won, the counters say all of it.
+            "candidates": rows if lost else (),
+            "nothing": not explanation.candidates and not explanation.built_in,
+            "unseen": len(listed) - len(rows),
+            "left_out": max(0, len(explanation.candidates) - _MAX_CANDIDATES),
+            "others": others_in_words(explanation.others),
         }
 
     def _candidates(self, request: Any, listed: list[Candidate], users: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -175,15 +204,12 @@ class ExplainPage(AdminPage):
         return found
 
 
-def _listed(candidates: tuple[Candidate, ...]) -> list[Candidate]:
+def _listed(candidates: Iterable[Candidate]) -> list[Candidate]:
     """Return all winners and the first of the others, in their order."""
+    candidates = list(candidates)
     room = _MAX_CANDIDATES - sum(candidate.won for candidate in candidates)
-    listed = []
-    for candidate in candidates:
-        if candidate.won or room > 0:
-            listed.append(candidate)
-        room -= not candidate.won
-    return listed
+    first = {candidate.policy.id for candidate in [one for one in candidates if not one.won][: max(0, room)]}
+    return [candidate for candidate in candidates if candidate.won or candidate.policy.id in first]
 
 
 def _subjects(refusal: Refusal | None, explanation: Explanation | None) -> set[str]:
@@ -195,36 +221,25 @@ def _subjects(refusal: Refusal | None, explanation: Explanation | None) -> set[s
     return subjects
 
 
-def _verdict(explanation: Explanation, *, everywhere: bool) -> str:
-    """Return in words whether the next request would be admitted, and else when to try again.
-
-    ``everywhere``: no endpoint was chosen, so that only the policies for all endpoints were checked.
-    """
+def _verdict(explanation: Explanation) -> str:
+    """Return in words whether the next request would be admitted, and else when to try again."""
     decision, cost = explanation.decision, explanation.resolution.cost
     units = ngettext("The next request, of %(count)d unit,", "The next request, of %(count)d units,", cost)
-    words = {"request": units % {"count": cost}, "by": shown(", ".join(decision.violated))}
+    names = limit_names(decision.violated, explanation.resolution.buckets)
+    words = {"request": units % {"count": cost}, "by": limits_text(names), "why": shown(explanation.exempt)}
     if explanation.exempt:
-        return gettext("Nothing limits this request: %(why)s.") % {"why": shown(explanation.exempt)}
-    if decision.allowed and decision.degraded:
+        text = gettext("Nothing limits this request: %(why)s.")
+    elif decision.allowed and decision.degraded:
         text = gettext("%(request)s would be admitted, because “on error” decides while Redis does not answer.")
-        if everywhere:
-            text = gettext(
-                "The policies for all endpoints would admit the request, because “on error” decides while Redis does "
-                "not answer. Choose an endpoint to check its own too."
-            )
-        return text % words
-    if decision.allowed and everywhere:
-        text = ngettext(
-            "The policies for all endpoints have room for %(count)d unit. Choose an endpoint to check its own too.",
-            "The policies for all endpoints have room for %(count)d units. Choose an endpoint to check its own too.",
-            cost,
-        )
-        return text % {"count": cost}
-    if decision.allowed:
-        return gettext("%(request)s would be admitted.") % words
-    if decision.retry_after_us is None:
-        return gettext("%(request)s would be refused by %(by)s, and waiting does not help.") % words
-    if decision.degraded:
-        return gettext("%(request)s would be refused by %(by)s.") % words
-    words["until"] = clock_and_wait(decision.at_us, decision.retry_after_us)
-    return gettext("%(request)s would be refused by %(by)s, until %(until)s.") % words
+    elif explanation.everywhere:
+        text = gettext("Refused now: %(by)s.") if names else gettext("Every limit of this caller has room.")
+    elif decision.allowed:
+        text = gettext("%(request)s would be admitted.")
+    elif decision.retry_after_us is None:
+        text = gettext("%(request)s would be refused by %(by)s, and waiting does not help.")
+    elif decision.degraded:
+        text = gettext("%(request)s would be refused by %(by)s.")
+    else:
+        words["until"] = clock_and_wait(decision.at_us, decision.retry_after_us)
+        text = gettext("%(request)s would be refused by %(by)s, until %(until)s.")
+    return text % words

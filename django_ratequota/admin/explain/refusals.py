@@ -1,4 +1,4 @@
-"""Recorded refusals as Explain shows them: one by the id that the response carried, and the latest."""
+"""Recorded refusals as Explain shows them: one by the id that the response carried, and the caller's latest."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from typing import Any
 
 from django.utils.translation import gettext_lazy as _
 
-from ...models import Plan, RatePolicy
+from ...models import Plan
 from ...monitoring import refusals
 from ...monitoring.collector import collector
 from ...monitoring.refusals import CallerRefusals, Refusal
+from ...operations.what_to_tell import policies_of, what_to_tell
+from ...policies.limit_names import limit_name
 from ..formatting import bar_percent, clock, revision_text, shown
-from ..names import caller_names, caller_text, described
+from ..names import caller_names, caller_text, limits_text
 from ..pages import reply, unanswered
-from ..usage.labels import explain_url, refusal_row
+from ..usage.labels import explain_url
 
 #: The id of a refusal: ten letters and digits.
 _ID = re.compile(r"[0-9A-Za-z]{10}", re.ASCII)
-_MAX_REFUSALS = 10
 #: Most callers that are named for each place where an organisation was refused.
 _MAX_PEOPLE = 3
 
@@ -41,7 +42,7 @@ def _found(refusal_id: str) -> Refusal | None:
 def refusal_details(model_admin: Any, request: Any, refusal: Refusal, users: Mapping[str, str]) -> dict[str, Any]:
     """Return all that was recorded of a refusal, for the template; ``users`` names its subjects."""
     plan = Plan.objects.filter(pk=refusal.plan_id).first() if refusal.plan_id is not None else None
-    policies = RatePolicy.objects.in_bulk([b.policy_id for b in refusal.buckets if b.policy_id is not None])
+    policies = policies_of(refusal)
     links = {
         pk: model_admin.page_url("change", pk)
         for pk, policy in policies.items()
@@ -52,20 +53,21 @@ def refusal_details(model_admin: Any, request: Any, refusal: Refusal, users: Map
         "id": refusal.id,
         "at": clock(at),
         "count": refusal.count,
-        "caller": described(refusal.caller, users),
+        "tell": what_to_tell(refusal, policies, clock),
+        "caller": caller_text(refusal.caller, users),
         "ip": shown(refusal.ip),
         "plan": shown(plan.name) if plan else "",
         "scope": shown(refusal.scope),
         "route": shown(refusal.route),
         "method": shown(refusal.method),
         "cost": refusal.cost,
-        "violated": shown(", ".join(refusal.violated)),
+        "violated": limits_text(refusal.limits),
         "revision": revision_text(refusal.revision),
         "error": shown(refusal.error),
         "buckets": [
             {
-                "title": shown(bucket.title),
-                "subject": described(bucket.subject, users),
+                "title": limits_text([limit_name(bucket)]),
+                "subject": caller_text(bucket.subject, users),
                 "rate": shown(bucket.rate),
                 "refused": bucket.refused,
                 "limit": bucket.limit,
@@ -74,7 +76,7 @@ def refusal_details(model_admin: Any, request: Any, refusal: Refusal, users: Map
                 "percent": bar_percent(bucket.limit - bucket.remaining, max(1, bucket.limit)),
                 "room": None if bucket.retry_after is None else clock(at + bucket.retry_after),
                 "policy": bucket.policy_id,
-                "link": links.get(bucket.policy_id, ""),
+                "link": links.get(bucket.policy_id or 0, ""),
             }
             for bucket in refusal.buckets
         ],
@@ -117,14 +119,7 @@ def _place(
         "link": model_admin.page_url("explain", query={"id": newest.id}),
         "last": clock(newest.at.timestamp()),
         "count": callers.total(),
-        "violated": list(dict.fromkeys(shown(name) for refusal in own for name in refusal.violated)),
+        "violated": limits_text(dict.fromkeys(name for refusal in own for name in refusal.limits)),
         "people": [(caller_text(name, users), explain_url(model_admin.admin_site, name)) for name in people],
         "more": len(callers) - len(people) if people else 0,
     }
-
-
-def latest_refusals(model_admin: Any) -> list[dict[str, Any]]:
-    """Return the latest refusals of all callers; none while Redis gives no answer."""
-    found = reply(lambda: refusals.refusals(_MAX_REFUSALS))[0] or ()
-    names = caller_names(refusal.caller for refusal in found)
-    return [refusal_row(model_admin.admin_site, refusal, names) for refusal in found]

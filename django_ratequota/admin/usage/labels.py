@@ -13,7 +13,7 @@ from ...models import Endpoint, RatePolicy
 from ...monitoring.refusals import Refusal
 from ...monitoring.timeline import Counts, Timeline
 from ..formatting import moment, number_text, shown
-from ..names import caller_text, deleted
+from ..names import caller_text, deleted, limits_text
 from ..pages import may_view, model_url
 from .counts import SPANS, Selection, most_refused
 
@@ -121,5 +121,5 @@ def refusal_row(site: Any, refusal: Refusal, names: Mapping[str, str]) -> dict[s
         "url": explain_url(site, refusal.caller),
         "what": shown(f"{refusal.method} {refusal.scope or refusal.route}"),
         "cost": number_text(refusal.cost),
-        "violated": shown(", ".join(refusal.violated)),
+        "violated": limits_text(refusal.limits),
     }

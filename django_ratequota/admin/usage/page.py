@@ -21,11 +21,12 @@ from ...monitoring import health
 from ...monitoring.refusals import Refusal
 from ...monitoring.timeline import Counts, Timeline, TopCaller
 from ...operations.tightest import tightest
+from ...policies.limit_names import limit_name
 from ...policies.unreadable import find_unreadable
 from ...runtime import default_limiter
 from ..explain.block import BlockLinks
 from ..formatting import bar_percent, moment, number_text, shown
-from ..names import caller_names, caller_text
+from ..names import caller_names, caller_text, limits_text
 from ..pages import AdminPage, Replies, is_id, reply, unanswered
 from . import workers
 from .counts import (
@@ -169,7 +170,7 @@ class UsagePage(AdminPage):
     ) -> dict[str, Any]:
         ids = dict.fromkeys(b.policy_id for b in refusal.buckets if b.refused and b.policy_id in names.policies)
         return refusal_row(self.site, refusal, users) | {
-            "block": blocks.link(refusal.caller, refusal.ip, refusal.scope),
+            "block": blocks.link(refusal.caller, refusal.ip),
             "error": shown(refusal.error),
             "policies": [{"text": names.policy(pk), "url": names.policy_url(pk)} for pk in ids if pk],
         }
@@ -204,7 +205,7 @@ def _standing(status: BucketStatus | None) -> dict[str, Any] | None:
         "over": not status.allowed,
         "percent": bar_percent(status.used, status.limit),
         "text": gettext("%(used)s of %(limit)s used") % words,
-        "title": shown(status.bucket.title),
+        "title": limits_text([limit_name(status.bucket)]),
     }
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
+from django.utils import timezone
 from playwright.sync_api import expect
 
 from django_ratequota.models import RatePolicy
@@ -18,17 +21,33 @@ def test_a_network_is_blocked_from_a_refusal(desk: Desks, scene: Scene) -> None:
     with own.task(clicks=2, pages=2):
         row.get_by_role("link", name="Block…").click()
         # The narrowest choice has the focus: arrow keys move on to the address, and to its network.
-        expect(page.get_by_role("radio", name="(dave)")).to_be_focused()
+        expect(page.get_by_role("radio", name="user dave")).to_be_focused()
         page.keyboard.press("ArrowDown")
         page.keyboard.press("ArrowDown")
         expect(page.get_by_role("radio", name="/24")).to_be_checked()
         page.get_by_label("Reason").fill("Ticket 4716")
         page.get_by_role("button", name="Yes, block").click()
-        expect(page.locator(".messagelist .success")).to_contain_text("/24: Blocked until")
+        expect(page.locator(".messagelist .success")).to_contain_text(re.compile("Blocked until .*/24"))
     block = RatePolicy.objects.get(rates="blocked")
     assert (block.subject.endswith("/24"), block.reason, block.ends_at is None) == (True, "Ticket 4716", False)
     with own.task(clicks=2, pages=2):
         row.get_by_role("link", name="End it…").click()
+        # Neither the focus nor Enter in the reason ends the block.
+        expect(page.get_by_role("radio", name="user dave")).to_be_focused()
+        page.get_by_label("Reason for this change").fill("Ticket 4717")
         page.get_by_role("button", name="End it", exact=True).click()
-        expect(page.locator(".messagelist .success")).to_contain_text("is not blocked any more.")
+        expect(page.locator(".messagelist .success")).to_contain_text("No longer blocked")
     expect(row.get_by_role("link", name="Block…")).to_be_visible()
+
+
+def test_enter_does_not_end_a_block(desk: Desks, scene: Scene) -> None:
+    block = RatePolicy.objects.create(user=scene.dave, rates="blocked", starts_at=timezone.now())
+    own = desk()
+    page = own.open(f"/admin/django_ratequota/ratepolicy/block/?caller=user:{scene.dave.pk}")
+    page.get_by_label("Reason for this change").fill("Ticket 4717")
+    page.get_by_label("Reason for this change").press("Enter")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("button", name="End it")).to_be_focused()
+    own.look()
+    block.refresh_from_db()
+    assert block.ends_at is None

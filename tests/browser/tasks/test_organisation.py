@@ -57,7 +57,7 @@ def options(page: Page) -> list[tuple[str | None, str]]:
 def test_an_organisation_is_found_explained_and_boosted(desk: Desks, scene: Scene) -> None:
     own = desk()
     page = own.open("/admin/django_ratequota/")
-    with own.task(clicks=3, pages=3):
+    with own.task(clicks=4, pages=3):
         field = page.get_by_label("Customer or refusal")
         field.press_sequentially("tenant:ac")
         expect(page.locator("datalist option")).to_have_count(2)
@@ -66,9 +66,10 @@ def test_an_organisation_is_found_explained_and_boosted(desk: Desks, scene: Scen
         field.press("Enter")
         recent = page.locator("section").filter(has_text="Refused in the last 24 hours: Acme GmbH (tenant:acme)")
         row = recent.get_by_role("row").filter(has_text="GET reports")
-        expect(row).to_contain_text("reports/hour per tenant")
+        expect(row).to_contain_text("reports: 2/hour per tenant")
         expect(row).to_contain_text("user bob")
-        recent.get_by_role("link", name="for 2 hours").click()
+        recent.get_by_role("link", name="Boost all").click()
+        page.get_by_role("radio", name="for 2 hours").check()
         expect(page.get_by_role("row").filter(has_text="Acme GmbH (tenant:acme)")).to_be_visible()
         page.get_by_label("Reason").fill("Ticket 4714")
         page.get_by_role("button", name="Yes, grant them").click()
@@ -87,7 +88,7 @@ def test_the_pages_are_fit_for_everybody(desk: Desks, scene: Scene) -> None:
     expect(page.locator("datalist option")).to_have_count(1)
     assert options(page) == [("acme-labs", f"{MARKUP} Labs")]
     own.look()
-    page.get_by_role("link", name="until a date").click()
+    page.get_by_role("link", name="Boost all").click()
     own.look()
     own.open("/admin/django_ratequota/planassignment/")
     own.look()

@@ -25,13 +25,13 @@ def refuse_carol(desk: Desks, scene: Scene) -> Desk:
 def test_all_that_refused_a_customer_is_raised_for_two_hours(desk: Desks, scene: Scene) -> None:
     own = refuse_carol(desk, scene)
     page = own.open(PAGES["explain"].path(scene))
-    with own.task(clicks=3, pages=3):
+    with own.task(clicks=4, pages=3):
         page.get_by_label("Customer or refusal").fill("carol")
         page.get_by_label("Customer or refusal").press("Enter")
         recent = page.locator("section").filter(has_text="Refused in the last 24 hours")
-        expect(recent.get_by_role("row").filter(has_text="GET search")).to_contain_text("search/hour")
-        recent.get_by_role("link", name="for 2 hours").click()
-        expect(page.get_by_role("radio", name="for 2 hours")).to_be_checked()
+        expect(recent.get_by_role("row").filter(has_text="GET search")).to_contain_text("search: 10/hour")
+        recent.get_by_role("link", name="Boost all").click()
+        page.get_by_role("radio", name="for 2 hours").check()
         page.get_by_label("Reason").fill("Ticket 4714")
         page.get_by_role("button", name="Yes, grant them").click()
         expect(page.locator(".messagelist .success")).to_contain_text("20/hour until")
