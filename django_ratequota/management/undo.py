@@ -8,9 +8,8 @@ from typing import Any
 from uuid import UUID
 
 from django.core.management.base import BaseCommand, CommandError
-from django.db import transaction
 
-from ..changes.databases import policy_alias
+from ..changes.databases import saving
 from ..changes.validators import visible
 from ..models import PolicyChange, RatePolicy
 from ..operations.revert import apply, plan_undo
@@ -34,7 +33,7 @@ def undo_save(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     change_id, overwrite = options["change_id"], options["overwrite"]
     if not PolicyChange.objects.filter(change_id=change_id).exists():
         raise CommandError(f"No change has the id {change_id}; copy it from the address of the save's page")
-    with transaction.atomic(using=policy_alias(RatePolicy)):
+    with saving(RatePolicy):
         plan = plan_undo(change_id, lock=not options["dry_run"])
         counts = Counter(step.verb for step in plan.steps if step.applies(overwrite))
         stay = [step for step in plan.steps if not step.done and not step.applies(overwrite)]

@@ -7,12 +7,11 @@ from typing import Any
 
 from django import forms
 from django.contrib import messages
-from django.db import transaction
 from django.http import HttpResponseRedirect
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from ...changes.databases import policy_alias
+from ...changes.databases import saving
 from ...exceptions import StoreError
 from ...models import Endpoint, RatePolicy
 from ...operations import blocks
@@ -125,7 +124,7 @@ class BlockPage(OverridePage):
         if left:
             words["endpoints"] = ", ".join(left)
             text = gettext("That block of %(audience)s has ended. Another one is in force: %(endpoints)s.") % words
-        with transaction.atomic(using=policy_alias(RatePolicy)):
+        with saving(RatePolicy):
             for block in own:
                 blocks.end_block(block)
                 self.admin.log_change(request, block, text)

@@ -9,13 +9,12 @@ from typing import Any, ClassVar, NamedTuple
 from django import forms
 from django.contrib import messages
 from django.core.exceptions import ValidationError
-from django.db import transaction
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ...changes.databases import policy_alias
+from ...changes.databases import saving
 from ...models import RatePolicy
 from ..pages import AdminPage
 
@@ -137,7 +136,7 @@ class OverridePage(AdminPage):
     def confirm(self, request: Any, form: OverrideForm, context: dict[str, Any]) -> Any:
         """Return the page that asks; None once the overrides are added, all or none."""
         if form.is_valid() and "post" in request.POST:
-            with transaction.atomic(using=policy_alias(RatePolicy)):
+            with saving(RatePolicy):
                 texts = [self._add(request, form, field) for field in form.overrides]
             for text in texts:
                 self.admin.message_user(request, text, messages.SUCCESS)
