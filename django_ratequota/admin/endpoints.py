@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from django import forms
 from django.contrib import admin
 from django.contrib.admin.widgets import AdminTextareaWidget, AdminTextInputWidget
 from django.core.exceptions import ValidationError
@@ -18,6 +17,7 @@ from ..operations.advice import matched_routes
 from ..policies.requests.routes import known_routes, known_scopes
 from .filters import ConditionFilter
 from .formatting import about, shown, when
+from .fresh_fields import FreshForm
 from .pages import model_url
 from .permissions import FOR_CHOSEN
 from .policy_table import WITHOUT, PolicyInline, PolicyTableAdmin, list_url
@@ -54,7 +54,7 @@ class RoutePicker(AdminTextareaWidget):
         return context
 
 
-class EndpointForm(forms.ModelForm):  # type: ignore[type-arg]
+class EndpointForm(FreshForm):
     """An endpoint's form."""
 
     class Meta:
