@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 from django import forms
@@ -13,6 +14,7 @@ from django.utils import timezone
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from ..changes.databases import saving
 from ..conf import settings
 from ..models import Plan, PlanAssignment
 from ..operations.assign_many import Assigning, assigning
@@ -82,14 +84,11 @@ class AssignPage(AdminPage):
         if form.is_valid():
             data = form.cleaned_data
             fields = {"ends_at": data["ends_at"], "reason": data[REASON_FIELD], "created_by": request.user}
-            found = assigning(plan, data["lines"], starts_at=data["starts_at"] or timezone.now(), **fields)
-            if "confirmed" in request.POST:
-                PlanAssignment.objects.bulk_create(found.new)
-                text = gettext("Assigned: %(new)d. On it already: %(present)d. Lines skipped: %(skipped)d.")
-                text %= {"new": len(found.new), "present": found.present, "skipped": len(found.problems)}
-                self.admin.log_change(request, plan, text)
-                self.admin.message_user(request, f"{shown(plan)}: {text}", messages.SUCCESS)
-                return HttpResponseRedirect(self.admin.page_url("change", quote(plan.pk)))
+            with saving(PlanAssignment) if "confirmed" in request.POST else nullcontext():
+                found = assigning(plan, data["lines"], starts_at=data["starts_at"] or timezone.now(), **fields)
+                if "confirmed" in request.POST:
+                    PlanAssignment.objects.bulk_create(found.new)
+                    return self._done(request, plan, found)
         context = {
             "title": gettext("Assign plan %(plan)s to many") % {"plan": shown(plan.name)},
             "original": gettext("Assign to many"),
@@ -102,6 +101,14 @@ class AssignPage(AdminPage):
             "back": self.admin.page_url("change", quote(plan.pk)),
         }
         return self.render(request, "assign.html", context, form)
+
+    def _done(self, request: Any, plan: Plan, found: Assigning) -> HttpResponseRedirect:
+        """Log and report what was assigned."""
+        text = gettext("Assigned: %(new)d. On it already: %(present)d. Lines skipped: %(skipped)d.")
+        text %= {"new": len(found.new), "present": found.present, "skipped": len(found.problems)}
+        self.admin.log_change(request, plan, text)
+        self.admin.message_user(request, f"{shown(plan)}: {text}", messages.SUCCESS)
+        return HttpResponseRedirect(self.admin.page_url("change", quote(plan.pk)))
 
 
 def _effects(found: Assigning) -> list[tuple[Any, int]]:

@@ -13,13 +13,14 @@ from ..models import Endpoint, PlanAssignment
 from .base import CONFIRM_FIELD
 from .filters import ActiveFilter, RelatedFilter
 from .formatting import isolated, number_text, time_column
+from .fresh_fields import FreshForm
 from .names import endpoint_text
 from .user_or_subject import UserOrSubjectAdmin, UserOrSubjectFilter
 
 _CREATED_AT = time_column("created_at", _("created at"))
 
 
-class AssignmentForm(forms.ModelForm):  # type: ignore[type-arg]
+class AssignmentForm(FreshForm):
     """The form of an assignment. It comes back once where counts would start again, with a box to tick."""
 
     def full_clean(self) -> None:

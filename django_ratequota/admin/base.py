@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from django import forms
@@ -19,11 +21,14 @@ from django.utils.functional import cached_property
 from django.utils.module_loading import import_string
 from django.utils.translation import gettext_lazy as _
 
+from ..changes.databases import saving
+from ..changes.validators import primary_key
 from ..changes.writer import changed_by
 from ..conf import settings
 from ..models import Plan, PolicyChange, RatePolicy, TrackedModel
 from ..models.fields import SubjectField
 from .deletion import deleted_objects
+from .fresh_fields import FreshForm
 from .names import set_display_names
 from .pages import AdminPage, may_view, model_url, show_mode
 from .related_text import unlink_related
@@ -35,6 +40,7 @@ logger = logging.getLogger("django_ratequota")
 REASON_FIELD = "change_reason"
 #: The form field that a form adds when it comes back, for the operator to confirm what its errors say.
 CONFIRM_FIELD = "confirm"
+_ROW_KEY = re.compile(r"form-\d+-id")
 #: Most rows of a list whose filters show how many rows each choice has: each filter is a query that reads all rows.
 _MOST_COUNTED = 10_000
 
@@ -68,6 +74,7 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     #: The pages beside Django's own, as paths of their classes below this package; each adds its URL, and what it
     #: shows on the change form. They are imported with the first URL, for only the admin's visitors need them.
     pages: tuple[str, ...] = ()
+    form = FreshForm
     #: django-unfold asks its own model admins whether their lists and forms link to the page that adds a row.
     show_add_link = True
 
@@ -132,24 +139,34 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         changelist = super().get_changelist_instance(request)
         if (changelist.full_result_count or 0) > _MOST_COUNTED:
             changelist.add_facets = False
+        if "_save" in request.POST:
+            self._show_sent_rows(request, changelist)
         if settings.subject_names and hasattr(self.model, "subject"):
             set_display_names(changelist.result_list)
         return changelist
 
+    def _show_sent_rows(self, request: Any, changelist: Any) -> None:
+        """Give the list the rows that were sent, because its filters may leave out by now what it must show again."""
+        sent = [primary_key(self.model, pk) for name, pk in request.POST.items() if _ROW_KEY.fullmatch(name)]
+        rows = changelist.apply_select_related(changelist.root_queryset.filter(pk__in={*sent} - {None}))
+        found = {row.pk: row for row in rows}
+        if found.keys() == {*sent}:
+            changelist.result_list = [found[pk] for pk in sent]
+
     def changeform_view(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         """Show the add or change page, and record what it saves."""
         show_mode(self, request)
-        return self.run_recorded(super().changeform_view, request, *args, **kwargs)
+        return self.run_recorded(_saving(self.model, super().changeform_view), request, *args, **kwargs)
 
     def delete_view(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         """Show the delete page, and record the deletion."""
-        return self.run_recorded(super().delete_view, request, *args, **kwargs)
+        return self.run_recorded(_saving(self.model, super().delete_view), request, *args, **kwargs)
 
     def changelist_view(self, request: Any, extra_context: Any = None) -> Any:
         """Show the list, and record its actions and edits."""
         show_mode(self, request)
         context = {"change_reason_form": ChangeReasonForm(request.POST or None), **(extra_context or {})}
-        return self.run_recorded(super().changelist_view, request, context)
+        return self.run_recorded(_saving(self.model, super().changelist_view), request, context)
 
     def history_view(self, request: Any, object_id: str, extra_context: Any = None) -> Any:
         """Show the object's saves, with reasons and differences; Django's log to those who may not view them."""
@@ -197,6 +214,16 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             )
             self.message_user(request, text, messages.ERROR)
             return HttpResponseRedirect(request.get_full_path())
+
+
+def _saving(model: Any, view: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the view, whose POST is one save from its first query on: so it reads what it will write."""
+
+    def in_turn(request: Any, *args: Any, **kwargs: Any) -> Any:
+        with saving(model) if request.method == "POST" else nullcontext():
+            return view(request, *args, **kwargs)
+
+    return in_turn
 
 
 class AutocompleteAdmin(admin.options.BaseModelAdmin):  # type: ignore[type-arg]

@@ -11,14 +11,13 @@ from django.contrib.admin.helpers import AdminForm
 from django.contrib.admin.utils import quote
 from django.contrib.admin.widgets import AdminTextareaWidget, AdminTextInputWidget
 from django.core.exceptions import ValidationError
-from django.db import transaction
 from django.http import HttpResponseRedirect
 from django.urls import reverse
 from django.utils.text import slugify
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from ..changes.databases import policy_alias
+from ..changes.databases import saving
 from ..changes.writer import changed_by
 from ..models import Plan
 from ..operations.copy_plan import copy_policies, scaled
@@ -95,7 +94,7 @@ class CopyPlanPage(AdminPage):
         if form.is_valid() and not confirming:
             reason = form.cleaned_data["reason"] or gettext("copy of %(plan)s") % {"plan": shown(plan.name)}
             try:
-                with changed_by(request.user, reason), transaction.atomic(using=policy_alias(Plan)):
+                with changed_by(request.user, reason), saving(Plan):
                     copy = form.save(commit=False)
                     copy.position = plan.position + 1
                     copy.save()

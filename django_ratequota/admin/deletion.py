@@ -11,7 +11,7 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext
 
 from ..changes.databases import policy_alias
-from ..models import RatePolicy
+from ..models import RatePolicy, TrackedModel
 from ..models.fields import cascade
 from .pages import model_url
 from .permissions import OVERRIDES
@@ -21,7 +21,7 @@ LISTED = 100
 
 
 class _FirstRows(NestedObjects):
-    """Collects the related rows of a deletion, but only the first of those that nothing refers to."""
+    """Collects the related rows of a deletion, but only the first of ours that nothing refers to."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -32,7 +32,7 @@ class _FirstRows(NestedObjects):
         """Return the rows that refer to the objects."""
         rows = super().related_objects(related_model, related_fields, objs)
         cascades = all(field.remote_field.on_delete in (models.CASCADE, cascade) for field in related_fields)
-        if not cascades or related_model._meta.related_objects:
+        if not cascades or not issubclass(related_model, TrackedModel) or related_model._meta.related_objects:
             return rows
         # Each line names the row's related objects.
         named = [field.name for field in related_model._meta.concrete_fields if field.is_relation]

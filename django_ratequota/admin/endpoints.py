@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from django import forms
 from django.contrib import admin
 from django.contrib.admin.widgets import AdminTextareaWidget, AdminTextInputWidget
 from django.core.exceptions import ValidationError
@@ -16,6 +15,7 @@ from django.utils.translation import gettext_lazy as _
 from ..models import Endpoint
 from ..policies.requests.routes import known_routes, known_scopes
 from .formatting import about, shown
+from .fresh_fields import FreshForm
 from .permissions import FOR_CHOSEN
 from .policy_table import WITHOUT, PolicyInline, PolicyTableAdmin
 
@@ -51,7 +51,7 @@ class RoutePicker(AdminTextareaWidget):
         return context
 
 
-class EndpointForm(forms.ModelForm):  # type: ignore[type-arg]
+class EndpointForm(FreshForm):
     """An endpoint's form."""
 
     class Meta:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.widgets import AdminIntegerFieldWidget, AdminTextareaWidget
 from django.db import models
@@ -18,6 +17,7 @@ from django.utils.translation import gettext_lazy as _
 from ..conf import settings
 from ..models import Plan, PlanAssignment
 from .formatting import about, shown
+from .fresh_fields import FreshForm
 from .pages import may_view, model_url
 from .policy_forms import StoredRows
 from .policy_table import PolicyInline, PolicyTableAdmin
@@ -26,7 +26,7 @@ from .policy_table import PolicyInline, PolicyTableAdmin
 _STEP = 10
 
 
-class PositionForm(forms.ModelForm):  # type: ignore[type-arg]
+class PositionForm(FreshForm):
     """A row of the list: the plan's position."""
 
     #: Whether the list shows all plans in their order, so that plans.js can move them.

@@ -11,11 +11,12 @@ from django.utils.translation import gettext_lazy as _
 from ..changes.validators import check_rates
 from ..conf import COUNTED_PER, settings
 from ..models import RatePolicy
+from .fresh_fields import FreshForm
 from .permissions import check_audience, is_override, may
 from .widgets import RowAutocomplete
 
 
-class PolicyForm(forms.ModelForm):  # type: ignore[type-arg]
+class PolicyForm(FreshForm):
     """The form of a policy, with all of its fields or some."""
 
     #: The user who edits; None in the tables of plans and endpoints, which hold no overrides.
@@ -23,7 +24,7 @@ class PolicyForm(forms.ModelForm):  # type: ignore[type-arg]
 
     class Meta:
         model = RatePolicy
-        fields = "__all__"  # noqa: DJ007 - the admin pages name theirs
+        fields = "__all__"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -5,6 +5,7 @@ It shows the plan first, then applies it. Each edit needs the permissions of the
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,7 @@ from django.http import Http404, HttpResponseRedirect
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from ..changes.databases import policy_alias
+from ..changes.databases import policy_alias, saving
 from ..changes.validators import visible
 from ..changes.writer import field_values
 from ..models import PolicyChange, RatePolicy
@@ -69,7 +70,7 @@ class RevertPage(AdminPage):
         errors: list[Any] = [text for texts in form.errors.values() for text in texts]
         overwrite, using = "overwrite" in request.GET, policy_alias(RatePolicy)
         # The locks make concurrent edits wait: nothing is overwritten that the operator has not seen.
-        with transaction.atomic(using=using):
+        with saving(RatePolicy) if form.is_bound else nullcontext():
             forbidden = partial(missing_permission, self.site, request)
             revert = plan(rows, overwrite=overwrite, lock=form.is_bound, forbidden=forbidden)
             if form.is_valid() and revert.done:

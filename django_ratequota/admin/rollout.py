@@ -7,13 +7,13 @@ from typing import Any
 from django import forms
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied, ValidationError
-from django.db import transaction
 from django.http import HttpResponseRedirect
 from django.utils import timezone
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..changes.databases import policy_alias
+from ..changes.databases import saving
+from ..changes.writer import rows_by_pk
 from ..models import PolicyChange, RatePolicy
 from ..monitoring.refusals import would_be_refusals
 from ..monitoring.timeline import Counts, Span, TopCaller
@@ -132,9 +132,9 @@ class RolloutPage(AdminPage):
 
     def _switch(self, request: Any, policy: RatePolicy, data: dict[str, Any]) -> None:
         """Save the mode, unless the policy is not what the operator saw any more."""
-        with transaction.atomic(using=policy_alias(RatePolicy)):
+        with saving(RatePolicy) as using:
             # Locked, so that nobody edits the policy between this look and the save.
-            stored = RatePolicy.objects.select_for_update().filter(pk=policy.pk).order_by().first()
+            stored: Any = rows_by_pk(RatePolicy, [policy.pk], using, lock=True).get(policy.pk)
             if stored is None or _state(_last_change(policy)) != data["seen"]:
                 text = gettext("Nothing was changed: somebody else edited the policy meanwhile. Look at it again.")
                 self.admin.message_user(request, text, messages.ERROR)

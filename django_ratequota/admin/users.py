@@ -1,12 +1,21 @@
-"""The link from a user's page to what applies to that user."""
+"""The user admin of a project: a link to what applies to a user, and a delete page that stays small."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from .deletion import deleted_objects
+
 
 class QuotaLinkMixin:
-    """Mixin before a ModelAdmin of users: adds a *Quota* link, to Explain, to the change page."""
+    """Mixin before a ModelAdmin of users: adds a *Quota* link, to Explain, to the change page.
+
+    The delete page lists the first of a user's policies, assignments and list entries, and counts the others.
+    """
+
+    def get_deleted_objects(self, objs: Any, request: Any) -> Any:
+        """Return what the delete pages show, with only the first of our rows."""
+        return deleted_objects(objs, request, self.admin_site)  # type: ignore[attr-defined]
 
     def render_change_form(self, request: Any, context: Any, *args: Any, **kwargs: Any) -> Any:
         """Wrap the page that the other classes render in a template that extends theirs, whichever it is."""

@@ -39,6 +39,23 @@ def reading_policies() -> Iterator[None]:
 
 
 @contextmanager
+def saving(model: type[models.Model]) -> Iterator[str]:
+    """Open the transaction of an operator's save, and yield the alias that the model is written to.
+
+    Such saves wait for each other, so none overwrites what it has not read, and no two lock rows crosswise. Code that
+    saves objects waits for their rows alone.
+    """
+    alias = policy_alias(model)
+    lock: Any = apps.get_model("django_ratequota", "SaveLock")
+    target = ["id"] if connections[alias].features.supports_update_conflicts_with_target else None
+    with transaction.atomic(using=alias):
+        lock.objects.using(alias).bulk_create(
+            [lock(pk=1)], update_conflicts=True, update_fields=["taken_at"], unique_fields=target
+        )
+        yield alias
+
+
+@contextmanager
 def reading_and_writing(model: type[models.Model]) -> Iterator[str]:
     """Open a transaction that reads rows and then writes some, and yield the alias that the model is written to.
 

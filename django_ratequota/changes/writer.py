@@ -46,8 +46,6 @@ _NOBODY = _Author()
 _author: ContextVar[_Author] = ContextVar("ratequota_author", default=_NOBODY)
 #: Most rows that one statement reads or writes.
 BATCH = 500
-#: (alias, [(model, primary key)]) of the deletions that ``deleting`` has collected and not recorded yet.
-_deletions: ContextVar[tuple[str, list[tuple[Any, Any]]] | None] = ContextVar("ratequota_deletions", default=None)
 #: Fields of the models that no request depends on.
 _FOR_OPERATORS = frozenset({"description", "position", "reason", "created_by", "created_at"})
 
@@ -134,41 +132,49 @@ def write_changes(changes: Iterable[tuple[models.Model | None, models.Model | No
         _write(rows, using)
 
 
-@contextmanager
-def deleting(using: str) -> Iterator[None]:
-    """Record the deletions made inside in batches, before the first row is deleted.
+class _Deletions:
+    """Rows that Django will delete: it announces all of a deletion and its cascade before its first statement."""
 
-    Django sends ``pre_delete`` for every row of a deletion and its cascade before it runs the first statement.
-    """
-    announced: list[tuple[Any, Any]] = []
+    def __init__(self, using: str) -> None:
+        self._using = using
+        self._rows: list[tuple[Any, Any]] = []
 
-    def record_first(execute: Callable[..., Any], *statement: Any) -> Any:
-        rows, announced[:] = announced[:], []
-        _write_deletions(rows, using)
+    def add(self, model: Any, pk: Any) -> None:
+        """Add a row, inside the deletion's transaction."""
+        if not self._announced:
+            self._rows = []
+            transaction.on_commit(self._forget, using=self._using)
+        self._rows.append((model, pk))
+
+    @property
+    def _announced(self) -> bool:
+        """Whether the transaction of the rows is still open: a rollback drops its hooks, and tells nobody else."""
+        hooks = transaction.get_connection(self._using).run_on_commit
+        return any(hook == self._forget for _savepoints, hook, _robust in hooks)
+
+    def __call__(self, execute: Callable[..., Any], *statement: Any) -> Any:
+        """Record the rows before the connection's next statement, in batches; wraps that statement."""
+        transaction.get_connection(self._using).execute_wrappers.remove(self)
+        if self._announced:
+            for model, announced in groupby(self._rows, key=itemgetter(0)):
+                for pks in in_batches([pk for _model, pk in announced]):
+                    # As stored, because a cascade deletes what belongs to the stored object.
+                    found = rows_by_pk(model, pks, self._using, lock=True)
+                    write_changes(((row, None) for row in found.values()), self._using)
         return execute(*statement)
 
-    token = _deletions.set((using, announced))
-    try:
-        with transaction.get_connection(using).execute_wrapper(record_first):
-            yield
-    finally:
-        _deletions.reset(token)
+    def _forget(self) -> None:
+        self._rows.clear()
 
 
 def write_deletion(model: Any, pk: Any, using: str) -> None:
-    """Record that the row will be deleted: inside ``deleting`` together with others, else at once."""
-    collected = _deletions.get()
-    if collected is not None and collected[0] == using:
-        collected[1].append((model, pk))
-    else:
-        _write_deletions([(model, pk)], using)
-
-
-def _write_deletions(rows: list[tuple[Any, Any]], using: str) -> None:
-    for model, announced in groupby(rows, key=itemgetter(0)):
-        for pks in in_batches([pk for _model, pk in announced]):
-            # As stored, because a cascade deletes what belongs to the stored object, not to the one in memory.
-            write_changes(((row, None) for row in rows_by_pk(model, pks, using, lock=True).values()), using)
+    """Record that the row will be deleted, together with the others of the deletion."""
+    wrappers = transaction.get_connection(using).execute_wrappers
+    deletions = next((one for one in wrappers if isinstance(one, _Deletions)), None)
+    if deletions is None:
+        deletions = _Deletions(using)
+        wrappers.insert(0, deletions)  # the last one is removed by whoever has added it
+    deletions.add(model, pk)
 
 
 def write_publication(reason: str, using: str | None = None) -> None:

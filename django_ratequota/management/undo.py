@@ -8,9 +8,8 @@ from typing import Any
 from uuid import UUID
 
 from django.core.management.base import BaseCommand, CommandError
-from django.db import transaction
 
-from ..changes.databases import policy_alias
+from ..changes.databases import saving
 from ..changes.validators import visible
 from ..models import PolicyChange, RatePolicy
 from ..operations.differences import who_changed
@@ -35,7 +34,7 @@ def undo_save(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     change_id, dry = options["change_id"], options["dry_run"]
     if not PolicyChange.objects.filter(change_id=change_id).exists():
         raise CommandError(f"No change has the id {change_id}; copy it from the address of the save's page")
-    with transaction.atomic(using=policy_alias(RatePolicy)):
+    with saving(RatePolicy):
         undo = plan(of_save(change_id), overwrite=options["overwrite"], lock=not dry)
         for step in undo.left[:_LISTED]:
             later = " ".join(who_changed(step.later, step.last)) if step.later else ""

@@ -179,6 +179,18 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='SaveLock',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('taken_at', models.DateTimeField(auto_now=True, help_text='When the last save began.', verbose_name='taken at')),
+            ],
+            options={
+                'verbose_name': 'save lock',
+                'verbose_name_plural': 'save locks',
+                'default_permissions': (),
+            },
+        ),
+        migrations.CreateModel(
             name='QuotaDay',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),

@@ -6,7 +6,7 @@ from .audiences import ListMember, Plan, PlanAssignment, SubjectList
 from .base import TrackedModel
 from .counts import LedgerWriter, QuotaDay, QuotaWindow, UsageCount
 from .endpoints import METHODS, Endpoint
-from .policy_changes import PolicyChange
+from .policy_changes import PolicyChange, SaveLock
 from .rate_policies import RatePolicy
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "QuotaDay",
     "QuotaWindow",
     "RatePolicy",
+    "SaveLock",
     "SubjectList",
     "TrackedModel",
     "UsageCount",

@@ -1,7 +1,7 @@
 """The base of models whose changes are recorded in the transaction that makes them.
 
-Saves and deletions are recorded by Django's signals; ``update``, ``bulk_create`` and ``bulk_update``, for which it
-sends none, by the manager.
+Saves and deletions are recorded by Django's signals, which it also sends for what a user's deletion takes along;
+``update``, ``bulk_create`` and ``bulk_update``, for which it sends none, by the manager.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from django.db.models.signals import post_save, pre_delete, pre_save
 
 from ..changes.databases import PrimaryQuerySet, policy_alias
 from ..changes.publication import join_save
-from ..changes.writer import BATCH, deleting, in_batches, rows_by_pk, write_changes, write_deletion, write_publication
+from ..changes.writer import BATCH, in_batches, rows_by_pk, write_changes, write_deletion, write_publication
 
 _BEFORE = "_ratequota_before"
 
@@ -63,15 +63,6 @@ class TrackingQuerySet(PrimaryQuerySet):
 
     bulk_update.alters_data = True  # type: ignore[attr-defined]
 
-    def delete(self) -> tuple[int, dict[str, int]]:
-        """``QuerySet.delete``, recorded row by row."""
-        self._for_write = True
-        with deleting(self.db):
-            return super().delete()
-
-    delete.alters_data = True  # type: ignore[attr-defined]
-    delete.queryset_only = True  # type: ignore[attr-defined]
-
     def _rows(self) -> tuple[Any, list[Any]]:
         """Return a queryset from which an update takes batches, and the keys of the rows that it will change."""
         ordered = self.order_by()
@@ -105,14 +96,6 @@ class TrackedModel(models.Model):
         """``Model.save`` in a transaction, because otherwise Django would commit before the change is recorded."""
         with transaction.atomic(using=kwargs.get("using") or policy_alias(type(self), instance=self)):
             super().save(*args, **kwargs)
-
-    def delete(self, using: str | None = None, keep_parents: bool = False) -> tuple[int, dict[str, int]]:
-        """``Model.delete``, recorded in batches together with its cascade."""
-        using = using or policy_alias(type(self), instance=self)
-        with deleting(using):
-            return super().delete(using=using, keep_parents=keep_parents)
-
-    delete.alters_data = True  # type: ignore[attr-defined]
 
     def clean_fields(self, exclude: Collection[str] | None = None) -> None:
         """``Model.clean_fields``, but related objects may be missing on a replica, where Django looks for them."""

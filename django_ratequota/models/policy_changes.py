@@ -94,3 +94,19 @@ class PolicyChange(models.Model):
     def __str__(self) -> str:
         action, name = str(self.get_action_display()), visible(self.object_text)
         return f"{action}: {name}" if name else action  # a publication has no object
+
+
+class SaveLock(models.Model):
+    """The one row that each save of an operator writes first, so that it waits for the one before it."""
+
+    taken_at = models.DateTimeField(_("taken at"), auto_now=True, help_text=_("When the last save began."))
+
+    objects = models.Manager.from_queryset(PrimaryQuerySet)()
+
+    class Meta:
+        verbose_name = _("save lock")
+        verbose_name_plural = _("save locks")
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"{self.taken_at}"

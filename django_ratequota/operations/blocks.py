@@ -98,7 +98,7 @@ def end_block(block: RatePolicy) -> None:
     """End the block now, and keep it for the history."""
     now = to_datetime(time_us())
     block.ends_at = now if block.starts_at is None else max(now, block.starts_at + timedelta(microseconds=1))
-    block.save()
+    block.save(update_fields=["ends_at"])
 
 
 def cautions(block: RatePolicy, operator: Caller) -> list[str]:

@@ -15,13 +15,12 @@ from typing import Any
 
 from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError
-from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
 from django.utils.dateparse import parse_date, parse_datetime
 from django.utils.translation import gettext as _
 
-from ..changes.databases import policy_alias
+from ..changes.databases import policy_alias, saving
 from ..changes.validators import canonical_subject, check_year, visible
 from ..changes.writer import in_batches, users_by_login
 from ..conf import settings
@@ -84,7 +83,7 @@ def add_members(subject_list: SubjectList, lines: Iterable[Line], *, may_change:
     problems: list[str] = []
     added = changed = 0
     now = timezone.now()
-    with transaction.atomic(using=policy_alias(ListMember)):
+    with saving(ListMember):
         for batch in in_batches(list(entries.items())):
             stored = _stored(subject_list, [key for key, _entry in batch])
             updates = []
@@ -113,7 +112,7 @@ def remove_members(subject_list: SubjectList, lines: Iterable[Line]) -> Outcome:
     """Remove the members; raises ``ValidationError`` with a message per bad line, and then removes nothing."""
     entries, repeated = _read(subject_list, lines)
     removed = 0
-    with transaction.atomic(using=policy_alias(ListMember)):
+    with saving(ListMember):
         for batch in in_batches(list(entries)):
             pks = [member.pk for member in _stored(subject_list, batch).values()]
             ListMember.objects.filter(pk__in=pks).delete()

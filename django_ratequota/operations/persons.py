@@ -14,7 +14,7 @@ from django.db.models import F, Q, QuerySet, Sum, Value
 from django.db.models.functions import Concat, Substr
 from django.utils import timezone
 
-from ..changes.databases import reading_and_writing
+from ..changes.databases import reading_and_writing, saving
 from ..changes.validators import primary_key
 from ..changes.writer import changed_by, field_values, in_batches, write_counted, write_publication
 from ..engine.keys import beginning, renamed, subject_tag, window_key
@@ -43,7 +43,7 @@ def held(subject: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 def forget(subject: str) -> None:
     """Delete what is held of the subject; the figures of the ledger and the facts of the history stay, without it."""
     mark = f"gone:{token_hex(8)}"
-    with changed_by(None, "ratequota forget"), reading_and_writing(RatePolicy), reading_and_writing(QuotaWindow):
+    with changed_by(None, "ratequota forget"), saving(RatePolicy), reading_and_writing(QuotaWindow):
         for model in _MODELS:
             model.objects.filter(pk__in=[row.pk for row in _objects(model, subject)]).delete()
         # From the rows of these deletions, too. So processes read all policies again: the rows do not say whose.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-from django.db import models, transaction
+from django.db import models
 
-from ..changes.databases import policy_alias
+from ..changes.databases import policy_alias, saving
 from ..changes.writer import changed_by, in_batches, rows_by_pk, write_changes
 from ..models import Plan
 from .comparison import Diff, compare
@@ -23,7 +23,7 @@ def apply_file(text: str, *, prune: bool = False, dry_run: bool = False, reason:
     using = policy_alias(Plan)
     if dry_run:
         return compare(text, prune, using)[0]
-    with transaction.atomic(using=using), changed_by(None, reason):
+    with saving(Plan), changed_by(None, reason):
         diff, users = compare(text, prune, using, lock=True)
         _write(diff, users, using)
     return diff

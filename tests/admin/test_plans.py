@@ -103,5 +103,5 @@ def test_a_rename_keeps_the_slug_and_a_new_slug_is_warned_of(operator: Client, s
     page = text_of(operator.post(path, sent | {"slug": "team"}, follow=True))
     assert "The slug was pro and is team now. Change it where policy files name the plan." in page
     settings.RATEQUOTA = {**settings.RATEQUOTA, "PLAN_RESOLVER": "builtins.repr"}
-    page = text_of(operator.post(path, sent | {"slug": "pro"}, follow=True))
+    page = text_of(operator.post(path, fields_of(operator.get(path)) | {"slug": "pro"}, follow=True))
     assert "Callers for whom PLAN_RESOLVER returns team are on the default plan until it returns pro." in page

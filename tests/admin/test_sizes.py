@@ -20,7 +20,7 @@ from benchmarks.scale.pages import pages
 from benchmarks.scale.seed import seed
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from tests.admin.test_admin import BASE, TWIN
-from tests.support.operators import client_of
+from tests.support.operators import client_of, seen_in
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -53,7 +53,8 @@ def fields_of(page: Any) -> dict[str, Any]:
     for table in tables:
         forms += [table.management_form, *table.forms]
     found = {field.html_name: field.value() for one in forms for field in one}
-    return {name: "" if value is None else str(value) for name, value in found.items() if value is not False}
+    sent = {name: "" if value is None else str(value) for name, value in found.items() if value is not False}
+    return {**sent, **seen_in(page)}
 
 
 def page_with_policies(kind: str, count: int) -> str:

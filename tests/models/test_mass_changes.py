@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from django.db import connection, transaction
 from django.db.models import Count, F, Q
 from django.db.models.signals import pre_delete
 from django.test import Client
+from django.utils import timezone
 
 from django_ratequota.changes.writer import BATCH
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
@@ -169,6 +171,42 @@ def test_a_plan_and_its_assignments_are_deleted_in_batches() -> None:
     a_batch_costs(delete, 25)
 
 
+@pytest.mark.thorough
+def test_what_a_deleted_user_takes_along_is_recorded_in_batches() -> None:
+    plan = Plan.objects.create(name="Free", slug="free")
+
+    def delete(count: int) -> Statements:
+        (user,) = users(1)
+        pk = user.pk
+        dates = [timezone.now() + timedelta(days=day) for day in range(count)]
+        RatePolicy.objects.bulk_create([RatePolicy(user=user, rates="1/s", starts_at=date) for date in dates])
+        PlanAssignment.objects.create(user=user, plan=plan)
+        last = newest()
+        with statements() as sent:
+            assert user.delete()[1]["django_ratequota.RatePolicy"] == count
+        recorded = PolicyChange.objects.filter(pk__gt=last)
+        assert recorded.filter(action="delete", touched_user=str(pk)).count() == recorded.count() == count + 1
+        assert recorded.values("change_id").distinct().count() == 1
+        return sent
+
+    a_batch_costs(delete, 25)
+
+
+def test_a_deletion_that_failed_before_its_first_statement_leaves_nothing_to_record() -> None:
+    policies = [RatePolicy.objects.create(rates="1/s", counted_per=name) for name in ("caller", "ip")]
+    last = newest()
+    pre_delete.connect(fail, sender=RatePolicy)
+    try:
+        with pytest.raises(Failure):
+            policies[0].delete()
+    finally:
+        pre_delete.disconnect(fail, sender=RatePolicy)
+    # PostgreSQL has got no statement in between.
+    second = policies[1].pk
+    policies[1].delete()
+    assert [change.object_id for change in PolicyChange.objects.filter(pk__gt=last)] == [str(second)]
+
+
 def test_a_failed_deletion_is_not_recorded_later() -> None:
     plan = plan_with_assignments(2)
     last = newest()
@@ -216,6 +254,23 @@ def test_slices_and_values_cannot_be_deleted() -> None:
 
 
 # --- The delete page. ---
+
+
+@pytest.mark.thorough
+def test_the_delete_page_of_a_user_with_many_rows_is_bounded(django_assert_max_num_queries: Any) -> None:
+    (user,) = users(1)
+    dates = [timezone.now() + timedelta(days=day) for day in range(2000)]
+    RatePolicy.objects.bulk_create([RatePolicy(user=user, rates="1/s", starts_at=date) for date in dates])
+    operator = client_of(superuser=True)
+    url = f"/admin/auth/user/{user.pk}/delete/"
+    with django_assert_max_num_queries(30):
+        page = operator.get(url)
+    assert len(page.content) < 100_000
+    assert "and 1900 more rate policies" in page.content.decode()
+    with statements() as sent:
+        assert operator.post(url, {"post": "yes"}).status_code == 302
+    assert len(sent) < 400
+    assert PolicyChange.objects.filter(action="delete").count() == 2000
 
 
 @pytest.mark.thorough

@@ -11,9 +11,11 @@ from django.db import models
 from hypothesis import given
 from hypothesis import strategies as st
 
+from django_ratequota.changes.writer import changed_by
 from django_ratequota.models import Endpoint, ListMember, Plan, PlanAssignment, PolicyChange, RatePolicy, SubjectList
 from django_ratequota.policyfile import apply_file
 from tests.policyfile.examples import JANUARY, delete_all_rows, export, slugs, texts
+from tests.support.commands import run
 from tests.support.properties import examples
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "tenants")]
@@ -161,3 +163,16 @@ def test_an_import_turns_any_content_into_any_other(one: dict[Any, Rows], other:
     diff = apply_file(text)
     assert len(diff.created) == len(diff.changes) == sum(map(len, expected))
     assert (stored(), export(form, assignments=True)) == (expected, text)
+
+
+def test_an_import_of_the_same_file_does_nothing_after_an_undo_and_a_restore(alice: User, free: Plan) -> None:
+    end = JANUARY.replace(microsecond=123_456)
+    RatePolicy.objects.create(user=alice, rates="1/s", starts_at=JANUARY, ends_at=end + timedelta(days=1))
+    PlanAssignment.objects.create(user=alice, plan=free, starts_at=end)
+    text = export(assignments=True)
+    with changed_by(None, "by mistake"):
+        RatePolicy.objects.all().update(ends_at=None)
+        PlanAssignment.objects.all().delete()
+    run("undo", str(PolicyChange.objects.latest("pk").change_id))
+    assert export(assignments=True) == text
+    assert not apply_file(text, prune=True).changes

@@ -12,11 +12,29 @@ from django.test import Client
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
 
 
+def seen_in(page: Any) -> dict[str, str]:
+    """Return the signed values with which the page's forms were rendered."""
+    found = re.findall(r'<input type="hidden" name="((?:\w+-\d+-)?seen)" value="([^"]*)"', page.content.decode())
+    return {name: unescape(value) for name, value in found}
+
+
+class OperatorClient(Client):
+    """A client that opens the page of a form before it sends the form, as a browser does."""
+
+    def post(self, path: str, data: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Send the data, and the signed values of the page unless the data has some."""
+        page = re.sub(r"/\w+/\?object=(\d+)$", r"/\1/change/", path)
+        saves = isinstance(data, dict) and ("form-TOTAL_FORMS" in data or page.split("?")[0].endswith("/change/"))
+        if saves and not any(name.endswith("seen") for name in data):
+            data = {**seen_in(self.get(page)), **data}
+        return super().post(path, data, *args, **kwargs)
+
+
 def client_of(*permissions: str, superuser: bool = False, name: str = "operator") -> Client:
     """Return a client that is logged in as a new operator with these permissions (codenames)."""
     user = User.objects.create(username=name, is_staff=True, is_superuser=superuser)
     user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
-    client = Client()
+    client = OperatorClient()
     client.force_login(user)
     return client
 

@@ -7,12 +7,11 @@ from typing import Any
 
 from django import forms
 from django.contrib import messages
-from django.db import transaction
 from django.http import HttpResponseRedirect
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from ...changes.databases import policy_alias
+from ...changes.databases import saving
 from ...exceptions import StoreError
 from ...models import RatePolicy
 from ...operations import blocks
@@ -96,7 +95,7 @@ class BlockPage(OverridePage):
     def _end(self, request: Any, own: list[RatePolicy], users: Mapping[str, str]) -> None:
         """End all blocks of one name: there may be another one that was sent twice."""
         text = gettext("That block has ended already.")
-        with transaction.atomic(using=policy_alias(RatePolicy)):
+        with saving(RatePolicy):
             for block in own:
                 text = gettext("No longer blocked: %(audience)s.") % {"audience": audience_text(block, users)}
                 blocks.end_block(block)

@@ -9,13 +9,12 @@ from typing import Any, ClassVar
 from django import forms
 from django.contrib import messages
 from django.core.exceptions import ValidationError
-from django.db import transaction
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ...changes.databases import policy_alias
+from ...changes.databases import saving
 from ...models import RatePolicy
 from ..pages import AdminPage
 
@@ -115,7 +114,7 @@ class OverridePage(AdminPage):
     def confirm(self, request: Any, form: OverrideForm, context: dict[str, Any]) -> Any:
         """Return the page that asks; None once the overrides are added, all or none."""
         if form.is_valid() and "post" in request.POST:
-            with transaction.atomic(using=policy_alias(RatePolicy)):
+            with saving(RatePolicy):
                 chosen = form.overrides.items()
                 texts = [self._add(request, override, form.text(field, override)) for field, override in chosen]
             for text in texts:
