@@ -97,7 +97,7 @@ def addresses() -> Iterator[str]:
     yield from (f"{APP}/plan/matrix/", f"{APP}/plan/{free.pk}/copy/", f"{APP}/policychange/save/{change.change_id}/")
     yield f"{APP}/policychange/{change.pk}/restore/after/"
     yield from (f"{APP}/subjectlist/{bots.pk}/{verb}-members/" for verb in ("add", "remove"))
-    yield from (f"{POLICIES}/{override.pk}/{page}/" for page in ("reset", "rollout"))
+    yield f"{POLICIES}/{override.pk}/reset/"
     yield from (f"{POLICIES}/usage/?{query}" for query in ("", f"endpoint={search.pk}", f"policy={override.pk}"))
     caller = f"user={user.pk}&endpoint=e1"
     yield from (
@@ -174,8 +174,6 @@ OPENS: dict[str, set[Any]] = {
     "ratepolicy/{override}/delete/": {"grant_override"},
     "ratepolicy/{policy}/delete/": {("view_ratepolicy", "delete_ratepolicy")},
     "ratepolicy/{override}/reset/": {"reset_usage"},
-    "ratepolicy/{policy}/rollout/": POLICY,
-    "ratepolicy/{override}/rollout/": POLICY | OVERRIDES,
     "ratepolicy/explain/": POLICY | OVERRIDES,
     "ratepolicy/usage/": POLICY | OVERRIDES,
     "ratepolicy/quotas/": POLICY | OVERRIDES,
