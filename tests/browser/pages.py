@@ -32,8 +32,6 @@ PAGES = {
     "hostile subject": Page(lambda s: f"{_POLICIES}/{s.hostile_subject.pk}/change/"),
     "reset": Page(lambda s: f"{_POLICIES}/{s.override.pk}/reset/", viewer=403),
     "hostile reset": Page(lambda s: f"{_POLICIES}/{s.hostile_override.pk}/reset/", viewer=403),
-    "roll out": Page(lambda s: f"{_POLICIES}/{s.logged.pk}/rollout/?span=hour"),
-    "hostile roll out": Page(lambda s: f"{_POLICIES}/{s.hostile_override.pk}/rollout/"),
     "explain": Page(lambda s: f"{_POLICIES}/explain/"),
     "explained": Page(lambda s: f"{_POLICIES}/explain/?user={s.bob.pk}&endpoint=search&method=GET"),
     "hostile explained": Page(
@@ -57,7 +55,7 @@ PAGES = {
     "quotas": Page(lambda s: f"{_POLICIES}/quotas/?level=50"),
     "past quotas": Page(lambda s: f"{_POLICIES}/quotas/history/?subject=user:{s.mallory.pk}"),
     "past days": Page(
-        lambda s: f"{_POLICIES}/quotas/history/?subject=user:{s.mallory.pk}&period={datetime.now(UTC):%Y-%m}-01"
+        lambda s: f"{_POLICIES}/quotas/history/?subject=user:{s.mallory.pk}&month={datetime.now(UTC):%Y-%m}-01"
     ),
     "invoices": Page(lambda s: f"{_POLICIES}/invoices/?month={datetime.now(UTC):%Y-%m}"),
     "matrix": Page(lambda s: f"{_APP}/plan/matrix/"),
