@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import re
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
+from django_ratequota.admin.formatting import clock_and_wait
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, QuotaWindow, RatePolicy
 from django_ratequota.monitoring import ledger
 from tests.support.operators import client_of, text_of
@@ -142,6 +144,15 @@ def test_operators_see_the_rows_of_the_policies_that_they_may_see(
     assert {row["name"] for row in page.context["rows"]} == seen
     assert {row["name"] for row in table(client.get(CSV))} == seen
     assert ("boost/?" in text_of(page)) is (permission == "grant_override")
+
+
+@pytest.mark.parametrize("off_us", [-1_500_000, -1, 0, 900_000, 1_500_000])
+def test_a_month_ends_at_midnight_whenever_its_end_was_computed(off_us: int) -> None:
+    """It ended at 00:00:01 on some pages."""
+    midnight_us, minute_us = round(datetime(2025, 12, 1, tzinfo=UTC).timestamp()) * 10**6, 60 * 10**6
+    text = clock_and_wait(midnight_us - 30 * minute_us, 30 * minute_us + off_us)
+    assert text.startswith("12/01/2025 00:00 UTC (in ")
+    assert clock_and_wait(midnight_us, minute_us) == "12/01/2025 00:01:00 UTC (in 60 s)"
 
 
 def test_shared_counters_lead_to_their_policy_only(operator: Client, alice: User) -> None:
