@@ -43,8 +43,8 @@ class InvoicesPage(LedgerPage):
     def view(self, request: Any) -> Any:
         """Return the page, or the file."""
         related, visible = self.related(request), self.visible(request)
-        checks = {"month": _MONTH.fullmatch, **{field: known.__contains__ for field, known in related.items()}}
-        query = self.known_parameters(request, checks)
+        checks = {field: known.__contains__ for field, known in related.items()}
+        query = self.known_parameters(request, {"month": _MONTH.fullmatch, **checks})
         query |= {name: self.text(request, name) for name in ("subject", "start")}
         query["month"] = query["month"] or previous_month()
         chosen: dict[str, Any] = {field: int(query[field]) for field in related if query[field]}

@@ -47,9 +47,9 @@ class QuotasPage(LedgerPage):
         periods = {period: QuotaWindow.Period(period).label for period in current_periods()}
         levels = {str(level): _level_text(level) for level in (0, *LEVELS)}
         related = self.related(request)
-        known = {"window": periods, "level": levels, **related}
-        checks = {"policy": is_id, "start": re.compile(AFTER).fullmatch}
-        query = self.known_parameters(request, {name: one.__contains__ for name, one in known.items()} | checks)
+        known: dict[str, dict[str, Any]] = {"window": periods, "level": levels, **related}
+        checks = {name: one.__contains__ for name, one in known.items()}
+        query = self.known_parameters(request, {**checks, "policy": is_id, "start": re.compile(AFTER).fullmatch})
         period = query["window"] = query["window"] or next(iter(periods), "")
         query["level"], query["q"] = query["level"] or _LEVEL, self.text(request, "q")
         chosen = self._chosen(request, query)
