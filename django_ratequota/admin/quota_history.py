@@ -112,7 +112,7 @@ class QuotaHistoryPage(LedgerPage):
         return context, first + _COUNTERS if len(months) > first + _COUNTERS else 0
 
     def _named(self, windows: list[QuotaWindow]) -> dict[int, dict[str, Any]]:
-        """Return window id -> its rate, the text of its endpoint, and the text and address of its policy."""
+        """Return window id -> its rate, its endpoint, and for whom its policy is, with that one's address."""
         endpoints = dict(Endpoint.objects.filter(pk__in={w.endpoint_id for w in windows}).values_list("pk", "name"))
         related = RatePolicy.objects.select_related("user", "subject_list", "plan", "endpoint")
         policies = related.in_bulk({window.policy_id for window in windows if window.policy_id})
@@ -122,7 +122,7 @@ class QuotaHistoryPage(LedgerPage):
             found[window.pk] = {
                 "rate": window.rate,
                 "endpoint": gettext("all endpoints") if pk is None else shown(endpoints.get(pk) or deleted(pk)),
-                "policy": deleted(window.policy_id) if policy is None else shown(policy),
+                "policy": deleted(window.policy_id) if policy is None else shown(policy.audience),
                 "url": "" if policy is None else self.admin.page_url("change", policy.pk),
             }
         return found
