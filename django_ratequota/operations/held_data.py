@@ -12,13 +12,13 @@ from typing import Any
 
 from django.contrib.auth import get_user_model
 from django.db.models import F, Q, QuerySet, Sum, Value
-from django.db.models.functions import Concat, Substr
+from django.db.models.functions import Concat, Replace, Substr
 from django.utils import timezone
 
 from ..changes.databases import reading_and_writing
 from ..changes.validators import primary_key
 from ..changes.writer import changed_by, field_values, in_batches, write_counted, write_publication
-from ..engine.keys import beginning, renamed, subject_tag, window_key
+from ..engine.keys import beginning, per_kind, renamed, subject_tag, window_key
 from ..engine.protocol import DURABLE_US
 from ..models import Endpoint, ListMember, PlanAssignment, PolicyChange, QuotaDay, QuotaWindow, RatePolicy
 from ..monitoring import ledger, traces
@@ -170,6 +170,9 @@ def _move_rows(
     """
     objects: Any = rows.model.objects
     key_of = attrgetter("counter", *(name for name in rows.model._meta.constraints[0].fields if name != "counter"))
+    # As ``renamed`` does it, in one statement for many rows.
+    rest = Replace(Substr("counter", len(beginning(source)) + 1), Value(per_kind(source)), Value(per_kind(target)))
+    name = Concat(Value(beginning(target)), rest)
     pks = list(rows.values_list("pk", flat=True))
     for batch in in_batches(pks):
         moved = {}
@@ -183,9 +186,7 @@ def _move_rows(
             vars(row).update({each: F(each) + getattr(other, each) for each in _SUMS}, **added)
         objects.bulk_update(same, [*_SUMS, *added])
         objects.filter(pk__in=[row.pk for row in merged]).delete()
-        for row in moved.values():
-            vars(row).update(columns)
-        objects.bulk_update(moved.values(), ["counter", *columns])
+        objects.filter(pk__in=[row.pk for row in moved.values()]).update(counter=name, **columns)
     return len(pks)
 
 
