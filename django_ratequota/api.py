@@ -26,8 +26,8 @@ from .engine.rates import Rate
 from .engine.types import Bucket, BucketStatus
 from .models import QuotaWindow
 from .operations.caller_limits import caller_limits, describe_limit, describe_window
-from .operations.ledger import time_us
 from .operations.past_windows import windows_of
+from .operations.running_windows import time_us
 from .operations.subjects import find_user
 from .policies.facts import to_datetime, to_us
 from .policies.requests.caller import Caller, DescribedCaller

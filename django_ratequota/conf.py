@@ -181,7 +181,8 @@ class Settings:
     #: raises, the default plan applies.
     plan_resolver: str = _key("", _optional("(request) -> slug | None"))
     #: Function that returns display names for subjects of `IDENTIFIERS`, such as `{"tenant:4711": "Acme GmbH"}`, for
-    #: the admin and the commands. It is called with a list of many subjects at once, and may leave some out.
+    #: the admin and the commands. It is called with a list of many subjects at once, and may leave some out. Its
+    #: attribute `ratequota_search`, if it has one, is a function that returns subjects whose names contain a text.
     subject_names: str = _key("", _optional("(subjects) -> {subject: name}"))
     #: The middleware enforces policies on every view.
     enforce_all: bool = _key(False, _boolean)

@@ -43,14 +43,14 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 SLOW = """
     admin/test_admin admin/test_assignments admin/test_every_page admin/test_explain admin/test_history
     admin/test_home admin/test_invoices_page
-    admin/test_lists admin/test_matrix admin/test_permissions admin/test_plans admin/test_estimate
-    admin/test_quota_history admin/test_quotas_page admin/test_rollout admin/test_search admin/test_sizes
+    admin/test_lists admin/test_log_only admin/test_matrix admin/test_permissions admin/test_plans
+    admin/test_estimate admin/test_quota_history admin/test_quotas_page admin/test_search admin/test_sizes
     admin/test_usage_page
     changes/test_databases changes/test_publication changes/test_reasons changes/test_unpublished
     enforcement/test_exempt_views enforcement/test_propagation enforcement/test_settlement
     engine/test_concurrency front/test_ninja front/test_openapi monitoring/test_ledger_exact monitoring/test_months
     operations/test_blocks operations/test_boost_all operations/test_boosts
-    operations/test_invoices operations/test_near
+    operations/test_invoice_lines operations/test_near
     operations/test_organisations operations/test_revert
     utils/test_locks utils/test_optional
     compat faults package policyfile security testing

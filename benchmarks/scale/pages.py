@@ -135,7 +135,7 @@ def _quota_pages(plan: Any) -> dict[str, Page]:
         "quotas, search nothing": Page(f"{page}?level=0&q=nothing-like-it"),
         "quotas, CSV of those used up": Page(f"{page}?csv=1&level=100"),
         "past quotas": Page(f"{page}history/?subject={row.subject}"),
-        "past quotas, the days of a month": Page(f"{page}history/?subject={row.subject}&period={row.first_day}"),
+        "past quotas, the days of a month": Page(f"{page}history/?subject={row.subject}&month={row.first_day}"),
         "invoices": Page(f"{_POLICIES}/invoices/?month={row.starts_at:%Y-%m}"),
         "invoices, of a plan": Page(f"{_POLICIES}/invoices/?month={row.starts_at:%Y-%m}&plan={plan.pk}"),
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import Any
 
 from django.contrib import admin
@@ -17,12 +17,15 @@ from django.utils.translation import gettext_lazy as _
 from ..changes.publication import published_at
 from ..changes.validators import visible
 from ..operations.texts import date_and_time, local_time, zone
+from ..operations.texts import day_text as day_text
 from ..operations.texts import isolated as isolated
 from ..operations.texts import moment as moment
 from ..policies.requests.caller import failed_kind
 
 #: Characters of a free text that a cell shows; the whole is a click away.
 _SHOWN_CHARACTERS = 200
+#: Waits that are shown to the second.
+_EXACT_US = 120 * 10**6
 
 
 def shown(text: Any) -> str:
@@ -49,12 +52,12 @@ def ltr(text: Any) -> str:
     return format_html('<bdi dir="ltr">{}</bdi>', text)
 
 
-def clock(at: float) -> str:
-    """Local time to the second and zone of a Unix time in seconds, with the date unless it is today's."""
+def clock(at: float, *, seconds: bool = True) -> str:
+    """Local time and zone of a Unix time in seconds, with the date unless it is today's."""
     local = timezone.localtime(datetime.fromtimestamp(at, tz=UTC))
     if local.date() == timezone.localtime(datetime.now(UTC)).date():
-        return f"{time_format(local, 'H:i:s')} {zone(local)}"
-    return moment(local, seconds=True)
+        return f"{time_format(local, 'H:i:s' if seconds else 'H:i')} {zone(local)}"
+    return moment(local, seconds=seconds)
 
 
 def revision_text(revision: int) -> str:
@@ -63,9 +66,14 @@ def revision_text(revision: int) -> str:
 
 
 def clock_and_wait(at_us: int, wait_us: int) -> str:
-    """``14:05:12 UTC (in 42 s)``: the time ``wait_us`` after the Unix time ``at_us``, both in microseconds."""
-    words = {"time": clock((at_us + wait_us) / 10**6), "span": duration(wait_us / 10**6)}
-    return gettext("%(time)s (in %(span)s)") % words
+    """``14:05:12 UTC (in 42 s)``: the time ``wait_us`` after the Unix time ``at_us``, both in microseconds.
+
+    To the minute where it is as far away as ``duration`` counts minutes: a month ends at 00:00.
+    """
+    at, exact = (at_us + wait_us) / 10**6, wait_us < _EXACT_US
+    # Rounded up, but for the second or two by which the two times may be apart.
+    at = at if exact else 60 * math.ceil((at - 2) / 60)
+    return gettext("%(time)s (in %(span)s)") % {"time": clock(at, seconds=exact), "span": duration(wait_us / 10**6)}
 
 
 @admin.display(description=_("when"), ordering="ends_at")

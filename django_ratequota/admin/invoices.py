@@ -5,24 +5,24 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from django import forms
+from django.utils.formats import date_format
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..models import Endpoint, Plan
-from ..operations.invoices import (
+from ..operations.invoice_lines import (
     HEADS,
     InvoiceLine,
     Invoices,
     cells,
     is_recorded,
+    month_of,
     previous_month,
     similar_subjects,
 )
 from .csv_file import csv_response
-from .formatting import moment, number_text, shown
+from .formatting import day_text, moment, number_text, shown
+from .ledger_pages import LedgerPage
 from .names import caller_text
-from .pages import AdminPage
 
 #: Counters of a page.
 _PAGE = 50
@@ -35,54 +35,34 @@ _USED = {
 }
 
 
-class InvoicesPage(AdminPage):
+class InvoicesPage(LedgerPage):
     """What each customer has used in a month; with ``csv`` in the address all lines, as a file."""
 
     path, name = "invoices/", "invoices"
-    media = forms.Media(
-        css={"all": ["django_ratequota/usage.css", "django_ratequota/quotas.css"]},
-        js=["django_ratequota/subjects.js"],
-    )
 
     def view(self, request: Any) -> Any:
-        """Return the page, or the file; both are read from the database alone."""
-        sees_all = self.admin.sees_all_policies(request)
-        # Others see overrides only, which are of no plan.
-        models: dict[str, Any] = {"plan": Plan, "endpoint": Endpoint} if sees_all else {"endpoint": Endpoint}
-        choices = {field: dict(model.objects.values_list("pk", "name")) for field, model in models.items()}
-        checks = {field: set(map(str, known)).__contains__ for field, known in choices.items()}
+        """Return the page, or the file."""
+        related, visible = self.related(request), self.visible(request)
+        checks = {field: known.__contains__ for field, known in related.items()}
         query = self.known_parameters(request, {"month": _MONTH.fullmatch, **checks})
+        query |= {name: self.text(request, name) for name in ("subject", "start")}
         query["month"] = query["month"] or previous_month()
-        query["subject"] = _text(request, "subject")
-        invoices = Invoices(
-            month=query["month"],
-            subject=query["subject"],
-            **{field: int(query[field]) for field in choices if query[field]},
-            policies=None if sees_all else self.admin.get_queryset(request),
-        )
+        chosen: dict[str, Any] = {field: int(query[field]) for field in related if query[field]}
+        invoices = Invoices(month=query["month"], subject=query["subject"], **chosen, policies=visible)
         if "csv" in request.GET:
             return csv_response(f"ratequota-invoices-{invoices.month}", HEADS, map(cells, invoices.lines()))
-        start = _text(request, "start")
-        lines, following = invoices.page(start, _PAGE)
-        query = {name: value for name, value in query.items() if value}
+        lines, following = invoices.page(query["start"], _PAGE)
         unknown = bool(invoices.subject) and not lines and not is_recorded(invoices.subject)
-        similar = similar_subjects(invoices.subject) if unknown and sees_all else []
-        labels = {"plan": gettext("Plan"), "endpoint": gettext("Endpoint")}
+        similar = similar_subjects(invoices.subject) if unknown and visible is None else []
+        month_text = date_format(month_of(invoices.month)[0], "YEAR_MONTH_FORMAT")
         context = {
-            "title": gettext("Invoices: %s") % invoices.month,
-            "invoices": invoices,
-            "subjects": self.admin.page_url("subjects"),
-            "choices": [
-                (field, labels[field], [(pk, shown(name), str(pk) == query.get(field)) for pk, name in known.items()])
-                for field, known in choices.items()
-            ],
+            "title": gettext("Invoices: %s") % month_text,
+            "month": invoices.month,
             "lines": [self._line(line) for line in lines],
             "unknown": unknown,
-            "similar": [(shown(one), self.url(query={**query, "subject": one})) for one in similar],
-            "chosen": len(query) > 1,
-            "first": self.url(query=query) if start else "",
-            "next": self.url(query={**query, "start": following}) if following else "",
-            "csv": self.url(query={**query, "csv": "1"}),
+            "similar": [(shown(one), self.url(query={"month": invoices.month, "subject": one})) for one in similar],
+            "chosen": bool(chosen or invoices.subject),
+            **self.around(query, self.related_choices(related, query), ("subject", gettext("Subject")), following),
         }
         return self.render(request, "invoices.html", context)
 
@@ -97,9 +77,7 @@ class InvoicesPage(AdminPage):
             "endpoint": gettext("all endpoints") if line.endpoint is None else shown(line.endpoint),
             "used": _USED[line.period] % figures,
             "over": number_text(line.over) if line.over else "",
+            "begins": day_text(line.begins),
+            "ends": day_text(line.ends),
             "changed": moment(line.changed_at),
         }
-
-
-def _text(request: Any, name: str) -> str:
-    return str(request.GET.get(name, "")).replace("\x00", "").strip()[:250]

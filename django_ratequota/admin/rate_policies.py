@@ -34,7 +34,6 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, SearchesRelated, War
         "explain.boost.BoostPage",
         "explain.block.BlockPage",
         "reset.CountersPage",
-        "rollout.RolloutPage",
         "estimate.ImpactPage",
         "usage.page.UsagePage",
         "quotas.QuotasPage",
@@ -130,7 +129,7 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, SearchesRelated, War
         """Return its dates, and in log mode a link to what it would have refused."""
         if policy.mode != RatePolicy.Mode.LOG:
             return when(policy)
-        link = self.page_url("rollout", policy.pk)
+        link = self.page_url("usage", query={"span": "day", "policy": policy.pk})
         return format_html('{}<br><a href="{}">{}</a>', when(policy), link, _("Would-be refusals"))
 
     @admin.display(description=_("active"), boolean=True)

@@ -68,8 +68,12 @@ def beginning(subject: str) -> str:
 
 def renamed(name: str, source: str, target: str) -> str:
     """Return the name of a counter of ``source`` as that of ``target``, counted per the other kind of subject."""
-    per, then = (f".{_per(subject.partition(':')[0])}:" for subject in (source, target))
-    return beginning(target) + name.removeprefix(beginning(source)).replace(per, then)
+    return beginning(target) + name.removeprefix(beginning(source)).replace(per_kind(source), per_kind(target))
+
+
+def per_kind(subject: str) -> str:
+    """Return what the names of the subject's counters contain that are counted per its kind."""
+    return f".{_per(subject.partition(':')[0])}:"
 
 
 def window_name(counter: str, first_day: date) -> tuple[str, str]:

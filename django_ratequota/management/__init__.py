@@ -1,4 +1,4 @@
 """The verbs of ``manage.py ratequota``: ``callers`` has explain, near and reset, ``maintenance`` publish, rollup,
-checkpoint and status, ``persons`` export-subject, forget and move, ``policyfile`` export and import, ``undo`` undo,
-``usage`` usage.
+checkpoint and status, ``personal_data`` export-subject, forget and move, ``policyfile`` export and import, ``undo``
+undo, ``usage`` usage.
 """

@@ -16,8 +16,8 @@ from ..monitoring.refusals import Refusal
 from ..operations.counters import reset_caller
 from ..operations.explain import Explanation, anchor_of
 from ..operations.explain_query import ExplainQuery
-from ..operations.ledger import LEVELS, Chosen, current_periods
 from ..operations.near import Row, all_near
+from ..operations.running_windows import LEVELS, Chosen, current_periods
 from ..operations.subject_names import named, printable, subject_names
 from ..operations.subjects import find_user
 from ..operations.what_to_tell import policies_of, what_to_tell

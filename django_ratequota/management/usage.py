@@ -10,8 +10,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from ..operations import invoices
-from ..operations.invoices import HEADS, InvoiceLine, cells
+from ..operations import invoice_lines
+from ..operations.invoice_lines import HEADS, InvoiceLine, Invoices, cells
 from ..operations.subject_names import named, printable
 from ..utils.csv_lines import csv_lines
 
@@ -27,12 +27,12 @@ def add_verbs(verbs: Any) -> None:
 
 def usage(command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     """Yield the invoices' lines; raises ``CommandError`` where no month has the subject."""
-    month, subject = options["month"] or invoices.previous_month(), options["subject"]
-    found = invoices.invoice_lines(month, subject=subject)
+    month, subject = options["month"] or invoice_lines.previous_month(), options["subject"]
+    found = Invoices(month=month, subject=subject).lines()
     first = next(found, None)
     if first is None:
-        if subject and not invoices.is_recorded(subject):
-            similar = ", ".join(map(printable, invoices.similar_subjects(subject)))
+        if subject and not invoice_lines.is_recorded(subject):
+            similar = ", ".join(map(printable, invoice_lines.similar_subjects(subject)))
             raise CommandError(f"No month has {subject!r}{f'. Similar subjects: {similar}' if similar else ''}")
         command.stderr.write(f"Nothing was used in {month}{f' by {printable(subject)}' if subject else ''}")
     lines = chain([] if first is None else [first], found)

@@ -22,7 +22,7 @@ from ..policies.facts import policy_facts, to_datetime
 from ..policies.requests.caller import Caller
 from ..policies.resolver import contenders
 from .boosts import unnameable_reason
-from .ledger import time_us
+from .running_windows import time_us
 
 #: Prefix length of the network that is offered beside an address, by IP version.
 _NETWORK_BITS = {4: 24, 6: 64}

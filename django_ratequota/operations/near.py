@@ -16,9 +16,9 @@ from ..policies.facts import policy_facts
 from ..policies.requests.caller import Caller, DescribedCaller
 from ..policies.resolver import EvaluationContext, make_buckets, resolve_uncached
 from ..policies.snapshot import Snapshot
-from . import ledger
+from . import running_windows
 from .explain import newest_policies
-from .ledger import Chosen
+from .running_windows import Chosen
 
 #: Counters read together for a whole list; how often twice as many are read for a page whose first are out of date.
 _BATCH, _ROUNDS = 500, 5
@@ -56,7 +56,7 @@ def near_rows(period: str, chosen: Chosen, start: str, most: int) -> tuple[list[
     found: list[Row] = []
     following, size = start, most
     for _ in range(_ROUNDS):
-        rows = list(ledger.rows(period, chosen, following)[: size + 1])
+        rows = list(running_windows.rows(period, chosen, following)[: size + 1])
         passed = 0
         for row in _fitting(chosen, rows[:size]):
             passed += 1
@@ -64,7 +64,7 @@ def near_rows(period: str, chosen: Chosen, start: str, most: int) -> tuple[list[
                 found.append(row)
             if len(found) == most:
                 break
-        following = ledger.after(rows[passed - 1]) if len(rows) > passed else ""
+        following = running_windows.after(rows[passed - 1]) if len(rows) > passed else ""
         if not following or len(found) == most:
             break
         size = 2 * size
@@ -74,7 +74,7 @@ def near_rows(period: str, chosen: Chosen, start: str, most: int) -> tuple[list[
 
 def all_near(period: str, chosen: Chosen) -> Iterator[list[Row]]:
     """Yield every counter, the fullest first, in batches; not all are in memory at once."""
-    rows = ledger.rows(period, chosen).iterator(chunk_size=_CHUNK)
+    rows = running_windows.rows(period, chosen).iterator(chunk_size=_CHUNK)
     while batch := list(islice(rows, _BATCH)):
         yield [row for row in _fitting(chosen, batch) if row is not None]
 
@@ -95,7 +95,7 @@ def _live(rows: Sequence[QuotaWindow]) -> dict[QuotaWindow, Row]:
     Rows to which no limit applies any more are left out. Of several rows of one counter, after its policy has
     changed, the first is returned.
     """
-    snapshot, now_us = newest_policies(), ledger.time_us()
+    snapshot, now_us = newest_policies(), running_windows.time_us()
     policies = _policies(row.policy_id for row in rows)
     contexts = contexts_of([_caller(row, snapshot) for row in rows], snapshot.overview.snapshot, now_us)
     buckets: dict[QuotaWindow, Bucket] = {}
@@ -113,7 +113,7 @@ def _live(rows: Sequence[QuotaWindow]) -> dict[QuotaWindow, Row]:
     policies |= _policies(bucket.policy_id for bucket in buckets.values() if bucket.policy_id not in policies)
     live = {}
     for row, bucket in buckets.items():
-        ledger.correct(row, bucket)
+        running_windows.correct(row, bucket)
         stored = policies.get(bucket.policy_id or 0)
         if stored is not None:
             live[row] = Row(policy=stored, bucket=bucket, used=row.used, ends_at=row.ends_at)

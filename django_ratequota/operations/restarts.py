@@ -13,7 +13,7 @@ from ..models import PlanAssignment, QuotaWindow
 from ..monitoring.ledger_rows import stored_subject
 from ..policies.facts import SubjectKey, UserEntry, assignment_facts, subject_key, to_us
 from ..policies.loading import load_entries
-from .ledger import Chosen, rows, time_us
+from .running_windows import Chosen, rows, time_us
 
 
 class Restart(NamedTuple):

@@ -20,6 +20,7 @@ from ..exceptions import StoreError
 from ..models import QuotaWindow
 from ..monitoring.timeline import seen_callers
 from ..utils.addresses import is_within, named_network
+from .subject_names import identified_subjects
 
 #: Most subjects that are offered, and most rows that are read to find them: a subject may have several.
 MAX_OFFERED, _MAX_ROWS = 20, 200
@@ -61,7 +62,7 @@ def known_subjects(text: str, tables: Iterable[QuerySet[Any]], *, seen: bool) ->
     """Return subjects that begin with ``text``, in alphabetical order, at most ``MAX_OFFERED``.
 
     Without a colon, ``text`` begins the value of any identifier: ``ac`` finds ``tenant:acme``. ``tables`` are rows
-    with a subject; with ``seen``, subjects counted in the last 48 hours are searched, too.
+    with a subject; with ``seen``, subjects counted in the last 48 hours are searched, too, and names.
     """
     if "\x00" in text:
         return []
@@ -69,6 +70,7 @@ def known_subjects(text: str, tables: Iterable[QuerySet[Any]], *, seen: bool) ->
     sources = [rows.order_by() for rows in tables]
     if seen:
         sources.append(QuotaWindow.objects.filter(written_at__gt=timezone.now() - _SEEN).order_by())
+        found.update(identified_subjects(text)[:MAX_OFFERED])
     for prefix in _prefixes(text):
         if len(found) >= MAX_OFFERED:
             break

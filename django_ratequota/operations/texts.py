@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import date, datetime
 
 from django.utils import timezone
 from django.utils.formats import date_format, time_format
@@ -22,11 +22,15 @@ def local_time(at: datetime) -> datetime:
     return timezone.localtime(at) if timezone.is_aware(at) else at
 
 
+def day_text(day: date) -> str:
+    """Return the date."""
+    # Without the Arabic marks of direction, which turn a date in a sentence of another language around.
+    return date_format(day, "SHORT_DATE_FORMAT").replace("\u200f", "")
+
+
 def date_and_time(local: datetime, *, seconds: bool = False) -> str:
     """Return date and time without the zone."""
-    # Without the Arabic marks of direction, which turn a date in a sentence of another language around.
-    date = date_format(local, "SHORT_DATE_FORMAT").replace("\u200f", "")
-    return f"{date} {time_format(local, 'H:i:s' if seconds else 'H:i')}"
+    return f"{day_text(local)} {time_format(local, 'H:i:s' if seconds else 'H:i')}"
 
 
 def zone(local: datetime) -> str:

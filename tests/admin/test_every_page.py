@@ -102,7 +102,6 @@ def addresses() -> Iterator[str]:
     )
     yield f"{APP}/policychange/{change.pk}/revert/save/"
     yield from (f"{APP}/subjectlist/{bots.pk}/{verb}-members/" for verb in ("add", "remove"))
-    yield f"{POLICIES}/{override.pk}/rollout/"
     yield from (f"{POLICIES}/usage/?{query}" for query in ("", f"endpoint={search.pk}", f"policy={override.pk}"))
     caller = f"user={user.pk}&endpoint=e1"
     yield from (
@@ -179,8 +178,6 @@ OPENS: dict[str, set[Any]] = {
     "ratepolicy/{override}/delete/": {"grant_override"},
     "ratepolicy/{policy}/delete/": {("view_ratepolicy", "delete_ratepolicy")},
     "ratepolicy/counters/?user={user}&endpoint=e1&bucket=e1/month": {"reset_usage"},
-    "ratepolicy/{policy}/rollout/": POLICY,
-    "ratepolicy/{override}/rollout/": POLICY | OVERRIDES,
     "ratepolicy/explain/": POLICY | OVERRIDES,
     "ratepolicy/usage/": POLICY | OVERRIDES,
     "ratepolicy/quotas/": POLICY | OVERRIDES,

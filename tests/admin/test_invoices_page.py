@@ -45,7 +45,12 @@ def test_the_page_shows_the_lines_of_a_month(operator: Client, alice: User, free
     assert acme["line"].mode == "log"
     text = text_of(page)
     assert "1,130 of 100 units" in text
-    assert "Invoices: 2025-10" in text
+    assert "Invoices: October 2025" in text
+    assert [own[name] for name in ("begins", "ends", "changed")] == [
+        "10/01/2025",
+        "11/01/2025",
+        "10/01/2025 00:00 UTC",
+    ]
     assert f'href="/admin/django_ratequota/ratepolicy/quotas/history/?subject=user%3A{alice.pk}"' in text
     for query, callers in (
         ({"plan": free.pk}, ["user alice"]),
@@ -55,9 +60,9 @@ def test_the_page_shows_the_lines_of_a_month(operator: Client, alice: User, free
     ):
         page = operator.get(PAGE, {**OCTOBER, **query})
         assert [line["caller"] for line in page.context["lines"]] == callers, query
-    assert "Nothing was used in this month." in text_of(page)
+    assert "No usage is recorded in this month." in text_of(page)
     page = operator.get(PAGE, {"month": "2025-11", "plan": free.pk})
-    assert "Nothing in this month matches what you chose." in text_of(page)
+    assert "No line of this month matches your choice." in text_of(page)
     assert f'href="{PAGE}"' in text_of(operator.get("/admin/django_ratequota/"))
 
 
@@ -84,7 +89,7 @@ def test_a_typo_and_unknown_values_are_told(operator: Client, free: Plan, settin
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.project.views.tenant"}}
     window("tenant:acme", 5, RatePolicy.objects.create(plan=free, rates="100/month"))
     page = operator.get(PAGE, {**OCTOBER, "subject": "tenant:acmee"})
-    assert "Nothing is recorded of this subject." in text_of(page)
+    assert "This subject has no recorded usage." in text_of(page)
     similar = f"{PAGE}?month=2025-10&subject=tenant%3Aacme"
     assert page.context["similar"] == [("tenant:acme", similar)]
     for query in ("month=October", "month=9999-12", "plan=99", "endpoint=x", "month=2025-10&plan=%00"):
@@ -133,6 +138,6 @@ def test_a_page_of_many_lines_is_bounded(operator: Client, free: Plan) -> None:
     QuotaWindow.objects.update(mixed=True)
     other = Plan.objects.create(name="Other", slug="other")
     text = text_of(operator.get(PAGE, {**OCTOBER, "plan": other.pk}))
-    assert "Nothing matches on this page." in text
+    assert "No line of this page matches your choice." in text
     assert "Next page" in text
     assert "All rows as CSV" in text

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
+import re
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
+from django_ratequota.admin.formatting import clock_and_wait
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, QuotaWindow, RatePolicy
 from django_ratequota.monitoring import ledger
 from tests.support.operators import client_of, text_of
@@ -32,12 +35,13 @@ def spend(user: Any, times: int, **more: Any) -> None:
 
 def test_the_page_lists_who_is_near(operator: Client, alice: User, search: Endpoint) -> None:
     policy = RatePolicy.objects.create(endpoint=search, rates="10/month")
-    assert "Nobody has used any of a limit that is listed here" in text_of(operator.get(PAGE))
+    assert "appear here once they are used" in text_of(operator.get(PAGE))
     spend(alice, 8, scope="search")
     text = text_of(operator.get(PAGE))
     assert "user alice" in text
     assert "8 of 10" in text
     assert f"boost/?user={alice.pk}&amp;endpoint=search&amp;policy={policy.pk}" in text
+    assert re.search(r" 00:00 UTC \(in \d+ (days?|h|min|s)\)", text), "months begin at midnight"
 
 
 def month() -> RatePolicy:
@@ -78,12 +82,17 @@ def test_the_list_is_filtered(operator: Client, alice: User, search: Endpoint) -
     assert found(f"plan={plan.pk}") == {("user alice", there.pk)}
 
 
-def test_subjects_are_found_by_what_they_begin_with(operator: Client, settings: Any) -> None:
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.operations.test_near.acme"}}
+def test_subjects_are_found_by_what_they_begin_with_and_by_their_names(operator: Client, settings: Any) -> None:
+    settings.RATEQUOTA = {
+        **settings.RATEQUOTA,
+        "IDENTIFIERS": {"tenant": "tests.operations.test_near.acme"},
+        "SUBJECT_NAMES": "tests.operations.test_subjects.names_of",
+    }
     RatePolicy.objects.create(rates="10/month", counted_per="tenant")
     RatePolicy.objects.create(rates="9/month", counted_per="ip", durable=True)
     spend(None, 1)
-    for text, rates in {"tenant:ac": ["10/month"], "acme": ["10/month"], "203.0": ["9/month"], "cme": []}.items():
+    found = {"tenant:ac": ["10/month"], "acme": ["10/month"], "GmbH": ["10/month"], "203.0": ["9/month"], "no": []}
+    for text, rates in found.items():
         page = operator.get(PAGE, {"level": 0, "q": text})
         assert [row["rate"] for row in page.context["rows"]] == rates, text
 
@@ -108,7 +117,7 @@ def test_the_export_has_all_rows_in_batches(operator: Client, monkeypatch: Any) 
     page = operator.get(PAGE)
     assert len(page.context["rows"]) == 2
     pk = QuotaWindow.objects.order_by("pk")[1].pk
-    assert f'href="?window=month&amp;level=80&amp;start=90-{pk}">Next page</a>' in text_of(page)
+    assert f'href="{PAGE}?window=month&amp;level=80&amp;start=90-{pk}">Next page</a>' in text_of(page)
     assert {row["name"] for row in table(operator.get(CSV))} == {f"user user{number}" for number in range(5)}
     assert table(operator.get(f"{CSV}&level=100")) == []
 
@@ -135,7 +144,15 @@ def test_operators_see_the_rows_of_the_policies_that_they_may_see(
     assert {row["name"] for row in page.context["rows"]} == seen
     assert {row["name"] for row in table(client.get(CSV))} == seen
     assert ("boost/?" in text_of(page)) is (permission == "grant_override")
-    assert bool(page.context["counts"]) is (len(seen) == 2), "counts are those of all policies"
+
+
+@pytest.mark.parametrize("off_us", [-1_500_000, -1, 0, 900_000, 1_500_000])
+def test_a_month_ends_at_midnight_whenever_its_end_was_computed(off_us: int) -> None:
+    """It ended at 00:00:01 on some pages."""
+    midnight_us, minute_us = round(datetime(2025, 12, 1, tzinfo=UTC).timestamp()) * 10**6, 60 * 10**6
+    text = clock_and_wait(midnight_us - 30 * minute_us, 30 * minute_us + off_us)
+    assert text.startswith("12/01/2025 00:00 UTC (in ")
+    assert clock_and_wait(midnight_us, minute_us) == "12/01/2025 00:01:00 UTC (in 60 s)"
 
 
 def test_shared_counters_lead_to_their_policy_only(operator: Client, alice: User) -> None:

@@ -30,8 +30,6 @@ PAGES = {
     "hostile override": Page(lambda s: f"{_POLICIES}/{s.hostile_override.pk}/change/"),
     "long override": Page(lambda s: f"{_POLICIES}/{s.long_override.pk}/change/"),
     "hostile subject": Page(lambda s: f"{_POLICIES}/{s.hostile_subject.pk}/change/"),
-    "roll out": Page(lambda s: f"{_POLICIES}/{s.logged.pk}/rollout/?span=hour"),
-    "hostile roll out": Page(lambda s: f"{_POLICIES}/{s.hostile_override.pk}/rollout/"),
     "explain": Page(lambda s: f"{_POLICIES}/explain/"),
     "explained": Page(lambda s: f"{_POLICIES}/explain/?user={s.bob.pk}&endpoint=search&method=GET"),
     "hostile explained": Page(
@@ -53,7 +51,7 @@ PAGES = {
     "quotas": Page(lambda s: f"{_POLICIES}/quotas/?level=50"),
     "past quotas": Page(lambda s: f"{_POLICIES}/quotas/history/?subject=user:{s.mallory.pk}"),
     "past days": Page(
-        lambda s: f"{_POLICIES}/quotas/history/?subject=user:{s.mallory.pk}&period={datetime.now(UTC):%Y-%m}-01"
+        lambda s: f"{_POLICIES}/quotas/history/?subject=user:{s.mallory.pk}&month={datetime.now(UTC):%Y-%m}-01"
     ),
     "invoices": Page(lambda s: f"{_POLICIES}/invoices/?month={datetime.now(UTC):%Y-%m}"),
     "matrix": Page(lambda s: f"{_APP}/plan/matrix/"),

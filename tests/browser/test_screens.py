@@ -125,12 +125,3 @@ def test_a_plans_rates_and_modes_are_in_sight_on_a_telephone(desk: Desks, scene:
         assert box is not None
         assert box["x"] >= 0, name
         assert box["x"] + box["width"] <= 390, name
-
-
-@pytest.mark.parametrize("language", ["en-us", "de", "ar"], indirect=True)
-def test_the_newest_refusals_need_no_scrolling_on_a_telephone(desk: Desks, scene: Scene, language: str) -> None:
-    page = desk().open(PAGES["roll out"].path(scene))
-    page.set_viewport_size({"width": 390, "height": 800})
-    table = page.locator("[aria-labelledby=ratequota-newest] .ratequota-usage-scroll")
-    assert table.locator("tbody tr").count()
-    assert table.evaluate("(place) => place.scrollWidth <= place.clientWidth")

@@ -24,7 +24,7 @@ from django_ratequota.exceptions import StoreError
 from django_ratequota.models import QuotaDay, QuotaWindow
 from django_ratequota.monitoring import ledger
 from django_ratequota.operations.counters import reset
-from django_ratequota.operations.invoices import invoice_lines
+from django_ratequota.operations.invoice_lines import Invoices
 from django_ratequota.runtime import process
 from django_ratequota.utils.sansio import Twins, call, drive
 from tests.conftest import Clock
@@ -288,7 +288,7 @@ def check(simulation: Simulation) -> None:
 def check_invoices(simulation: Simulation) -> None:
     """Each month has a line for each policy, with what the log says. A reset takes from the other policy, too."""
     invoiced: dict[Window, dict[int | None, int]] = defaultdict(dict)
-    for line in (line for month in _MONTHS for line in invoice_lines(month)):
+    for line in (line for month in _MONTHS for line in Invoices(month=month).lines()):
         if line.rate.endswith("/month"):
             invoiced[line.subject, "month", line.begins][line.policy] = line.used
     expected: dict[Window, Counter[int]] = defaultdict(Counter)

@@ -13,7 +13,7 @@ from django_ratequota import Decision, Limiter, check_request
 from django_ratequota.models import Plan, PlanAssignment, QuotaDay, QuotaWindow, RatePolicy
 from django_ratequota.monitoring.ledger import flush
 from django_ratequota.operations import counters
-from django_ratequota.operations.invoices import invoice_lines
+from django_ratequota.operations.invoice_lines import Invoices
 from django_ratequota.runtime import process
 from tests.conftest import Clock
 from tests.project.views import request_from
@@ -51,7 +51,7 @@ def rows() -> list[tuple[str, str, int]]:
 
 
 def invoiced(month: str) -> int:
-    return sum(line.used for line in invoice_lines(month))
+    return sum(line.used for line in Invoices(month=month).lines())
 
 
 def test_a_row_has_the_customer_s_month_and_its_days(ask: Ask) -> None:

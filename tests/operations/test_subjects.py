@@ -17,7 +17,7 @@ from django.utils import timezone
 from django_ratequota import check_request
 from django_ratequota.models import ListMember, Plan, PlanAssignment, QuotaWindow, RatePolicy, SubjectList
 from django_ratequota.monitoring.collector import collector
-from django_ratequota.operations.subject_names import MAX_NAME, subject_names
+from django_ratequota.operations.subject_names import MAX_NAME, identified_subjects, subject_names, subjects_named
 from django_ratequota.operations.subjects import MAX_OFFERED, known_subjects
 from django_ratequota.utils import problems
 from tests.admin.test_explain import DOWN, LIST, PAGE, staff
@@ -39,6 +39,9 @@ answer: Any = None
 def names_of(subjects: list[str]) -> Any:
     asked.append(subjects)
     return answer() if callable(answer) else answer
+
+
+names_of.ratequota_search = lambda text: iter(["tenant:acme", "user:7"] if text.lower() in "acme gmbh" else [])  # type: ignore[attr-defined]
 
 
 async def anames_of(subjects: list[str]) -> Any:
@@ -86,6 +89,13 @@ def test_without_the_setting_nobody_is_asked(settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "SUBJECT_NAMES": ""}
     assert subject_names(["tenant:acme"]) == {}
     assert asked == []
+
+
+def test_subjects_are_found_by_their_names(alice: User) -> None:
+    assert subjects_named("LIC") == [f"user:{alice.pk}"]
+    assert subjects_named("gmbh") == identified_subjects("gmbh") == ["tenant:acme"], "users are not the project's"
+    assert known_subjects("gmbh", [], seen=True) == ["tenant:acme"]
+    assert known_subjects("gmbh", [], seen=False) == identified_subjects("") == identified_subjects("globex") == []
 
 
 def failing() -> Any:

@@ -34,7 +34,9 @@ from django.utils.formats import date_format
 from mysite import views
 
 from django_ratequota import Limiter, notify
+from django_ratequota.models import Endpoint, QuotaWindow
 from django_ratequota.monitoring import alerts, ledger
+from django_ratequota.operations.past_windows import by_day
 from django_ratequota.runtime import OncePerSettings, process
 from tests.support import server
 from tests.support.reference_models import begins_month
@@ -202,7 +204,7 @@ class Traffic:
 
     def compare(self) -> None:
         ledger.flush()
-        now, lines = {}, {}
+        now, lines, endpoints = {}, {}, dict(Endpoint.objects.values_list("pk", "name"))
         for customer in self.customers:
             limits = {endpoint: self.limits[customer.plan_now(), endpoint][0] for endpoint in COSTS}
             usage = {endpoint: (customer.used(endpoint), limit) for endpoint, limit in limits.items()}
@@ -215,8 +217,10 @@ class Traffic:
             same(self.history(customer), months)
             past = f"quotas/history/?csv=1&subject={customer.subject}"
             same(sums((row["endpoint"], local_day(row["from"]), row["used"]) for row in self.file(past)), months)
-            by_day = self.file(f"{past}&period={first}")
-            same(sums((row["endpoint"], date.fromisoformat(row["day"]), row["used"]) for row in by_day), days)
+            by_endpoint = by_day(QuotaWindow.objects.filter(subject=customer.subject), first)
+            of_days = ((endpoints[one.window.endpoint_id], one.days.items()) for one in by_endpoint)
+            found = ((name, day, charged - given) for name, one in of_days for day, (charged, given) in one)
+            same(sums(found), days)
         same(self.invoiced(), lines)
         rows = [row for row in self.file("quotas/?csv=1&level=0&window=month") if row["used"] != "0"]
         same({(row["caller"], row["endpoint"]): (int(row["used"]), int(row["limit"])) for row in rows}, now)

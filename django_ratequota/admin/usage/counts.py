@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 from django.utils import timezone
@@ -115,16 +116,24 @@ def top_callers(selection: Selection, most: int) -> dict[str, tuple[TopCaller, .
 
 
 def newest_refusals(selection: Selection, endpoints: Mapping[int, Any], most: int) -> list[Refusal]:
-    """Return the newest refusals of the selected endpoint or policy, of any time; raises ``StoreError``."""
+    """Return the newest refusals of the selected endpoint or policy, of any time; raises ``StoreError``.
+
+    Of a policy also those that it only logged, which have no id.
+    """
     if selection.policy_id is None and selection.endpoint_id is None:
         return list(recorded_refusals.refusals(most))
     refusals = recorded_refusals.refusals(max(most, _SEARCHED))
     if selection.policy_id is not None:
-        return [
-            refusal
-            for refusal in refusals
-            if any(bucket.refused and bucket.policy_id == selection.policy_id for bucket in refusal.buckets)
-        ][:most]
+        logged = recorded_refusals.would_be_refusals(selection.policy_id, most)
+        found = [
+            *(replace(refusal, id="") for refusal in logged),
+            *(
+                refusal
+                for refusal in refusals
+                if any(bucket.refused and bucket.policy_id == selection.policy_id for bucket in refusal.buckets)
+            ),
+        ]
+        return sorted(found, key=attrgetter("at"), reverse=True)[:most]
     facts = {pk: endpoint_facts(endpoint) for pk, endpoint in endpoints.items()}
     snapshot = Snapshot(revision=0, endpoints=facts)
     views = {route: (name or None, view) for route, name, view in known_views()}

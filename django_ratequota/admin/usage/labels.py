@@ -86,9 +86,9 @@ class VisibleNames:
         known = self._opens_endpoints and pk in self.endpoints
         return model_url(self._site, Endpoint, "change", pk) if known else ""
 
-    def policy_url(self, pk: int, page: str = "change") -> str:
-        """Return the policy's page, or its ``rollout``; "" where the operator has none."""
-        return model_url(self._site, RatePolicy, page, pk) if self.policies.get(pk) else ""
+    def policy_url(self, pk: int) -> str:
+        """Return the policy's page; "" where the operator has none."""
+        return model_url(self._site, RatePolicy, "change", pk) if self.policies.get(pk) else ""
 
     def title(self, selection: Selection) -> str:
         """Return the selection in words."""

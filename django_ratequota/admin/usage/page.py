@@ -10,7 +10,6 @@ from typing import Any
 
 from django import forms
 from django.contrib import messages
-from django.utils.html import format_html
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
@@ -65,6 +64,10 @@ class UsagePage(AdminPage):
         css={"all": ["django_ratequota/plots.css", "django_ratequota/usage.css"]}, js=["django_ratequota/usage.js"]
     )
 
+    def links(self, request: Any, obj: Any) -> list[tuple[str, Any]]:
+        """Return the link from a policy to the requests that it limited."""
+        return [(self.url(query={"span": "day", "policy": str(obj.pk)}), _("Live usage"))]
+
     def view(self, request: Any) -> Any:
         """Return the page. Each part that Redis does not answer says so; the others are shown."""
         names = VisibleNames(self.admin, request)
@@ -102,7 +105,6 @@ class UsagePage(AdminPage):
             ],
             "tops_error": tops_error,
             "tops_partial": selection.policy_id is not None,
-            "rollout_url": names.policy_url(selection.policy_id or 0, "rollout"),
             "tops_note": _TOP_NOTES[selection.span],
             "refusals": [self._refusal(refusal, users, names, blocks) for refusal in refusals or ()],
             "refusals_error": refusals_error,
@@ -215,10 +217,7 @@ def _row(name: str, counts: Counts, query: str, url: str) -> dict[str, Any]:
 
 def _policy_row(pk: int, counts: Counts, selection: Selection, names: VisibleNames) -> dict[str, Any]:
     query = selection.query(endpoint_id=None, policy_id=pk)
-    row = _row(names.policy(pk), counts, query, names.policy_url(pk))
-    if counts.would_refuse and (rollout := names.policy_url(pk, "rollout")):
-        row["cells"][1] = format_html('<a href="{}">{}</a>', rollout, row["cells"][1])
-    return row
+    return _row(names.policy(pk), counts, query, names.policy_url(pk))
 
 
 def _unreadable(names: VisibleNames) -> list[str]:

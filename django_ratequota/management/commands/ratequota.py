@@ -10,7 +10,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import Error as DatabaseError
 
 from ...exceptions import StoreError
-from .. import callers, maintenance, persons, policyfile, undo, usage
+from .. import callers, maintenance, personal_data, policyfile, undo, usage
 
 
 class Command(BaseCommand):
@@ -21,7 +21,7 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Add the verbs; the function of each is its option ``run``, and may yield lines to print."""
         verbs = parser.add_subparsers(dest="verb", required=True)
-        for module in (callers, maintenance, persons, policyfile, undo, usage):
+        for module in (callers, maintenance, personal_data, policyfile, undo, usage):
             module.add_verbs(verbs)
         verbs.metavar = " | ".join(verbs.choices)
 

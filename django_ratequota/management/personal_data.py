@@ -15,7 +15,7 @@ from django.core.management.base import BaseCommand, CommandError
 from ..changes.validators import assignable_subject, canonical_subject
 from ..conf import settings
 from ..engine.keys import short
-from ..operations import persons
+from ..operations import held_data
 from ..operations.differences import object_names
 from ..operations.subject_names import printable
 from ..operations.subjects import find_user
@@ -47,7 +47,7 @@ def add_verbs(verbs: Any) -> None:
 
 def export_subject(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     """Yield a JSON object for each thing that is held."""
-    for kind, values in persons.held(_chosen(options)):
+    for kind, values in held_data.held(_chosen(options)):
         yield json.dumps({"kind": kind, **values}, default=str)
 
 
@@ -56,11 +56,11 @@ def forget(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     subject = _chosen(options)
     if options["yes"]:
         yield _written(options)
-    found = Counter(kind for kind, _values in persons.held(subject))
+    found = Counter(kind for kind, _values in held_data.held(subject))
     counts = ", ".join(f"{kind} {count}" for kind, count in found.items())
     yield f"{printable(subject)}: {counts or 'nothing is held'}"
     if found and options["yes"]:
-        persons.forget(subject)
+        held_data.forget(subject)
         yield "Forgotten: its figures stay in the ledger, without the name"
     elif found:
         yield "Nothing was changed yet: add --yes"
@@ -72,7 +72,7 @@ def move(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     if source == target:
         raise CommandError(f"{printable(source)} is both: name another subject")
     yield _written(options)
-    moved = persons.move(source, target, options["reason"])
+    moved = held_data.move(source, target, options["reason"])
     yield f"{moved} windows of {printable(source)} are now those of {printable(target)}"
 
 

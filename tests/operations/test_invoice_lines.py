@@ -16,8 +16,8 @@ from django_ratequota.models import Endpoint, Plan, PolicyChange, QuotaDay, Quot
 from django_ratequota.monitoring import ledger
 from django_ratequota.monitoring.ledger import Entry
 from django_ratequota.monitoring.rollup import forget_windows
-from django_ratequota.operations.invoices import InvoiceLine, Invoices, invoice_lines, similar_subjects
-from django_ratequota.operations.ledger import correct
+from django_ratequota.operations.invoice_lines import InvoiceLine, Invoices, similar_subjects
+from django_ratequota.operations.running_windows import correct
 from tests.conftest import Clock
 from tests.support.windows import counted
 
@@ -31,7 +31,7 @@ def _organisations(settings: Any) -> None:
     settings.RATEQUOTA = {
         **settings.RATEQUOTA,
         "IDENTIFIERS": {"tenant": "tests.project.views.tenant"},
-        "SUBJECT_NAMES": "tests.operations.test_invoices.names",
+        "SUBJECT_NAMES": "tests.operations.test_invoice_lines.names",
     }
 
 
@@ -58,7 +58,7 @@ def note(row: RatePolicy, units: int, day: int, refunded: int = 0) -> None:
 
 
 def lines(**chosen: Any) -> list[InvoiceLine]:
-    return list(invoice_lines("2025-10", **chosen))
+    return list(Invoices(month="2025-10", **chosen).lines())
 
 
 def told(found: list[InvoiceLine]) -> list[tuple[str, str, int, int]]:
@@ -209,7 +209,7 @@ def test_pages_and_filters_have_the_same_lines() -> None:
     assert lines(plan=free.plan_id) == found[1:2]
     assert lines(plan=pro.plan_id) == [found[0], *found[2:]]
     assert lines(endpoint=search.pk) == found[2:]
-    assert lines(subject="tenant:acm") == list(invoice_lines("2025-11")) == []
+    assert lines(subject="tenant:acm") == list(Invoices(month="2025-11").lines()) == []
     assert list(Invoices(month="2025-10", policies=RatePolicy.objects.filter(pk=free.pk)).lines()) == found[1:2]
     RatePolicy.objects.all().delete()
     assert [line.used for line in lines(plan=pro.plan_id)] == [300, 21, 21, 21]

@@ -1,4 +1,4 @@
-"""The ledger (``QuotaWindow``) of the windows that run now: which counters are listed, and what they have used.
+"""The windows that run now in the ledger: which counters are listed, and what they have used.
 
 A function's ``period`` is one of ``QuotaWindow.Period``: the windows of that length are one list.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from django.db.models import Count, Q, QuerySet
+from django.db.models import Q, QuerySet
 
 from ..changes.databases import subject_begins
 from ..enforcement.step_runner import limiter_or_error, now_us
@@ -84,13 +84,6 @@ def correct(row: QuotaWindow, bucket: Bucket) -> None:
         # Never unset: another process may just have set it.
         mixed = {"mixed": True} if row.policy_id != bucket.policy_id else {}
         stored.update(limit=limit, policy_id=bucket.policy_id, rate=str(bucket.rate), **mixed)
-
-
-def counts(period: str) -> dict[int, int]:
-    """Return level -> how many counters have used that much or more, for each of ``LEVELS``."""
-    counted = {str(level): Count("pk", filter=Q(percent__gte=level)) for level in LEVELS}
-    found = _current(period).filter(percent__gte=LEVELS[0]).aggregate(**counted)
-    return {level: found[str(level)] for level in LEVELS}
 
 
 def time_us() -> int:

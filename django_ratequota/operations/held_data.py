@@ -6,18 +6,19 @@ Users are subjects by their key, because nothing here has their names. The funct
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from secrets import token_hex
 from typing import Any
 
 from django.contrib.auth import get_user_model
 from django.db.models import F, Q, QuerySet, Sum, Value
-from django.db.models.functions import Concat, Substr
+from django.db.models.functions import Concat, Replace, Substr
 from django.utils import timezone
 
 from ..changes.databases import reading_and_writing, saving
 from ..changes.validators import primary_key
 from ..changes.writer import changed_by, field_values, in_batches, write_counted, write_publication
-from ..engine.keys import beginning, renamed, subject_tag, window_key
+from ..engine.keys import beginning, per_kind, renamed, subject_tag, window_key
 from ..engine.protocol import DURABLE_US
 from ..models import Endpoint, ListMember, PlanAssignment, PolicyChange, QuotaDay, QuotaWindow, RatePolicy
 from ..monitoring import ledger, traces
@@ -34,7 +35,7 @@ def held(subject: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield everything that is held of the subject: its kind, and values, of JSON but for dates and UUIDs."""
     for model in _MODELS:
         yield from ((model.__name__, {**field_values(row), "text": str(row)}) for row in _objects(model, subject))
-    for rows in (_changes(subject), _rows(QuotaWindow, subject), _rows(QuotaDay, subject)):
+    for rows in (_changes(subject), _windows(subject), _days(subject)):
         yield from ((rows.model.__name__, values) for values in rows.values().iterator(chunk_size=2000))
     if not default_limiter().store.absent:
         yield from ((kind, values) for kind, values, _deletion in traces.traces_of(subject))
@@ -50,8 +51,10 @@ def forget(subject: str) -> None:
         if _take_out(subject, mark):
             write_publication("ratequota forget")
         anonymous = Concat(Value(beginning(mark)), Substr("counter", len(beginning(subject)) + 1))
-        _rows(QuotaWindow, subject).update(counter=anonymous, subject=mark)
-        _rows(QuotaDay, subject).update(counter=anonymous)
+        _locked(subject)
+        # The days first, as they are found by the windows.
+        _days(subject).update(counter=anonymous)
+        _windows(subject).update(counter=anonymous, subject=mark)
     if not default_limiter().store.absent:
         traces.forget(subject)
 
@@ -64,12 +67,14 @@ def move(source: str, target: str, reason: str) -> int:
     limiter = default_limiter()
     with reading_and_writing(PolicyChange), reading_and_writing(QuotaWindow):
         before, unused = {subject: _used(subject) for subject in (source, target)}, {"used": 0, "remaining": 0}
-        kept = _rows(QuotaWindow, source).filter(ends_at__gt=to_datetime(limiter.now_us - DURABLE_US))
-        # In the order in which the ledger writes.
-        locked = kept.order_by("counter", "first_day").select_for_update()
-        keys = [window_key(f"{limiter.prefix}:{row.counter}", row.first_day) for row in locked]
-        moved = _move_rows(QuotaWindow, source, target, subject=stored_subject(target))
-        _move_rows(QuotaDay, source, target)
+        kept_us = limiter.now_us - DURABLE_US
+        prefix, kept = f"{limiter.prefix}:", [row for row in _locked(source) if to_us(row.ends_at) > kept_us]
+        keys = [window_key(prefix + row.counter, row.first_day) for row in kept]
+        # The days first, as they are found by the windows.
+        _move_rows(_days(source), source, target, {}, {})
+        written = {"written_at": timezone.now()}  # the invoices of both change
+        columns = {"subject": stored_subject(target), **written}
+        moved = _move_rows(_windows(source), source, target, columns, {"mixed": True, **written})
         for subject, had in before.items() if moved else ():
             has = _used(subject)
             changed = [title for title in had | has if had.get(title) != has.get(title)]
@@ -79,7 +84,7 @@ def move(source: str, target: str, reason: str) -> int:
         if in_store:  # before the commit, so that nothing is moved where this fails: what is lost is restored
             limiter.store.execute(("DEL", *keys))
     if in_store:
-        rows = _rows(QuotaWindow, target).filter(ends_at__gt=to_datetime(limiter.now_us))
+        rows = _windows(target).filter(ends_at__gt=to_datetime(limiter.now_us))
         totals = {(row.counter, row.first_day): (row.charged, row.refunded, to_us(row.ends_at)) for row in rows}
         ledger.ledger.raise_store(limiter, totals)
         limiter.store.execute(("DEL", *keys))
@@ -134,46 +139,61 @@ def _take_out(subject: str, mark: str) -> int:
     return len(pks)
 
 
-def _rows(model: Any, subject: str) -> QuerySet[Any]:
-    """Return the subject's rows of the ledger."""
-    begins = beginning(subject)
+def _windows(subject: str) -> QuerySet[QuotaWindow]:
+    """Return the subject's windows in the ledger."""
+    begins, stored = beginning(subject), stored_subject(subject)
     # By both conditions, because SQLite ignores case in the second, and MariaDB in the first.
-    rows: QuerySet[Any] = model.objects.alias(begins=Substr("counter", 1, len(begins)))
+    rows: QuerySet[Any] = QuotaWindow.objects.alias(begins=Substr("counter", 1, len(begins)))
     rows = rows.filter(begins=begins, counter__startswith=begins)
-    if model is QuotaWindow:
-        # For the index; and as ``ledger_rows.add`` writes what the database's encoding lacks.
-        stored = stored_subject(subject)
-        rows = rows.filter(subject__in={stored, stored.encode("ascii", "backslashreplace").decode()})
+    # For the index; and as ``ledger_rows.add`` writes what the database's encoding lacks.
+    return rows.filter(subject__in={stored, stored.encode("ascii", "backslashreplace").decode()}).order_by()
+
+
+def _days(subject: str) -> QuerySet[QuotaDay]:
+    """Return the days of the subject's windows."""
+    # By the windows' names, which are in an index.
+    rows: QuerySet[Any] = QuotaDay.objects.filter(counter__in=_windows(subject).values("counter"))
     return rows.order_by()
 
 
-def _move_rows(model: Any, source: str, target: str, **columns: str) -> int:
-    """Rename the source's rows and set these columns, or add them to the target's of the same key.
+def _locked(subject: str) -> list[QuotaWindow]:
+    """Return the subject's windows, locked in the order in which the ledger writes, which begins with them, too."""
+    return list(_windows(subject).order_by("counter", "first_day").select_for_update())
+
+
+def _move_rows(
+    rows: QuerySet[Any], source: str, target: str, columns: Mapping[str, Any], added: Mapping[str, Any]
+) -> int:
+    """Rename the source's rows and set ``columns``, or add them to the target's of the same key and set ``added``.
 
     Returns how many there were.
     """
-    key = [name for name in model._meta.constraints[0].fields if name != "counter"]
-    # Of a window, the policies of both may differ; and its invoice changes.
-    written: dict[str, Any] = {"written_at": timezone.now()} if model is QuotaWindow else {}
-    added = {"mixed": True, **written} if written else {}
-    pks = list(_rows(model, source).order_by("counter", *key).values_list("pk", flat=True))
+    objects: Any = rows.model.objects
+    key_of = attrgetter("counter", *(name for name in rows.model._meta.constraints[0].fields if name != "counter"))
+    # As ``renamed`` does it, in one statement for many rows.
+    rest = Replace(Substr("counter", len(beginning(source)) + 1), Value(per_kind(source)), Value(per_kind(target)))
+    name = Concat(Value(beginning(target)), rest)
+    pks = list(rows.values_list("pk", flat=True))
     for batch in in_batches(pks):
-        # Locked in the order in which the ledger writes.
-        for row in model.objects.filter(pk__in=batch).order_by("counter", *key).select_for_update():
-            name, sums = renamed(row.counter, source, target), {each: F(each) + getattr(row, each) for each in _SUMS}
-            if model.objects.filter(counter=name, **{each: getattr(row, each) for each in key}).update(
-                **sums, **added
-            ):
-                row.delete()
-            else:
-                model.objects.filter(pk=row.pk).update(counter=name, **columns, **written)
+        moved = {}
+        for row in objects.filter(pk__in=batch):
+            row.counter = renamed(row.counter, source, target)
+            moved[key_of(row)] = row
+        named = objects.filter(counter__in={row.counter for row in moved.values()})
+        same = [row for row in named if key_of(row) in moved]
+        merged = [moved.pop(key_of(row)) for row in same]
+        for row, other in zip(same, merged, strict=True):
+            vars(row).update({each: F(each) + getattr(other, each) for each in _SUMS}, **added)
+        objects.bulk_update(same, [*_SUMS, *added])
+        objects.filter(pk__in=[row.pk for row in merged]).delete()
+        objects.filter(pk__in=[row.pk for row in moved.values()]).update(counter=name, **columns)
     return len(pks)
 
 
 def _used(subject: str) -> dict[str, dict[str, int]]:
     """Return the state of each of the subject's rates, in all windows together, by a title."""
     endpoints = dict(Endpoint.objects.values_list("pk", "name"))
-    sums = _rows(QuotaWindow, subject).values_list("endpoint_id", "rate").annotate(Sum("used"), Sum("limit"))
+    sums = _windows(subject).values_list("endpoint_id", "rate").annotate(Sum("used"), Sum("limit"))
     return {
         f"{endpoints.get(pk, pk or 'all')} {rate}": {"used": int(used), "remaining": max(0, int(limit - used))}
         for pk, rate, used, limit in sums

@@ -21,13 +21,14 @@ from ..models import Endpoint, Plan, PolicyChange, QuotaDay, QuotaWindow, RatePo
 from ..monitoring.ledger_rows import stored_subject
 from ..policies.facts import to_datetime, to_us
 from .past_windows import local_date
-from .subject_names import names_of
+from .subject_names import identified_subjects, names_of
 from .subjects import known_subjects
 
 #: Counters whose names, policies and days are read at once; rows of the ledger that are.
 _BATCH, _CHUNK = 500, 2_000
 #: Windows above which a page reads them in the order of their counters.
 _FEW = 1_000
+_MOST_SIMILAR = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,13 +200,6 @@ class Invoices:
                 )
 
 
-def invoice_lines(
-    month: str, *, subject: str = "", plan: int | None = None, endpoint: int | None = None
-) -> Iterator[InvoiceLine]:
-    """Yield the lines of a month, by subject; raises ``ValidationError`` (see ``Invoices``)."""
-    return Invoices(month=month, subject=subject, plan=plan, endpoint=endpoint).lines()
-
-
 def month_of(text: str) -> tuple[date, date]:
     """Return the first day of the month ``2026-10``, and of the next one; raises ``ValidationError``."""
     try:
@@ -226,10 +220,10 @@ def is_recorded(subject: str) -> bool:
 
 
 def similar_subjects(subject: str) -> list[str]:
-    """Return subjects with windows that one may have meant: those that begin alike."""
+    """Return subjects that one may have meant: those of that name, or with windows that begin alike."""
     begins = subject[: subject.find(":") + 3]  # the kind and two letters
     known = known_subjects(begins, [QuotaWindow.objects.all()], seen=False)
-    return get_close_matches(subject, known, cutoff=0.5)
+    return [*identified_subjects(subject)[:_MOST_SIMILAR], *get_close_matches(subject, known, cutoff=0.5)]
 
 
 def _by_counter(rows: Iterable[QuotaWindow]) -> Iterator[list[QuotaWindow]]:

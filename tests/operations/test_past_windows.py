@@ -13,7 +13,7 @@ from django_ratequota.engine.decision import Decision
 from django_ratequota.models import Plan, PlanAssignment, QuotaDay, QuotaWindow, RatePolicy
 from django_ratequota.monitoring.ledger import flush
 from django_ratequota.operations import counters
-from django_ratequota.operations.past_days import Month, by_day, given_back
+from django_ratequota.operations.past_windows import Month, by_day, given_back
 from django_ratequota.runtime import process
 from tests.conftest import Clock
 from tests.project.views import request_from

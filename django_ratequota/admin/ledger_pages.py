@@ -1,0 +1,84 @@
+"""What the pages of the ledger share: their filters, what operators may see there, and the way to the next part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from django import forms
+from django.utils.translation import gettext
+
+from ..models import Endpoint, Plan
+from .formatting import number_text, shown
+from .pages import AdminPage
+
+
+class LedgerPage(AdminPage):
+    """A page of windows, read from the database alone; with ``csv`` in the address all of them, as a file."""
+
+    media = forms.Media(
+        css={"all": ["django_ratequota/usage.css", "django_ratequota/quotas.css"]},
+        js=["django_ratequota/subjects.js"],
+    )
+
+    def visible(self, request: Any) -> Any:
+        """Return the policies whose windows the operator may see; None = all."""
+        return None if self.admin.sees_all_policies(request) else self.admin.get_queryset(request)
+
+    def related(self, request: Any) -> dict[str, dict[str, str]]:
+        """Return the names of the plans and endpoints that the operator may choose from, by id."""
+        # Others see overrides only, which are of no plan.
+        models: dict[str, Any] = {"plan": Plan} if self.visible(request) is None else {}
+        return {
+            field: {str(pk): shown(name) for pk, name in model.objects.values_list("pk", "name")}
+            for field, model in {**models, "endpoint": Endpoint}.items()
+        }
+
+    def text(self, request: Any, name: str) -> str:
+        """Return a text of the query."""
+        return str(request.GET.get(name, "")).replace("\x00", "").strip()[:250]
+
+    def related_choices(self, related: Mapping[str, Mapping[str, str]], query: Mapping[str, str]) -> list[Any]:
+        """Return the choices of a plan and of an endpoint, as far as there are any."""
+        labels = {"plan": gettext("Plan"), "endpoint": gettext("Endpoint")}
+        return [
+            choice(field, labels[field], {"": gettext("any"), **known}, query[field])
+            for field, known in related.items()
+            if known
+        ]
+
+    def around(
+        self, query: Mapping[str, str], choices: list[Any], search: tuple[str, str], following: str
+    ) -> dict[str, Any]:
+        """Return the context of the form, and of the links to the first part, the one ``following``, and the file.
+
+        ``search`` is the name and label of the field for subjects.
+        """
+        same = {name: value for name, value in query.items() if value and name != "start"}
+        name, label = search
+        return {
+            "choices": choices,
+            "search": {"name": name, "label": label, "value": query[name]},
+            "subjects": self.admin.page_url("subjects"),
+            "first": self.url(query=same) if query["start"] else "",
+            "next": self.url(query={**same, "start": following}) if following else "",
+            "csv": self.url(query={**same, "csv": "1"}),
+        }
+
+
+def choice(name: str, label: str, options: Mapping[str, Any], chosen: str) -> dict[str, Any]:
+    """Return a select element for the template."""
+    listed = [(value, text, value == chosen) for value, text in options.items()]
+    return {"name": name, "label": label, "options": listed}
+
+
+def share(used: int, limit: int) -> dict[str, Any]:
+    """Return how much of a limit is used, for ``ledger_share.html``."""
+    percent = 100 * used // limit
+    return {
+        "used": number_text(used),
+        "limit": number_text(limit),
+        "percent": percent,
+        "over": percent >= 100,
+        "share": gettext("%(share)s %%") % {"share": percent},
+    }
