@@ -22,6 +22,7 @@ from .filters import ConditionFilter, RelatedFilter
 from .formatting import shown, time_column
 from .names import object_name
 from .search import MOST_NAMED, SearchesRelated
+from .tools import Unlisted
 
 #: Rows in which words are searched, because no index finds a part of a text.
 _SEARCHED = 100_000
@@ -133,7 +134,7 @@ class SaveList(ChangeList):
 
 
 @admin.register(PolicyChange)
-class PolicyChangeAdmin(SearchesRelated, AutocompleteAdmin, RecordedAdmin):
+class PolicyChangeAdmin(Unlisted, SearchesRelated, AutocompleteAdmin, RecordedAdmin):
     """Who changed what, when and why. Nobody can edit it."""
 
     pages = ("revert.SavePage", "revert.RestorePage")
