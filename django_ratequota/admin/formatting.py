@@ -55,11 +55,12 @@ def moment(at: datetime | None, *, seconds: bool = False) -> str:
     """Date, time and zone, to the minute or to the second; "" for None."""
     if at is None:
         return ""
-    local = _local(at)
+    local = local_time(at)
     return f"{_date_and_time(local, seconds=seconds)} {_zone(local)}"
 
 
-def _local(at: datetime) -> datetime:
+def local_time(at: datetime) -> datetime:
+    """Return the time in the operator's time zone."""
     # Without time zones (USE_TZ = False) it is local time already.
     return timezone.localtime(at) if timezone.is_aware(at) else at
 
@@ -98,7 +99,7 @@ def when(row: Any) -> str:
     """A row's ``starts_at`` and ``ends_at`` in a few words; "always" without any. Also a column of lists."""
     words = {"start": moment(row.starts_at), "end": moment(row.ends_at)}
     if row.starts_at and row.ends_at:
-        start, end = _local(row.starts_at), _local(row.ends_at)
+        start, end = local_time(row.starts_at), local_time(row.ends_at)
         if _zone(start) == _zone(end):  # not where summer time begins or ends in between
             words["start"] = _date_and_time(start)
         return gettext("%(start)s to %(end)s") % words
@@ -126,15 +127,6 @@ def duration(seconds: float) -> str:
             return text % count
     days = math.ceil(seconds / 86_400)
     return ngettext("%d day", "%d days", days) % days
-
-
-def milliseconds(seconds: float | None) -> str:
-    """``1.2 ms``; a dash for None, "more than 10 s" for infinity."""
-    if seconds is None:
-        return "–"
-    if seconds == float("inf"):
-        return gettext("more than 10 s")
-    return gettext("%(number)s ms") % {"number": number_text(seconds * 1000)}
 
 
 def number_text(value: float | None) -> str:

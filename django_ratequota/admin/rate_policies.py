@@ -8,6 +8,7 @@ from django.contrib import admin
 from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
+from ..conf import settings
 from ..models import RatePolicy
 from .base import AutocompleteAdmin, user_search_fields
 from .filters import ActiveFilter, AudienceFilter, RelatedFilter, is_active
@@ -32,7 +33,8 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, SearchesRelated, War
         "rollout.RolloutPage",
         "preview.PreviewPage",
         "preview.ImpactPage",
-        "usage.page.UsagePage",
+        "usage.traffic.TrafficPage",
+        "usage.health.HealthPage",
         "quotas.QuotasPage",
         "subjects.SubjectsPage",
         "quota_history.QuotaHistoryPage",
@@ -40,10 +42,11 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, SearchesRelated, War
     )
     form = PolicyForm
     actions = ["reset_usage"]
-    list_display = ["audience", "endpoint_name", "counted_per", "rates", "mode", "when", "active"]
+    list_display = ["audience", "endpoint_name", "counted_per", "rates", "mode", "on_outage", "when", "active"]
     list_editable = ["mode"]
     list_filter = [
         "mode",
+        "on_error",
         AudienceFilter,
         ActiveFilter,
         "counted_per",
@@ -117,6 +120,12 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, SearchesRelated, War
     def endpoint_name(self, policy: RatePolicy) -> str:
         """Return the endpoint's name."""
         return endpoint_text(policy.endpoint)
+
+    @admin.display(description=_("on error"), ordering="on_error")
+    def on_outage(self, policy: RatePolicy) -> str:
+        """Return what happens while Redis does not answer, by the setting where the policy leaves that open."""
+        choices: dict[Any, Any] = dict(RatePolicy._meta.get_field("on_error").flatchoices)
+        return str(choices[policy.on_error or settings.on_error])
 
     @admin.display(description=_("when"), ordering="ends_at")
     def when(self, policy: RatePolicy) -> str:

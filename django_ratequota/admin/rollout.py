@@ -83,7 +83,6 @@ class RolloutPage(AdminPage):
                 (gettext("Last changed"), moment(changed.at, seconds=True) if changed else "–"),
             ],
             "spans": [(f"?span={value}", text, value == span) for value, text in SPANS.items()],
-            "usage_url": self.admin.page_url("usage") + selection.query(),
             "policy_url": self.admin.page_url("change", policy.pk),
             **self._recorded(request, policy, selection, changed),
             "form": form if form is not None and form.errors else SwitchForm(),
@@ -102,9 +101,7 @@ class RolloutPage(AdminPage):
 
         def read() -> tuple[Any, Any, Any]:
             newest = (
-                would_be_refusals(policy.pk, _MOST_REFUSALS)
-                if logs
-                else newest_refusals(selection, {}, _MOST_REFUSALS)
+                would_be_refusals(policy.pk, _MOST_REFUSALS) if logs else newest_refusals(selection, _MOST_REFUSALS)
             )
             return read_timeline(selection), top_callers(selection, _MOST_CALLERS), newest
 

@@ -50,10 +50,9 @@ PAGES = {
     "block": Page(
         lambda s: f"{_POLICIES}/block/?caller=user:{s.bob.pk}&ip=ip:203.0.113.7&endpoint=search", viewer=403
     ),
-    "live usage": Page(lambda s: f"{_POLICIES}/usage/?span=day"),
-    "hostile live usage": Page(
-        lambda s: f"{_POLICIES}/usage/?policy={s.hostile_override.pk}&endpoint={quote(MARKUP)}"
-    ),
+    "traffic": Page(lambda s: f"{_POLICIES}/traffic/?span=day"),
+    "hostile traffic": Page(lambda s: f"{_POLICIES}/traffic/?endpoint={s.hostile_endpoint.pk}&order={quote(MARKUP)}"),
+    "health": Page(lambda s: f"{_POLICIES}/health/"),
     "quotas": Page(lambda s: f"{_POLICIES}/quotas/?level=50"),
     "past quotas": Page(lambda s: f"{_POLICIES}/quotas/history/?subject=user:{s.mallory.pk}"),
     "past days": Page(

@@ -43,7 +43,7 @@ def test_django_setup_imports_only_what_it_needs() -> None:
     names = ("admin", "throttling", "headers", "policyfile", "statistics")
     ours = {f"django_ratequota.{name}" for name in names} | {"django.contrib.admin", "yaml"}
     assert (heavy | ours).isdisjoint(run(SETUP))
-    pages = {f"django_ratequota.admin.{name}" for name in ("explain.page", "list_members", "matrix", "usage.page")}
+    pages = {f"django_ratequota.admin.{name}" for name in ("explain.page", "list_members", "matrix", "usage.traffic")}
     assert (heavy | pages | {"yaml"}).isdisjoint(run(SETUP, "admin", "messages", "sessions"))
 
 

@@ -106,8 +106,8 @@ class BlockPage(OverridePage):
         return self.confirm(request, form, context) or HttpResponseRedirect(back)
 
     def _back(self, request: Any, caller: str, endpoint: Any) -> str:
-        if request.GET.get("from") == "usage":
-            return str(self.admin.page_url("usage"))
+        if request.GET.get("from") == "traffic":
+            return str(self.admin.page_url("traffic"))
         params = form_data(ExplainQuery.for_caller(caller, endpoint=endpoint.name if endpoint else ""))
         return str(self.admin.page_url("explain", query=params))
 

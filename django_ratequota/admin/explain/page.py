@@ -21,6 +21,7 @@ from ..formatting import clock_and_wait, shown
 from ..names import audience_text, caller_names, described, endpoint_text
 from ..pages import AdminPage, reply, unanswered
 from ..permissions import is_override, may
+from ..usage.outages import outage_texts
 from .block import BlockLinks
 from .boost import BoostForm
 from .counter_rows import counter_rows
@@ -137,6 +138,7 @@ class ExplainPage(AdminPage):
             and unanswered(
                 decision.error, _("Usage cannot be shown. Until Redis answers, the policies' “on error” decides.")
             ),
+            "outages": outage_texts(48, explanation.resolution.policy_ids),
             "counters": counters,
             "acts": resets or boosts,
             "own": resets and any(not row.get("shared_reason") and "id" in row for row in counters),
