@@ -93,7 +93,7 @@ def test_all_changes_are_live(reported: Reported) -> None:
         ({"revision": PUBLISHED - 1, "idle": 30.0}, "Older policies still apply on b:2, c:3. Check the log there."),
         ({"age": 45}, "No reports come from b:2, c:3. A silent worker has ended, hangs or cannot reach Redis."),
         (
-            {"written_until": time.time() - 250},
+            {"written_until": 250.0},
             "Counts of quotas on b:2, c:3 have waited for the database for up to 5 min. They are lost if the worker "
             "is killed. Check the log there.",
         ),
@@ -110,7 +110,10 @@ def test_all_changes_are_live(reported: Reported) -> None:
     ids=["behind", "silent", "late", "away", "undecided", "failed"],
 )
 def test_each_cause_has_one_sentence(reported: Reported, fields: dict[str, Any], text: str) -> None:
-    found = [worker(name, **{"revision": PUBLISHED, "idle": 0.5, **fields}) for name in ("b:2", "c:3")]
+    values = {"revision": PUBLISHED, "idle": 0.5, **fields}
+    if "written_until" in values:
+        values["written_until"] = time.time() - fields["written_until"]
+    found = [worker(name, **values) for name in ("b:2", "c:3")]
     page = reported(worker("a:1", PUBLISHED, idle=0.5), *found)
     assert boxes(page) == [f'ratequota-bad">{text}']
     in_trouble = "revision" in fields or "age" in fields
