@@ -168,9 +168,10 @@ def _policy_pages(policy: Any, override: Any, subject: str, user: Any, endpoint:
         "explain, empty": Page(f"{_POLICIES}/explain/"),
         "explain, a user": Page(f"{_POLICIES}/explain/?{caller}"),
         "explain, an address": Page(f"{_POLICIES}/explain/?caller=ip:198.18.0.1&endpoint={endpoint.name}"),
-        "live usage, hour": Page(f"{_POLICIES}/usage/"),
-        "live usage, day": Page(f"{_POLICIES}/usage/?span=day"),
-        "live usage, week": Page(f"{_POLICIES}/usage/?span=week"),
+        "traffic, hour": Page(f"{_POLICIES}/traffic/"),
+        "traffic, day": Page(f"{_POLICIES}/traffic/?span=day"),
+        "traffic, week": Page(f"{_POLICIES}/traffic/?span=week"),
+        "health": Page(f"{_POLICIES}/health/"),
         **_quota_pages(plan),
     }
     newest = refusals(1)

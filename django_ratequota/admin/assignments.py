@@ -15,6 +15,7 @@ from .filters import ActiveFilter, RelatedFilter
 from .formatting import isolated, number_text, time_column
 from .fresh_fields import FreshForm
 from .names import endpoint_text
+from .tools import Unlisted
 from .user_or_subject import UserOrSubjectAdmin, UserOrSubjectFilter
 
 _CREATED_AT = time_column("created_at", _("created at"))
@@ -33,7 +34,7 @@ class AssignmentForm(FreshForm):
 
 
 @admin.register(PlanAssignment)
-class PlanAssignmentAdmin(UserOrSubjectAdmin):
+class PlanAssignmentAdmin(Unlisted, UserOrSubjectAdmin):
     """Plan assignments."""
 
     form = AssignmentForm

@@ -21,10 +21,10 @@ _FRAME = {
 }
 _LEFT, _TOP = _FRAME["left"], _FRAME["top"]
 _ACROSS, _DOWN = _FRAME["right"] - _LEFT, _FRAME["bottom"] - _TOP
-#: Width of a label's character on wide and on narrow pages (see plots.css), and the least space between labels.
-_CHARACTER, _NARROW_CHARACTER, _SPACE = 6.5, 12, 14
+#: Width of a label's character on narrow pages (see plots.css), and the least space between labels.
+_CHARACTER, _SPACE = 12, 14
 #: Slots from one written label to the next: steps that divide hours, days and weeks.
-_LABEL_STEPS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 24, 30, 48, 60, 96, 168)
+_LABEL_STEPS = (1, 2, 3, 4, 5, 6, 10, 12, 15, 20, 24, 30, 48, 60, 96, 168)
 
 _NO_DATA = _("No data.")
 
@@ -75,20 +75,13 @@ class Plot:
 
     @cached_property
     def times(self) -> list[dict[str, Any]]:
-        """The marks of the x axis: as many labels as there is room for, on wide and on ``narrow`` pages."""
-        longest = max(map(len, self.labels))
-        wide = self._label_step(longest * _CHARACTER + _SPACE)
-        narrow = wide * math.ceil(self._label_step(longest * _NARROW_CHARACTER + _SPACE) / wide)
+        """The marks of the x axis: as many labels as narrow pages have room for."""
+        step = self._label_step(max(map(len, self.labels)) * _CHARACTER + _SPACE)
         # Prefer whole hours and midnights to the first slot.
-        first = max(range(wide), key=lambda at: _roundness(self.labels[at::wide]))
-        marks = []
-        for at in range(first, len(self.labels), wide):
-            x, text = _LEFT + (at + 0.5) * self._slot, self.labels[at]
-            room = 2 * (_FRAME["width"] - x) / max(1, len(text))
-            if room >= _CHARACTER:
-                fits = (at - first) % narrow == 0 and room >= _NARROW_CHARACTER
-                marks.append({"at": _number(x), "text": text, "narrow": fits})
-        return marks
+        first = max(range(step), key=lambda at: _roundness(self.labels[at::step]))
+        places = [(_LEFT + (at + 0.5) * self._slot, self.labels[at]) for at in range(first, len(self.labels), step)]
+        fit = [(x, text) for x, text in places if len(text) * _CHARACTER <= 2 * (_FRAME["width"] - x)]
+        return [{"at": _number(x), "text": text} for x, text in fit]
 
     @cached_property
     def bars(self) -> list[dict[str, Any]]:

@@ -111,15 +111,6 @@ def duration(seconds: float) -> str:
     return ngettext("%d day", "%d days", days) % days
 
 
-def milliseconds(seconds: float | None) -> str:
-    """``1.2 ms``; a dash for None, "more than 10 s" for infinity."""
-    if seconds is None:
-        return "–"
-    if seconds == float("inf"):
-        return gettext("more than 10 s")
-    return gettext("%(number)s ms") % {"number": number_text(seconds * 1000)}
-
-
 def number_text(value: float | None) -> str:
     """A number with two decimals at most; None as 0."""
     number = round(value or 0, 2)

@@ -19,6 +19,7 @@ from .diff import kind_and_action, kinds, summary
 from .filters import ConditionFilter, RelatedFilter
 from .formatting import shown, time_column
 from .search import MOST_NAMED, SearchesRelated
+from .tools import Unlisted
 
 #: Rows in which words are searched, because no index finds a part of a text.
 _SEARCHED = 100_000
@@ -110,7 +111,7 @@ class SaveList(ChangeList):
 
 
 @admin.register(PolicyChange)
-class PolicyChangeAdmin(SearchesRelated, AutocompleteAdmin, RecordedAdmin):
+class PolicyChangeAdmin(Unlisted, SearchesRelated, AutocompleteAdmin, RecordedAdmin):
     """Who changed what, when and why. Nobody can edit it."""
 
     pages = ("saves.SavePage", "saves.ChangePage", "revert.RevertPage")

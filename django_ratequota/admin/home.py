@@ -13,14 +13,14 @@ from django.utils.translation import ngettext
 from ..models import Endpoint, PolicyChange, RatePolicy
 from ..monitoring import timeline
 from ..operations.differences import Words, name_users, object_names
-from ..runtime import default_limiter
 from .diff import summary
 from .formatting import moment, number_text, percent, shown
 from .names import caller_names, caller_text, deleted
 from .pages import may_view, mode_text, model_url, reply
-from .usage import workers
 from .usage.counts import most_refused, sum_counts
 from .usage.labels import explain_url
+from .usage.outages import outage_texts
+from .usage.status import Status, current_status
 
 #: Endpoints, callers and changes that are listed.
 _LISTED = 3
@@ -32,42 +32,22 @@ def home(site: Any, request: Any) -> dict[str, Any]:
     """Return the parts of the home that the operator may see; each part says so where it cannot be read."""
     context: dict[str, Any] = {}
     if may_view(site, RatePolicy, request):
+        mode = mode_text()
+        status = Status(text=mode, kind="bad", answered=False) if mode else current_status()
         context["explain"] = model_url(site, RatePolicy, "explain")
         context["subjects"] = model_url(site, RatePolicy, "subjects")
-        context["status"] = status = _status()
-        if status["redis"]:
+        context["health"] = model_url(site, RatePolicy, "health")
+        context["status"] = status
+        context["outages"] = outage_texts()
+        if status.answered:
             context["refusals"] = _refusals(site)
     if may_view(site, PolicyChange, request):
         context["changes"] = _changes(site, request)
     return context
 
 
-def _status() -> dict[str, Any]:
-    """Return whether limits are enforced, whether Redis replies, and which revision the workers apply."""
-    status: dict[str, Any] = {"mode": mode_text(), "redis": False, "complete": False, "complaints": []}
-    absent, error = reply(lambda: default_limiter().store.absent)
-    found = None
-    if not absent and not error:
-        found, error = reply(lambda: (default_limiter().stored_revision(), workers.current_reports()))
-    if error:
-        text = _("Redis did not answer (%(reason)s). Until it does, the “on error” of each policy decides.")
-        status["error"] = text % {"reason": error}
-    if found:
-        revision, reports = found
-        live = workers.propagation(revision, reports)
-        errors = workers.errors(reports)
-        status |= {
-            "redis": True,
-            "proof": live["proof"],
-            "idle": live["idle"],
-            "complete": live["complete"] and not errors and not status["mode"],
-            "complaints": [*live["complaints"], *errors],
-        }
-    return status
-
-
 def _refusals(site: Any) -> dict[str, Any]:
-    """Return how many requests of the last hour were refused, and where and whom it concerned most."""
+    """Return how many requests were refused lately, and where and whom it concerned most, all of the same time."""
     found, error = reply(lambda: (timeline.timeline("hour"), timeline.top_callers("hour", most=_LISTED)["refused"]))
     if found is None:
         return {"error": error}
@@ -80,10 +60,11 @@ def _refusals(site: Any) -> dict[str, Any]:
         "number": number_text(total.refused),
         "share": percent(total.refused, total.admitted + total.refused),
         "requests": number_text(total.admitted + total.refused),
+        "since": moment(hour.starts[0]),
         "endpoints": [
             {
                 "name": shown(names.get(str(pk)) or deleted(pk)) if pk else _("no endpoint"),
-                "url": model_url(site, RatePolicy, "usage", query={"endpoint": pk}),
+                "url": model_url(site, RatePolicy, "traffic", query={"endpoint": pk}),
                 "number": number_text(counts.refused),
             }
             for pk, counts in refused

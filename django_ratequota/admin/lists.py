@@ -18,6 +18,7 @@ from .filters import ActiveFilter, RelatedFilter
 from .formatting import about, shown, when
 from .permissions import may_see_members
 from .policy_table import PolicyInline, PolicyTableAdmin
+from .tools import Unlisted
 from .user_or_subject import UserOrSubjectAdmin, UserOrSubjectFilter
 
 
@@ -56,7 +57,7 @@ class SubjectListAdmin(PolicyTableAdmin):
 
 
 @admin.register(ListMember)
-class ListMemberAdmin(UserOrSubjectAdmin):
+class ListMemberAdmin(Unlisted, UserOrSubjectAdmin):
     """The members of all lists."""
 
     list_display = ["who", "subject_list", when, "active", "reason_text"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
 
@@ -24,9 +23,6 @@ from ..exceptions import StoreError
 from .formatting import shown
 
 Reply = TypeVar("Reply")
-
-#: A page whose parts have waited this long in vain for Redis does not ask it for the others.
-_PATIENCE_SECONDS = 1.0
 
 
 class AdminPage:
@@ -180,26 +176,6 @@ def reply(read: Callable[[], Reply]) -> tuple[Reply | None, str]:
         return read(), ""
     except StoreError as error:
         return None, error.reason
-
-
-class Replies:
-    """``reply`` for the parts of a page, which together wait only a second longer for a Redis that hangs."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._waited = 0.0  # seconds, for what Redis did not answer
-        self._reason = ""
-
-    def __call__(self, read: Callable[[], Reply]) -> tuple[Reply | None, str]:
-        """Return the same as ``reply``; after a second of waiting in vain, the last reason, without ``read``."""
-        if self._waited >= _PATIENCE_SECONDS:
-            return None, self._reason
-        begun = self._clock()
-        found, reason = reply(read)
-        if reason:
-            self._waited += self._clock() - begun
-            self._reason = reason
-        return found, reason
 
 
 def unanswered(reason: str, then: Any = "") -> str:

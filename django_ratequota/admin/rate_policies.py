@@ -9,6 +9,7 @@ from django.contrib.admin.widgets import RelatedFieldWidgetWrapper
 from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
+from ..conf import settings
 from ..models import RatePolicy
 from .base import AutocompleteAdmin, user_search_fields
 from .filters import ActiveFilter, AudienceFilter, RelatedFilter, is_active
@@ -35,17 +36,19 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, SearchesRelated, War
         "explain.block.BlockPage",
         "reset.CountersPage",
         "estimate.ImpactPage",
-        "usage.page.UsagePage",
+        "usage.traffic.TrafficPage",
+        "usage.health.HealthPage",
         "quotas.QuotasPage",
         "subjects.SubjectsPage",
         "quota_history.QuotaHistoryPage",
         "invoices.InvoicesPage",
     )
     form = PolicyForm
-    list_display = ["audience", "endpoint_name", "counted_per", "rates", "mode", "when", "active"]
+    list_display = ["audience", "endpoint_name", "counted_per", "rates", "mode", "on_outage", "when", "active"]
     list_editable = ["mode"]
     list_filter = [
         "mode",
+        "on_error",
         AudienceFilter,
         ActiveFilter,
         "counted_per",
@@ -124,12 +127,18 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, SearchesRelated, War
         """Return the endpoint's name."""
         return endpoint_text(policy.endpoint)
 
+    @admin.display(description=_("on error"), ordering="on_error")
+    def on_outage(self, policy: RatePolicy) -> str:
+        """Return what happens while Redis does not answer, by the setting where the policy leaves that open."""
+        choices: dict[Any, Any] = dict(RatePolicy._meta.get_field("on_error").flatchoices)
+        return str(choices[policy.on_error or settings.on_error])
+
     @admin.display(description=_("when"), ordering="ends_at")
     def when(self, policy: RatePolicy) -> str:
         """Return its dates, and in log mode a link to what it would have refused."""
         if policy.mode != RatePolicy.Mode.LOG:
             return when(policy)
-        link = self.page_url("usage", query={"span": "day", "policy": policy.pk})
+        link = self.page_url("traffic", query={"span": "day", "policy": policy.pk})
         return format_html('{}<br><a href="{}">{}</a>', when(policy), link, _("Would-be refusals"))
 
     @admin.display(description=_("active"), boolean=True)

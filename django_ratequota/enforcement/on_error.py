@@ -14,6 +14,7 @@ from ..engine.types import Bucket
 from ..exceptions import InvalidRate, StoreError
 from ..monitoring import ledger
 from ..monitoring.health import note_degraded
+from ..monitoring.outages import outages
 from ..monitoring.restoring import restore
 from ..policies.facts import PolicyFacts
 from ..policies.resolver import Resolution
@@ -47,6 +48,9 @@ def decide(
     except StoreError as error:
         if counts:
             note_degraded(error.reason, error)
+            if not blocked_by:
+                actions = {each.policy_id: _action(each) for each in asked.buckets if each.mode == "enforce"}
+                outages.note(error.reason, actions)
         asked = asked._replace(mode="peek") if denied_by else asked
         decision = decide_without_store(asked, error.reason, blocked_by)
     if unreadable and counts:

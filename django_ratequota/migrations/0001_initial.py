@@ -213,6 +213,27 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='Outage',
+            fields=[
+                ('id', models.UUIDField(help_text='Drawn at random by the worker.', primary_key=True, serialize=False, verbose_name='outage')),
+                ('worker', models.CharField(help_text='Host and process id.', max_length=80, verbose_name='worker')),
+                ('began_at', models.DateTimeField(help_text='When it first decided without Redis.', verbose_name='began at')),
+                ('ended_at', models.DateTimeField(db_index=True, help_text='When it last decided without Redis, or still left it alone.', verbose_name='ended at')),
+                ('reason', models.CharField(help_text='Why Redis did not decide, such as timeout.', max_length=50, verbose_name='reason')),
+                ('allow', models.PositiveBigIntegerField(help_text='Requests.', verbose_name='admitted without limits')),
+                ('deny', models.PositiveBigIntegerField(help_text='Requests that a policy\'s “on error” refused.', verbose_name='refused')),
+                ('local', models.PositiveBigIntegerField(help_text='Requests that it counted by itself; it may have refused some.', verbose_name='decided by the worker')),
+                ('policies', models.JSONField(help_text='Policy id to its “on error” to the number of requests that it decided.', verbose_name='policies')),
+            ],
+            options={
+                'verbose_name': 'outage',
+                'verbose_name_plural': 'outages',
+                'ordering': ['-began_at'],
+                'default_permissions': (),
+                'required_db_features': ['supports_json_field'],
+            },
+        ),
+        migrations.CreateModel(
             name='QuotaWindow',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),

@@ -1,4 +1,4 @@
-"""The models: plans, endpoints, lists and policies as operators edit them, their history, and usage counts."""
+"""The models: plans, endpoints, lists and policies as operators edit them, their history, counts and outages."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from .audiences import ListMember, Plan, PlanAssignment, SubjectList
 from .base import TrackedModel
 from .counts import LedgerWriter, QuotaDay, QuotaWindow, UsageCount
 from .endpoints import METHODS, Endpoint
+from .outages import Outage
 from .policy_changes import PolicyChange, SaveLock
 from .rate_policies import RatePolicy
 
@@ -14,6 +15,7 @@ __all__ = [
     "Endpoint",
     "LedgerWriter",
     "ListMember",
+    "Outage",
     "Plan",
     "PlanAssignment",
     "PolicyChange",

@@ -99,7 +99,7 @@ def health() -> Health:
     snapshot = policies.current()
     breakers = limiter.store.breakers if limiter else ()
     return Health(
-        process=_process(),
+        process=process_name(),
         at=time.time(),
         revision=snapshot.revision if snapshot else 0,
         policies_age=time.time() - snapshot.loaded_at if snapshot else 0.0,
@@ -186,7 +186,8 @@ def _read(report: Any) -> Health | None:
         return None
 
 
-def _process() -> str:
+def process_name() -> str:
+    """Return this process's name: host:pid."""
     host = re.sub(r"[^0-9A-Za-z_.-]", "-", socket.gethostname())[:64]
     return f"{host}:{os.getpid()}"
 
@@ -205,7 +206,7 @@ def leave() -> None:
         return
     try:
         limiter = default_limiter()
-        limiter.store.execute(("DEL", workers_key(limiter.prefix, _process())))
+        limiter.store.execute(("DEL", workers_key(limiter.prefix, process_name())))
     except StoreError as error:
         logger.debug("the report could not be taken back: %s", error)
 

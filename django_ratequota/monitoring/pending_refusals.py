@@ -99,6 +99,7 @@ def _describe(
             "scope": scope[:MAX_NAME],
             "route": route[:MAX_NAME],
             "method": method[:20],
+            "endpoint_ids": record.endpoint_ids,
             "cost": record.cost,
             "violated": [title[:MAX_NAME] for title in decision.violated],
             "error": decision.error,

@@ -73,6 +73,8 @@ class Refusal:
     #: Names of the policies that refused, as the client saw them.
     violated: tuple[str, ...]
     buckets: tuple[RefusedBucket, ...]
+    #: The endpoints that the request belonged to; empty = none.
+    endpoint_ids: tuple[int, ...] = ()
     revision: int
     #: Why ``on_error`` decided instead of Redis; "" when Redis decided.
     error: str = ""
@@ -168,6 +170,7 @@ def _refusal(refusal_id: str, described: dict[str, Any], count: int) -> Refusal:
         "at": datetime.fromtimestamp(described["at"], UTC),
         "violated": tuple(described["violated"]),
         "against": tuple(described.get("against", ())),
+        "endpoint_ids": tuple(described.get("endpoint_ids", ())),
         "buckets": tuple(RefusedBucket(**bucket) for bucket in described["buckets"]),
     }
     return Refusal(**described, id=refusal_id, count=count)

@@ -14,12 +14,12 @@ from django.utils import timezone
 
 from ..changes.databases import reading_and_writing
 from ..conf import settings
-from ..models import LedgerWriter, QuotaDay, QuotaWindow, UsageCount
+from ..models import LedgerWriter, Outage, QuotaDay, QuotaWindow, UsageCount
 from ..runtime import default_limiter
 from .packing import HOUR, KEPT_SECONDS, OUTCOMES, QUARTERS
 from .timeline import slot_counts
 
-#: Days for which hours are kept.
+#: Days for which hours and outages are kept.
 KEEP_DAYS = 35
 #: Days after which a process that has added nothing to the ledger is forgotten.
 _WRITER_DAYS = 35
@@ -54,7 +54,7 @@ def roll_up(keep_days: int = KEEP_DAYS) -> RolledUp:
     with reading_and_writing(UsageCount):
         written = _write(hours)
         too_old = timezone.now() - timedelta(days=keep_days)
-        deleted = UsageCount.objects.filter(starts_at__lt=too_old).delete()[0]
+        deleted = _delete(UsageCount, Q(starts_at__lt=too_old)) + _delete(Outage, Q(ended_at__lt=too_old))
     return RolledUp(written, deleted + forget_windows())
 
 

@@ -1,4 +1,7 @@
-"""The thread that sends to Redis what this process has recorded, and its report, every STATISTICS_SECONDS."""
+"""The thread that sends to Redis what this process has recorded, and its report, every STATISTICS_SECONDS.
+
+It writes the outages of Redis to the database as well.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,11 @@ from ..policies.cache import listeners
 from .background import Background
 from .collector import collector
 from .health import report
+from .outages import outages
 
 
 def _send() -> None:
+    outages.flush()
     try:
         collector.flush()
     finally:

@@ -22,8 +22,8 @@ from .records import MAX_NAME
 
 Span = Literal["hour", "day", "week"]
 
-#: Seconds of a slot, and how many there are.
-_SPANS = {"hour": (MINUTE, 60), "day": (QUARTER, 96), "week": (HOUR, 168)}
+#: Seconds of a slot, and the hours before the one that runs now: whole hours, as callers are counted by the hour.
+_SPANS = {"hour": (MINUTE, 1), "day": (QUARTER, 24), "week": (HOUR, 167)}
 #: Unix time, series, number in ``OUTCOMES``, requests.
 _Count = tuple[int, str, int, int]
 #: Requests that were admitted, and are counted there too.
@@ -69,12 +69,13 @@ class TopCaller:
 def timeline(span: Span, *, endpoint_id: int | None = None, policy_id: int | None = None) -> Timeline:
     """Return requests over time: an hour by the minute, a day by the quarter of an hour, a week by the hour.
 
+    Each begins with a whole hour, so that ``top_callers`` counts the same requests, but of a week two days only.
     ``total`` is of all requests, or of one endpoint or policy. Of the others only sums are made, because a week of
     10,000 policies by the hour would take seconds.
     """
     now = time.time()
-    step, number = _SPANS[span]
-    starts = [int(now // step - behind) * step for behind in reversed(range(number))]
+    step, hours = _SPANS[span]
+    starts = range(int(now // HOUR - hours) * HOUR, int(now) + 1, step)
     chosen = _series(endpoint_id, policy_id)
     counted, complete = slot_counts(starts[0], now, MINUTES if span == "hour" else QUARTERS)
     sums: dict[str, list[int]] = {}
@@ -104,8 +105,7 @@ def top_callers(
     """
     prefix = f"{_series(endpoint_id, policy_id)}|"
     counts: dict[str, list[int]] = {}
-    step, number = _SPANS[span]
-    for hour in kept_hours(step * number // HOUR + 1):
+    for hour in kept_hours(_SPANS[span][1] + 1):
         members = read_pairs("zset", *(f"{outcome}:{hour}" for outcome in OUTCOMES), prefix=prefix)
         for outcome, scored in enumerate(members):
             for member, score in scored:

@@ -38,6 +38,15 @@ def ratequota_home(context: Any) -> dict[str, Any]:
     return {} if site is None else home(site, context["request"])
 
 
+@register.inclusion_tag("admin/django_ratequota/tools.html", takes_context=True)
+def ratequota_tools(context: Any) -> dict[str, Any]:
+    """Show the tool bar, but in no popup."""
+    from ..admin.tools import tools
+
+    site = _site(context["request"])
+    return {} if site is None or context.get("is_popup") else {"tools": tools(site, context["request"])}
+
+
 @register.simple_tag
 def column_heads(*texts: Any) -> str:
     """Return the head of a table: one row with these texts."""

@@ -136,30 +136,29 @@ def test_zeros_only_show_a_sentence_instead_of_a_chart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "wide", "narrow"),
+    ("labels", "written"),
     [
-        (MINUTES, [f"13:{minute}" for minute in range(10, 60, 5)] + ["14:00", "14:05"], 6),
-        ([f"{hour:02d}:{minute:02d}" for hour in range(24) for minute in (0, 15, 30, 45)], None, 6),
-        ([f"Sat {day}, {hour:02d}:00" for day in range(1, 8) for hour in range(24)], None, 4),
-        (["one"], ["one"], 1),
-        (["x" * 500, "y" * 500], [], 0),
+        (MINUTES, [f"13:{minute}" for minute in range(10, 60, 10)] + ["14:00"]),
+        (
+            [f"{hour:02d}:{minute:02d}" for hour in range(24) for minute in (0, 15, 30, 45)],
+            [f"{hour:02d}:00" for hour in range(0, 24, 3)],
+        ),
+        ([f"Sat {day}, {hour:02d}:00" for day in range(1, 8) for hour in range(24)], None),
+        (["one"], ["one"]),
+        (["x" * 500, "y" * 500], []),
     ],
 )
-def test_labels_are_thinned_to_the_available_width(labels: list[str], wide: Any, narrow: int) -> None:
+def test_labels_are_thinned_to_the_available_width(labels: list[str], written: list[str] | None) -> None:
     shown = Plot(title="", labels=labels, series=[Series("x", "admitted", [1] * len(labels))])
-    written = [tick["text"] for tick in shown.times]
-    assert wide is None or written == wide
-    assert len(written) <= 14
-    assert sum(tick["narrow"] for tick in shown.times) <= narrow
-    for ticks, character in ((shown.times, 6), ([one for one in shown.times if one["narrow"]], 11)):
-        ends = [(float(one["at"]), len(one["text"]) * character / 2) for one in ticks]
-        for (left, half), (right, other) in pairwise(ends):
-            assert left + half < right - other, "labels overlap"
-        assert all(at - half >= 0 and at + half <= 720 for at, half in ends), "cut off at the edge"
+    assert written is None or [tick["text"] for tick in shown.times] == written
+    ends = [(float(one["at"]), len(one["text"]) * 11 / 2) for one in shown.times]
+    for (left, half), (right, other) in pairwise(ends):
+        assert left + half < right - other, "labels overlap"
+    assert all(at - half >= 0 and at + half <= 720 for at, half in ends), "cut off at the edge"
 
 
 def test_a_week_is_labelled_at_midnight() -> None:
     days = ["Sat", "Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat"]
     labels = [f"{days[hour // 24]} {hour % 24:02d}:00" for hour in range(13, 13 + 168)]
     shown = Plot(title="", labels=labels, series=[Series("x", "admitted", [1] * 168)])
-    assert [tick["text"] for tick in shown.times] == [f"{day} 00:00" for day in days[1:]]
+    assert [tick["text"] for tick in shown.times] == [f"{day} 00:00" for day in days[1::2]]

@@ -102,7 +102,8 @@ def addresses() -> Iterator[str]:
     )
     yield f"{APP}/policychange/{change.pk}/revert/save/"
     yield from (f"{APP}/subjectlist/{bots.pk}/{verb}-members/" for verb in ("add", "remove"))
-    yield from (f"{POLICIES}/usage/?{query}" for query in ("", f"endpoint={search.pk}", f"policy={override.pk}"))
+    yield from (f"{POLICIES}/{page}" for page in ("traffic/", f"traffic/?endpoint={search.pk}", "health/"))
+    yield f"{POLICIES}/traffic/?policy={override.pk}"
     caller = f"user={user.pk}&endpoint=e1"
     yield from (
         f"{POLICIES}/explain/?{query}" for query in ("", caller, f"user={user.pk}", f"id={refusals(1)[0].id}")
@@ -179,7 +180,8 @@ OPENS: dict[str, set[Any]] = {
     "ratepolicy/{policy}/delete/": {("view_ratepolicy", "delete_ratepolicy")},
     "ratepolicy/counters/?user={user}&endpoint=e1&bucket=e1/month": {"reset_usage"},
     "ratepolicy/explain/": POLICY | OVERRIDES,
-    "ratepolicy/usage/": POLICY | OVERRIDES,
+    "ratepolicy/traffic/": POLICY | OVERRIDES,
+    "ratepolicy/health/": POLICY | OVERRIDES,
     "ratepolicy/quotas/": POLICY | OVERRIDES,
     "ratepolicy/quotas/?csv=1": POLICY | OVERRIDES,
     "ratepolicy/quotas/history/": POLICY | OVERRIDES,

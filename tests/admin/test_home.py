@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import time
 from datetime import timedelta
 from html import unescape
 from typing import Any
 
 import pytest
+import time_machine
 from django.contrib.auth.models import User
 from django.db import transaction
 from django.test import Client, RequestFactory
@@ -22,6 +24,7 @@ from django_ratequota.monitoring import health
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.runtime import default_limiter
 from tests.admin.test_permissions import client_of
+from tests.monitoring.support import record
 from tests.support import operators
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
@@ -61,17 +64,32 @@ def test_refusals_of_the_hour_lead_to_their_endpoints_and_callers() -> None:
     health.report()
     client = client_of("superuser")
     found = parts(client)
-    assert found["refusals"].startswith("Refusals of the last hour Refused: 4 of 10 requests (40.0 %) ")
+    assert re.match(r"Refusals since .*\d\d:00 UTC Refused: 4 of 10 requests \(40\.0 %\) ", found["refusals"])
     assert "Endpoint Refused search 3 reports 1 Caller" in found["refusals"]
-    assert "Caller Refused user alice 3 user bob 1 Callers are counted per clock hour." in found["refusals"]
-    assert re.search(r"Revision .* is live on 1 of 1 worker since .*\. Redis answers\.$", found["status"])
+    assert found["refusals"].endswith("Caller Refused user alice 3 user bob 1")
+    assert found["status"] == "Status All changes are live. Health"
     text = client.get(HOME).content.decode()
-    assert "ratequota-home-complete" in text
-    links = re.findall(r'href="(/admin/django_ratequota/ratepolicy/(?:usage|explain)/\?[^"]*)"', text)
+    assert "ratequota-good" in text
+    links = re.findall(r'href="(/admin/django_ratequota/ratepolicy/(?:traffic|explain)/\?[^"]*)"', text)
     assert len(links) == 4
     assert {client.get(unescape(link)).status_code for link in links} == {200}
-    assert f"usage/?endpoint={search.pk}" in links[0]
+    assert f"traffic/?endpoint={search.pk}" in links[0]
     assert f"explain/?user={alice.pk}" in links[2]
+
+
+@pytest.mark.usefixtures("recording")
+def test_the_sum_of_refusals_is_that_of_its_tables() -> None:
+    """Regression: the sum was of sixty minutes, and the callers were those of this clock hour and the last."""
+    hour = int(time.time()) // 3600 * 3600
+    caller = f"user:{User.objects.create(username='alice').pk}"
+    with time_machine.travel(hour + 1800):
+        for seconds in (-3500, 100):  # the first more than sixty minutes ago
+            collector.pending.extend([record(hour + seconds, caller, allowed=False, against=(1,))] * 3)
+        collector.flush()
+        found = parts(client_of("superuser"))["refusals"]
+    assert "Refused: 6 of 6 requests" in found
+    assert "no endpoint 6" in found
+    assert "user alice 6" in found
 
 
 def test_changes_of_the_day_name_who_changed_what_and_why() -> None:
@@ -128,8 +146,8 @@ def test_more_changes_than_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_part_needs_the_permission_of_its_page(permissions: tuple[str, ...], expected: set[str]) -> None:
     client = operators.client_of(*permissions)
     assert set(parts(client)) == expected
-    history = 'href="/admin/django_ratequota/policychange/"' in client.get(HOME).content.decode()
-    assert history is ("view_policychange" in permissions)
+    history = '<li><a href="/admin/django_ratequota/policychange/">History</a></li>'
+    assert (history in client.get(HOME).content.decode()) is ("view_policychange" in permissions)
 
 
 def test_other_pages_of_the_admin_stay_as_they_are() -> None:
@@ -155,7 +173,7 @@ def test_the_status_says_when_limits_are_not_enforced_in_redis(
     found = parts(client)
     assert found.keys() == {"status", "changes"}
     assert text in found["status"]
-    assert "ratequota-home-complete" not in client.get(HOME).content.decode()
+    assert "ratequota-good" not in client.get(HOME).content.decode()
 
 
 def test_redis_that_is_down_is_asked_once(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:

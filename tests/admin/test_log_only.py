@@ -33,5 +33,5 @@ def test_a_log_only_policy_leads_to_what_it_would_have_refused(
     page = text_of(operator.get(html.unescape(link[1])))
     refusals = page[page.index('<section aria-labelledby="ratequota-refusals">') :]
     [row] = re.findall(r"<tr>\s*<th scope=\"row\">.*?</tr>", refusals, re.S)
-    for text in (">log only<", ">2<", "ip:203.0.113.7", "GET search"):
+    for text in (" (log only)<", ">2<", "ip:203.0.113.7", "GET search"):
         assert text in row

@@ -270,10 +270,10 @@ def test_deleting_objects_with_overrides_needs_the_permission_to_grant_them(mode
 @pytest.mark.parametrize(
     ("operator", "links"),
     [
-        ("superuser", ["usage", "quotas", "invoices", "explain", "matrix"]),
-        ("viewer", ["usage", "quotas", "invoices", "explain", "matrix"]),
-        ("granter", ["usage", "quotas", "invoices", "explain"]),
-        ("resetter", ["usage", "quotas", "invoices", "explain"]),
+        ("superuser", ["explain", "traffic", "health", "quotas", "invoices", "matrix"]),
+        ("viewer", ["explain", "traffic", "health", "quotas", "invoices", "matrix"]),
+        ("granter", ["explain", "traffic", "health", "quotas", "invoices"]),
+        ("resetter", ["explain", "traffic", "health", "quotas", "invoices"]),
     ],
 )
 def test_links_lead_only_to_pages_that_open(operator: str, links: list[str]) -> None:

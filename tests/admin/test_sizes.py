@@ -289,7 +289,7 @@ def test_a_nul_in_a_filter_is_refused(operator: Client, path: str) -> None:
 # --- All pages, on the rows of make scale. ---
 
 #: Pages whose size grows with plans or candidates.
-_OTHERS = ("matrix", "explain", "live usage", "CSV")
+_OTHERS = ("matrix", "explain", "traffic", "CSV")
 
 
 @pytest.mark.thorough

@@ -44,10 +44,9 @@ PAGES = {
     ),
     "boost all": Page(lambda s: f"{_POLICIES}/boost/?user={s.dave.pk}", viewer=403),
     "block": Page(lambda s: f"{_POLICIES}/block/?caller=user:{s.bob.pk}&ip=ip:203.0.113.7", viewer=403),
-    "live usage": Page(lambda s: f"{_POLICIES}/usage/?span=day"),
-    "hostile live usage": Page(
-        lambda s: f"{_POLICIES}/usage/?policy={s.hostile_override.pk}&endpoint={quote(MARKUP)}"
-    ),
+    "traffic": Page(lambda s: f"{_POLICIES}/traffic/?span=day"),
+    "hostile traffic": Page(lambda s: f"{_POLICIES}/traffic/?policy={s.hostile_override.pk}&order={quote(MARKUP)}"),
+    "health": Page(lambda s: f"{_POLICIES}/health/"),
     "quotas": Page(lambda s: f"{_POLICIES}/quotas/?level=50"),
     "past quotas": Page(lambda s: f"{_POLICIES}/quotas/history/?subject=user:{s.mallory.pk}"),
     "past days": Page(

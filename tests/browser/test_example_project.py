@@ -79,11 +79,11 @@ def test_a_burst_is_drawn_and_a_refusal_explained(own: Desk) -> None:
     entry.get_by_role("link", name="Why? Explain").click()
     sign_in_to_the_admin(page)
     expect(page.locator(".ratequota-verdict").first).to_contain_text("Refused by exports: 3/hour")
-    page.goto("/admin/django_ratequota/ratepolicy/usage/?span=day")
-    expect(page.get_by_text("is live on 1 of 1 worker since")).to_be_visible()
-    own.shoot("live-usage")
+    page.goto("/admin/django_ratequota/ratepolicy/traffic/?span=day")
+    expect(page.get_by_role("img", name="Requests per 15 minutes")).to_be_visible()
+    own.shoot("traffic")
     page.goto("/admin/django_ratequota/")
-    expect(page.locator(".ratequota-home")).to_contain_text("is live on 1 of 1 worker")
+    expect(page.locator(".ratequota-home")).to_contain_text("All changes are live.")
     own.shoot("home")
 
 

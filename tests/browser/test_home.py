@@ -21,7 +21,7 @@ def test_the_home_leads_to_a_refused_caller_and_to_the_newest_change(desk: Desks
     own = desk()
     page = own.open(PAGES["home"].path(scene))
     home = page.locator(".ratequota-home")
-    expect(home).to_contain_text("of 1 worker")
+    expect(home).to_contain_text("All changes are live.")
     expect(home).to_contain_text("10/min → 12/min")
     own.look()
     with own.task(clicks=1, pages=1):

@@ -105,7 +105,7 @@ class TestMethods:
         assert {name for name in names if client.generic(name, "/bare/").status_code == 200} == exempted
 
     def test_other_endpoints_still_match(self) -> None:
-        """Live usage and Explain name them."""
+        """Traffic and Explain name them."""
         health = Endpoint(pk=1, name="health", routes="/x/", exempt=True)
         other = Endpoint(pk=2, name="other", routes="/x/")
         from django_ratequota.policies.facts import endpoint_facts

@@ -184,8 +184,15 @@ class TestDisabled:
 
     def test_pages_of_the_admin_say_so_once(self, admin_client: Client) -> None:
         policy = limit()
-        pages = ["ratepolicy/", "ratepolicy/usage/", "ratepolicy/explain/", "endpoint/", "plan/matrix/"]
-        for page in [*pages, "ratepolicy/add/", f"ratepolicy/{policy.pk}/change/"]:
+        own = [f"ratepolicy/{name}/" for name in ("traffic", "health", "explain")]
+        for page in [
+            *own,
+            "ratepolicy/",
+            "endpoint/",
+            "plan/matrix/",
+            "ratepolicy/add/",
+            f"ratepolicy/{policy.pk}/change/",
+        ]:
             response = admin_client.get(f"/admin/django_ratequota/{page}")
             assert response.status_code == 200, page
             assert response.content.decode().count("ENABLED") == 1, page
@@ -240,7 +247,7 @@ class TestMemory:
         check_request(RequestFactory().get("/"), "search")
         revision = default_limiter().stored_revision()
         assert revision == policies.current().revision  # type: ignore[union-attr]
-        admin_client.get("/admin/django_ratequota/ratepolicy/usage/")
+        admin_client.get("/admin/django_ratequota/ratepolicy/traffic/")
         explain_caller(DescribedCaller(user_id=None, address="203.0.113.7"), scope="search")
         assert default_limiter().stored_revision() == revision
         with django_assert_num_queries(0):

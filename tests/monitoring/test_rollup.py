@@ -7,6 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import django
 import pytest
@@ -17,7 +18,7 @@ from django.db import connection
 from django.utils import timezone
 
 from django_ratequota.conf import settings as settings_in_force
-from django_ratequota.models import QuotaDay, QuotaWindow, UsageCount
+from django_ratequota.models import Outage, QuotaDay, QuotaWindow, UsageCount
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.monitoring.packing import DAY, HOUR
 from django_ratequota.monitoring.rollup import RolledUp, forget_windows, roll_up
@@ -135,8 +136,11 @@ def test_old_rows_are_deleted(at: At, now: int) -> None:
     for days in (34, 36):
         starts_at = datetime.fromtimestamp(now, UTC) - timedelta(days=days)
         UsageCount.objects.create(starts_at=starts_at, place="t", admitted=days, refused=0, would_refuse=0)
-    assert (at(), rows()) == (RolledUp(0, 1), [(34, 0, 0)])
-    assert at(keep_days=1) == RolledUp(0, 1)
+        counts = {"allow": days, "deny": 0, "local": 0, "policies": {}}
+        Outage.objects.create(id=uuid4(), worker="a:1", began_at=starts_at, ended_at=starts_at, **counts)
+    assert (at(), rows()) == (RolledUp(0, 2), [(34, 0, 0)])
+    assert Outage.objects.get().allow == 34
+    assert at(keep_days=1) == RolledUp(0, 2)
 
 
 def test_old_windows_and_days_of_the_ledger_are_deleted(settings: Any) -> None:
@@ -163,7 +167,7 @@ def test_old_windows_and_days_of_the_ledger_are_deleted(settings: Any) -> None:
 
 
 def test_query_count_does_not_grow_with_policies(count: Count, at: At, django_assert_num_queries: Any) -> None:
-    queries = 8 if connection.features.has_select_for_update else 9
+    queries = 9 if connection.features.has_select_for_update else 10
     for numbers in (range(3), range(3, 30)):
         for number in numbers:
             count(3, 1, policy_ids=(number,))

@@ -108,14 +108,14 @@ def test_the_check_names_them(broken: list[RatePolicy]) -> None:
     ]
 
 
-USAGE = "/admin/django_ratequota/ratepolicy/usage/"
+HEALTH = "/admin/django_ratequota/ratepolicy/health/"
 
 
-def test_live_usage_names_them(broken: list[RatePolicy], operator: Client) -> None:
-    page = text_of(operator.get(USAGE))
+def test_the_page_health_names_them(broken: list[RatePolicy], operator: Client) -> None:
+    page = text_of(operator.get(HEALTH))
     assert f"Policy {broken[0].pk}: the rates &#x27;ten per hour&#x27; cannot be read." in page
     assert f"Policy {broken[2].pk}: the rates &#x27;&lt;b&gt;five&lt;/b&gt;&#x27; cannot be read." in page
-    assert "cannot be read" not in text_of(client_of("grant_override", name="support").get(USAGE)), (
+    assert "cannot be read" not in text_of(client_of("grant_override", name="support").get(HEALTH)), (
         "not theirs to see"
     )
 

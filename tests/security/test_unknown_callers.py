@@ -17,11 +17,11 @@ from django_ratequota import check_request
 from django_ratequota.admin.explain.form import form_data
 from django_ratequota.admin.formatting import shown_subject
 from django_ratequota.admin.usage.labels import explain_url
-from django_ratequota.admin.usage.workers import errors
+from django_ratequota.admin.usage.status import current_status
 from django_ratequota.checks.database import check_plans
 from django_ratequota.decorators import ratequota
 from django_ratequota.models import Endpoint, Plan, RatePolicy
-from django_ratequota.monitoring.health import health
+from django_ratequota.monitoring.health import health, report
 from django_ratequota.operations.counters import reset_caller, shared_reason
 from django_ratequota.operations.explain_query import ExplainQuery
 from django_ratequota.policies.requests.caller import FAILED, Caller, failed_kind
@@ -82,8 +82,9 @@ def test_a_number_for_a_name_is_no_way_around_the_limit_per_name(settings: Any, 
     [record] = [one for one in caplog.records if "failed" in one.message]
     assert record.message == f"{__name__}.posted_name failed: AttributeError: 'int' object has no attribute 'strip'"
     assert record.exc_info is not None
-    [shown] = errors([health()])
-    assert shown == f"In the last minute, on 1 worker: {record.message}", "on_error had no part in it"
+    report()
+    [shown] = current_status().problems
+    assert shown == f"In the last minute, on {health().process}: {record.message}", "on_error had no part in it"
 
 
 @pytest.mark.parametrize(

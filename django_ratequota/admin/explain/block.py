@@ -67,8 +67,8 @@ class BlockPage(OverridePage):
         users = caller_names(names)
         names = [name for name in names if not name.startswith("user:") or name in users]  # without deleted users
         back = self.admin.page_url("explain", query=form_data(ExplainQuery.for_caller(caller)))
-        if request.GET.get("from") == "usage":
-            back = self.admin.page_url("usage")
+        if request.GET.get("from") == "traffic":
+            back = self.admin.page_url("traffic")
         if not names:
             text = gettext("Only a user, a subject or an address can be blocked, not this caller: %(caller)s")
             self.admin.message_user(request, text % {"caller": shown(caller) or "—"}, messages.ERROR)

@@ -23,6 +23,7 @@ from ..formatting import clock_and_wait, shown
 from ..names import audience_text, caller_names, caller_text, endpoint_text, limits_text
 from ..pages import AdminPage, reply, unanswered
 from ..permissions import is_override, may
+from ..usage.outages import outage_texts
 from .block import BlockLinks
 from .counter_rows import counter_rows, fullest_first
 from .form import data_of, explain_form, find_caller, form_data
@@ -139,6 +140,7 @@ class ExplainPage(AdminPage):
             and unanswered(
                 decision.error, _("Usage cannot be shown. Until Redis answers, the policies' “on error” decides.")
             ),
+            "outages": outage_texts(48, explanation.resolution.policy_ids),
             "endpoints": [shown(endpoint.name) for endpoint in explanation.context.endpoints]
             or [_("%(name)s (built-in limit)") % {"name": shown(bucket.scope)} for bucket in explanation.built_in],
             "more_endpoints": MOST_ENDPOINTS if explanation.more else 0,

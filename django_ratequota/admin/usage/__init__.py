@@ -1,1 +1,1 @@
-"""The Live usage page: requests, refusals and workers."""
+"""Traffic and Health: what is requested and refused, and whether workers and Redis do their part."""

@@ -1,9 +1,9 @@
-"""The counts of the Live usage page: what the operator selected, its chart, sums and refusals."""
+"""The counts of Traffic: what the operator selected, its chart, sums and refusals."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from operator import attrgetter
 from typing import Any
 
@@ -17,10 +17,6 @@ from ...monitoring import refusals as recorded_refusals
 from ...monitoring import timeline as timelines
 from ...monitoring.refusals import Refusal
 from ...monitoring.timeline import Counts, Span, Timeline, TopCaller
-from ...policies.facts import endpoint_facts
-from ...policies.matching import match_endpoints
-from ...policies.requests.routes import handling_of_view, known_views
-from ...policies.snapshot import Snapshot
 from ..charts import Plot, Series
 from ..formatting import number_text, percent
 
@@ -42,19 +38,13 @@ class Selection:
     #: 0 = requests that belong to no endpoint; None = all requests.
     endpoint_id: int | None = None
     policy_id: int | None = None
-    #: Whether the page reloads by itself.
-    refresh: bool = False
+    #: The outcome by which callers are sorted.
+    order: str = "admitted"
 
     def query(self, **changes: Any) -> str:
         """Return the query string of a link to this selection with ``changes``."""
-        other = replace(self, **changes)
-        params = {
-            "span": other.span,
-            "endpoint": other.endpoint_id,
-            "policy": other.policy_id,
-            "refresh": 1 if other.refresh else None,
-        }
-        return "?" + urlencode({name: value for name, value in params.items() if value is not None})
+        values = asdict(replace(self, **changes))
+        return "?" + urlencode({name.removesuffix("_id"): one for name, one in values.items() if one is not None})
 
 
 def sum_counts(counts: Iterable[Counts]) -> Counts:
@@ -115,39 +105,20 @@ def top_callers(selection: Selection, most: int) -> dict[str, tuple[TopCaller, .
     )
 
 
-def newest_refusals(selection: Selection, endpoints: Mapping[int, Any], most: int) -> list[Refusal]:
+def newest_refusals(selection: Selection, most: int) -> list[Refusal]:
     """Return the newest refusals of the selected endpoint or policy, of any time; raises ``StoreError``.
 
     Of a policy also those that it only logged, which have no id.
     """
-    if selection.policy_id is None and selection.endpoint_id is None:
-        return list(recorded_refusals.refusals(most))
-    refusals = recorded_refusals.refusals(max(most, _SEARCHED))
-    if selection.policy_id is not None:
-        logged = recorded_refusals.would_be_refusals(selection.policy_id, most)
-        found = [
-            *(replace(refusal, id="") for refusal in logged),
-            *(
-                refusal
-                for refusal in refusals
-                if any(bucket.refused and bucket.policy_id == selection.policy_id for bucket in refusal.buckets)
-            ),
-        ]
-        return sorted(found, key=attrgetter("at"), reverse=True)[:most]
-    facts = {pk: endpoint_facts(endpoint) for pk, endpoint in endpoints.items()}
-    snapshot = Snapshot(revision=0, endpoints=facts)
-    views = {route: (name or None, view) for route, name, view in known_views()}
-
-    def matches(refusal: Refusal) -> bool:
-        name, view = views.get(refusal.route, (None, None))
-        matched = match_endpoints(
-            snapshot,
-            scope=refusal.scope or None,
-            route=refusal.route or None,
-            name=name,
-            method=refusal.method,
-            handling=handling_of_view(view, refusal.method),
-        )
-        return selection.endpoint_id in ([endpoint.id for endpoint in matched] or [0])
-
-    return [refusal for refusal in refusals if matches(refusal)][:most]
+    endpoint, policy = selection.endpoint_id, selection.policy_id
+    found = recorded_refusals.refusals(most if endpoint is None and policy is None else max(most, _SEARCHED))
+    own = [
+        one
+        for one in found
+        if (endpoint is None or endpoint in (one.endpoint_ids or (0,)))
+        and (policy is None or any(each.refused and each.policy_id == policy for each in one.buckets))
+    ]
+    if policy is not None:
+        own += [replace(one, id="") for one in recorded_refusals.would_be_refusals(policy, most)]
+        own.sort(key=attrgetter("at"), reverse=True)
+    return own[:most]

@@ -1,4 +1,4 @@
-"""A network abuses the service: from a refusal in Live usage, it is blocked with two clicks, and opened again."""
+"""A network abuses the service: from a refusal in Traffic, it is blocked with two clicks, and opened again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.browser.scene import Scene
 
 def test_a_network_is_blocked_from_a_refusal(desk: Desks, scene: Scene) -> None:
     own = desk()
-    page = own.open(PAGES["live usage"].path(scene))
+    page = own.open(PAGES["traffic"].path(scene))
     refusals = page.locator("section").filter(has=page.get_by_role("heading", name="Newest refusals"))
     row = refusals.get_by_role("row").filter(has_text="dave").first
     with own.task(clicks=2, pages=2):

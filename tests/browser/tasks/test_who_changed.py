@@ -19,7 +19,7 @@ def test_a_plans_history_says_who_changed_its_policies_and_why(desk: Desks, scen
     page = own.open("/admin/django_ratequota/plan/")
     with own.task(clicks=2, pages=2):
         page.get_by_role("link", name="Pro", exact=True).click()
-        page.get_by_role("link", name="History", exact=True).click()
+        page.locator("#content").get_by_role("link", name="History", exact=True).click()
         expect(page.get_by_role("heading", name=f"History of Pro (id {scene.pro.pk})")).to_be_visible()
         row = page.locator("#result_list tbody tr").first
         for text in ("dave", "1000/min → 2000/min", "The contract of Acme"):

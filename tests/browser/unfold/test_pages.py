@@ -29,7 +29,7 @@ def test_every_page_is_there(desk: Desks, scene: Scene, name: str) -> None:
     own.fit()
 
 
-@pytest.mark.parametrize("name", ["explain", "live usage", "quotas", "past quotas", "matrix", "copy", "boost"])
+@pytest.mark.parametrize("name", ["explain", "traffic", "health", "quotas", "past quotas", "matrix", "copy", "boost"])
 def test_own_pages_have_their_title(desk: Desks, scene: Scene, name: str) -> None:
     page = desk().open(PAGES[name].path(scene))
     title = page.locator(".ratequota-title")
@@ -37,16 +37,16 @@ def test_own_pages_have_their_title(desk: Desks, scene: Scene, name: str) -> Non
     assert page.title().startswith(title.inner_text())
 
 
-@pytest.mark.parametrize("name", ["plans", "policies"])
-def test_links_of_a_list_are_a_list(desk: Desks, scene: Scene, name: str) -> None:
+@pytest.mark.parametrize("name", ["plans", "policies", "home", "quotas"])
+def test_the_tool_bar_is_above_every_page(desk: Desks, scene: Scene, name: str) -> None:
     own = desk()
     page = own.open(PAGES[name].path(scene))
-    expect(page.locator(".ratequota-tools > li")).to_have_count(5)
+    expect(page.locator(".ratequota-tools li")).to_have_count(7)
     own.look_at(".ratequota-tools")
     page.set_viewport_size({"width": 390, "height": 800})
     tools = page.locator(".ratequota-tools").bounding_box()
     assert tools is not None
-    assert tools["height"] < 48, "more than two lines"
+    assert tools["height"] < 66, "more than two lines"
 
 
 def test_fields_begin_at_the_same_place(desk: Desks, scene: Scene) -> None:

@@ -1,0 +1,134 @@
+"""Whether every worker decides by Redis and by the newest policies, in words."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from ...conf import settings
+from ...monitoring import health
+from ...monitoring.health import NO_BREAKER, Health, has_late_checkpoint, state_of
+from ...runtime import default_limiter
+from ..formatting import duration, number_text, revision_text, shown
+from ..pages import reply, unanswered
+
+_STATES = {
+    "live": _("up to date"),
+    "idle": _("idle"),
+    "fresh": _("no policies loaded yet"),
+    "behind": _("behind"),
+    "silent": _("not reporting"),
+}
+#: What is wrong in these states. In the others, a worker loads the newest policies before its next decision.
+_TROUBLE = {
+    "behind": _("Older policies still apply on %(workers)s. Check the log there."),
+    "silent": _("No reports come from %(workers)s. A silent worker has ended, hangs or cannot reach Redis."),
+}
+_LATE = _(
+    "Counts of quotas on %(workers)s have waited for the database for up to %(age)s. They are lost if the worker is "
+    "killed. Check the log there."
+)
+_AWAY = _(
+    "Redis at %(server)s gives no decisions on %(workers)s (%(reason)s), so the “on error” of each policy decides."
+)
+_UNDECIDED = _("In the last minute, “on error” decided requests on %(workers)s (%(reason)s): %(message)s")
+_FAILED = _("In the last minute, on %(workers)s: %(message)s")
+#: Workers that a sentence names.
+_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """The state of the workers as they reported it."""
+
+    #: One sentence: the first problem, or that there is none.
+    text: str
+    #: good, bad, or "" where nothing is known.
+    kind: str = ""
+    #: Whether Redis answers.
+    answered: bool = True
+    #: The revision that is live.
+    revision: str = ""
+    #: A sentence for each cause.
+    problems: list[str] = field(default_factory=list)
+    #: Each worker with its state; those in trouble come first.
+    workers: list[tuple[Health, str]] = field(default_factory=list)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the rows of the table of workers."""
+        now = time.time()
+        return [
+            {
+                "name": shown(worker.process),
+                "state": _STATES[state],
+                "bad": state in _TROUBLE,
+                "age": gettext("%(seconds)s s ago") % {"seconds": number_text(round(max(0.0, now - worker.at)))},
+                "decisions": number_text(worker.decisions),
+            }
+            for worker, state in self.workers
+        ]
+
+
+def current_status() -> Status:
+    """Return the status now."""
+    found, reason = reply(lambda: (default_limiter().stored_revision(), _reports()))
+    if found is None:
+        text = unanswered(reason, _("Until it does, the “on error” of each policy decides."))
+        return Status(text=text, kind="bad", answered=False, problems=[text])
+    revision, reports = found
+    if not reports and settings.statistics_seconds:
+        return Status(text=gettext("No worker has reported in the last minute."))
+    if not reports:
+        return Status(text=gettext("Workers do not report, because STATISTICS_SECONDS is 0."))
+    workers = [(worker, state_of(worker, revision or 0)) for worker in reports]
+    workers.sort(key=lambda one: (one[1] not in _TROUBLE, one[0].process))
+    problems = _problems(workers)
+    live = {"revision": revision, "time": revision_text(revision)} if revision else {}
+    return Status(
+        text=problems[0] if problems else gettext("All changes are live."),
+        kind="bad" if problems else "good",
+        revision=gettext("Revision %(revision)s, published %(time)s") % live if live else "",
+        problems=problems,
+        workers=workers,
+    )
+
+
+def _reports() -> list[Health]:
+    """Return what the workers reported; of this one, whose report may be older than its last request, its state."""
+    mine = health.health()
+    return [mine if worker.process == mine.process else worker for worker in health.reports()]
+
+
+def _problems(workers: list[tuple[Health, str]]) -> list[str]:
+    """Return a sentence for each cause, with the message of one worker."""
+    causes: dict[tuple[Any, ...], list[Health]] = {}
+    messages: dict[str, str] = {}
+    for worker, state in workers:
+        found: list[tuple[Any, ...]] = [(_TROUBLE[state],)] if state in _TROUBLE else []
+        found += [(_LATE,)] if has_late_checkpoint(worker) else []
+        found += [(_AWAY, reason, server) for server, reason in worker.down.items()]
+        found += [(_UNDECIDED if reason in NO_BREAKER else _FAILED, reason) for reason in worker.errors]
+        messages |= worker.errors
+        for cause in found:
+            causes.setdefault(cause, []).append(worker)
+    return [
+        text
+        % {
+            "workers": _names(those),
+            "age": duration(max(worker.checkpoint_age for worker in those)),
+            "reason": shown("".join(more[:1])),
+            "server": shown("".join(more[1:])),
+            "message": shown(messages.get("".join(more[:1]), "")),
+        }
+        for (text, *more), those in causes.items()
+    ]
+
+
+def _names(workers: list[Health]) -> str:
+    names = ", ".join(shown(worker.process) for worker in workers[:_NAMED])
+    more = len(workers) - _NAMED
+    return gettext("%(names)s and %(more)d more") % {"names": names, "more": more} if more > 0 else names

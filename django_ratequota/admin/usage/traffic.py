@@ -1,0 +1,172 @@
+"""The page Traffic: requests over time, by endpoint and by caller, and the newest refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from django import forms
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from ...engine.types import BucketStatus
+from ...models import Endpoint
+from ...monitoring.timeline import Counts, Timeline, TopCaller
+from ...operations.tightest import tightest
+from ...policies.limit_names import limit_name
+from ..explain.block import BlockLinks
+from ..formatting import bar_percent, number_text, shown
+from ..names import caller_names, caller_text, deleted, limits_text
+from ..pages import AdminPage, is_id, reply, unanswered
+from .counts import (
+    SPANS,
+    Selection,
+    cells,
+    chart,
+    most_refused,
+    newest_refusals,
+    read_timeline,
+    sum_counts,
+    top_callers,
+    totals,
+)
+from .labels import explain_url, refusal_row
+from .outages import outage_texts
+
+#: Endpoints, callers and refusals that are listed.
+_MOST = 10
+#: The columns by which callers can be sorted.
+_COLUMNS = {"admitted": _("Admitted"), "would_refuse": _("Would be refused"), "refused": _("Refused")}
+
+
+class TrafficPage(AdminPage):
+    """What was requested in the last hour, day or week, of all endpoints or of one."""
+
+    path, name = "traffic/", "traffic"
+    media = forms.Media(css={"all": ["django_ratequota/plots.css", "django_ratequota/usage.css"]})
+
+    def links(self, request: Any, obj: Any) -> list[tuple[str, Any]]:
+        """Return the link from a policy to the requests that it limited."""
+        return [(self.url(query={"span": "day", "policy": str(obj.pk)}), _("Traffic"))]
+
+    def view(self, request: Any) -> Any:
+        """Return the page, or why Redis does not answer."""
+        endpoints = dict(Endpoint.objects.order_by("name").values_list("pk", "name"))
+        selection = self._selection(request)
+        policy = self.admin.get_queryset(request).filter(pk=selection.policy_id).first()
+        place = policy.endpoint.name if policy and policy.endpoint else endpoints.get(selection.endpoint_id or 0)
+        found, reason = reply(
+            lambda: (read_timeline(selection), top_callers(selection, _MOST), newest_refusals(selection, _MOST))
+        )
+        context: dict[str, Any] = {
+            "title": _("Traffic"),
+            "spans": [(span, text, span == selection.span) for span, text in SPANS.items()],
+            "endpoint_choices": [
+                (pk, _name(pk, endpoints), pk == selection.endpoint_id)
+                for pk in dict.fromkeys([*endpoints, 0, selection.endpoint_id or 0])
+            ],
+            "policy": policy
+            and {"id": policy.pk, "text": shown(policy), "url": self.admin.page_url("change", policy.pk)},
+            "outages": outage_texts(),
+            "reason": reason and unanswered(reason, _("Traffic cannot be shown. Try again later.")),
+        }
+        if found is not None:
+            timeline, tops, refusals = found
+            callers = _sorted(tops, selection)
+            names = caller_names([*(top.caller for top in callers), *(one.caller for one in refusals)])
+            pairs = [*((top.caller, "") for top in callers), *((one.caller, one.ip) for one in refusals)]
+            blocks = BlockLinks(self.admin, request, pairs, "traffic")
+            context |= _counted(timeline, selection, endpoints) | {
+                "columns": [
+                    (text, selection.query(order=name), name == selection.order) for name, text in _COLUMNS.items()
+                ],
+                "callers": self._callers(callers, names, blocks, place),
+                "two_days": selection.span == "week",
+                "refusals": [
+                    refusal_row(self.site, one, names) | {"block": blocks.link(one.caller, one.ip)}
+                    for one in refusals
+                ],
+            }
+        return self.render(request, "traffic.html", context)
+
+    def _selection(self, request: Any) -> Selection:
+        """Return the selection in the query string; warns of parameters that are ignored."""
+        visible = self.admin.get_queryset(request)
+        checks = {
+            "span": SPANS.__contains__,
+            "endpoint": is_id,
+            "policy": lambda text: is_id(text) and visible.filter(pk=text).exists(),
+            "order": _COLUMNS.__contains__,
+        }
+        found: dict[str, Any] = self.known_parameters(request, checks)
+        policy = int(found["policy"]) if found["policy"] else None
+        return Selection(
+            span=found["span"] or "hour",
+            # Requests are counted by endpoint or by policy, not by both.
+            endpoint_id=int(found["endpoint"]) if found["endpoint"] and policy is None else None,
+            policy_id=policy,
+            # Whom a policy admitted is not counted by caller.
+            order=found["order"] or ("admitted" if policy is None else "refused"),
+        )
+
+    def _callers(
+        self, callers: list[TopCaller], names: Mapping[str, str], blocks: BlockLinks, endpoint: str | None
+    ) -> list[dict[str, Any]]:
+        """Return the rows of the callers, with the fullest of their limits at the endpoint, or anywhere."""
+        full = reply(lambda: tightest([top.caller for top in callers], endpoint))[0] if callers else None
+        return [
+            {
+                "name": caller_text(top.caller, names),
+                "url": explain_url(self.site, top.caller, endpoint or ""),
+                "cells": cells(top.counts),
+                "block": blocks.link(top.caller),
+                "tightest": _standing((full or {}).get(top.caller)),
+            }
+            for top in callers
+        ]
+
+
+def _name(pk: int, endpoints: Mapping[int, str]) -> str:
+    """Return the endpoint's name; "no endpoint" for 0."""
+    if not pk:
+        return gettext("no endpoint")
+    return shown(endpoints[pk]) if pk in endpoints else deleted(pk)
+
+
+def _sorted(tops: Mapping[str, tuple[TopCaller, ...]], selection: Selection) -> list[TopCaller]:
+    """Return the callers with the highest counts of the outcome that is selected."""
+    found = {top.caller: top for rows in tops.values() for top in rows}
+
+    def counts(top: TopCaller) -> tuple[int, ...]:
+        return getattr(top.counts, selection.order), top.counts.refused, top.counts.admitted
+
+    return sorted(found.values(), key=counts, reverse=True)[:_MOST]
+
+
+def _counted(timeline: Timeline, selection: Selection, endpoints: Mapping[int, str]) -> dict[str, Any]:
+    """Return the chart, its totals, and the table of endpoints."""
+    by_endpoint = most_refused(timeline.endpoints)
+
+    def row(pk: int, counts: Counts) -> dict[str, Any]:
+        return {"name": _name(pk, endpoints), "cells": cells(counts), "query": selection.query(endpoint_id=pk)}
+
+    return {
+        "plot": chart(timeline, selection),
+        "totals": totals(sum_counts(timeline.total)),
+        "incomplete": not timeline.complete,
+        "endpoints": [row(pk, counts) for pk, counts in by_endpoint[:_MOST]],
+        "endpoints_more": max(0, len(by_endpoint) - _MOST),
+    }
+
+
+def _standing(status: BucketStatus | None) -> dict[str, Any] | None:
+    """Return the bar of a counter and its words; None where there is none."""
+    if status is None:
+        return None
+    words = {"used": number_text(status.used), "limit": number_text(status.limit)}
+    return {
+        "over": not status.allowed,
+        "percent": bar_percent(status.used, status.limit),
+        "text": gettext("%(used)s of %(limit)s used") % words,
+        "title": limits_text([limit_name(status.bucket)]),
+    }

@@ -1,0 +1,107 @@
+"""The outages of Redis as this process sees them: from a decision without it until Redis decides again.
+
+A process has one row in the database for each outage, and replaces all of it each time. So nothing depends on the
+order in which processes write, and a write may be repeated.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from copy import deepcopy
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+from django.apps import apps
+from django.db import Error as DatabaseError
+from django.db import connections, transaction
+from django.utils import timezone
+
+from ..changes.databases import policy_alias
+from ..exceptions import StoreError
+from ..runtime import default_limiter
+from ..utils.locks import ForkSafeLock
+from ..utils.problems import note_problem
+from .health import process_name
+from .ledger import is_kept
+
+#: A decision by ``on_error`` after so long without one begins another outage.
+GAP = timedelta(seconds=60)
+#: Most policies that are counted apart in an outage, and most outages that wait for the database.
+_MOST_POLICIES, _MOST_WAITING = 1_000, 100
+#: What decides a request, of the ``on_error`` of its policies: the first that is among them.
+_OUTCOMES = ("deny", "local", "allow")
+_MODEL = "django_ratequota.Outage"
+
+
+class Outages:
+    """What this process has seen, and not written yet."""
+
+    def __init__(self) -> None:
+        self._lock = ForkSafeLock()
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin with none: in a forked child they are the parent's."""
+        #: The row of the newest one, which may go on.
+        self._last: Any = None
+        self._unwritten: dict[UUID, Any] = {}
+
+    def note(self, reason: str, actions: Mapping[int | None, str]) -> None:
+        """Count a request that Redis did not decide; ``actions`` has ``on_error`` of each enforced policy."""
+        if not actions:
+            return  # it has no limits
+        outcome = next(one for one in _OUTCOMES if one in actions.values())
+        with self._lock:
+            now, row = timezone.now(), self._last
+            if row is None or now > row.ended_at + GAP:
+                # Not imported above, because check_request can be imported before Django is set up.
+                model: Any = apps.get_model(_MODEL)
+                zero = dict.fromkeys(_OUTCOMES, 0)
+                row = self._last = model(id=uuid4(), worker=process_name(), began_at=now, policies={}, **zero)
+            row.ended_at, row.reason = now, reason
+            setattr(row, outcome, getattr(row, outcome) + 1)
+            for policy, action in actions.items():
+                if policy is not None and (policy in row.policies or len(row.policies) < _MOST_POLICIES):
+                    counts = row.policies.setdefault(policy, {})
+                    counts[action] = counts.get(action, 0) + 1
+            self._unwritten[row.pk] = row
+            if len(self._unwritten) > _MOST_WAITING:
+                self._unwritten.pop(next(iter(self._unwritten)))
+
+    def flush(self) -> None:
+        """Write what has changed; while the database does not answer, the next flush does."""
+        try:
+            limiter = default_limiter()
+        except StoreError:
+            return
+        with self._lock:
+            now, row = timezone.now(), self._last
+            # It goes on without requests: this process leaves the server alone.
+            if row and now <= row.ended_at + GAP and any(breaker.open for breaker in limiter.store.breakers):
+                row.ended_at, self._unwritten[row.pk] = now, row
+            if not self._unwritten or not is_kept(limiter):
+                return
+            writing, self._unwritten = self._unwritten, {}
+            rows = deepcopy(list(writing.values()))  # requests go on counting
+        try:
+            _save(rows)
+        except DatabaseError as error:
+            note_problem("outages", f"an outage of Redis cannot be written, it is tried again: {error}")
+            with self._lock:
+                self._unwritten = writing | self._unwritten
+
+
+def _save(rows: list[Any]) -> None:
+    alias = policy_alias(type(rows[0]))
+    with transaction.atomic(using=alias):
+        for row in rows:
+            row.save(using=alias)  # updates it, or inserts it where there is none
+    if not connections[alias].in_atomic_block:
+        connections[alias].commit()  # where AUTOCOMMIT is off
+
+
+#: This process's own.
+outages = Outages()
+os.register_at_fork(after_in_child=outages.clear)
