@@ -12,13 +12,13 @@ from django.utils.translation import ngettext
 
 from ..models import Endpoint, PolicyChange, RatePolicy
 from ..monitoring import timeline
-from ..operations.differences import Words, name_users, object_names
+from ..operations.differences import Words, name_users
 from .diff import summary
 from .formatting import moment, number_text, percent, shown
-from .names import caller_names, caller_text, deleted
+from .names import caller_names, caller_text
 from .pages import may_view, mode_text, model_url, reply
 from .usage.counts import most_refused, sum_counts
-from .usage.labels import explain_url
+from .usage.labels import endpoint_name, explain_url
 from .usage.outages import outage_texts
 from .usage.status import Status, current_status
 
@@ -54,7 +54,7 @@ def _refusals(site: Any) -> dict[str, Any]:
     hour, tops = found
     total = sum_counts(hour.total)
     refused = [(pk, counts) for pk, counts in most_refused(hour.endpoints)[:_LISTED] if counts.refused]
-    names = object_names(Endpoint, [pk for pk, _counts in refused if pk], lambda endpoint: endpoint.name)
+    names = dict(Endpoint.objects.filter(pk__in=[pk for pk, _counts in refused]).values_list("pk", "name"))
     users = caller_names([top.caller for top in tops])
     return {
         "number": number_text(total.refused),
@@ -63,7 +63,7 @@ def _refusals(site: Any) -> dict[str, Any]:
         "since": moment(hour.starts[0]),
         "endpoints": [
             {
-                "name": shown(names.get(str(pk)) or deleted(pk)) if pk else _("no endpoint"),
+                "name": endpoint_name(pk, names),
                 "url": model_url(site, RatePolicy, "traffic", query={"endpoint": pk}),
                 "number": number_text(counts.refused),
             }

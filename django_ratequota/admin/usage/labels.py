@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from django.utils.translation import gettext
+
 from ...models import RatePolicy
 from ...monitoring.refusals import Refusal
 from ..formatting import moment, number_text, shown
-from ..names import caller_text, limits_text
+from ..names import caller_text, deleted, limits_text
 from ..pages import model_url
 
 
@@ -19,6 +21,13 @@ def explain_url(site: Any, caller: str, endpoint: str = "") -> str:
         return ""
     query = {kind: value} if kind in ("user", "ip") else {"caller": caller}
     return model_url(site, RatePolicy, "explain", query={**query, "endpoint": endpoint} if endpoint else query)
+
+
+def endpoint_name(pk: int, names: Mapping[int, str]) -> str:
+    """Return the endpoint's name; 0 stands for requests at no endpoint."""
+    if not pk:
+        return gettext("no endpoint")
+    return shown(names[pk]) if pk in names else deleted(pk)
 
 
 def refusal_row(site: Any, refusal: Refusal, names: Mapping[str, str]) -> dict[str, Any]:
