@@ -5,7 +5,6 @@ A function's ``period`` is one of ``QuotaWindow.Period``: the windows of that le
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from django.db.models import Q, QuerySet
@@ -49,11 +48,6 @@ class Chosen:
             # Found first: SQLite without statistics would look at every current row instead.
             found &= Q(pk__in=QuotaWindow.objects.filter(named).order_by().values("pk"))
         return found
-
-    def among(self, policy_ids: Iterable[int]) -> set[int]:
-        """Return which of these policies are chosen."""
-        ids = set(policy_ids)
-        return ids if self.policies is None else set(self.policies.filter(pk__in=ids).values_list("pk", flat=True))
 
 
 def current_periods() -> list[str]:
