@@ -17,7 +17,6 @@ from ..operations.invoice_lines import (
     is_recorded,
     month_of,
     previous_month,
-    similar_subjects,
 )
 from .csv_file import csv_response
 from .formatting import day_text, moment, number_text, shown
@@ -53,14 +52,12 @@ class InvoicesPage(LedgerPage):
             return csv_response(f"ratequota-invoices-{invoices.month}", HEADS, map(cells, invoices.lines()))
         lines, following = invoices.page(query["start"], _PAGE)
         unknown = bool(invoices.subject) and not lines and not is_recorded(invoices.subject)
-        similar = similar_subjects(invoices.subject) if unknown and visible is None else []
         month_text = date_format(month_of(invoices.month)[0], "YEAR_MONTH_FORMAT")
         context = {
             "title": gettext("Invoices: %s") % month_text,
             "month": invoices.month,
             "lines": [self._line(line) for line in lines],
             "unknown": unknown,
-            "similar": [(shown(one), self.url(query={"month": invoices.month, "subject": one})) for one in similar],
             "chosen": bool(chosen or invoices.subject),
             **self.around(query, self.related_choices(related, query), ("subject", gettext("Subject")), following),
         }

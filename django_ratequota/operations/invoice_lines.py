@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import date, datetime, timedelta
-from difflib import get_close_matches
 from itertools import groupby, islice, pairwise
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -21,14 +20,12 @@ from ..models import Endpoint, Plan, PolicyChange, QuotaDay, QuotaWindow, RatePo
 from ..monitoring.ledger_rows import stored_subject
 from ..policies.facts import to_datetime, to_us
 from .past_windows import local_date
-from .subject_names import identified_subjects, names_of
-from .subjects import known_subjects
+from .subject_names import names_of
 
 #: Counters whose names, policies and days are read at once; rows of the ledger that are.
 _BATCH, _CHUNK = 500, 2_000
 #: Windows above which a page reads them in the order of their counters.
 _FEW = 1_000
-_MOST_SIMILAR = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,13 +214,6 @@ def previous_month() -> str:
 def is_recorded(subject: str) -> bool:
     """Return whether the subject has a window, of any month."""
     return QuotaWindow.objects.filter(subject=stored_subject(subject)).exists()
-
-
-def similar_subjects(subject: str) -> list[str]:
-    """Return subjects that one may have meant: those of that name, or with windows that begin alike."""
-    begins = subject[: subject.find(":") + 3]  # the kind and two letters
-    known = known_subjects(begins, [QuotaWindow.objects.all()], seen=False)
-    return [*identified_subjects(subject)[:_MOST_SIMILAR], *get_close_matches(subject, known, cutoff=0.5)]
 
 
 def _by_counter(rows: Iterable[QuotaWindow]) -> Iterator[list[QuotaWindow]]:
