@@ -6,7 +6,7 @@ from typing import Any
 
 from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
-from django.db.models import Count, Exists, OuterRef, Q, QuerySet
+from django.db.models import Count, Exists, Min, OuterRef, Q, QuerySet
 from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
@@ -25,8 +25,6 @@ from .tools import Unlisted
 _SEARCHED = 100_000
 #: Matching rows that are listed to find their saves; of more, each save is asked whether one is its own.
 _FEW = 10_000
-#: Most rows of a save that a cell lists, and most rows of a save of which any are listed.
-_LISTED, _SMALL = 3, 100
 
 _AT = time_column("at", _("time"), seconds=True)
 
@@ -87,22 +85,20 @@ class SaveList(ChangeList):
         """Read the page, and what its cells show: with the same number of queries however many rows there are."""
         super().get_results(request)
         self.result_list = saves = list(self.result_list)
-        counts: dict[Any, dict[tuple[str, str], int]] = {save.change_id: {} for save in saves}
-        rows = PolicyChange.objects.filter(change_id__in=counts).order_by()
+        ids = [save.change_id for save in saves]
+        rows = PolicyChange.objects.filter(change_id__in=ids).order_by()
+        counts: dict[Any, dict[tuple[str, str], int]] = {change_id: {} for change_id in ids}
         for change_id, *kind, count in rows.values_list("change_id", "model", "action").annotate(Count("pk")):
             counts[change_id][tuple(kind)] = count
-        several = [one for one, own in counts.items() if 1 < sum(own.values()) <= _SMALL]
-        listed: dict[Any, list[Any]] = {change_id: [] for change_id in several}
-        # Sorted here, because databases may read all rows to have them in order.
-        matching = self.matching.filter(change_id__in=several).order_by().values_list("pk", "change_id")
-        for pk, change_id in sorted(matching):
-            listed[change_id] += [pk] if len(listed[change_id]) < _LISTED else []
-        found = PolicyChange.objects.in_bulk([pk for pks in listed.values() for pk in pks])
-        words = Words([*saves, *found.values()])
-        name_users([*saves, *found.values()])
+        matching = self.matching.filter(change_id__in=ids).order_by()
+        firsts = dict(matching.values_list("change_id").annotate(Min("pk")))
+        found = PolicyChange.objects.in_bulk([pk for pk in firsts.values() if pk not in {save.pk for save in saves}])
         for save in saves:
-            save.words, save.counts = words, counts[save.change_id]
-            save.listed = [found[pk] for pk in listed.get(save.change_id, ())]
+            save.counts, save.shown = counts[save.change_id], found.get(firsts.get(save.change_id), save)
+        name_users([save.shown for save in saves])
+        words = Words([save.shown for save in saves])
+        for save in saves:
+            save.summary = summary(save.shown, words)
 
     def url_for_result(self, result: Any) -> str:
         """Return the address of the save's page."""
@@ -176,18 +172,16 @@ class PolicyChangeAdmin(Unlisted, SearchesRelated, AutocompleteAdmin, RecordedAd
 
     @admin.display(description=_("what changed"))
     def what_changed(self, save: Any) -> str:
-        """Return the fields that differ in a few words; of several objects, those of the first."""
-        total = sum(save.counts.values())
-        if total == 1:
-            return summary(save, save.words) or str(self.get_empty_value_display())
-        lines = [
-            (shown(row.object_text), summary(row, save.words) or row.get_action_display()) for row in save.listed
-        ]
-        more = total - len(lines)
-        if more and lines:
-            lines.append((ngettext("and %(count)d more", "and %(count)d more", more) % {"count": more}, ""))
-        items = format_html_join("", "<li><bdi>{}</bdi> {}</li>", lines)
-        return format_html('<ul class="ratequota-changes">{}</ul>', items) if lines else "…"
+        """Return the fields that differ in a few words; of several objects, those of the first that matches."""
+        more = sum(save.counts.values()) - 1
+        if not more:
+            return save.summary or str(self.get_empty_value_display())
+        return format_html(
+            "<bdi>{}</bdi> {} {}",
+            shown(save.shown.object_text),
+            save.summary or save.shown.get_action_display(),
+            ngettext("and %(count)d more", "and %(count)d more", more) % {"count": more},
+        )
 
     @admin.display(description=_("reason"), ordering="reason")
     def reason_text(self, change: PolicyChange) -> str:

@@ -7,8 +7,6 @@ from typing import Any
 
 from django.db.models import Count
 from django.utils import timezone
-from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
 
 from ..models import Endpoint, PolicyChange, RatePolicy
 from ..monitoring import timeline
@@ -24,8 +22,6 @@ from .usage.status import Status, current_status
 
 #: Endpoints, callers and changes that are listed.
 _LISTED = 3
-#: Changes are counted up to here, because an import may have made any number of them.
-_COUNTED = 1000
 
 
 def home(site: Any, request: Any) -> dict[str, Any]:
@@ -81,26 +77,21 @@ def _refusals(site: Any) -> dict[str, Any]:
 
 
 def _changes(site: Any, request: Any) -> dict[str, Any]:
-    """Return how many saves the last day had, and the newest of them: an import of thousands of rows is one."""
+    """Return the newest saves of the last day: an import of thousands of rows is one."""
     since = timezone.now() - timedelta(days=1)
     # In the order of the times, which have an index: without any change of the day, no others are read.
     recent = PolicyChange.objects.filter(at__gte=since, first=True).order_by("-at", "-pk")
-    count = recent[: _COUNTED + 1].count()
     newest = list(recent.select_related("actor")[:_LISTED])
     words = Words(newest)
     name_users(newest)
     rows = PolicyChange.objects.filter(change_id__in=[change.change_id for change in newest]).order_by()
     sizes = dict(rows.values_list("change_id").annotate(Count("pk")))
-    most = _("more than %(count)s changes") % {"count": number_text(_COUNTED)}
-    some = ngettext("%(count)s change", "%(count)s changes", count) % {"count": number_text(count)}
     return {
-        "count": most if count > _COUNTED else some,
         "url": model_url(site, PolicyChange, "changelist", query={"at__gte": since.isoformat(timespec="seconds")}),
         "rows": [
             {
                 "at": moment(change.at, seconds=True),
-                "url": model_url(site, PolicyChange, "save", change.change_id)
-                or model_url(site, PolicyChange, "change", change.pk),
+                "url": model_url(site, PolicyChange, "save", change.change_id),
                 "text": shown(change),
                 "more": sizes[change.change_id] - 1,
                 "what": summary(change, words),

