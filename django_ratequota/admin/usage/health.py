@@ -6,7 +6,6 @@ from datetime import timedelta
 from typing import Any
 
 from django import forms
-from django.template.defaultfilters import filesizeformat
 from django.utils import timezone
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -16,7 +15,7 @@ from ...operations.outages import Away, outages
 from ...policies.unreadable import find_unreadable
 from ...runtime import default_limiter
 from ...store.base import server_version
-from ..formatting import duration, number_text, shown
+from ..formatting import number_text, shown
 from ..pages import AdminPage, reply
 from .outages import sentence
 from .status import current_status
@@ -90,28 +89,17 @@ class HealthPage(AdminPage):
 
 
 def _server(name: str, info: dict[str, str]) -> dict[str, Any]:
-    """Return the row of a Redis server, from its INFO."""
+    """Return the row of a Redis server, from its INFO, of which managed servers leave parts out."""
     product, version = server_version(info)
-    # Managed servers leave some of these out.
-    limit, used, up = (_integer(info.get(key)) for key in ("maxmemory", "used_memory", "uptime_in_seconds"))
-    evicted = _integer(info.get("evicted_keys"))
-    memory = {"used": "–" if used is None else filesizeformat(used)}
-    memory["limit"] = filesizeformat(limit) if limit else gettext("no limit")
+    up, used, most, evicted = (
+        info.get(key, "–") for key in ("uptime_in_days", "used_memory_human", "maxmemory_human", "evicted_keys")
+    )
     text = gettext(
         "%(name)s has evicted keys. Evicted counters start again at zero, so callers may have exceeded their limits. "
         "Set maxmemory-policy to noeviction."
     )
     return {
         "name": shown(name),
-        "cells": [
-            shown(f"{product} {version}"),
-            "–" if up is None else duration(up),
-            gettext("%(used)s (%(limit)s)") % memory,
-            "–" if evicted is None else number_text(evicted),
-        ],
-        "lost": text % {"name": shown(name)} if evicted else "",
+        "cells": [shown(cell) for cell in (f"{product} {version}", up, used, most, evicted)],
+        "lost": text % {"name": shown(name)} if evicted not in ("–", "0") else "",
     }
-
-
-def _integer(text: str | None) -> int | None:
-    return int(text) if text and text.isdecimal() else None
