@@ -6,16 +6,16 @@ from typing import Any
 
 from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
-from django.db.models import Count, Exists, Min, OuterRef, Q, QuerySet
-from django.utils.html import format_html, format_html_join
+from django.db.models import Exists, Min, OuterRef, Q, QuerySet
+from django.utils.html import format_html
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from ..models import Plan, PolicyChange
-from ..operations.differences import Words, name_users, object_name
+from ..operations.differences import object_name
 from ..operations.states import KINDS
 from .base import AutocompleteAdmin, RecordedAdmin, user_search_fields
-from .diff import kind_and_action, kinds, summary
+from .diff import describe, kind_and_action, kinds
 from .filters import ConditionFilter, RelatedFilter
 from .formatting import shown, time_column
 from .search import MOST_NAMED, SearchesRelated
@@ -66,7 +66,7 @@ class PlanFilter(admin.SimpleListFilter):
 
 
 class SaveList(ChangeList):
-    """The list of saves: the first row of each save of which any row matches the filters and the search."""
+    """The list of saves: of each save the first row that matches the filters and the search."""
 
     def get_queryset(self, request: Any, exclude_parameters: Any = None) -> QuerySet[Any]:
         """Return one row per save; the matching ones of the others are in ``matching``."""
@@ -82,23 +82,14 @@ class SaveList(ChangeList):
         return rows.order_by(*self.get_ordering(request, rows))
 
     def get_results(self, request: Any) -> None:
-        """Read the page, and what its cells show: with the same number of queries however many rows there are."""
+        """Read the page: of each save the first row that matches, with a fixed number of queries."""
         super().get_results(request)
-        self.result_list = saves = list(self.result_list)
-        ids = [save.change_id for save in saves]
-        rows = PolicyChange.objects.filter(change_id__in=ids).order_by()
-        counts: dict[Any, dict[tuple[str, str], int]] = {change_id: {} for change_id in ids}
-        for change_id, *kind, count in rows.values_list("change_id", "model", "action").annotate(Count("pk")):
-            counts[change_id][tuple(kind)] = count
-        matching = self.matching.filter(change_id__in=ids).order_by()
+        saves = list(self.result_list)
+        matching = self.matching.filter(change_id__in=[save.change_id for save in saves]).order_by()
         firsts = dict(matching.values_list("change_id").annotate(Min("pk")))
-        found = PolicyChange.objects.in_bulk([pk for pk in firsts.values() if pk not in {save.pk for save in saves}])
-        for save in saves:
-            save.counts, save.shown = counts[save.change_id], found.get(firsts.get(save.change_id), save)
-        name_users([save.shown for save in saves])
-        words = Words([save.shown for save in saves])
-        for save in saves:
-            save.summary = summary(save.shown, words)
+        found = PolicyChange.objects.select_related("actor").in_bulk(firsts.values())
+        self.result_list = [found.get(firsts.get(save.change_id), save) for save in saves]
+        describe(self.result_list)
 
     def url_for_result(self, result: Any) -> str:
         """Return the address of the save's page."""
@@ -159,29 +150,20 @@ class PolicyChangeAdmin(Unlisted, SearchesRelated, AutocompleteAdmin, RecordedAd
     has_add_permission = has_delete_permission = has_change_permission
 
     @admin.display(description=_("change"))
-    def saved(self, save: Any) -> str:
-        """Return the object that changed, or how many of each kind."""
-        if sum(save.counts.values()) == 1:
-            text = format_html("<div><bdi>{}</bdi></div>", shown(save.object_text))
-            return format_html("{kind} {action}{text}", **kind_and_action(save.model, save.action), text=text)
-        texts = (
-            gettext("%(count)s × %(kind)s %(action)s") % {"count": count, **kind_and_action(*kind)}
-            for kind, count in save.counts.items()
+    def saved(self, change: Any) -> str:
+        """Return the object that changed, and how many others the save has."""
+        more = ngettext("and %(count)d more", "and %(count)d more", change.more) % {"count": change.more}
+        return format_html(
+            "{kind} {action}<div><bdi>{text}</bdi> {more}</div>",
+            **kind_and_action(change.model, change.action),
+            text=shown(change.object_text),
+            more=more if change.more else "",
         )
-        return format_html_join("", "<div>{}</div>", ((text,) for text in texts))
 
     @admin.display(description=_("what changed"))
-    def what_changed(self, save: Any) -> str:
-        """Return the fields that differ in a few words; of several objects, those of the first that matches."""
-        more = sum(save.counts.values()) - 1
-        if not more:
-            return save.summary or str(self.get_empty_value_display())
-        return format_html(
-            "<bdi>{}</bdi> {} {}",
-            shown(save.shown.object_text),
-            save.summary or save.shown.get_action_display(),
-            ngettext("and %(count)d more", "and %(count)d more", more) % {"count": more},
-        )
+    def what_changed(self, change: Any) -> str:
+        """Return the fields that differ in a few words."""
+        return change.what or str(self.get_empty_value_display())
 
     @admin.display(description=_("reason"), ordering="reason")
     def reason_text(self, change: PolicyChange) -> str:

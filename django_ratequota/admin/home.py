@@ -5,13 +5,11 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from django.db.models import Count
 from django.utils import timezone
 
 from ..models import Endpoint, PolicyChange, RatePolicy
 from ..monitoring import timeline
-from ..operations.differences import Words, name_users
-from .diff import summary
+from .diff import describe
 from .formatting import moment, number_text, percent, shown
 from .names import caller_names, caller_text
 from .pages import may_view, mode_text, model_url, reply
@@ -82,10 +80,7 @@ def _changes(site: Any, request: Any) -> dict[str, Any]:
     # In the order of the times, which have an index: without any change of the day, no others are read.
     recent = PolicyChange.objects.filter(at__gte=since, first=True).order_by("-at", "-pk")
     newest = list(recent.select_related("actor")[:_LISTED])
-    words = Words(newest)
-    name_users(newest)
-    rows = PolicyChange.objects.filter(change_id__in=[change.change_id for change in newest]).order_by()
-    sizes = dict(rows.values_list("change_id").annotate(Count("pk")))
+    describe(newest)
     return {
         "url": model_url(site, PolicyChange, "changelist", query={"at__gte": since.isoformat(timespec="seconds")}),
         "rows": [
@@ -93,8 +88,8 @@ def _changes(site: Any, request: Any) -> dict[str, Any]:
                 "at": moment(change.at, seconds=True),
                 "url": model_url(site, PolicyChange, "save", change.change_id),
                 "text": shown(change),
-                "more": sizes[change.change_id] - 1,
-                "what": summary(change, words),
+                "more": change.more,
+                "what": change.what,
                 "actor": shown(change.actor.get_username()) if change.actor else "",
                 "reason": shown(change.reason),
             }
