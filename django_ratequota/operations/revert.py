@@ -19,7 +19,7 @@ from uuid import UUID
 
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, models, transaction
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 from django.db.models.deletion import get_candidate_relations_to_delete
 from django.utils.text import Truncator
 from django.utils.translation import gettext as _
@@ -88,21 +88,8 @@ def of_save(change_id: UUID) -> QuerySet[PolicyChange]:
 
 
 def of_object(change: PolicyChange) -> QuerySet[PolicyChange]:
-    """Return the rows to take back in order to restore the object as it was before the change.
-
-    If the object is deleted, they include what was deleted with it because it referred to it.
-    """
-    own = Q(model=change.model, object_id=change.object_id)
-    taken = own & Q(pk__gte=change.pk)
-    last = PolicyChange.objects.filter(own).first()
-    if last is not None and last.action == PolicyChange.Action.DELETE:
-        key = read_value(KINDS[last.model]._meta.pk, last.object_id)
-        for kind, model in KINDS.items():
-            for relation in relations(model):
-                if relation.related_model is KINDS[last.model]:
-                    refers = Q(model=kind, **{f"before__{relation.name}": key})
-                    taken |= Q(change_id=last.change_id, action=last.action) & refers
-    return PolicyChange.objects.filter(taken)
+    """Return the rows to take back in order to restore the object as it was before the change."""
+    return PolicyChange.objects.filter(model=change.model, object_id=change.object_id, pk__gte=change.pk)
 
 
 def plan(rows: QuerySet[PolicyChange], *, lock: bool = False, forbidden: Forbidden = lambda now, then: "") -> Revert:

@@ -379,37 +379,6 @@ def test_every_field_is_restored_under_the_old_primary_key(
         assert reverted(of_object(change)).done == []
 
 
-def test_a_deleted_object_comes_back_with_what_was_deleted_along(scene: dict[str, Any]) -> None:
-    RatePolicy.objects.filter(pk=scene["free_search"].pk).delete()  # before, by a save of its own
-    before, free = state(), ("Plan", scene["free"].pk)
-    scene["pro"].name = "P"
-    scene["pro"].save()
-    change = last("update")
-    with transaction.atomic():
-        scene["pro"].delete()
-        scene["free"].delete()
-    reverted(of_object(change))
-    found = state()
-    assert found == {key: row for key, row in before.items() if key in found}
-    assert before.keys() - found.keys() == {free, ("RatePolicy", scene["free_all"].pk)}
-
-
-def test_what_was_deleted_along_stays_where_it_exists_again_or_cannot_be_created(scene: dict[str, Any]) -> None:
-    on_search = RatePolicy.objects.create(plan=scene["pro"], endpoint=scene["search"], rates="4/s")
-    acme, kept = scene["acme"].pk, (scene["assignment"].pk, scene["pro_all"].pk)
-    scene["pro"].delete()
-    change = last("delete", model="plan")
-    scene["search"].delete()
-    PlanAssignment.objects.create(pk=acme, subject="tenant:beta", plan=scene["free"])
-    stay = {kind: (later, obstacle) for kind, later, obstacle in left(reverted(of_object(change)))}
-    assert stay.keys() == {"planassignment", "ratepolicy"}
-    assert {"subject", "plan"} <= {*stay["planassignment"][0]}
-    assert stay["ratepolicy"][1].startswith("The endpoint with the id")
-    assert PlanAssignment.objects.get(pk=acme).plan == scene["free"]
-    assert (PlanAssignment.objects.get(plan__name="Pro").pk, RatePolicy.objects.get(plan__name="Pro").pk) == kept
-    assert not RatePolicy.objects.filter(pk=on_search.pk).exists()
-
-
 @pytest.mark.parametrize(
     ("recorded", "message"),
     [
