@@ -12,7 +12,6 @@ from django.utils.translation import gettext_lazy as _
 
 from ...monitoring.rollup import KEEP_DAYS
 from ...operations.outages import Away, outages
-from ...policies.unreadable import find_unreadable
 from ...runtime import default_limiter
 from ...store.base import server_version
 from ..formatting import number_text, shown
@@ -41,7 +40,7 @@ class HealthPage(AdminPage):
         context = {
             "title": _("Health"),
             "status": status,
-            "problems": [*status.problems, *lost, *self._unreadable(request)],
+            "problems": [*status.problems, *lost],
             "workers": rows[:_MOST_LISTED],
             "workers_more": max(0, len(rows) - _MOST_LISTED),
             "servers": servers,
@@ -50,22 +49,6 @@ class HealthPage(AdminPage):
             "days": KEEP_DAYS,
         }
         return self.render(request, "health.html", context)
-
-    def _unreadable(self, request: Any) -> list[str]:
-        """Return a sentence for each policy that the operator may see and whose rates cannot be read."""
-        kept = _(
-            "Policy %(id)s: the rates %(rates)s cannot be read. The last readable rates still apply: %(text)s. "
-            "Edit the policy."
-        )
-        lost = _("Policy %(id)s: the rates %(rates)s cannot be read. Its “on error” decides. Edit the policy.")
-        found = find_unreadable()
-        seen = self.admin.get_queryset(request).in_bulk([one.policy.pk for one in found]) if found else {}
-        return [
-            (kept if one.last_rates else lost)
-            % {"id": one.policy.pk, "rates": shown(repr(one.policy.rates)), "text": one.last_rates}
-            for one in found
-            if one.policy.pk in seen
-        ]
 
     def _outages(self, request: Any, away: list[Away]) -> list[dict[str, Any]]:
         """Return the outages, each with those of its policies that decided most."""

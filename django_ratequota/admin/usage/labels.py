@@ -40,7 +40,6 @@ def refusal_row(site: Any, refusal: Refusal, names: Mapping[str, str]) -> dict[s
         "caller": caller_text(refusal.caller, names),
         "url": explain_url(site, refusal.caller),
         "what": shown(f"{refusal.method} {refusal.scope or refusal.route}"),
-        "cost": number_text(refusal.cost),
         "violated": limits_text(refusal.limits),
         "error": shown(refusal.error),
     }
