@@ -110,9 +110,6 @@ class Invoices:
     month: str
     #: Only this one; "" = all.
     subject: str = ""
-    #: Only those of the plan and of the endpoint with these ids; None = all.
-    plan: int | None = None
-    endpoint: int | None = None
     #: Only those of these policies; None = all.
     policies: QuerySet[RatePolicy] | None = None
 
@@ -147,15 +144,8 @@ class Invoices:
         found: QuerySet[QuotaWindow] = QuotaWindow.objects.filter(first_day__gte=first_day, first_day__lt=end)
         if self.subject:
             found = found.filter(subject=stored_subject(self.subject))
-        if self.endpoint is not None:
-            found = found.filter(endpoint_id=self.endpoint)
-        # Of a mixed month, any part may be of the plan: its lines tell.
-        if self.plan is not None:
-            deleted = PolicyChange.objects.filter(touched_plan=str(self.plan), model="ratepolicy", action="delete")
-            ids = {int(pk) for pk in deleted.values_list("object_id", flat=True)}
-            ids.update(RatePolicy.objects.filter(plan_id=self.plan).values_list("pk", flat=True))
-            found = found.filter(Q(policy_id__in=ids) | Q(mixed=True))
         if self.policies is not None:
+            # Of a mixed month, any part may be of one of them: its lines tell.
             found = found.filter(Q(policy_id__in=self.policies.order_by().values("pk")) | Q(mixed=True))
         return found
 
@@ -174,7 +164,7 @@ class Invoices:
         for _key, group in groupby(windows, key=_counter_or_month):
             for part in _parts(list(group), months, sources):
                 source, last, pk = sources[part.policy], part.windows[-1], part.windows[-1].endpoint_id
-                if part.policy not in visible or self.plan not in (None, source.key):
+                if part.policy not in visible:
                     continue
                 changed_us = max(to_us(window.written_at) for window in part.windows)
                 yield InvoiceLine(

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from django.db.models import Q, QuerySet
 
-from ..changes.databases import subject_begins
 from ..enforcement.step_runner import limiter_or_error, now_us
 from ..engine.types import Bucket
 from ..models import QuotaWindow, RatePolicy
@@ -27,26 +26,19 @@ class Chosen:
 
     #: Least percent of the limit that is used.
     level: int = 0
-    endpoint_id: int | None = None
     #: The policies whose counters are listed; None = all.
     policies: QuerySet[RatePolicy] | None = None
-    #: Subjects, and what subjects begin with; None = all subjects.
+    #: None = all.
     subjects: frozenset[str] | None = None
-    beginnings: tuple[str, ...] = ()
 
     def condition(self) -> Q:
         """Return this as a condition on rows of the ledger."""
         found = Q(percent__gte=self.level)
         if self.policies is not None:
             found &= Q(policy_id__in=self.policies.order_by().values("pk"))
-        if self.endpoint_id is not None:
-            found &= Q(endpoint_id=self.endpoint_id)
         if self.subjects is not None:
-            named = Q(subject__in=self.subjects)
-            for text in self.beginnings:
-                named |= subject_begins(text, QuotaWindow.objects.db)
             # Found first: SQLite without statistics would look at every current row instead.
-            found &= Q(pk__in=QuotaWindow.objects.filter(named).order_by().values("pk"))
+            found &= Q(pk__in=QuotaWindow.objects.filter(subject__in=self.subjects).order_by().values("pk"))
         return found
 
 

@@ -228,16 +228,10 @@ def three(alice: User, search: Endpoint, free: Plan) -> dict[str, RatePolicy]:
 def test_the_list_is_filtered(three: dict[str, RatePolicy], alice: User, search: Endpoint) -> None:
     of_plan, of_endpoint = (f"user:{alice.pk}", 5, 10), ("everyone", 5, 20)
 
-    def subjects(*exact: str, beginnings: tuple[str, ...] = ()) -> list[tuple[str, int, int]]:
-        return listed(subjects=frozenset(exact), beginnings=beginnings)
-
     assert set(listed()) == {of_plan, of_endpoint}
-    assert listed(endpoint_id=search.pk) == [of_endpoint]
+    assert listed(policies=RatePolicy.objects.filter(endpoint=search)) == [of_endpoint]
     assert listed(policies=RatePolicy.objects.filter(plan__isnull=False)) == [of_plan]
-    assert subjects(f"user:{alice.pk}") == [of_plan]
-    assert subjects(beginnings=("every",)) == [of_endpoint]
-    assert subjects(beginnings=("Every", "very", "e%")) == []
-    assert set(subjects("everyone", beginnings=("user:",))) == {of_plan, of_endpoint}
+    assert listed(subjects=frozenset([f"user:{alice.pk}", "every"])) == [of_plan]
 
 
 def test_ended_windows_are_not_listed(alice: User) -> None:
