@@ -56,14 +56,15 @@ def near_rows(period: str, chosen: Chosen, start: str, most: int) -> tuple[list[
     Rows that are out of date are left out, so more of them are read. Also returns where the next part begins; "" =
     there are no more.
     """
-    found: list[Row] = []
+    # By their names, because a row whose limit was raised since it was written moves down the list meanwhile.
+    found: dict[object, Row] = {}
     for _ in range(_ROUNDS):
         rows = list(running_windows.rows(period, chosen, start)[: most + 1])
-        found += _fitting(chosen, rows[:most])
+        found |= {row.bucket.counter: row for row in _fitting(chosen, rows[:most])}
         start = running_windows.after(rows[most - 1]) if len(rows) > most else ""
         if not start or len(found) >= most:
             break
-    return sorted(found, key=lambda row: (-row.used / row.limit, row.bucket.subject)), start
+    return sorted(found.values(), key=lambda row: (-row.used / row.limit, row.bucket.subject)), start
 
 
 def all_near(period: str, chosen: Chosen) -> Iterator[list[Row]]:
@@ -81,7 +82,7 @@ def _fitting(chosen: Chosen, rows: Sequence[QuotaWindow]) -> list[Row]:
     snapshot, now_us = newest_policies(), running_windows.time_us()
     policies = _policies(row.policy_id for row in rows)
     contexts = contexts_of([_caller(row, snapshot) for row in rows], snapshot.overview.snapshot, now_us)
-    live: dict[str, tuple[QuotaWindow, Bucket]] = {}
+    live: dict[object, tuple[QuotaWindow, Bucket]] = {}
     for row, context in zip(rows, contexts, strict=True):
         if row.endpoint_id is not None:
             endpoint = snapshot.endpoints.get(row.endpoint_id)

@@ -56,18 +56,18 @@ def by_day(windows: QuerySet[QuotaWindow], first_day: date) -> list[Month]:
     # Read before the days, so that no units that processes write meanwhile look like those of earlier days.
     chosen = list(windows.filter(period=QuotaWindow.Period.MONTH, first_day=first_day).order_by("-used", "counter"))
     days = QuotaDay.objects.filter(counter__in=[window.counter for window in chosen], first_day=first_day)
-    found: dict[str, dict[date, Totals]] = {}
+    found: dict[str, dict[date | None, Totals]] = {}
     sums = days.order_by("day").values_list("counter", "day").annotate(Sum("charged"), Sum("refunded"))
     for counter, day, charged, refunded in sums:
         found.setdefault(counter, {})[day] = Totals(int(charged), int(refunded))
     return [_month(window, found.get(window.counter, {})) for window in chosen]
 
 
-def _month(window: QuotaWindow, days: dict[date, Totals]) -> Month:
+def _month(window: QuotaWindow, days: dict[date | None, Totals]) -> Month:
     charged, refunded = (sum(figures) for figures in zip((0, 0), *days.values(), strict=True))
     total = Totals(max(window.charged, charged), max(window.refunded, refunded))
     earlier = Totals(total.charged - charged, total.refunded - refunded)
-    return Month(window=window, days={None: earlier, **days} if any(earlier) else {**days}, total=total)
+    return Month(window=window, days={None: earlier, **days} if any(earlier) else days, total=total)
 
 
 def given_back(months: Sequence[Month]) -> Iterator[Return]:

@@ -176,7 +176,7 @@ def test_what_was_deleted_along_needs_its_own_permission(search: Endpoint) -> No
     RatePolicy.objects.create(user=User.objects.create(username="alice"), endpoint=search, rates="1/s")
     RatePolicy.objects.create(endpoint=search, rates="2/s")
     search.delete()
-    path = revert_url("object", PolicyChange.objects.filter(model="endpoint")[0])
+    path = revert_url("save", PolicyChange.objects.filter(model="endpoint")[0])
     client = client_of("view_policychange", "add_endpoint", "add_ratepolicy")
     assert text_of(client.get(path)).count("Can grant overrides to users and subjects") == 1
     assert confirm(client, path).status_code == 302
