@@ -56,19 +56,15 @@ def _refusals(site: Any) -> dict[str, Any]:
         "requests": number_text(total.admitted + total.refused),
         "since": moment(hour.starts[0]),
         "endpoints": [
-            {
-                "name": endpoint_name(pk, names),
-                "url": model_url(site, RatePolicy, "traffic", query={"endpoint": pk}),
-                "number": number_text(counts.refused),
-            }
+            (
+                endpoint_name(pk, names),
+                model_url(site, RatePolicy, "traffic", query={"endpoint": pk}),
+                number_text(counts.refused),
+            )
             for pk, counts in refused
         ],
         "callers": [
-            {
-                "name": caller_text(top.caller, users),
-                "url": explain_url(site, top.caller),
-                "number": number_text(top.counts.refused),
-            }
+            (caller_text(top.caller, users), explain_url(site, top.caller), number_text(top.counts.refused))
             for top in tops
         ],
     }

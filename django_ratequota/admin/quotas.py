@@ -44,7 +44,9 @@ class QuotasPage(LedgerPage):
     def view(self, request: Any) -> Any:
         """Return the page, or the file."""
         periods = {period: QuotaWindow.Period(period).label for period in current_periods()}
-        levels = {str(level): _level_text(level) for level in (0, *LEVELS)}
+        some = gettext("%(share)s %% used or more")
+        levels = {str(level): some % {"share": level} for level in LEVELS}
+        levels = {"0": gettext("any"), **levels, "100": gettext("used up")}
         checks = {"window": periods.__contains__, "level": levels.__contains__, "policy": is_id}
         query = self.known_parameters(request, {**checks, "start": re.compile(AFTER).fullmatch})
         period = query["window"] = query["window"] or next(iter(periods), "")
@@ -113,9 +115,3 @@ def _lines(batches: Iterator[list[Row]]) -> Iterator[list[Any]]:
                 *(bucket.subject, caller_text(bucket.subject, users), row.policy.pk, row.policy, bucket.scope),
                 *(bucket.rate, row.used, row.limit, row.percent, row.ends_at.astimezone(UTC).isoformat()),
             ]
-
-
-def _level_text(level: int) -> str:
-    if not level:
-        return gettext("any")
-    return gettext("used up") if level == 100 else gettext("%(share)s %% used or more") % {"share": level}
