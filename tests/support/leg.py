@@ -75,6 +75,7 @@ NUMBERED = (
     "policyfile/test_validator.py::test_users_are_named_by_username_field",
     "operations/test_boosts.py::test_a_boost_is_for_the_subject_that_is_counted",
     "policies/test_snapshot.py::test_a_user_key_too_long_for_its_column_goes_stale_nowhere",
+    "admin/test_estimate.py::test_the_estimate_names_the_callers_affected_most",
 )
 
 
