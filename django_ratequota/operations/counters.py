@@ -20,10 +20,9 @@ from ..exceptions import StoreError
 from ..models import PolicyChange
 from ..monitoring import ledger, restoring
 from ..policies.limit_names import limit_name
-from ..policies.requests.caller import UNKNOWN, Caller, failed_kind
+from ..policies.requests.caller import UNKNOWN, failed_kind
 from ..runtime import default_limiter
 from ..utils.sansio import drive
-from .explain import explain_caller
 
 
 def peek(buckets: Iterable[Bucket]) -> dict[Bucket, BucketStatus]:
@@ -114,15 +113,6 @@ def _states(
         window = {} if first_day is None else {"window": window_name(counter_name(status.bucket), first_day)[1]}
         states[status.bucket.title] = {"used": used, "remaining": max(0, status.limit - used), **window}
     return states
-
-
-def reset_caller(caller: Caller, reason: str = "", **request: Any) -> tuple[BucketStatus, ...]:
-    """Reset the caller's own buckets at a request; takes the arguments of ``explain_caller``.
-
-    Buckets shared with others (counted per plan or everyone, or without an address) keep their counts.
-    """
-    buckets = explain_caller(caller, **request).resolution.buckets
-    return reset((b for b in buckets if not shared_reason(b.counted_per, b.subject)), reason)
 
 
 def shared_reason(counted_per: str, subject: str | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from ipaddress import ip_address, ip_network
 from typing import Any
 
@@ -21,8 +21,18 @@ from ..policies.requests.view_declarations import cost_of, least_cost, scope_of,
 from ..utils.addresses import Network, named_network, unmap
 from .explain import Explanation, explain_caller
 
+#: In query strings: begins the name of an identifier, because it may be called as another parameter is.
+IDENTIFIER = "identifier_"
+#: In query strings: the plan where PLAN_RESOLVER returns None; no slug has brackets.
+NO_PLAN = "(none)"
 #: Most endpoint names in a message.
 _LISTED = 20
+
+
+def caller_params(caller: str) -> dict[str, str]:
+    """Return the query string that names a caller: ``user:42`` is ``user=42``; {} without a value."""
+    kind, _colon, value = caller.partition(":")
+    return {kind if kind in ("user", "ip") else f"{IDENTIFIER}{kind}": value} if value else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,17 +56,6 @@ class ExplainQuery:
     cost: int | None = None
 
     @classmethod
-    def for_caller(cls, caller: str, ip: str = "", **request: Any) -> ExplainQuery:
-        """Build a query for a caller as counters name it: ``user:42``, ``ip:203.0.113.7``, ``tenant:acme``."""
-        kind, _colon, value = caller.partition(":")
-        return cls(
-            user_id=value if kind == "user" else None,
-            ip=ip.partition(":")[2] or (value if kind == "ip" else ""),
-            identifiers={} if kind in ("user", "ip") else {kind: value},
-            **request,
-        )
-
-    @classmethod
     def from_refusal(cls, refusal: Refusal) -> ExplainQuery:
         """Build a query for the request that was refused, to explain it by the current policies.
 
@@ -66,19 +65,32 @@ class ExplainQuery:
         if settings.plan_resolver and refusal.plan_id is not None:
             slug = Plan.objects.filter(pk=refusal.plan_id).values_list("slug", flat=True).first()
         known = Endpoint.objects.filter(name=refusal.scope).exists()
-        query = cls.for_caller(
-            refusal.caller,
-            refusal.ip,
+        # Its counters and its plan name identifiers that the caller's name lacks.
+        named = dict(subject.partition(":")[::2] for subject in (refusal.ip, *refusal.subjects, refusal.caller))
+        return cls(
+            user_id=named.get("user"),
+            ip=named.get("ip", ""),
+            identifiers={kind: value for kind, value in named.items() if kind in settings.identifiers},
             plan_slug=slug,
             endpoint=refusal.scope if known else "",
             path=refusal.route if refusal.route and _is_known(refusal.route) else "",
             method=refusal.method,
             cost=refusal.cost,
         )
-        # Its counters and its plan name identifiers that the caller's name lacks.
-        counted = {kind: value for kind, _colon, value in (subject.partition(":") for subject in refusal.subjects)}
-        identifiers = {kind: value for kind, value in counted.items() if kind in settings.identifiers}
-        return replace(query, identifiers={**identifiers, **query.identifiers})
+
+    def params(self) -> dict[str, str]:
+        """Return the query string that asks this."""
+        fields = {
+            "user": self.user_id,
+            "ip": self.ip,
+            **{f"{IDENTIFIER}{kind}": value for kind, value in self.identifiers.items()},
+            "plan": (self.plan_slug or NO_PLAN) if settings.plan_resolver else "",
+            "endpoint": self.endpoint,
+            "path": self.path,
+            "method": self.method,
+            "cost": "" if self.cost is None else str(self.cost),
+        }
+        return {name: text for name, text in fields.items() if text}
 
     def caller(self) -> DescribedCaller:
         """Return the caller; raises ``ValidationError`` on ``ip``."""

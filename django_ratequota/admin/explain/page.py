@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy as _
 from ...models import Endpoint, Plan, RatePolicy
 from ...monitoring import refusals
 from ...monitoring.refusals import Refusal
-from ...operations.boosts import any_boostable
+from ...operations.boosts import boostable
 from ...operations.explain import MOST_ENDPOINTS, Explanation
 from ...operations.explain_query import ExplainQuery, many_clients
 from ...operations.subjects import policies_in
@@ -23,10 +23,11 @@ from ..formatting import clock_and_wait, shown
 from ..names import audience_text, caller_names, caller_text, endpoint_text, limits_text
 from ..pages import AdminPage, reply, unanswered
 from ..permissions import is_override, may
+from ..usage.labels import explain_url
 from ..usage.outages import outage_texts
-from .block import BlockLinks
+from .block import block_links
 from .counter_rows import counter_rows, fullest_first
-from .form import data_of, explain_form, find_caller, form_data
+from .form import data_of, explain_form, find_caller
 from .refusals import find_refusal, refusal_details, refused_places
 
 #: All winners are listed, and other candidates up to this many rows: a caller may have as many dated ones.
@@ -46,10 +47,8 @@ class ExplainPage(AdminPage):
         """Return the link from an override to the limits of its caller."""
         if not is_override(obj):
             return []
-        params = {"caller": obj.subject if obj.user_id is None else f"user:{obj.user_id}"}
-        if obj.endpoint:
-            params["endpoint"] = obj.endpoint.name
-        return [(self.url(query=params), _("Explain"))]
+        caller = obj.subject if obj.user_id is None else f"user:{obj.user_id}"
+        return [(explain_url(self.site, caller, obj.endpoint.name if obj.endpoint else ""), _("Explain"))]
 
     def view(self, request: Any) -> Any:
         """Show the form, what applies now, and refusals; redirect from what was searched for to its page."""
@@ -57,7 +56,7 @@ class ExplainPage(AdminPage):
         refusal, store_error = find_refusal(wanted)
         if refusal is None and wanted and (found := self._found(request, wanted)):
             return HttpResponseRedirect(found)
-        data = data_of(request.GET) or (refusal and form_data(ExplainQuery.from_refusal(refusal)))
+        data = data_of(request.GET) or (refusal and ExplainQuery.from_refusal(refusal).params())
         network = many_clients((data or {}).get("ip", "").strip())
         form = explain_form(self.admin, request, None if network else data)
         explanation = form.explain()
@@ -105,7 +104,7 @@ class ExplainPage(AdminPage):
                 {"text": shown(policy), "link": self.admin.page_url("change", policy.pk)}
                 for policy in policies_in(network, self.admin.get_queryset(request))
             ],
-            "block_caller": BlockLinks(self.admin, request, [(network, "")]).link(network),
+            "block_caller": block_links(self.admin, request, [(network, "")]).get((network, "")),
         }
 
     def _refused(
@@ -114,16 +113,16 @@ class ExplainPage(AdminPage):
         """Return what refused the caller in the last day, and the links to boosts and blocks."""
         caller, ip = explanation.customer, explanation.context.caller.subject("ip", None) or ""
         pairs = [(caller, ip), *([(refusal.caller, refusal.ip)] if refusal else ())]
-        blocks = BlockLinks(self.admin, request, pairs)
+        blocks = block_links(self.admin, request, pairs)
         found, error = reply(lambda: refusals.caller_refusals(caller))
-        boosts = found and may(request.user, "add", override=True) and any_boostable(found.refusals)
-        own = {name: text for name, text in params.items() if name not in ("id", "path", "method", "cost")}
+        granting = may(request.user, "add", override=True)
+        boosts = boostable(explanation, found.refusals) if found and granting else ()
         return {
             **refused_places(self.admin, caller, found, error),
             "past": self.admin.page_url("quota_history", query={"subject": caller}) if caller else "",
-            "boost_all": self.admin.page_url("boost", query=own) if boosts else "",
-            "block_caller": blocks.link(caller, ip),
-            "block_refused": refusal and blocks.link(refusal.caller, refusal.ip),
+            "boost_all": self.admin.page_url("boost", query={**params, "policy": boosts}) if boosts else "",
+            "block_caller": blocks.get((caller, ip)),
+            "block_refused": refusal and blocks.get((refusal.caller, refusal.ip)),
         }
 
     def _answer(self, request: Any, explanation: Explanation) -> dict[str, Any]:
@@ -175,8 +174,7 @@ class ExplainPage(AdminPage):
             # Where every policy won, the counters say all of it.
             "candidates": rows if lost else (),
             "nothing": not explanation.candidates and not explanation.built_in,
-            "unseen": len(listed) - len(rows),
-            "left_out": max(0, len(explanation.candidates) - _MAX_CANDIDATES),
+            "left_out": len(explanation.candidates) - len(rows),
             "others": others_in_words(explanation.others),
         }
 

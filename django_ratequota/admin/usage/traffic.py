@@ -14,7 +14,7 @@ from ...models import Endpoint
 from ...monitoring.timeline import Counts, Timeline, TopCaller
 from ...operations.tightest import tightest
 from ...policies.limit_names import limit_name
-from ..explain.block import BlockLinks
+from ..explain.block import block_links
 from ..formatting import bar_percent, number_text, shown
 from ..names import caller_names, caller_text, deleted, limits_text
 from ..pages import AdminPage, is_id, reply, unanswered
@@ -75,7 +75,7 @@ class TrafficPage(AdminPage):
             callers = _sorted(tops, selection)
             names = caller_names([*(top.caller for top in callers), *(one.caller for one in refusals)])
             pairs = [*((top.caller, "") for top in callers), *((one.caller, one.ip) for one in refusals)]
-            blocks = BlockLinks(self.admin, request, pairs, "traffic")
+            blocks = block_links(self.admin, request, pairs, "traffic")
             context |= _counted(timeline, selection, endpoints) | {
                 "columns": [
                     (text, selection.query(order=name), name == selection.order) for name, text in _COLUMNS.items()
@@ -83,7 +83,7 @@ class TrafficPage(AdminPage):
                 "callers": self._callers(callers, names, blocks, place),
                 "two_days": selection.span == "week",
                 "refusals": [
-                    refusal_row(self.site, one, names) | {"block": blocks.link(one.caller, one.ip)}
+                    refusal_row(self.site, one, names) | {"block": blocks.get((one.caller, one.ip))}
                     for one in refusals
                 ],
             }
@@ -110,7 +110,7 @@ class TrafficPage(AdminPage):
         )
 
     def _callers(
-        self, callers: list[TopCaller], names: Mapping[str, str], blocks: BlockLinks, endpoint: str | None
+        self, callers: list[TopCaller], names: Mapping[str, str], blocks: Mapping[Any, Any], endpoint: str | None
     ) -> list[dict[str, Any]]:
         """Return the rows of the callers, with the fullest of their limits at the endpoint, or anywhere."""
         full = reply(lambda: tightest([top.caller for top in callers], endpoint))[0] if callers else None
@@ -119,7 +119,7 @@ class TrafficPage(AdminPage):
                 "name": caller_text(top.caller, names),
                 "url": explain_url(self.site, top.caller, endpoint or ""),
                 "cells": cells(top.counts),
-                "block": blocks.link(top.caller),
+                "block": blocks.get((top.caller, "")),
                 "tightest": _standing((full or {}).get(top.caller)),
             }
             for top in callers
