@@ -69,8 +69,6 @@ def explain(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     else:
         query = _query(options)
     yield from _explanation_lines(query.explain())
-    if query.computes_cost():
-        yield "cost         the view computes its own for each request, so it may differ"
 
 
 def list_near(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
@@ -93,8 +91,8 @@ def reset(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     """Reset the caller's own counters and yield how they stood before."""
     query = _query(options)
     buckets = explain_caller(query.caller(), **query.request_arguments()).resolution.buckets
-    own = [bucket for bucket in buckets if not counters.shared_reason(bucket.counted_per, bucket.subject)]
-    before = counters.reset(own, options["reason"])
+    own = [bucket for bucket in buckets if not counters.is_shared(bucket.counted_per, bucket.subject)]
+    before = counters.give_back(own, reason=options["reason"])
     names = subject_names(status.bucket.subject for status in before)
     for status in before:
         counter = f"{limit_name(status.bucket)} of {_subject_name(status.bucket.subject, names)}"

@@ -16,7 +16,7 @@ from ..monitoring.refusals import Refusal
 from ..policies.facts import PolicyFacts, policy_facts, to_datetime
 from ..policies.precedence import never_outranked, specificity
 from ..policies.requests.caller import UNKNOWN
-from .counters import shared_reason
+from .counters import is_shared
 from .explain import Explanation
 
 _SECOND_US = 10**6
@@ -34,9 +34,8 @@ class Proposal(NamedTuple):
 def no_boost_reason(explanation: Explanation, policy: PolicyFacts) -> str:
     """Return why a boost of this winner is impossible, as a sentence; "" when it is possible."""
     subject = subject_of(explanation, policy)
-    shared = shared_reason(policy.counted_per, subject)
-    if subject is None or shared:
-        return _("%(why)s A boost for one caller would change nothing.") % {"why": shared}
+    if subject is None or is_shared(policy.counted_per, subject):
+        return _("Several callers are counted together here.")
     if policy.rates == UNLIMITED:
         return _("It is unlimited already.")
     if policy.mode != "enforce":
@@ -46,11 +45,7 @@ def no_boost_reason(explanation: Explanation, policy: PolicyFacts) -> str:
         return _("The caller is blocked here, and no other policy outranks that: end the block first.")
     if policy.user or subject.startswith("user:"):
         return ""
-    unnameable = unnameable_reason(subject)
-    if not unnameable and policy.network is None and _outranks(policy, subject):
-        names = {"winner": policy.subject, "subject": subject}
-        return _("It is for %(winner)s, which comes before any policy for %(subject)s: edit it instead.") % names
-    return unnameable
+    return unnameable_reason(subject)
 
 
 def unnameable_reason(subject: str) -> str:
@@ -72,7 +67,10 @@ def subject_of(explanation: Explanation, policy: PolicyFacts) -> str | None:
 
 
 def propose_boost(explanation: Explanation, winner: RatePolicy) -> RatePolicy:
-    """Return an unsaved boost without an end: the winner's fields, the caller as audience, and twice the rates."""
+    """Return an unsaved boost without an end: the winner's fields, the caller as audience, and twice the rates.
+
+    Where the winner comes before any policy for the caller, the boost has the winner's audience.
+    """
     facts = policy_facts(winner)
     boost = RatePolicy(
         endpoint=winner.endpoint,

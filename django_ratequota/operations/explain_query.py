@@ -11,7 +11,6 @@ from django.core.exceptions import ValidationError
 from django.urls import Resolver404
 from django.utils.translation import gettext as _
 
-from ..changes.validators import visible
 from ..conf import settings
 from ..models import Endpoint, Plan
 from ..monitoring.refusals import Refusal
@@ -25,8 +24,6 @@ from .explain import Explanation, explain_caller
 IDENTIFIER = "identifier_"
 #: In query strings: the plan where PLAN_RESOLVER returns None; no slug has brackets.
 NO_PLAN = "(none)"
-#: Most endpoint names in a message.
-_LISTED = 20
 
 
 def caller_params(caller: str) -> dict[str, str]:
@@ -73,7 +70,7 @@ class ExplainQuery:
             identifiers={kind: value for kind, value in named.items() if kind in settings.identifiers},
             plan_slug=slug,
             endpoint=refusal.scope if known else "",
-            path=refusal.route if refusal.route and _is_known(refusal.route) else "",
+            path=refusal.route if find_route(refusal.route) else "",
             method=refusal.method,
             cost=refusal.cost,
         )
@@ -116,9 +113,7 @@ class ExplainQuery:
         # The usage endpoint has a built-in limit, and need not have a row.
         built_in = shows_usage(request.get("view")) and scope_of(request["view"]) == scope
         if scope and not built_in and not Endpoint.objects.filter(name=scope).exists():
-            names = ", ".join(Endpoint.objects.values_list("name", flat=True)[:_LISTED]) or _("none yet")
-            text = _("There is no endpoint %(name)r; there are: %(names)s")
-            raise ValidationError({"endpoint": text % {"name": scope[:100], "names": visible(names)}})
+            raise ValidationError({"endpoint": _("There is no endpoint %(name)r.") % {"name": scope[:100]}})
         return request
 
     @property
@@ -129,21 +124,12 @@ class ExplainQuery:
     def explain(self) -> Explanation:
         """Return what applies now; raises ``ValidationError`` and ``django.db.Error``."""
         request, cost = self.request_arguments(), self.cost
-        if cost is None and not self.everywhere:
-            declared = _declared_cost(request)
+        view, method = request.get("view"), request["method"]
+        if cost is None and not self.everywhere and request["scope"] == scope_of(view, method):
+            declared = cost_of(view, method)
             # A function needs a request.
             cost = None if callable(declared) else least_cost(declared)
         return explain_caller(self.caller(), **request, cost=cost, everywhere=self.everywhere)
-
-    def computes_cost(self) -> bool:
-        """Return whether the view computes the cost that is explained; raises ``ValidationError``."""
-        return self.cost is None and callable(_declared_cost(self.request_arguments()))
-
-
-def _declared_cost(request: Mapping[str, Any]) -> Any:
-    """Return the cost that the view of a request declares for its scope, units or a function; None without one."""
-    view, method = request.get("view"), request["method"]
-    return cost_of(view, method) if request["scope"] == scope_of(view, method) else None
 
 
 def _address(text: str) -> str | None:
@@ -169,13 +155,6 @@ def many_clients(name: str) -> Network | None:
     # An IPv6 network may be one client: addresses that share IPV6_PREFIX bits are.
     clients = {client_text(unmap(network[at]), settings.ipv6_prefix) for at in (0, -1)} if network else ()
     return network if len(clients) > 1 else None
-
-
-def _is_known(route: str) -> bool:
-    try:
-        return bool(_resolve(route))
-    except ValidationError:
-        return False
 
 
 def _resolve(path: str) -> tuple[str | None, str | None, Any]:

@@ -19,7 +19,6 @@ from ...operations.explain_query import IDENTIFIER, NO_PLAN, ExplainQuery, calle
 from ...operations.subjects import find_user
 from ...policies.matching import NO_METHOD
 from ...utils.addresses import named_network
-from ..formatting import shown
 from ..pages import AdminPage
 from ..subjects import SubjectsPage
 from ..widgets import complete_subjects
@@ -84,11 +83,6 @@ class ExplainForm(forms.Form):
     def clean(self) -> dict[str, Any]:
         """Build ``query``; what of it cannot be read becomes an error of the form."""
         data = self.cleaned_data
-        for name in self.data:
-            if name.startswith(IDENTIFIER) and name not in self.fields:
-                text = _("%(name)s is not in RATEQUOTA['IDENTIFIERS'], which has: %(known)s.")
-                known = ", ".join(settings.identifiers) or "—"
-                self.add_error(None, text % {"name": shown(name.removeprefix(IDENTIFIER)), "known": known})
         values = {kind: data.get(f"{IDENTIFIER}{kind}") for kind in settings.identifiers}
         identifiers = {kind: value for kind, value in values.items() if value}
         if not self.errors and not (data["user"] or data["ip"] or identifiers):
