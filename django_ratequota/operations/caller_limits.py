@@ -15,7 +15,7 @@ from ..engine.calendar_windows import calendar_window
 from ..engine.types import Bucket, BucketStatus
 from ..exceptions import StoreError
 from ..policies.assigned import resolve_assigned
-from ..policies.facts import NOBODY, UserEntry
+from ..policies.facts import NOBODY
 from ..policies.limit_names import limit_name
 from ..policies.requests.caller import Caller
 from ..policies.resolver import EvaluationContext, Resolution, resolve_uncached
@@ -126,8 +126,10 @@ def _shown(buckets: tuple[Bucket, ...]) -> tuple[Bucket, ...]:
 
 def _resolve(caller: Caller, snapshot: Snapshot, scope: str | None, at_us: int) -> tuple[Resolution, bool]:
     """Return what applies to the caller, and whether endpoints with limits were left out."""
-    overview, user_id = snapshot.overview, caller.user_id
-    entry = NOBODY if user_id is None else _load(user_id)
+    overview, entry = snapshot.overview, NOBODY
+    if caller.user_id is not None:
+        with suppress(DatabaseError):
+            entry = process.policies.load_user(caller.user_id)
     if scope is None:
         endpoints, more = overview.limiting(entry, MAX_LIMITS)
     elif scope in overview.by_name:
@@ -136,10 +138,3 @@ def _resolve(caller: Caller, snapshot: Snapshot, scope: str | None, at_us: int) 
         raise LookupError(scope)
     context = EvaluationContext(caller, entry, endpoints, scope, overview.snapshot, at_us)
     return resolve_assigned(context, how=resolve_uncached), more
-
-
-def _load(user_id: str) -> UserEntry:
-    try:
-        return process.policies.load_user(user_id)
-    except DatabaseError:
-        return NOBODY

@@ -35,8 +35,8 @@ class ExplainForm(forms.Form):
     )
     plan = forms.ChoiceField(
         label=_("Plan"),
-        required=False,
         help_text=_("PLAN_RESOLVER cannot run without a request. Choose the plan that it would return."),
+        error_messages={"required": _("Choose the plan that PLAN_RESOLVER would return for this caller.")},
     )
     endpoint = forms.ModelChoiceField(
         Endpoint.objects.all(),
@@ -87,8 +87,6 @@ class ExplainForm(forms.Form):
         identifiers = {kind: value for kind, value in values.items() if value}
         if not self.errors and not (data["user"] or data["ip"] or identifiers):
             raise ValidationError(_("Enter a caller: a user, an IP address or another identifier."))
-        if "plan" in self.fields and not data.get("plan") and "plan" not in self.errors:
-            self.add_error("plan", _("Choose the plan that PLAN_RESOLVER would return for this caller."))
         user, endpoint, slug = data.get("user"), data.get("endpoint"), data.get("plan")
         self.query = ExplainQuery(
             user_id=None if user is None else str(user.pk),
