@@ -196,7 +196,7 @@ def test_explain_and_traffic_lead_to_the_page_and_to_its_end(operator: Client, a
         links = re.findall(rf'href="({URL}[^"]*)"[^>]*>Block…</a>', text)
         assert links, page
         assert all(operator.get(link).status_code == 200 for link in links)
-    assert operator.post(links[-1], {**FORM, "target": "ip:203.0.113.0/24"})["Location"].startswith(PAGE)
+    assert operator.post(links[-1], {**FORM, "target": "ip:203.0.113.0/24"})["Location"] == TRAFFIC
     for page, query in pages[1:]:
         assert re.search(
             rf'href="{URL}[^"]*"[^>]*>Blocked until [^<]*: End it…</a>', words_of(operator.get(page, query))

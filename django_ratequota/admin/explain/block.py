@@ -43,6 +43,8 @@ class BlockPage(OverridePage):
         users = caller_names(names)
         names = [name for name in names if not name.startswith("user:") or name in users]  # without deleted users
         back = self.admin.page_url("explain", query=caller_params(caller))
+        if request.GET.get("from") == "traffic":  # which shows the block of a network, too
+            back = self.admin.page_url("traffic")
         if not names:
             text = gettext("Only a user, a subject or an address can be blocked, not this caller: %(caller)s")
             self.admin.message_user(request, text % {"caller": shown(caller) or "—"}, messages.ERROR)
@@ -88,20 +90,22 @@ class BlockPage(OverridePage):
 
 
 def block_links(
-    model_admin: Any, request: Any, pairs: Iterable[tuple[str, str]]
+    model_admin: Any, request: Any, pairs: Iterable[tuple[str, str]], origin: str = ""
 ) -> dict[tuple[str, str], dict[str, str]]:
     """Return the link to the page for each (caller, address), with one query for those that are blocked.
 
-    Pairs without anybody to block have none, and so has an operator without the permission.
+    Pairs without anybody to block have none, and so has an operator without the permission. ``origin`` is the name of
+    the page with the links.
     """
     names = {pair: blocks.targets(*pair) for pair in pairs} if may_block(request.user) else {}
     in_force = blocks.blocks_in_force({name for own in names.values() for name in own})
     links = {}
     for (caller, ip), own in names.items():
         if own:
+            query = {name: text for name, text in (("caller", caller), ("ip", ip), ("from", origin)) if text}
             block = next((in_force[name][0] for name in own if name in in_force), None)
             links[caller, ip] = {
-                "url": model_admin.page_url("block", query={"caller": caller, **({"ip": ip} if ip else {})}),
+                "url": model_admin.page_url("block", query=query),
                 "text": _("Block…") if block is None else _("%s: End it…") % _until(block),
             }
     return links

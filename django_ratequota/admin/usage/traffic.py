@@ -75,7 +75,7 @@ class TrafficPage(AdminPage):
             callers = _sorted(tops, selection)
             names = caller_names([*(top.caller for top in callers), *(one.caller for one in refusals)])
             pairs = [*((top.caller, "") for top in callers), *((one.caller, one.ip) for one in refusals)]
-            blocks = block_links(self.admin, request, pairs)
+            blocks = block_links(self.admin, request, pairs, "traffic")
             context |= _counted(timeline, selection, endpoints) | {
                 "columns": [
                     (text, selection.query(order=name), name == selection.order) for name, text in _COLUMNS.items()
