@@ -153,7 +153,7 @@ def model_url(site: Any, model: Any, page: str, *args: Any, query: Mapping[str, 
         url = reverse(f"{site.name}:{opts.app_label}_{opts.model_name}_{page}", args=args)
     except NoReverseMatch:
         return ""
-    return f"{url}?{urlencode(query)}" if query else url
+    return f"{url}?{urlencode(query, doseq=True)}" if query else url
 
 
 def page_numbers(page: Page[Any], url: Callable[[int], str]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..models import QuotaWindow, RatePolicy
-from ..operations.counters import shared_reason
+from ..operations.counters import is_shared
 from ..operations.near import Row, all_near, near_rows
 from ..operations.running_windows import AFTER, LEVELS, Chosen, current_periods, time_us
 from ..operations.subject_names import subjects_named
@@ -88,7 +88,7 @@ class QuotasPage(LedgerPage):
 
     def _row(self, row: Row, users: Mapping[str, str], now_us: int, boosts: bool, period: str) -> dict[str, Any]:
         bucket, policy = row.bucket, row.policy
-        shared = shared_reason(bucket.counted_per, bucket.subject)
+        shared = is_shared(bucket.counted_per, bucket.subject)
         explain = "" if shared else explain_url(self.site, bucket.subject, bucket.scope)
         boost = explain.replace(self.admin.page_url("explain"), self.admin.page_url("boost"), 1)
         past = {"subject": bucket.subject, "period": period}

@@ -26,13 +26,7 @@ from .pages import reply, unanswered
 _NOT_SHOWN = _("The counters cannot be shown, and changing them will probably fail. Try again later.")
 
 
-class ReasonForm(forms.Form):
-    """The reason of a change, for the history."""
-
-    reason = ReasonField()
-
-
-class CountersForm(ReasonForm):
+class CountersForm(forms.Form):
     """How much to give back, and the reason."""
 
     units = forms.IntegerField(
@@ -43,7 +37,7 @@ class CountersForm(ReasonForm):
         max_value=MAX_UNITS,
         widget=AdminIntegerFieldWidget,
     )
-    field_order = ["units", "reason"]
+    reason = ReasonField()
 
 
 class CountersPage(CallerPage):
@@ -63,7 +57,7 @@ class CountersPage(CallerPage):
         buckets = [
             bucket
             for bucket in explanation.resolution.buckets
-            if bucket.title in titles and not counters.shared_reason(bucket.counted_per, bucket.subject)
+            if bucket.title in titles and not counters.is_shared(bucket.counted_per, bucket.subject)
         ]
         if not buckets:
             text = gettext("Select at least one of the caller's own counters.")
@@ -90,7 +84,7 @@ class CountersPage(CallerPage):
         """Change the counters, and record it; return False where the form has an error instead."""
         units, reason = form.cleaned_data["units"], form.cleaned_data["reason"]
         try:
-            before = counters.reset(buckets, reason) if units is None else counters.grant(buckets, units, reason)
+            before = counters.give_back(buckets, units, reason)
         except ValidationError as error:
             form.add_error("units", error)
             return False

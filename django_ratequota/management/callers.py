@@ -13,8 +13,8 @@ from ..engine.types import Bucket, BucketStatus
 from ..models import Plan, QuotaWindow
 from ..monitoring import refusals
 from ..monitoring.refusals import Refusal
-from ..operations.counters import reset_caller
-from ..operations.explain import Explanation, anchor_of
+from ..operations import counters
+from ..operations.explain import Explanation, anchor_of, explain_caller
 from ..operations.explain_query import ExplainQuery
 from ..operations.near import Row, all_near
 from ..operations.running_windows import LEVELS, Chosen, current_periods
@@ -69,8 +69,6 @@ def explain(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     else:
         query = _query(options)
     yield from _explanation_lines(query.explain())
-    if query.computes_cost():
-        yield "cost         the view computes its own for each request, so it may differ"
 
 
 def list_near(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
@@ -92,7 +90,9 @@ def _line(row: Row, names: Mapping[str, str]) -> str:
 def reset(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     """Reset the caller's own counters and yield how they stood before."""
     query = _query(options)
-    before = reset_caller(query.caller(), reason=options["reason"], **query.request_arguments())
+    buckets = explain_caller(query.caller(), **query.request_arguments()).resolution.buckets
+    own = [bucket for bucket in buckets if not counters.is_shared(bucket.counted_per, bucket.subject)]
+    before = counters.give_back(own, reason=options["reason"])
     names = subject_names(status.bucket.subject for status in before)
     for status in before:
         counter = f"{limit_name(status.bucket)} of {_subject_name(status.bucket.subject, names)}"

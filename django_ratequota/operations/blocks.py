@@ -14,7 +14,6 @@ from django.db.models import Q
 from django.utils.translation import gettext as _
 
 from ..changes.validators import primary_key
-from ..conf import settings
 from ..engine.rates import BLOCKED
 from ..models import RatePolicy
 from ..policies.audience_index import Group
@@ -27,11 +26,6 @@ from .running_windows import time_us
 #: Prefix length of the network that is offered beside an address, by IP version.
 _NETWORK_BITS = {4: 24, 6: 64}
 _SECOND_US = 10**6
-#: Networks of proxies, not of clients.
-_PRIVATE = [
-    *map(ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "127.0.0.0/8", "169.254.0.0/16")),
-    *map(ip_network, ("fc00::/7", "fe80::/10", "::1/128")),
-]
 
 
 def targets(caller: str, ip: str = "") -> list[str]:
@@ -101,24 +95,11 @@ def end_block(block: RatePolicy) -> None:
     block.save(update_fields=["ends_at"])
 
 
-def cautions(block: RatePolicy, operator: Caller) -> list[str]:
-    """Return sentences that warn of who else the block may refuse; ``operator`` is who asks for it."""
-    facts = policy_facts(block)
-    sentences = []
-    names = {"audience": block.audience}
+def caution(block: RatePolicy, operator: Caller) -> str:
+    """Return a sentence that warns of a block of the operator, who asks for it; "" where it is not."""
+    facts, names = policy_facts(block), {"audience": block.audience}
     if facts.user and facts.user == operator.user_id:
-        sentences.append(_("%(audience)s is you: your own requests would be refused.") % names)
-    elif not facts.user and any(contenders(operator, [], Group([facts]), None, ())):
-        sentences.append(_("%(audience)s includes you: your own requests would be refused.") % names)
-    network = facts.network
-    private = network is not None and any(
-        network.version == known.version and network.subnet_of(known)  # type: ignore[arg-type]
-        for known in _PRIVATE
-    )
-    if private and not settings.trusted_proxies:
-        text = _(
-            "%(audience)s is private, and TRUSTED_PROXIES is empty: if it is a proxy's, everybody behind the proxy "
-            "would be refused."
-        )
-        sentences.append(text % names)
-    return sentences
+        return _("%(audience)s is you: your own requests would be refused.") % names
+    if not facts.user and any(contenders(operator, [], Group([facts]), None, ())):
+        return _("%(audience)s includes you: your own requests would be refused.") % names
+    return ""

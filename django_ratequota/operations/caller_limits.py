@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,22 +10,19 @@ from django.db import Error as DatabaseError
 from django.utils.module_loading import import_string
 
 from ..conf import settings
-from ..enforcement.step_runner import limiter_or_error, now_us, stored_revision
+from ..enforcement.step_runner import limiter_or_error, now_us
 from ..engine.calendar_windows import calendar_window
-from ..engine.decision import Decision
-from ..engine.limiter import Limiter
 from ..engine.types import Bucket, BucketStatus
-from ..exceptions import NewerRevision, StoreError
-from ..monitoring import restoring
+from ..exceptions import StoreError
 from ..policies.assigned import resolve_assigned
-from ..policies.facts import NOBODY, UserEntry
+from ..policies.facts import NOBODY
 from ..policies.limit_names import limit_name
 from ..policies.requests.caller import Caller
 from ..policies.resolver import EvaluationContext, Resolution, resolve_uncached
 from ..policies.snapshot import Snapshot
 from ..runtime import process
-from ..store.base import Call
-from ..utils.sansio import drive
+from .counters import peek
+from .explain import newest_policies
 
 #: Most limits returned, and most endpoints searched: in alphabetical order, those with a user's own policies first.
 MAX_LIMITS = 50
@@ -63,38 +61,24 @@ def hidden_kinds() -> frozenset[str]:
 def caller_limits(caller: Caller, scope: str | None = None, *, ask: bool = True) -> CallerLimits:
     """Return the limits at one endpoint and those for all endpoints together; ``scope`` None = at every endpoint.
 
-    Makes one call to Redis, within the deadline of a decision, and none while its breaker is open. Without ``ask``
-    it makes none, and no limit has a status. With ``ENABLED = False`` there are no limits. Raises ``LookupError``
-    when no endpoint has that name, and ``django.db.Error`` when no policies were ever read.
+    Without ``ask`` Redis is not called, and limits have no status. With ``ENABLED = False`` there are no limits.
+    Raises ``LookupError`` when no endpoint has that name, and ``django.db.Error`` when no policies were ever read.
     """
-    limiter = limiter_or_error()
-    call = limiter.store.call() if ask and not isinstance(limiter, StoreError) else None
-    snapshot = process.policies.current()
-    # None = just reloaded, so no newer revision is looked for: at most one reload, however often operators publish.
-    revision = None if snapshot is None else snapshot.revision
-    if snapshot is None:
-        snapshot = process.policies.reload(0 if call is None else drive(stored_revision(limiter), call.do))
-    while True:
-        resolution, more = _resolve(caller, snapshot, scope, now_us(limiter))
-        buckets = _shown(resolution.buckets)
-        shown = buckets[:MAX_LIMITS]
-        try:
-            decision = _peek(limiter, call, shown, revision)
-            break
-        except NewerRevision as newer:
-            revision = None
-            try:
-                snapshot = process.policies.reload(newer.revision)
-            except DatabaseError:
-                pass  # go on with the last known policies, as requests do
-    if getattr(limiter, "unlimited", False):  # ENABLED = False
+    limiter, policies = limiter_or_error(), process.policies
+    snapshot = newest_policies() if ask else policies.current() or policies.reload(0)
+    resolution, more = _resolve(caller, snapshot, scope, now_us(limiter))
+    if getattr(limiter, "unlimited", False):
         return CallerLimits(limits=(), blocked_by=(), truncated=False, at_us=0)
-    statuses = {status.bucket: status for status in decision.statuses}
+    buckets = _shown(resolution.buckets)
+    shown, statuses = buckets[:MAX_LIMITS], dict[Bucket, BucketStatus]()
+    if ask:
+        with suppress(StoreError):
+            statuses = peek(shown)
     return CallerLimits(
         limits=tuple((bucket, statuses.get(bucket)) for bucket in shown),
         blocked_by=resolution.blocked_by,
         truncated=more or len(buckets) > len(shown),
-        at_us=decision.at_us or now_us(limiter),
+        at_us=now_us(limiter),
     )
 
 
@@ -140,25 +124,12 @@ def _shown(buckets: tuple[Bucket, ...]) -> tuple[Bucket, ...]:
     return tuple(bucket for bucket, kind in kinds if kind not in hidden or (kind, bucket.counted_per) == own)
 
 
-def _peek(
-    limiter: Limiter | StoreError, call: Call | None, buckets: tuple[Bucket, ...], revision: int | None
-) -> Decision:
-    """Return the decision with the status of each bucket; without any where Redis does not answer.
-
-    Raises ``NewerRevision``.
-    """
-    if call is not None and not isinstance(limiter, StoreError):
-        try:
-            return restoring.peek(limiter, call, buckets, revision)
-        except StoreError:
-            pass
-    return Decision(allowed=True)
-
-
 def _resolve(caller: Caller, snapshot: Snapshot, scope: str | None, at_us: int) -> tuple[Resolution, bool]:
     """Return what applies to the caller, and whether endpoints with limits were left out."""
-    overview, user_id = snapshot.overview, caller.user_id
-    entry = NOBODY if user_id is None else _load(user_id)
+    overview, entry = snapshot.overview, NOBODY
+    if caller.user_id is not None:
+        with suppress(DatabaseError):
+            entry = process.policies.load_user(caller.user_id)
     if scope is None:
         endpoints, more = overview.limiting(entry, MAX_LIMITS)
     elif scope in overview.by_name:
@@ -167,10 +138,3 @@ def _resolve(caller: Caller, snapshot: Snapshot, scope: str | None, at_us: int) 
         raise LookupError(scope)
     context = EvaluationContext(caller, entry, endpoints, scope, overview.snapshot, at_us)
     return resolve_assigned(context, how=resolve_uncached), more
-
-
-def _load(user_id: str) -> UserEntry:
-    try:
-        return process.policies.load_user(user_id)
-    except DatabaseError:
-        return NOBODY

@@ -1,8 +1,8 @@
-"""Peek at counters, reset them or give units back. The history records changes."""
+"""Peek at counters, and give units back. The history records changes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from typing import Any
 
@@ -14,16 +14,15 @@ from ..changes.databases import policy_alias
 from ..changes.writer import in_batches, write_counted
 from ..engine.decision import LimitRequest
 from ..engine.keys import counter_name, window_name
+from ..engine.limiter import Limiter
 from ..engine.protocol import MAX_BUCKETS
 from ..engine.types import Bucket, BucketStatus
 from ..exceptions import StoreError
 from ..models import PolicyChange
 from ..monitoring import ledger, restoring
 from ..policies.limit_names import limit_name
-from ..policies.requests.caller import UNKNOWN, Caller, failed_kind
+from ..policies.requests.caller import UNKNOWN, failed_kind
 from ..runtime import default_limiter
-from ..utils.sansio import drive
-from .explain import explain_caller
 
 
 def peek(buckets: Iterable[Bucket]) -> dict[Bucket, BucketStatus]:
@@ -39,46 +38,23 @@ def peek(buckets: Iterable[Bucket]) -> dict[Bucket, BucketStatus]:
     return {status.bucket: status for decision in decisions for status in decision.statuses}
 
 
-def reset(buckets: Iterable[Bucket], reason: str = "") -> tuple[BucketStatus, ...]:
-    """Reset the buckets to zero, record that in the history, and return their statuses before.
+def give_back(buckets: Iterable[Bucket], units: int | None = None, reason: str = "") -> tuple[BucketStatus, ...]:
+    """Give units back to each bucket, record that in the history, and return their statuses before.
 
-    Subject by subject, each completely or not at all. Raises ``StoreError`` at the first that fails; subjects before
-    it stay reset and recorded. Units consumed between peek and reset are not in the statuses.
+    ``units`` None = all, which resets the bucket to zero. Subject by subject, each completely or not at all. Raises
+    ``ValidationError`` when a bucket has used fewer units, and ``StoreError`` at the first subject that fails. Those
+    before it stay changed and recorded. Units consumed between peek and reset are not in the statuses.
+
+    What durable counters have used is refunded in the ledger, from which Redis follows.
     """
-    return _lower(buckets, default_limiter().reset, None, reason)
-
-
-def grant(buckets: Iterable[Bucket], units: int, reason: str = "") -> tuple[BucketStatus, ...]:
-    """Give ``units`` back to each bucket, record that in the history, and return their statuses before.
-
-    Raises ``ValidationError`` when a bucket has used fewer units, and ``StoreError`` as ``reset`` does.
-    """
-    limiter = default_limiter()
-    before = peek(buckets)
-    for status in before.values():
-        if status.used < units:
+    limiter, alias, buckets = default_limiter(), policy_alias(PolicyChange), list(buckets)
+    for status in () if units is None else peek(buckets).values():
+        if status.used < (units or 0):
             text = _(
                 "%(counter)s has used %(used)d: no more than that can be given back. To give the caller more than "
                 "the limit, grant a boost: it raises the limit itself."
             )
             raise ValidationError(text % {"counter": limit_name(status.bucket), "used": status.used})
-
-    def give_back(own: list[Bucket]) -> None:
-        # Each bucket's own units: else rates that count requests would keep theirs.
-        request = LimitRequest(mode="refund", buckets=tuple(own), cost=units, costs=(units,) * len(own))
-        drive(limiter.steps(request), limiter.store.call().do)
-
-    return _lower(before, give_back, units, reason)
-
-
-def _lower(
-    buckets: Iterable[Bucket], change: Callable[[list[Bucket]], object], units: int | None, reason: str
-) -> tuple[BucketStatus, ...]:
-    """Record and change the counters of each subject by ``units`` (None = all); return their statuses before.
-
-    What durable counters have used is refunded in the ledger, from which Redis follows.
-    """
-    limiter, alias = default_limiter(), policy_alias(PolicyChange)
     action = PolicyChange.Action.RESET if units is None else PolicyChange.Action.GRANT
     before: list[BucketStatus] = []
     # In the order in which the ledger writes, so that rows are not locked crosswise.
@@ -91,12 +67,22 @@ def _lower(
             was, now = (_states(statuses, given, first_days) for given in (0, units))
             write_counted(subject, action, before=was, after=now, reason=reason)
             if others := [status.bucket for status in statuses if status not in kept]:
-                change(others)
+                _lower(limiter, others, units)
             refund = ledger.refund(limiter, [status.bucket for status in kept], units, at_us)
             # Robust: the units are given back, so Redis failing now must not fail the request.
             transaction.on_commit(refund, using=alias, robust=True)
         before += statuses
     return tuple(before)
+
+
+def _lower(limiter: Limiter, buckets: Sequence[Bucket], units: int | None) -> None:
+    """Give units back in Redis."""
+    if units is None:
+        limiter.reset(buckets)
+    else:
+        # Each bucket's own units: else rates that count requests would keep theirs.
+        costs = (units,) * len(buckets)
+        limiter.decide(LimitRequest(mode="refund", buckets=tuple(buckets), cost=units, costs=costs))
 
 
 def _states(
@@ -116,27 +102,9 @@ def _states(
     return states
 
 
-def reset_caller(caller: Caller, reason: str = "", **request: Any) -> tuple[BucketStatus, ...]:
-    """Reset the caller's own buckets at a request; takes the arguments of ``explain_caller``.
-
-    Buckets shared with others (counted per plan or everyone, or without an address) keep their counts.
-    """
-    buckets = explain_caller(caller, **request).resolution.buckets
-    return reset((b for b in buckets if not shared_reason(b.counted_per, b.subject)), reason)
-
-
-def shared_reason(counted_per: str, subject: str | None) -> str:
-    """Return why a counter is not one caller's own, as a sentence; "" when it is."""
-    if counted_per == "plan":
-        return _("Everyone on the plan is counted together here.")
-    if counted_per == "everyone":
-        return _("Everyone is counted together here.")
-    if subject == UNKNOWN:
-        return _("All callers without a known address are counted together here.")
-    kind = failed_kind(subject or "")
-    if kind:
-        return _("All callers for whom the function of %(kind)s raises are counted together here.") % {"kind": kind}
-    return ""
+def is_shared(counted_per: str, subject: str | None) -> bool:
+    """Return whether a counter is not one caller's own, such as that of all callers without a known address."""
+    return counted_per in ("plan", "everyone") or subject == UNKNOWN or bool(failed_kind(subject or ""))
 
 
 def _by_subject(buckets: Iterable[Bucket]) -> list[tuple[str, Sequence[Bucket]]]:

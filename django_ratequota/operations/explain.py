@@ -7,6 +7,7 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from django.db import Error as DatabaseError
 from django.utils.translation import gettext as _
 
 from ..conf import settings
@@ -152,7 +153,10 @@ def anchor_of(bucket: Bucket) -> int:
 
 
 def newest_policies() -> Snapshot:
-    """Return the policies that the next request is checked by; raises ``django.db.Error``."""
+    """Return the policies that the next request is checked by; while the database is down, the last known ones.
+
+    Raises ``django.db.Error`` where none were ever read.
+    """
     policies, revision = process.policies, 0
     try:
         limiter = default_limiter()
@@ -161,4 +165,10 @@ def newest_policies() -> Snapshot:
             policies.poll()
     except StoreError:
         pass
-    return policies.reload(revision)
+    try:
+        return policies.reload(revision)
+    except DatabaseError:
+        known = policies.current()
+        if known is None:
+            raise
+        return known

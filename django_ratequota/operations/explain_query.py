@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from ipaddress import ip_address, ip_network
 from typing import Any
 
@@ -11,7 +11,6 @@ from django.core.exceptions import ValidationError
 from django.urls import Resolver404
 from django.utils.translation import gettext as _
 
-from ..changes.validators import visible
 from ..conf import settings
 from ..models import Endpoint, Plan
 from ..monitoring.refusals import Refusal
@@ -21,8 +20,16 @@ from ..policies.requests.view_declarations import cost_of, least_cost, scope_of,
 from ..utils.addresses import Network, named_network, unmap
 from .explain import Explanation, explain_caller
 
-#: Most endpoint names in a message.
-_LISTED = 20
+#: In query strings: begins the name of an identifier, because it may be called as another parameter is.
+IDENTIFIER = "identifier_"
+#: In query strings: the plan where PLAN_RESOLVER returns None; no slug has brackets.
+NO_PLAN = "(none)"
+
+
+def caller_params(caller: str) -> dict[str, str]:
+    """Return the query string that names a caller: ``user:42`` is ``user=42``; {} without a value."""
+    kind, _colon, value = caller.partition(":")
+    return {kind if kind in ("user", "ip") else f"{IDENTIFIER}{kind}": value} if value else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,17 +53,6 @@ class ExplainQuery:
     cost: int | None = None
 
     @classmethod
-    def for_caller(cls, caller: str, ip: str = "", **request: Any) -> ExplainQuery:
-        """Build a query for a caller as counters name it: ``user:42``, ``ip:203.0.113.7``, ``tenant:acme``."""
-        kind, _colon, value = caller.partition(":")
-        return cls(
-            user_id=value if kind == "user" else None,
-            ip=ip.partition(":")[2] or (value if kind == "ip" else ""),
-            identifiers={} if kind in ("user", "ip") else {kind: value},
-            **request,
-        )
-
-    @classmethod
     def from_refusal(cls, refusal: Refusal) -> ExplainQuery:
         """Build a query for the request that was refused, to explain it by the current policies.
 
@@ -66,19 +62,32 @@ class ExplainQuery:
         if settings.plan_resolver and refusal.plan_id is not None:
             slug = Plan.objects.filter(pk=refusal.plan_id).values_list("slug", flat=True).first()
         known = Endpoint.objects.filter(name=refusal.scope).exists()
-        query = cls.for_caller(
-            refusal.caller,
-            refusal.ip,
+        # Its counters and its plan name identifiers that the caller's name lacks.
+        named = dict(subject.partition(":")[::2] for subject in (refusal.ip, *refusal.subjects, refusal.caller))
+        return cls(
+            user_id=named.get("user"),
+            ip=named.get("ip", ""),
+            identifiers={kind: value for kind, value in named.items() if kind in settings.identifiers},
             plan_slug=slug,
             endpoint=refusal.scope if known else "",
-            path=refusal.route if refusal.route and _is_known(refusal.route) else "",
+            path=refusal.route if find_route(refusal.route) else "",
             method=refusal.method,
             cost=refusal.cost,
         )
-        # Its counters and its plan name identifiers that the caller's name lacks.
-        counted = {kind: value for kind, _colon, value in (subject.partition(":") for subject in refusal.subjects)}
-        identifiers = {kind: value for kind, value in counted.items() if kind in settings.identifiers}
-        return replace(query, identifiers={**identifiers, **query.identifiers})
+
+    def params(self) -> dict[str, str]:
+        """Return the query string that asks this."""
+        fields = {
+            "user": self.user_id,
+            "ip": self.ip,
+            **{f"{IDENTIFIER}{kind}": value for kind, value in self.identifiers.items()},
+            "plan": (self.plan_slug or NO_PLAN) if settings.plan_resolver else "",
+            "endpoint": self.endpoint,
+            "path": self.path,
+            "method": self.method,
+            "cost": "" if self.cost is None else str(self.cost),
+        }
+        return {name: text for name, text in fields.items() if text}
 
     def caller(self) -> DescribedCaller:
         """Return the caller; raises ``ValidationError`` on ``ip``."""
@@ -104,9 +113,7 @@ class ExplainQuery:
         # The usage endpoint has a built-in limit, and need not have a row.
         built_in = shows_usage(request.get("view")) and scope_of(request["view"]) == scope
         if scope and not built_in and not Endpoint.objects.filter(name=scope).exists():
-            names = ", ".join(Endpoint.objects.values_list("name", flat=True)[:_LISTED]) or _("none yet")
-            text = _("There is no endpoint %(name)r; there are: %(names)s")
-            raise ValidationError({"endpoint": text % {"name": scope[:100], "names": visible(names)}})
+            raise ValidationError({"endpoint": _("There is no endpoint %(name)r.") % {"name": scope[:100]}})
         return request
 
     @property
@@ -117,21 +124,12 @@ class ExplainQuery:
     def explain(self) -> Explanation:
         """Return what applies now; raises ``ValidationError`` and ``django.db.Error``."""
         request, cost = self.request_arguments(), self.cost
-        if cost is None and not self.everywhere:
-            declared = _declared_cost(request)
+        view, method = request.get("view"), request["method"]
+        if cost is None and not self.everywhere and request["scope"] == scope_of(view, method):
+            declared = cost_of(view, method)
             # A function needs a request.
             cost = None if callable(declared) else least_cost(declared)
         return explain_caller(self.caller(), **request, cost=cost, everywhere=self.everywhere)
-
-    def computes_cost(self) -> bool:
-        """Return whether the view computes the cost that is explained; raises ``ValidationError``."""
-        return self.cost is None and callable(_declared_cost(self.request_arguments()))
-
-
-def _declared_cost(request: Mapping[str, Any]) -> Any:
-    """Return the cost that the view of a request declares for its scope, units or a function; None without one."""
-    view, method = request.get("view"), request["method"]
-    return cost_of(view, method) if request["scope"] == scope_of(view, method) else None
 
 
 def _address(text: str) -> str | None:
@@ -157,13 +155,6 @@ def many_clients(name: str) -> Network | None:
     # An IPv6 network may be one client: addresses that share IPV6_PREFIX bits are.
     clients = {client_text(unmap(network[at]), settings.ipv6_prefix) for at in (0, -1)} if network else ()
     return network if len(clients) > 1 else None
-
-
-def _is_known(route: str) -> bool:
-    try:
-        return bool(_resolve(route))
-    except ValidationError:
-        return False
 
 
 def _resolve(path: str) -> tuple[str | None, str | None, Any]:

@@ -16,7 +16,7 @@ from ..policies.precedence import outranks_plans
 from ..policies.requests.caller import DescribedCaller
 from ..policies.resolver import EvaluationContext, resolve_uncached
 from ..runtime import default_limiter, process
-from .counters import peek, shared_reason
+from .counters import is_shared, peek
 
 
 def tightest(
@@ -34,7 +34,7 @@ def tightest(
         return {}
     overview = process.policies.reload(limiter.stored_revision()).overview
     # Without those that are counted together.
-    names = [name for name in callers if name.partition(":")[2] and not shared_reason("caller", name)]
+    names = [name for name in callers if name.partition(":")[2] and not is_shared("caller", name)]
     described = {name: DescribedCaller.named(name, organisation=of.get(name, "")) for name in names}
     endpoints: tuple[EndpointFacts, ...] = ()
     if scope is not None and scope in overview.by_name:
@@ -59,7 +59,7 @@ def _own_buckets(context: EvaluationContext) -> list[Bucket]:
     for policy, endpoint, buckets in resolution.applied:
         group = groups.get(endpoint.id if endpoint else None, {}).get(policy.counted_per)
         if not is_open or group is None or not group.having("plan") or outranks_plans(policy):
-            found += [one for one in buckets if not shared_reason(one.counted_per, one.subject)]
+            found += [one for one in buckets if not is_shared(one.counted_per, one.subject)]
     return [bucket for bucket in found if bucket.mode == "enforce"]
 
 

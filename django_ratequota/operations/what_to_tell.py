@@ -47,21 +47,18 @@ def what_to_tell(refusal: Refusal, policies: Mapping[int, RatePolicy], clock: Ca
     last = max(refusing, key=lambda bucket: math.inf if bucket.retry_after is None else bucket.retry_after)
     rate = Rate.parse(last.rate)
     needed = rate.units(refusal.cost)
-    words = {"used": last.limit - last.remaining, "needed": needed}
+    used = _("You had used %(used)d.")
     if last.counted_per in ("everyone", "plan"):
-        used = (
-            _("%(used)d were used, and this request needed %(needed)d.") if needed > 1 else _("%(used)d were used.")
-        )
-    else:
-        used = _("You had used %(used)d.")
-        if needed > 1:
-            used = _("You had used %(used)d, and this request needed %(needed)d.")
+        used = _("%(used)d were used.")
+    sentences = [used % {"used": last.limit - last.remaining}]
+    if needed > 1:
+        sentences.append(_("This request needed %(needed)d.") % {"needed": needed})
     following = _("Waiting does not help, because one request needs more than the limit.")
     if last.retry_after is not None:
         at = math.ceil(refusal.at.timestamp() + last.retry_after)
         following = _("The next request is possible at %(time)s.") % {"time": clock(at)}
     limit = _limit(rate, requests=needed == 1, endpoint=last.scope)
-    return " ".join((_allowed(last, policies.get(last.policy_id or 0), limit), used % words, following))
+    return " ".join((_allowed(last, policies.get(last.policy_id or 0), limit), *sentences, following))
 
 
 def _blocked(block: RatePolicy, clock: Callable[[float], str]) -> str:

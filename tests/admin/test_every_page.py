@@ -109,7 +109,7 @@ def addresses() -> Iterator[str]:
         f"{POLICIES}/explain/?{query}" for query in ("", caller, f"user={user.pk}", f"id={refusals(1)[0].id}")
     )
     yield f"{POLICIES}/explain/?{quote(HOSTILE)}={quote(HOSTILE)}&ip={quote(HOSTILE)}&path={quote(HOSTILE)}"
-    yield f"{POLICIES}/explain/?caller=tenant:{quote(HOSTILE)}"
+    yield f"{POLICIES}/explain/?identifier_tenant={quote(HOSTILE)}"
     yield from (f"{POLICIES}/boost/?{caller}&policy={override.pk}", f"{POLICIES}/boost/?user={user.pk}")
     yield f"{POLICIES}/block/?caller=tenant:{quote(HOSTILE)}"
     yield f"{POLICIES}/quotas/?level=0"
@@ -189,7 +189,7 @@ OPENS: dict[str, set[Any]] = {
     "ratepolicy/invoices/?csv=1": POLICY | OVERRIDES,
     "ratepolicy/impact/": POLICY | OVERRIDES | {"add_ratepolicy"},
     "ratepolicy/boost/?user={user}&endpoint=e1&policy={override}": {"grant_override"},
-    "ratepolicy/boost/?user={user}": {"grant_override"},
+    "ratepolicy/boost/?user={user}&policy={override}": {"grant_override"},
     "ratepolicy/block/?caller=ip:203.0.113.7": {"block_callers"},
     "ratepolicy/subjects/": POLICY | OVERRIDES | MEMBERS | {"view_planassignment", "change_planassignment"},
     "plan/": {"view_plan", "change_plan"},

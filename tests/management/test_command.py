@@ -100,7 +100,7 @@ def test_explain_shows_the_built_in_limit_of_the_usage_endpoint(args: list[str])
         (["explain"], "Name the caller"),
         (["explain", "--user", "nobody"], "There is no user 'nobody'"),
         (["explain", "--ip", "300.1.1.1"], "does not appear to be an IPv4 or IPv6 address"),
-        (["explain", "--ip", "::1", "--endpoint", "serach"], "There is no endpoint 'serach'; there are: none yet"),
+        (["explain", "--ip", "::1", "--endpoint", "serach"], "There is no endpoint 'serach'."),
         (["explain", "--ip", "::1", "--path", "/nowhere/"], "No route matches '/nowhere/'"),
         (["explain", "--ip", "::1", "--plan", "gold"], "There is no plan 'gold'; there are: none yet"),
         (

@@ -85,7 +85,7 @@ for thread in threads:
 answer = [entry for log in logs for entry in log]
 """
 _BUCKETS = """
-from django_ratequota.operations.counters import grant, peek
+from django_ratequota.operations.counters import give_back, peek
 from django_ratequota.operations.explain import explain_caller
 from django_ratequota.policies.requests.caller import DescribedCaller
 
@@ -99,7 +99,7 @@ answer = [[user.username, str(status.bucket.rate), status.used + status.debt] fo
 """
 _GIVE_BACK = """
 buckets = [bucket for bucket in durable(users[0]) if bucket.rate.counts == "units"]
-grant(buckets, 5, "A mistake of ours")
+give_back(buckets, 5, reason="A mistake of ours")
 answer = len(buckets)
 """
 _USAGE = """

@@ -23,7 +23,7 @@ from django_ratequota.engine.keys import window_key
 from django_ratequota.exceptions import StoreError
 from django_ratequota.models import QuotaDay, QuotaWindow
 from django_ratequota.monitoring import ledger
-from django_ratequota.operations.counters import reset
+from django_ratequota.operations.counters import give_back
 from django_ratequota.operations.invoice_lines import Invoices
 from django_ratequota.runtime import process
 from django_ratequota.utils.sansio import Twins, call, drive
@@ -129,7 +129,7 @@ class Simulation:
         if customer in out and not self.faults:
             return  # what is reserved is given back now, and again when it is settled
         before = self.refunded(customer)
-        for status in reset(self.buckets(customer)):
+        for status in give_back(self.buckets(customer)):
             window, given = self.window(status.bucket, self.clock.now_us), status.used + status.debt
             if self.older:  # Redis may have known less than the row, and is raised first
                 given = max(given, self.refunded(customer)[window] - before[window])

@@ -89,7 +89,7 @@ def test_a_reset_over_midnight_is_of_the_month_that_was_shown(
     """It was given back to the new month, which so had room for 140 units."""
     bucket = ask("2025-11-30 23:59:59", 1, 40).statuses[0].bucket
     monkeypatch.setattr(counters, "write_counted", lambda *_, **__: clock.advance(2))
-    counters.reset([bucket])
+    counters.give_back([bucket])
     assert ask("2025-12-01 00:01", 1, 100).remaining == 0
     flush()
     assert rows() == [("11-01", "12-01", 0), ("12-01", "01-01", 100)]

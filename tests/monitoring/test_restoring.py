@@ -19,7 +19,7 @@ from django_ratequota.models import QuotaWindow, RatePolicy
 from django_ratequota.monitoring import ledger, restoring
 from django_ratequota.monitoring.ledger import flush
 from django_ratequota.operations.caller_limits import caller_limits
-from django_ratequota.operations.counters import grant, peek, reset
+from django_ratequota.operations.counters import give_back, peek
 from django_ratequota.operations.explain import explain_caller
 from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.runtime import default_limiter
@@ -135,14 +135,14 @@ def test_a_database_that_does_not_answer_delays_a_request_by_its_timeout(
 # --- What operators do and see. ---
 
 
-@pytest.mark.parametrize(("give_back", "left"), [(reset, 0), (lambda buckets, why: grant(buckets, 3, why), 4)])
+@pytest.mark.parametrize(("units", "left"), [(None, 0), (3, 4)])
 @pytest.mark.parametrize("noticed", [True, False], ids=["before a loss", "after a loss that nobody has noticed"])
 def test_what_operators_give_back_is_not_lost_again(
-    ask: Ask, lose: Lose, redis_client: redis.Redis, give_back: Callable[..., object], left: int, noticed: bool
+    ask: Ask, lose: Lose, redis_client: redis.Redis, units: int | None, left: int, noticed: bool
 ) -> None:
     bucket = ask(7).statuses[0].bucket
     flush() if noticed else lose()
-    give_back([bucket], "A mistake of ours")
+    give_back([bucket], units, reason="A mistake of ours")
     assert used() == [left], "written at once"
     if noticed:
         redis_client.flushall()
@@ -158,7 +158,7 @@ def test_redis_gets_a_reset_that_it_missed_by_the_next_flush(ask: Ask, monkeypat
     bucket = ask(10).statuses[0].bucket
     with monkeypatch.context() as patch:
         with transaction.atomic():
-            reset([bucket], "A mistake of ours")
+            give_back([bucket], reason="A mistake of ours")
             patch.setattr(default_limiter().store, "execute", fail)
         flush()
     assert peek([bucket])[bucket].used == 10
@@ -170,9 +170,9 @@ def test_two_resets_at_once_give_back_once(ask: Ask) -> None:
     """The second had read the counter before the first was carried out: the row became -10."""
     bucket = ask(10).statuses[0].bucket
     with transaction.atomic():
-        reset([bucket])
+        give_back([bucket])
         assert peek([bucket])[bucket].used == 10
-        reset([bucket])
+        give_back([bucket])
     flush()
     assert (used(), peek([bucket])[bucket].used) == ([0], 0)
 
@@ -180,7 +180,7 @@ def test_two_resets_at_once_give_back_once(ask: Ask) -> None:
 def test_without_redis_nothing_is_given_back_in_the_database(ask: Ask, settings: Any) -> None:
     """The row had refunds without the charges, and was below zero."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": "memory://"}
-    reset([ask(7).statuses[0].bucket])
+    give_back([ask(7).statuses[0].bucket])
     assert (ask().remaining, flush(), used()) == (9, 0, [])
 
 

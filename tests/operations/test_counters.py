@@ -11,7 +11,7 @@ from django_ratequota.engine import protocol
 from django_ratequota.engine.decision import Decision
 from django_ratequota.exceptions import StoreError
 from django_ratequota.models import PolicyChange, RatePolicy
-from django_ratequota.operations.counters import reset
+from django_ratequota.operations.counters import give_back
 from tests.engine.test_scripts import broken_script
 from tests.support.commands import run
 from tests.support.requests import check_from
@@ -52,7 +52,7 @@ def test_counters_reset_before_a_failure_are_recorded(alice: User, monkeypatch: 
         broken.setattr(protocol, "DECIDE", broken_script())
         broken.setattr(protocol, "prepare", protocol.CheckCommand)
         with pytest.raises(StoreError):
-            reset(buckets)
+            give_back(buckets)
     assert [entry.object_text for entry in PolicyChange.objects.filter(action="reset")] == [f"user:{alice.pk}"]
     assert remaining(check_from(alice)) == [4]
 
@@ -64,7 +64,7 @@ def test_nothing_is_reset_while_nothing_is_enforced(alice: User, settings: Any) 
     before = settings.RATEQUOTA
     settings.RATEQUOTA = {**before, "ENABLED": False}
     with pytest.raises(StoreError, match="nothing is enforced"):
-        reset(buckets)
+        give_back(buckets)
     assert not PolicyChange.objects.filter(action="reset").exists()
     settings.RATEQUOTA = before
     assert remaining(check_from(alice)) == [3]

@@ -11,10 +11,10 @@ from django.utils import timezone
 
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, QuotaWindow, RatePolicy
 from django_ratequota.monitoring.ledger import flush
-from django_ratequota.operations.counters import reset_caller
+from django_ratequota.operations.counters import give_back
+from django_ratequota.operations.explain_query import ExplainQuery
 from django_ratequota.operations.near import Row, near_rows
 from django_ratequota.operations.running_windows import Chosen, current_periods
-from django_ratequota.policies.requests.caller import DescribedCaller
 from tests.support.commands import run
 from tests.support.requests import check_from
 
@@ -94,7 +94,7 @@ def test_no_redis_is_needed(alice: User, settings: Any, changes: dict[str, Any])
 def test_a_reset_counter_is_listed_with_nothing_used(alice: User) -> None:
     RatePolicy.objects.create(rates="10/month")
     spend(alice, 8)
-    reset_caller(DescribedCaller(user_id=str(alice.pk), address=None), scope=None)
+    give_back(ExplainQuery(user_id=str(alice.pk)).explain().resolution.buckets)
     assert listed(level=50) == []
     assert listed() == [(f"user:{alice.pk}", 0, 10)]
 

@@ -14,9 +14,8 @@ from django_ratequota import check_request
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
 from django_ratequota.monitoring import refusals
 from django_ratequota.monitoring.collector import collector
-from django_ratequota.operations.boosts import any_boostable, propose_boosts
 from tests.admin.test_explain import LIST, explain
-from tests.operations.test_boost_all import fields
+from tests.operations.test_boost_all import boost_all, fields
 from tests.project.views import request_from
 from tests.support.commands import run
 from tests.support.operators import client_of
@@ -69,30 +68,18 @@ def test_explain_begins_with_the_refusals_of_an_organisations_people(operator: C
 
 
 def test_all_that_refused_an_organisation_is_boosted(operator: Client, people: list[User]) -> None:
-    """Of its people's own limits, one boost for each of them."""
+    """Its people's own limits, too: one boost that holds for each of them."""
     refuse(people)
-    url = f"{LIST}boost/?identifier_tenant=acme"
+    url = boost_all(operator, **ACME)
     rows = fields(unescape(operator.get(url).content.decode()))
     assert sorted(rows.values()) == ["4/hour", "6/hour"]
-    assert operator.post(url, {**rows, "until": "hours", "reason": "R", "post": "yes"}).status_code == 302
+    assert operator.post(url, {**rows, "until": "hours", "reason": "R"}).status_code == 302
     boosted = RatePolicy.objects.filter(ends_at__isnull=False)
-    assert {(one.user and one.user.username, one.subject, one.rates) for one in boosted} == {
-        ("alice", "", "4/hour"),
-        (None, "tenant:acme", "6/hour"),
+    assert {(one.subject, one.counted_per, one.rates) for one in boosted} == {
+        ("tenant:acme", "caller", "4/hour"),
+        ("tenant:acme", "tenant", "6/hour"),
     }
     assert all(ask(user) for user in people)
-
-
-def test_people_refused_by_their_own_limits_are_each_boosted(people: list[User]) -> None:
-    RatePolicy.objects.filter(counted_per="tenant").update(rates="100/hour")
-    for user in people:
-        assert [ask(user) for _ in range(3)] == [True, True, False]
-    collector.flush()
-    proposals, without = propose_boosts(refusals.caller_refusals("tenant:acme").refusals)
-    assert {proposal.boost.user_id and str(proposal.boost.user_id) for proposal in proposals} == {
-        str(user.pk) for user in people
-    }
-    assert without == {}
 
 
 def test_boosting_all_is_offered_only_where_something_can_be_boosted(operator: Client, people: list[User]) -> None:
@@ -101,17 +88,15 @@ def test_boosting_all_is_offered_only_where_something_can_be_boosted(operator: C
     RatePolicy.objects.create(counted_per="everyone", rates="1/hour")
     assert [ask(people[0]), ask(people[0])] == [True, False]
     collector.flush()
-    found = refusals.caller_refusals(f"user:{people[0].pk}").refusals
-    assert len(found) == 1
-    assert not any_boostable(found)
-    assert "Boost all that refused" not in explain(operator, user=people[0].pk)
+    assert len(refusals.caller_refusals(f"user:{people[0].pk}").refusals) == 1
+    assert not boost_all(operator, user=people[0].pk)
     RatePolicy.objects.create(rates="1/hour")
     assert not ask(people[0])
     RatePolicy.objects.filter(counted_per="everyone").delete()
     assert [ask(people[0]), ask(people[0])] == [True, False]
     collector.flush()
-    assert "Boost all that refused" in explain(operator, user=people[0].pk)
-    assert "Boost all that refused" not in explain(client_of("view_ratepolicy", name="viewer"), user=people[0].pk)
+    assert boost_all(operator, user=people[0].pk)
+    assert not boost_all(client_of("view_ratepolicy", name="viewer"), user=people[0].pk)
 
 
 def boost_links(text: str) -> dict[str, str]:
@@ -128,7 +113,7 @@ def test_a_boost_of_a_limit_for_each_caller_holds_for_each_of_them(operator: Cli
     RatePolicy.objects.filter(counted_per="tenant").delete()
     link = boost_links(explain(operator, **ACME))["all endpoints: 2/hour"]
     [name] = fields(operator.get(link).content.decode())
-    operator.post(link, {name: "4/hour", "until": "hours", "reason": "R", "post": "yes"})
+    operator.post(link, {name: "4/hour", "until": "hours", "reason": "R"})
     for user in people:
         assert [ask(user) for _ in range(5)] == [True] * 4 + [False]
     assert [ask(people[0], "other"), ask(User.objects.create(username="carol"), "other")] == [False, True]
@@ -181,4 +166,4 @@ def test_a_refusal_is_explained_by_the_organisations_plan(operator: Client, peop
     text = explain(operator, id=refusal.id)
     assert "Pro</a> (assigned to tenant:acme)" in text
     assert "would be refused by all endpoints: 2/hour" in text
-    assert "Boost all that refused" in explain(operator, user=people[0].pk)
+    assert boost_all(operator, id=refusal.id)

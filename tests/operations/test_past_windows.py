@@ -43,7 +43,7 @@ def test_days_add_up_to_the_window_and_returns_have_their_makers(
     ask("2025-11-03", 30)
     buckets = [status.bucket for status in ask("2025-11-20", 20).statuses]
     with changed_by(alice, "Ticket 4711"):
-        counters.grant(buckets, 10)
+        counters.give_back(buckets, 10)
     reserved = ask("2025-11-30 23:59:50", 15)
     clock.advance(20)
     reserved.settle(5)
@@ -67,7 +67,7 @@ def test_days_add_up_to_the_window_and_returns_have_their_makers(
     reserved = ask("2025-11-22", 90)
     reserved.settle(130)
     flush()
-    counters.reset([status.bucket for status in reserved.statuses], "Trial")
+    counters.give_back([status.bucket for status in reserved.statuses], reason="Trial")
     assert returns(date(2025, 11, 15)) == [("reset", "None", "Trial", 130)]
     assert months(date(2025, 11, 15))[0].total == (130, 130)
     assert len(returns(first)) == 1, "that window was not reset"

@@ -283,10 +283,10 @@ def acme() -> Client:
     "page",
     [
         "",
-        "explain/?caller=tenant:acme",
+        "explain/?identifier_tenant=acme",
         "block/?caller=tenant:acme",
-        "counters/?caller=tenant:acme&bucket=all/hour+per+tenant",
-        "boost/?caller=tenant:acme&policy={pk}",
+        "counters/?identifier_tenant=acme&bucket=all/hour+per+tenant",
+        "boost/?identifier_tenant=acme&policy={pk}",
     ],
 )
 def test_pages_show_an_organisation_with_its_name(page: str) -> None:
@@ -333,7 +333,7 @@ def test_the_usage_of_a_month_has_names() -> None:
 def test_a_subject_is_found_by_its_value_alone() -> None:
     operator = acme()
     page = operator.get(PAGE, {"id": "acme"})
-    assert (page.status_code, page["Location"]) == (302, f"{PAGE}?caller=tenant%3Aacme")
+    assert (page.status_code, page["Location"]) == (302, f"{PAGE}?identifier_tenant=acme")
     RatePolicy.objects.create(subject="api_key:acme", rates="5/hour")
     assert "no user, other subject or endpoint of that name" in text_of(operator.get(PAGE, {"id": "acme"}))
     User.objects.create(username="acme")

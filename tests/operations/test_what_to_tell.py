@@ -86,7 +86,7 @@ def told(user: User | None, cost: int = 1) -> str:
         (
             {"plan": True, "rates": "10/day sliding_window_log"},
             4,
-            "Your plan Free allows 10 units per day. You had used 8, and this request needed 4. The next request is",
+            "Your plan Free allows 10 units per day. You had used 8. This request needed 4. The next request is",
         ),
         (
             {"plan": True, "rates": "2 requests/day sliding_window_log"},
@@ -96,7 +96,7 @@ def told(user: User | None, cost: int = 1) -> str:
         (
             {"plan": True, "rates": "3/min"},
             4,
-            "You had used 0, and this request needed 4. Waiting does not help, because one request needs more than",
+            "You had used 0. This request needed 4. Waiting does not help, because one request needs more than",
         ),
         ({"plan": True, "endpoint": True, "rates": "blocked"}, 1, "Your plan Free does not include exports."),
         ({"user": True, "rates": "blocked"}, 1, "Your access is blocked."),

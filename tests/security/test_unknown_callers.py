@@ -14,7 +14,6 @@ from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
 
 from django_ratequota import check_request
-from django_ratequota.admin.explain.form import form_data
 from django_ratequota.admin.formatting import shown_subject
 from django_ratequota.admin.usage.labels import explain_url
 from django_ratequota.admin.usage.status import current_status
@@ -22,7 +21,7 @@ from django_ratequota.checks.database import check_plans
 from django_ratequota.decorators import ratequota
 from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.monitoring.health import health, report
-from django_ratequota.operations.counters import reset_caller, shared_reason
+from django_ratequota.operations.counters import is_shared
 from django_ratequota.operations.explain_query import ExplainQuery
 from django_ratequota.policies.requests.caller import FAILED, Caller, failed_kind
 from django_ratequota.utils import problems
@@ -209,7 +208,7 @@ def test_each_function_has_a_line_a_minute(per_tenant: None, at: Any, caplog: An
 def test_operators_see_who_unknown_callers_are(per_tenant: None) -> None:
     RatePolicy.objects.create(counted_per="tenant", rates="5/hour")
     assert check_request(request_from(tenant=RuntimeError())).allowed
-    question = ExplainQuery.for_caller("tenant:")
+    question = ExplainQuery(identifiers={"tenant": ""}, ip="203.0.113.7")
     caller = question.caller()
     assert caller.subject("tenant", None) == "tenant:"
     [status] = question.explain().decision.statuses
@@ -217,8 +216,6 @@ def test_operators_see_who_unknown_callers_are(per_tenant: None) -> None:
     assert shown_subject("tenant:") == "tenant unknown (its function failed)"
     assert shown_subject("tenant:acme") == "tenant:acme"
     assert explain_url("admin", "tenant:") == ""
-    asked = form_data(ExplainQuery.for_caller("tenant:", "ip:203.0.113.7"))
-    assert (asked.get("ip"), "kind" in asked, "value" in asked) == ("203.0.113.7", False, False)
-    assert shared_reason("tenant", "tenant:").startswith("All callers for whom the function of tenant raises")
-    assert reset_caller(caller, scope=None) == (), "it is everybody's"
+    assert question.params() == {"ip": "203.0.113.7", "method": "GET"}
+    assert is_shared("tenant", "tenant:")
     assert [failed_kind(one) for one in ("everyone", "ip:unknown", "user:7", "tenant:a:")] == [""] * 4

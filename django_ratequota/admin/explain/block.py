@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from django import forms
@@ -15,7 +15,7 @@ from ...changes.databases import saving
 from ...exceptions import StoreError
 from ...models import RatePolicy
 from ...operations import blocks
-from ...operations.explain_query import ExplainQuery
+from ...operations.explain_query import caller_params
 from ...operations.impact import estimate
 from ...operations.impact_audience import NotEstimable
 from ...policies.requests.caller import Caller
@@ -23,31 +23,7 @@ from ..base import ChangeReasonForm
 from ..formatting import moment, number_text, shown
 from ..names import audience_text, caller_names, caller_text
 from ..permissions import may_block
-from .form import form_data
 from .override import OverrideForm, OverridePage
-
-
-class BlockForm(OverrideForm):
-    """Which of the names is blocked; each choice says what it would have refused."""
-
-    lengths = {**OverrideForm.lengths, "never": (None, _("until somebody ends it"))}
-
-    def __init__(self, request: Any, model_admin: Any, names: Iterable[str], users: Mapping[str, str]) -> None:
-        self._users = users
-        self.proposed = {name: blocks.propose_block(name) for name in names}
-        targets = [(name, f"{caller_text(name, users)}: {_recent(block)}") for name, block in self.proposed.items()]
-        radio = forms.RadioSelect(attrs={"autofocus": True})
-        who = forms.ChoiceField(label=_("Who"), choices=targets, initial=targets[0][0], widget=radio)
-        super().__init__(request, model_admin, {"target": who})
-
-    def chosen(self, values: dict[str, Any]) -> Iterator[tuple[str, RatePolicy]]:
-        """Yield the block."""
-        yield "target", self.proposed[values["target"]]
-
-    def text(self, field: str, override: RatePolicy) -> str:
-        """Return who is blocked, and until when."""
-        # Not the audience first, because the admin begins messages with a capital letter.
-        return f"{_until(override)}: {audience_text(override, self._users)}."
 
 
 class BlockPage(OverridePage):
@@ -66,8 +42,8 @@ class BlockPage(OverridePage):
         names = blocks.targets(caller, ip)
         users = caller_names(names)
         names = [name for name in names if not name.startswith("user:") or name in users]  # without deleted users
-        back = self.admin.page_url("explain", query=form_data(ExplainQuery.for_caller(caller)))
-        if request.GET.get("from") == "traffic":
+        back = self.admin.page_url("explain", query=caller_params(caller))
+        if request.GET.get("from") == "traffic":  # which shows the block of a network, too
             back = self.admin.page_url("traffic")
         if not names:
             text = gettext("Only a user, a subject or an address can be blocked, not this caller: %(caller)s")
@@ -77,20 +53,30 @@ class BlockPage(OverridePage):
         if "end" in request.POST:
             self._end(request, in_force.get(request.POST["end"], []), users)
             return HttpResponseRedirect(back)
-        form = BlockForm(request, self.admin, names, users)
+        proposed = {name: blocks.propose_block(name) for name in names}
+        form = OverrideForm(request, {"target": _target_field(proposed, users)}, endless=True)
+        if form.is_valid() and self.add(request, form, {"target": proposed[form.cleaned_data["target"]]}):
+            return HttpResponseRedirect(back)
         operator = Caller(request)
         context = {
             "title": _("Block"),
             "lead": _("A blocked caller is refused at once, and no other policy outranks that."),
-            "cautions": [text for block in form.proposed.values() for text in blocks.cautions(block, operator)],
+            "cautions": [text for block in proposed.values() if (text := blocks.caution(block, operator))],
             "in_force": [
                 (name, own[0], caller_text(name, users), _until(own[0]), ChangeReasonForm(auto_id=f"id_{name}_%s"))
                 for name, own in in_force.items()
             ],
+            "form": form,
+            "fields": form,
             "yes": _("Yes, block"),
             "back": back,
         }
-        return self.confirm(request, form, context) or HttpResponseRedirect(back)
+        return self.render(request, "override.html", context, form)
+
+    def text(self, override: RatePolicy) -> str:
+        """Return who is blocked, and until when."""
+        # Not the audience first, because the admin begins messages with a capital letter.
+        return f"{_until(override)}: {audience_text(override, caller_names([override.subject]))}."
 
     def _end(self, request: Any, own: list[RatePolicy], users: Mapping[str, str]) -> None:
         """End all blocks of one name: there may be another one that was sent twice."""
@@ -103,25 +89,33 @@ class BlockPage(OverridePage):
         self.admin.message_user(request, text, messages.SUCCESS if own else messages.WARNING)
 
 
-class BlockLinks:
-    """Makes links to the page for the callers of another page, with one query for those that are blocked."""
+def block_links(
+    model_admin: Any, request: Any, pairs: Iterable[tuple[str, str]], origin: str = ""
+) -> dict[tuple[str, str], dict[str, str]]:
+    """Return the link to the page for each (caller, address), with one query for those that are blocked.
 
-    def __init__(self, model_admin: Any, request: Any, callers: Iterable[tuple[str, str]], origin: str = "") -> None:
-        """``callers`` are the (caller, address) pairs that links may be wanted for; ``origin`` is the page's name."""
-        self._admin, self._origin = model_admin, origin
-        self._offered = may_block(request.user)
-        names = {name for pair in callers for name in blocks.targets(*pair)} if self._offered else set()
-        self._in_force = blocks.blocks_in_force(names)
+    Pairs without anybody to block have none, and so has an operator without the permission. ``origin`` is the name of
+    the page with the links.
+    """
+    names = {pair: blocks.targets(*pair) for pair in pairs} if may_block(request.user) else {}
+    in_force = blocks.blocks_in_force({name for own in names.values() for name in own})
+    links = {}
+    for (caller, ip), own in names.items():
+        if own:
+            query = {name: text for name, text in (("caller", caller), ("ip", ip), ("from", origin)) if text}
+            block = next((in_force[name][0] for name in own if name in in_force), None)
+            links[caller, ip] = {
+                "url": model_admin.page_url("block", query=query),
+                "text": _("Block…") if block is None else _("%s: End it…") % _until(block),
+            }
+    return links
 
-    def link(self, caller: str, ip: str = "") -> dict[str, str] | None:
-        """Return the link's address and text; None where there is nothing to block, or no permission."""
-        names = blocks.targets(caller, ip) if self._offered else []
-        if not names:
-            return None
-        query = {"caller": caller, "ip": ip, "from": self._origin}
-        url = self._admin.page_url("block", query={name: text for name, text in query.items() if text})
-        block = next((self._in_force[name][0] for name in names if name in self._in_force), None)
-        return {"url": url, "text": _("Block…") if block is None else _("%s: End it…") % _until(block)}
+
+def _target_field(proposed: Mapping[str, RatePolicy], users: Mapping[str, str]) -> forms.ChoiceField:
+    """Return the field of who is blocked; each choice says what the block would have refused."""
+    choices = [(name, f"{caller_text(name, users)}: {_recent(block)}") for name, block in proposed.items()]
+    radio = forms.RadioSelect(attrs={"autofocus": True})
+    return forms.ChoiceField(label=_("Who"), choices=choices, initial=choices[0][0], widget=radio)
 
 
 def _until(block: RatePolicy) -> str:

@@ -10,7 +10,7 @@ from django.utils.translation import gettext
 from ...engine.rates import BLOCKED
 from ...engine.types import Bucket, BucketStatus
 from ...operations.boosts import no_boost_reason
-from ...operations.counters import peek, shared_reason
+from ...operations.counters import is_shared, peek
 from ...operations.explain import Explanation, anchor_of
 from ...policies.limit_names import limit_name
 from ...policies.requests.caller import UNKNOWN
@@ -41,7 +41,7 @@ def counter_rows(
             "id": bucket.title,
             "subject": caller_text(bucket.subject, users),
             "anchor": anchor_of(bucket),
-            "shared_reason": shared_reason(bucket.counted_per, bucket.subject),
+            "shared": is_shared(bucket.counted_per, bucket.subject),
             **_standing(statuses.get(bucket), at_us),
         }
 

@@ -15,19 +15,13 @@ from ...conf import settings
 from ...engine.rates import MAX_UNITS
 from ...models import METHODS, Endpoint, Plan, RatePolicy
 from ...operations.explain import Explanation
-from ...operations.explain_query import ExplainQuery
+from ...operations.explain_query import IDENTIFIER, NO_PLAN, ExplainQuery, caller_params
 from ...operations.subjects import find_user
 from ...policies.matching import NO_METHOD
 from ...utils.addresses import named_network
-from ..formatting import shown
 from ..pages import AdminPage
 from ..subjects import SubjectsPage
 from ..widgets import complete_subjects
-
-#: Chosen where PLAN_RESOLVER returns None; no slug has brackets.
-_NO_PLAN = "(none)"
-#: Begins the name of an identifier's field, because an identifier may be called as another field is.
-_IDENTIFIER = "identifier_"
 
 
 class ExplainForm(forms.Form):
@@ -41,8 +35,8 @@ class ExplainForm(forms.Form):
     )
     plan = forms.ChoiceField(
         label=_("Plan"),
-        required=False,
         help_text=_("PLAN_RESOLVER cannot run without a request. Choose the plan that it would return."),
+        error_messages={"required": _("Choose the plan that PLAN_RESOLVER would return for this caller.")},
     )
     endpoint = forms.ModelChoiceField(
         Endpoint.objects.all(),
@@ -77,11 +71,11 @@ class ExplainForm(forms.Form):
         super().__init__(data)
         user.required, user.label, user.help_text = False, _("User"), _("Empty = an anonymous caller.")
         user.error_messages["invalid_choice"] = _("There is no such user. Choose one, or enter a user's id.")
-        identifiers = {f"{_IDENTIFIER}{name}": _identifier_field(name, subjects) for name in settings.identifiers}
+        identifiers = {f"{IDENTIFIER}{name}": _identifier_field(name, subjects) for name in settings.identifiers}
         self.fields = {"user": user, "ip": self.fields["ip"], **identifiers, **self.fields}
         plan: Any = self.fields["plan"]
         if settings.plan_resolver:
-            slugs = [_NO_PLAN, *Plan.objects.values_list("slug", flat=True)]
+            slugs = [NO_PLAN, *Plan.objects.values_list("slug", flat=True)]
             plan.choices = [("", _("choose")), *((slug, slug) for slug in slugs)]
         else:
             del self.fields["plan"]
@@ -89,23 +83,16 @@ class ExplainForm(forms.Form):
     def clean(self) -> dict[str, Any]:
         """Build ``query``; what of it cannot be read becomes an error of the form."""
         data = self.cleaned_data
-        for name in self.data:
-            if name.startswith(_IDENTIFIER) and name not in self.fields:
-                text = _("%(name)s is not in RATEQUOTA['IDENTIFIERS'], which has: %(known)s.")
-                known = ", ".join(settings.identifiers) or "—"
-                self.add_error(None, text % {"name": shown(name.removeprefix(_IDENTIFIER)), "known": known})
-        values = {kind: data.get(f"{_IDENTIFIER}{kind}") for kind in settings.identifiers}
+        values = {kind: data.get(f"{IDENTIFIER}{kind}") for kind in settings.identifiers}
         identifiers = {kind: value for kind, value in values.items() if value}
         if not self.errors and not (data["user"] or data["ip"] or identifiers):
             raise ValidationError(_("Enter a caller: a user, an IP address or another identifier."))
-        if "plan" in self.fields and not data.get("plan") and "plan" not in self.errors:
-            self.add_error("plan", _("Choose the plan that PLAN_RESOLVER would return for this caller."))
         user, endpoint, slug = data.get("user"), data.get("endpoint"), data.get("plan")
         self.query = ExplainQuery(
             user_id=None if user is None else str(user.pk),
             ip=data.get("ip", ""),
             identifiers=identifiers,
-            plan_slug=None if slug in (None, "", _NO_PLAN) else slug,
+            plan_slug=None if slug in (None, "", NO_PLAN) else slug,
             endpoint="" if endpoint is None else endpoint.name,
             path=data.get("path", ""),
             method=data.get("method") or "GET",
@@ -149,12 +136,8 @@ def _identifier_field(name: str, subjects: str) -> forms.CharField:
 
 
 def data_of(params: Any) -> Any:
-    """Return the form's data in a query string: its own fields, or those of ``caller`` in links; None without any."""
-    if "caller" in params:
-        # The plan stays empty where PLAN_RESOLVER sets it: only the operator may know it.
-        data = {k: text for k, text in form_data(ExplainQuery.for_caller(params["caller"])).items() if k != "plan"}
-        return {**data, **{name: text for name, text in params.items() if text}}
-    own = (name == "user" or name in ExplainForm.base_fields or name.startswith(_IDENTIFIER) for name in params)
+    """Return the query string as the form's data; None where it names none of its fields."""
+    own = (name == "user" or name in ExplainForm.base_fields or name.startswith(IDENTIFIER) for name in params)
     return params if any(own) else None
 
 
@@ -165,7 +148,7 @@ def find_caller(model_admin: Any, request: Any, text: str) -> dict[str, str]:
     """
     kind, colon, value = text.partition(":")
     if colon and value and kind in ("user", "ip", *settings.identifiers):
-        return {"caller": text}
+        return caller_params(text)
     if (network := named_network(text)) is not None:
         return {"ip": str(network if "/" in text else network[0])}
     user = find_user(text)
@@ -173,7 +156,7 @@ def find_caller(model_admin: Any, request: Any, text: str) -> dict[str, str]:
         return {"user": str(user.pk)}
     known = SubjectsPage(model_admin).beginning(request, text)
     found = [subject for subject in known if subject.partition(":")[2] == text]
-    return {"caller": found[0]} if len(found) == 1 else {}
+    return caller_params(found[0]) if len(found) == 1 else {}
 
 
 class CallerPage(AdminPage):
@@ -192,18 +175,3 @@ class CallerPage(AdminPage):
     def ask(self, request: Any, explanation: Explanation, back: str) -> Any:
         """Return the page; None once all is done, or with a message why it cannot be."""
         raise NotImplementedError
-
-
-def form_data(query: ExplainQuery) -> dict[str, str]:
-    """Return the fields that make the form ask ``query``."""
-    fields = {
-        "user": query.user_id or "",
-        "ip": query.ip,
-        **{f"{_IDENTIFIER}{kind}": value for kind, value in query.identifiers.items()},
-        "plan": (query.plan_slug or _NO_PLAN) if settings.plan_resolver else "",
-        "endpoint": query.endpoint,
-        "path": query.path,
-        "method": query.method,
-        "cost": "" if query.cost is None else str(query.cost),
-    }
-    return {name: text for name, text in fields.items() if text}

@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy as _
 from ...models import Endpoint, Plan, RatePolicy
 from ...monitoring import refusals
 from ...monitoring.refusals import Refusal
-from ...operations.boosts import any_boostable
+from ...operations.boosts import boostable
 from ...operations.explain import MOST_ENDPOINTS, Explanation
 from ...operations.explain_query import ExplainQuery, many_clients
 from ...operations.subjects import policies_in
@@ -23,16 +23,15 @@ from ..formatting import clock_and_wait, shown
 from ..names import audience_text, caller_names, caller_text, endpoint_text, limits_text
 from ..pages import AdminPage, reply, unanswered
 from ..permissions import is_override, may
+from ..usage.labels import explain_url
 from ..usage.outages import outage_texts
-from .block import BlockLinks
+from .block import block_links
 from .counter_rows import counter_rows, fullest_first
-from .form import data_of, explain_form, find_caller, form_data
+from .form import data_of, explain_form, find_caller
 from .refusals import find_refusal, refusal_details, refused_places
 
-#: All winners are listed, and other candidates up to this many rows: a caller may have as many dated ones.
+#: Most policies listed, winners first: a caller may have as many dated ones.
 _MAX_CANDIDATES = 200
-#: Most counters that are shown of all endpoints together.
-_MAX_COUNTERS = 100
 
 
 class ExplainPage(AdminPage):
@@ -46,10 +45,8 @@ class ExplainPage(AdminPage):
         """Return the link from an override to the limits of its caller."""
         if not is_override(obj):
             return []
-        params = {"caller": obj.subject if obj.user_id is None else f"user:{obj.user_id}"}
-        if obj.endpoint:
-            params["endpoint"] = obj.endpoint.name
-        return [(self.url(query=params), _("Explain"))]
+        caller = obj.subject if obj.user_id is None else f"user:{obj.user_id}"
+        return [(explain_url(self.site, caller, obj.endpoint.name if obj.endpoint else ""), _("Explain"))]
 
     def view(self, request: Any) -> Any:
         """Show the form, what applies now, and refusals; redirect from what was searched for to its page."""
@@ -57,7 +54,7 @@ class ExplainPage(AdminPage):
         refusal, store_error = find_refusal(wanted)
         if refusal is None and wanted and (found := self._found(request, wanted)):
             return HttpResponseRedirect(found)
-        data = data_of(request.GET) or (refusal and form_data(ExplainQuery.from_refusal(refusal)))
+        data = data_of(request.GET) or (refusal and ExplainQuery.from_refusal(refusal).params())
         network = many_clients((data or {}).get("ip", "").strip())
         form = explain_form(self.admin, request, None if network else data)
         explanation = form.explain()
@@ -74,12 +71,11 @@ class ExplainPage(AdminPage):
             "lost": bool(wanted) and refusal is None and not store_error,
             "refusal": refusal and refusal_details(self.admin, request, refusal, users),
             "given": params,
-            "route_left_out": refusal is not None and bool(refusal.route) and "path" not in params,
+            "route_left_out": shown(refusal.route) if refusal and "path" not in params else "",
             "store_error": store_error
             and unanswered(store_error, _("The refusal cannot be looked up. Try again later.")),
         }
         if explanation is not None:
-            context["computed"] = form.query.computes_cost()
             context["caller"] = caller_text(explanation.customer, users)
             context |= self._answer(request, explanation)
             context |= self._counters(request, explanation, users, params)
@@ -105,7 +101,7 @@ class ExplainPage(AdminPage):
                 {"text": shown(policy), "link": self.admin.page_url("change", policy.pk)}
                 for policy in policies_in(network, self.admin.get_queryset(request))
             ],
-            "block_caller": BlockLinks(self.admin, request, [(network, "")]).link(network),
+            "block_caller": block_links(self.admin, request, [(network, "")]).get((network, "")),
         }
 
     def _refused(
@@ -114,16 +110,16 @@ class ExplainPage(AdminPage):
         """Return what refused the caller in the last day, and the links to boosts and blocks."""
         caller, ip = explanation.customer, explanation.context.caller.subject("ip", None) or ""
         pairs = [(caller, ip), *([(refusal.caller, refusal.ip)] if refusal else ())]
-        blocks = BlockLinks(self.admin, request, pairs)
+        blocks = block_links(self.admin, request, pairs)
         found, error = reply(lambda: refusals.caller_refusals(caller))
-        boosts = found and may(request.user, "add", override=True) and any_boostable(found.refusals)
-        own = {name: text for name, text in params.items() if name not in ("id", "path", "method", "cost")}
+        granting = may(request.user, "add", override=True)
+        boosts = boostable(explanation, found.refusals) if found and granting else ()
         return {
             **refused_places(self.admin, caller, found, error),
             "past": self.admin.page_url("quota_history", query={"subject": caller}) if caller else "",
-            "boost_all": self.admin.page_url("boost", query=own) if boosts else "",
-            "block_caller": blocks.link(caller, ip),
-            "block_refused": refusal and blocks.link(refusal.caller, refusal.ip),
+            "boost_all": self.admin.page_url("boost", query={**params, "policy": boosts}) if boosts else "",
+            "block_caller": blocks.get((caller, ip)),
+            "block_refused": refusal and blocks.get((refusal.caller, refusal.ip)),
         }
 
     def _answer(self, request: Any, explanation: Explanation) -> dict[str, Any]:
@@ -149,69 +145,52 @@ class ExplainPage(AdminPage):
     def _counters(
         self, request: Any, explanation: Explanation, users: Mapping[str, str], params: dict[str, str]
     ) -> dict[str, Any]:
-        """Return the counters, and the policies that were considered; ``users`` has names (see ``caller_names``)."""
-        listed = _listed(explanation.candidates)
-        rows = self._candidates(request, listed, users)
+        """Return the counters, and the policies that do not apply; ``users`` has names (see ``caller_names``)."""
+        policies = self._policies(request, explanation.candidates, users)
         boosts = may(request.user, "add", override=True)
         resets = self.admin.has_reset_permission(request)
 
         def boost_url(policy_id: int) -> str:
             return str(self.admin.page_url("boost", query={**params, "policy": policy_id}))
 
-        policies = {row["id"]: row for row in rows}
         counters = counter_rows(explanation, users, policies, boost_url if boosts else None)
         if explanation.everywhere:
             counters.sort(key=fullest_first)
             for counter in counters:
                 if counter["scope"]:
                     counter["explain"] = self.url(query={**params, "endpoint": counter["scope"]})
-        lost = sum(not candidate.won for candidate in listed)
         return {
-            "counters": counters[:_MAX_COUNTERS],
-            "more_counters": max(0, len(counters) - _MAX_COUNTERS),
+            "counters": counters,
             "acts": resets or boosts,
-            "own": resets and any(not row.get("shared_reason") and "id" in row for row in counters),
+            "own": resets and any(not row.get("shared") and "id" in row for row in counters),
             "counters_url": self.admin.page_url("counters"),
-            # Where every policy won, the counters say all of it.
-            "candidates": rows if lost else (),
+            "lost_policies": [policy for policy in policies.values() if not policy["won"]],
             "nothing": not explanation.candidates and not explanation.built_in,
-            "unseen": len(listed) - len(rows),
-            "left_out": max(0, len(explanation.candidates) - _MAX_CANDIDATES),
+            "left_out": len(explanation.candidates) - len(policies),
             "others": others_in_words(explanation.others),
         }
 
-    def _candidates(self, request: Any, listed: list[Candidate], users: Mapping[str, str]) -> list[dict[str, Any]]:
-        """Return the rows of the candidates; those that the operator may not see only where they won."""
-        rows = RatePolicy.objects.select_related("user", "subject_list", "plan", "endpoint")
-        policies = rows.in_bulk([candidate.policy.id for candidate in listed])
-        found = []
-        for candidate in listed:
-            policy, row = candidate.policy, policies.get(candidate.policy.id)
+    def _policies(
+        self, request: Any, candidates: Iterable[Candidate], users: Mapping[str, str]
+    ) -> dict[int, dict[str, Any]]:
+        """Return what the page shows of each policy by id; of those that the operator may not see, only winners."""
+        listed = sorted(candidates, key=lambda one: not one.won)[:_MAX_CANDIDATES]
+        related = RatePolicy.objects.select_related("user", "subject_list", "plan", "endpoint")
+        rows = related.in_bulk([one.policy.id for one in listed])
+        found = {}
+        for one in listed:
+            pk, row = one.policy.id, rows.get(one.policy.id)  # None = deleted since the snapshot was taken
             seen = row is not None and self.admin.has_view_permission(request, row)
-            if candidate.won or seen:
-                found.append(
-                    {
-                        "id": policy.id,
-                        "link": self.admin.page_url("change", policy.id) if seen else "",
-                        # None = deleted since the snapshot was taken.
-                        "audience": audience_text(row, users) if row else "—",
-                        "endpoint": endpoint_text(row.endpoint if row else None),
-                        "counted_per": shown(policy.counted_per),
-                        "rates": shown(policy.text),
-                        "mode": RatePolicy.Mode(policy.mode).label if policy.mode != "enforce" else "",
-                        "won": candidate.won,
-                        "reason": shown(candidate.reason),
-                    }
-                )
+            if one.won or seen:
+                found[pk] = {
+                    "id": pk,
+                    "link": self.admin.page_url("change", pk) if seen else "",
+                    "audience": audience_text(row, users) if row else "—",
+                    "what": f"{endpoint_text(row.endpoint if row else None)}: {shown(one.policy.text)}",
+                    "won": one.won,
+                    "reason": shown(one.reason),
+                }
         return found
-
-
-def _listed(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Return all winners and the first of the others, in their order."""
-    candidates = list(candidates)
-    room = _MAX_CANDIDATES - sum(candidate.won for candidate in candidates)
-    first = {candidate.policy.id for candidate in [one for one in candidates if not one.won][: max(0, room)]}
-    return [candidate for candidate in candidates if candidate.won or candidate.policy.id in first]
 
 
 def _subjects(refusal: Refusal | None, explanation: Explanation | None) -> set[str]:

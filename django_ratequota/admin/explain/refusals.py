@@ -15,7 +15,7 @@ from ...monitoring.collector import collector
 from ...monitoring.refusals import CallerRefusals, Refusal
 from ...operations.what_to_tell import policies_of, what_to_tell
 from ...policies.limit_names import limit_name
-from ..formatting import bar_percent, clock, revision_text, shown
+from ..formatting import bar_percent, clock, shown
 from ..names import caller_names, caller_text, limits_text
 from ..pages import reply, unanswered
 from ..usage.labels import explain_url
@@ -28,15 +28,10 @@ _MAX_PEOPLE = 3
 
 def find_refusal(refusal_id: str) -> tuple[Refusal | None, str]:
     """Return the refusal with that id, and the reason when Redis did not answer."""
-    return reply(lambda: _found(refusal_id)) if _ID.fullmatch(refusal_id) else (None, "")
-
-
-def _found(refusal_id: str) -> Refusal | None:
-    found = refusals.find_refusal(refusal_id)
-    if found is None:
-        collector.flush()  # it may be this worker's, and not sent yet
-        found = refusals.find_refusal(refusal_id)
-    return found
+    if not _ID.fullmatch(refusal_id):
+        return None, ""
+    collector.flush()  # it may be this worker's, and not sent yet
+    return reply(lambda: refusals.find_refusal(refusal_id))
 
 
 def refusal_details(model_admin: Any, request: Any, refusal: Refusal, users: Mapping[str, str]) -> dict[str, Any]:
@@ -57,12 +52,9 @@ def refusal_details(model_admin: Any, request: Any, refusal: Refusal, users: Map
         "caller": caller_text(refusal.caller, users),
         "ip": shown(refusal.ip),
         "plan": shown(plan.name) if plan else "",
-        "scope": shown(refusal.scope),
-        "route": shown(refusal.route),
-        "method": shown(refusal.method),
+        "request": " ".join(shown(part) for part in (refusal.method, refusal.route, refusal.scope) if part),
         "cost": refusal.cost,
         "violated": limits_text(refusal.limits),
-        "revision": revision_text(refusal.revision),
         "error": shown(refusal.error),
         "buckets": [
             {
@@ -75,8 +67,7 @@ def refusal_details(model_admin: Any, request: Any, refusal: Refusal, users: Map
                 "remaining": bucket.remaining,
                 "percent": bar_percent(bucket.limit - bucket.remaining, max(1, bucket.limit)),
                 "room": None if bucket.retry_after is None else clock(at + bucket.retry_after),
-                "policy": bucket.policy_id,
-                "link": links.get(bucket.policy_id or 0, ""),
+                "policy": {"id": bucket.policy_id, "link": links.get(bucket.policy_id or 0, "")},
             }
             for bucket in refusal.buckets
         ],
@@ -89,30 +80,28 @@ def refused_places(model_admin: Any, caller: str, found: CallerRefusals | None, 
     ``found`` and ``error`` are the reply of ``caller_refusals``.
     """
     by_place: dict[tuple[str, str], list[Refusal]] = {}
-    callers: dict[tuple[str, str], Counter[str]] = {}
     for refusal in found.refusals if found else ():
-        place = refusal.method, refusal.scope or refusal.route
-        by_place.setdefault(place, []).append(refusal)
-        callers.setdefault(place, Counter())[refusal.caller] += refusal.count
-    users = caller_names(name for counts in callers.values() for name, _count in counts.most_common(_MAX_PEOPLE))
+        by_place.setdefault((refusal.method, refusal.scope or refusal.route), []).append(refusal)
+    users = caller_names({refusal.caller for own in by_place.values() for refusal in own})
+    places = [_place(model_admin, caller, own, users) for own in by_place.values()]
     since = found.since if found else None
     return {
-        "places": [_place(model_admin, caller, own, callers[place], users) for place, own in by_place.items()],
-        "by_people": any(counts.keys() != {caller} for counts in callers.values()),
+        "places": places,
+        "by_people": any(place["people"] for place in places),
         "places_error": error and unanswered(error, _("Refusals cannot be looked up. Try again later.")),
         "searched": refusals.SEARCHED,
         "searched_since": since and clock(since.timestamp()),
     }
 
 
-def _place(
-    model_admin: Any, caller: str, own: list[Refusal], callers: Counter[str], users: Mapping[str, str]
-) -> dict[str, Any]:
+def _place(model_admin: Any, caller: str, own: list[Refusal], users: Mapping[str, str]) -> dict[str, Any]:
     """Return the refusals at one endpoint, or at one route without an endpoint; the newest comes first.
 
     ``people`` are the callers refused most often, as (text, link); none where these are one's own refusals.
     """
-    newest = own[0]
+    newest, callers = own[0], Counter[str]()
+    for refusal in own:
+        callers[refusal.caller] += refusal.count
     people = [] if callers.keys() == {caller} else [name for name, _count in callers.most_common(_MAX_PEOPLE)]
     return {
         "name": shown(f"{newest.method} {newest.scope or newest.route}"),

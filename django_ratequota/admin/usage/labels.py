@@ -9,6 +9,7 @@ from django.utils.translation import gettext
 
 from ...models import RatePolicy
 from ...monitoring.refusals import Refusal
+from ...operations.explain_query import caller_params
 from ..formatting import moment, number_text, shown
 from ..names import caller_text, deleted, limits_text
 from ..pages import model_url
@@ -16,11 +17,10 @@ from ..pages import model_url
 
 def explain_url(site: Any, caller: str, endpoint: str = "") -> str:
     """Return the link to Explain for the caller, at the endpoint of this name; "" for a caller without a value."""
-    kind, _colon, value = caller.partition(":")
-    if not value:
-        return ""
-    query = {kind: value} if kind in ("user", "ip") else {"caller": caller}
-    return model_url(site, RatePolicy, "explain", query={**query, "endpoint": endpoint} if endpoint else query)
+    query = caller_params(caller)
+    if query and endpoint:
+        query["endpoint"] = endpoint
+    return model_url(site, RatePolicy, "explain", query=query) if query else ""
 
 
 def endpoint_name(pk: int, names: Mapping[int, str]) -> str:

@@ -15,7 +15,7 @@ from ...models import Endpoint
 from ...monitoring.timeline import TopCaller, timeline, top_callers
 from ...operations.tightest import tightest
 from ...policies.limit_names import limit_name
-from ..explain.block import BlockLinks
+from ..explain.block import block_links
 from ..formatting import bar_percent, number_text, shown
 from ..names import caller_names, caller_text, limits_text
 from ..pages import AdminPage, is_id, reply, unanswered
@@ -70,7 +70,7 @@ class TrafficPage(AdminPage):
             by_endpoint, callers = most_refused(over_time.endpoints), _sorted(tops, selection.order)
             names = caller_names([*(top.caller for top in callers), *(one.caller for one in refusals)])
             pairs = [*((top.caller, "") for top in callers), *((one.caller, one.ip) for one in refusals)]
-            blocks = BlockLinks(self.admin, request, pairs, "traffic")
+            blocks = block_links(self.admin, request, pairs, "traffic")
             context |= {
                 "plot": chart(over_time, selection.span),
                 "totals": cells(sum_counts(over_time.total)),
@@ -90,7 +90,7 @@ class TrafficPage(AdminPage):
                 "callers": self._callers(callers, names, blocks, place),
                 "two_days": selection.span == "week",
                 "refusals": [
-                    refusal_row(self.site, one, names) | {"block": blocks.link(one.caller, one.ip)}
+                    refusal_row(self.site, one, names) | {"block": blocks.get((one.caller, one.ip))}
                     for one in refusals
                 ],
             }
@@ -117,7 +117,7 @@ class TrafficPage(AdminPage):
         )
 
     def _callers(
-        self, callers: list[TopCaller], names: Mapping[str, str], blocks: BlockLinks, endpoint: str | None
+        self, callers: list[TopCaller], names: Mapping[str, str], blocks: Mapping[Any, Any], endpoint: str | None
     ) -> list[dict[str, Any]]:
         """Return the rows of the callers, with the fullest of their limits at the endpoint, or anywhere."""
         full = reply(lambda: tightest([top.caller for top in callers], endpoint))[0] if callers else None
@@ -126,7 +126,7 @@ class TrafficPage(AdminPage):
                 "name": caller_text(top.caller, names),
                 "url": explain_url(self.site, top.caller, endpoint or ""),
                 "cells": cells(top.counts),
-                "block": blocks.link(top.caller),
+                "block": blocks.get((top.caller, "")),
                 "tightest": _standing((full or {}).get(top.caller)),
             }
             for top in callers

@@ -82,7 +82,7 @@ def test_an_organisation_is_found_explained_and_boosted(desk: Desks, scene: Scen
 @pytest.mark.usefixtures("refused")
 def test_the_pages_are_fit_for_everybody(desk: Desks, scene: Scene) -> None:
     own = desk()
-    page = own.open(f"{PAGES['explain'].path(scene)}?caller=tenant:acme")
+    page = own.open(f"{PAGES['explain'].path(scene)}?identifier_tenant=acme")
     expect(page.get_by_text("Acme GmbH (tenant:acme)").first).to_be_visible()
     page.locator("#id_identifier_tenant").fill("acme-l")
     expect(page.locator("datalist option")).to_have_count(1)
