@@ -90,7 +90,9 @@ class BlockPage(OverridePage):
             "yes": _("Yes, block"),
             "back": back,
         }
-        return self.confirm(request, form, context) or HttpResponseRedirect(back)
+        # Where it began in Explain, the same page shows the block and how to end it.
+        done = back if "from" in request.GET else request.get_full_path()
+        return self.confirm(request, form, context) or HttpResponseRedirect(done)
 
     def _end(self, request: Any, own: list[RatePolicy], users: Mapping[str, str]) -> None:
         """End all blocks of one name: there may be another one that was sent twice."""
