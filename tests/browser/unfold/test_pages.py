@@ -86,7 +86,7 @@ def test_a_save_in_the_history_is_whole_on_a_telephone(desk: Desks, scene: Scene
 
 def test_icons_of_a_date_and_of_a_time_are_beside_their_fields(desk: Desks, scene: Scene) -> None:
     page = desk().open(PAGES["policy"].path(scene))
-    for field, icon in (("#id_starts_at_0", "#calendarlink0"), ("#id_starts_at_1", "#clocklink0")):
+    for field, icon in (("#id_ends_at_0", "#calendarlink0"), ("#id_ends_at_1", "#clocklink0")):
         inner, outer = page.locator(field).bounding_box(), page.locator(icon).bounding_box()
         assert inner is not None
         assert outer is not None
