@@ -107,6 +107,17 @@ def test_buttons_and_errors_look_like_it(desk: Desks, scene: Scene) -> None:
     expect(page.locator("a.closelink")).not_to_have_css("background-color", "rgba(0, 0, 0, 0)")
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_policies_of_a_plan_are_in_sight(desk: Desks, scene: Scene, width: int) -> None:
+    page = desk().open(PAGES["plan"].path(scene))
+    page.set_viewport_size({"width": width, "height": 800})
+    rates = page.locator("#policies-group .field-rates input").filter(visible=True)
+    expect(rates).to_have_count(3)
+    box = rates.first.bounding_box()
+    assert box is not None
+    assert 0 <= box["x"] <= width - box["width"]
+
+
 def test_a_plan_is_moved_by_keys(desk: Desks, scene: Scene) -> None:
     page = desk().open(PAGES["plans"].path(scene))
     move = page.get_by_role("button", name="Move Pro")
