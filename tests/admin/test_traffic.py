@@ -85,6 +85,15 @@ def test_an_endpoint_is_selected_by_its_row(operator: Client, asked: User, searc
     assert "No refusals are recorded." in text_of(page)
 
 
+def test_a_policy_stays_selected_where_another_time_is_chosen(
+    operator: Client, asked: User, search: Endpoint
+) -> None:
+    policy = RatePolicy.objects.get(endpoint=search)
+    text = text_of(operator.get(PAGE, {"policy": policy.pk}))
+    assert f'<input type="hidden" name="policy" value="{policy.pk}">' in text
+    assert f"/ratepolicy/{policy.pk}/change/" in text
+
+
 def test_callers_are_sorted_by_the_column_that_is_chosen(operator: Client, search: Endpoint) -> None:
     RatePolicy.objects.create(endpoint=search, rates="2/hour")
     for last, scope, times in ((7, "search", 5), (8, "search", 3), (9, None, 9)):

@@ -18,7 +18,7 @@ def test_the_impact_is_shown_on_a_click(desk: Desks, scene: Scene) -> None:
     impact = page.locator("#ratequota-impact")
     page.get_by_label("Rates").fill("10/min burst 5, 1000/day")
     expect(impact).to_be_empty()
-    with own.task(clicks=1, pages=0):
+    with own.task(actions=1):
         page.get_by_role("button", name="Estimate impact").click()
         expect(impact).to_contain_text("would have refused nobody")
     own.look()

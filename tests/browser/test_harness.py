@@ -69,11 +69,22 @@ def test_a_missing_browser_fails(tmp_path: Path) -> None:
     assert "skipped" not in run.stdout
 
 
-def test_clicks_and_pages_of_a_task_are_counted(desk: Desks) -> None:
+def test_actions_of_a_task_are_counted(desk: Desks) -> None:
     own = desk()
-    own.open("/admin/")
-    with own.task(clicks=1, pages=1):
-        own.page.get_by_role("link", name="Rate policies").first.click()
-        own.page.wait_for_url("**/ratepolicy/")
-    with pytest.raises(AssertionError, match="1 clicks, 0 asked"), own.task(clicks=0, pages=1):
-        own.page.locator("#searchbar").click()
+    page = own.open("/admin/")
+    page.get_by_role("link", name="Rate policies").first.click()
+
+    def work() -> None:
+        field = page.locator("#searchbar")
+        field.click()
+        field.press_sequentially("free")
+        field.press("Enter")
+        page.wait_for_url("**/?q=free")
+        page.locator("select[name$=-mode]").first.select_option("log")
+        page.get_by_role("link", name="Health").click()
+        page.wait_for_url("**/health/")
+
+    with pytest.raises(AssertionError, match="4 actions, 3 asked"), own.task(actions=3):
+        work()
+    with pytest.raises(AssertionError, match="1 actions, 0 asked"), own.task(actions=0):
+        page.get_by_role("link", name="Traffic").click()

@@ -24,11 +24,11 @@ def test_the_home_leads_to_a_refused_caller_and_to_the_newest_change(desk: Desks
     expect(home).to_contain_text("All changes are live.")
     expect(home).to_contain_text("10/min → 12/min")
     own.look()
-    with own.task(clicks=1, pages=1):
+    with own.task(actions=1):
         home.get_by_role("link", name="user dave").click()
         expect(page.get_by_role("heading", name="Explain", exact=True)).to_be_visible()
     own.open(PAGES["home"].path(scene))
-    with own.task(clicks=1, pages=1):
+    with own.task(actions=1):
         home.get_by_role("link", name="plan Free × search: 12/min").click()
         expect(page.locator("#content")).to_contain_text("Ticket 4711")
     assert PolicyChange.objects.filter(reason="Ticket 4711").count() == 1

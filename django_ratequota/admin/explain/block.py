@@ -56,7 +56,8 @@ class BlockPage(OverridePage):
         proposed = {name: blocks.propose_block(name) for name in names}
         form = OverrideForm(request, {"target": _target_field(proposed, users)}, endless=True)
         if form.is_valid() and self.add(request, form, {"target": proposed[form.cleaned_data["target"]]}):
-            return HttpResponseRedirect(back)
+            # Where it began in Explain, the same page shows the block and how to end it.
+            return HttpResponseRedirect(back if "from" in request.GET else request.get_full_path())
         operator = Caller(request)
         context = {
             "title": _("Block"),

@@ -1,1 +1,1 @@
-"""An operator's everyday tasks, one file each, with the most clicks and pages that each may take."""
+"""An operator's daily tasks, one file each, with the most actions that each may take from the app's home page."""

@@ -1,4 +1,4 @@
-"""Sell Pro with limits half as high again, and move two hundred customers to it: six clicks from the plan's page."""
+"""Copy a plan with limits half as high again, then move two hundred customers to it: twelve actions."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from tests.browser.scene import Scene
 def test_a_plan_is_copied_with_higher_limits_and_given_to_many(desk: Desks, scene: Scene) -> None:
     User.objects.bulk_create([User(username=f"customer{number}") for number in range(200)])
     own = desk()
-    page = own.open(PAGES["plan"].path(scene))
-    with own.task(clicks=3, pages=3):
+    page = own.open(PAGES["home"].path(scene))
+    with own.task(actions=12):
+        page.locator("#content").get_by_role("link", name="Plans", exact=True).click()
+        page.get_by_role("link", name="Free", exact=True).click()
         page.get_by_role("link", name="Copy plan").click()
         page.get_by_label("Name").fill("Free plus")
         page.get_by_label("Multiply all limits by").fill("1.5")
@@ -23,17 +25,14 @@ def test_a_plan_is_copied_with_higher_limits_and_given_to_many(desk: Desks, scen
         expect(page.locator("#content-main tbody tr").first).to_contain_text(
             "60/min burst 20, 1000/day → 90/min burst 30, 1500/day"
         )
-        own.look()
         page.get_by_role("button", name="Copy").click()
         expect(page.get_by_role("textbox", name="Rates").first).to_have_value("90/min burst 30, 1500/day")
-    with own.task(clicks=3, pages=3):
         page.get_by_role("link", name="Assign to many").click()
         page.get_by_label("Customers, one a line").fill("\n".join(f"customer{number}" for number in range(201)))
         page.get_by_label("Reason for this change").fill("Ticket 4720")
         page.get_by_role("button", name="Show what happens").click()
         expect(page.locator("#content-main")).to_contain_text("200 customers are put on this plan.")
         expect(page.locator(".errorlist")).to_contain_text("customer200")
-        own.look()
         page.get_by_role("button", name="Assign").click()
         expect(page.get_by_text("Assigned: 200. On it already: 0. Lines skipped: 1.")).to_be_visible()
     assert Plan.objects.get(name="Free plus").assignments.count() == 200

@@ -86,7 +86,7 @@ def test_a_save_in_the_history_is_whole_on_a_telephone(desk: Desks, scene: Scene
 
 def test_icons_of_a_date_and_of_a_time_are_beside_their_fields(desk: Desks, scene: Scene) -> None:
     page = desk().open(PAGES["policy"].path(scene))
-    for field, icon in (("#id_starts_at_0", "#calendarlink0"), ("#id_starts_at_1", "#clocklink0")):
+    for field, icon in (("#id_ends_at_0", "#calendarlink0"), ("#id_ends_at_1", "#clocklink0")):
         inner, outer = page.locator(field).bounding_box(), page.locator(icon).bounding_box()
         assert inner is not None
         assert outer is not None
@@ -105,6 +105,17 @@ def test_buttons_and_errors_look_like_it(desk: Desks, scene: Scene) -> None:
     expect(page.locator(".ratequota-field .errorlist")).to_have_css("color", "rgb(185, 28, 28)")
     page = own.open(PAGES["boost"].path(scene))
     expect(page.locator("a.closelink")).not_to_have_css("background-color", "rgba(0, 0, 0, 0)")
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_policies_of_a_plan_are_in_sight(desk: Desks, scene: Scene, width: int) -> None:
+    page = desk().open(PAGES["plan"].path(scene))
+    page.set_viewport_size({"width": width, "height": 800})
+    rates = page.locator("#policies-group .field-rates input").filter(visible=True)
+    expect(rates).to_have_count(3)
+    box = rates.first.bounding_box()
+    assert box is not None
+    assert 0 <= box["x"] <= width - box["width"]
 
 
 def test_a_plan_is_moved_by_keys(desk: Desks, scene: Scene) -> None:

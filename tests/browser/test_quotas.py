@@ -1,8 +1,7 @@
-"""Who is near the monthly quota? Two clicks from the app's index."""
+"""Quotas as operators read them: who is near the monthly one, past windows, and files for the bookkeeper."""
 
 from __future__ import annotations
 
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from django_ratequota.monitoring.ledger import flush
 from tests.browser.desk import Desks
 from tests.browser.scene import Scene
 from tests.support.requests import check_from
-from tests.support.windows import given_back, of_day
 
 
 def a_month(scene: Scene) -> None:
@@ -30,13 +28,12 @@ def test_who_is_near_the_monthly_quota(desk: Desks, scene: Scene, tmp_path: Path
     a_month(scene)
     own = desk()
     page = own.open("/admin/django_ratequota/")
-    with own.task(clicks=2, pages=2):
-        page.get_by_role("link", name="Quotas").first.click()
-        expect(page.get_by_role("heading", name="Quotas: month")).to_be_visible()
-        rows = page.get_by_role("region", name="Table of quotas").locator("tbody tr")
-        expect(rows).to_have_count(3)
-        expect(rows.nth(1)).to_contain_text("user carol")
-        expect(rows.nth(1)).to_contain_text("9 of 10")
+    page.get_by_role("link", name="Quotas").first.click()
+    expect(page.get_by_role("heading", name="Quotas: month")).to_be_visible()
+    rows = page.get_by_role("region", name="Table of quotas").locator("tbody tr")
+    expect(rows).to_have_count(3)
+    expect(rows.nth(1)).to_contain_text("user carol")
+    expect(rows.nth(1)).to_contain_text("9 of 10")
     own.look()
     page.get_by_label("Used", exact=True).select_option("50")
     page.get_by_label("User or subject").fill("DAVE")
@@ -70,7 +67,7 @@ def organisations(_subjects: list[str]) -> dict[str, str]:
 
 
 def test_organisations_are_listed_by_their_names(desk: Desks, scene: Scene, settings: Any) -> None:
-    path = "tests.browser.tasks.test_near_quota.organisations"
+    path = "tests.browser.test_quotas.organisations"
     settings.RATEQUOTA = {**settings.RATEQUOTA, "SUBJECT_NAMES": path}
     QuotaWindow.objects.all().delete()
     quota = RatePolicy.objects.create(plan=scene.pro, counted_per="tenant", rates="1000000/month")
@@ -94,31 +91,3 @@ def test_organisations_are_listed_by_their_names(desk: Desks, scene: Scene, sett
     expect(page.get_by_role("heading", name="Past quotas: Acme GmbH")).to_be_visible()
     expect(page.get_by_role("region", name="Table of windows").locator("tbody tr")).to_have_count(7)
     own.shoot("past-quotas")
-
-
-def test_a_disputed_month(desk: Desks, scene: Scene) -> None:
-    """Acme says they did not use 900 exports: on which days, what was given back, by whom?"""
-    exports = Endpoint.objects.create(name="exports")
-    quota = RatePolicy.objects.create(subject="tenant:acme", endpoint=exports, rates="1000/month")
-    scene.months("tenant:acme", quota, 1000, (900, 40))
-    window = QuotaWindow.objects.filter(subject="tenant:acme").earliest("first_day")
-    QuotaWindow.objects.filter(pk=window.pk).update(charged=1100, refunded=200)
-    of_day(window, window.first_day + timedelta(days=19), 200, 200)
-    at = window.starts_at + timedelta(days=19, hours=9)
-    given_back(window, 150, at=at, actor=scene.operators["superuser"], reason="Ticket 4711: the export was empty")
-    own = desk()
-    page = own.open("/admin/django_ratequota/")
-    with own.task(clicks=4, pages=4):
-        page.get_by_label("Customer or refusal").fill("tenant:acme")
-        page.keyboard.press("Enter")
-        page.get_by_role("link", name="Past quotas").click()
-        page.get_by_role("link", name="Days from").last.click()
-        expect(page.get_by_role("row", name="Total")).to_contain_text("1,100")
-    expect(page.locator(".ratequota-quotas-days tbody tr")).to_have_count(3)
-    expect(page.get_by_role("row", name="Total").locator("td").last).to_have_text("900")
-    entry = page.get_by_role("region", name="Given back by operators").locator("tbody tr")
-    expect(entry).to_have_count(1)
-    for text in ("superuser", "exports", "150", "Ticket 4711"):
-        expect(entry).to_contain_text(text)
-    own.look()
-    own.shoot("past-days")

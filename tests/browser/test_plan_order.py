@@ -1,4 +1,4 @@
-"""The task: sell a plan Team between Pro and Enterprise; and plans moved in their list by drag and by keys."""
+"""Plans are moved in their list by drag and by keys."""
 
 from __future__ import annotations
 
@@ -27,38 +27,20 @@ def order() -> list[str]:
     return list(Plan.objects.values_list("name", flat=True))
 
 
-def test_a_plan_team_between_pro_and_enterprise(desk: Desks, scene: Scene, plans: list[Plan]) -> None:
-    own = desk()
-    page = own.open(LIST)
-    with own.task(clicks=3, pages=3):
-        page.get_by_role("link", name="Pro", exact=True).click()
-        page.get_by_role("link", name="Copy plan").click()
-        page.wait_for_url("**/copy/")
-        # The name has the focus, and its text is replaced.
-        page.keyboard.press("ControlOrMeta+a")
-        page.keyboard.type("Team")
-        expect(page.get_by_label("Slug")).to_have_value("team")
-        page.get_by_role("button", name="Copy").click()
-        expect(page.get_by_text("Team: Copied from Pro, with 2 policies.")).to_be_visible()
-    assert order() == ["Free", "Pro", "Team", "Enterprise"]
-    assert Plan.objects.get(slug="team").policies.count() == 2
-
-
 def test_a_plan_is_dragged_and_saved_with_a_reason(desk: Desks, scene: Scene, plans: list[Plan]) -> None:
     own = desk()
     page = own.open(LIST)
     own.look()
-    with own.task(clicks=2, pages=1):
-        page.get_by_role("button", name="Move Enterprise").hover()
-        page.mouse.down()
-        box = page.get_by_role("row").filter(has_text="free").bounding_box()
-        assert box is not None
-        page.mouse.move(box["x"] + 40, box["y"] + box["height"] / 2, steps=6)
-        page.mouse.up()
-        expect(page.locator("input[data-move]").nth(0)).to_have_attribute("data-move", "Move Enterprise")
-        page.get_by_label("Reason for this change").fill("Sales")
-        page.get_by_role("button", name="Save").click()
-        expect(page.get_by_text("1 plan was changed successfully.")).to_be_visible()
+    page.get_by_role("button", name="Move Enterprise").hover()
+    page.mouse.down()
+    box = page.get_by_role("row").filter(has_text="free").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 40, box["y"] + box["height"] / 2, steps=6)
+    page.mouse.up()
+    expect(page.locator("input[data-move]").nth(0)).to_have_attribute("data-move", "Move Enterprise")
+    page.get_by_label("Reason for this change").fill("Sales")
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_text("1 plan was changed successfully.")).to_be_visible()
     assert order() == ["Enterprise", "Free", "Pro"]
     change = PolicyChange.objects.order_by("-pk")[0]
     assert (change.object_text, change.reason) == ("Enterprise", "Sales")
