@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin, messages
-from django.contrib.admin.widgets import AdminIntegerFieldWidget, AdminTextareaWidget
+from django.contrib.admin.widgets import AdminTextareaWidget
 from django.db import models
 from django.db.models import Count, Max
 from django.utils import timezone
@@ -17,31 +17,11 @@ from django.utils.translation import gettext_lazy as _
 from ..conf import settings
 from ..models import Plan, PlanAssignment
 from .formatting import about, shown
-from .fresh_fields import FreshForm
 from .pages import may_view, model_url
-from .policy_forms import StoredRows
 from .policy_table import PolicyInline, PolicyTableAdmin
 
-#: Distance between the positions of two plans, so that one that moves leaves the others; plans.js uses the same.
+#: Distance between the positions of two plans, so that one that moves leaves the others.
 _STEP = 10
-
-
-class PositionForm(FreshForm):
-    """A row of the list: the plan's position."""
-
-    #: Whether the list shows all plans in their order, so that plans.js can move them.
-    movable = False
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        field = self.fields.get("position")
-        if field is not None:
-            plan = {"plan": shown(self.instance.name)}
-            field.widget = AdminIntegerFieldWidget(
-                attrs={"min": 0, "aria-label": gettext("Position of %(plan)s") % plan}
-            )
-            if self.movable:
-                field.widget.attrs["data-move"] = gettext("Move %(plan)s") % plan
 
 
 @admin.register(Plan)
@@ -51,16 +31,12 @@ class PlanAdmin(PolicyTableAdmin):
     pages = ("matrix.MatrixPage", "copy_plan.CopyPlanPage", "assign_many.AssignPage")
     ordering = ["position", "name"]  # repeated here, because a query that counts drops the model's
     list_display = ["plan_name", "position", "slug", "subscribers", "policy_count", about]
-    list_editable = ["position"]
     list_filter = ["default_for"]
     list_per_page = 250
     search_fields = ["name", "slug", "description"]
     formfield_overrides = {models.TextField: {"widget": AdminTextareaWidget(attrs={"rows": 2})}}
     prepopulated_fields = {"slug": ["name"]}
     inlines = [PolicyInline]
-
-    class Media:
-        js = ["django_ratequota/plans.js"]
 
     def get_changeform_initial_data(self, request: Any) -> dict[str, Any]:
         """Put a new plan after all others."""
@@ -95,16 +71,6 @@ class PlanAdmin(PolicyTableAdmin):
         if site.get_model_admin(PlanAssignment).has_add_permission(request):
             found.append((model_url(site, PlanAssignment, "add", query={"plan": obj.pk}), _("Assign this plan")))
         return found
-
-    def get_changelist_form(self, request: Any, **kwargs: Any) -> Any:
-        """Return the form of a row of the list."""
-        form: Any = super().get_changelist_form(request, **{**kwargs, "form": PositionForm})
-        form.movable = not request.GET  # the class was made for this request
-        return form
-
-    def get_changelist_formset(self, request: Any, **kwargs: Any) -> Any:
-        """Return the formset of the list's rows."""
-        return super().get_changelist_formset(request, **{**kwargs, "formset": StoredRows})
 
     def save_related(self, request: Any, form: Any, formsets: Any, change: bool) -> None:
         """Warn about a new slug, which code and files do not know."""
