@@ -1,4 +1,4 @@
-"""Sell Pro with limits half as high again, and move two hundred customers to it: six clicks from the plan's page."""
+"""Sell Pro with limits half as high again, and move two hundred customers to it: four clicks from the plan's page."""
 
 from __future__ import annotations
 
@@ -15,15 +15,10 @@ def test_a_plan_is_copied_with_higher_limits_and_given_to_many(desk: Desks, scen
     User.objects.bulk_create([User(username=f"customer{number}") for number in range(200)])
     own = desk()
     page = own.open(PAGES["plan"].path(scene))
-    with own.task(clicks=3, pages=3):
+    with own.task(clicks=2, pages=2):
         page.get_by_role("link", name="Copy plan").click()
         page.get_by_label("Name").fill("Free plus")
         page.get_by_label("Multiply all limits by").fill("1.5")
-        page.get_by_role("button", name="Copy").click()
-        expect(page.locator("#content-main tbody tr").first).to_contain_text(
-            "60/min burst 20, 1000/day → 90/min burst 30, 1500/day"
-        )
-        own.look()
         page.get_by_role("button", name="Copy").click()
         expect(page.get_by_role("textbox", name="Rates").first).to_have_value("90/min burst 30, 1500/day")
     with own.task(clicks=2, pages=2):
