@@ -45,7 +45,7 @@ SLOW = """
     admin/test_home admin/test_invoices_page
     admin/test_lists admin/test_log_only admin/test_matrix admin/test_permissions admin/test_plans
     admin/test_estimate admin/test_quota_history admin/test_quotas_page admin/test_search admin/test_sizes
-    admin/test_usage_page
+    admin/test_health admin/test_traffic
     changes/test_databases changes/test_publication changes/test_reasons changes/test_unpublished
     enforcement/test_exempt_views enforcement/test_propagation enforcement/test_settlement
     engine/test_concurrency front/test_ninja front/test_openapi monitoring/test_ledger_exact monitoring/test_months

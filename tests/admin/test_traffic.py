@@ -62,12 +62,12 @@ def test_traffic_of_all_requests(operator: Client, asked: User) -> None:
             ["no endpoint", "1", "0", "0", "0.0 %"],
         ]
         assert rows(page, "callers") == [
-            ["user alice", "3 of 3 used search/hour", "3", "2", "2", "40.0 %"],
-            ["ip:203.0.113.7", "0 of 3 used search/hour", "1", "0", "0", "0.0 %"],
+            ["user alice", "3 of 3 used search: 3/hour", "3", "2", "2", "40.0 %"],
+            ["ip:203.0.113.7", "0 of 3 used search: 3/hour", "1", "0", "0", "0.0 %"],
         ]
     [[at, count, caller, what, by]] = rows(page, "refusals")
     assert at.endswith("UTC")
-    assert (count, caller, what, by) == ("2", "user alice", "GET search", "search/hour")
+    assert (count, caller, what, by) == ("2", "user alice", "GET search", "search: 3/hour")
     [link] = re.findall(r'href="([^"]*explain/\?id=\w{10})"', text_of(page))
     assert operator.get(link).context["refusal"]["count"] == 2
 

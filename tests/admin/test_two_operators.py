@@ -112,7 +112,7 @@ def test_it_is_refused_again_where_it_was_changed_again(anna: Client, ben: Clien
     page = save(ben, url, old, rates="29/min")
     RatePolicy.objects.filter(pk=policy.pk).update(rates="32/min")
     page = save(ben, url, {**form_of(page), "_save": "1"})
-    assert "Code changed rates from 31/min to 32/min at" in words_of(page)
+    assert "Code or a command changed rates from 31/min to 32/min at" in words_of(page)
 
 
 def test_the_same_change_by_both_is_no_conflict(anna: Client, ben: Client, policy: RatePolicy) -> None:

@@ -41,7 +41,7 @@ def test_an_unpublished_edit_shows_when_it_will_apply(
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": DOWN, "POLL_SECONDS": 7}
     unchanged = messages_after(operator, f"plan/{plan.pk}/change/", plan_form(plan))
     assert "Redis" not in " ".join(added + unchanged)
-    copy = {"name": "Max", "slug": "max", "reason": "Ticket 4711"}
+    copy = {"name": "Max", "slug": "max", "factor": "1", "reason": "Ticket 4711"}
     for path, form in (("ratepolicy/", list_form(policy, mode="log")), (f"plan/{plan.pk}/copy/", copy)):
         found = messages_after(operator, path, form)
         assert (len(found) >= 2, found.count(DOWN_MESSAGE)) == (True, 1), path

@@ -57,7 +57,10 @@ def processes(environment: dict[str, str]) -> Iterator[tuple[Process, Process]]:
 
 
 SEARCH = "Endpoint.objects.get_or_create(name='search')[0]"
-CLIENT = "from django.test import Client; c = Client(); c.login(username='root', password='root'); "
+CLIENT = (
+    "from tests.support.operators import OperatorClient; c = OperatorClient(); "
+    "c.login(username='root', password='root'); "
+)
 
 
 def allowed(process: Process, times: int, **who: str) -> list[bool]:

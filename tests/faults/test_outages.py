@@ -11,11 +11,11 @@ from collections.abc import Iterator
 import pytest
 from asgiref.sync import async_to_sync
 from django.test import override_settings
-from django_ratequota.testing.server import VARIABLE
 
 from django_ratequota import Decision, acheck_request, check_request
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.monitoring.health import health
+from django_ratequota.testing.embedded import VARIABLE
 from tests.enforcement.test_propagation import Process, environment, migrated  # noqa: F401 - fixtures
 from tests.project.views import request_from
 from tests.support.properties import scaled

@@ -69,7 +69,7 @@ def test_a_mail_has_the_values_before_and_after(free: Plan, alice: User, connect
         "ratepolicy changed: plan Pro × all endpoints: 20/min",
         "  plan: Free → Pro",
         "  rates: 10/min → 20/min",
-        "  reason: A trial → empty",
+        "  note: A trial → empty",
         "ratepolicy created: everyone × all endpoints: 1/s",
     ]
 

@@ -24,7 +24,7 @@ from tests.support.requests import check_from
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "recording")]
 
-URL, USAGE = f"{LIST}block/", f"{LIST}usage/"
+URL, TRAFFIC = f"{LIST}block/", f"{LIST}traffic/"
 FORM = {"until": "day", "reason": "Ticket 4711", "post": "yes"}
 
 
@@ -192,17 +192,17 @@ def test_a_block_that_was_sent_twice_is_ended_at_once(operator: Client, alice: U
 # --- Links and permissions. ---
 
 
-def test_explain_and_live_usage_lead_to_the_page_and_to_its_end(operator: Client, alice: User) -> None:
+def test_explain_and_traffic_lead_to_the_page_and_to_its_end(operator: Client, alice: User) -> None:
     RatePolicy.objects.filter(plan__isnull=False, endpoint__isnull=False).update(rates="1/hour")
     refusal_id = [check_from(alice, scope="search").refusal_id for _ in range(2)][-1]
     collector.flush()
-    pages = [(PAGE, {"user": alice.pk}), (PAGE, {"id": refusal_id}), (USAGE, {})]
+    pages = [(PAGE, {"user": alice.pk}), (PAGE, {"id": refusal_id}), (TRAFFIC, {})]
     for page, query in pages:
         text = words_of(operator.get(page, query))
         links = re.findall(rf'href="({URL}[^"]*)"[^>]*>Block…</a>', text)
         assert links, page
         assert all(operator.get(link).status_code == 200 for link in links)
-    assert operator.post(links[-1], {**FORM, "target": "ip:203.0.113.0/24"})["Location"] == USAGE
+    assert operator.post(links[-1], {**FORM, "target": "ip:203.0.113.0/24"})["Location"] == TRAFFIC
     for page, query in pages[1:]:
         assert re.search(
             rf'href="{URL}[^"]*"[^>]*>Blocked until [^<]*: End it…</a>', words_of(operator.get(page, query))

@@ -299,13 +299,13 @@ def test_pages_show_an_organisation_with_its_name(page: str) -> None:
     assert "no directory today" in problems.recent()["tests.operations.test_subjects.names_of"]
 
 
-def test_live_usage_and_its_files_show_names(settings: Any, recording: None) -> None:
+def test_traffic_and_the_home_show_names(settings: Any, recording: None) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "CALLER": ["tenant", "ip"]}
     operator = acme()
     for _ in range(6):
         check_key("acme")
     collector.flush()
-    assert SHOWN in text_of(operator.get(f"{LIST}usage/"))
+    assert SHOWN in text_of(operator.get(f"{LIST}traffic/"))
     assert len(asked) == 1
     assert SHOWN in text_of(operator.get("/admin/django_ratequota/"))
     assert len(asked) == 2

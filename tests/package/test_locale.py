@@ -210,7 +210,7 @@ def test_values_for_machines_are_not_localized(operator: Client, settings: Any) 
         "reset": operator.get(f"{policies}counters/?{query}&bucket=search/7s"),
         "explain": operator.get(f"{policies}explain/?{query}"),
         "boost": operator.get(f"{policies}boost/?{query}&policy=23456"),
-        "usage": operator.get(f"{policies}usage/?span=day&policy=12345"),
+        "usage": operator.get(f"{policies}traffic/?span=day&policy=12345"),
         "matrix": operator.get("/admin/django_ratequota/plan/matrix/"),
         "copy": operator.get("/admin/django_ratequota/plan/12345/copy/"),
         "endpoint": operator.get("/admin/django_ratequota/endpoint/12345/change/"),

@@ -59,7 +59,7 @@ PARTS = {
         admin/test_assignments""",
     "users": """enforcement/test_check front/test_throttling front/test_decorators front/test_middleware
         policies/requests/test_caller operations/test_boosts admin/test_permissions admin/test_explain
-        admin/test_usage_page operations/test_counters admin/test_estimate operations/test_impact admin/test_matrix
+        admin/test_traffic operations/test_counters admin/test_estimate operations/test_impact admin/test_matrix
         operations/test_blocks operations/test_boost_all
         admin/test_admin package/test_locale security/test_promises management/test_command
         enforcement/test_on_error operations/test_advice policyfile/test_export policyfile/test_document

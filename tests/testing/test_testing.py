@@ -250,7 +250,7 @@ class TestSideEffects:
         with override_policies({"search": "2/min"}):
             assert_allowed(APIClient().get("/search/"), remaining=1)
             (limit,) = APIClient().get("/quota/usage/").json()["limits"]
-            assert (limit["title"], limit["remaining"]) == ("search/min", 1)
+            assert (limit["title"], limit["remaining"]) == ("search: 2/min", 1)
 
 
 class TestContexts:

@@ -54,19 +54,10 @@ class HealthPage(AdminPage):
 
     def _unreadable(self, request: Any) -> list[str]:
         """Return a sentence for each policy that the operator may see and whose rates cannot be read."""
-        kept = _(
-            "Policy %(id)s: the rates %(rates)s cannot be read. The last readable rates still apply: %(text)s. "
-            "Edit the policy."
-        )
-        lost = _("Policy %(id)s: the rates %(rates)s cannot be read. Its “on error” decides. Edit the policy.")
+        text = _("Policy %(id)s: the rates %(rates)s cannot be read. Its “on error” decides. Edit the policy.")
         found = find_unreadable()
-        seen = self.admin.get_queryset(request).in_bulk([one.policy.pk for one in found]) if found else {}
-        return [
-            (kept if one.last_rates else lost)
-            % {"id": one.policy.pk, "rates": shown(repr(one.policy.rates)), "text": one.last_rates}
-            for one in found
-            if one.policy.pk in seen
-        ]
+        seen = self.admin.get_queryset(request).in_bulk([policy.pk for policy in found]) if found else {}
+        return [text % {"id": policy.pk, "rates": shown(repr(policy.rates))} for policy in found if policy.pk in seen]
 
     def _outages(self, request: Any, away: list[Away]) -> list[dict[str, Any]]:
         """Return the outages, each with those of its policies that decided most."""
