@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.utils.translation import gettext_lazy as _
-from django.utils.translation import ngettext
+from django.utils.translation import ngettext_lazy
 
 from ..conf import settings
 from ..operations.assign_many import assign
@@ -35,14 +35,13 @@ class AssignPage(LinesPage):
         """Assign the plan; the reason of the change is that of lines without one."""
         done = assign(obj, lines, reason=reason, created_by=request.user)
         return in_words(
-            (done.new, lambda n: ngettext("%d customer was assigned.", "%d customers were assigned.", n)),
+            (done.new, ngettext_lazy("%d customer was assigned.", "%d customers were assigned.")),
             (
                 done.later,
-                lambda n: ngettext(
+                ngettext_lazy(
                     "%d stays on another plan until the assignment there ends.",
                     "%d stay on another plan until the assignment there ends.",
-                    n,
                 ),
             ),
-            (done.present, lambda n: ngettext("%d was on it already.", "%d were on it already.", n)),
+            (done.present, ngettext_lazy("%d was on it already.", "%d were on it already.")),
         )

@@ -78,7 +78,6 @@ class CopyPlanPage(AdminPage):
         context = {
             "title": _("Copy plan %(plan)s") % {"plan": shown(plan.name)},
             "original": gettext("Copy"),
-            "errors": form.errors,
             "form": form,
             "prepopulated": AdminForm(form, [], {"slug": ["name"]}),
             "policies": plan.policies.count(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from django.utils.translation import gettext_lazy as _
-from django.utils.translation import ngettext
+from django.utils.translation import ngettext_lazy
 
 from ..models import ListMember, SubjectList
 from ..operations.list_members import add_members, remove_members
@@ -37,9 +37,9 @@ class AddMembersPage(LinesPage):
         """Add the members."""
         done = add_members(obj, lines, may_change=may_edit_members(request.user, "change"))
         return in_words(
-            (done.added, lambda n: ngettext("%d member was added.", "%d members were added.", n)),
-            (done.changed, lambda n: ngettext("%d has other dates now.", "%d have other dates now.", n)),
-            (done.present, lambda n: ngettext("%d was there already.", "%d were there already.", n)),
+            (done.added, ngettext_lazy("%d member was added.", "%d members were added.")),
+            (done.changed, ngettext_lazy("%d has other dates now.", "%d have other dates now.")),
+            (done.present, ngettext_lazy("%d was there already.", "%d were there already.")),
         )
 
     def back(self, request: Any, obj: Any) -> str:
@@ -68,8 +68,8 @@ class RemoveMembersPage(AddMembersPage):
         """Remove the members."""
         removed = remove_members(obj, lines)
         return in_words(
-            (removed, lambda n: ngettext("%d member was removed.", "%d members were removed.", n)),
-            (len(lines) - removed, lambda n: ngettext("%d was not in the list.", "%d were not in the list.", n)),
+            (removed, ngettext_lazy("%d member was removed.", "%d members were removed.")),
+            (len(lines) - removed, ngettext_lazy("%d was not in the list.", "%d were not in the list.")),
         )
 
 

@@ -51,10 +51,6 @@ class AdminPage:
         """Return the response; ``args`` is the object where the page is about one."""
         raise NotImplementedError
 
-    def change_form_context(self, request: Any, obj: Any) -> dict[str, Any]:
-        """Return what the form of ``obj`` (None: of a new object) shows of this page."""
-        return {}
-
     def links(self, request: Any, obj: Any) -> list[tuple[str, Any]]:
         """Return the links, (address, text), that the form of ``obj`` has to this page."""
         return []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 from django import forms
@@ -100,9 +99,9 @@ class LinesPage(AdminPage):
         return self.render(request, "lines.html", context, form)
 
 
-def in_words(*counts: tuple[int, Callable[[int], str]]) -> str:
-    """Return a sentence for each number that is not 0."""
-    words = [text(count) % count for count, text in counts if count]
+def in_words(*counts: tuple[int, Any]) -> str:
+    """Return a sentence for each number that is not 0, of a ``ngettext_lazy`` text."""
+    words = [str(text % count) for count, text in counts if count]
     return " ".join(words) or gettext("Nothing was changed.")
 
 

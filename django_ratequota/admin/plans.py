@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin, messages
-from django.contrib.admin.widgets import AdminTextareaWidget
-from django.db import models
 from django.db.models import Count, Max
 from django.utils import timezone
 from django.utils.formats import number_format
@@ -30,11 +28,10 @@ class PlanAdmin(PolicyTableAdmin):
 
     pages = ("matrix.MatrixPage", "copy_plan.CopyPlanPage", "assign_many.AssignPage")
     ordering = ["position", "name"]  # repeated here, because a query that counts drops the model's
-    list_display = ["plan_name", "position", "slug", "subscribers", "policy_count", about]
+    list_display = ["shown_name", "position", "slug", "subscribers", "policy_count", about]
     list_filter = ["default_for"]
     list_per_page = 250
     search_fields = ["name", "slug", "description"]
-    formfield_overrides = {models.TextField: {"widget": AdminTextareaWidget(attrs={"rows": 2})}}
     prepopulated_fields = {"slug": ["name"]}
     inlines = [PolicyInline]
 
@@ -76,19 +73,9 @@ class PlanAdmin(PolicyTableAdmin):
         """Warn about a new slug, which code and files do not know."""
         super().save_related(request, form, formsets, change)
         if change and "slug" in form.changed_data:
-            text = _("The slug was %(old)s and is %(new)s now. Change it where policy files name the plan.")
-            if settings.plan_resolver:
-                text = _(
-                    "The slug was %(old)s and is %(new)s now. Callers for whom PLAN_RESOLVER returns %(old)s are on "
-                    "the default plan until it returns %(new)s. Change it where policy files name the plan, too."
-                )
+            text = _("The slug was %(old)s and is %(new)s now. Change it in policy files and PLAN_RESOLVER.")
             words = {"old": shown(form.initial["slug"]), "new": shown(form.instance.slug)}
             self.message_user(request, text % words, messages.WARNING)
-
-    @admin.display(description=_("name"), ordering="name")
-    def plan_name(self, plan: Plan) -> str:
-        """Return the name, with characters that would reverse the text around it disarmed."""
-        return shown(plan.name)
 
     @admin.display(description=_("subscribers"))
     def subscribers(self, plan: Any) -> str:

@@ -92,13 +92,14 @@ def read_lines(model: type[_Row], lines: Sequence[Line], **fields: Any) -> dict[
     """
     logins = [_login(line.who) for line in lines]
     users = users_by_login({name for name in logins if name and "\x00" not in name}, policy_alias(get_user_model()))
+    subjects: Any = model._meta.get_field("subject")
     entries: dict[Key, tuple[Line, _Row]] = {}
     problems: list[str] = []
     for line, login in zip(lines, logins, strict=True):
         try:
             row: Any = model(ends_at=_end(line), reason=line.reason, **fields)
             if login is None:
-                row.subject = model._meta.get_field("subject").clean(line.who, row)
+                row.subject = subjects.clean(line.who, row)
             else:
                 row.user_id = _user_id(login, users)
             row.clean_fields(exclude=[field.name for field in model._meta.concrete_fields if field.is_relation])
