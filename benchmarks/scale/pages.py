@@ -118,7 +118,7 @@ def _edited(name: str, policy: Any) -> dict[str, Page]:
     return {f"{name}, save": _save(form, **rates), f"{name}, estimate": estimate}
 
 
-def _quota_pages(plan: Any) -> dict[str, Page]:
+def _quota_pages() -> dict[str, Page]:
     row = QuotaWindow.objects.order_by("starts_at", "pk")[0]
     user = User.objects.get(pk=row.subject.partition(":")[2])
     page = f"{_POLICIES}/quotas/"
@@ -126,16 +126,15 @@ def _quota_pages(plan: Any) -> dict[str, Page]:
         "quotas": Page(page),
         "quotas, all": Page(f"{page}?level=0"),
         "quotas, used up": Page(f"{page}?level=100"),
-        "quotas, of a plan": Page(f"{page}?level=0&plan={plan.pk}"),
-        "quotas, of an endpoint": Page(f"{page}?level=0&endpoint={row.endpoint_id}"),
+        "quotas, of a policy": Page(f"{page}?level=0&policy={row.policy_id}"),
         "quotas, search a user": Page(f"{page}?level=0&q={user.username}"),
-        "quotas, search subjects": Page(f"{page}?level=0&q={row.subject[:-1]}"),
+        "quotas, search a subject": Page(f"{page}?level=0&q={row.subject}"),
         "quotas, search nothing": Page(f"{page}?level=0&q=nothing-like-it"),
         "quotas, CSV of those used up": Page(f"{page}?csv=1&level=100"),
         "past quotas": Page(f"{page}history/?subject={row.subject}"),
         "past quotas, the days of a month": Page(f"{page}history/?subject={row.subject}&month={row.first_day}"),
         "invoices": Page(f"{_POLICIES}/invoices/?month={row.starts_at:%Y-%m}"),
-        "invoices, of a plan": Page(f"{_POLICIES}/invoices/?month={row.starts_at:%Y-%m}&plan={plan.pk}"),
+        "invoices, of a subject": Page(f"{_POLICIES}/invoices/?month={row.starts_at:%Y-%m}&subject={row.subject}"),
     }
 
 
@@ -170,7 +169,7 @@ def _policy_pages(policy: Any, override: Any, subject: str, user: Any, endpoint:
         "traffic, day": Page(f"{_POLICIES}/traffic/?span=day"),
         "traffic, week": Page(f"{_POLICIES}/traffic/?span=week"),
         "health": Page(f"{_POLICIES}/health/"),
-        **_quota_pages(plan),
+        **_quota_pages(),
     }
     newest = refusals(1)
     if newest:

@@ -80,18 +80,17 @@ def _restarting(assignment: PlanAssignment, **how: bool) -> list[str]:
     """Return a sentence for each count that starts again, but those for an endpoint that was deleted."""
     from ..operations.restarts import restarts  # which setting up Django does not need
 
-    text = gettext("%(used)s of %(limit)s used start again at %(anew)s on %(date)s (%(endpoint)s, %(rate)s).")
+    text = gettext("%(used)s of %(limit)s used start again on %(date)s (%(endpoint)s, %(rate)s).")
     endpoints = {None: None, **Endpoint.objects.in_bulk()}
     return [
         text
         % {
             "used": number_text(window.used),
             "limit": number_text(window.limit),
-            "anew": number_text(used),
             "date": on,
             "endpoint": endpoint_text(endpoints[window.endpoint_id]),
             "rate": isolated(window.rate),
         }
-        for window, on, used in restarts(assignment, **how)
+        for window, on in restarts(assignment, **how)
         if window.endpoint_id in endpoints
     ]

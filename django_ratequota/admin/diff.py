@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from django.db.models import Count
 from django.utils.text import Truncator
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from ..models import PolicyChange
-from ..operations.differences import Words
+from ..operations.differences import Words, name_users
 from ..operations.states import KINDS
 from .formatting import isolated
 
@@ -18,7 +20,20 @@ _FIELDS = 2
 _CHARACTERS = 40
 
 
-def summary(change: PolicyChange, words: Words) -> str:
+def describe(changes: Sequence[Any]) -> None:
+    """Set what lists show of changes of different saves: ``what`` in a few words, and ``more``, how many others.
+
+    The texts get the names that users have today.
+    """
+    rows = PolicyChange.objects.filter(change_id__in=[change.change_id for change in changes]).order_by()
+    sizes = dict(rows.values_list("change_id").annotate(Count("pk")))
+    words = Words(changes)
+    name_users(changes)
+    for change in changes:
+        change.what, change.more = _summary(change, words), sizes[change.change_id] - 1
+
+
+def _summary(change: PolicyChange, words: Words) -> str:
     """Return what changed in a few words; "" for objects that were created or deleted."""
     if change.model != "counter" and change.action != PolicyChange.Action.UPDATE:
         return ""

@@ -7,7 +7,6 @@ with the values that are stored now, so saving it again overwrites them knowingl
 
 from __future__ import annotations
 
-from copy import copy
 from typing import Any
 
 from django import forms
@@ -76,7 +75,7 @@ class FreshForm(forms.ModelForm):  # type: ignore[type-arg]
         if not self.is_bound or self.stored is None or self.seen is None:
             return changed
         own = self.stored.keys() & self.fields.keys()
-        then = self if self.seen == self.stored else self._form_of(self._as_seen(self.seen))
+        then = self if self.seen == self.stored else self._form_of(self.instance, self.seen)
         mine = {name for name in own & self.seen.keys() if self._differs(name, then)}
         if mine:
             self._lock()
@@ -137,21 +136,11 @@ class FreshForm(forms.ModelForm):  # type: ignore[type-arg]
         names = {field.name for field in instance._meta.concrete_fields} & self.base_fields.keys()
         return {name: value for name, value in field_values(instance).items() if name in names}
 
-    def _as_seen(self, seen: dict[str, Any]) -> Any:
-        """Return the object with the values that the operator saw."""
-        then = copy(self.instance)
-        for name, value in seen.items():
-            field: Any = then._meta.get_field(name)
-            key = read_value(field, value)
-            if field.is_relation and key not in (None, getattr(then, field.attname)):
-                rows = field.related_model._base_manager.filter(pk=key)
-                setattr(then, name, rows.first() or field.related_model(pk=key))  # it may be deleted
-            else:
-                setattr(then, field.attname, key)
-        return then
-
-    def _form_of(self, instance: Any) -> FreshForm:
-        return type(self)(instance=instance, prefix=self.prefix)
+    def _form_of(self, instance: Any, seen: dict[str, Any] | None = None) -> FreshForm:
+        """Return the form as it is rendered for the object, with ``seen`` instead of its stored values."""
+        fields = {name: instance._meta.get_field(name) for name in seen or ()}
+        initial = {name: read_value(field, (seen or {})[name]) for name, field in fields.items()}
+        return type(self)(instance=instance, initial=initial, prefix=self.prefix)
 
     def _differs(self, name: str, form: FreshForm) -> bool:
         """Return whether the sent value of a field is not that of the form."""

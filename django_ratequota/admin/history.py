@@ -6,16 +6,16 @@ from typing import Any
 
 from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
-from django.db.models import Count, Exists, OuterRef, Q, QuerySet
-from django.utils.html import format_html, format_html_join
+from django.db.models import Exists, Min, OuterRef, Q, QuerySet
+from django.utils.html import format_html
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from ..models import Plan, PolicyChange
-from ..operations.differences import Words, name_users, object_name
+from ..operations.differences import object_name
 from ..operations.states import KINDS
 from .base import AutocompleteAdmin, RecordedAdmin, user_search_fields
-from .diff import kind_and_action, kinds, summary
+from .diff import describe, kind_and_action, kinds
 from .filters import ConditionFilter, RelatedFilter
 from .formatting import shown, time_column
 from .search import MOST_NAMED, SearchesRelated
@@ -25,8 +25,6 @@ from .tools import Unlisted
 _SEARCHED = 100_000
 #: Matching rows that are listed to find their saves; of more, each save is asked whether one is its own.
 _FEW = 10_000
-#: Most rows of a save that a cell lists, and most rows of a save of which any are listed.
-_LISTED, _SMALL = 3, 100
 
 _AT = time_column("at", _("time"), seconds=True)
 
@@ -68,7 +66,7 @@ class PlanFilter(admin.SimpleListFilter):
 
 
 class SaveList(ChangeList):
-    """The list of saves: the first row of each save of which any row matches the filters and the search."""
+    """The list of saves: of each save the first row that matches the filters and the search."""
 
     def get_queryset(self, request: Any, exclude_parameters: Any = None) -> QuerySet[Any]:
         """Return one row per save; the matching ones of the others are in ``matching``."""
@@ -84,25 +82,14 @@ class SaveList(ChangeList):
         return rows.order_by(*self.get_ordering(request, rows))
 
     def get_results(self, request: Any) -> None:
-        """Read the page, and what its cells show: with the same number of queries however many rows there are."""
+        """Read the page: of each save the first row that matches, with a fixed number of queries."""
         super().get_results(request)
-        self.result_list = saves = list(self.result_list)
-        counts: dict[Any, dict[tuple[str, str], int]] = {save.change_id: {} for save in saves}
-        rows = PolicyChange.objects.filter(change_id__in=counts).order_by()
-        for change_id, *kind, count in rows.values_list("change_id", "model", "action").annotate(Count("pk")):
-            counts[change_id][tuple(kind)] = count
-        several = [one for one, own in counts.items() if 1 < sum(own.values()) <= _SMALL]
-        listed: dict[Any, list[Any]] = {change_id: [] for change_id in several}
-        # Sorted here, because databases may read all rows to have them in order.
-        matching = self.matching.filter(change_id__in=several).order_by().values_list("pk", "change_id")
-        for pk, change_id in sorted(matching):
-            listed[change_id] += [pk] if len(listed[change_id]) < _LISTED else []
-        found = PolicyChange.objects.in_bulk([pk for pks in listed.values() for pk in pks])
-        words = Words([*saves, *found.values()])
-        name_users([*saves, *found.values()])
-        for save in saves:
-            save.words, save.counts = words, counts[save.change_id]
-            save.listed = [found[pk] for pk in listed.get(save.change_id, ())]
+        saves = list(self.result_list)
+        matching = self.matching.filter(change_id__in=[save.change_id for save in saves]).order_by()
+        firsts = dict(matching.values_list("change_id").annotate(Min("pk")))
+        found = PolicyChange.objects.select_related("actor").in_bulk(firsts.values())
+        self.result_list = [found.get(firsts.get(save.change_id), save) for save in saves]
+        describe(self.result_list)
 
     def url_for_result(self, result: Any) -> str:
         """Return the address of the save's page."""
@@ -162,31 +149,20 @@ class PolicyChangeAdmin(Unlisted, SearchesRelated, AutocompleteAdmin, RecordedAd
     has_add_permission = has_delete_permission = has_change_permission
 
     @admin.display(description=_("change"))
-    def saved(self, save: Any) -> str:
-        """Return the object that changed, or how many of each kind."""
-        if sum(save.counts.values()) == 1:
-            text = format_html("<div><bdi>{}</bdi></div>", shown(save.object_text))
-            return format_html("{kind} {action}{text}", **kind_and_action(save.model, save.action), text=text)
-        texts = (
-            gettext("%(count)s × %(kind)s %(action)s") % {"count": count, **kind_and_action(*kind)}
-            for kind, count in save.counts.items()
+    def saved(self, change: Any) -> str:
+        """Return the object that changed, and how many others the save has."""
+        more = ngettext("and %(count)d more", "and %(count)d more", change.more) % {"count": change.more}
+        return format_html(
+            "{kind} {action}<div><bdi>{text}</bdi> {more}</div>",
+            **kind_and_action(change.model, change.action),
+            text=shown(change.object_text),
+            more=more if change.more else "",
         )
-        return format_html_join("", "<div>{}</div>", ((text,) for text in texts))
 
     @admin.display(description=_("what changed"))
-    def what_changed(self, save: Any) -> str:
-        """Return the fields that differ in a few words; of several objects, those of the first."""
-        total = sum(save.counts.values())
-        if total == 1:
-            return summary(save, save.words) or str(self.get_empty_value_display())
-        lines = [
-            (shown(row.object_text), summary(row, save.words) or row.get_action_display()) for row in save.listed
-        ]
-        more = total - len(lines)
-        if more and lines:
-            lines.append((ngettext("and %(count)d more", "and %(count)d more", more) % {"count": more}, ""))
-        items = format_html_join("", "<li><bdi>{}</bdi> {}</li>", lines)
-        return format_html('<ul class="ratequota-changes">{}</ul>', items) if lines else "…"
+    def what_changed(self, change: Any) -> str:
+        """Return the fields that differ in a few words."""
+        return change.what or str(self.get_empty_value_display())
 
     @admin.display(description=_("reason"), ordering="reason")
     def reason_text(self, change: PolicyChange) -> str:

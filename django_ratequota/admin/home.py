@@ -5,27 +5,21 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from django.db.models import Count
 from django.utils import timezone
-from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
 
 from ..models import Endpoint, PolicyChange, RatePolicy
 from ..monitoring import timeline
-from ..operations.differences import Words, name_users, object_names
-from .diff import summary
+from .diff import describe
 from .formatting import moment, number_text, percent, shown
-from .names import caller_names, caller_text, deleted
+from .names import caller_names, caller_text
 from .pages import may_view, mode_text, model_url, reply
 from .usage.counts import most_refused, sum_counts
-from .usage.labels import explain_url
+from .usage.labels import endpoint_name, explain_url
 from .usage.outages import outage_texts
 from .usage.status import Status, current_status
 
 #: Endpoints, callers and changes that are listed.
 _LISTED = 3
-#: Changes are counted up to here, because an import may have made any number of them.
-_COUNTED = 1000
 
 
 def home(site: Any, request: Any) -> dict[str, Any]:
@@ -54,7 +48,7 @@ def _refusals(site: Any) -> dict[str, Any]:
     hour, tops = found
     total = sum_counts(hour.total)
     refused = [(pk, counts) for pk, counts in most_refused(hour.endpoints)[:_LISTED] if counts.refused]
-    names = object_names(Endpoint, [pk for pk, _counts in refused if pk], lambda endpoint: endpoint.name)
+    names = dict(Endpoint.objects.filter(pk__in=[pk for pk, _counts in refused]).values_list("pk", "name"))
     users = caller_names([top.caller for top in tops])
     return {
         "number": number_text(total.refused),
@@ -62,48 +56,36 @@ def _refusals(site: Any) -> dict[str, Any]:
         "requests": number_text(total.admitted + total.refused),
         "since": moment(hour.starts[0]),
         "endpoints": [
-            {
-                "name": shown(names.get(str(pk)) or deleted(pk)) if pk else _("no endpoint"),
-                "url": model_url(site, RatePolicy, "traffic", query={"endpoint": pk}),
-                "number": number_text(counts.refused),
-            }
+            (
+                endpoint_name(pk, names),
+                model_url(site, RatePolicy, "traffic", query={"endpoint": pk}),
+                number_text(counts.refused),
+            )
             for pk, counts in refused
         ],
         "callers": [
-            {
-                "name": caller_text(top.caller, users),
-                "url": explain_url(site, top.caller),
-                "number": number_text(top.counts.refused),
-            }
+            (caller_text(top.caller, users), explain_url(site, top.caller), number_text(top.counts.refused))
             for top in tops
         ],
     }
 
 
 def _changes(site: Any, request: Any) -> dict[str, Any]:
-    """Return how many saves the last day had, and the newest of them: an import of thousands of rows is one."""
+    """Return the newest saves of the last day: an import of thousands of rows is one."""
     since = timezone.now() - timedelta(days=1)
     # In the order of the times, which have an index: without any change of the day, no others are read.
     recent = PolicyChange.objects.filter(at__gte=since, first=True).order_by("-at", "-pk")
-    count = recent[: _COUNTED + 1].count()
     newest = list(recent.select_related("actor")[:_LISTED])
-    words = Words(newest)
-    name_users(newest)
-    rows = PolicyChange.objects.filter(change_id__in=[change.change_id for change in newest]).order_by()
-    sizes = dict(rows.values_list("change_id").annotate(Count("pk")))
-    most = _("more than %(count)s changes") % {"count": number_text(_COUNTED)}
-    some = ngettext("%(count)s change", "%(count)s changes", count) % {"count": number_text(count)}
+    describe(newest)
     return {
-        "count": most if count > _COUNTED else some,
         "url": model_url(site, PolicyChange, "changelist", query={"at__gte": since.isoformat(timespec="seconds")}),
         "rows": [
             {
                 "at": moment(change.at, seconds=True),
-                "url": model_url(site, PolicyChange, "save", change.change_id)
-                or model_url(site, PolicyChange, "change", change.pk),
+                "url": model_url(site, PolicyChange, "save", change.change_id),
                 "text": shown(change),
-                "more": sizes[change.change_id] - 1,
-                "what": summary(change, words),
+                "more": change.more,
+                "what": change.what,
                 "actor": shown(change.actor.get_username()) if change.actor else "",
                 "reason": shown(change.reason),
             }

@@ -17,7 +17,6 @@ from ..operations.invoice_lines import (
     is_recorded,
     month_of,
     previous_month,
-    similar_subjects,
 )
 from .csv_file import csv_response
 from .formatting import day_text, moment, number_text, shown
@@ -42,27 +41,21 @@ class InvoicesPage(LedgerPage):
 
     def view(self, request: Any) -> Any:
         """Return the page, or the file."""
-        related, visible = self.related(request), self.visible(request)
-        checks = {field: known.__contains__ for field, known in related.items()}
-        query = self.known_parameters(request, {"month": _MONTH.fullmatch, **checks})
+        query = self.known_parameters(request, {"month": _MONTH.fullmatch})
         query |= {name: self.text(request, name) for name in ("subject", "start")}
         query["month"] = query["month"] or previous_month()
-        chosen: dict[str, Any] = {field: int(query[field]) for field in related if query[field]}
-        invoices = Invoices(month=query["month"], subject=query["subject"], **chosen, policies=visible)
+        invoices = Invoices(month=query["month"], subject=query["subject"], policies=self.visible(request))
         if "csv" in request.GET:
             return csv_response(f"ratequota-invoices-{invoices.month}", HEADS, map(cells, invoices.lines()))
         lines, following = invoices.page(query["start"], _PAGE)
         unknown = bool(invoices.subject) and not lines and not is_recorded(invoices.subject)
-        similar = similar_subjects(invoices.subject) if unknown and visible is None else []
         month_text = date_format(month_of(invoices.month)[0], "YEAR_MONTH_FORMAT")
         context = {
             "title": gettext("Invoices: %s") % month_text,
             "month": invoices.month,
             "lines": [self._line(line) for line in lines],
             "unknown": unknown,
-            "similar": [(shown(one), self.url(query={"month": invoices.month, "subject": one})) for one in similar],
-            "chosen": bool(chosen or invoices.subject),
-            **self.around(query, self.related_choices(related, query), ("subject", gettext("Subject")), following),
+            **self.around(query, [], ("subject", gettext("Subject")), following),
         }
         return self.render(request, "invoices.html", context)
 

@@ -8,8 +8,7 @@ from typing import Any
 from django import forms
 from django.utils.translation import gettext
 
-from ..models import Endpoint, Plan
-from .formatting import number_text, shown
+from .formatting import number_text
 from .pages import AdminPage
 
 
@@ -25,27 +24,9 @@ class LedgerPage(AdminPage):
         """Return the policies whose windows the operator may see; None = all."""
         return None if self.admin.sees_all_policies(request) else self.admin.get_queryset(request)
 
-    def related(self, request: Any) -> dict[str, dict[str, str]]:
-        """Return the names of the plans and endpoints that the operator may choose from, by id."""
-        # Others see overrides only, which are of no plan.
-        models: dict[str, Any] = {"plan": Plan} if self.visible(request) is None else {}
-        return {
-            field: {str(pk): shown(name) for pk, name in model.objects.values_list("pk", "name")}
-            for field, model in {**models, "endpoint": Endpoint}.items()
-        }
-
     def text(self, request: Any, name: str) -> str:
         """Return a text of the query."""
         return str(request.GET.get(name, "")).replace("\x00", "").strip()[:250]
-
-    def related_choices(self, related: Mapping[str, Mapping[str, str]], query: Mapping[str, str]) -> list[Any]:
-        """Return the choices of a plan and of an endpoint, as far as there are any."""
-        labels = {"plan": gettext("Plan"), "endpoint": gettext("Endpoint")}
-        return [
-            choice(field, labels[field], {"": gettext("any"), **known}, query[field])
-            for field, known in related.items()
-            if known
-        ]
 
     def around(
         self, query: Mapping[str, str], choices: list[Any], search: tuple[str, str], following: str

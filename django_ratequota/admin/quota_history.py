@@ -1,47 +1,38 @@
-"""Past quotas: what a subject has used in each window of its calendar limits, as CSV too, and a month by its days."""
+"""Past quotas: what a subject has used in each window of its calendar limits, and a month by its days."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import date
 from typing import Any
 
 from django.utils.translation import gettext
-from django.utils.translation import gettext_lazy as _
 
 from ..conf import settings
 from ..models import Endpoint, PolicyChange, QuotaWindow, RatePolicy
 from ..monitoring.ledger_rows import Totals, stored_subject
 from ..operations.past_windows import Month, by_day, given_back, local_date
-from .csv_file import csv_response
 from .formatting import day_text, moment, number_text, shown, when
 from .ledger_pages import LedgerPage, choice, share
 from .names import caller_names, caller_text, deleted
 from .pages import is_id
 from .usage.labels import explain_url
 
-#: Windows of a page, and counters of one that has the days of a month.
-_PAGE, _COUNTERS = 50, 8
-_HEADS = (
-    *(_("subject"), _("name"), _("from"), _("until"), _("endpoint"), _("rate"), _("policy"), _("used")),
-    *(_("limit"), _("percent")),
-)
+#: Windows of a page, or counters of one that has the days of a month.
+_PAGE = 50
 
 
 class QuotaHistoryPage(LedgerPage):
-    """The past windows of a subject, the newest first, or one month by its days; with ``csv``, all windows."""
+    """The past windows of a subject, the newest first, or one month by its days."""
 
     path, name = "quotas/history/", "quota_history"
 
     def view(self, request: Any) -> Any:
-        """Return the page, or the file."""
+        """Return the page."""
         subject, visible = self.text(request, "subject"), self.visible(request)
         windows: Any = QuotaWindow.objects.filter(subject=stored_subject(subject))
         if visible is not None:
             windows = windows.filter(policy_id__in=visible.order_by().values("pk"))
         name = caller_text(subject, caller_names([subject]))
-        if "csv" in request.GET:
-            return csv_response("ratequota-past-quotas", _HEADS, _lines(windows, name))
         found = set(windows.values_list("period", flat=True).distinct().order_by())
         periods = {one.value: one.label for one in reversed(QuotaWindow.Period) if one in found}
         checks = {"period": periods.__contains__, "month": _is_day, "start": is_id}
@@ -49,17 +40,19 @@ class QuotaHistoryPage(LedgerPage):
         query["period"] = query["period"] or next(iter(periods), "")
         first, choices = int(query["start"] or 0), []
         if query["month"]:
-            context, further = self._days(request, by_day(windows, date.fromisoformat(query["month"])), first)
+            rows: list[Any] = by_day(windows, date.fromisoformat(query["month"]))[first:]
+            context = self._days(request, rows[:_PAGE])
         else:
             rows = list(windows.filter(period=query["period"]).order_by("-starts_at", "counter")[first:][: _PAGE + 1])
-            context, further = self._windows(rows[:_PAGE]), first + _PAGE if len(rows) > _PAGE else 0
+            context = self._windows(rows[:_PAGE])
             choices = [choice("period", gettext("Window"), periods, query["period"])] if periods else []
+        following = str(first + _PAGE) if len(rows) > _PAGE else ""
         context |= {
             "title": gettext("Past quotas: %s") % name if subject else gettext("Past quotas"),
             "recorded": bool(periods),
             "explain": explain_url(self.site, subject),
             "all": self.url(query={"subject": subject}) if query["month"] else "",
-            **self.around(query, choices, ("subject", gettext("Subject")), str(further or "")),
+            **self.around(query, choices, ("subject", gettext("Subject")), following),
         }
         return self.render(request, "quota_history.html", context)
 
@@ -80,8 +73,8 @@ class QuotaHistoryPage(LedgerPage):
         ]
         return {"rows": rows}
 
-    def _days(self, request: Any, months: list[Month], first: int) -> tuple[dict[str, Any], int]:
-        """Return the tables of days and what operators gave back, and where the next counters begin; 0 = nowhere."""
+    def _days(self, request: Any, months: list[Month]) -> dict[str, Any]:
+        """Return the tables of days, and what operators gave back."""
         named = self._named([month.window for month in months])
         counters = [
             {
@@ -93,7 +86,7 @@ class QuotaHistoryPage(LedgerPage):
                 "total": _texts(month.total),
                 "written": moment(month.window.written_at, seconds=True),
             }
-            for month in months[first : first + _COUNTERS]
+            for month in months
         ]
         returns = [
             (
@@ -103,13 +96,12 @@ class QuotaHistoryPage(LedgerPage):
             )
             for change, window, units in given_back(months)
         ]
-        context = {
+        return {
             "counters": counters,
             "returns": returns,
             "span": when(months[0].window) if months else "",
             "kept_days": settings.keep_quota_days if any(None in month.days for month in months) else None,
         }
-        return context, first + _COUNTERS if len(months) > first + _COUNTERS else 0
 
     def _named(self, windows: list[QuotaWindow]) -> dict[int, dict[str, Any]]:
         """Return window id -> its rate, its endpoint, and for whom its policy is, with that one's address."""
@@ -138,14 +130,3 @@ def _is_day(text: str) -> bool:
 def _texts(totals: Totals) -> list[str]:
     """Return what was charged, refunded, and used."""
     return [number_text(figure) for figure in (*totals, totals.charged - totals.refunded)]
-
-
-def _lines(windows: Any, name: str) -> Iterator[list[Any]]:
-    endpoints = dict(Endpoint.objects.values_list("pk", "name"))
-    for window in windows.order_by("-starts_at", "counter").iterator(chunk_size=2000):
-        pk = window.endpoint_id
-        yield [
-            *(window.subject, name, window.starts_at.isoformat(), window.ends_at.isoformat()),
-            *("" if pk is None else endpoints.get(pk, f"#{pk}"), window.rate),
-            *("" if window.policy_id is None else window.policy_id, window.used, window.limit, window.percent),
-        ]

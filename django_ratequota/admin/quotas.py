@@ -10,7 +10,6 @@ from typing import Any
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..conf import settings
 from ..models import QuotaWindow, RatePolicy
 from ..operations.counters import shared_reason
 from ..operations.near import Row, all_near, near_rows
@@ -45,11 +44,11 @@ class QuotasPage(LedgerPage):
     def view(self, request: Any) -> Any:
         """Return the page, or the file."""
         periods = {period: QuotaWindow.Period(period).label for period in current_periods()}
-        levels = {str(level): _level_text(level) for level in (0, *LEVELS)}
-        related = self.related(request)
-        known: dict[str, dict[str, Any]] = {"window": periods, "level": levels, **related}
-        checks = {name: one.__contains__ for name, one in known.items()}
-        query = self.known_parameters(request, {**checks, "policy": is_id, "start": re.compile(AFTER).fullmatch})
+        some = gettext("%(share)s %% used or more")
+        levels = {str(level): some % {"share": level} for level in LEVELS}
+        levels = {"0": gettext("any"), **levels, "100": gettext("used up")}
+        checks = {"window": periods.__contains__, "level": levels.__contains__, "policy": is_id}
+        query = self.known_parameters(request, {**checks, "start": re.compile(AFTER).fullmatch})
         period = query["window"] = query["window"] or next(iter(periods), "")
         query["level"], query["q"] = query["level"] or _LEVEL, self.text(request, "q")
         chosen = self._chosen(request, query)
@@ -64,7 +63,6 @@ class QuotasPage(LedgerPage):
         choices = [
             choice("window", gettext("Window"), periods, period),
             choice("level", gettext("Used"), levels, query["level"]),
-            *self.related_choices(related, query),
         ]
         if pk := query["policy"]:
             text = {row.policy.pk: shown(row.policy) for row in rows}.get(int(pk), gettext("policy %s") % pk)
@@ -79,20 +77,13 @@ class QuotasPage(LedgerPage):
 
     def _chosen(self, request: Any, query: Mapping[str, str]) -> Chosen:
         """Return which counters are selected, of policies that the operator may see."""
-        policies = self.visible(request)
-        for field, pk in (("plan_id", query.get("plan")), ("pk", query["policy"])):
-            if pk:
-                policies = (RatePolicy.objects.all() if policies is None else policies).filter(**{field: pk})
-        text = query["q"]
+        policies, text = self.visible(request), query["q"]
+        if query["policy"]:
+            policies = (RatePolicy.objects.all() if policies is None else policies).filter(pk=query["policy"])
         return Chosen(
             level=int(query["level"]),
-            endpoint_id=int(query["endpoint"]) if query["endpoint"] else None,
             policies=policies,
             subjects=frozenset((text, *subjects_named(text))) if text else None,
-            # user:4 is one user, not those whose key begins with a 4, too.
-            beginnings=()
-            if text.startswith("user:")
-            else (text, *(f"{kind}:{text}" for kind in ("ip", *settings.identifiers))),
         )
 
     def _row(self, row: Row, users: Mapping[str, str], now_us: int, boosts: bool, period: str) -> dict[str, Any]:
@@ -124,9 +115,3 @@ def _lines(batches: Iterator[list[Row]]) -> Iterator[list[Any]]:
                 *(bucket.subject, caller_text(bucket.subject, users), row.policy.pk, row.policy, bucket.scope),
                 *(bucket.rate, row.used, row.limit, row.percent, row.ends_at.astimezone(UTC).isoformat()),
             ]
-
-
-def _level_text(level: int) -> str:
-    if not level:
-        return gettext("any")
-    return gettext("used up") if level == 100 else gettext("%(share)s %% used or more") % {"share": level}

@@ -55,24 +55,23 @@ class RevertPage(AdminPage):
     name = "revert"
 
     def view(self, request: Any, change: PolicyChange, what: str) -> Any:
-        """GET compares and asks, POST takes back; with ``overwrite`` in the address, what was changed since, too."""
+        """GET compares and asks, POST takes back."""
         if what not in _TEXTS or (what == "object" and not (change.model in KINDS and change.before)):
             raise Http404
         rows = of_save(change.change_id) if what == "save" else of_object(change)
         title, message = (text % {"date": moment(change.at)} for text in _TEXTS[what])
         # Not the page of the undo, where a button of the same name would make the changes again.
-        back = self.admin.page_url(*(("save", change.change_id) if what == "save" else ("change", change.pk)))
+        back = self.admin.page_url("save", change.change_id)
         context = {"title": title, "what": what, "back": back}
         if rows.values("model", "object_id").distinct().count() > MOST:
             save = rows.order_by("-pk").values_list("change_id", flat=True)[0]
             return self.render(request, "revert.html", {**context, "most": MOST, "save": str(save)})
         form = RevertForm(request.POST if request.method == "POST" else None)
         errors: list[Any] = [text for texts in form.errors.values() for text in texts]
-        overwrite, using = "overwrite" in request.GET, policy_alias(RatePolicy)
         # The locks make concurrent edits wait: nothing is overwritten that the operator has not seen.
         with saving(RatePolicy) if form.is_bound else nullcontext():
             forbidden = partial(missing_permission, self.site, request)
-            revert = plan(rows, overwrite=overwrite, lock=form.is_bound, forbidden=forbidden)
+            revert = plan(rows, lock=form.is_bound, forbidden=forbidden)
             if form.is_valid() and revert.done:
                 if form.cleaned_data["seen"] != revert.seen:
                     errors = [gettext("An object was edited in the meantime. Compare again.")]
@@ -80,7 +79,7 @@ class RevertPage(AdminPage):
                     undoes = change.change_id if what == "save" else None
                     reason = form.cleaned_data["reason"] or message
                     try:
-                        with transaction.atomic(using=using):
+                        with transaction.atomic(using=policy_alias(RatePolicy)):
                             apply(revert, actor=request.user, reason=reason, undoes=undoes)
                         self._report(request, revert, message)
                         return HttpResponseRedirect(back)
@@ -124,7 +123,7 @@ class RevertPage(AdminPage):
             }
             for step, change in zip(listed, planned, strict=True)
         ]
-        return {"steps": described, "more": len(steps) - len(listed), "later": any(step.later for step in steps)}
+        return {"steps": described, "more": len(steps) - len(listed)}
 
 
 def missing_permission(site: Any, request: Any, now: Any, then: Any) -> str:

@@ -25,7 +25,6 @@ def add_verbs(verbs: Any) -> None:
     verb.set_defaults(run=undo_save)
     verb.add_argument("change_id", type=UUID, help="Its change id, shown in the address of its page in the admin.")
     verb.add_argument("--dry-run", action="store_true", help="Show what would change, and change nothing.")
-    verb.add_argument("--overwrite", action="store_true", help="Also undo what was changed again since then.")
     verb.add_argument("--reason", default="", help="Recorded in the history.")
 
 
@@ -35,11 +34,10 @@ def undo_save(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     if not PolicyChange.objects.filter(change_id=change_id).exists():
         raise CommandError(f"No change has the id {change_id}; copy it from the address of the save's page")
     with saving(RatePolicy):
-        undo = plan(of_save(change_id), overwrite=options["overwrite"], lock=not dry)
+        undo = plan(of_save(change_id), lock=not dry)
         for step in undo.left[:_LISTED]:
             later = " ".join(who_changed(step.later, step.last)) if step.later else ""
-            why = step.obstacle or f"{later} (--overwrite undoes that, too)"
-            yield f"stays as it is: {step.kind} {visible(step.object_text)}: {why}"
+            yield f"stays as it is: {step.kind} {visible(step.object_text)}: {step.obstacle or later}"
         if len(undo.left) > _LISTED:
             yield f"and {len(undo.left) - _LISTED} more"
         counts = Counter(step.verb for step in undo.done)

@@ -32,8 +32,7 @@ def usage(command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     first = next(found, None)
     if first is None:
         if subject and not invoice_lines.is_recorded(subject):
-            similar = ", ".join(map(printable, invoice_lines.similar_subjects(subject)))
-            raise CommandError(f"No month has {subject!r}{f'. Similar subjects: {similar}' if similar else ''}")
+            raise CommandError(f"No month has {subject!r}")
         command.stderr.write(f"Nothing was used in {month}{f' by {printable(subject)}' if subject else ''}")
     lines = chain([] if first is None else [first], found)
     if options["format"] == "csv":

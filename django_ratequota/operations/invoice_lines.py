@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import date, datetime, timedelta
-from difflib import get_close_matches
 from itertools import groupby, islice, pairwise
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -21,14 +20,12 @@ from ..models import Endpoint, Plan, PolicyChange, QuotaDay, QuotaWindow, RatePo
 from ..monitoring.ledger_rows import stored_subject
 from ..policies.facts import to_datetime, to_us
 from .past_windows import local_date
-from .subject_names import identified_subjects, names_of
-from .subjects import known_subjects
+from .subject_names import names_of
 
 #: Counters whose names, policies and days are read at once; rows of the ledger that are.
 _BATCH, _CHUNK = 500, 2_000
 #: Windows above which a page reads them in the order of their counters.
 _FEW = 1_000
-_MOST_SIMILAR = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,9 +110,6 @@ class Invoices:
     month: str
     #: Only this one; "" = all.
     subject: str = ""
-    #: Only those of the plan and of the endpoint with these ids; None = all.
-    plan: int | None = None
-    endpoint: int | None = None
     #: Only those of these policies; None = all.
     policies: QuerySet[RatePolicy] | None = None
 
@@ -150,15 +144,8 @@ class Invoices:
         found: QuerySet[QuotaWindow] = QuotaWindow.objects.filter(first_day__gte=first_day, first_day__lt=end)
         if self.subject:
             found = found.filter(subject=stored_subject(self.subject))
-        if self.endpoint is not None:
-            found = found.filter(endpoint_id=self.endpoint)
-        # Of a mixed month, any part may be of the plan: its lines tell.
-        if self.plan is not None:
-            deleted = PolicyChange.objects.filter(touched_plan=str(self.plan), model="ratepolicy", action="delete")
-            ids = {int(pk) for pk in deleted.values_list("object_id", flat=True)}
-            ids.update(RatePolicy.objects.filter(plan_id=self.plan).values_list("pk", flat=True))
-            found = found.filter(Q(policy_id__in=ids) | Q(mixed=True))
         if self.policies is not None:
+            # Of a mixed month, any part may be of one of them: its lines tell.
             found = found.filter(Q(policy_id__in=self.policies.order_by().values("pk")) | Q(mixed=True))
         return found
 
@@ -177,7 +164,7 @@ class Invoices:
         for _key, group in groupby(windows, key=_counter_or_month):
             for part in _parts(list(group), months, sources):
                 source, last, pk = sources[part.policy], part.windows[-1], part.windows[-1].endpoint_id
-                if part.policy not in visible or self.plan not in (None, source.key):
+                if part.policy not in visible:
                     continue
                 changed_us = max(to_us(window.written_at) for window in part.windows)
                 yield InvoiceLine(
@@ -217,13 +204,6 @@ def previous_month() -> str:
 def is_recorded(subject: str) -> bool:
     """Return whether the subject has a window, of any month."""
     return QuotaWindow.objects.filter(subject=stored_subject(subject)).exists()
-
-
-def similar_subjects(subject: str) -> list[str]:
-    """Return subjects that one may have meant: those of that name, or with windows that begin alike."""
-    begins = subject[: subject.find(":") + 3]  # the kind and two letters
-    known = known_subjects(begins, [QuotaWindow.objects.all()], seen=False)
-    return [*identified_subjects(subject)[:_MOST_SIMILAR], *get_close_matches(subject, known, cutoff=0.5)]
 
 
 def _by_counter(rows: Iterable[QuotaWindow]) -> Iterator[list[QuotaWindow]]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
 
+from django.db.models import QuerySet
+
 from ..conf import settings
 from ..engine.keys import counter_name
 from ..engine.types import Bucket
@@ -20,8 +22,8 @@ from . import running_windows
 from .explain import newest_policies
 from .running_windows import Chosen
 
-#: Counters read together for a whole list; how often twice as many are read for a page whose first are out of date.
-_BATCH, _ROUNDS = 500, 5
+#: Counters read together for a whole list; how often more are read for a page whose first are out of date.
+_BATCH, _ROUNDS = 500, 20
 #: Rows of the ledger read at once while a whole list is sent.
 _CHUNK = 2_000
 
@@ -49,75 +51,53 @@ class Row:
 
 
 def near_rows(period: str, chosen: Chosen, start: str, most: int) -> tuple[list[Row], str]:
-    """Return up to ``most`` counters from ``start`` on ("" = the fullest), the fullest first.
+    """Return ``most`` counters from ``start`` on ("" = the fullest), the fullest first, or a few more or less.
 
-    Also returns where the next part begins; "" = there are no more.
+    Rows that are out of date are left out, so more of them are read. Also returns where the next part begins; "" =
+    there are no more.
     """
-    found: list[Row] = []
-    following, size = start, most
+    # By their names, because a row whose limit was raised since it was written moves down the list meanwhile.
+    found: dict[object, Row] = {}
     for _ in range(_ROUNDS):
-        rows = list(running_windows.rows(period, chosen, following)[: size + 1])
-        passed = 0
-        for row in _fitting(chosen, rows[:size]):
-            passed += 1
-            if row is not None:
-                found.append(row)
-            if len(found) == most:
-                break
-        following = running_windows.after(rows[passed - 1]) if len(rows) > passed else ""
-        if not following or len(found) == most:
+        rows = list(running_windows.rows(period, chosen, start)[: most + 1])
+        found |= {row.bucket.counter: row for row in _fitting(chosen, rows[:most])}
+        start = running_windows.after(rows[most - 1]) if len(rows) > most else ""
+        if not start or len(found) >= most:
             break
-        size = 2 * size
-    found.sort(key=lambda row: (-row.used / row.limit, row.bucket.subject))
-    return found, following
+    return sorted(found.values(), key=lambda row: (-row.used / row.limit, row.bucket.subject)), start
 
 
 def all_near(period: str, chosen: Chosen) -> Iterator[list[Row]]:
     """Yield every counter, the fullest first, in batches; not all are in memory at once."""
     rows = running_windows.rows(period, chosen).iterator(chunk_size=_CHUNK)
     while batch := list(islice(rows, _BATCH)):
-        yield [row for row in _fitting(chosen, batch) if row is not None]
+        yield _fitting(chosen, batch)
 
 
-def _fitting(chosen: Chosen, rows: Sequence[QuotaWindow]) -> Iterator[Row | None]:
-    """Yield what each row is now, None where it is not of those that are chosen."""
-    live = _live(rows)
-    policies = chosen.among(row.policy.pk for row in live.values())
-    for recorded in rows:
-        row = live.get(recorded)
-        fits = row is not None and row.percent >= chosen.level and row.policy.pk in policies
-        yield row if fits else None
+def _fitting(chosen: Chosen, rows: Sequence[QuotaWindow]) -> list[Row]:
+    """Return what the rows are under the limits that apply now, without those that are not chosen any more.
 
-
-def _live(rows: Sequence[QuotaWindow]) -> dict[QuotaWindow, Row]:
-    """Return the counter of each row under the limit that applies now.
-
-    Rows to which no limit applies any more are left out. Of several rows of one counter, after its policy has
-    changed, the first is returned.
+    Of several rows of one counter, after its policy has changed, the first is returned.
     """
     snapshot, now_us = newest_policies(), running_windows.time_us()
     policies = _policies(row.policy_id for row in rows)
     contexts = contexts_of([_caller(row, snapshot) for row in rows], snapshot.overview.snapshot, now_us)
-    buckets: dict[QuotaWindow, Bucket] = {}
-    counters = set()
+    live: dict[object, tuple[QuotaWindow, Bucket]] = {}
     for row, context in zip(rows, contexts, strict=True):
         if row.endpoint_id is not None:
             endpoint = snapshot.endpoints.get(row.endpoint_id)
             if endpoint is None or endpoint.exempt:
                 continue
             context.endpoints, context.scope = (endpoint,), endpoint.name
-        bucket = _bucket(row, context, policies.get(row.policy_id or 0))
-        if bucket is not None and bucket.counter not in counters:
-            counters.add(bucket.counter)
-            buckets[row] = bucket
-    policies |= _policies(bucket.policy_id for bucket in buckets.values() if bucket.policy_id not in policies)
-    live = {}
-    for row, bucket in buckets.items():
+        if bucket := _bucket(row, context, policies.get(row.policy_id or 0)):
+            live.setdefault(bucket.counter, (row, bucket))
+    policies = _policies((bucket.policy_id for _row, bucket in live.values()), chosen.policies)
+    found = []
+    for row, bucket in live.values():
         running_windows.correct(row, bucket)
-        stored = policies.get(bucket.policy_id or 0)
-        if stored is not None:
-            live[row] = Row(policy=stored, bucket=bucket, used=row.used, ends_at=row.ends_at)
-    return live
+        if policy := policies.get(bucket.policy_id or 0):
+            found.append(Row(policy=policy, bucket=bucket, used=row.used, ends_at=row.ends_at))
+    return [row for row in found if row.percent >= chosen.level]
 
 
 def _bucket(row: QuotaWindow, context: EvaluationContext, policy: RatePolicy | None) -> Bucket | None:
@@ -151,7 +131,8 @@ def _caller(row: QuotaWindow, snapshot: Snapshot) -> DescribedCaller:
     return DescribedCaller.named(row.subject, plan_slug=plan.slug if plan else None)
 
 
-def _policies(ids: Iterable[int | None]) -> dict[int, RatePolicy]:
+def _policies(ids: Iterable[int | None], among: QuerySet[RatePolicy] | None = None) -> dict[int, RatePolicy]:
+    """Return the policies with these ids; with ``among`` only those of them."""
+    found = RatePolicy.objects.all() if among is None else among
     wanted = {pk for pk in ids if pk}
-    related = RatePolicy.objects.select_related("user", "subject_list", "plan", "endpoint")
-    return related.in_bulk(wanted) if wanted else {}
+    return found.select_related("user", "subject_list", "plan", "endpoint").in_bulk(wanted) if wanted else {}

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
-from typing import Any, NamedTuple
+from datetime import date, datetime
+from typing import NamedTuple
 
-from django.db.models import DateField, Exists, OuterRef, Q, QuerySet, Subquery, Sum, Value
+from django.db.models import Exists, OuterRef, QuerySet, Subquery, Sum
 
 from ..conf import settings
 from ..engine.keys import window_name
 from ..models import Endpoint, PolicyChange, QuotaDay, QuotaWindow, RatePolicy
 from ..monitoring.ledger_rows import Totals, stored_subject
-from ..policies.facts import to_datetime, to_us
+from ..policies.facts import to_us
 from ..policies.requests.caller import Caller
 from .caller_limits import hidden_kinds
-from .running_windows import time_us
-
-_DAY = timedelta(days=1)
-_ADDED = ("charged", "refunded")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +26,7 @@ class Month:
     #: Of each day on which there was anything, also after the window's end: refunds may come late. None = of the days
     #: that are no longer kept.
     days: dict[date | None, Totals]
-    #: Their sum: the window's figures.
+    #: Their sum.
     total: Totals
 
 
@@ -57,27 +53,21 @@ def windows_of(caller: Caller) -> QuerySet[QuotaWindow]:
 
 def by_day(windows: QuerySet[QuotaWindow], first_day: date) -> list[Month]:
     """Return those of the windows that are months and began on this day; those most used come first."""
+    # Read before the days, so that no units that processes write meanwhile look like those of earlier days.
     chosen = list(windows.filter(period=QuotaWindow.Period.MONTH, first_day=first_day).order_by("-used", "counter"))
-    if not chosen:
-        return []
-    own = Q(counter__in=[window.counter for window in chosen], first_day=first_day)
-    # Each day is named, because the index, which begins with the day, would search a range for all counters.
-    until = local_date(to_datetime(time_us())) + _DAY
-    named = [first_day + number * _DAY for number in range((until - first_day).days + 1)]
-    days = QuotaDay.objects.filter(own, day__in=named).order_by().values_list("counter", "day")
-    whole = QuotaWindow.objects.filter(own).order_by().values_list("counter", Value(None, DateField()), *_ADDED)
-    # Read in one statement, so that the days add up to the window while processes write.
-    rows: Any = whole.union(days.annotate(*map(Sum, _ADDED)), all=True).order_by()
+    days = QuotaDay.objects.filter(counter__in=[window.counter for window in chosen], first_day=first_day)
     found: dict[str, dict[date | None, Totals]] = {}
-    for counter, day, *sums in sorted(rows, key=lambda row: row[1] or date.min):
-        found.setdefault(counter, {})[day] = Totals(*map(int, sums))
-    return [_month(window, found[window.counter]) for window in chosen if window.counter in found]
+    sums = days.order_by("day").values_list("counter", "day").annotate(Sum("charged"), Sum("refunded"))
+    for counter, day, charged, refunded in sums:
+        found.setdefault(counter, {})[day] = Totals(int(charged), int(refunded))
+    return [_month(window, found.get(window.counter, {})) for window in chosen]
 
 
 def _month(window: QuotaWindow, days: dict[date | None, Totals]) -> Month:
-    total = days.pop(None)
-    rest = Totals(*(whole - sum(parts) for whole, *parts in zip(total, *days.values(), strict=True)))
-    return Month(window=window, days={None: rest, **days} if any(rest) else days, total=total)
+    charged, refunded = (sum(figures) for figures in zip((0, 0), *days.values(), strict=True))
+    total = Totals(max(window.charged, charged), max(window.refunded, refunded))
+    earlier = Totals(total.charged - charged, total.refunded - refunded)
+    return Month(window=window, days={None: earlier, **days} if any(earlier) else days, total=total)
 
 
 def given_back(months: Sequence[Month]) -> Iterator[Return]:

@@ -22,8 +22,6 @@ class Restart(NamedTuple):
     window: QuotaWindow
     #: The day in TIME_ZONE on which that happens.
     on: date
-    #: What is used of the other month: 0, unless that was the customer's month before.
-    used: int
 
 
 def restarts(edited: PlanAssignment, *, deleted: bool = False) -> Iterator[Restart]:
@@ -42,18 +40,16 @@ def restarts(edited: PlanAssignment, *, deleted: bool = False) -> Iterator[Resta
 
 def _restarts_of(owner: str | SubjectKey, before: UserEntry, after: UserEntry) -> Iterator[Restart]:
     subject = stored_subject(f"user:{owner}" if isinstance(owner, str) else ":".join(owner))
-    running = rows(QuotaWindow.Period.MONTH, Chosen(subjects=frozenset({subject})))
-    used = {(row.counter, row.first_day): row.used for row in running}
     now_us, dated = time_us(), (*before.assignments, *after.assignments)
     times = {max(now_us, at_us) for one in dated for at_us in (one.starts_us, one.ends_us or 0)}
-    for row in running:
+    for row in rows(QuotaWindow.Period.MONTH, Chosen(subjects=frozenset({subject}))):
         for at_us in sorted(times):
             was, will = before.anchor(at_us), after.anchor(at_us)
             first_day = _first_day("month", at_us, will or 1)
             # If no assignment tells the day, the row does.
             runs = at_us < to_us(row.ends_at) and (not was or _first_day("month", at_us, was) == row.first_day)
             if row.used > 0 and runs and will != was and first_day != row.first_day:
-                yield Restart(row, _first_day("day", at_us), used.get((row.counter, first_day), 0))
+                yield Restart(row, _first_day("day", at_us))
                 break
 
 

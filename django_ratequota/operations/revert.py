@@ -2,8 +2,8 @@
 
 A plan is about rows of the history: those of a save that is undone, or those of one object since a version that is
 restored. Each object gets the values back that it had before the first of its rows. Only fields that the rows changed
-are set. What was changed again since then stays, unless the plan is made with ``overwrite``. Resets and units given
-back are not taken back, because the counters have moved on.
+are set. What was changed again since then stays. Resets and units given back are not taken back, because the counters
+have moved on.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from uuid import UUID
 
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, models, transaction
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 from django.db.models.deletion import get_candidate_relations_to_delete
 from django.utils.text import Truncator
 from django.utils.translation import gettext as _
@@ -68,8 +68,6 @@ class Revert:
 
     #: One per object, in the order of the rows.
     steps: list[Step]
-    #: Whether what was changed since then is taken back as well.
-    overwrite: bool
     #: A hash of the objects' states, to refuse overwriting another state than the operator saw.
     seen: str
 
@@ -81,7 +79,7 @@ class Revert:
     @property
     def left(self) -> list[Step]:
         """The steps that leave something as it is now."""
-        return [step for step in self.steps if step.obstacle or (step.later and not self.overwrite)]
+        return [step for step in self.steps if step.obstacle or step.later]
 
 
 def of_save(change_id: UUID) -> QuerySet[PolicyChange]:
@@ -90,30 +88,11 @@ def of_save(change_id: UUID) -> QuerySet[PolicyChange]:
 
 
 def of_object(change: PolicyChange) -> QuerySet[PolicyChange]:
-    """Return the rows to take back in order to restore the object as it was before the change.
-
-    If the object is deleted, they include what was deleted with it because it referred to it.
-    """
-    own = Q(model=change.model, object_id=change.object_id)
-    taken = own & Q(pk__gte=change.pk)
-    last = PolicyChange.objects.filter(own).first()
-    if last is not None and last.action == PolicyChange.Action.DELETE:
-        key = read_value(KINDS[last.model]._meta.pk, last.object_id)
-        for kind, model in KINDS.items():
-            for relation in relations(model):
-                if relation.related_model is KINDS[last.model]:
-                    refers = Q(model=kind, **{f"before__{relation.name}": key})
-                    taken |= Q(change_id=last.change_id, action=last.action) & refers
-    return PolicyChange.objects.filter(taken)
+    """Return the rows to take back in order to restore the object as it was before the change."""
+    return PolicyChange.objects.filter(model=change.model, object_id=change.object_id, pk__gte=change.pk)
 
 
-def plan(
-    rows: QuerySet[PolicyChange],
-    *,
-    overwrite: bool = False,
-    lock: bool = False,
-    forbidden: Forbidden = lambda now, then: "",
-) -> Revert:
+def plan(rows: QuerySet[PolicyChange], *, lock: bool = False, forbidden: Forbidden = lambda now, then: "") -> Revert:
     """Compare the objects with their state before the rows; ``lock`` locks them until the transaction ends."""
     steps: dict[tuple[str, str], Step] = {}
     for pk, kind, object_id, text in rows.order_by("pk").values_list("pk", "model", "object_id", "object_text"):
@@ -136,7 +115,7 @@ def plan(
                 now = {} if step.now is None else field_values(step.now)
                 digest.update(json.dumps([kind, step.object_id, now], sort_keys=True).encode())
                 try:
-                    _compare(step, (now, wanted, left), related, overwrite=overwrite)
+                    _compare(step, (now, wanted, left), related)
                 except ValidationError as error:
                     step.leave(" ".join(error.messages))
                 if step.verb and step.then is not None:
@@ -147,10 +126,10 @@ def plan(
                 elif step.verb == "create" and step.then is not None:
                     created.setdefault(model, {})[key] = step.then
     _keep_referred(steps.values())
-    return Revert(steps=list(steps.values()), overwrite=overwrite, seen=digest.hexdigest()[:20])
+    return Revert(steps=list(steps.values()), seen=digest.hexdigest()[:20])
 
 
-def _compare(step: Step, states: tuple[State, State, State], related: Related, *, overwrite: bool) -> None:
+def _compare(step: Step, states: tuple[State, State, State], related: Related) -> None:
     """Complete the step. ``states``: now, the one to return to, the one that the rows left; empty = no object.
 
     Raises ``ValidationError`` with what is in the way.
@@ -163,11 +142,11 @@ def _compare(step: Step, states: tuple[State, State, State], related: Related, *
         was, is_now = ({name: state.get(name) for name in later} for state in (states[2], states[0]))
         step.later = PolicyChange(model=step.kind, object_id=step.object_id, before=was, after=is_now)
     if not states[1]:  # the rows created it, or created and deleted it
-        step.verb = "delete" if states[0] and states[2] and (overwrite or not later) else ""
+        step.verb = "delete" if states[0] and states[2] and not later else ""
         return
     if states[2] and not states[0]:
         raise ValidationError(_("It was deleted since then. Restore it first."))
-    state = {name: wanted[name] for name in changed if overwrite or name not in later}
+    state = {name: wanted[name] for name in changed if name not in later}
     model = KINDS[step.kind]
     key = read_value(model._meta.pk, step.object_id)
     step.then = object_of(model, key, state, step.now, related)

@@ -5,12 +5,10 @@ A function's ``period`` is one of ``QuotaWindow.Period``: the windows of that le
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from django.db.models import Q, QuerySet
 
-from ..changes.databases import subject_begins
 from ..enforcement.step_runner import limiter_or_error, now_us
 from ..engine.types import Bucket
 from ..models import QuotaWindow, RatePolicy
@@ -28,32 +26,20 @@ class Chosen:
 
     #: Least percent of the limit that is used.
     level: int = 0
-    endpoint_id: int | None = None
     #: The policies whose counters are listed; None = all.
     policies: QuerySet[RatePolicy] | None = None
-    #: Subjects, and what subjects begin with; None = all subjects.
+    #: None = all.
     subjects: frozenset[str] | None = None
-    beginnings: tuple[str, ...] = ()
 
     def condition(self) -> Q:
         """Return this as a condition on rows of the ledger."""
         found = Q(percent__gte=self.level)
         if self.policies is not None:
             found &= Q(policy_id__in=self.policies.order_by().values("pk"))
-        if self.endpoint_id is not None:
-            found &= Q(endpoint_id=self.endpoint_id)
         if self.subjects is not None:
-            named = Q(subject__in=self.subjects)
-            for text in self.beginnings:
-                named |= subject_begins(text, QuotaWindow.objects.db)
             # Found first: SQLite without statistics would look at every current row instead.
-            found &= Q(pk__in=QuotaWindow.objects.filter(named).order_by().values("pk"))
+            found &= Q(pk__in=QuotaWindow.objects.filter(subject__in=self.subjects).order_by().values("pk"))
         return found
-
-    def among(self, policy_ids: Iterable[int]) -> set[int]:
-        """Return which of these policies are chosen."""
-        ids = set(policy_ids)
-        return ids if self.policies is None else set(self.policies.filter(pk__in=ids).values_list("pk", flat=True))
 
 
 def current_periods() -> list[str]:

@@ -104,8 +104,8 @@ def test_edits_in_a_plans_table_apply_to_the_next_request(operator: Client, root
         ("create", "ratepolicy"),
     }
     history = operator.get(f"{BASE}/plan/{free.pk}/history/", follow=True).content.decode()
-    assert "2 × " not in history
-    assert "1 × rate policy changed" in history
+    assert "rate policy changed" in history
+    assert "and 1 more" in history
     assert "operator" in history
 
 
@@ -411,7 +411,7 @@ def test_overrides_are_left_out_of_an_endpoints_table(operator: Client, root: Us
 
 
 def difference(client: Client, change: PolicyChange) -> list[tuple[str, str, str]]:
-    page = client.get(f"{BASE}/policychange/{change.pk}/change/").content.decode()
+    page = client.get(f"{BASE}/policychange/{change.pk}/change/", follow=True).content.decode()
     return re.findall(r'<tr><th scope="row">(.*?)</th><td>(.*?)</td><td>(.*?)</td></tr>', page, re.DOTALL)
 
 
@@ -432,9 +432,6 @@ def test_history_names_the_changed_fields(operator: Client, root: User, free: Pl
     override = RatePolicy.objects.create(user=root, rates="2/s")
     created = PolicyChange.objects.first()
     assert ("rates", "-", "2/s") in difference(operator, created)
-    assert (
-        "All changes for user operator" in operator.get(f"{BASE}/policychange/{created.pk}/change/").content.decode()
-    )
     override.delete()
     assert ("rates", "2/s", "-") in difference(operator, PolicyChange.objects.first())
 

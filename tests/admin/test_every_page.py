@@ -185,7 +185,6 @@ OPENS: dict[str, set[Any]] = {
     "ratepolicy/quotas/": POLICY | OVERRIDES,
     "ratepolicy/quotas/?csv=1": POLICY | OVERRIDES,
     "ratepolicy/quotas/history/": POLICY | OVERRIDES,
-    "ratepolicy/quotas/history/?csv=1": POLICY | OVERRIDES,
     "ratepolicy/invoices/": POLICY | OVERRIDES,
     "ratepolicy/invoices/?csv=1": POLICY | OVERRIDES,
     "ratepolicy/impact/": POLICY | OVERRIDES | {"add_ratepolicy"},

@@ -1,9 +1,7 @@
-"""A subject's past quotas: the windows, the days of a month, the CSV, and who may see them."""
+"""A subject's past quotas: the windows, the days of a month, and who may see them."""
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
@@ -78,7 +76,6 @@ def test_many_windows_and_the_counters_of_a_month_have_pages(
     operator: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(quota_history, "_PAGE", 2)
-    monkeypatch.setattr(quota_history, "_COUNTERS", 2)
     for number in range(3):
         window(this_month(), 9 - number, limit=number + 10)
     for address, listed in ((ACME, "rows"), (f"{ACME}&month={this_month()}", "counters")):
@@ -102,18 +99,6 @@ def test_months_without_windows(operator: Client, month: str) -> None:
     assert ("No usage is recorded in this month." in text) != ("was ignored: unknown value." in text)
 
 
-def test_the_export_has_all_windows_without_formulas(operator: Client, search: Endpoint) -> None:
-    window(date(2020, 1, 1), 40, subject="tenant:=1+1", endpoint_id=search.pk, policy_id=7)
-    window(date(2020, 2, 1), 50, subject="tenant:=1+1", endpoint_id=99)
-    page = operator.get(PAGE, {"csv": "1", "subject": "tenant:=1+1"})
-    rows = list(csv.DictReader(io.StringIO(page.getvalue().decode("utf-8-sig"))))
-    assert [(row["from"], row["endpoint"], row["used"], row["policy"]) for row in rows] == [
-        ("2020-02-01T00:00:00+00:00", "#99", "50", ""),
-        ("2020-01-01T00:00:00+00:00", "search", "40", "7"),
-    ]
-    assert {row["subject"] for row in rows} == {"tenant:=1+1"}
-
-
 @pytest.mark.parametrize(("permission", "seen"), [("view_ratepolicy", 2), ("grant_override", 1), ("reset_usage", 1)])
 def test_operators_see_windows_of_policies_that_they_may_see(permission: str, seen: int) -> None:
     own = RatePolicy.objects.create(subject="tenant:acme", rates="100/month")
@@ -121,8 +106,6 @@ def test_operators_see_windows_of_policies_that_they_may_see(permission: str, se
     window(this_month(), 5, policy_id=RatePolicy.objects.create(rates="9/month").pk, limit=9)
     client = client_of(permission)
     assert len(client.get(ACME).context["rows"]) == seen
-    lines = client.get(f"{ACME}&csv=1").getvalue().decode().splitlines()
-    assert len(lines) == 1 + seen
 
 
 def disputed(search: Endpoint) -> None:

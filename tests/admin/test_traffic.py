@@ -52,9 +52,8 @@ def test_traffic_of_all_requests(operator: Client, asked: User) -> None:
         page = operator.get(PAGE, {"span": span})
         numbers = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", text_of(page))
         assert [(name, re.sub("<.*?>", "", number)) for name, number in numbers] == [
-            ("Requests", "6"),
-            ("Admitted", "4 (66.6 %)"),
-            ("Of these, would be refused (log mode)", "2 (33.3 %)"),
+            ("Admitted", "4"),
+            ("Of these, would be refused (log mode)", "2"),
             ("Refused", "2 (33.3 %)"),
         ]
         assert rows(page, "endpoints") == [
@@ -76,12 +75,12 @@ def test_an_endpoint_is_selected_by_its_row(operator: Client, asked: User, searc
     page = operator.get(PAGE, {"span": "day", "order": "refused"})
     assert f'href="?span=day&amp;endpoint={search.pk}&amp;order=refused"' in text_of(page)
     page = operator.get(PAGE, {"endpoint": search.pk})
-    assert page.context["totals"][0]["number"] == "5"
+    assert page.context["totals"][:3] == ["3", "2", "2"]
     assert [row[0] for row in rows(page, "callers")] == ["user alice"]
     assert f"explain/?user={asked.pk}&amp;endpoint=search" in text_of(page)
     assert len(rows(page, "refusals")) == 1
     page = operator.get(PAGE, {"endpoint": 0})
-    assert page.context["totals"][0]["number"] == "1"
+    assert page.context["totals"][:3] == ["1", "0", "0"]
     assert [row[0] for row in rows(page, "callers")] == ["ip:203.0.113.7"]
     assert "No refusals are recorded." in text_of(page)
 

@@ -79,5 +79,4 @@ PAGES = {
     "undo": Page(lambda s: f"{_APP}/policychange/{s.edit.pk}/revert/save/"),
     "hostile undo": Page(lambda s: f"{_APP}/policychange/{s.hostile_edit.pk}/revert/save/"),
     "restore": Page(lambda s: f"{_APP}/policychange/{s.edit.pk}/revert/object/"),
-    "change": Page(lambda s: f"{_APP}/policychange/{s.last_change().pk}/change/"),
 }

@@ -85,5 +85,5 @@ def test_nothing_found_is_said_and_a_typo_is_an_error(capsys: pytest.CaptureFixt
     assert len(run(*named).splitlines()) == len(run(*named, "--subject", "tenant:acme").splitlines()) == 1
     said = "Nothing was used in 2026-11"
     assert capsys.readouterr().err.splitlines() == [said, f"{said} by tenant:acme"]
-    with pytest.raises(CommandError, match=r"^No month has 'tenant:acmee'\. Similar subjects: tenant:acme$"):
+    with pytest.raises(CommandError, match=r"^No month has 'tenant:acmee'$"):
         run(*named, "--subject", "tenant:acmee")

@@ -320,7 +320,7 @@ def test_units_are_given_back_and_recorded(operator: Client, alice: User) -> Non
     logged = LogEntry.objects.get(object_id=str(plan_policy().pk)).get_change_message()
     assert logged == "Gave 6 back to 2 counters."
     assert logged in explain(operator, user=alice.pk)
-    page = words_of(operator.get(f"/admin/django_ratequota/policychange/{entry.pk}/change/"))
+    page = words_of(operator.get(f"/admin/django_ratequota/policychange/save/{entry.change_id}/"))
     assert '<th scope="row">search/hour</th><td>6 used, 4 left</td><td>0 used, 10 left</td>' in page
     assert "granted" in page
 

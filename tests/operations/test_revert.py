@@ -88,7 +88,7 @@ def edit(random: Random, number: int) -> None:
         row.save()
 
 
-def after_undo(now: World, before: World, after: World, overwrite: bool) -> World:
+def after_undo(now: World, before: World, after: World) -> World:
     """Return what undoing a save, which led from ``before`` to ``after``, makes of the world."""
     then = {key: dict(fields) for key, fields in now.items()}
     touched = sorted({*before, *after}, key=lambda key: (key[0] is RatePolicy, key[1]))
@@ -97,14 +97,14 @@ def after_undo(now: World, before: World, after: World, overwrite: bool) -> Worl
         if key not in now and own:  # deleted since then
             continue
         changed = {name: value for name, value in wanted.items() if own.get(name, ...) != value}
-        if key in now and not overwrite:
+        if key in now:
             changed = {name: value for name, value in changed.items() if now[key][name] == own.get(name, ...)}
         if "plan_id" not in changed or (Plan, changed["plan_id"]) in then:
             then[key] = {**now.get(key, {}), **changed}
     created = [key for key in touched if key in after and key not in before and key in now]
     for key in sorted(created, key=lambda key: key[0] is Plan):
         refers = any(fields.get("plan_id") == key[1] for fields in then.values())
-        if (overwrite or now[key] == after[key]) and not (key[0] is Plan and refers):
+        if now[key] == after[key] and not (key[0] is Plan and refers):
             del then[key]
     return then
 
@@ -122,9 +122,8 @@ def test_any_saves_are_undone_in_any_order(seed: int) -> None:
                     edit(random, 10 * number + one)
         else:
             change_id, *states = random.choice(saves)
-            overwrite = random.random() < 0.3
-            undone(change_id, overwrite=overwrite)
-            assert world() == after_undo(before, *states, overwrite), number
+            undone(change_id)
+            assert world() == after_undo(before, *states), number
         if PolicyChange.objects.count() > newest:
             saves.append((last_save(), before, world()))
 
@@ -280,8 +279,6 @@ def test_later_changes_of_the_same_field_are_named_and_stay(scene: dict[str, Any
     assert who_changed(step.later, step.last) == [f"bob changed mode from log only to off at {at}."]
     assert left(undone(saved)) == [("ratepolicy", ("mode",), "")]
     assert policy.values_list("rates", "mode", "reason").get() == ("1/s", "off", "C")
-    assert left(undone(saved, overwrite=True)) == []
-    assert policy.values_list("rates", "mode", "reason").get() == ("1/s", "enforce", "C")
 
 
 def test_fields_that_only_make_sense_together_stay_together(scene: dict[str, Any]) -> None:
@@ -292,8 +289,6 @@ def test_fields_that_only_make_sense_together_stay_together(scene: dict[str, Any
     policy.update(user=bob)
     ((kind, later, obstacle),) = left(undone(saved))
     assert (kind, later, "Choose one audience" in obstacle) == ("ratepolicy", ("user",), True)
-    undone(saved, overwrite=True)
-    assert policy.values_list("plan", "user").get() == (scene["free"].pk, None)
 
 
 def test_the_hash_names_the_state_that_was_compared(scene: dict[str, Any]) -> None:
@@ -382,37 +377,6 @@ def test_every_field_is_restored_under_the_old_primary_key(
         assert (newest.action, newest.undoes) == ("create" if deleted else "update", None)
         assert (newest.before, newest.after) == (None if deleted else change.after, change.before)
         assert reverted(of_object(change)).done == []
-
-
-def test_a_deleted_object_comes_back_with_what_was_deleted_along(scene: dict[str, Any]) -> None:
-    RatePolicy.objects.filter(pk=scene["free_search"].pk).delete()  # before, by a save of its own
-    before, free = state(), ("Plan", scene["free"].pk)
-    scene["pro"].name = "P"
-    scene["pro"].save()
-    change = last("update")
-    with transaction.atomic():
-        scene["pro"].delete()
-        scene["free"].delete()
-    reverted(of_object(change))
-    found = state()
-    assert found == {key: row for key, row in before.items() if key in found}
-    assert before.keys() - found.keys() == {free, ("RatePolicy", scene["free_all"].pk)}
-
-
-def test_what_was_deleted_along_stays_where_it_exists_again_or_cannot_be_created(scene: dict[str, Any]) -> None:
-    on_search = RatePolicy.objects.create(plan=scene["pro"], endpoint=scene["search"], rates="4/s")
-    acme, kept = scene["acme"].pk, (scene["assignment"].pk, scene["pro_all"].pk)
-    scene["pro"].delete()
-    change = last("delete", model="plan")
-    scene["search"].delete()
-    PlanAssignment.objects.create(pk=acme, subject="tenant:beta", plan=scene["free"])
-    stay = {kind: (later, obstacle) for kind, later, obstacle in left(reverted(of_object(change)))}
-    assert stay.keys() == {"planassignment", "ratepolicy"}
-    assert {"subject", "plan"} <= {*stay["planassignment"][0]}
-    assert stay["ratepolicy"][1].startswith("The endpoint with the id")
-    assert PlanAssignment.objects.get(pk=acme).plan == scene["free"]
-    assert (PlanAssignment.objects.get(plan__name="Pro").pk, RatePolicy.objects.get(plan__name="Pro").pk) == kept
-    assert not RatePolicy.objects.filter(pk=on_search.pk).exists()
 
 
 @pytest.mark.parametrize(

@@ -215,8 +215,6 @@ class Traffic:
             days = sums((entry[0], *entry[3:]) for entry in customer.log if entry[1] == first)
             same(self.usage(customer), usage)
             same(self.history(customer), months)
-            past = f"quotas/history/?csv=1&subject={customer.subject}"
-            same(sums((row["endpoint"], local_day(row["from"]), row["used"]) for row in self.file(past)), months)
             by_endpoint = by_day(QuotaWindow.objects.filter(subject=customer.subject), first)
             of_days = ((endpoints[one.window.endpoint_id], one.days.items()) for one in by_endpoint)
             found = ((name, day, charged - given) for name, one in of_days for day, (charged, given) in one)

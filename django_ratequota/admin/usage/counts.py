@@ -1,4 +1,4 @@
-"""The counts of Traffic: what the operator selected, its chart, sums and refusals."""
+"""The counts of Traffic: what the operator selected, sums and refusals."""
 
 from __future__ import annotations
 
@@ -7,25 +7,15 @@ from dataclasses import asdict, dataclass, replace
 from operator import attrgetter
 from typing import Any
 
-from django.utils import timezone
-from django.utils.formats import date_format
 from django.utils.http import urlencode
-from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ...monitoring import refusals as recorded_refusals
-from ...monitoring import timeline as timelines
 from ...monitoring.refusals import Refusal
-from ...monitoring.timeline import Counts, Span, Timeline, TopCaller
-from ..charts import Plot, Series
+from ...monitoring.timeline import Counts, Span
 from ..formatting import number_text, percent
 
 SPANS: dict[Span, Any] = {"hour": _("last hour"), "day": _("last day"), "week": _("last week")}
-_TITLES: dict[Span, Any] = {
-    "hour": _("Requests per minute"),
-    "day": _("Requests per 15 minutes"),
-    "week": _("Requests per hour"),
-}
 #: Newest refusals that are searched for those of a selected endpoint or policy.
 _SEARCHED = 500
 
@@ -40,6 +30,11 @@ class Selection:
     policy_id: int | None = None
     #: The outcome by which callers are sorted.
     order: str = "admitted"
+
+    @property
+    def of(self) -> dict[str, Any]:
+        """The arguments that the functions of ``monitoring.timeline`` take."""
+        return {"span": self.span, "endpoint_id": self.endpoint_id, "policy_id": self.policy_id}
 
     def query(self, **changes: Any) -> str:
         """Return the query string of a link to this selection with ``changes``."""
@@ -62,47 +57,6 @@ def cells(counts: Counts) -> list[str]:
     """Return the numbers of a table row: admitted, of these refused by log mode, refused, and the share refused."""
     numbers = [number_text(number) for number in (counts.admitted, counts.would_refuse, counts.refused)]
     return [*numbers, percent(counts.refused, counts.admitted + counts.refused)]
-
-
-def totals(counts: Counts) -> list[dict[str, str]]:
-    """Return the totals below the chart: all requests, then each outcome with its share."""
-    requests = counts.admitted + counts.refused
-    outcomes = (
-        (gettext("Admitted"), counts.admitted),
-        (gettext("Of these, would be refused (log mode)"), counts.would_refuse),
-        (gettext("Refused"), counts.refused),
-    )
-    rows = [(gettext("Requests"), requests, ""), *((*row, percent(row[1], requests)) for row in outcomes)]
-    return [{"name": name, "number": number_text(number), "share": share} for name, number, share in rows]
-
-
-def read_timeline(selection: Selection) -> Timeline:
-    """Return the selection's counts over time; raises ``StoreError``."""
-    return timelines.timeline(selection.span, endpoint_id=selection.endpoint_id, policy_id=selection.policy_id)
-
-
-def chart(timeline: Timeline, selection: Selection) -> Plot:
-    """Return the chart of the selection's counts."""
-    counts = timeline.total
-    label_format = "D H:i" if selection.span == "week" else "H:i"
-    return Plot(
-        title=str(_TITLES[selection.span]),
-        labels=[date_format(timezone.localtime(start), label_format) for start in timeline.starts],
-        series=[
-            Series(gettext("admitted"), "admitted", [max(0, slot.admitted - slot.would_refuse) for slot in counts]),
-            Series(gettext("admitted, would be refused"), "would", [slot.would_refuse for slot in counts]),
-            Series(gettext("refused"), "refused", [slot.refused for slot in counts]),
-        ],
-        unit=timezone.get_current_timezone_name(),
-        empty=gettext("No requests were counted in this time."),
-    )
-
-
-def top_callers(selection: Selection, most: int) -> dict[str, tuple[TopCaller, ...]]:
-    """Return the busiest callers by each outcome; raises ``StoreError``."""
-    return timelines.top_callers(
-        selection.span, endpoint_id=selection.endpoint_id, policy_id=selection.policy_id, most=most
-    )
 
 
 def newest_refusals(selection: Selection, most: int) -> list[Refusal]:

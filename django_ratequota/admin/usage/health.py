@@ -6,17 +6,15 @@ from datetime import timedelta
 from typing import Any
 
 from django import forms
-from django.template.defaultfilters import filesizeformat
 from django.utils import timezone
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ...monitoring.rollup import KEEP_DAYS
 from ...operations.outages import Away, outages
-from ...policies.unreadable import find_unreadable
 from ...runtime import default_limiter
 from ...store.base import server_version
-from ..formatting import duration, number_text, shown
+from ..formatting import number_text, shown
 from ..pages import AdminPage, reply
 from .outages import sentence
 from .status import current_status
@@ -42,7 +40,7 @@ class HealthPage(AdminPage):
         context = {
             "title": _("Health"),
             "status": status,
-            "problems": [*status.problems, *lost, *self._unreadable(request)],
+            "problems": [*status.problems, *lost],
             "workers": rows[:_MOST_LISTED],
             "workers_more": max(0, len(rows) - _MOST_LISTED),
             "servers": servers,
@@ -51,13 +49,6 @@ class HealthPage(AdminPage):
             "days": KEEP_DAYS,
         }
         return self.render(request, "health.html", context)
-
-    def _unreadable(self, request: Any) -> list[str]:
-        """Return a sentence for each policy that the operator may see and whose rates cannot be read."""
-        text = _("Policy %(id)s: the rates %(rates)s cannot be read. Its “on error” decides. Edit the policy.")
-        found = find_unreadable()
-        seen = self.admin.get_queryset(request).in_bulk([policy.pk for policy in found]) if found else {}
-        return [text % {"id": policy.pk, "rates": shown(repr(policy.rates))} for policy in found if policy.pk in seen]
 
     def _outages(self, request: Any, away: list[Away]) -> list[dict[str, Any]]:
         """Return the outages, each with those of its policies that decided most."""
@@ -81,28 +72,17 @@ class HealthPage(AdminPage):
 
 
 def _server(name: str, info: dict[str, str]) -> dict[str, Any]:
-    """Return the row of a Redis server, from its INFO."""
+    """Return the row of a Redis server, from its INFO, of which managed servers leave parts out."""
     product, version = server_version(info)
-    # Managed servers leave some of these out.
-    limit, used, up = (_integer(info.get(key)) for key in ("maxmemory", "used_memory", "uptime_in_seconds"))
-    evicted = _integer(info.get("evicted_keys"))
-    memory = {"used": "–" if used is None else filesizeformat(used)}
-    memory["limit"] = filesizeformat(limit) if limit else gettext("no limit")
+    up, used, most, evicted = (
+        info.get(key, "–") for key in ("uptime_in_days", "used_memory_human", "maxmemory_human", "evicted_keys")
+    )
     text = gettext(
         "%(name)s has evicted keys. Evicted counters start again at zero, so callers may have exceeded their limits. "
         "Set maxmemory-policy to noeviction."
     )
     return {
         "name": shown(name),
-        "cells": [
-            shown(f"{product} {version}"),
-            "–" if up is None else duration(up),
-            gettext("%(used)s (%(limit)s)") % memory,
-            "–" if evicted is None else number_text(evicted),
-        ],
-        "lost": text % {"name": shown(name)} if evicted else "",
+        "cells": [shown(cell) for cell in (f"{product} {version}", up, used, most, evicted)],
+        "lost": text % {"name": shown(name)} if evicted not in ("–", "0") else "",
     }
-
-
-def _integer(text: str | None) -> int | None:
-    return int(text) if text and text.isdecimal() else None

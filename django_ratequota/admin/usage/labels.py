@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from django.utils.translation import gettext
+
 from ...models import RatePolicy
 from ...monitoring.refusals import Refusal
 from ..formatting import moment, number_text, shown
-from ..names import caller_text, limits_text
+from ..names import caller_text, deleted, limits_text
 from ..pages import model_url
 
 
@@ -21,6 +23,13 @@ def explain_url(site: Any, caller: str, endpoint: str = "") -> str:
     return model_url(site, RatePolicy, "explain", query={**query, "endpoint": endpoint} if endpoint else query)
 
 
+def endpoint_name(pk: int, names: Mapping[int, str]) -> str:
+    """Return the endpoint's name; 0 stands for requests at no endpoint."""
+    if not pk:
+        return gettext("no endpoint")
+    return shown(names[pk]) if pk in names else deleted(pk)
+
+
 def refusal_row(site: Any, refusal: Refusal, names: Mapping[str, str]) -> dict[str, Any]:
     """Return what a table shows of a refusal; ``names`` are those of its caller (see ``caller_names``)."""
     return {
@@ -31,7 +40,6 @@ def refusal_row(site: Any, refusal: Refusal, names: Mapping[str, str]) -> dict[s
         "caller": caller_text(refusal.caller, names),
         "url": explain_url(site, refusal.caller),
         "what": shown(f"{refusal.method} {refusal.scope or refusal.route}"),
-        "cost": number_text(refusal.cost),
         "violated": limits_text(refusal.limits),
         "error": shown(refusal.error),
     }

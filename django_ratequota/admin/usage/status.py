@@ -104,15 +104,14 @@ def _reports() -> list[Health]:
 
 
 def _problems(workers: list[tuple[Health, str]]) -> list[str]:
-    """Return a sentence for each cause, with the message of one worker."""
-    causes: dict[tuple[Any, ...], list[Health]] = {}
-    messages: dict[str, str] = {}
+    """Return a sentence for each cause, with the workers that report it."""
+    causes: dict[tuple[Any, str, str, str], list[Health]] = {}
     for worker, state in workers:
-        found: list[tuple[Any, ...]] = [(_TROUBLE[state],)] if state in _TROUBLE else []
-        found += [(_LATE,)] if has_late_checkpoint(worker) else []
-        found += [(_AWAY, reason, server) for server, reason in worker.down.items()]
-        found += [(_UNDECIDED if reason in NO_BREAKER else _FAILED, reason) for reason in worker.errors]
-        messages |= worker.errors
+        found = [(_TROUBLE[state], "", "", "")] if state in _TROUBLE else []
+        found += [(_LATE, "", "", "")] if has_late_checkpoint(worker) else []
+        found += [(_AWAY, reason, server, "") for server, reason in worker.down.items()]
+        for reason, message in worker.errors.items():
+            found.append((_UNDECIDED if reason in NO_BREAKER else _FAILED, reason, "", message))
         for cause in found:
             causes.setdefault(cause, []).append(worker)
     return [
@@ -120,11 +119,11 @@ def _problems(workers: list[tuple[Health, str]]) -> list[str]:
         % {
             "workers": _names(those),
             "age": duration(max(worker.checkpoint_age for worker in those)),
-            "reason": shown("".join(more[:1])),
-            "server": shown("".join(more[1:])),
-            "message": shown(messages.get("".join(more[:1]), "")),
+            "reason": shown(reason),
+            "server": shown(server),
+            "message": shown(message),
         }
-        for (text, *more), those in causes.items()
+        for (text, reason, server, message), those in causes.items()
     ]
 
 

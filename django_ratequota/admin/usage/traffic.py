@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any
 
 from django import forms
@@ -11,26 +12,16 @@ from django.utils.translation import gettext_lazy as _
 
 from ...engine.types import BucketStatus
 from ...models import Endpoint
-from ...monitoring.timeline import Counts, Timeline, TopCaller
+from ...monitoring.timeline import TopCaller, timeline, top_callers
 from ...operations.tightest import tightest
 from ...policies.limit_names import limit_name
 from ..explain.block import BlockLinks
 from ..formatting import bar_percent, number_text, shown
-from ..names import caller_names, caller_text, deleted, limits_text
+from ..names import caller_names, caller_text, limits_text
 from ..pages import AdminPage, is_id, reply, unanswered
-from .counts import (
-    SPANS,
-    Selection,
-    cells,
-    chart,
-    most_refused,
-    newest_refusals,
-    read_timeline,
-    sum_counts,
-    top_callers,
-    totals,
-)
-from .labels import explain_url, refusal_row
+from .chart import chart
+from .counts import SPANS, Selection, cells, most_refused, newest_refusals, sum_counts
+from .labels import endpoint_name, explain_url, refusal_row
 from .outages import outage_texts
 
 #: Endpoints, callers and refusals that are listed.
@@ -56,13 +47,17 @@ class TrafficPage(AdminPage):
         policy = self.admin.get_queryset(request).filter(pk=selection.policy_id).first()
         place = policy.endpoint.name if policy and policy.endpoint else endpoints.get(selection.endpoint_id or 0)
         found, reason = reply(
-            lambda: (read_timeline(selection), top_callers(selection, _MOST), newest_refusals(selection, _MOST))
+            lambda: (
+                timeline(**selection.of),
+                top_callers(**selection.of, most=_MOST),
+                newest_refusals(selection, _MOST),
+            )
         )
         context: dict[str, Any] = {
             "title": _("Traffic"),
             "spans": [(span, text, span == selection.span) for span, text in SPANS.items()],
             "endpoint_choices": [
-                (pk, _name(pk, endpoints), pk == selection.endpoint_id)
+                (pk, endpoint_name(pk, endpoints), pk == selection.endpoint_id)
                 for pk in dict.fromkeys([*endpoints, 0, selection.endpoint_id or 0])
             ],
             "policy": policy
@@ -71,12 +66,24 @@ class TrafficPage(AdminPage):
             "reason": reason and unanswered(reason, _("Traffic cannot be shown. Try again later.")),
         }
         if found is not None:
-            timeline, tops, refusals = found
-            callers = _sorted(tops, selection)
+            over_time, tops, refusals = found
+            by_endpoint, callers = most_refused(over_time.endpoints), _sorted(tops, selection.order)
             names = caller_names([*(top.caller for top in callers), *(one.caller for one in refusals)])
             pairs = [*((top.caller, "") for top in callers), *((one.caller, one.ip) for one in refusals)]
             blocks = BlockLinks(self.admin, request, pairs, "traffic")
-            context |= _counted(timeline, selection, endpoints) | {
+            context |= {
+                "plot": chart(over_time, selection.span),
+                "totals": cells(sum_counts(over_time.total)),
+                "incomplete": not over_time.complete,
+                "endpoints": [
+                    {
+                        "name": endpoint_name(pk, endpoints),
+                        "cells": cells(counts),
+                        "query": selection.query(endpoint_id=pk),
+                    }
+                    for pk, counts in by_endpoint[:_MOST]
+                ],
+                "endpoints_more": max(0, len(by_endpoint) - _MOST),
                 "columns": [
                     (text, selection.query(order=name), name == selection.order) for name, text in _COLUMNS.items()
                 ],
@@ -126,37 +133,11 @@ class TrafficPage(AdminPage):
         ]
 
 
-def _name(pk: int, endpoints: Mapping[int, str]) -> str:
-    """Return the endpoint's name; "no endpoint" for 0."""
-    if not pk:
-        return gettext("no endpoint")
-    return shown(endpoints[pk]) if pk in endpoints else deleted(pk)
-
-
-def _sorted(tops: Mapping[str, tuple[TopCaller, ...]], selection: Selection) -> list[TopCaller]:
-    """Return the callers with the highest counts of the outcome that is selected."""
+def _sorted(tops: Mapping[str, tuple[TopCaller, ...]], order: str) -> list[TopCaller]:
+    """Return the callers with the highest counts of this outcome."""
     found = {top.caller: top for rows in tops.values() for top in rows}
-
-    def counts(top: TopCaller) -> tuple[int, ...]:
-        return getattr(top.counts, selection.order), top.counts.refused, top.counts.admitted
-
-    return sorted(found.values(), key=counts, reverse=True)[:_MOST]
-
-
-def _counted(timeline: Timeline, selection: Selection, endpoints: Mapping[int, str]) -> dict[str, Any]:
-    """Return the chart, its totals, and the table of endpoints."""
-    by_endpoint = most_refused(timeline.endpoints)
-
-    def row(pk: int, counts: Counts) -> dict[str, Any]:
-        return {"name": _name(pk, endpoints), "cells": cells(counts), "query": selection.query(endpoint_id=pk)}
-
-    return {
-        "plot": chart(timeline, selection),
-        "totals": totals(sum_counts(timeline.total)),
-        "incomplete": not timeline.complete,
-        "endpoints": [row(pk, counts) for pk, counts in by_endpoint[:_MOST]],
-        "endpoints_more": max(0, len(by_endpoint) - _MOST),
-    }
+    key = attrgetter(*(f"counts.{name}" for name in (order, "refused", "admitted")))
+    return sorted(found.values(), key=key, reverse=True)[:_MOST]
 
 
 def _standing(status: BucketStatus | None) -> dict[str, Any] | None:

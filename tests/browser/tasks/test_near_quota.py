@@ -59,7 +59,7 @@ def test_a_row_leads_to_past_windows_and_on_to_explain(desk: Desks, scene: Scene
     expect(rows).to_have_count(3)
     expect(rows.nth(1)).to_contain_text("130,000")
     own.look()
-    page.get_by_role("link", name="Explain", exact=True).click()
+    page.locator("#content-main").get_by_role("link", name="Explain", exact=True).click()
     page.get_by_role("link", name="Past quotas").click()
     expect(rows).to_have_count(3)
 
