@@ -78,8 +78,6 @@ def pages() -> dict[str, Page]:
         "assignments": Page(f"{_APP}/planassignment/"),
         "assignments, active": Page(f"{_APP}/planassignment/?time=active"),
         "assignments, of a plan": Page(f"{_APP}/planassignment/?plan__id__exact={pro.pk}"),
-        "assignments, of subjects": Page(f"{_APP}/planassignment/?who=subject"),
-        "assignments, by user or subject": Page(f"{_APP}/planassignment/?o=1"),
         "assignments, last subjects first": Page(f"{_APP}/planassignment/?o=-1"),
         "assignments, search a user": Page(f"{_APP}/planassignment/?q={user.username}"),
         "assignments, search a subject": Page(f"{_APP}/planassignment/?q={assignment.subject}"),

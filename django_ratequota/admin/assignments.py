@@ -16,7 +16,7 @@ from .formatting import isolated, number_text, time_column
 from .fresh_fields import FreshForm
 from .names import endpoint_text
 from .tools import Unlisted
-from .user_or_subject import UserOrSubjectAdmin, UserOrSubjectFilter
+from .user_or_subject import UserOrSubjectAdmin
 
 _CREATED_AT = time_column("created_at", _("created at"))
 
@@ -48,7 +48,7 @@ class PlanAssignmentAdmin(Unlisted, UserOrSubjectAdmin):
         "reason_text",
         "created_by",
     ]
-    list_filter = [ActiveFilter, UserOrSubjectFilter, ("plan", RelatedFilter)]
+    list_filter = [ActiveFilter, ("plan", RelatedFilter)]
     list_select_related = ["user", "plan", "created_by"]
     show_facets = admin.ShowFacets.ALWAYS
     fields = ["user", "subject", "plan", "starts_at", "ends_at", "anchor", "reason", "created_by", _CREATED_AT]

@@ -31,8 +31,7 @@ from .deletion import deleted_objects
 from .fresh_fields import FreshForm
 from .names import set_display_names
 from .pages import AdminPage, may_view, model_url, show_mode
-from .related_text import unlink_related
-from .widgets import SafeAutocomplete, UserField, UserIdInput, complete_subjects, name_date_parts
+from .widgets import SafeAutocomplete, complete_subjects, name_date_parts
 
 logger = logging.getLogger("django_ratequota")
 
@@ -71,10 +70,11 @@ class ChangeReasonForm(forms.Form):
 class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     """A model admin with pages of its own, whose changes are recorded with the operator and their reason."""
 
-    #: The pages beside Django's own, as paths of their classes below this package; each adds its URL, and what it
-    #: shows on the change form. They are imported with the first URL, for only the admin's visitors need them.
+    #: The pages beside Django's own, as paths of their classes below this package; each adds its URL, and its
+    #: links on the change form. They are imported with the first URL, for only the admin's visitors need them.
     pages: tuple[str, ...] = ()
     form = FreshForm
+    list_per_page = 50
     #: django-unfold asks its own model admins whether their lists and forms link to the page that adds a row.
     show_add_link = True
 
@@ -115,14 +115,10 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def render_change_form(
         self, request: Any, context: Any, add: bool = False, change: bool = False, form_url: str = "", obj: Any = None
     ) -> Any:
-        """Add the field for the reason, and the context and the links of ``pages``; drop links that would refuse."""
+        """Add the field for the reason, and the links of ``pages``."""
         form = context["adminform"].form
         context["change_reason_form"] = [form[name] for name in (CONFIRM_FIELD, REASON_FIELD) if name in form.fields]
-        for page in self.own_pages:
-            context |= page.change_form_context(request, obj)
         context["page_links"] = [] if obj is None else self.links(request, obj)
-        if obj is not None:
-            unlink_related(self.admin_site, request, context)
         return super().render_change_form(request, context, add, change, form_url, obj)
 
     def links(self, request: Any, obj: Any) -> list[tuple[str, Any]]:
@@ -180,7 +176,7 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return HttpResponseRedirect(model_url(self.admin_site, PolicyChange, "changelist", query=query))
 
     def get_deleted_objects(self, objs: Any, request: Any) -> Any:
-        """Return what the delete pages show, with only the first of the related rows."""
+        """Return what the delete pages show, related rows counted."""
         return deleted_objects(objs, request, self.admin_site)
 
     def page_url(self, page: str, *args: Any, **query: Any) -> str:
@@ -258,16 +254,11 @@ class AutocompleteAdmin(admin.options.BaseModelAdmin):  # type: ignore[type-arg]
 
     def formfield_for_foreignkey(self, db_field: Any, request: Any, **kwargs: Any) -> Any:
         """Return the field; a text field for the user's id without autocomplete, as a select would list all users."""
-        if db_field.name == "user":
-            kwargs["form_class"] = UserField
-        if db_field.name == "user" and "user" not in self.get_autocomplete_fields(request):
-            linked = may_view(self.admin_site, db_field.related_model, request)
-            kwargs["widget"] = UserIdInput(db_field.remote_field, self.admin_site, linked=linked)
-            kwargs["error_messages"] = {
-                "invalid_choice": _("There is no user with the id %(value)s. Enter the id of an existing user.")
-            }
-        elif db_field.name in self.get_autocomplete_fields(request):
+        if db_field.name in self.get_autocomplete_fields(request):
             kwargs["widget"] = SafeAutocomplete(db_field, self.admin_site, using=kwargs.get("using"))
+        elif db_field.name == "user":
+            unknown = _("There is no user with the id %(value)s. Enter the id of an existing user.")
+            kwargs |= {"widget": AdminTextInputWidget, "error_messages": {"invalid_choice": unknown}}
         return super().formfield_for_foreignkey(db_field, request, **kwargs)
 
     def may_search(self, model: Any, request: Any) -> bool:

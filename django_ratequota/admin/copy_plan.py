@@ -13,21 +13,17 @@ from django.contrib.admin.widgets import AdminTextareaWidget, AdminTextInputWidg
 from django.core.exceptions import ValidationError
 from django.http import HttpResponseRedirect
 from django.urls import reverse
-from django.utils.text import slugify
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from ..changes.databases import saving
 from ..changes.writer import changed_by
 from ..models import Plan
-from ..operations.copy_plan import copy_policies, scaled
+from ..operations.copy_plan import copy_policies
 from .base import ReasonField
-from .formatting import number_text, shown, when
+from .formatting import number_text, shown
 from .pages import AdminPage
 from .permissions import may
-
-#: Most policies that the page lists; more are counted, and all are copied.
-_SHOWN_POLICIES = 100
 
 
 class CopyForm(forms.ModelForm):  # type: ignore[type-arg]
@@ -41,7 +37,7 @@ class CopyForm(forms.ModelForm):  # type: ignore[type-arg]
         max_digits=7,
         localize=True,
         widget=AdminTextInputWidget(attrs={"inputmode": "decimal", "size": 8}),
-        help_text=_("1.5 raises them by half. The new rates are shown before anything is saved."),
+        help_text=_("1.5 raises them by half. Results are rounded to three digits."),
     )
     reason = ReasonField()
 
@@ -53,20 +49,6 @@ class CopyForm(forms.ModelForm):  # type: ignore[type-arg]
             "slug": AdminTextInputWidget,
             "description": AdminTextareaWidget(attrs={"rows": 2}),
         }
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.fields["slug"].required = False
-
-    def clean(self) -> Any:
-        """Make the slug of the name where it is empty, as the page's script does while the name is typed."""
-        values: Any = super().clean()
-        if not values.get("slug") and "slug" not in self.errors:
-            length = Plan._meta.get_field("slug").max_length
-            values["slug"] = slugify(values.get("name", ""))[:length]
-            if values.get("name") and not values["slug"]:
-                self.add_error("slug", _("Enter a slug: the name has no letter from a to z and no digit."))
-        return values
 
 
 class CopyPlanPage(AdminPage):
@@ -86,45 +68,37 @@ class CopyPlanPage(AdminPage):
         return [(self.url(obj), _("Copy plan"))] if self.has_permission(request, obj) else []
 
     def view(self, request: Any, plan: Plan) -> Any:
-        """GET asks, POST copies; where limits change, it first shows the new ones, and copies once confirmed."""
+        """GET asks, POST copies."""
         form = CopyForm(request.POST or None, initial=_initial(plan))
-        policies = list(plan.policies.select_related("endpoint").order_by("endpoint__name", "counted_per", "pk"))
-        factor = form.cleaned_data["factor"] if form.is_valid() else Decimal(1)
-        confirming = form.is_valid() and factor != 1 and "confirmed" not in request.POST
-        if form.is_valid() and not confirming:
-            reason = form.cleaned_data["reason"] or gettext("copy of %(plan)s") % {"plan": shown(plan.name)}
+        if form.is_valid():
             try:
-                with changed_by(request.user, reason), saving(Plan):
-                    copy = form.save(commit=False)
-                    copy.position = plan.position + 1
-                    copy.save()
-                    count = copy_policies(policies, copy, factor)
-                    text = _message(plan, count, factor)
-                    self.admin.log_addition(request, copy, text)
+                return self._copy(request, plan, form)
             except ValidationError as error:
-                form.instance.pk = None
                 form.add_error(None, error)
-            else:
-                self.admin.message_user(request, f"{shown(copy.name)}: {text}", messages.SUCCESS)
-                link = self.object_url(request, Plan, copy.pk, copy)
-                return HttpResponseRedirect(link or reverse(f"{self.site.name}:index"))
         context = {
             "title": _("Copy plan %(plan)s") % {"plan": shown(plan.name)},
             "original": gettext("Copy"),
-            "errors": form.errors,
-            "factor": number_text(float(factor)),
             "form": form,
             "prepopulated": AdminForm(form, [], {"slug": ["name"]}),
-            "policies": [
-                (policy, scaled(policy.rates, factor) if confirming else "", when(policy))
-                for policy in policies[:_SHOWN_POLICIES]
-            ],
-            "confirming": confirming,
-            "more": max(0, len(policies) - _SHOWN_POLICIES),
+            "policies": plan.policies.count(),
             "default_for": plan.get_default_for_display() if plan.default_for else "",
             "back": self.admin.page_url("change", quote(plan.pk)),
         }
         return self.render(request, "copy.html", context, form)
+
+    def _copy(self, request: Any, plan: Plan, form: CopyForm) -> HttpResponseRedirect:
+        """Save the copy, and lead to it; raises ``ValidationError``."""
+        reason = form.cleaned_data["reason"] or gettext("copy of %(plan)s") % {"plan": shown(plan.name)}
+        factor = form.cleaned_data["factor"]
+        with changed_by(request.user, reason), saving(Plan):
+            copy = form.save(commit=False)
+            copy.position = plan.position + 1
+            copy.save()
+            text = _message(plan, copy_policies(plan.policies.all(), copy, factor), factor)
+            self.admin.log_addition(request, copy, text)
+        self.admin.message_user(request, f"{shown(copy.name)}: {text}", messages.SUCCESS)
+        link = self.object_url(request, Plan, copy.pk, copy)
+        return HttpResponseRedirect(link or reverse(f"{self.site.name}:index"))
 
 
 def _initial(plan: Plan) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The rows that a deletion takes along: the delete pages list the first of them and count the others."""
+"""The rows that a deletion takes along: the delete pages count ours, of which there may be thousands."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 from django.contrib.admin.utils import NestedObjects, quote
 from django.db import models
+from django.db.models import Q
 from django.utils.html import format_html
 from django.utils.text import capfirst
-from django.utils.translation import gettext
 
 from ..changes.databases import policy_alias
 from ..models import RatePolicy, TrackedModel
@@ -16,17 +16,14 @@ from ..models.fields import cascade
 from .pages import model_url
 from .permissions import OVERRIDES
 
-#: Rows of each relation that a delete page lists.
-LISTED = 100
 
-
-class _FirstRows(NestedObjects):
-    """Collects the related rows of a deletion, but only the first of ours that nothing refers to."""
+class _Others(NestedObjects):
+    """Collects the related rows of a deletion, but not those of ours that nothing refers to."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        #: The relations of which only the first rows are collected.
-        self.truncated: list[models.QuerySet[Any]] = []
+        #: The rows that are left out.
+        self.counted: list[models.QuerySet[Any]] = []
 
     def related_objects(self, related_model: Any, related_fields: Any, objs: Any) -> Any:
         """Return the rows that refer to the objects."""
@@ -34,23 +31,18 @@ class _FirstRows(NestedObjects):
         cascades = all(field.remote_field.on_delete in (models.CASCADE, cascade) for field in related_fields)
         if not cascades or not issubclass(related_model, TrackedModel) or related_model._meta.related_objects:
             return rows
-        # Each line names the row's related objects.
-        named = [field.name for field in related_model._meta.concrete_fields if field.is_relation]
-        first = rows.select_related(*named).order_by("pk")
-        if rows.count() <= LISTED:
-            return first
-        self.truncated.append(rows)
-        return first[:LISTED]
+        self.counted.append(rows)
+        return rows.none()
 
 
 def deleted_objects(objs: Any, request: Any, site: Any) -> tuple[list[Any], dict[Any, int], set[Any], list[Any]]:
     """Return what ``ModelAdmin.get_deleted_objects`` returns, with a fixed number of queries.
 
-    Permissions are checked for each listed row, and for one override and one other policy of the rest.
+    Permissions are checked for each listed row, and for one override and one other policy of those that are counted.
     """
     if not objs:
         return [], {}, set(), []
-    collector: Any = _FirstRows(using=policy_alias(objs[0]._meta.model), origin=objs)
+    collector: Any = _Others(using=policy_alias(objs[0]._meta.model), origin=objs)
     collector.collect(objs)
     forbidden: set[Any] = set()
 
@@ -66,13 +58,11 @@ def deleted_objects(objs: Any, request: Any, site: Any) -> tuple[list[Any], dict
 
     lines = collector.nested(line)
     counts = {model._meta.verbose_name_plural: len(rows) for model, rows in collector.model_objs.items()}
-    for rows in collector.truncated:
-        kinds = (OVERRIDES, ~OVERRIDES) if rows.model is RatePolicy else ()
-        for policy in (rows.filter(kind).first() for kind in kinds):
-            if policy is not None:
-                line(policy)
-        more = rows.count() - LISTED
-        name = rows.model._meta.verbose_name_plural
-        counts[name] += more
-        lines.append(gettext("and %(more)s more %(kind)s") % {"more": more, "kind": name})
+    for rows in collector.counted:
+        if count := rows.count():
+            name = rows.model._meta.verbose_name_plural
+            counts[name] = counts.get(name, 0) + count
+            kinds = (OVERRIDES, ~OVERRIDES) if rows.model is RatePolicy else (Q(),)
+            for row in filter(None, (rows.filter(kind).first() for kind in kinds)):
+                line(row)
     return lines, counts, forbidden, [line(row) for row in collector.protected]

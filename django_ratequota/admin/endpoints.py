@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
-from django.contrib.admin.widgets import AdminTextareaWidget, AdminTextInputWidget
-from django.core.exceptions import ValidationError
+from django.contrib.admin.widgets import AdminTextareaWidget
 from django.db.models import QuerySet
 from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext, ngettext
@@ -21,19 +20,6 @@ from .policy_table import WITHOUT, PolicyInline, PolicyTableAdmin
 
 #: Matching routes that an endpoint's page lists; the others are counted.
 _MOST_ROUTES = 20
-
-
-class ScopeSuggestions(AdminTextInputWidget):
-    """A text field that offers the scopes of the code that have no endpoint yet."""
-
-    template_name = "django_ratequota/widgets/scope.html"
-
-    def get_context(self, name: str, value: Any, attrs: Any) -> dict[str, Any]:
-        """With the scopes on offer."""
-        context: dict[str, Any] = super().get_context(name, value, attrs)
-        context["widget"]["attrs"]["list"] = f"{context['widget']['attrs'].get('id', name)}_scopes"
-        context["scopes"] = [scope for scope in unknown_scopes() if not name_problem(scope)]
-        return context
 
 
 class RoutePicker(AdminTextareaWidget):
@@ -57,11 +43,7 @@ class EndpointForm(FreshForm):
     class Meta:
         model = Endpoint
         fields = ["name", "description", "routes", "methods", "cost", "charged_statuses", "exempt"]
-        widgets = {
-            "name": ScopeSuggestions,
-            "description": AdminTextareaWidget(attrs={"rows": 2}),
-            "routes": RoutePicker(attrs={"rows": 4, "dir": "ltr"}),
-        }
+        widgets = {"routes": RoutePicker(attrs={"rows": 4, "dir": "ltr"})}
 
 
 class EndpointPolicyInline(PolicyInline):
@@ -83,7 +65,6 @@ class EndpointAdmin(PolicyTableAdmin):
     list_display = ["name", "some_routes", "methods", "cost", "charged_statuses", "is_exempt", "policy_count", about]
     list_filter = ["exempt"]
     search_fields = ["name", "description", "routes"]
-    list_per_page = 50
     inlines = [EndpointPolicyInline]
     change_list_template = "admin/django_ratequota/endpoint/change_list.html"
 
@@ -95,11 +76,7 @@ class EndpointAdmin(PolicyTableAdmin):
         """Return the list; above it are the scopes in code that have no endpoint yet."""
         may_add = self.has_add_permission(request)
         scopes = [
-            {
-                "name": scope,
-                "problem": (problem := name_problem(scope)),
-                "link": self.page_url("add", query={"name": scope}) if may_add and not problem else "",
-            }
+            {"name": scope, "link": self.page_url("add", query={"name": scope}) if may_add else ""}
             for scope in unknown_scopes()
         ]
         return super().changelist_view(request, {"unknown_scopes": scopes, **(extra_context or {})})
@@ -136,12 +113,3 @@ def unknown_scopes() -> list[str]:
     """Return the scopes in code that no endpoint has; until one is created, they match nothing."""
     known = set(Endpoint.objects.values_list("name", flat=True))
     return [scope for scope in known_scopes() if scope not in known]
-
-
-def name_problem(scope: str) -> str:
-    """Return why no endpoint can have this name; "" if one can."""
-    try:
-        Endpoint(name=scope).full_clean(validate_unique=False, validate_constraints=False)
-    except ValidationError as error:
-        return " ".join(error.messages)
-    return ""

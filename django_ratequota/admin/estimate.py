@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.contrib.admin.utils import quote, unquote
+from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
 from django.template.response import TemplateResponse
 from django.utils.translation import gettext as _
@@ -30,16 +30,11 @@ class ImpactPage(AdminPage):
         """Return whether the operator may open a policy's form."""
         return bool(self.admin.has_view_permission(request) or self.admin.has_add_permission(request))
 
-    def change_form_context(self, request: Any, obj: Any) -> dict[str, Any]:
-        """Return the address that the form's script posts to."""
-        query = {"object": quote(obj.pk)} if obj is not None and obj.pk else None
-        return {"impact_url": self.url(query=query)}
-
     def view(self, request: Any) -> Any:
         """Return the fragment of the page: advice on the policy, the estimate in sentences, and whom it would hit."""
         policy, form = self._read_form(request)
-        context: dict[str, Any] = {"errors": _labelled(form)}
-        if policy is not None and not context["errors"]:
+        context: dict[str, Any] = {"form": form}
+        if policy is not None:
             advice = about_saved([policy], self.admin.get_queryset(request))[0]
             context["advice"] = [*advice, *(about_endpoint(policy.endpoint) if policy.endpoint else ())]
             try:
@@ -87,11 +82,3 @@ class ImpactPage(AdminPage):
         form_class.operator = None
         form = form_class(request.POST, instance=stored)
         return form.instance if form.is_valid() else None, form
-
-
-def _labelled(form: Any) -> list[tuple[Any, str]]:
-    """Return the form's errors with the labels of their fields; none without a form."""
-    errors = {} if form is None else form.errors
-    return [
-        (form.fields[name].label if name in form.fields else "", text) for name in errors for text in errors[name]
-    ]

@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from django import forms
 from django.contrib import admin
 from django.db.models import Q, QuerySet
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from .formatting import shown
 from .permissions import FOR_CHOSEN
 from .widgets import SafeAutocomplete
 
-#: Most objects in a select. Operators who may not search for objects cannot choose the others.
-_MOST_CHOICES = 100
 #: Names of an empty value, by field.
 _EMPTY = {"endpoint": _("all endpoints"), "plan": _("no plan"), "subject_list": _("no list")}
 
@@ -34,14 +30,12 @@ class RelatedFilter(admin.RelatedFieldListFilter):
         if params.get(name) == [""]:
             del params[name]  # the form was sent empty
         super().__init__(field, request, params, model, model_admin, field_path)
-        searches = model_admin.may_search(field.related_model, request)
-        widget = SafeAutocomplete(field, model_admin.admin_site) if searches else forms.Select()
-        choice = field.formfield(widget=widget, required=False)
-        if not searches:
-            choice.choices = [("", "---------"), *self._used(request, model_admin)]
+        choice = field.formfield(widget=SafeAutocomplete(field, model_admin.admin_site), required=False)
         attrs = {"id": f"filter-{name}", "aria-label": str(self.title)}
-        #: The rendered field that finds the object.
-        self.chooser = choice.widget.render(name, (self.lookup_val or [""])[-1], attrs)
+        #: The rendered field that finds the object; "" for operators who may not search for it.
+        self.chooser = ""
+        if model_admin.may_search(field.related_model, request):
+            self.chooser = choice.widget.render(name, (self.lookup_val or [""])[-1], attrs)
         #: The list's other filters and its order: names and values of hidden fields.
         self.others: list[tuple[str, str]] = []
 
@@ -69,14 +63,6 @@ class RelatedFilter(admin.RelatedFieldListFilter):
                 "query_string": changelist.get_query_string({self.lookup_kwarg_isnull: "True"}, [self.lookup_kwarg]),
                 "display": _EMPTY.get(self.field.name, _("none")),
             }
-
-    def _used(self, request: Any, model_admin: Any) -> list[tuple[Any, str]]:
-        """Return the first of the objects that rows of the list refer to."""
-        field: Any = self.field
-        used = model_admin.get_queryset(request).order_by().values(self.field_path)
-        related = field.related_model._default_manager.filter(pk__in=used)
-        rows = related.order_by(*self.field_admin_ordering(field, request, model_admin))[:_MOST_CHOICES]
-        return [(row.pk, shown(row)) for row in rows]
 
 
 class ConditionFilter(admin.SimpleListFilter):

@@ -105,7 +105,6 @@ class PolicyChangeAdmin(Unlisted, SearchesRelated, AutocompleteAdmin, RecordedAd
     list_display = [_AT, "actor", "saved", "what_changed", "reason_text"]
     list_filter = ["action", KindFilter, PlanFilter, "at", ("actor", RelatedFilter)]
     list_select_related = ["actor"]
-    list_per_page = 50
     show_full_result_count = False
     # They would count rows, and the list shows saves.
     show_facets = admin.ShowFacets.NEVER

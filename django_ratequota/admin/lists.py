@@ -6,20 +6,18 @@ from ipaddress import ip_network
 from typing import Any
 
 from django.contrib import admin
-from django.contrib.admin.widgets import AdminTextareaWidget
 from django.core.exceptions import ValidationError
-from django.db import models
 from django.db.models import Count, OuterRef, QuerySet, Subquery
 from django.utils.translation import gettext_lazy as _
 
 from ..changes.validators import canonical_subject
 from ..models import ListMember, SubjectList
 from .filters import ActiveFilter, RelatedFilter
-from .formatting import about, shown, when
+from .formatting import about, when
 from .permissions import may_see_members
 from .policy_table import PolicyInline, PolicyTableAdmin
 from .tools import Unlisted
-from .user_or_subject import UserOrSubjectAdmin, UserOrSubjectFilter
+from .user_or_subject import UserOrSubjectAdmin
 
 
 @admin.register(SubjectList)
@@ -27,10 +25,8 @@ class SubjectListAdmin(PolicyTableAdmin):
     """Subject lists. Their members have a list of their own, because there may be 100,000."""
 
     pages = ("list_members.AddMembersPage", "list_members.RemoveMembersPage")
-    list_display = ["list_name", "member_count", "policy_count", about]
+    list_display = ["shown_name", "member_count", "policy_count", about]
     search_fields = ["name", "description"]
-    list_per_page = 50
-    formfield_overrides = {models.TextField: {"widget": AdminTextareaWidget(attrs={"rows": 2})}}
     inlines = [PolicyInline]
 
     def get_queryset(self, request: Any) -> QuerySet[Any]:
@@ -45,11 +41,6 @@ class SubjectListAdmin(PolicyTableAdmin):
         """Return whether the operator may see lists: also those who may edit members, to find their list."""
         return super().has_view_permission(request, obj) or may_see_members(request.user)
 
-    @admin.display(description=_("name"), ordering="name")
-    def list_name(self, row: SubjectList) -> str:
-        """Return the name, with characters that would reverse the text around it disarmed."""
-        return shown(row.name)
-
     @admin.display(description=_("members"), ordering="members_held")
     def member_count(self, row: Any) -> int:
         """Return the number of members, those that have ended included."""
@@ -61,7 +52,7 @@ class ListMemberAdmin(Unlisted, UserOrSubjectAdmin):
     """The members of all lists."""
 
     list_display = ["who", "subject_list", when, "active", "reason_text"]
-    list_filter = [ActiveFilter, UserOrSubjectFilter, ("subject_list", RelatedFilter)]
+    list_filter = [ActiveFilter, ("subject_list", RelatedFilter)]
     list_select_related = ["user", "subject_list"]
     show_full_result_count = False
     fields = ["subject_list", "user", "subject", "starts_at", "ends_at", "reason"]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 from django import forms
 from django.core.paginator import Paginator
-from django.db.models import Count, Exists, OuterRef, Q, QuerySet
+from django.db.models import Q
 from django.utils import timezone
 from django.utils.http import urlencode
 from django.utils.translation import gettext
@@ -23,7 +21,7 @@ from ..policies.facts import NOBODY, UNREADABLE, PlanFacts, PolicyFacts, endpoin
 from ..policies.requests.caller import DescribedCaller
 from ..policies.resolver import EvaluationContext, resolve_uncached
 from ..policies.snapshot import Snapshot, regrouped
-from .filters import not_ended, started
+from .filters import not_ended
 from .formatting import moment, shown, when
 from .names import endpoint_text
 from .pages import AdminPage, model_url, page_numbers
@@ -35,75 +33,28 @@ _WORDS = {UNLIMITED: _("unlimited"), BLOCKED: _("blocked")}
 _MOST_PLANS, _CELLS, _FEWEST_ENDPOINTS, _MOST_ENDPOINTS = 20, 450, 20, 100
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Search:
-    """What the operator looks for: the parameters of the page's form, by their names."""
-
-    #: Parts of the names of endpoints, and of plans; "" = all.
-    q: str
-    plan: str
-    #: Whether to leave out endpoints without policies for a plan or everyone, and plans that inherit everything.
-    own_endpoints: bool
-    own_plans: bool
-
-    @classmethod
-    def of(cls, params: Any) -> Search:
-        """Read the query string."""
-        texts = {name: params.get(name, "").replace("\x00", "").strip() for name in ("q", "plan")}
-        flags = {name: params.get(name) == "1" for name in ("own_endpoints", "own_plans")}
-        return cls(**texts, **flags)
-
-    def query(self, **pages: int) -> str:
-        """Return the query string of a link to these pages of the same search."""
-        flags = {"own_endpoints": self.own_endpoints and "1", "own_plans": self.own_plans and "1"}
-        others = {name: number for name, number in pages.items() if number > 1}
-        params = {"q": self.q, "plan": self.plan, **flags, **others}
-        return "?" + urlencode({name: value for name, value in params.items() if value})
-
-    def endpoints(self) -> QuerySet[Endpoint]:
-        """Return the endpoints found."""
-        found = Endpoint.objects.filter(name__icontains=self.q) if self.q else Endpoint.objects.all()
-        if not self.own_endpoints:
-            return found
-        of_plans = Q(plan__isnull=True) | Q(plan__name__icontains=self.plan) if self.plan else Q()
-        return found.filter(Exists(_own_policies().filter(of_plans, endpoint=OuterRef("pk"))))
-
-    def plans(self) -> QuerySet[Plan]:
-        """Return the plans found; of several policies of their own, one at the endpoints found will do."""
-        found = Plan.objects.filter(name__icontains=self.plan) if self.plan else Plan.objects.all()
-        if not self.own_plans:
-            return found
-        at_endpoints = Q(endpoint__name__icontains=self.q) if self.q else Q()
-        return found.filter(Exists(_own_policies().filter(at_endpoints, plan=OuterRef("pk"))))
-
-
 class Cells:
     """Makes the cells of the page's rows, from one query."""
 
     def __init__(self, site: Any, user: Any, rows: list[Endpoint | None], plans: list[Plan]) -> None:
         self.site = site
         self.now_us = time.time_ns() // 1000
-        self.sees = site.is_registered(RatePolicy)
-        self.changes = self.sees and may(user, "change", override=False)
-        self.adds = self.sees and may(user, "add", override=False)
+        sees = site.is_registered(RatePolicy)
+        self.changes = sees and may(user, "change", override=False)
+        self.adds = sees and may(user, "add", override=False)
         #: The columns after the one for everyone.
         self._columns = [(None, gettext("everyone")), *((plan, shown(plan.name)) for plan in plans)]
         # Translated once for hundreds of cells.
         self._label = gettext("%(plan)s at %(endpoint)s")
         self._inherited = gettext("%(place)s, inherited from everyone")
-        #: (endpoint id, plan id) -> number of policies that have not ended.
-        self.own: Counter[tuple[int | None, int | None]] = Counter()
-        self.remarks: dict[int, tuple[str, ...]] = {}
-        found: list[PolicyFacts] = []
-        for policy in _own_policies().filter(_of(rows), Q(plan__isnull=True) | Q(plan__in=plans)).order_by("pk"):
-            facts = policy_facts(policy)
-            found.append(facts)
-            self.own[facts.endpoint_id, facts.plan_id] += 1
-            self.remarks[facts.id] = tuple(_remarks(policy, facts))
+        here = Q(endpoint__isnull=True) | Q(endpoint__in=[endpoint.pk for endpoint in rows if endpoint])
+        own = ~FOR_CHOSEN & not_ended(timezone.now()) & (Q(plan__isnull=True) | Q(plan__in=plans))
+        policies = {policy.pk: policy for policy in RatePolicy.objects.filter(own, here).order_by("pk")}
+        facts = {pk: policy_facts(policy) for pk, policy in policies.items()}
+        self._remarks = {pk: tuple(_remarks(policies[pk], facts[pk])) for pk in policies}
         # Without default plans, so that the column for everyone shows callers without a plan.
         known = {plan.pk: PlanFacts(id=plan.pk, name=plan.name, slug=plan.slug) for plan in plans}
-        groups = regrouped({}, {facts.id: facts for facts in found})
-        self._snapshot = Snapshot(revision=0, plans=known, groups=groups)
+        self._snapshot = Snapshot(revision=0, plans=known, groups=regrouped({}, facts))
 
     def row(self, endpoint: Endpoint | None) -> list[dict[str, Any]]:
         """Return the cells of everyone and of each plan at the endpoint; None = all endpoints."""
@@ -116,32 +67,27 @@ class Cells:
     def _cell(self, endpoint: Endpoint | None, plan: Plan | None, label: str) -> dict[str, Any]:
         """Return the limits of a plan's callers at an endpoint; ``label`` names the two for screen readers.
 
-        ``others`` are the cell's policies that have not ended but do not apply now. ``add`` leads to a policy counted
-        per caller; "" where there is one, or adding is not allowed.
+        ``add`` leads to a policy counted per caller; "" where there is one, or adding is not allowed.
         """
         winners = self._winners(endpoint, plan)
-        several = len(winners) > 1
-        inherited = [plan is not None and winner.plan_id is None for winner in winners]
-        others = self.own[_key(endpoint), plan.pk if plan else None] - inherited.count(False)
-        audience = {"plan__id__exact": plan.pk} if plan else {"audience": "everyone"}
-        full = (endpoint and endpoint.exempt) or "caller" in (winner.counted_per for winner in winners)
+        names = [winner.counted_per for winner in winners]
+        full = (endpoint and endpoint.exempt) or "caller" in names
         return {
             "label": label,
             "in_force": [
                 {
                     "rates": str(_WORDS.get(policy.text, policy.text)),
-                    "label": self._inherited % {"place": label} if of_everyone else label,
+                    "label": self._inherited % {"place": label} if inherited else label,
                     # Shown unless it is the cell's only policy and counted per caller.
-                    "counted_per": policy.counted_per if several or policy.counted_per != "caller" else "",
-                    "remarks": self.remarks[policy.id],
-                    "inherited": of_everyone,
+                    "counted_per": "" if names == ["caller"] else policy.counted_per,
+                    "remarks": self._remarks[policy.id],
+                    "inherited": inherited,
                     "blocked": policy.rates == BLOCKED,
-                    "link": self._link(policy, endpoint, plan if of_everyone else None),
+                    "link": self._add(endpoint, plan, policy.counted_per) if inherited else self._change(policy),
                 }
-                for policy, of_everyone in zip(winners, inherited, strict=True)
+                for policy in winners
+                for inherited in [plan is not None and policy.plan_id is None]
             ],
-            "others": others,
-            "others_link": self.list_url(audience, endpoint) if others else "",
             "add": "" if full else self._add(endpoint, plan, "caller"),
         }
 
@@ -153,20 +99,11 @@ class Cells:
         )
         endpoints = (endpoint_facts(endpoint),) if endpoint else ()
         context = EvaluationContext(caller, NOBODY, endpoints, None, self._snapshot, self.now_us)
-        winners = [winner for winner in resolve_uncached(context).winners if winner.endpoint_id == _key(endpoint)]
+        here = endpoint.pk if endpoint else None
+        winners = [winner for winner in resolve_uncached(context).winners if winner.endpoint_id == here]
         return sorted(winners, key=lambda winner: winner.counted_per)
 
-    def list_url(self, query: dict[str, Any], endpoint: Endpoint | None) -> str:
-        """Return the address of the list of policies at the endpoint; "" where the site has none."""
-        if not self.sees:
-            return ""
-        filters = {"endpoint__id__exact": endpoint.pk} if endpoint else {"endpoint__isnull": "True"}
-        return model_url(self.site, RatePolicy, "changelist", query={**query, **filters})
-
-    def _link(self, policy: PolicyFacts, endpoint: Endpoint | None, heir: Plan | None) -> str:
-        """Return the policy's page, or the page that adds one for its heir; "" where that is not allowed."""
-        if heir is not None:
-            return self._add(endpoint, heir, policy.counted_per)
+    def _change(self, policy: PolicyFacts) -> str:
         return model_url(self.site, RatePolicy, "change", policy.id) if self.changes else ""
 
     def _add(self, endpoint: Endpoint | None, plan: Plan | None, counted_per: str) -> str:
@@ -191,24 +128,30 @@ class MatrixPage(AdminPage):
 
     def view(self, request: Any) -> Any:
         """Show a page of plans as columns, and a page of endpoints as rows."""
-        search = Search.of(request.GET)
-        plans = Paginator(search.plans(), _MOST_PLANS).get_page(request.GET.get("pp"))
+        search = {name: request.GET.get(name, "").replace("\x00", "").strip() for name in ("q", "plan")}
+
+        def query(**pages: int) -> str:
+            others = {name: str(number) for name, number in pages.items() if number > 1}
+            return "?" + urlencode({name: value for name, value in {**search, **others}.items() if value})
+
+        found = Plan.objects.filter(name__icontains=search["plan"])
+        plans = Paginator(found, _MOST_PLANS).get_page(request.GET.get("pp"))
         # The same on each page of plans, also where the last one has fewer.
         columns = 1 + min(plans.paginator.count, _MOST_PLANS)
         most = min(_MOST_ENDPOINTS, max(_FEWEST_ENDPOINTS, _CELLS // columns))
-        endpoints = Paginator(search.endpoints(), most).get_page(request.GET.get("p"))
+        rows = Endpoint.objects.filter(name__icontains=search["q"])
+        endpoints = Paginator(rows, most).get_page(request.GET.get("p"))
         cells = Cells(self.site, request.user, [None, *endpoints], list(plans))
-        overrides = count_overrides([None, *endpoints])
         context = {
             "title": _("Rates in force by plan"),
             "original": gettext("Matrix"),
             "search": search,
-            "searched": search.query() != "?",
+            "searched": any(search.values()),
             "plan_count": plans.paginator.count,
             "endpoint_count": endpoints.paginator.count,
             "pages": [
-                (gettext("Plans"), page_numbers(plans, lambda page: search.query(pp=page, p=endpoints.number))),
-                (gettext("Endpoints"), page_numbers(endpoints, lambda page: search.query(pp=plans.number, p=page))),
+                (gettext("Plans"), page_numbers(plans, lambda page: query(pp=page, p=endpoints.number))),
+                (gettext("Endpoints"), page_numbers(endpoints, lambda page: query(pp=plans.number, p=page))),
             ],
             # Translated once for hundreds of cells.
             "add_here": gettext("Add"),
@@ -221,46 +164,18 @@ class MatrixPage(AdminPage):
                 }
                 for plan in plans
             ],
-            "rows": [self._row(request, endpoint, cells, overrides) for endpoint in (None, *endpoints)],
+            "rows": [
+                {
+                    "endpoint": endpoint_text(endpoint),
+                    "statuses": endpoint.charged_statuses if endpoint else "",
+                    "exempt": endpoint is not None and endpoint.exempt,
+                    "link": self.object_url(request, Endpoint, endpoint.pk) if endpoint else "",
+                    "cells": cells.row(endpoint),
+                }
+                for endpoint in (None, *endpoints)
+            ],
         }
         return self.render(request, "matrix.html", context)
-
-    def _row(
-        self, request: Any, endpoint: Endpoint | None, cells: Cells, overrides: dict[int | None, tuple[int, int]]
-    ) -> dict[str, Any]:
-        count, blocks = overrides.get(None if endpoint is None else endpoint.pk, (0, 0))
-        return {
-            "endpoint": endpoint_text(endpoint),
-            "statuses": endpoint.charged_statuses if endpoint else "",
-            "exempt": endpoint is not None and endpoint.exempt,
-            "link": self.object_url(request, Endpoint, endpoint.pk) if endpoint else "",
-            "overrides": count,
-            "blocks": blocks,
-            "overrides_link": cells.list_url({"audience": "override", "time": "active"}, endpoint),
-            "cells": cells.row(endpoint),
-        }
-
-
-def _own_policies() -> QuerySet[RatePolicy]:
-    """Return the policies for plans and for everyone that have not ended."""
-    return RatePolicy.objects.filter(~FOR_CHOSEN & not_ended(timezone.now())).order_by()
-
-
-def _key(endpoint: Endpoint | None) -> int | None:
-    return None if endpoint is None else endpoint.pk
-
-
-def _of(rows: Iterable[Endpoint | None]) -> Q:
-    return Q(endpoint__isnull=True) | Q(endpoint__in=[endpoint.pk for endpoint in rows if endpoint])
-
-
-def count_overrides(rows: Iterable[Endpoint | None]) -> dict[int | None, tuple[int, int]]:
-    """Return endpoint id -> (number of overrides in their dates, number of these that block)."""
-    now = timezone.now()
-    overrides = RatePolicy.objects.filter(_of(rows) & FOR_CHOSEN & started(now) & not_ended(now)).order_by()
-    blocks = Count("pk", filter=Q(rates=BLOCKED, mode=RatePolicy.Mode.ENFORCE))
-    counts = overrides.values("endpoint").annotate(count=Count("pk"), blocks=blocks)
-    return {row["endpoint"]: (row["count"], row["blocks"]) for row in counts}
 
 
 def _remarks(policy: RatePolicy, facts: PolicyFacts) -> Iterator[str]:

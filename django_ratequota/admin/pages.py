@@ -51,10 +51,6 @@ class AdminPage:
         """Return the response; ``args`` is the object where the page is about one."""
         raise NotImplementedError
 
-    def change_form_context(self, request: Any, obj: Any) -> dict[str, Any]:
-        """Return what the form of ``obj`` (None: of a new object) shows of this page."""
-        return {}
-
     def links(self, request: Any, obj: Any) -> list[tuple[str, Any]]:
         """Return the links, (address, text), that the form of ``obj`` has to this page."""
         return []
@@ -100,7 +96,7 @@ class AdminPage:
     def render(
         self, request: Any, template: str, context: dict[str, Any], *page_forms: forms.BaseForm
     ) -> TemplateResponse:
-        """Return the page: ``template`` of the model's folder, with what every admin page needs in its context.
+        """Return the page: ``template`` of the model's folder or of the app's, with what every admin page needs.
 
         ``context`` has the ``title``, and ``original`` (the end of the breadcrumbs) where this should differ.
         """
@@ -116,8 +112,9 @@ class AdminPage:
             "media": media,
             "has_view_permission": self.admin.has_view_permission(request),
         }
-        folder = f"admin/{self.admin.opts.app_label}/{self.admin.opts.model_name}"
-        return TemplateResponse(request, f"{folder}/{template}", {**common, **context})
+        folder = f"admin/{self.admin.opts.app_label}"
+        templates = [f"{folder}/{self.admin.opts.model_name}/{template}", f"{folder}/{template}"]
+        return TemplateResponse(request, templates, {**common, **context})
 
 
 def is_id(text: str) -> bool:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin, messages
-from django.contrib.admin.widgets import AdminIntegerFieldWidget, AdminTextareaWidget
-from django.db import models
 from django.db.models import Count, Max
 from django.utils import timezone
 from django.utils.formats import number_format
@@ -17,31 +15,11 @@ from django.utils.translation import gettext_lazy as _
 from ..conf import settings
 from ..models import Plan, PlanAssignment
 from .formatting import about, shown
-from .fresh_fields import FreshForm
 from .pages import may_view, model_url
-from .policy_forms import StoredRows
 from .policy_table import PolicyInline, PolicyTableAdmin
 
-#: Distance between the positions of two plans, so that one that moves leaves the others; plans.js uses the same.
+#: Distance between the positions of two plans, so that one that moves leaves the others.
 _STEP = 10
-
-
-class PositionForm(FreshForm):
-    """A row of the list: the plan's position."""
-
-    #: Whether the list shows all plans in their order, so that plans.js can move them.
-    movable = False
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        field = self.fields.get("position")
-        if field is not None:
-            plan = {"plan": shown(self.instance.name)}
-            field.widget = AdminIntegerFieldWidget(
-                attrs={"min": 0, "aria-label": gettext("Position of %(plan)s") % plan}
-            )
-            if self.movable:
-                field.widget.attrs["data-move"] = gettext("Move %(plan)s") % plan
 
 
 @admin.register(Plan)
@@ -50,17 +28,12 @@ class PlanAdmin(PolicyTableAdmin):
 
     pages = ("matrix.MatrixPage", "copy_plan.CopyPlanPage", "assign_many.AssignPage")
     ordering = ["position", "name"]  # repeated here, because a query that counts drops the model's
-    list_display = ["plan_name", "position", "slug", "subscribers", "policy_count", about]
-    list_editable = ["position"]
+    list_display = ["shown_name", "position", "slug", "subscribers", "policy_count", about]
     list_filter = ["default_for"]
     list_per_page = 250
     search_fields = ["name", "slug", "description"]
-    formfield_overrides = {models.TextField: {"widget": AdminTextareaWidget(attrs={"rows": 2})}}
     prepopulated_fields = {"slug": ["name"]}
     inlines = [PolicyInline]
-
-    class Media:
-        js = ["django_ratequota/plans.js"]
 
     def get_changeform_initial_data(self, request: Any) -> dict[str, Any]:
         """Put a new plan after all others."""
@@ -96,33 +69,13 @@ class PlanAdmin(PolicyTableAdmin):
             found.append((model_url(site, PlanAssignment, "add", query={"plan": obj.pk}), _("Assign this plan")))
         return found
 
-    def get_changelist_form(self, request: Any, **kwargs: Any) -> Any:
-        """Return the form of a row of the list."""
-        form: Any = super().get_changelist_form(request, **{**kwargs, "form": PositionForm})
-        form.movable = not request.GET  # the class was made for this request
-        return form
-
-    def get_changelist_formset(self, request: Any, **kwargs: Any) -> Any:
-        """Return the formset of the list's rows."""
-        return super().get_changelist_formset(request, **{**kwargs, "formset": StoredRows})
-
     def save_related(self, request: Any, form: Any, formsets: Any, change: bool) -> None:
         """Warn about a new slug, which code and files do not know."""
         super().save_related(request, form, formsets, change)
         if change and "slug" in form.changed_data:
-            text = _("The slug was %(old)s and is %(new)s now. Change it where policy files name the plan.")
-            if settings.plan_resolver:
-                text = _(
-                    "The slug was %(old)s and is %(new)s now. Callers for whom PLAN_RESOLVER returns %(old)s are on "
-                    "the default plan until it returns %(new)s. Change it where policy files name the plan, too."
-                )
+            text = _("The slug was %(old)s and is %(new)s now. Change it in policy files and PLAN_RESOLVER.")
             words = {"old": shown(form.initial["slug"]), "new": shown(form.instance.slug)}
             self.message_user(request, text % words, messages.WARNING)
-
-    @admin.display(description=_("name"), ordering="name")
-    def plan_name(self, plan: Plan) -> str:
-        """Return the name, with characters that would reverse the text around it disarmed."""
-        return shown(plan.name)
 
     @admin.display(description=_("subscribers"))
     def subscribers(self, plan: Any) -> str:

@@ -6,7 +6,8 @@ from typing import Any
 
 from django import forms
 from django.contrib import admin
-from django.contrib.admin.widgets import RelatedFieldWidgetWrapper
+from django.contrib.admin.widgets import AdminTextareaWidget, RelatedFieldWidgetWrapper
+from django.db import models
 from django.db.models import Count, F, QuerySet
 from django.utils.html import format_html
 from django.utils.translation import gettext, ngettext
@@ -73,20 +74,12 @@ class PolicyInline(AutocompleteAdmin, admin.TabularInline):  # type: ignore[type
     max_num = _MOST_ROWS
     fields = ["endpoint", "rates", "mode", "counted_per", "details"]
     empty_value_display = WITHOUT["endpoint"]
-    readonly_fields = ["place", "details"]
+    readonly_fields = ["details"]
 
     def get_queryset(self, request: Any) -> QuerySet[Any]:
         """Return the policies; those for all endpoints or for everyone come first, on every database."""
         order = [F(name).asc(nulls_first=True) for name in ("endpoint__name", "plan__position", "plan__name")]
         return super().get_queryset(request).select_related("endpoint", "plan", "subject_list").order_by(*order, "pk")
-
-    def get_fields(self, request: Any, obj: Any = None) -> list[Any]:
-        """Return the columns; operators who may not search for the other object see its name.
-
-        A select of all objects in each row would be most of the page.
-        """
-        other, *columns = super().get_fields(request, obj)
-        return [other if other in self.get_autocomplete_fields(request) else "place", *columns]
 
     def formfield_for_dbfield(self, db_field: Any, request: Any, **kwargs: Any) -> Any:
         """Return the field without the icons that add or edit the other object: they take a line in every row."""
@@ -96,12 +89,6 @@ class PolicyInline(AutocompleteAdmin, admin.TabularInline):  # type: ignore[type
             field.widget = RowAutocomplete(db_field, self.admin_site, placeholder=WITHOUT[db_field.name])
             field.widget.choices = choices
         return field
-
-    @admin.display(description=_("applies to"))
-    def place(self, policy: RatePolicy) -> str:
-        """Return the name of the other object."""
-        name: Any = self.fields[0]
-        return shown(getattr(policy, name) or WITHOUT[name])
 
     @admin.display(description=_("details"))
     def details(self, policy: RatePolicy) -> str:
@@ -120,6 +107,7 @@ class PolicyTableAdmin(WarnsOnSave):
 
     ordering = ["name"]  # repeated here, because a query that counts drops the model's
     show_facets = admin.ShowFacets.ALWAYS
+    formfield_overrides = {models.TextField: {"widget": AdminTextareaWidget(attrs={"rows": 2})}}
 
     class Media:
         css = {"all": ["django_ratequota/plans.css"]}
@@ -129,14 +117,23 @@ class PolicyTableAdmin(WarnsOnSave):
         queryset: QuerySet[Any] = super().get_queryset(request).annotate(policy_count=Count("policies"))
         return queryset
 
+    @admin.display(description=_("name"), ordering="name")
+    def shown_name(self, row: Any) -> str:
+        """Return the name, with characters that would reverse the text around it disarmed."""
+        return shown(row.name)
+
     @admin.display(description=_("policies"), ordering="policy_count")
     def policy_count(self, row: Any) -> int:
         """Return the number of policies, overrides included."""
         return int(row.policy_count)
 
     def get_inline_instances(self, request: Any, obj: Any = None) -> list[Any]:
-        """Return the table, unless it would be too long; one that was sent is read, whoever added rows meanwhile."""
-        tables = super().get_inline_instances(request, obj)
+        """Return the table, unless it would be too long, or the operator cannot search for what its rows apply to.
+
+        One that was sent is read, whoever added rows meanwhile.
+        """
+        found: list[Any] = super().get_inline_instances(request, obj)
+        tables = [one for one in found if one.fields[0] in one.get_autocomplete_fields(request)]
         if obj is None or "policies-TOTAL_FORMS" in request.POST:
             return tables
         own = {self._field: obj}

@@ -57,7 +57,6 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, SearchesRelated, War
         ("endpoint", RelatedFilter),
     ]
     list_select_related = ["user", "subject_list", "plan", "endpoint"]
-    list_per_page = 50
     show_facets = admin.ShowFacets.ALWAYS
     fieldsets = [
         (

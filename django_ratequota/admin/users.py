@@ -10,11 +10,11 @@ from .deletion import deleted_objects
 class QuotaLinkMixin:
     """Mixin before a ModelAdmin of users: adds a *Quota* link, to Explain, to the change page.
 
-    The delete page lists the first of a user's policies, assignments and list entries, and counts the others.
+    The delete page counts a user's policies, assignments and list entries.
     """
 
     def get_deleted_objects(self, objs: Any, request: Any) -> Any:
-        """Return what the delete pages show, with only the first of our rows."""
+        """Return what the delete pages show, our rows counted."""
         return deleted_objects(objs, request, self.admin_site)  # type: ignore[attr-defined]
 
     def render_change_form(self, request: Any, context: Any, *args: Any, **kwargs: Any) -> Any:

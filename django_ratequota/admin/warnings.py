@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import Any
 
 from django.contrib import messages
@@ -12,7 +13,7 @@ from ..models import Endpoint, RatePolicy
 from .base import RecordedAdmin
 from .formatting import shown
 
-#: Warnings after one save that are shown; more are counted.
+#: Most warnings after one save.
 _MAX_WARNINGS = 10
 #: Policies that a warning names; more are counted.
 _MAX_NAMES = 3
@@ -33,23 +34,14 @@ class WarnsOnSave(RecordedAdmin):
         for row, texts in advice:
             for text in texts:
                 named.setdefault(text, []).append(shown(row))
-        for text, names in list(named.items())[:_MAX_WARNINGS]:
-            self.message_user(request, f"{_listed(names)}: {text}", messages.WARNING)
-        more = len(named) - _MAX_WARNINGS
-        if more > 0:
-            text = ngettext("and %(count)d more warning", "and %(count)d more warnings", more)
-            self.message_user(request, text % {"count": more}, messages.WARNING)
+        for text, names in islice(named.items(), _MAX_WARNINGS):
+            listed, more = ", ".join(names[:_MAX_NAMES]), len(names) - _MAX_NAMES
+            if more > 0:
+                listed += f" {ngettext('and %(count)d more', 'and %(count)d more', more)}" % {"count": more}
+            self.message_user(request, f"{listed}: {text}", messages.WARNING)
 
     def _visible_policies(self, request: Any) -> Any:
         """Return the policies that the operator may see: advice names no others."""
         if not self.admin_site.is_registered(RatePolicy):
             return RatePolicy.objects.none()
         return self.admin_site.get_model_admin(RatePolicy).get_queryset(request)
-
-
-def _listed(names: list[str]) -> str:
-    """Return the first names, and how many more there are."""
-    text, more = ", ".join(names[:_MAX_NAMES]), len(names) - _MAX_NAMES
-    if more > 0:
-        text += f" {ngettext('and %(count)d more', 'and %(count)d more', more)}" % {"count": more}
-    return text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django import forms
-from django.contrib.admin.widgets import AutocompleteSelect, ForeignKeyRawIdWidget
+from django.contrib.admin.widgets import AutocompleteSelect
 from django.core.exceptions import ValidationError
 from django.utils.translation import gettext
 
@@ -52,31 +52,6 @@ class RowAutocomplete(SafeAutocomplete):
             return super().optgroups(name, value, attrs)
         empty = self.create_option(name, "", "", False, 0)
         return [(None, [empty, self.create_option(name, self.selected.pk, str(self.selected), True, 1)], 0)]
-
-
-class UserIdInput(ForeignKeyRawIdWidget):
-    """A field for a user's id, with Django's links to the users only where the operator may view them."""
-
-    def __init__(self, *args: Any, linked: bool) -> None:
-        super().__init__(*args)
-        self._linked = linked
-
-    def get_context(self, name: str, value: Any, attrs: Any) -> dict[str, Any]:
-        """Return the context of Django's template."""
-        context = super().get_context(name, value, attrs)
-        return context if self._linked else {**context, "related_url": None, "link_url": ""}
-
-
-class UserField(forms.ModelChoiceField):  # type: ignore[type-arg]
-    """A user's id. One that cannot be an id, such as 7 where ids are UUIDs, has the same error as an unknown one."""
-
-    def to_python(self, value: Any) -> Any:
-        """Return the user."""
-        try:
-            return super().to_python(value)
-        except ValidationError as error:
-            message = self.error_messages["invalid_choice"]
-            raise ValidationError(message, code="invalid_choice", params={"value": value}) from error
 
 
 def name_date_parts(field: forms.SplitDateTimeField) -> None:

@@ -40,7 +40,7 @@ def canonical_subject(text: str) -> str:
     text = text.strip()
     kind, colon, value = text.partition(":")
     known = ("ip", *settings.identifiers)
-    if kind not in known and _is_network(text):
+    if kind not in known and is_network(text):
         kind, colon, value = "ip", ":", text
     if not colon or not value or kind not in known:
         raise ValidationError(
@@ -77,7 +77,8 @@ def assignable_subject(text: str) -> str:
     return canonical_subject(text)
 
 
-def _is_network(text: str) -> bool:
+def is_network(text: str) -> bool:
+    """Return whether the text is an address or a network."""
     try:
         # Also with host bits set: the caller's error message then names the problem.
         ipaddress.ip_network(text, strict=False)

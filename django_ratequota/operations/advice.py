@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from functools import reduce
-from operator import or_
+from operator import attrgetter, or_
 from typing import Any
 
 from django.db.models import Q
@@ -22,6 +22,7 @@ from .numbers import number
 
 #: Most characters of a name in a warning.
 _SHOWN_CHARACTERS = 100
+_AUDIENCE, _GROUP = attrgetter("user", "subject", "plan_id", "list_id"), attrgetter("endpoint_id", "counted_per")
 
 
 def about_policy(
@@ -104,8 +105,8 @@ def _outranked(policy: PolicyFacts, others: Iterable[PolicyFacts], now_us: int) 
     start_us = max(policy.starts_us or 0, now_us)
     for rival in others:
         lasts = rival.ends_us is None or (policy.ends_us is not None and policy.ends_us <= rival.ends_us)
-        same = _audience(rival) == _audience(policy) or _contains(rival, policy)
-        if rival.id == policy.id or rival.mode == "off" or not (lasts and same and _group(rival) == _group(policy)):
+        same = _AUDIENCE(rival) == _AUDIENCE(policy) or _contains(rival, policy)
+        if rival.id == policy.id or rival.mode == "off" or not (lasts and same and _GROUP(rival) == _GROUP(policy)):
             continue
         if strongest((policy, rival), start_us) is rival:
             text = _(
@@ -114,14 +115,6 @@ def _outranked(policy: PolicyFacts, others: Iterable[PolicyFacts], now_us: int) 
             )
             return text % {"id": rival.id, "rates": rival.text}
     return ""
-
-
-def _audience(policy: PolicyFacts) -> tuple[object, ...]:
-    return policy.user, policy.subject, policy.plan_id, policy.list_id
-
-
-def _group(policy: PolicyFacts) -> tuple[object, ...]:
-    return policy.endpoint_id, policy.counted_per
 
 
 def _contains(rival: PolicyFacts, policy: PolicyFacts) -> bool:

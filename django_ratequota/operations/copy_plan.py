@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from copy import copy
 from decimal import ROUND_HALF_UP, Decimal
 
@@ -32,15 +32,17 @@ def _scaled(units: int, factor: Decimal) -> int:
     return max(1, min(int((exact / unit).quantize(Decimal(1), ROUND_HALF_UP) * unit), MAX_UNITS))
 
 
-def copy_policies(policies: Sequence[RatePolicy], plan: Plan, factor: Decimal = Decimal(1)) -> int:
+def copy_policies(policies: Iterable[RatePolicy], plan: Plan, factor: Decimal = Decimal(1)) -> int:
     """Create the same policies for the plan, their limits times ``factor``, and return their number.
 
     Raises ``ValidationError`` for a policy that is no longer valid (it was written by raw SQL, or is counted per an
     identifier that has left the settings).
     """
     relations = [field.name for field in RatePolicy._meta.concrete_fields if field.is_relation]
-    copies = [copy(policy) for policy in policies]
-    for own, policy in zip(copies, policies, strict=True):
+    copies = []
+    for policy in policies:
+        own = copy(policy)
+        copies.append(own)
         own.pk, own.plan = None, plan
         own.rates = policy.rates if factor == 1 else scaled(policy.rates, factor)
         try:

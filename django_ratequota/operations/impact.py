@@ -56,7 +56,7 @@ class Hit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Impact:
-    """What a policy would have refused, and what all policies really refused of the same requests."""
+    """What a policy would have refused."""
 
     #: Time of the first record (aware); None = no records.
     since: datetime | None
@@ -67,8 +67,6 @@ class Impact:
     refused_clients: int
     requests: int
     refused_requests: int
-    really_refused_clients: int
-    really_refused_requests: int
     #: The callers of whom it would have refused most, at most ten.
     hit: tuple[Hit, ...]
     #: Policies that take precedence for callers that the records do not identify.
@@ -124,8 +122,6 @@ def estimate(policy: RatePolicy, hours: int = 24, *, most: int = MOST_ATTEMPTS, 
         refused_clients=len(refused),
         requests=asked.total(),
         refused_requests=refused.total(),
-        really_refused_clients=len({record.caller for record in counted if record.refused}),
-        really_refused_requests=sum(record.refused for record in counted),
         hit=tuple(Hit(caller=caller, refused=times, requests=asked[caller]) for caller, times in hit),
         unknown_policies=audience.unknown,
         fits=_fits(rates, peaks),
@@ -164,29 +160,18 @@ def sentences(impact: Impact, hours: int = 24) -> list[str]:
     if impact.since is None or not impact.requests:
         none = _("In the last %(hours)d h no request was recorded that the policy applies to.")
         return [none % {"hours": hours}, *_reservations(impact)]
-    totals = [
-        _(
-            "In the last %(hours)d h this would have refused %(refused)s of %(clients)s clients, "
-            "%(percent)s of %(requests)s requests."
-        )
-        % {
-            "hours": hours,
-            "refused": number(impact.refused_clients),
-            "clients": number(impact.clients),
-            "percent": _percent(impact.refused_requests, impact.requests),
-            "requests": number(impact.requests),
-        },
-        ngettext(
-            "Of the same requests %(percent)s were really refused, by any policy, to %(refused)s client.",
-            "Of the same requests %(percent)s were really refused, by any policy, to %(refused)s clients.",
-            impact.really_refused_clients,
-        )
-        % {
-            "percent": _percent(impact.really_refused_requests, impact.requests),
-            "refused": number(impact.really_refused_clients),
-        },
-    ]
-    return [*totals, *map(_fit_text, impact.fits), *_reservations(impact)]
+    text = _(
+        "In the last %(hours)d h this would have refused %(refused)s of %(clients)s clients, "
+        "%(percent)s of %(requests)s requests."
+    )
+    words = {
+        "hours": hours,
+        "refused": number(impact.refused_clients),
+        "clients": number(impact.clients),
+        "percent": _percent(impact.refused_requests, impact.requests),
+        "requests": number(impact.requests),
+    }
+    return [text % words, *map(_fit_text, impact.fits), *_reservations(impact)]
 
 
 def _fit_text(fit: Fit) -> str:

@@ -95,9 +95,7 @@ def subject_for(counted_per: str) -> Callable[[Attempts], str | None]:
 
 def _in_force(policy: PolicyFacts, snapshot: Snapshot, now_us: int) -> PolicyFacts:
     """Return the policy as if it were enforced now; raises ``NotEstimable`` if the records lack its audience."""
-    problem = _not_recorded(policy, snapshot, now_us)
-    if problem is not None:
-        raise problem
+    _check_recorded(policy, snapshot, now_us)
     starts_us = None if policy.starts_us is None else min(policy.starts_us, now_us)
     ends_us = None if policy.ends_us is None else max(policy.ends_us, now_us + 1)
     return replace(policy, mode="enforce", starts_us=starts_us, ends_us=ends_us)
@@ -128,8 +126,8 @@ def _identifies(kind: str) -> bool:
     return kind == "ip" or bool(settings.caller[0] == kind)
 
 
-def _not_recorded(policy: PolicyFacts, snapshot: Snapshot, now_us: int) -> NotEstimable | None:
-    """Return why the records do not identify every caller in the policy's audience; None if they do."""
+def _check_recorded(policy: PolicyFacts, snapshot: Snapshot, now_us: int) -> None:
+    """Raise ``NotEstimable`` if the records do not identify every caller in the policy's audience."""
     kinds = {"user" if policy.user else policy.subject.partition(":")[0] or "ip"}
     network, narrow = policy.network, False
     if network is not None:
@@ -140,8 +138,10 @@ def _not_recorded(policy: PolicyFacts, snapshot: Snapshot, now_us: int) -> NotEs
         narrow = any(_is_narrow(*one.key[:2]) for one in members if not isinstance(one.key, str))
     if narrow:
         text = _("Cannot be estimated: of IPv6 addresses only the first %(bits)d bits are recorded.")
-        return NotEstimable(text % {"bits": settings.ipv6_prefix})
-    return next((_lacks(kind) for kind in sorted(kinds) if not _identifies(kind)), None)
+        raise NotEstimable(text % {"bits": settings.ipv6_prefix})
+    for kind in sorted(kinds):
+        if not _identifies(kind):
+            raise _lacks(kind)
 
 
 def _lacks(kind: str) -> NotEstimable:

@@ -96,7 +96,7 @@ def test_the_creation_is_shown_once_there_is_one(operator: Client, pro: Plan) ->
     assert "field-created_at" in page
 
 
-def test_the_list_is_searched_filtered_and_sorted_by_subject(operator: Client, pro: Plan, alice: User) -> None:
+def test_the_list_is_searched(operator: Client, pro: Plan, alice: User) -> None:
     assign(pro, alice, "tenant:beta", "tenant:acme")
 
     def listed(query: str) -> list[str]:
@@ -104,11 +104,6 @@ def test_the_list_is_searched_filtered_and_sorted_by_subject(operator: Client, p
 
     assert listed("q=tenant:acme") == ["tenant:acme"]
     assert listed("q=ali") == ["alice"]
-    assert listed("who=user") == ["alice"]
-    assert sorted(listed("who=subject")) == ["tenant:acme", "tenant:beta"]
-    in_order = [who for who in listed("o=1") if who != "alice"]
-    assert in_order == ["tenant:acme", "tenant:beta"]
-    assert [who for who in listed("o=-1") if who != "alice"] == in_order[::-1]
 
 
 # --- The plan's page, and its deletion. ---
@@ -151,13 +146,13 @@ def test_a_plans_page_offers_no_assignments_where_code_decides_the_plan(
     assert ">Assign this plan</a>" not in page
 
 
-def test_a_plans_deletion_names_its_subjects_and_undoing_it_brings_them_back(
+def test_a_plans_deletion_counts_its_subscribers_and_undoing_it_brings_them_back(
     operator: Client, pro: Plan, alice: User
 ) -> None:
     assign(pro, alice, "tenant:acme", anchor=31)
     before = list(PlanAssignment.objects.order_by("pk").values())
     page = text_of(operator.get(f"{BASE}/plan/{pro.pk}/delete/"))
-    assert "tenant:acme: Pro" in page
+    assert "plan assignments: 2" in page.lower()
     operator.post(f"{BASE}/plan/{pro.pk}/delete/", {"post": "yes"})
     assert not PlanAssignment.objects.exists()
     done = confirm(operator, revert_url("save"), reason="Too early")

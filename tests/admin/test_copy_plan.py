@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any
@@ -17,7 +16,6 @@ from django.utils import timezone
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from django_ratequota.operations.copy_plan import scaled
 from django_ratequota.signals import policies_changed
-from tests.support.operators import words_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -60,7 +58,7 @@ def test_a_copy_has_every_field_of_the_policies(operator: Client, free: Plan) ->
     assert 'value="Copy of Free"' in page
     assert "data-prepopulated-fields" in page
     assert "The copy is nobody’s default" in page
-    assert "1000/hour burst 50" in page
+    assert "2 policies are copied" in page
     before = policies(free)
     revisions = []
     last = PolicyChange.objects.latest("pk").pk
@@ -107,15 +105,9 @@ def test_limits_are_multiplied_and_rounded(rates: str, factor: str, expected: st
     assert scaled(rates, Decimal(factor)) == expected
 
 
-def test_a_copy_with_other_limits_is_shown_before_it_is_saved(operator: Client, free: Plan) -> None:
+def test_a_copy_with_other_limits(operator: Client, free: Plan) -> None:
     path = f"{BASE}/{free.pk}/copy/"
-    shown = operator.post(path, {**FORM, "factor": "1.5"})
-    text = words_of(shown)
-    assert "Pro gets these policies, with all limits multiplied by 1.5." in text
-    assert '10/s, 1000/hour burst 50</bdi> → <strong><bdi dir="ltr">15/s, 1500/hour burst 75</bdi>' in text
-    assert Plan.objects.count() == 1
-    sent = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', shown.content.decode()))
-    assert operator.post(path, sent).status_code == 302
+    assert operator.post(path, {**FORM, "factor": "1.5"}).status_code == 302
     assert set(Plan.objects.get(slug="pro").policies.values_list("rates", flat=True)) == {
         "2/s",
         "15/s, 1500/hour burst 75",
@@ -129,13 +121,6 @@ def test_a_copy_with_other_limits_is_shown_before_it_is_saved(operator: Client, 
 def test_without_a_reason_the_history_names_the_plan(operator: Client, free: Plan) -> None:
     assert operator.post(f"{BASE}/{free.pk}/copy/", {**FORM, "reason": ""}).status_code == 302
     assert {change.reason for change in PolicyChange.objects.all()[:3]} == {"copy of Free"}
-
-
-def test_an_empty_slug_is_made_of_the_name(operator: Client, free: Plan) -> None:
-    assert operator.post(f"{BASE}/{free.pk}/copy/", {**FORM, "name": "Team & Co", "slug": ""}).status_code == 302
-    assert Plan.objects.get(name="Team & Co").slug == "team-co"
-    page = operator.post(f"{BASE}/{free.pk}/copy/", {**FORM, "name": "→", "slug": ""})
-    assert "Enter a slug" in page.content.decode()
 
 
 def test_a_copy_stands_directly_after_its_plan(operator: Client, free: Plan) -> None:
@@ -159,8 +144,5 @@ def test_an_invalid_policy_stops_the_copy(operator: Client, free: Plan) -> None:
 
 def test_the_factor_is_written_as_in_the_operators_language(operator: Client, free: Plan, settings: Any) -> None:
     settings.LANGUAGE_CODE = "de"
-    path = f"{BASE}/{free.pk}/copy/"
-    shown = operator.post(path, {**FORM, "factor": "1,5"}).content.decode()
-    sent = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', shown))
-    assert operator.post(path, sent).status_code == 302
+    assert operator.post(f"{BASE}/{free.pk}/copy/", {**FORM, "factor": "1,5"}).status_code == 302
     assert Plan.objects.get(slug="pro").policies.filter(rates="2/s").exists()

@@ -44,9 +44,9 @@ def test_pasted_members_are_in_the_list_at_the_next_request(operator: Client, bo
     assert not blocked("203.0.113.9")
     day = (timezone.localdate() + timedelta(days=30)).isoformat()
     text = f"# seen on Monday\n203.0.113.0/24\n\nip:198.51.100.7 until {day} # OPS-7\nuser:alice\n"
-    text += "tenant:a b\n203.0.113.0/24"
+    text += "tenant:a b\n203.0.113.0/24\nalice"
     reply = operator.post(page(bots), {"text": text, "change_reason": "OPS-1"}, follow=True)
-    assert "Bad bots: 4 members were added. 1 was there already." in text_of(reply)
+    assert "Bad bots: 4 members were added. 2 were there already." in text_of(reply)
     assert held() == [
         (None, "ip:203.0.113.0/24", ""),
         (None, "ip:198.51.100.7", "OPS-7"),
@@ -69,7 +69,7 @@ def test_all_bad_lines_are_listed_and_nothing_is_lost(operator: Client, bots: Su
     assert not ListMember.objects.exists()
     assert text in content, "the text is still there"
     for words in (
-        "Line 2, “alice”: Write an address, a network, or kind:value, where kind is one of ip, user, tenant.",
+        "Line 2, “alice”: There is no user with this login name.",
         "Line 3, “user:nobody”: There is no user with this login name.",
         "Line 4, “203.0.113.7/24”: ",
         "Line 5, “10.0.0.1”: Write the end as a day, such as until 2026-12-31",

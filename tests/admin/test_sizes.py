@@ -104,15 +104,13 @@ def test_a_link_to_the_list_takes_the_place_of_a_longer_table(operator: Client, 
     path = page_with_policies(kind, 76)
     page = operator.get(path)
     assert "policies-TOTAL_FORMS" not in page.content.decode()
-    found = re.search(
-        r'76 policies are too many for a table here. <a href="([^"]*)">Edit them', page.content.decode()
-    )
+    found = re.search(r'76 policies are not shown here. <a href="([^"]*)">Edit them', page.content.decode())
     assert found is not None
     assert operator.get(found[1]).context["cl"].result_count == 76
     assert operator.post(path, fields_of(page) | {"name": "renamed"}).status_code == 302
     assert RatePolicy.objects.filter(rates="10/min").count() == 76
     granter = client_of(f"change_{kind}", "grant_override", name="granter").get(path).content.decode()
-    assert "too many" not in granter, "the table is left out because the operator may not see it"
+    assert "not shown here" not in granter, "the table is left out because the operator may not see it"
 
 
 def test_policies_for_all_endpoints_or_everyone_come_first(operator: Client, free: Plan) -> None:
@@ -143,18 +141,13 @@ def test_a_submitted_row_that_does_not_exist_is_reported(operator: Client, free:
     assert RatePolicy.objects.get(plan=free).rates == "10/min"
 
 
-def test_operators_who_may_not_search_see_names(free: Plan) -> None:
+def test_operators_who_may_not_search_get_a_link_to_the_list(free: Plan) -> None:
     """Regression: each row had a select of all endpoints."""
-    rows([RatePolicy(plan=free, endpoint=one, rates="10/min") for one in endpoints(75)])
+    rows([RatePolicy(plan=free, endpoint=one, rates="10/min") for one in endpoints(3)])
     client = client_of("view_plan", "change_plan", "view_ratepolicy", "change_ratepolicy")
-    path = f"{BASE}/plan/{free.pk}/change/"
-    page = client.get(path)
-    assert page.content.decode().count("<p>e00042</p>") == 1
-    assert "/endpoint/" not in page.content.decode()
-    sent = fields_of(page)
-    assert "policies-0-endpoint" not in sent
-    assert client.post(path, sent | {"policies-1-rates": "11/min"}).status_code == 302
-    assert RatePolicy.objects.get(rates="11/min").endpoint == Endpoint.objects.get(name="e00001")
+    page = client.get(f"{BASE}/plan/{free.pk}/change/").content.decode()
+    assert "3 policies are not shown here." in page
+    assert "policies-TOTAL_FORMS" not in page
 
 
 def test_a_page_of_the_matrix_is_bounded(operator: Client) -> None:
@@ -201,7 +194,6 @@ def test_the_list_of_policies_opens_with_any_number_of_endpoints_and_plans(opera
     nobody = client_of("view_ratepolicy", name="viewer")
     page, _ = listed(nobody, "ratepolicy/")
     assert len(page.content) < 250_000
-    assert len(re.findall(r"<option value=\"\d+\">", page.content.decode())) == 200
 
 
 def test_assignments_and_history_open_with_any_number_of_plans_and_actors(operator: Client) -> None:
@@ -262,12 +254,10 @@ def test_a_filter_by_an_invalid_id_redirects(operator: Client, free: Plan) -> No
         assert operator.get(f"{BASE}/ratepolicy/", {"plan__id__exact": value}, follow=True).status_code == 200
 
 
-def test_operators_who_may_not_search_filter_by_a_select(free: Plan) -> None:
-    Plan.objects.create(name="Unused", slug="unused")
+def test_operators_who_may_not_search_get_no_filter_that_searches(free: Plan) -> None:
     RatePolicy.objects.create(plan=free, rates="1/s")
-    form = chooser(client_of("view_ratepolicy").get(f"{BASE}/ratepolicy/"), "plan__id__exact")
-    assert re.findall(r"<option[^>]*>(.*?)</option>", form) == ["---------", "Free"]
-    assert "autocomplete" not in form
+    page = client_of("view_ratepolicy").get(f"{BASE}/ratepolicy/").content.decode()
+    assert 'name="plan__id__exact"' not in page
 
 
 @pytest.mark.parametrize(

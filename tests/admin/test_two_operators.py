@@ -198,17 +198,6 @@ def test_the_list_of_policies(anna: Client, ben: Client, policy: RatePolicy) -> 
     assert policy.mode == "log"
 
 
-def test_the_order_of_plans(anna: Client, ben: Client, free: Plan) -> None:
-    pro = Plan.objects.create(name="Pro", slug="pro", position=10)
-    url = f"{BASE}/plan/"
-    old = opened(ben, url)
-    first, second = (f"{row(old, 'form', plan)}position" for plan in (free, pro))
-    saved(anna, url, opened(anna, url), **{first: "30"})
-    saved(ben, url, old, **{second: "20"})
-    assert list(Plan.objects.values_list("name", "position")) == [("Pro", 20), ("Free", 30)]
-    assert "anna changed position from 0 to 30 at" in words_of(save(ben, url, old, **{first: "5"}))
-
-
 def test_every_other_form(anna: Client, ben: Client, alice: User, free: Plan, search: Endpoint) -> None:
     bots = SubjectList.objects.create(name="Bots")
     assignment = PlanAssignment.objects.create(user=alice, plan=free)

@@ -76,7 +76,7 @@ def test_a_full_table_takes_new_rows_and_then_leads_to_the_list(desk: Desks, sce
     assert scene.pro.policies.filter(rates="8/min").count() == 1
     assert scene.pro.policies.filter(endpoint__name__startswith="new-").count() == 25
     assert PolicyChange.objects.filter(reason="Ticket 4712").count() == 26
-    expect(page.get_by_text("100 policies are too many for a table here.")).to_be_visible()
+    expect(page.get_by_text("100 policies are not shown here.")).to_be_visible()
     own.look(once=True)
     page.get_by_role("link", name="Edit them in the list of policies.").click()
     expect(page.locator("#changelist-form")).to_contain_text("100 rate policies")

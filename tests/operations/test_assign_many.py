@@ -1,4 +1,4 @@
-"""Assigning a plan to many customers: what it says it would do is what it does, in few queries."""
+"""Assigning a plan to many customers: all of the lines or none, in one save and few queries."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.core.exceptions import ValidationError
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.db import connection
 from django.test import Client
@@ -14,8 +15,8 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_ratequota.models import Plan, PlanAssignment, PolicyChange
-from django_ratequota.operations.assign_many import Assigning, assigning
-from django_ratequota.operations.list_members import lines_of
+from django_ratequota.operations.assign_many import Assigned, assign
+from django_ratequota.operations.pasted_lines import lines_of
 from tests.support.operators import words_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
@@ -33,70 +34,66 @@ def pro(free: Plan) -> Plan:
     return Plan.objects.create(name="Pro", slug="pro")
 
 
-def outlook(plan: Plan, text: str, **fields: Any) -> Assigning:
-    return assigning(plan, lines_of(text), **{"starts_at": timezone.now(), "ends_at": None, **fields})
-
-
-def test_customers_are_told_apart_by_the_plan_they_are_on(free: Plan, pro: Plan) -> None:
+def test_who_is_on_the_plan_already_is_left_alone(free: Plan, pro: Plan) -> None:
     now = timezone.now()
-    names = ("new", "on pro", "on pro until tomorrow", "free", "trial", "was on pro")
-    users = {name: User.objects.create(username=name.replace(" ", "-")) for name in names}
+    names = ("new", "on-pro", "on-pro-until-tomorrow", "free", "trial", "was-on-pro")
+    users = {name: User.objects.create(username=name) for name in names}
     assigned: dict[str, dict[str, Any]] = {
-        "on pro": {"plan": pro},
-        "on pro until tomorrow": {"plan": pro, "ends_at": now + DAY},
+        "on-pro": {"plan": pro},
+        "on-pro-until-tomorrow": {"plan": pro, "ends_at": now + DAY},
         "free": {"plan": free},
         "trial": {"plan": free, "ends_at": now + DAY},
-        "was on pro": {"plan": pro, "starts_at": now - 2 * DAY, "ends_at": now - DAY},
+        "was-on-pro": {"plan": pro, "starts_at": now - 2 * DAY, "ends_at": now - DAY},
     }
     for name, fields in assigned.items():
         PlanAssignment.objects.create(user=users[name], **fields)
     PlanAssignment.objects.create(subject="tenant:acme", plan=free)
-    text = "\n".join(["customer", "gone", *(user.username for user in users.values()), "tenant:acme", "user:free"])
-    found = outlook(pro, f"{text}\nip:203.0.113.7\ntenant:beta until 2001-01-01")
-    assert found.moved == {None: 2, pro.pk: 1, free.pk: 3}
-    assert (found.present, found.later) == (1, 2)
-    assert [problem.partition(",")[0] for problem in found.problems] == ["Line 11", "Line 1", "Line 2", "Line 12"]
-    assert {one.user_id or one.subject for one in found.new} == {
-        *(users[name].pk for name in names if name != "on pro"),
+    before = set(PlanAssignment.objects.values_list("pk", flat=True))
+    lines = lines_of("\n".join([*names, "tenant:acme", "user:free"]))
+    assert assign(pro, lines) == Assigned(new=6, later=2, present=2)
+    new = PlanAssignment.objects.exclude(pk__in=before)
+    assert {row.user_id or row.subject for row in new} == {
+        *(users[name].pk for name in names if name != "on-pro"),
         "tenant:acme",
     }
 
 
-def test_the_lines_dates_and_reasons_come_before_those_of_all(pro: Plan) -> None:
-    end = timezone.now() + 9 * DAY
-    found = outlook(pro, "tenant:a\ntenant:b until 2999-12-31 # Contract", ends_at=end, reason="Move")
-    assert [(one.ends_at.year, one.reason) for one in found.new] == [(end.year, "Move"), (3000, "Contract")]
-    assert outlook(pro, "tenant:a", starts_at=end + DAY, ends_at=end).problems == (
-        "Line 1, “tenant:a”: The end must lie after the start.",
-    )
+def test_one_bad_line_and_nobody_is_assigned(pro: Plan) -> None:
+    lines = lines_of("tenant:acme\ngone\nip:203.0.113.7\ntenant:beta until 2001-01-01")
+    with pytest.raises(ValidationError) as refused:
+        assign(pro, lines)
+    assert [problem.partition(",")[0] for problem in refused.value.messages] == ["Line 2", "Line 3", "Line 4"]
+    assert not PlanAssignment.objects.exists()
+
+
+def test_the_lines_reasons_come_before_that_of_all(pro: Plan) -> None:
+    assign(pro, lines_of("tenant:a\ntenant:b until 2999-12-31 # Contract"), reason="Move")
+    found = [(row.ends_at and row.ends_at.year, row.reason) for row in PlanAssignment.objects.order_by("subject")]
+    assert found == [(None, "Move"), (3000, "Contract")]
 
 
 def test_two_hundred_customers_are_moved_in_one_save(operator: Client, free: Plan, pro: Plan) -> None:
     users = [User.objects.create(username=f"customer{number}@example.com") for number in range(200)]
     PlanAssignment.objects.bulk_create([PlanAssignment(user=user, plan=free) for user in users[:150]])
     path = f"/admin/django_ratequota/plan/{pro.pk}/assign/"
-    form = {"text": "\n".join(["gone", *(user.username for user in users)]), "change_reason": "Migration"}
-    page = operator.post(path, form)
-    words = words_of(page)
-    assert "200 customers are put on this plan" in words
-    effects = [(str(text), count) for text, count in page.context["effects"]]
-    assert effects == [("Free", 150), ("no assignment", 50), ("lines skipped", 1)]
-    assert "Line 1, “user:gone”: There is no user with this login name." in words
+    text = "\n".join(user.username for user in users)
+    refused = words_of(operator.post(path, {"text": f"gone\n{text}", "change_reason": "Migration"}))
+    assert "Line 1, “gone”: There is no user with this login name." in refused
     assert PlanAssignment.objects.filter(plan=pro).count() == 0
     last = PolicyChange.objects.latest("pk").pk
-    sent = {field.html_name: field.value() or "" for field in page.context["form"] if field.name == "text"}
     with CaptureQueriesContext(connection) as queries:
-        done = operator.post(path, {**sent, "change_reason": "Migration", "confirmed": "1"})
+        done = operator.post(path, {"text": text, "change_reason": "Migration"})
     assert done.status_code == 302
     assert len(queries) < 30
     assert PlanAssignment.objects.filter(plan=pro, created_by__username="operator", reason="Migration").count() == 200
     changes = PolicyChange.objects.filter(pk__gt=last)
     assert (changes.count(), changes.values("change_id").distinct().count()) == (200, 1)
-    assert "Pro: Assigned: 200. On it already: 0. Lines skipped: 1." in words_of(operator.get(done["Location"]))
+    assert "Pro: 200 customers were assigned." in words_of(operator.get(done["Location"]))
 
 
-def test_a_file_in_csv_is_confirmed_as_text(operator: Client, pro: Plan) -> None:
+def test_a_file_in_csv_has_a_column_of_customers(operator: Client, pro: Plan) -> None:
     User.objects.create(username="alice")
-    upload = SimpleUploadedFile("customers.csv", b"who;end;why\nalice;2999-12-31;Contract 7\n")
-    page = operator.post(f"/admin/django_ratequota/plan/{pro.pk}/assign/", {"file": upload})
-    assert page.context["form"]["text"].value() == "alice until 2999-12-31 # Contract 7"
+    upload = SimpleUploadedFile("customers.csv", b"customer;end;why\nalice;2999-12-31;Contract 7\n")
+    operator.post(f"/admin/django_ratequota/plan/{pro.pk}/assign/", {"file": upload})
+    row = PlanAssignment.objects.get()
+    assert (row.user.username, row.reason) == ("alice", "Contract 7")

@@ -150,8 +150,6 @@ def test_the_estimate_equals_a_brute_force_count(
     assert refusals(found) == counted(tuple(rates), matching)
     assert found.requests == sum(one.admitted + one.refused for _, one in matching)
     assert found.clients == len({one.caller for _, one in matching})
-    assert found.really_refused_requests == sum(one.refused for _, one in matching)
-    assert found.really_refused_clients == len({one.caller for _, one in matching if one.refused})
     assert found.share == 1
 
 
@@ -445,15 +443,12 @@ def test_the_sentences_of_an_estimate() -> None:
         refused_clients=37,
         requests=100_000,
         refused_requests=1200,
-        really_refused_clients=1,
-        really_refused_requests=1,
         hit=(),
         unknown_policies=1,
         fits=(),
     )
     assert sentences(found) == [
         "In the last 24 h this would have refused 37 of 4,210 clients, 1.2 % of 100,000 requests.",
-        "Of the same requests < 0.1 % were really refused, by any policy, to 1 client.",
         "This is an estimate from 25 % of the callers.",
         "Ignored: 1 policy that takes precedence for callers that the records do not identify.",
     ]

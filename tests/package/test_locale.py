@@ -146,7 +146,7 @@ HEADINGS = {
     "matrix": ["Geltende Raten nach Tarif", "Endpunkt", "alle"],
     "history": ["Regeländerung zum Ansehen auswählen"],
     "restore": ["Die Version vor 02.11.2026 09:30 UTC wiederherstellen"],
-    "copy": ["Tarif Free kopieren", "alle Endpunkte"],
+    "copy": ["Tarif Free kopieren"],
 }
 
 

@@ -65,7 +65,7 @@ def test_a_list_leads_to_the_page_that_adds(desk: Desks, scene: Scene, name: str
 
 @pytest.mark.parametrize(
     ("name", "columns"),
-    [("policies", {"audience", "endpoint_name", "rates", "mode"}), ("lists", {"list_name", "member_count"})],
+    [("policies", {"audience", "endpoint_name", "rates", "mode"}), ("lists", {"shown_name", "member_count"})],
 )
 def test_the_main_columns_are_in_sight_on_a_telephone(
     desk: Desks, scene: Scene, name: str, columns: set[str]
