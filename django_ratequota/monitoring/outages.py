@@ -45,7 +45,7 @@ class Outages:
 
     def clear(self) -> None:
         """Begin with none: in a forked child they are the parent's."""
-        #: The row of the newest one, and until when it goes on (monotonic seconds).
+        #: The row of the newest one, and until when it goes on (Unix time, s).
         self._last: Any = None
         self._goes_on = 0.0
         self._unwritten: dict[UUID, Any] = {}
@@ -57,13 +57,13 @@ class Outages:
         outcome = next(one for one in _OUTCOMES if one in actions.values())
         with self._lock:
             now, row = timezone.now(), self._last
-            if row is None or time.monotonic() > self._goes_on:
+            if row is None or time.time() > self._goes_on:
                 # Not imported above, because check_request can be imported before Django is set up.
                 model: Any = apps.get_model(_MODEL)
                 zero = dict.fromkeys(_OUTCOMES, 0)
                 row = self._last = model(id=uuid4(), worker=process_name(), began_at=now, policies={}, **zero)
             row.ended_at, row.reason = now, reason
-            self._goes_on = time.monotonic() + GAP.total_seconds()
+            self._goes_on = time.time() + GAP.total_seconds()
             setattr(row, outcome, getattr(row, outcome) + 1)
             for policy, action in actions.items():
                 if policy is not None and (policy in row.policies or len(row.policies) < _MOST_POLICIES):
@@ -82,9 +82,9 @@ class Outages:
         with self._lock:
             row = self._last
             # It goes on without requests: this process leaves the server alone.
-            if row and time.monotonic() <= self._goes_on and any(one.open for one in limiter.store.breakers):
+            if row and time.time() <= self._goes_on and any(one.open for one in limiter.store.breakers):
                 row.ended_at, self._unwritten[row.pk] = timezone.now(), row
-                self._goes_on = time.monotonic() + GAP.total_seconds()
+                self._goes_on = time.time() + GAP.total_seconds()
             if not self._unwritten or not is_kept(limiter):
                 return
             writing, self._unwritten = self._unwritten, {}

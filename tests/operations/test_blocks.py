@@ -79,7 +79,7 @@ def test_a_block_refuses_at_once_until_it_is_ended(operator: Client, alice: User
     if until == "date":
         form |= {"until": "hour", "ends_at_0": "2100-01-01"}
     done = operator.post(url, form)
-    assert (done.status_code, done["Location"]) == (302, f"{PAGE}?user={alice.pk}")
+    assert (done.status_code, done["Location"]) == (302, url)
     assert not check_from(alice).allowed
     [block] = RatePolicy.objects.filter(rates="blocked")
     assert (block.reason, block.counted_per, block.endpoint) == ("Ticket 4711", "caller", None)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 from django.db import connection
-from django.test import Client
 
 from django_ratequota import Decision
 from django_ratequota.checks.database import check_rates
@@ -18,7 +17,6 @@ from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.runtime import default_limiter
 from tests.conftest import Check
 from tests.project.views import request_from
-from tests.support.operators import client_of, text_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -106,18 +104,6 @@ def test_the_check_names_them(broken: list[RatePolicy]) -> None:
         f"Policy {broken[0].pk} (plan Free at all endpoints): rates 'ten per hour' cannot be read; on_error decides.",
         f"Policy {broken[2].pk} (everyone at all endpoints): rates '<b>five</b>' cannot be read; on_error decides.",
     ]
-
-
-HEALTH = "/admin/django_ratequota/ratepolicy/health/"
-
-
-def test_the_page_health_names_them(broken: list[RatePolicy], operator: Client) -> None:
-    page = text_of(operator.get(HEALTH))
-    assert f"Policy {broken[0].pk}: the rates &#x27;ten per hour&#x27; cannot be read." in page
-    assert f"Policy {broken[2].pk}: the rates &#x27;&lt;b&gt;five&lt;/b&gt;&#x27; cannot be read." in page
-    assert "cannot be read" not in text_of(client_of("grant_override", name="support").get(HEALTH)), (
-        "not theirs to see"
-    )
 
 
 def test_workers_report_what_on_error_decided(check: Check, unreadable: RatePolicy) -> None:
