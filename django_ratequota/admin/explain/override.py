@@ -18,6 +18,7 @@ from django.utils.translation import gettext_lazy as _
 from ...changes.databases import saving
 from ...models import RatePolicy
 from ..pages import AdminPage
+from ..widgets import name_date_parts
 
 _LAST_SECOND = time(23, 59, 59)
 #: How long overrides last -> the text of the choice.
@@ -69,6 +70,7 @@ class OverrideForm(forms.Form):
         if endless:
             until: Any = self.fields["until"]
             until.choices = [*until.choices, (_NEVER, _("until somebody ends it"))]
+        name_date_parts(self.fields["ends_at"])  # type: ignore[arg-type]
         self.fields = {**fields, **self.fields}
 
     def clean(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def test_a_refused_customer_is_told_why(desk: Desks, scene: Scene) -> None:
     collector.flush()
     reference = answers[-1].headers["x-ratelimit-refusal"]
     sentence = page.locator(".ratequota-tell q")
-    told = re.compile(r"Your plan Free allows 10 units per hour for search\. You had used 10, .* is possible at .*:")
+    told = re.compile(r"Your plan Free allows 10 units per hour for search\. You had used 10\. .* is possible at .*:")
     own.open(PAGES["home"].path(scene))
     with own.task(actions=3):
         page.get_by_label("Customer or refusal").fill("carol")
