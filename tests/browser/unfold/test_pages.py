@@ -7,7 +7,6 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from django_ratequota.models import Plan
 from tests.browser.desk import Desks
 from tests.browser.pages import PAGES
 from tests.browser.scene import Scene
@@ -116,17 +115,6 @@ def test_the_policies_of_a_plan_are_in_sight(desk: Desks, scene: Scene, width: i
     box = rates.first.bounding_box()
     assert box is not None
     assert 0 <= box["x"] <= width - box["width"]
-
-
-def test_a_plan_is_moved_by_keys(desk: Desks, scene: Scene) -> None:
-    page = desk().open(PAGES["plans"].path(scene))
-    move = page.get_by_role("button", name="Move Pro")
-    for _ in range(4):
-        move.press("ArrowUp")
-    page.get_by_label("Reason for this change").fill("Ticket 4712")
-    page.get_by_role("button", name="Save", exact=True).click()
-    expect(page.get_by_text("changed successfully")).to_be_visible()
-    assert Plan.objects.all()[0] == scene.pro
 
 
 def test_the_list_is_filtered_and_edited(desk: Desks, scene: Scene) -> None:
