@@ -31,7 +31,12 @@ def main(built: str, listed: Path) -> None:
                     "BACKEND": "django.template.backends.django.DjangoTemplates",
                     "APP_DIRS": True,
                     # Of the admin, which is not installed here.
-                    "OPTIONS": {"libraries": {"admin_modify": "django.contrib.admin.templatetags.admin_modify"}},
+                    "OPTIONS": {
+                        "libraries": {
+                            name: f"django.contrib.admin.templatetags.{name}"
+                            for name in ("admin_modify", "admin_urls")
+                        }
+                    },
                 }
             ],
             INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django_ratequota"],
