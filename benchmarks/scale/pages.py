@@ -63,10 +63,7 @@ def pages() -> dict[str, Page]:
         "plan of 75 policies, save a row": _save(
             f"{_APP}/plan/{small.pk}/change/", **{"policies-0-rates": ("61/min", "62/min")}
         ),
-        "plan, assign to many": Page(
-            f"{_APP}/plan/{small.pk}/assign/",
-            data={"text": "\n".join(User.objects.order_by("pk").values_list("username", flat=True)[:500])},
-        ),
+        "plan, assign to many": Page(f"{_APP}/plan/{small.pk}/assign/"),
         "plan, copy": Page(f"{_APP}/plan/{pro.pk}/copy/"),
         "plan, asking to delete": Page(f"{_APP}/plan/{pro.pk}/delete/"),
         "matrix": Page(f"{_APP}/plan/matrix/"),
@@ -91,8 +88,8 @@ def pages() -> dict[str, Page]:
         "history": Page(f"{_APP}/policychange/"),
         "history, search": Page(f"{_APP}/policychange/?q=4711"),
         "history, of policies": Page(f"{_APP}/policychange/?model=ratepolicy"),
-        "change": Page(f"{_APP}/policychange/{change.pk}/change/"),
-        "change, restore": Page(f"{_APP}/policychange/{change.pk}/revert/object/"),
+        "save": Page(f"{_APP}/policychange/save/{change.change_id}/"),
+        "save, restore": Page(f"{_APP}/policychange/{change.pk}/revert/object/"),
         **{f"find {model}": _autocomplete(model, term) for model, term in _TERMS.items()},
     }
     return found

@@ -185,7 +185,9 @@ def _policies(size: Size, users: range, dice: random.Random, now: datetime) -> I
             start = now + timedelta(days=dice.choice((-60, -10, -1, 5)))
             audience |= {"starts_at": start, "ends_at": start + timedelta(days=30)}
         rates = "blocked" if kind in ("ip", "network") else dice.choice(_RATES)
-        endpoint = None if kind == "network" else dice.choice(endpoints)
+        # Another endpoint each time that a user's turn comes round.
+        at = (number * 31 + number // len(users)) % len(endpoints)
+        endpoint = None if kind == "network" else endpoints[at]
         yield RatePolicy(**audience, endpoint=endpoint, rates=rates, reason=dice.choice(_REASONS))
 
 

@@ -290,5 +290,7 @@ def test_pages_stay_small_and_take_few_queries_on_a_larger_installation(db: None
     chosen = {name: page for name, page in pages().items() if not name.startswith(_OTHERS)}
     for name, opened in open_pages(chosen, times=1).items():
         assert opened.bytes <= MOST_BYTES, name
-        # Quotas looks for rows in rounds, a bounded number of them, while those it finds are out of date.
-        assert opened.queries <= (45 if name.startswith("quotas") else 25), name
+        # Quotas looks for rows in rounds, a bounded number of them, while those it finds are out of date. A save of a
+        # table looks up the relations of each row, as Django's formsets do.
+        most = 300 if ", save" in name else 45 if name.startswith("quotas") else 25
+        assert opened.queries <= most, name

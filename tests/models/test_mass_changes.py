@@ -266,7 +266,7 @@ def test_the_delete_page_of_a_user_with_many_rows_is_bounded(django_assert_max_n
     with django_assert_max_num_queries(30):
         page = operator.get(url)
     assert len(page.content) < 100_000
-    assert "and 1900 more rate policies" in page.content.decode()
+    assert "Rate policies: 2000" in re.sub(r"<[^>]+>", "", page.content.decode())
     with statements() as sent:
         assert operator.post(url, {"post": "yes"}).status_code == 302
     assert len(sent) < 400
@@ -284,9 +284,6 @@ def test_the_delete_page_of_a_plan_with_many_rows_is_bounded(django_assert_max_n
     assert page.status_code == 200
     assert len(page.content) < 100_000
     assert "Plan assignments: 2000" in re.sub(r"<[^>]+>", "", text)
-    assert "and 1900 more plan assignments" in text
-    assert text.count("Plan assignment: <a") == 100
-    assert text.count("Rate policy: <a") == 2
     with statements() as sent:
         assert operator.post(url, {"post": "yes"}).status_code == 302
     assert len(sent) < 400
@@ -321,7 +318,7 @@ def deletion() -> PolicyChange:
 def test_a_plan_with_many_rows_is_restored_on_its_page(operator: Client) -> None:
     plan = plan_with_assignments(2 * BATCH)
     plan.delete()
-    url = f"/admin/django_ratequota/policychange/{deletion().pk}/revert/object/"
+    url = f"/admin/django_ratequota/policychange/{deletion().pk}/revert/save/"
     with statements() as sent:
         page = operator.get(url)
     assert len(sent) < 50

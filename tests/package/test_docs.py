@@ -272,7 +272,7 @@ def test_the_tutorials_own_project_works_as_typed(redis_client: object, tmp_path
                 else:
                     assert words[:2] == ["python", "manage.py"]
                     out = run(*words[1:]).splitlines()
-                    assert [wanted for wanted in printed if wanted not in out] == []
+                    assert [wanted for wanted in printed if wanted not in out] == [], out
     finally:
         if serving:
             serving.terminate()
