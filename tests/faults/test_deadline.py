@@ -57,8 +57,8 @@ def judge(title: str, took: list[tuple[float, str]]) -> None:
     )
     assert {outcome for _, outcome in took} == {"timeout", "left alone"}
     assert 3 <= len(waited) <= THREADS + 8, "those already on their way, then one probe a second"
-    assert max(waited) < 2 * TIMEOUT * NOISE
-    # The median: on a busy machine some of them are interrupted by whatever else runs there.
+    # Not the longest, and the median: on a busy machine some of them are interrupted by whatever else runs there.
+    assert percentile(waited, 0.9) < 2 * TIMEOUT * NOISE
     assert percentile(spared, 0.5) < 0.001
 
 
