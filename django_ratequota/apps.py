@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from django.apps import AppConfig
@@ -40,7 +39,8 @@ class RateQuotaConfig(AppConfig):
         process.policies, process.record, process.observe = cache.policies, collector.collector.record, alerts.observe
         request_log.connect()
         alerts.connect_receivers()
-        if "celery" in sys.modules:  # its child processes end without Python's exit functions
-            import_module("celery.signals").worker_process_shutdown.connect(lambda **_: ledger.end(), weak=False)
+        signals = sys.modules.get("celery.signals")  # loaded in its workers
+        if signals:  # whose child processes end without Python's exit functions
+            signals.worker_process_shutdown.connect(lambda **_: ledger.end(), weak=False)
         # Migrations and ``flush`` write policies that nobody records.
         post_migrate.connect(cache.policies.expire, sender=self, dispatch_uid="ratequota_after_migrate")
