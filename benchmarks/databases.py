@@ -62,7 +62,7 @@ def _empty_database() -> Iterator[None]:
     if connection.vendor == "sqlite":
         call_command("migrate", verbosity=0)
         with connection.cursor() as cursor:
-            cursor.execute("PRAGMA journal_mode = WAL")  # else whoever reads makes whoever saves wait
+            cursor.execute("PRAGMA journal_mode = WAL")  # else reads make saves wait
         yield
         return
     name = connection.settings_dict["NAME"]

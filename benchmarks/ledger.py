@@ -62,7 +62,7 @@ def _row(spent: Any) -> tuple[float, ...]:
 
 
 def _note(counters: int) -> Any:
-    """A ledger with what so many checks noted."""
+    """A ledger with the entries of this number of checks."""
     from django_ratequota.engine.rates import Rate
     from django_ratequota.engine.types import Bucket, BucketStatus
     from django_ratequota.monitoring.ledger import Checked, Ledger

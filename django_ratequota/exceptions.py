@@ -43,7 +43,7 @@ class ConfigurationError(RateQuotaError):
     """``RATEQUOTA``, or the CACHES alias that it names, cannot be used; ``manage.py check`` reports the same."""
 
 
-#: Most problems of a file that are told; there may be one in each of 100,000 lines.
+#: Most problems of a file that are listed; there may be one in each of 100,000 lines.
 SHOWN = 20
 
 

@@ -130,7 +130,7 @@ class PolicyTableAdmin(WarnsOnSave):
     def get_inline_instances(self, request: Any, obj: Any = None) -> list[Any]:
         """Return the table, unless it would be too long, or the operator cannot search for what its rows apply to.
 
-        One that was sent is read, whoever added rows meanwhile.
+        One that was sent is read, even if rows were added meanwhile.
         """
         found: list[Any] = super().get_inline_instances(request, obj)
         tables = [one for one in found if one.fields[0] in one.get_autocomplete_fields(request)]

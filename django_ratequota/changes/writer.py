@@ -173,7 +173,7 @@ def write_deletion(model: Any, pk: Any, using: str) -> None:
     deletions = next((one for one in wrappers if isinstance(one, _Deletions)), None)
     if deletions is None:
         deletions = _Deletions(using)
-        wrappers.insert(0, deletions)  # the last one is removed by whoever has added it
+        wrappers.insert(0, deletions)  # the code that added the last one removes it
     deletions.add(model, pk)
 
 

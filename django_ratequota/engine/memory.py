@@ -24,7 +24,7 @@ from .rates import BURST_ALGORITHMS
 from .types import Bucket, BucketStatus
 
 #: Most counters of a process, and of ``on_error = local``. The least recently used are forgotten, which resets their
-#: limits: whoever can make that many counters is held by none of them anyway.
+#: limits: a client that can make that many counters is held by none of them anyway.
 SIZE, LOCAL_SIZE = 100_000, 10_000
 _Name = tuple[object, ...]
 

@@ -141,7 +141,7 @@ def add_once(sums: Sums) -> Raised:
             # One parameter: the ORM's own upsert, with F() and Case, takes a hundred times as long.
             values = [_values(alias, counter, parts[0], now) for (counter, _), parts in ordered]
             rows = [json.dumps(values, separators=(",", ":"))]
-            # The windows first, as whoever locks rows begins with them.
+            # The windows first: all code that locks rows begins with them.
             cursor.execute(f"{_statement(alias, 'QuotaWindow')} RETURNING {_RETURNED}", rows)
             for counter, first_day, charged, refunded in cursor.fetchall():
                 window = counter, _date(first_day)

@@ -23,5 +23,5 @@ def make_refusal_a_warning(record: logging.LogRecord) -> bool:
 
 
 def connect() -> None:
-    """Filter ``django.request``, by which Django's handlers log responses; called once at start."""
+    """Filter ``django.request``, by which Django's handlers log responses. A second call changes nothing."""
     logging.getLogger("django.request").addFilter(make_refusal_a_warning)

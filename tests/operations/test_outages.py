@@ -1,4 +1,4 @@
-"""Outages as several workers saw them, joined to what operators are told."""
+"""Outages as several workers saw them, joined to what operators read."""
 
 from __future__ import annotations
 
