@@ -22,7 +22,7 @@ from . import running_windows
 from .explain import newest_policies
 from .running_windows import Chosen
 
-#: Counters read together for a whole list; how often more are read for a page whose first are out of date.
+#: Counters looked up together for a whole list; how often more are for a page whose first are out of date.
 _BATCH, _ROUNDS = 500, 20
 #: Rows of the ledger read at once while a whole list is sent.
 _CHUNK = 2_000
@@ -56,14 +56,15 @@ def near_rows(period: str, chosen: Chosen, start: str, most: int) -> tuple[list[
     Rows that are out of date are left out, so more of them are read. Also returns where the next part begins; "" =
     there are no more.
     """
+    # Read at once, because each query sorts all windows that run now.
+    rows = list(running_windows.rows(period, chosen, start)[: _ROUNDS * most + 1])
     # By their names, because a row whose limit was raised since it was written moves down the list meanwhile.
     found: dict[object, Row] = {}
-    for _ in range(_ROUNDS):
-        rows = list(running_windows.rows(period, chosen, start)[: most + 1])
-        found |= {row.bucket.counter: row for row in _fitting(chosen, rows[:most])}
-        start = running_windows.after(rows[most - 1]) if len(rows) > most else ""
-        if not start or len(found) >= most:
-            break
+    at = 0
+    while at < min(len(rows), _ROUNDS * most) and len(found) < most:
+        found |= {row.bucket.counter: row for row in _fitting(chosen, rows[at : at + most])}
+        at += most
+    start = running_windows.after(rows[at - 1]) if len(rows) > at else ""
     return sorted(found.values(), key=lambda row: (-row.used / row.limit, row.bucket.subject)), start
 
 
