@@ -7,6 +7,7 @@ from typing import Any
 from django.contrib import admin
 from django.contrib.admin.widgets import RelatedFieldWidgetWrapper
 from django.utils.html import format_html
+from django.utils.text import format_lazy
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import settings
@@ -63,7 +64,11 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, SearchesRelated, War
             None,
             {
                 "fields": [*_AUDIENCE, "endpoint", "rates", "mode", "ends_at", "reason"],
-                "description": _("Fill in at most one of plan, user, subject and list; none = everyone."),
+                # With a name of its own, as themes draw descriptions in other places.
+                "description": format_lazy(
+                    '<span id="ratequota-who-help">{}</span>',
+                    _("Fill in at most one of plan, user, subject and list; none = everyone."),
+                ),
             },
         ),
     ]

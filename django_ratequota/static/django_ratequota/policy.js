@@ -15,10 +15,7 @@ document.addEventListener("DOMContentLoaded", () => {
   const show = () => fields.forEach((field, at) => (rows[at].hidden = field.name !== who.value));
   who.addEventListener("change", show);
   show();
-  const description = rows[0].closest("fieldset").querySelector(".description");
-  if (description) {
-    description.hidden = true;
-  }
+  document.getElementById("ratequota-who-help").parentElement.hidden = true;
   // What was chosen before is kept for those who change their mind, and not sent.
   fields[0].form.addEventListener("formdata", ({formData}) => {
     for (const {name} of fields.filter((field) => field.name !== who.value)) {

@@ -55,6 +55,14 @@ def test_fields_begin_at_the_same_place(desk: Desks, scene: Scene) -> None:
     assert len(set(fields.evaluate_all("(fields) => fields.map((one) => one.getBoundingClientRect().left)"))) == 1
 
 
+def test_who_a_policy_is_for_stands_among_its_fields(desk: Desks, scene: Scene) -> None:
+    page = desk().open(PAGES["add policy"].path(scene))
+    who, rates = (page.locator(f"#{name}").bounding_box() for name in ("ratequota-who-kind", "id_rates"))
+    assert who and rates
+    assert abs(who["x"] - rates["x"]) < 8
+    expect(page.locator("#ratequota-who-help")).to_be_hidden()
+
+
 @pytest.mark.parametrize("name", ["plans", "policies", "lists"])
 def test_a_list_leads_to_the_page_that_adds(desk: Desks, scene: Scene, name: str) -> None:
     page = desk().open(PAGES[name].path(scene))
