@@ -13,7 +13,7 @@ import redis
 from asgiref.sync import async_to_sync
 from django.core.management.color import no_style
 from django.db import connections
-from django.test import TransactionTestCase
+from django.test import TransactionTestCase, override_settings
 
 from django_ratequota import Decision, Limiter
 from tests.support import properties, server
@@ -296,6 +296,15 @@ def limiter(redis_client: redis.Redis, clock: Clock) -> Iterator[Limiter]:
     limiter = Limiter(client=redis_client, clock=clock, prefix="rqtest", timeout=5)
     yield limiter
     limiter.store.close()
+
+
+@pytest.fixture(params=["redis", "memory"])
+def either(request: Any, limiter: Limiter, clock: Clock) -> Limiter:
+    """An engine on the test server, then one that counts in this process."""
+    if request.param == "redis":
+        return limiter
+    with override_settings(RATEQUOTA={"REDIS_URL": "memory://"}, CACHES={}):
+        return Limiter(clock=clock)
 
 
 @pytest.fixture

@@ -26,13 +26,17 @@ from .types import Bucket, BucketStatus
 #: Most counters of a process, and of ``on_error = local``. The least recently used are forgotten, which resets their
 #: limits: a client that can make that many counters is held by none of them anyway.
 SIZE, LOCAL_SIZE = 100_000, 10_000
+#: A counter whose time is ahead by more than this and its period was charged under a wrong clock; as ``prelude.lua``.
+FAR_US = 60 * 10**6
+#: Most requests in a log that a refund passes on its way to the request charged; as ``sliding_window_log.lua``.
+MOST_BEHIND = 1000
 _Name = tuple[object, ...]
 
 
 class _Counter(ABC):
     """What one counter holds, and the terms of the request in hand: units are whole, times are µs."""
 
-    #: Its own time at the last charge, or the start of its window; a clock that is set back does not change it.
+    #: Its own time at the last charge, or the start of its window; a clock that is set back a little keeps it.
     since = 0
     #: Its name among the counters, and its time, which is ``since`` at the earliest.
     name: _Name
@@ -46,6 +50,10 @@ class _Counter(ABC):
     @abstractmethod
     def advance(self) -> None:
         """Forget what has expired."""
+
+    def rewind(self, now: int) -> None:
+        """Count the units in use as of ``now``."""
+        self.since = now - now % self.period
 
     @abstractmethod
     def used(self) -> Fraction | int:
@@ -116,6 +124,11 @@ class _SlidingLog(_Counter):
         while self.log and self.log[0][0] + self.period <= self.now:
             self.total -= self.log.popleft()[1]
 
+    def rewind(self, now: int) -> None:
+        self.now = self.since
+        self.advance()
+        self.since, self.log = now, deque([(now, self.total)] if self.total else ())
+
     def used(self) -> int:
         return self.total
 
@@ -135,13 +148,14 @@ class _SlidingLog(_Counter):
         self.since, self.total = self.now, self.total + units
 
     def refund(self, units: int, took: _Took | None) -> None:
-        kept = []
-        for at, charged in reversed(self.log):
-            taken = min(units, charged) if took is None or at == took.until - self.period else 0
+        oldest, most = (took.until - self.period, MOST_BEHIND) if took else (0, len(self.log))
+        kept: list[tuple[int, int]] = []
+        while self.log and units and len(kept) < most and self.log[-1][0] >= oldest:
+            at, charged = self.log.pop()
+            taken = min(units, charged) if took is None or at == oldest else 0
             units, self.total = units - taken, self.total - taken
-            if charged > taken:
-                kept.append((at, charged - taken))
-        self.log = deque(reversed(kept))
+            kept.append((at, charged - taken))
+        self.log.extend(entry for entry in reversed(kept) if entry[1])
 
 
 class _SlidingCounter(_Counter):
@@ -194,6 +208,9 @@ class _Meter(_Counter):
     @property
     def edited(self) -> bool:
         return (self.written, self.size) != (self.limit, self.capacity)
+
+    def rewind(self, now: int) -> None:
+        self.since = now
 
     def left(self) -> tuple[int, int]:
         """Return the level by the present terms, and the faster of both limits, by which it drains."""
@@ -357,8 +374,10 @@ class Memory:
         found = deepcopy(self._counters.get(name)) if peek else self._counters.pop(name, None)
         counter = found if isinstance(found, kind) else kind()  # after an edit to another kind, too
         counter.name = name
-        counter.now = max(now, counter.since)
         counter.limit, counter.period, counter.capacity = rate.limit, rate.period_us, max(rate.capacity, self._share)
+        if not window and counter.since - now > max(counter.period, FAR_US):
+            counter.rewind(now)
+        counter.now = max(now, counter.since)
         start = counter.now - counter.now % counter.period
         counter.window = window or (start, start + counter.period)
         counter.advance()

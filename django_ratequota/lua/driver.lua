@@ -16,8 +16,8 @@
 --         {3, 0, now, revision}  now lies outside a caller's window: compute the window from now, and ask again,
 --         {4, 0, now, revision}  a durable count is missing: restore it, and ask again.
 -- Never   writes before every argument is read and every bucket is checked. A refusal writes nothing, nor does a cost
---         of 0. A key whose count is 0 is deleted, unless the count is durable. No value that a key may hold makes the
---         script fail.
+--         of 0, except to move a bucket's time back to now (b.rewound; see prelude). A key whose count is 0 is deleted,
+--         unless the count is durable. No value that a key may hold makes the script fail.
 
 local HEADER, STRIDE = 4, 9
 local MAX_US, DAY_US = 9007199254740991, 86400000000
@@ -148,10 +148,14 @@ for i = 1, count do
     local cost = tonumber(ARGV[HEADER + STRIDE * (i - 1) + 8])
     units = cost > 0 and (b.refunding and -cost or cost) or nil
   end
+  local rewound = b.rewound
+  if rewound and mode ~= 'peek' then
+    units = units or 0 -- also where nothing is charged: else each refusal would begin the wait again
+  end
   local remaining, full_at, more_at, value, finish, same_finish = b.settle(b, units, now)
   if units and full_at == 0 and not b.durable then
     call('DEL', KEYS[first + i])
-  elseif units and same_finish and by_server then
+  elseif units and same_finish and by_server and not rewound then
     call('SET', KEYS[first + i], value, 'KEEPTTL')
   elseif units then
     -- ms, rounded up, plus a second for differences from the clock by which the server expires keys.

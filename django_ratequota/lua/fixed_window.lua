@@ -3,7 +3,7 @@
 -- Stores  one string of 16 bytes: window start (µs), units counted in it (big-endian doubles).
 -- Admits  when count + cost <= limit.
 -- Windows begin at multiples of the period since the Unix epoch. A stored window that is newer, because the clock went
--- back, stays the current one.
+-- back, stays the current one; far ahead, its count moves to the window of now.
 -- Refund  takes nothing of a charge in an earlier window. While the clock is back before this one, a charge of this one
 --         is known by when it was counted until, b.since + b.level.
 -- Never   depends on the limit it was written under: an edited limit keeps the units counted.
@@ -12,7 +12,9 @@ local function check(b, value, now, cost)
   local start, count = now - now % b.period, nil
   if value and #value == 16 then
     local stored, counted = struct.unpack('>dd', value)
-    if stored >= start then
+    if stored - now > b.period and stored - now > FAR_US then
+      b.rewound, count = true, counted
+    elseif stored >= start then
       start, count = stored, counted
     end
   end

@@ -4,3 +4,7 @@
 -- The algorithms are branches of one function, algorithm(name): a call creates only the two functions that it needs.
 -- A table of all of them took longer to create than checking a bucket.
 -- x - x % 1 is the floor of x, x + -x % 1 its ceiling: exact, and without a function call.
+-- A stored time that is ahead of now by more than the period and FAR_US was stored under a wrong clock: check sets
+-- b.rewound and takes the usage as of now, and settle stores it so. Else callers would wait until that time.
+
+local FAR_US = 60000000

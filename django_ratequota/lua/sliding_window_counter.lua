@@ -24,6 +24,10 @@ local function check(b, value, now, cost)
   if value and #value == 24 then
     local stored, counted, before = struct.unpack('>ddd', value)
     if stored >= index then
+      local ahead = stored * period - now
+      if ahead > period and ahead > FAR_US then
+        b.rewound, stored = true, index
+      end
       index, current, previous = stored, counted, before
     elseif stored == index - 1 then
       previous = counted

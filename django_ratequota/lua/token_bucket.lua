@@ -28,6 +28,7 @@ local function check(b, value, now, cost)
         b.booked, size = true, -size
       end
     end
+    local held = used
     if limit ~= drain or size ~= burst then
       b.written, b.size = limit, size
       if b.refunding then
@@ -40,6 +41,8 @@ local function check(b, value, now, cost)
     -- Neither is NaN after this, whatever was stored.
     if not (at >= now) then
       used, at = used - (now - at) * drain, now
+    elseif at - now > period and at - now > FAR_US then
+      b.rewound, at = held, now
     end
     if not (used > 0) then
       used = 0
@@ -79,8 +82,8 @@ local function settle(b, units)
   local drain, finish, value = b.drain or limit, nil, nil
   if units then
     local kept, size = limit, burst
-    if units < 0 then
-      used, kept, size = without(b, -units), b.written or limit, b.size or burst
+    if units <= 0 then
+      used, kept, size = units < 0 and without(b, -units) or b.rewound, b.written or limit, b.size or burst
     else
       local over = used + units * period - burst * period
       if drain > limit and over > 0 then
@@ -90,7 +93,7 @@ local function settle(b, units)
       end
       used, drain = used + units * period, limit
     end
-    local queue = (b.booked or b.booking) and used > size * period
+    local queue = (b.booked or b.booking and units > 0) and used > size * period
     if not queue and size == kept and kept < 4294967296 then
       value = struct.pack('>ddI4', used, at, kept)
     else

@@ -17,7 +17,7 @@ from ..monitoring.health import Health, has_late_checkpoint, reports, state_of, 
 from ..monitoring.rollup import KEEP_DAYS, MANY_ROWS, roll_up
 from ..policies.unreadable import describe_unreadable, find_unreadable
 from ..runtime import default_limiter
-from ..store.base import server_version
+from ..store.base import NEARLY_FULL, memory_ratio, server_version
 from ..utils.histogram import merged, quantile
 
 
@@ -123,6 +123,8 @@ def status(_command: BaseCommand, _options: dict[str, Any]) -> Iterator[str]:
         )
         yield f"store        {name} {version} at {server}, up {up} s"
         yield f"eviction     {policy}, {evicted} keys evicted"
+        if (ratio := memory_ratio(info) or 0) >= NEARLY_FULL:
+            yield f"memory       {ratio:.0%} of maxmemory: once it is full, each policy's on_error decides"
     revision = limiter.stored_revision()
     yield f"keys         {settings.prefix}:*"
     yield f"revision     {revision or 'none published yet'}"

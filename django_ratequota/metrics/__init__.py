@@ -14,6 +14,7 @@ from ..exceptions import StoreError
 from ..monitoring.health import health
 from ..policies.cache import policies
 from ..runtime import default_limiter
+from ..store.base import memory_ratio
 from ..utils.histogram import BOUNDS, Histogram
 from .tally import tally as decisions
 
@@ -30,6 +31,7 @@ HELP = {
     "All overrides count as one policy.",
     "degraded_decisions": "Decisions made by on_error, by the reason why Redis or the database did not decide.",
     "store_up": "Whether the Redis server is in use; 0 = its circuit breaker is open.",
+    "store_memory_ratio": "Part of the Redis server's maxmemory in use, where a full server refuses to count.",
     "policies_revision": "The revision of the policies in use; 0 before the first request.",
     "policies_age_seconds": "Seconds since the policies were last read, which happens when they change.",
     "policies_reloads": "Reads of policies from the database: of all policies, or of changed ones.",
@@ -71,6 +73,15 @@ def _stores() -> Iterable[Sample]:
     return [((breaker.server,), float(not breaker.open)) for breaker in breakers]
 
 
+def _memory() -> Iterable[Sample]:
+    try:
+        infos = default_limiter().store.info()
+    except StoreError:
+        return []
+    ratios = {server: memory_ratio(info) for server, info in infos.items()}
+    return [((server,), ratio) for server, ratio in ratios.items() if ratio is not None]
+
+
 def _degraded() -> Iterable[Sample]:
     return [((reason,), count) for reason, count in health().degraded.items()]
 
@@ -80,6 +91,7 @@ METRICS = (
     Metric("policy_decisions", "counter", "{decision}", decisions.by_policy, ("endpoint", "policy", "outcome")),
     Metric("degraded_decisions", "counter", "{decision}", _degraded, ("reason",)),
     Metric("store_up", "gauge", "1", _stores, ("server",)),
+    Metric("store_memory_ratio", "gauge", "1", _memory, ("server",)),
     Metric("policies_revision", "gauge", "1", lambda: [((), health().revision)]),
     Metric("policies_age_seconds", "gauge", "s", lambda: [((), health().policies_age)]),
     Metric("checkpoint_age_seconds", "gauge", "s", lambda: [((), health().checkpoint_age)]),

@@ -64,6 +64,7 @@ def _latency() -> Any:
 #: How prometheus-client combines the gauges of all processes; revisions stay apart, by pid, to be compared.
 _MODES: Mapping[str, Any] = {
     "store_up": "livemin",
+    "store_memory_ratio": "livemax",
     "policies_age_seconds": "livemax",
     "policies_revision": "liveall",
     "checkpoint_age_seconds": "livemax",

@@ -22,6 +22,8 @@ from .numbers import number
 
 #: Most characters of a name in a warning.
 _SHOWN_CHARACTERS = 100
+#: The largest limit for which a log is kept without a warning, and the bytes of an entry in it.
+_MOST_LOGGED, _ENTRY_BYTES = 100_000, 14
 _AUDIENCE, _GROUP = attrgetter("user", "subject", "plan_id", "list_id"), attrgetter("endpoint_id", "counted_per")
 
 
@@ -30,7 +32,7 @@ def about_policy(
 ) -> list[str]:
     """Return warnings about a policy of the endpoint (None = all), the most serious first."""
     never = _never_applies(policy, endpoint, now_us) or _outranked(policy, others, now_us)
-    return [never] if never else _costs_too_much(policy, endpoint)
+    return [never] if never else [*_costs_too_much(policy, endpoint), *_logs_too_much(policy)]
 
 
 def about_endpoint(endpoint: Endpoint) -> list[str]:
@@ -141,4 +143,17 @@ def _costs_too_much(policy: PolicyFacts, endpoint: EndpointFacts | None) -> list
         }
         for rate in rates
         if endpoint is not None and rate.units(endpoint.cost) > rate.capacity
+    ]
+
+
+def _logs_too_much(policy: PolicyFacts) -> list[str]:
+    """A log stores each request of the period, and Redis searches it for every decision."""
+    text = _(
+        "“%(rate)s” stores every request of the period: up to %(size)s MB for each caller, in which Redis searches. "
+        "For limits above %(most)s choose “sliding_window_counter”, which stores a few bytes."
+    )
+    return [
+        text % {"rate": rate, "size": number(rate.limit * _ENTRY_BYTES / 10**6), "most": number(_MOST_LOGGED)}
+        for rate in (() if isinstance(policy.rates, str) else policy.rates)
+        if rate.algorithm == "sliding_window_log" and rate.limit > _MOST_LOGGED
     ]

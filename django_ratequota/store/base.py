@@ -25,6 +25,8 @@ from .commands import Command
 #: A timeout counts as the server's failure only if it had this share of the decision's time: other commands, or
 #: another server, may have used the rest.
 _FAIR_SHARE = 0.4
+#: From this part of ``maxmemory`` on, operators are warned: a full server refuses to count.
+NEARLY_FULL = 0.8
 #: Slices per decision.
 _SLICES = 8
 #: Seconds of the shortest slice, which is also the last look before a timeout.
@@ -389,3 +391,11 @@ def server_version(info: dict[str, str]) -> tuple[str, str]:
     if info.get("valkey_version"):
         return "valkey", info["valkey_version"]
     return "redis", info.get("redis_version", "0")
+
+
+def memory_ratio(info: dict[str, str]) -> float | None:
+    """Return the part of ``maxmemory`` in use; None without a limit, or where the server evicts keys instead."""
+    most = int(info.get("maxmemory", 0))
+    if not most or info.get("maxmemory_policy", "noeviction") != "noeviction":
+        return None
+    return int(info.get("used_memory", 0)) / most

@@ -171,11 +171,12 @@ def test_redis_servers_are_listed(operator: Client, monkeypatch: pytest.MonkeyPa
     assert up == "0"
     assert re.fullmatch(r"[\d.]+[KM]", memory)
     assert evicted == "0"
-    info = {"redis_version": "7.4.0", "evicted_keys": "1234"}
+    info = {"redis_version": "7.4.0", "evicted_keys": "1234", "maxmemory": "1000", "used_memory": "800"}
     monkeypatch.setattr(type(default_limiter().store), "info", lambda self: {"cache:6379": info})
     page = operator.get(PAGE)
     assert rows(page, "servers") == [["cache:6379", "redis 7.4.0", "–", "–", "–", "1234"]]
-    assert 'ratequota-bad">cache:6379 has evicted keys.' in boxes(page)[-1]
+    assert 'ratequota-bad">cache:6379 has evicted keys.' in boxes(page)[-2]
+    assert 'ratequota-bad">cache:6379 uses 80 % of its maxmemory.' in boxes(page)[-1]
 
 
 def outage(began: timedelta, **fields: Any) -> Outage:

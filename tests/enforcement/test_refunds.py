@@ -12,7 +12,7 @@ import redis
 from django_ratequota import Bucket, Decision, Limiter, Rate
 from django_ratequota.engine.decision import LimitRequest
 from django_ratequota.engine.keys import bucket_key
-from django_ratequota.engine.memory import LocalLimiter
+from django_ratequota.engine.memory import MOST_BEHIND, LocalLimiter
 from django_ratequota.engine.rates import ALGORITHMS, BURST_ALGORITHMS
 from tests.conftest import NOON_US, Clock
 from tests.support.properties import examples
@@ -99,13 +99,13 @@ def test_a_long_log_is_written_anew_behind_the_request(
 ) -> None:
     asked = bucket("10000/hour sliding_window_log")
     decision = limiter.check([asked], 7)
-    for _ in range(2500):
+    for _ in range(MOST_BEHIND - 1):
         clock.advance(us=1)
         limiter.check([asked])
-    assert decision.refund(7).statuses[0].remaining == 7500
+    assert decision.refund(7).statuses[0].remaining == 10_000 - 999
     entries = [int(item) for item in redis_client.lrange(bucket_key("rqtest", asked), 0, -1)]
-    assert entries[1::2] == list(range(1, 2501))
-    assert entries[::2] == list(range(NOON_US + 1, NOON_US + 2501))
+    assert entries[1::2] == list(range(1, 1000))
+    assert entries[::2] == list(range(NOON_US + 1, NOON_US + 1000))
     assert redis_client.pttl(bucket_key("rqtest", asked)) > 0
 
 

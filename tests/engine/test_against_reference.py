@@ -201,7 +201,7 @@ class Walk(RuleBasedStateMachine):
         self.models[pick].reset(self.buckets[pick].rate, self.clock.now_us)
 
     @precondition(lambda self: self.rewinds)
-    @rule(picks=PICKS, cost=COSTS, back=st.tuples(st.integers(0, 230), st.integers(0, 10)))
+    @rule(picks=PICKS, cost=COSTS, back=st.tuples(st.integers(0, 230), st.integers(0, 10) | st.just(DAY)))
     def rewind(self, picks: list[int], cost: Cost, back: Pause) -> None:
         self.ask("check", picks, cost, (-back[0], -back[1]))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections import deque
 from collections.abc import Iterable
@@ -315,15 +314,32 @@ def test_the_log_drops_expired_entries(redis_client: redis.Redis, limiter: Limit
     assert redis_client.llen(bucket_key("rqtest", asked)) <= 2 * 11
 
 
+@pytest.mark.parametrize("behind", [999, 1000])
+def test_a_refund_passes_a_thousand_requests_at_most(either: Limiter, clock: Clock, behind: int) -> None:
+    """It rewrote all requests behind its own: with 10**6 of them the server did nothing else for 2 s."""
+    asked = bucket("100_000/min sliding_window_log")
+    charged = either.check([asked], 5)
+    for _ in range(behind):
+        clock.advance(us=1)
+        either.charge([asked])
+    given_back = 5 if behind < 1000 else 0
+    assert charged.refund(5).statuses[0].remaining == 100_000 - behind - 5 + given_back
+    clock.advance(60, us=-behind)  # the request charged expires, then the others do
+    assert either.peek([asked]).remaining == 100_000 - behind
+    clock.advance(us=behind)
+    assert either.peek([asked]).remaining == 100_000
+
+
 # --- A clock that goes back. ---
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_rewound_clock_mints_no_capacity_and_is_not_stored(limiter: Limiter, clock: Clock, algorithm: str) -> None:
     """A stored wrong time would count as refill time once the clock is right again."""
-    # A calendar window is a counter of its own, whatever the clock does.
-    periods = ("min", "2day" if algorithm == "fixed_window" else "day", "30day")
-    for number, (period, back) in enumerate(itertools.product(periods, (1, 59, 3600, 86_400, 40 * 86_400))):
+    day = 86_400
+    steps = {"min": (1, 59), "25h": (1, 59, 3600, day), "30day": (1, 59, 3600, day, 25 * day)}
+    each = [(period, back) for period, backs in steps.items() for back in backs]
+    for number, (period, back) in enumerate(each):
         asked = [bucket(f"10/{period} {algorithm}", f"user:{number}")]
         assert limiter.check(asked, 9).allowed
         clock.advance(-back)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from fractions import Fraction
 
 import pytest
+import redis
 from hypothesis import event, example, given
 from hypothesis import strategies as st
 
 from django_ratequota import Bucket, Limiter, Rate
+from django_ratequota.engine.keys import bucket_key
+from django_ratequota.engine.memory import FAR_US
 from django_ratequota.engine.rates import ALGORITHMS
 from tests.conftest import Clock
 from tests.support.properties import examples
 
-SECOND = 10**6
+SECOND, DAY = 10**6, 86_400
 #: The longest that a bucket which is full at a steady clock keeps a caller out, in periods. The counter of two
 #: windows holds what was counted at the end of one against its caller until the end of the next.
 FULL_FOR = {algorithm: 2 if algorithm == "sliding_window_counter" else 1 for algorithm in ALGORITHMS}
@@ -36,6 +40,8 @@ def test_a_server_whose_clock_steps(
     period_us, newest_us = period * SECOND, clock()
     admitted: list[tuple[int, int]] = []
     for step_us, twentieths, cost in moves:
+        if newest_us - clock() - step_us > FAR_US:
+            step_us = 0
         clock.advance(us=step_us + twentieths * period_us // 20)
         newest_us = max(newest_us, clock())
         decision = limiter.check([bucket], cost)
@@ -56,6 +62,55 @@ def test_a_server_whose_clock_steps(
     if not decision.allowed and status.retry_after_us is not None:
         clock.advance(us=status.retry_after_us)
         assert limiter.check([bucket], cost).allowed, "it is admitted after retry_after"
+
+
+@pytest.mark.parametrize("period", [1, 60, 3600])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+class TestAClockThatWasADayAhead:
+    """Counters charged meanwhile kept the time of the wrong clock, so they refused for the whole day."""
+
+    def test_a_full_counter_refuses_no_longer_than_at_a_steady_clock(
+        self, either: Limiter, clock: Clock, algorithm: str, period: int
+    ) -> None:
+        bucket = Bucket("user:1", Rate.parse(f"10/{period}s {algorithm}"))
+        clock.advance(DAY + 0.3 * period)
+        assert either.check([bucket], 10).allowed
+        clock.advance(-DAY)
+        for _ in range(3):  # a refused request stores the time, a peek shows the same
+            peeked, refused = either.peek([bucket]), either.check([bucket])
+            assert [d.statuses[0] for d in (peeked, refused)] == [refused.statuses[0]] * 2
+            assert not refused.allowed
+            clock.advance(us=1)
+        assert refused.retry_after is not None
+        assert 0 < refused.retry_after <= FULL_FOR[algorithm] * period
+        clock.advance(refused.retry_after, us=-2)
+        assert not either.check([bucket]).allowed
+        clock.advance(us=1)
+        assert either.check([bucket]).allowed
+
+    def test_what_was_used_stays_used(self, either: Limiter, clock: Clock, algorithm: str, period: int) -> None:
+        bucket, full = Bucket("user:1", Rate.parse(f"10/{period}s {algorithm}")), Bucket("user:2", Rate.parse("1/h"))
+        clock.advance(DAY)
+        charged = either.check([bucket], 6)
+        either.check([full])
+        clock.advance(-DAY)
+        assert not either.check([bucket, full]).allowed
+        assert either.peek([bucket]).remaining == 4
+        assert either.check([bucket], 3).remaining == 1
+        assert charged.refund(6).statuses[0].remaining <= 7
+        either.charge([bucket], either.peek([bucket]).remaining or 0)
+        assert not either.check([bucket]).allowed
+
+    def test_the_key_lives_no_longer_than_its_state(
+        self, limiter: Limiter, clock: Clock, redis_client: redis.Redis, algorithm: str, period: int
+    ) -> None:
+        bucket = Bucket("user:1", Rate.parse(f"10/{period}s {algorithm}"))
+        clock.now_us = time.time_ns() // 1000 + DAY * SECOND
+        limiter.check([bucket], 6)
+        key = bucket_key("rqtest", bucket)
+        redis_client.expire(key, DAY)  # as the server's clock goes back, its keys' TTLs grow
+        assert Limiter(client=redis_client, prefix="rqtest", timeout=5).check([bucket]).remaining == 3
+        assert 0 < redis_client.ttl(key) <= 2 * period + 1
 
 
 def most_at_once(algorithm: str, admitted: list[tuple[int, int]], limit: int, period_us: int) -> Fraction:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import time
 from bisect import bisect_left
 from dataclasses import replace
@@ -26,6 +27,7 @@ from tests.support.commands import run
 from tests.support.fake_redis import fake_redis
 from tests.support.operators import a_customer
 from tests.support.requests import check_from
+from tests.support.server import memory_limit
 from tests.support.windows import counted
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
@@ -156,6 +158,17 @@ def test_status_shows_store_revision_last_change_and_ledger(
     counted(subject="user:1", starts_at=timezone.now(), ends_at=timezone.now() + timedelta(days=9), used=1, limit=2)
     monkeypatch.setattr(maintenance, "MANY_ROWS", 0)
     assert "ledger       1 rows: many, see manage.py check --database default\n" in run("status")
+
+
+def test_status_warns_of_a_server_that_is_nearly_full(redis_client: redis.Redis) -> None:
+    """A full one refuses the script for every caller, with a counter or not."""
+    assert "maxmemory" not in run("status")
+    with memory_limit(redis_client, used=0.87):
+        assert re.search(r"^memory +(8|9)\d% of maxmemory: once it is full", run("status"), re.MULTILINE)
+        redis_client.config_set("maxmemory-policy", "allkeys-lru")
+        assert "of maxmemory" not in run("status"), "it evicts instead"
+    with memory_limit(redis_client, used=0.5):
+        assert "of maxmemory" not in run("status")
 
 
 def report_as(name: str, **values: Any) -> None:

@@ -181,6 +181,17 @@ def test_metrics_of_latency_store_and_policies(search: Endpoint) -> None:
     assert max(buckets) == found["ratequota_decision_seconds_count"] == sum(default_limiter().latency.counts)
 
 
+def test_the_memory_of_a_server_that_is_limited(redis_client: redis.Redis) -> None:
+    def ratios() -> list[float]:
+        return [value for name, value in scrape().items() if name.startswith("ratequota_store_memory_ratio{")]
+
+    assert ratios() == []
+    with server.memory_limit(redis_client, used=0.5):
+        assert ratios() == [pytest.approx(0.5, rel=0.2)]
+        redis_client.config_set("maxmemory-policy", "allkeys-lru")
+        assert ratios() == []
+
+
 def test_registering_twice_registers_once_and_without_redis(settings: Any) -> None:
     settings.RATEQUOTA = {"REDIS_URL": "nonsense://"}
     registry = CollectorRegistry()

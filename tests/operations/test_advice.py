@@ -104,6 +104,13 @@ def test_a_cost_above_the_limit_is_reported() -> None:
     assert not any(replay([Rate.parse("4/min")], [(NOON_US + day * DAY, 5) for day in range(3)]))
 
 
+def test_a_log_of_many_requests_is_reported() -> None:
+    assert advise(policy("100000/day sliding_window_log, 1000000/day sliding_window_counter")) == []
+    assert advise(policy("unlimited", rates="unlimited")) == []
+    (advice,) = advise(policy("10/s, 500000/day sliding_window_log"))
+    assert "“500000/day sliding_window_log” stores every request of the period: up to 7 MB for each caller" in advice
+
+
 @pytest.mark.parametrize(
     ("fields", "known"),
     [

@@ -5,7 +5,8 @@ first instant at which the formula admits the cost, ``reset_after`` the first at
 the first at which more units are free. Where a formula is silent, the rules are:
 
 * a clock that went back: token_bucket, leaky_bucket, gcra and sliding_window_log go on at the last time they stored,
-  fixed_window and sliding_window_counter in the window they stored;
+  fixed_window and sliding_window_counter in the window they stored. From farther ahead than the period and a minute
+  the usage moves to now, also for a request that is refused;
 * a calendar window is a counter of its own, whatever the clock does, and so is a month with another first day;
 * an edited rate: units used are kept. token_bucket, leaky_bucket and gcra hold the larger of both capacities at most,
   and drain by the faster limit until the next charge; a charge under the slower limit leaves its capacity at most,
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from fractions import Fraction
@@ -79,6 +81,14 @@ class Model(ABC):
     def admits(self, rate: Rate, now: int, cost: int) -> bool:
         return self.used(rate, now) + cost <= rate.capacity
 
+    def stored(self, rate: Rate) -> int:
+        """The time that it goes on at; 0 = whatever it is now."""
+        return 0
+
+    def move(self, rate: Rate, now: int) -> None:
+        """Make ``now`` that time, and keep the units used."""
+        raise NotImplementedError
+
     @abstractmethod
     def add(self, rate: Rate, now: int, units: int) -> None:
         """Charge units, or give back, with a minus, at most what is used."""
@@ -139,6 +149,12 @@ class FixedWindow(Model):
 
     def used(self, rate: Rate, now: int) -> Fraction:
         return Fraction(self.count if self.window(rate, now) <= self.start else 0)
+
+    def stored(self, rate: Rate) -> int:
+        return self.start
+
+    def move(self, rate: Rate, now: int) -> None:
+        self.start = self.window(rate, now)
 
     def add(self, rate: Rate, now: int, units: int) -> None:
         used = int(self.used(rate, now))
@@ -212,6 +228,12 @@ class SlidingWindowLog(Model):
         since = self.at(now) - rate.period_us
         return Fraction(sum(units for time, units in self.entries if time > since))
 
+    def stored(self, rate: Rate) -> int:
+        return self.at(0)
+
+    def move(self, rate: Rate, now: int) -> None:
+        self.entries = [(now, int(self.used(rate, now)))]
+
     def add(self, rate: Rate, now: int, units: int) -> None:
         at = self.at(now)
         if units:
@@ -254,6 +276,12 @@ class SlidingWindowCounter(Model):
         elapsed = max(0, now - index * rate.period_us)
         return previous * (1 - Fraction(elapsed, rate.period_us)) + current
 
+    def stored(self, rate: Rate) -> int:
+        return self.index * rate.period_us
+
+    def move(self, rate: Rate, now: int) -> None:
+        self.index = now // rate.period_us
+
     def add(self, rate: Rate, now: int, units: int) -> None:
         self.index, current, previous = self.windows(rate, now)
         self.current = max(0, current + units)
@@ -287,6 +315,12 @@ class Meter(Model):
         if self.rate and (self.rate.limit, self.rate.capacity) != (rate.limit, rate.capacity):
             level = min(level, Fraction(max(rate.capacity, self.rate.capacity)))
         return max(Fraction(0), level - max(0, now - self.drained) * self.drain(rate))
+
+    def stored(self, rate: Rate) -> int:
+        return self.drained
+
+    def move(self, rate: Rate, now: int) -> None:
+        self.drained = now
 
     def is_booked(self, rate: Rate, now: int) -> bool:
         return self.booked and self.used(rate, now) > rate.capacity
@@ -388,6 +422,10 @@ def judge(
     """
     hints: list[BucketStatus | None] = list(claims) if claims else [None] * len(models)
     costs = [units_of(verb, rate, cost) for rate in rates]
+    models = [deepcopy(model) if verb == "peek" else model for model in models]
+    for model, rate in zip(models, rates, strict=True):
+        if model.stored(rate) - now > max(rate.period_us, 60 * 10**6):
+            model.move(rate, now)
     waits = [
         model.wait(rate, now, units, claim=hint)
         for model, rate, units, hint in zip(models, rates, costs, hints, strict=True)

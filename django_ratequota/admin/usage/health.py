@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy as _
 from ...monitoring.rollup import KEEP_DAYS
 from ...operations.outages import Away, outages
 from ...runtime import default_limiter
-from ...store.base import server_version
+from ...store.base import NEARLY_FULL, memory_ratio, server_version
 from ..formatting import number_text, shown
 from ..pages import AdminPage, reply
 from .outages import sentence
@@ -34,13 +34,13 @@ class HealthPage(AdminPage):
         status = current_status()
         infos = reply(lambda: default_limiter().store.info())[0] if status.answered else None
         servers = [_server(name, info) for name, info in (infos or {}).items()]
-        lost = [server["lost"] for server in servers if server["lost"]]
+        problems = [text for name, info in (infos or {}).items() for text in _problems(name, info)]
         rows = status.rows()
         away = outages(timezone.now() - timedelta(days=KEEP_DAYS))
         context = {
             "title": _("Health"),
             "status": status,
-            "problems": [*status.problems, *lost],
+            "problems": [*status.problems, *problems],
             "workers": rows[:_MOST_LISTED],
             "workers_more": max(0, len(rows) - _MOST_LISTED),
             "servers": servers,
@@ -77,12 +77,23 @@ def _server(name: str, info: dict[str, str]) -> dict[str, Any]:
     up, used, most, evicted = (
         info.get(key, "–") for key in ("uptime_in_days", "used_memory_human", "maxmemory_human", "evicted_keys")
     )
-    text = gettext(
-        "%(name)s has evicted keys. Evicted counters start again at zero, so callers may have exceeded their limits. "
-        "Set maxmemory-policy to noeviction."
-    )
-    return {
-        "name": shown(name),
-        "cells": [shown(cell) for cell in (f"{product} {version}", up, used, most, evicted)],
-        "lost": text % {"name": shown(name)} if evicted not in ("–", "0") else "",
-    }
+    cells = [shown(cell) for cell in (f"{product} {version}", up, used, most, evicted)]
+    return {"name": shown(name), "cells": cells}
+
+
+def _problems(name: str, info: dict[str, str]) -> list[str]:
+    """Return a sentence for each problem with a Redis server's memory."""
+    found, ratio = [], memory_ratio(info) or 0
+    if info.get("evicted_keys", "0") != "0":
+        text = gettext(
+            "%(name)s has evicted keys. Evicted counters start again at zero, so callers may have exceeded their "
+            "limits. Set maxmemory-policy to noeviction."
+        )
+        found.append(text % {"name": shown(name)})
+    if ratio >= NEARLY_FULL:
+        text = gettext(
+            "%(name)s uses %(percent)s %% of its maxmemory. Once it is full, it counts nothing, and the “on error” "
+            "of each policy decides. Raise maxmemory, or move other data to another server."
+        )
+        found.append(text % {"name": shown(name), "percent": number_text(int(ratio * 100))})
+    return found
