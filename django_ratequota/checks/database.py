@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from functools import wraps
 from typing import Any
 
+from django.apps import apps
 from django.conf import settings as django_settings
 from django.core import checks
 from django.db import Error as DatabaseError
@@ -16,6 +17,7 @@ from django.utils import timezone
 from .. import conf
 from ..changes.databases import policy_alias
 from ..changes.validators import visible
+from ..models.fields import ExactField, exact_collation
 from .settings import MIDDLEWARE
 
 Messages = list[checks.CheckMessage]
@@ -38,7 +40,7 @@ def of_policies(check: Callable[..., Messages]) -> Callable[..., Messages]:
 
 @of_policies
 def check_migrated(**_: Any) -> Messages:
-    """W009: a migration of this app is not applied."""
+    """W009: a migration of this app is not applied. E008: all are, and a table or a column is missing."""
     from django.db.migrations.loader import MigrationLoader
 
     alias, label = policy_alias(), "django_ratequota"
@@ -49,7 +51,55 @@ def check_migrated(**_: Any) -> Messages:
     missing = sorted(name for app, name in unapplied if app == label)
     text = f"Migrations of {label} are not applied to {alias!r}: {', '.join(missing)}."
     hint = "Run manage.py migrate: until then policies cannot be read."
-    return [checks.Warning(text, hint=hint, id="django_ratequota.W009")] if missing else []
+    if missing:
+        return [checks.Warning(text, hint=hint, id="django_ratequota.W009")]
+    introspection = connections[alias].introspection
+    with connections[alias].cursor() as cursor:
+        tables = {table: set[str]() for table in introspection.table_names(cursor)}
+        for table in {model._meta.db_table for model, _column in _columns()} & tables.keys():
+            tables[table] = {column.name for column in introspection.get_table_description(cursor, table)}
+    lacking = [
+        f"{model._meta.db_table}.{field.column}"
+        for model, field in _columns()
+        if field.column not in tables.get(model._meta.db_table, ())
+    ]
+    text = f"{alias!r} lacks columns of {label}: {', '.join(lacking)}. No policy is enforced."
+    hint = (
+        f"An unreleased version made its tables. Drop all tables that begin with {label}_, and run manage.py migrate "
+        f"--fake {label} zero, then manage.py migrate."
+    )
+    return [checks.Error(text, hint=hint, id="django_ratequota.E008")] if lacking else []
+
+
+def _columns() -> Iterator[tuple[Any, Any]]:
+    """Yield the models and fields of all columns of this app."""
+    for model in apps.get_app_config("django_ratequota").get_models():
+        yield from ((model, field) for field in model._meta.local_concrete_fields)
+
+
+@of_policies
+def check_collations(**_: Any) -> Messages:
+    """W028: MySQL or MariaDB takes subjects or counters for equal that differ in case, accents or trailing blanks."""
+    connection = connections[alias := policy_alias()]
+    collation = exact_collation(connection)
+    if collation is None:
+        return []
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT table_name, column_name FROM information_schema.columns "
+            "WHERE table_schema = DATABASE() AND collation_name <> %s",
+            [collation],
+        )
+        others = set(cursor.fetchall())
+    editor = connection.schema_editor()
+    found = [
+        f"ALTER TABLE {model._meta.db_table} MODIFY `{field.column}` {editor.column_sql(model, field)[0]};"
+        for model, field in _columns()
+        if isinstance(field, ExactField) and (model._meta.db_table, field.column) in others
+    ]
+    text = f"{alias!r} takes acme and ACME for one: columns of subjects and counters lack the collation {collation}."
+    hint = f"Run: {' '.join(found)}"
+    return [checks.Warning(text, hint=hint, id="django_ratequota.W028")] if found else []
 
 
 @of_policies

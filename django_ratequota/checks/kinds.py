@@ -14,5 +14,5 @@ DEPLOYMENT = (store.check_memory, store.check_exposed)
 #: With ``--database`` and the alias of the policies.
 OF_POLICIES = (
     *(database.check_migrated, database.check_outcome, database.check_plans, database.check_assigned_kinds),
-    *(database.check_ledger, database.check_rates, views.check_unlimited),
+    *(database.check_ledger, database.check_rates, database.check_collations, views.check_unlimited),
 )
