@@ -53,28 +53,30 @@ def check_migrated(**_: Any) -> Messages:
     hint = "Run manage.py migrate: until then policies cannot be read."
     if missing:
         return [checks.Warning(text, hint=hint, id="django_ratequota.W009")]
-    introspection = connections[alias].introspection
-    with connections[alias].cursor() as cursor:
-        tables = {table: set[str]() for table in introspection.table_names(cursor)}
-        for table in {model._meta.db_table for model, _column in _columns()} & tables.keys():
-            tables[table] = {column.name for column in introspection.get_table_description(cursor, table)}
-    lacking = [
-        f"{model._meta.db_table}.{field.column}"
-        for model, field in _columns()
-        if field.column not in tables.get(model._meta.db_table, ())
-    ]
-    text = f"{alias!r} lacks columns of {label}: {', '.join(lacking)}. No policy is enforced."
+    lacking = _lacking_columns(connections[alias])
+    text = f"{alias!r} lacks columns of {label}, so no policy is enforced: {', '.join(lacking)}."
     hint = (
-        f"An unreleased version made its tables. Drop all tables that begin with {label}_, and run manage.py migrate "
-        f"--fake {label} zero, then manage.py migrate."
+        f"An unreleased version made its tables. Drop all that begin with {label}_, run manage.py migrate --fake "
+        f"{label} zero, then manage.py migrate."
     )
     return [checks.Error(text, hint=hint, id="django_ratequota.E008")] if lacking else []
 
 
-def _columns() -> Iterator[tuple[Any, Any]]:
-    """Yield the models and fields of all columns of this app."""
-    for model in apps.get_app_config("django_ratequota").get_models():
-        yield from ((model, field) for field in model._meta.local_concrete_fields)
+def _lacking_columns(connection: Any) -> list[str]:
+    """Return the columns of this app that its tables do not have."""
+    lacking: list[str] = []
+    with connection.cursor() as cursor:
+        tables = connection.introspection.table_names(cursor)
+        for model in _models():
+            table = model._meta.db_table
+            found = connection.introspection.get_table_description(cursor, table) if table in tables else ()
+            columns = [field.column for field in model._meta.local_concrete_fields]
+            lacking += [f"{table}.{name}" for name in columns if name not in {column.name for column in found}]
+    return lacking
+
+
+def _models() -> Iterator[Any]:
+    return apps.get_app_config("django_ratequota").get_models()
 
 
 @of_policies
@@ -94,7 +96,8 @@ def check_collations(**_: Any) -> Messages:
     editor = connection.schema_editor()
     found = [
         f"ALTER TABLE {model._meta.db_table} MODIFY `{field.column}` {editor.column_sql(model, field)[0]};"
-        for model, field in _columns()
+        for model in _models()
+        for field in model._meta.local_concrete_fields
         if isinstance(field, ExactField) and (model._meta.db_table, field.column) in others
     ]
     text = f"{alias!r} takes acme and ACME for one: columns of subjects and counters lack the collation {collation}."

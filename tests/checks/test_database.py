@@ -118,7 +118,7 @@ def test_tables_of_an_older_schema_are_an_error(statement: str, undoing: str, la
             call_command("check", databases=DATABASES)
     assert ids([error]) == ["E008"]
     columns = ", ".join(f"django_ratequota_{column}" for column in lacking)
-    assert error.msg == f"'default' lacks columns of django_ratequota: {columns}. No policy is enforced."
+    assert error.msg == f"'default' lacks columns of django_ratequota, so no policy is enforced: {columns}."
 
 
 @pytest.mark.django_db(transaction=True)
