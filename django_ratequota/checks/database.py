@@ -11,7 +11,7 @@ from django.apps import apps
 from django.conf import settings as django_settings
 from django.core import checks
 from django.db import Error as DatabaseError
-from django.db import connections
+from django.db import connections, transaction
 from django.utils import timezone
 
 from .. import conf
@@ -40,7 +40,7 @@ def of_policies(check: Callable[..., Messages]) -> Callable[..., Messages]:
 
 @of_policies
 def check_migrated(**_: Any) -> Messages:
-    """W009: a migration of this app is not applied. E008: all are, and a table or a column is missing."""
+    """W009: a migration of this app is not applied. E008: all are, and a column or a table is missing."""
     from django.db.migrations.loader import MigrationLoader
 
     alias, label = policy_alias(), "django_ratequota"
@@ -53,26 +53,23 @@ def check_migrated(**_: Any) -> Messages:
     hint = "Run manage.py migrate: until then policies cannot be read."
     if missing:
         return [checks.Warning(text, hint=hint, id="django_ratequota.W009")]
-    lacking = _lacking_columns(connections[alias])
-    text = f"{alias!r} lacks columns of {label}, so no policy is enforced: {', '.join(lacking)}."
+    problems = list(_unreadable(alias))
+    text = f"Tables of {label} cannot be read, so policies may not be enforced: {'; '.join(problems)}."
     hint = (
         f"An unreleased version made its tables. Drop all that begin with {label}_, run manage.py migrate --fake "
         f"{label} zero, then manage.py migrate."
     )
-    return [checks.Error(text, hint=hint, id="django_ratequota.E008")] if lacking else []
+    return [checks.Error(text, hint=hint, id="django_ratequota.E008")] if problems else []
 
 
-def _lacking_columns(connection: Any) -> list[str]:
-    """Return the columns of this app that its tables do not have."""
-    lacking: list[str] = []
-    with connection.cursor() as cursor:
-        tables = connection.introspection.table_names(cursor)
-        for model in _models():
-            table = model._meta.db_table
-            found = connection.introspection.get_table_description(cursor, table) if table in tables else ()
-            columns = [field.column for field in model._meta.local_concrete_fields]
-            lacking += [f"{table}.{name}" for name in columns if name not in {column.name for column in found}]
-    return lacking
+def _unreadable(alias: str) -> Iterator[str]:
+    """Yield why tables of this app cannot be read with all of their columns."""
+    for model in _models():
+        try:
+            with transaction.atomic(using=alias):
+                list(model._base_manager.using(alias).order_by()[:1])
+        except DatabaseError as error:
+            yield str(error).partition("\n")[0]
 
 
 def _models() -> Iterator[Any]:

@@ -6,7 +6,7 @@ from . import database, settings, store, views
 
 ALWAYS = (
     *(settings.check_settings, settings.check_middleware, settings.check_proxies, settings.check_receivers),
-    *(store.check_store, store.check_enabled),
+    *(settings.check_tenants, store.check_store, store.check_enabled),
     *(views.check_enforced, views.check_declared, views.check_authenticated, views.check_throttle_classes),
 )
 #: With ``--deploy``.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -102,23 +103,22 @@ def altered(statement: str, undoing: str) -> Iterator[None]:
         (
             "ALTER TABLE django_ratequota_ratepolicy RENAME COLUMN mode TO kind",
             "ALTER TABLE django_ratequota_ratepolicy RENAME COLUMN kind TO mode",
-            ["ratepolicy.mode"],
+            "mode",
         ),
         (
             "ALTER TABLE django_ratequota_savelock RENAME TO earlier",
             "ALTER TABLE earlier RENAME TO django_ratequota_savelock",
-            ["savelock.id", "savelock.taken_at"],
+            "django_ratequota_savelock",
         ),
     ],
 )
-def test_tables_of_an_older_schema_are_an_error(statement: str, undoing: str, lacking: list[str]) -> None:
+def test_tables_of_an_older_schema_are_an_error(statement: str, undoing: str, lacking: str) -> None:
     with altered(statement, undoing):
         [error] = check_migrated(databases=DATABASES)
         with pytest.raises(SystemCheckError, match=r"django_ratequota\.E008"):
             call_command("check", databases=DATABASES)
     assert ids([error]) == ["E008"]
-    columns = ", ".join(f"django_ratequota_{column}" for column in lacking)
-    assert error.msg == f"'default' lacks columns of django_ratequota, so no policy is enforced: {columns}."
+    assert re.fullmatch(f"Tables of .* cannot be read, so policies may not be enforced: .*{lacking}.*", error.msg)
 
 
 @pytest.mark.django_db(transaction=True)
