@@ -124,7 +124,8 @@ def throttle_scope(
     It decorates APIView classes, their handler methods, actions of ViewSets and function views, above or below
     ``@action``, ``@api_view`` and other decorators. ``cost`` is in units, an int or ``(request, view) -> int``. A
     method that declares only one of them has its class's ``throttle_scope`` or ``throttle_cost`` for the other. The
-    decorator enforces nothing by itself.
+    decorator enforces nothing by itself. In the body of a class that sets ``throttle_scope``, that name is a text:
+    write ``@quota_scope``, which is the same decorator.
 
     Raises ``InvalidCost``, and ``TypeError`` for what cannot be decorated, when decorating.
     """
@@ -157,7 +158,6 @@ def throttle_scope(
     return declare
 
 
-#: For the body of a class that sets ``throttle_scope = "reports"``, where that name is the text.
 quota_scope = throttle_scope
 
 

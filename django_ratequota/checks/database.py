@@ -44,7 +44,8 @@ def check_migrated(**_: Any) -> Messages:
     from django.db.migrations.loader import MigrationLoader
 
     alias, label = policy_alias(), "django_ratequota"
-    if sys.argv[1:2] == ["migrate"]:  # which runs the checks, and then applies them
+    # These run the checks, and then apply them; the second is that of django-tenants.
+    if sys.argv[1:2] in (["migrate"], ["migrate_schemas"]):
         return []
     loader = MigrationLoader(connections[alias])
     unapplied = set(loader.disk_migrations) - set(loader.applied_migrations)
