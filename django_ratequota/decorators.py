@@ -30,6 +30,7 @@ from .policies.requests.view_declarations import (
     has_throttle,
     is_rest,
     refuse_operation,
+    scope_name,
     set_arguments,
     view_class,
 )
@@ -59,10 +60,8 @@ def ratequota(scope: Any = None, cost: Any = None, block: bool = True) -> Any:
     """
     if callable(scope):
         return ratequota()(scope)
-    if scope is not None and not isinstance(scope, str):
-        raise TypeError(f"scope must be the name of an endpoint, such as 'search', not {scope!r}")
     cost = check_declared(cost, "request")
-    declared = Declaration(scope, cost, checks=True, block=block)
+    declared = Declaration(scope_name(scope), cost, checks=True, block=block)
 
     def decorate(view: Any) -> Any:
         if isinstance(view, type):

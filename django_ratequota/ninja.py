@@ -22,7 +22,7 @@ from .enforcement.costs import Cost, answers_client, check_declared, computed_co
 from .engine.decision import Decision
 from .exceptions import ConfigurationError
 from .headers import add_headers, retry_after_seconds
-from .policies.requests.view_declarations import LIMITED_ATTRIBUTE, LateCheck, least_cost
+from .policies.requests.view_declarations import LIMITED_ATTRIBUTE, LateCheck, least_cost, scope_name
 from .responses import problem, refusal_text, status_code
 from .utils.optional import require
 from .utils.sansio import Twins, acall, adrive, call, drive
@@ -59,8 +59,8 @@ class QuotaThrottle(throttling.BaseThrottle):
     """
 
     def __init__(self, scope: str | None = None, cost: Cost = None) -> None:
-        """Raises ``InvalidCost``, and ``TypeError`` for a function of other arguments."""
-        self.scope, self.cost = scope, check_declared(cost, "request")
+        """Raises ``InvalidCost``, and ``TypeError`` for a scope that is no text, or a function of other arguments."""
+        self.scope, self.cost = scope_name(scope), check_declared(cost, "request")
         self._of = f"cost of {scope or 'a throttle'}"
 
     def allow_request(self, request: HttpRequest) -> bool:

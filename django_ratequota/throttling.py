@@ -14,8 +14,6 @@ from types import FunctionType
 from typing import Any, TypeVar
 
 from asgiref.sync import async_to_sync, iscoroutinefunction
-from django.utils.encoding import force_str
-from django.utils.functional import Promise
 from rest_framework.exceptions import APIException, ErrorDetail, Throttled
 from rest_framework.throttling import BaseThrottle
 
@@ -31,11 +29,11 @@ from .policies.requests.view_declarations import (
     declaration_on,
     is_rest,
     refuse_operation,
+    scope_name,
     set_arguments,
     view_class,
 )
 from .responses import refusal_text, status_code
-from .utils.problems import note_problem
 
 Declared = TypeVar("Declared", bound=Callable[..., Any])
 #: The attribute of REST framework's request with the view, the decision of the view's first QuotaThrottle, and what
@@ -82,9 +80,7 @@ class QuotaThrottle(BaseThrottle):
                 cost = _cost(request, view, declared)
             except Exception as error:
                 cost, answer = None, answer_of(error, _cost_name(request, view, declared))
-            if type(scope) is not str:
-                scope = _scope_name(scope, view)
-            decision = check_request(request, scope or None, cost)
+            decision = check_request(request, scope, cost)
             # REST framework calls all throttles of a view: the next of ours repeats the decision of the first.
             made[_DECISION] = view, decision, declared
             if declared and declared.checks:
@@ -128,12 +124,14 @@ def throttle_scope(
     It decorates APIView classes, their handler methods, actions of ViewSets and function views, above or below
     ``@action``, ``@api_view`` and other decorators. ``cost`` is in units, an int or ``(request, view) -> int``. A
     method that declares only one of them has its class's ``throttle_scope`` or ``throttle_cost`` for the other. The
-    decorator enforces nothing by itself.
+    decorator enforces nothing by itself. In the body of a class that sets ``throttle_scope``, that name is a text:
+    write ``@quota_scope``, which is the same decorator.
 
     Raises ``InvalidCost``, and ``TypeError`` for what cannot be decorated, when decorating.
     """
-    if not (isinstance(scope, str) and scope) and (scope is not None or cost is None):
+    if callable(scope) or scope == "" or (scope is None and cost is None):
         raise TypeError(f"write @throttle_scope('search'), with the name of an endpoint, not {scope!r}")
+    scope = scope_name(scope)
     cost = check_declared(cost, "request", "view")
     if iscoroutinefunction(cost):
         raise TypeError(f"REST framework's throttles are not async, so cost must not be: {cost!r}")
@@ -160,13 +158,7 @@ def throttle_scope(
     return declare
 
 
-def _scope_name(scope: Any, view: Any) -> str | None:
-    """Return a ``throttle_scope`` that may be an enum or a lazy text; None for what is no name, which is logged."""
-    if scope is None or isinstance(scope, str | Promise):
-        return None if scope is None else force_str(scope)
-    of = f"throttle_scope of {type(view).__name__}"
-    note_problem(of, f"{of} is one name, such as 'search', not {scope!r:.100}; it is ignored")
-    return None
+quota_scope = throttle_scope
 
 
 def _declare_function(function: Any, declared: Declaration) -> Any:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from functools import wraps
 from typing import Any
 
+from django.apps import apps
 from django.conf import settings as django_settings
 from django.core import checks
 from django.db import Error as DatabaseError
-from django.db import connections
+from django.db import connections, transaction
 from django.utils import timezone
 
 from .. import conf
 from ..changes.databases import policy_alias
 from ..changes.validators import visible
+from ..models.fields import ExactField, exact_collation
 from .settings import MIDDLEWARE
 
 Messages = list[checks.CheckMessage]
@@ -38,18 +40,67 @@ def of_policies(check: Callable[..., Messages]) -> Callable[..., Messages]:
 
 @of_policies
 def check_migrated(**_: Any) -> Messages:
-    """W009: a migration of this app is not applied."""
+    """W009: a migration of this app is not applied. E008: all are, and a column or a table is missing."""
     from django.db.migrations.loader import MigrationLoader
 
     alias, label = policy_alias(), "django_ratequota"
-    if sys.argv[1:2] == ["migrate"]:  # which runs the checks, and then applies them
+    # These run the checks, and then apply them; the second is that of django-tenants.
+    if sys.argv[1:2] in (["migrate"], ["migrate_schemas"]):
         return []
     loader = MigrationLoader(connections[alias])
     unapplied = set(loader.disk_migrations) - set(loader.applied_migrations)
     missing = sorted(name for app, name in unapplied if app == label)
     text = f"Migrations of {label} are not applied to {alias!r}: {', '.join(missing)}."
     hint = "Run manage.py migrate: until then policies cannot be read."
-    return [checks.Warning(text, hint=hint, id="django_ratequota.W009")] if missing else []
+    if missing:
+        return [checks.Warning(text, hint=hint, id="django_ratequota.W009")]
+    problems = list(_unreadable(alias))
+    text = f"Tables of {label} cannot be read, so policies may not be enforced: {'; '.join(problems)}."
+    hint = (
+        f"An unreleased version made its tables. Drop all that begin with {label}_, run manage.py migrate --fake "
+        f"{label} zero, then manage.py migrate."
+    )
+    return [checks.Error(text, hint=hint, id="django_ratequota.E008")] if problems else []
+
+
+def _unreadable(alias: str) -> Iterator[str]:
+    """Yield why tables of this app cannot be read with all of their columns."""
+    for model in _models():
+        try:
+            with transaction.atomic(using=alias):
+                list(model._base_manager.using(alias).order_by()[:1])
+        except DatabaseError as error:
+            yield str(error).partition("\n")[0]
+
+
+def _models() -> Iterator[Any]:
+    return apps.get_app_config("django_ratequota").get_models()
+
+
+@of_policies
+def check_collations(**_: Any) -> Messages:
+    """W028: MySQL or MariaDB takes subjects or counters for equal that differ in case, accents or trailing blanks."""
+    connection = connections[alias := policy_alias()]
+    collation = exact_collation(connection)
+    if collation is None:
+        return []
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT table_name, column_name FROM information_schema.columns "
+            "WHERE table_schema = DATABASE() AND collation_name <> %s",
+            [collation],
+        )
+        others = set(cursor.fetchall())
+    editor = connection.schema_editor()
+    found = [
+        f"ALTER TABLE {model._meta.db_table} MODIFY `{field.column}` {editor.column_sql(model, field)[0]};"
+        for model in _models()
+        for field in model._meta.local_concrete_fields
+        if isinstance(field, ExactField) and (model._meta.db_table, field.column) in others
+    ]
+    text = f"{alias!r} takes acme and ACME for one: columns of subjects and counters lack the collation {collation}."
+    hint = f"Run: {' '.join(found)}"
+    return [checks.Warning(text, hint=hint, id="django_ratequota.W028")] if found else []
 
 
 @of_policies

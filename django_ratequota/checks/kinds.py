@@ -6,7 +6,7 @@ from . import database, settings, store, views
 
 ALWAYS = (
     *(settings.check_settings, settings.check_middleware, settings.check_proxies, settings.check_receivers),
-    *(store.check_store, store.check_enabled),
+    *(settings.check_tenants, store.check_store, store.check_enabled),
     *(views.check_enforced, views.check_declared, views.check_authenticated, views.check_throttle_classes),
 )
 #: With ``--deploy``.
@@ -14,5 +14,5 @@ DEPLOYMENT = (store.check_memory, store.check_exposed)
 #: With ``--database`` and the alias of the policies.
 OF_POLICIES = (
     *(database.check_migrated, database.check_outcome, database.check_plans, database.check_assigned_kinds),
-    *(database.check_ledger, database.check_rates, views.check_unlimited),
+    *(database.check_ledger, database.check_rates, database.check_collations, views.check_unlimited),
 )

@@ -49,6 +49,24 @@ def check_proxies(**_: Any) -> list[checks.CheckMessage]:
     return [checks.Warning(text, hint=hint, id="django_ratequota.W018")] if versions else []
 
 
+def check_tenants(**_: Any) -> list[checks.CheckMessage]:
+    """W029: each tenant has a schema of its own, and the tables of this app are not in the shared one alone."""
+    engines = {str(database.get("ENGINE", "")).partition(".")[0] for database in django_settings.DATABASES.values()}
+    if engines.isdisjoint({"django_tenants", "tenant_schemas"}):
+        return []
+    shared = getattr(django_settings, "PUBLIC_SCHEMA_NAME", "public")
+    apps = {shared: getattr(django_settings, "SHARED_APPS", ()), "": getattr(django_settings, "TENANT_APPS", ())}
+    for kind, options in (getattr(django_settings, "TENANT_TYPES", None) or {}).items():
+        apps[kind] = options["APPS"]
+    having = {kind for kind, names in apps.items() if any(name.split(".")[0] == "django_ratequota" for name in names)}
+    text = "Tenants have schemas of their own, and a process applies the policies of one schema to all tenants."
+    hint = (
+        "List django_ratequota in SHARED_APPS and not in TENANT_APPS, and an identifier of the tenant first in "
+        "RATEQUOTA['CALLER']."
+    )
+    return [] if having == {shared} else [checks.Warning(text, hint=hint, id="django_ratequota.W029")]
+
+
 def check_receivers(**_: Any) -> list[checks.CheckMessage]:
     """W027: a receiver that NOTIFY names has nobody to mail."""
     customers = getattr(get_user_model(), "EMAIL_FIELD", "") or conf.settings.customer_emails

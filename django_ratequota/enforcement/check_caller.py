@@ -43,7 +43,8 @@ def check_caller(
     Each check is independent: it charges its whole cost, and a refusal refunds nothing. Callers without a user, an
     address and an identifier that CALLER names share one counter, as requests without an address do.
 
-    Raises ``InvalidCaller`` and ``InvalidCost``. When Redis or the database fails, ``on_error`` decides.
+    Raises ``InvalidCaller``, ``InvalidCost``, and ``TypeError`` for a scope that is no text. When Redis or the
+    database fails, ``on_error`` decides.
     """
     check = Evaluation(limiter_or_error(), scope, cost)
     return StepRunner(check.limiter).run(_steps(check, user, partial(_described, user, ip, identifiers, plan)))

@@ -31,6 +31,7 @@ from ..policies.facts import NOBODY, EndpointFacts, PolicyFacts
 from ..policies.matching import NO_METHOD, match_endpoints
 from ..policies.requests.caller import Caller
 from ..policies.requests.routes import Handling, handling_of, is_admin_page, resolved
+from ..policies.requests.view_declarations import scope_name
 from ..policies.resolver import EvaluationContext, Resolution, match_policies, narrow, resolve
 from ..policies.snapshot import Snapshot
 from ..runtime import process
@@ -56,8 +57,9 @@ def check_request(
     paid there; when it refuses, the units of the earlier checks are refunded. ``again=True`` makes the check
     independent, for each item of a batch: it charges the whole cost, and a refusal refunds nothing.
 
-    The decision is kept as ``request.ratequota``, unless there was nothing more to charge. Raises ``InvalidCost``.
-    When Redis or the database fails, the policies' ``on_error`` decides.
+    The decision is kept as ``request.ratequota``, unless there was nothing more to charge. Raises ``InvalidCost``,
+    and ``TypeError`` for a scope that is no text. When Redis or the database fails, the policies' ``on_error``
+    decides.
     """
     limiter = limiter_or_error()
     return StepRunner(limiter).run(RequestCheck(limiter, request, scope, cost, independent=again).run())
@@ -112,8 +114,9 @@ class Evaluation:
     units: int
 
     def __init__(self, limiter: Limiter | StoreError, scope: str | None, cost: int | None) -> None:
-        """Raises ``InvalidCost``. ``cost`` None = the endpoint's own."""
-        self.limiter, self.scope = limiter, scope
+        """Raises ``InvalidCost``, and ``TypeError`` for a scope. ``cost`` None = the endpoint's own."""
+        self.limiter = limiter
+        self.scope = scope if scope is None or type(scope) is str else scope_name(scope)
         self.cost = None if cost is None else check_cost(cost)
         #: Whether a transaction of this thread has changed policies; None = find out.
         self.pending: bool | None = None

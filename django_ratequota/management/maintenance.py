@@ -13,7 +13,14 @@ from django.core.management.base import BaseCommand, CommandError
 from ..changes.writer import write_publication
 from ..conf import settings
 from ..models import PolicyChange, QuotaWindow
-from ..monitoring.health import Health, has_late_checkpoint, reports, state_of, wait_until_written
+from ..monitoring.health import (
+    Health,
+    has_late_checkpoint,
+    is_of_another_site,
+    reports,
+    state_of,
+    wait_until_written,
+)
 from ..monitoring.rollup import KEEP_DAYS, MANY_ROWS, roll_up
 from ..policies.unreadable import describe_unreadable, find_unreadable
 from ..runtime import default_limiter
@@ -165,6 +172,9 @@ def _workers(workers: list[Health], revision: int) -> Iterator[str]:
     errors = f"; errors in {failing}" if failing else ""
     yield f"processes    {len(workers)}; {states}; breaker closed in {closed}{errors}"
     yield f"latency      {_latency(latency)} in the last minute"
+    if others := sum(map(is_of_another_site, workers)):
+        which = f"{others} of {len(workers)} processes have another SECRET_KEY"
+        yield f"site         {which}: give each site its own PREFIX"
     if late := sum(map(has_late_checkpoint, workers)):
         yield f"ledger       late in {late} of {len(workers)} processes: see their logs"
     for worker in workers:

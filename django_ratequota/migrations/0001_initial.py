@@ -79,7 +79,7 @@ class Migration(migrations.Migration):
             name='ListMember',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('subject', models.CharField(blank=True, help_text='kind:value, such as tenant:acme, ip:203.0.113.7, or a network such as ip:203.0.113.0/24.', max_length=200, null=True, verbose_name='subject')),
+                ('subject', django_ratequota.models.fields.ExactField(blank=True, help_text='kind:value, such as tenant:acme, ip:203.0.113.7, or a network such as ip:203.0.113.0/24.', max_length=200, null=True, verbose_name='subject')),
                 ('starts_at', models.DateTimeField(blank=True, help_text='In the list from this moment on; empty = at once.', null=True, verbose_name='starts at')),
                 ('ends_at', models.DateTimeField(blank=True, help_text='In the list until this moment; empty = open-ended.', null=True, verbose_name='ends at')),
                 ('reason', models.CharField(blank=True, help_text='Why it exists, such as a ticket or a contract. Shown wherever it is listed.', max_length=200, verbose_name='note')),
@@ -106,7 +106,7 @@ class Migration(migrations.Migration):
                 ('created_by', models.ForeignKey(blank=True, editable=False, help_text='The operator who made the assignment.', null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.AUTH_USER_MODEL, verbose_name='created by')),
                 ('plan', models.ForeignKey(db_index=False, help_text='An assignment with an end outranks an open-ended one; among equals, the latest start counts.', on_delete=django.db.models.deletion.CASCADE, related_name='assignments', to='django_ratequota.plan', verbose_name='plan')),
                 ('user', models.ForeignKey(blank=True, help_text='The user who is put on the plan; or write a subject instead.', null=True, on_delete=django_ratequota.models.fields.cascade, related_name='ratequota_assignments', to=settings.AUTH_USER_MODEL, verbose_name='user')),
-                ('subject', models.CharField(blank=True, db_index=True, help_text='kind:value, such as tenant:acme or api_key:k_7: all of its callers are put on the plan.', max_length=200, null=True, verbose_name='subject')),
+                ('subject', django_ratequota.models.fields.ExactField(blank=True, db_index=True, help_text='kind:value, such as tenant:acme or api_key:k_7: all of its callers are put on the plan.', max_length=200, null=True, verbose_name='subject')),
                 ('anchor', models.PositiveSmallIntegerField(blank=True, help_text="Day of the month, 1 to 31, on which this customer's monthly quotas begin, or the last day of shorter months. Empty = the day of the customer's other assignments; without any, the first. A month with a new beginning starts a new count.", null=True, validators=[django.core.validators.MinValueValidator(1), django.core.validators.MaxValueValidator(31)], verbose_name='months begin on day')),
             ],
             options={
@@ -145,7 +145,7 @@ class Migration(migrations.Migration):
                 ('first', models.BooleanField(default=True, editable=False, help_text='Whether the row is the first of its save.', verbose_name='first')),
                 ('undoes', models.UUIDField(editable=False, help_text='The change id of the save that this one undoes.', null=True, verbose_name='undoes')),
                 ('model', models.CharField(help_text='Kind of object that changed; * = any.', max_length=50, verbose_name='model')),
-                ('object_id', models.CharField(blank=True, help_text='Primary key of the object.', max_length=64, verbose_name='object id')),
+                ('object_id', django_ratequota.models.fields.ExactField(blank=True, help_text='Primary key of the object.', max_length=64, verbose_name='object id')),
                 ('object_text', models.CharField(blank=True, help_text='The object in words.', max_length=300, verbose_name='object')),
                 ('touched_user', models.CharField(blank=True, help_text='Primary key of the user, when the change touches one user only.', max_length=255, verbose_name='affected user')),
                 ('touched_plan', models.CharField(blank=True, help_text='Primary key of the plan that changed, or whose policy or assignment did.', max_length=64, verbose_name='affected plan')),
@@ -194,7 +194,7 @@ class Migration(migrations.Migration):
             name='QuotaDay',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('counter', models.CharField(help_text='As in the quota window.', max_length=128, verbose_name='counter')),
+                ('counter', django_ratequota.models.fields.ExactField(help_text='As in the quota window.', max_length=128, verbose_name='counter')),
                 ('first_day', models.DateField(help_text='As in the quota window.', verbose_name='first day')),
                 ('day', models.DateField(help_text='The day in TIME_ZONE.', verbose_name='day')),
                 ('policy_id', models.BigIntegerField(help_text='The policy that limited it; 0 = none.', verbose_name='policy')),
@@ -237,7 +237,7 @@ class Migration(migrations.Migration):
             name='QuotaWindow',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('counter', models.CharField(help_text='Its Redis key, without the prefix and the day.', max_length=128, verbose_name='counter')),
+                ('counter', django_ratequota.models.fields.ExactField(help_text='Its Redis key, without the prefix and the day.', max_length=128, verbose_name='counter')),
                 ('first_day', models.DateField(help_text='The day in TIME_ZONE on which the window began.', verbose_name='first day')),
                 ('charged', models.BigIntegerField(help_text='Units, or requests where the rate counts requests, that were admitted.', verbose_name='charged')),
                 ('refunded', models.BigIntegerField(help_text='Those of them that were given back.', verbose_name='refunded')),
@@ -247,7 +247,7 @@ class Migration(migrations.Migration):
                 ('starts_at', models.DateTimeField(help_text='When the window began.', verbose_name='starts at')),
                 ('ends_at', models.DateTimeField(help_text='When the window ends.', verbose_name='ends at')),
                 ('period', models.CharField(choices=[('day', 'day'), ('week', 'week'), ('month', 'month')], help_text='Length of the window.', max_length=5, verbose_name='period')),
-                ('subject', models.CharField(db_index=True, help_text='Whom the counter belongs to.', max_length=200, verbose_name='subject')),
+                ('subject', django_ratequota.models.fields.ExactField(db_index=True, help_text='Whom the counter belongs to.', max_length=200, verbose_name='subject')),
                 ('policy_id', models.BigIntegerField(help_text='The policy that limited it last.', null=True, verbose_name='policy')),
                 ('endpoint_id', models.BigIntegerField(help_text='Empty = all endpoints.', null=True, verbose_name='endpoint')),
                 ('rate', models.CharField(help_text='The rate that limited it last.', max_length=100, verbose_name='rate')),
@@ -267,7 +267,7 @@ class Migration(migrations.Migration):
             name='RatePolicy',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('subject', models.CharField(blank=True, default='', help_text='An override for one subject, written kind:value: tenant:acme, ip:203.0.113.7, or a network such as ip:203.0.113.0/24 (the longest prefix wins).', max_length=200, verbose_name='subject')),
+                ('subject', django_ratequota.models.fields.ExactField(blank=True, default='', help_text='An override for one subject, written kind:value: tenant:acme, ip:203.0.113.7, or a network such as ip:203.0.113.0/24 (the longest prefix wins).', max_length=200, verbose_name='subject')),
                 ('counted_per', models.CharField(default='caller', help_text='Who shares one counter: caller (each user, or IP when anonymous), ip, plan, everyone, or an identifier.', max_length=50, verbose_name='counted per')),
                 ('rates', django_ratequota.models.fields.RatesField(help_text='Rates separated by commas, such as 10/s, 1000/hour burst 50, 100000/month; or unlimited, or blocked. A request must pass them all. 60 requests/min counts each request once, whatever its cost.', max_length=255, verbose_name='rates')),
                 ('algorithm', models.CharField(choices=[('fixed_window', 'fixed window'), ('sliding_window_log', 'sliding window log'), ('sliding_window_counter', 'sliding window counter'), ('token_bucket', 'token bucket'), ('leaky_bucket', 'leaky bucket'), ('gcra', 'gcra')], default='token_bucket', help_text='How rates that name no algorithm are counted; a month is always a calendar window.', max_length=30, verbose_name='algorithm')),

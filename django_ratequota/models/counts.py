@@ -8,6 +8,7 @@ from django.db.models.functions import Mod
 from django.utils.translation import gettext_lazy as _
 
 from ..changes.databases import PrimaryQuerySet
+from .fields import ExactField
 
 
 class UsageCount(models.Model):
@@ -46,9 +47,7 @@ class QuotaWindow(models.Model):
         WEEK = "week", _("week")
         MONTH = "month", _("month")
 
-    counter = models.CharField(
-        _("counter"), max_length=128, help_text=_("Its Redis key, without the prefix and the day.")
-    )
+    counter = ExactField(_("counter"), max_length=128, help_text=_("Its Redis key, without the prefix and the day."))
     first_day = models.DateField(_("first day"), help_text=_("The day in TIME_ZONE on which the window began."))
     charged = models.BigIntegerField(
         _("charged"), help_text=_("Units, or requests where the rate counts requests, that were admitted.")
@@ -79,9 +78,7 @@ class QuotaWindow(models.Model):
     starts_at = models.DateTimeField(_("starts at"), help_text=_("When the window began."))
     ends_at = models.DateTimeField(_("ends at"), help_text=_("When the window ends."))
     period = models.CharField(_("period"), max_length=5, choices=Period.choices, help_text=_("Length of the window."))
-    subject = models.CharField(
-        _("subject"), max_length=200, db_index=True, help_text=_("Whom the counter belongs to.")
-    )
+    subject = ExactField(_("subject"), max_length=200, db_index=True, help_text=_("Whom the counter belongs to."))
     # Numbers, not foreign keys, because the row outlives the policy, and no deletion may search these rows.
     policy_id = models.BigIntegerField(_("policy"), null=True, help_text=_("The policy that limited it last."))
     endpoint_id = models.BigIntegerField(_("endpoint"), null=True, help_text=_("Empty = all endpoints."))
@@ -115,7 +112,7 @@ class QuotaDay(models.Model):
     Of a month that several policies have limited, as long as the month: an invoice has a line for each of its plans.
     """
 
-    counter = models.CharField(_("counter"), max_length=128, help_text=_("As in the quota window."))
+    counter = ExactField(_("counter"), max_length=128, help_text=_("As in the quota window."))
     first_day = models.DateField(_("first day"), help_text=_("As in the quota window."))
     day = models.DateField(_("day"), help_text=_("The day in TIME_ZONE."))
     policy_id = models.BigIntegerField(_("policy"), help_text=_("The policy that limited it; 0 = none."))

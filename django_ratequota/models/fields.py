@@ -9,6 +9,7 @@ from django.conf import settings as django_settings
 from django.core.exceptions import ValidationError
 from django.db import models
 from django.db.models import Q
+from django.db.models.lookups import IContains
 from django.utils.translation import gettext_lazy as _
 
 from ..changes.validators import canonical_subject, check_rates, rate_problem
@@ -62,7 +63,35 @@ class RatesField(models.CharField):  # type: ignore[type-arg]
         return super().get_db_prep_save(value, connection)
 
 
-class SubjectField(models.CharField):  # type: ignore[type-arg]
+class ExactField(models.CharField):  # type: ignore[type-arg]
+    """A text that the database compares as Redis and Python do: by case, accents and trailing blanks.
+
+    MySQL and MariaDB need a collation for that, and each has its own; ``utf8mb4_bin`` ignores trailing blanks.
+    """
+
+    def db_parameters(self, connection: Any) -> Any:
+        """Return the parameters of the column."""
+        return {**super().db_parameters(connection), "collation": exact_collation(connection)}
+
+
+def exact_collation(connection: Any) -> str | None:
+    """Return the collation of an ``ExactField``; None = the default, where that is exact."""
+    if connection.vendor != "mysql":
+        return None
+    return "utf8mb4_nopad_bin" if connection.mysql_is_mariadb else "utf8mb4_0900_bin"
+
+
+@ExactField.register_lookup
+class ContainsInAnyCase(IContains):
+    """``icontains``, for which Django relies on the column's collation in MySQL and MariaDB."""
+
+    def process_lhs(self, compiler: Any, connection: Any, lhs: Any = None) -> Any:
+        """Return the SQL of the column."""
+        sql, params = super().process_lhs(compiler, connection, lhs)
+        return (f"{sql} COLLATE utf8mb4_general_ci" if connection.vendor == "mysql" else sql), params
+
+
+class SubjectField(ExactField):
     """A subject such as ``ip:203.0.113.0/24``, stored in canonical form by saves, ``update`` and bulk writes.
 
     An invalid subject is stored unchanged, because its kind may be missing in IDENTIFIERS for now. Cleaning refuses
@@ -79,9 +108,9 @@ class SubjectField(models.CharField):  # type: ignore[type-arg]
         return self.canonical(text) if text else text
 
     def deconstruct(self) -> Any:
-        """Deconstruct as a CharField, because the column is the same."""
+        """Deconstruct as an ExactField, because the column is the same."""
         name, _path, args, kwargs = super().deconstruct()
-        return name, "django.db.models.CharField", args, kwargs
+        return name, f"{ExactField.__module__}.{ExactField.__qualname__}", args, kwargs
 
     def pre_save(self, model_instance: models.Model, add: bool) -> Any:
         """Return the canonical subject, and set it on the object."""

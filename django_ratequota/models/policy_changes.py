@@ -10,7 +10,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..changes.databases import PrimaryQuerySet
 from ..changes.validators import visible
-from .fields import optional_reference
+from .fields import ExactField, optional_reference
 
 
 class PolicyChange(models.Model):
@@ -43,7 +43,7 @@ class PolicyChange(models.Model):
         _("undoes"), null=True, editable=False, help_text=_("The change id of the save that this one undoes.")
     )
     model = models.CharField(_("model"), max_length=50, help_text=_("Kind of object that changed; * = any."))
-    object_id = models.CharField(_("object id"), max_length=64, blank=True, help_text=_("Primary key of the object."))
+    object_id = ExactField(_("object id"), max_length=64, blank=True, help_text=_("Primary key of the object."))
     object_text = models.CharField(_("object"), max_length=300, blank=True, help_text=_("The object in words."))
     touched_user = models.CharField(
         _("affected user"),

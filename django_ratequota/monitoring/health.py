@@ -29,6 +29,7 @@ from ..utils.locks import ForkSafeLock
 from ..utils.problems import forget as forget_problems
 from ..utils.problems import recent, remember
 from . import ledger
+from .records import digest
 
 logger = logging.getLogger("django_ratequota")
 
@@ -61,6 +62,8 @@ class Health:
     idle: float | None = None
     #: Unix time (s): all durable counts that it noted before are in the database.
     written_until: float = field(default_factory=time.time)
+    #: A digest of its SECRET_KEY: other sites have others.
+    site: str = ""
 
     @property
     def decisions(self) -> int:
@@ -109,6 +112,7 @@ def health() -> Health:
         latency=limiter.latency.last_minute() if limiter else merged(()),
         idle=limiter.latency.idle() if limiter else None,
         written_until=ledger.ledger.written_until(),
+        site=digest("site"),
     )
 
 
@@ -167,6 +171,11 @@ def state_of(worker: Health, revision: int) -> str:
 def has_late_checkpoint(worker: Health) -> bool:
     """Whether several writes of durable counts in a row have failed, or take too long."""
     return bool(worker.checkpoint_age > 10 + 3 * settings.checkpoint_seconds)
+
+
+def is_of_another_site(worker: Health) -> bool:
+    """Whether the process has another SECRET_KEY, and so perhaps policies of its own for the same counters."""
+    return worker.site not in ("", digest("site"))
 
 
 def _decided_since(worker: Health, published: datetime | None) -> bool:

@@ -105,9 +105,14 @@ def test_all_changes_are_live(reported: Reported) -> None:
             {"errors": {"wrongtype": "WRONGTYPE <Operation>"}},
             "In the last minute, “on error” decided requests on b:2, c:3 (wrongtype): WRONGTYPE &lt;Operation&gt;",
         ),
+        (
+            {"site": "another"},
+            "Another site, with another SECRET_KEY, uses the same counters on b:2, c:3. Give each site its own "
+            "PREFIX, unless they share their policies.",
+        ),
         ({"errors": {"routes": "a route failed"}}, "In the last minute, on b:2, c:3: a route failed"),
     ],
-    ids=["behind", "silent", "late", "away", "undecided", "failed"],
+    ids=["behind", "silent", "late", "away", "undecided", "site", "failed"],
 )
 def test_each_cause_has_one_sentence(reported: Reported, fields: dict[str, Any], text: str) -> None:
     values = {"revision": PUBLISHED, "idle": 0.5, **fields}

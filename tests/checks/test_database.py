@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -13,8 +16,14 @@ from django.db.migrations.recorder import MigrationRecorder
 from django.utils import timezone
 
 from django_ratequota.changes.validators import unsupported_constraints
-from django_ratequota.checks.database import check_assigned_kinds, check_ledger, check_migrated
+from django_ratequota.checks.database import (
+    check_assigned_kinds,
+    check_collations,
+    check_ledger,
+    check_migrated,
+)
 from django_ratequota.models import Plan, PlanAssignment, RatePolicy
+from django_ratequota.models.fields import exact_collation
 from django_ratequota.monitoring import rollup
 from tests.checks import ids
 from tests.support.windows import counted
@@ -74,3 +83,51 @@ def test_plans_of_subjects_that_no_identifier_names_are_reported(settings: Any) 
     (message,) = check_assigned_kinds(databases=DATABASES)
     assert ids([message]) == ["W025"]
     assert "RATEQUOTA['IDENTIFIERS'] has no 'api_key'" in message.msg
+
+
+@contextmanager
+def altered(statement: str, undoing: str) -> Iterator[None]:
+    """Execute a statement, and at the end the one that undoes it, as MariaDB rolls none back."""
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+        try:
+            yield
+        finally:
+            cursor.execute(undoing)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    ("statement", "undoing", "lacking"),
+    [
+        (
+            "ALTER TABLE django_ratequota_ratepolicy RENAME COLUMN mode TO kind",
+            "ALTER TABLE django_ratequota_ratepolicy RENAME COLUMN kind TO mode",
+            "mode",
+        ),
+        (
+            "ALTER TABLE django_ratequota_savelock RENAME TO earlier",
+            "ALTER TABLE earlier RENAME TO django_ratequota_savelock",
+            "django_ratequota_savelock",
+        ),
+    ],
+)
+def test_tables_of_an_older_schema_are_an_error(statement: str, undoing: str, lacking: str) -> None:
+    with altered(statement, undoing):
+        [error] = check_migrated(databases=DATABASES)
+        with pytest.raises(SystemCheckError, match=r"django_ratequota\.E008"):
+            call_command("check", databases=DATABASES)
+    assert ids([error]) == ["E008"]
+    assert re.fullmatch(f"Tables of .* cannot be read, so policies may not be enforced: .*{lacking}.*", error.msg)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_columns_that_compare_without_case_are_reported_on_mariadb() -> None:
+    assert check_collations(databases=DATABASES) == []
+    if connection.vendor == "mysql":
+        table, collation = "django_ratequota_quotaday", exact_collation(connection)
+        undoing = f"ALTER TABLE {table} MODIFY `counter` varchar(128) COLLATE `{collation}` NOT NULL"
+        conversion = f"ALTER TABLE {table} CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_unicode_ci"
+        with altered(conversion, undoing):
+            [warning] = check_collations(databases=DATABASES)
+        assert (ids([warning]), warning.hint) == (["W028"], f"Run: {undoing};")

@@ -10,7 +10,13 @@ from django.core import checks
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 
-from django_ratequota.checks.settings import check_middleware, check_proxies, check_receivers, check_settings
+from django_ratequota.checks.settings import (
+    check_middleware,
+    check_proxies,
+    check_receivers,
+    check_settings,
+    check_tenants,
+)
 from tests.checks import ids
 
 RATEQUOTA_MIDDLEWARE = "django_ratequota.middleware.RateQuotaMiddleware"
@@ -91,3 +97,31 @@ def test_a_receiver_with_nobody_to_mail_is_a_warning(settings: Any, monkeypatch:
     settings.MANAGERS = ["ops@example.com"]
     settings.RATEQUOTA = {**both, "CUSTOMER_EMAILS": "tests.front.test_notify.emails"}
     assert check_receivers() == []
+
+
+_APPS = {"SHARED_APPS": ["django_ratequota"], "TENANT_APPS": ["shop"]}
+
+
+@pytest.mark.parametrize(
+    ("engine", "apps", "expected"),
+    [
+        ("django_tenants.postgresql_backend", _APPS, []),
+        (
+            "django_tenants.postgresql_backend",
+            {**_APPS, "TENANT_APPS": ["django_ratequota.apps.A"]},
+            ["W029"],
+        ),
+        ("tenant_schemas.postgresql_backend", {**_APPS, "SHARED_APPS": ["shop"]}, ["W029"]),
+        ("django_tenants.postgresql_backend", {"TENANT_TYPES": {"public": {"APPS": ["django_ratequota"]}}}, []),
+        ("django_tenants.postgresql_backend", {"TENANT_TYPES": {"shop": {"APPS": ["django_ratequota"]}}}, ["W029"]),
+        ("django.db.backends.postgresql", {}, []),
+    ],
+)
+def test_tables_in_the_schema_of_each_tenant_are_a_warning(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, engine: str, apps: dict[str, Any], expected: list[str]
+) -> None:
+    """A process would apply the policies of the schema that it has read first to all tenants."""
+    monkeypatch.setitem(settings.DATABASES["default"], "ENGINE", engine)
+    for name, value in apps.items():
+        setattr(settings, name, value)
+    assert ids(check_tenants()) == expected

@@ -246,6 +246,14 @@ def test_status_shows_the_report_of_each_process(alice: User) -> None:
     )
 
 
+def test_status_counts_processes_of_another_site(settings: Any) -> None:
+    """Their reports go after a minute, and with them those from before a change of SECRET_KEY."""
+    report_as("web-1:7", site=health.health().site)
+    assert "site  " not in run("status")
+    settings.SECRET_KEY = "another"
+    assert "site         1 of 1 processes have another SECRET_KEY: give each site its own PREFIX\n" in run("status")
+
+
 def test_checkpoint_waits_until_every_process_has_written(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1}
     assert run("checkpoint") == "No process has reported in the last minute: none has counts to write\n"

@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ...conf import settings
 from ...monitoring import health
-from ...monitoring.health import NO_BREAKER, Health, has_late_checkpoint, state_of
+from ...monitoring.health import NO_BREAKER, Health, has_late_checkpoint, is_of_another_site, state_of
 from ...runtime import default_limiter
 from ..formatting import duration, number_text, revision_text, shown
 from ..pages import reply, unanswered
@@ -31,6 +31,10 @@ _TROUBLE = {
 _LATE = _(
     "Counts of quotas on %(workers)s have waited for the database for up to %(age)s. They are lost if the worker is "
     "killed. Check the log there."
+)
+_OTHER_SITE = _(
+    "Another site, with another SECRET_KEY, uses the same counters on %(workers)s. Give each site its own PREFIX, "
+    "unless they share their policies."
 )
 _AWAY = _(
     "Redis at %(server)s gives no decisions on %(workers)s (%(reason)s), so the “on error” of each policy decides."
@@ -109,6 +113,7 @@ def _problems(workers: list[tuple[Health, str]]) -> list[str]:
     for worker, state in workers:
         found = [(_TROUBLE[state], "", "", "")] if state in _TROUBLE else []
         found += [(_LATE, "", "", "")] if has_late_checkpoint(worker) else []
+        found += [(_OTHER_SITE, "", "", "")] if is_of_another_site(worker) else []
         found += [(_AWAY, reason, server, "") for server, reason in worker.down.items()]
         for reason, message in worker.errors.items():
             found.append((_UNDECIDED if reason in NO_BREAKER else _FAILED, reason, "", message))

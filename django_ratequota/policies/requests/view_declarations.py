@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from enum import Enum
 from functools import lru_cache, wraps
 from inspect import getclosurevars
 from typing import Any, NamedTuple, TypeVar
+
+from django.utils.functional import Promise
 
 from ...engine.types import check_cost
 from ...exceptions import InvalidCost
@@ -49,6 +52,21 @@ class LateCheck(NamedTuple):
     scope: str | None
     #: Units; None = the endpoint's cost. The least possible if the cost depends on the request.
     cost: int | None
+
+
+def scope_name(scope: Any) -> str | None:
+    """Return a scope as plain text, also of a member of a ``StrEnum`` or of a lazy text; None = no scope.
+
+    Raises ``TypeError`` with what to write, because another type is equal to no endpoint's name.
+    """
+    if scope is None or type(scope) is str:
+        return scope
+    if isinstance(scope, str):
+        return str.__str__(scope)
+    if isinstance(scope, Promise):
+        return str(scope)
+    value = f"; write {scope}.value, or make it a StrEnum" if isinstance(scope, Enum) else ""
+    raise TypeError(f"a scope is the name of an endpoint, such as 'search', not {scope!r:.100}{value}")
 
 
 def once_per_view(function: Callable[[Any], T]) -> Callable[[Any], T]:
@@ -156,7 +174,7 @@ def _of_method_or_class(view: Any, declared: Declaration | None) -> tuple[str | 
     scope, cost = (None, None) if declared is None else declared[:2]
     scope = scope or class_attribute(view, "throttle_scope")
     cost = class_attribute(view, "throttle_cost") if cost is None else cost
-    return scope if isinstance(scope, str) and scope else None, cost
+    return (scope_name(scope) or None if isinstance(scope, str | Promise) else None), cost
 
 
 def scopes_of(view: Any) -> set[str]:
