@@ -77,9 +77,9 @@ def _is_shared(response: Any, http: Any) -> bool:
     """Return whether Django's cache middleware, or a shared cache (RFC 9111), may serve the response to others."""
     kept_here = getattr(http, "_cache_update_cache", False) and getattr(response, "status_code", 200) == 200
     headers = getattr(response, "headers", response)
-    names = {name.lower(): name for name in headers}
-    if not kept_here and _CACHING.isdisjoint(names):
+    if not kept_here and _CACHING.isdisjoint(map(str.lower, headers)):
         return False
+    names = {name.lower(): name for name in headers}
     if any("no-store" not in headers[names[own]] for own in _OF_CDNS & names.keys()):
         return True
     control: dict[str, str] = dict(_DIRECTIVE.findall(response.get("Cache-Control", "").lower()))
