@@ -100,7 +100,7 @@ class Evaluation:
     method: str = NO_METHOD
     handling: Handling = "own"
     exemption: Exemption | None = None
-    #: Whether a browser sent it before a request to another origin, and nothing but an ``options`` handler answers it.
+    #: Whether it is a preflight of CORS that an ``options`` handler answers, see ``Handling``.
     preflight = False
     #: The policies that this check is about; None = all.
     only: Callable[[PolicyFacts], bool] | None = None

@@ -1,8 +1,8 @@
 """Costs computed by the project's code for one request, often from what its client sent.
 
-Asking for more must never cost less. A number above the greatest cost is the greatest, which limits refuse. What is no
-number of units is an invalid request: it counts at the endpoint's cost and is answered 400, so that nobody gets work
-for a price that could not be computed.
+Asking for more must never cost less. A number above the greatest cost counts as the greatest, which limits refuse. A
+request whose cost is not a number of units counts at the endpoint's cost and is answered 400, so that no client gets
+work for a price that could not be computed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Costs that clients influence: requests whose cost cannot be computed, and those that ask for more than any limit."""
+"""Costs that clients influence: those that cannot be computed, and those that ask for more than any limit."""
 
 from __future__ import annotations
 
