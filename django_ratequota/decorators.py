@@ -51,9 +51,9 @@ def ratequota(scope: Any = None, cost: Any = None, block: bool = True) -> Any:
     """Enforce the policies of ``scope``, and of endpoints that match the view's route, before the view runs.
 
     ``cost`` is in units, an int or ``(request) -> int``, None = the endpoint's own. Of an async view the function may
-    be async, and must not block the event loop. If it raises, the endpoint's cost counts. A refused request gets 429
-    (503 while the store is down); with ``block=False`` the view runs anyway and can read ``request.ratequota`` (a
-    ``Decision``).
+    be async, and must not block the event loop. If it fails, the endpoint's cost counts, see ``enforcement.costs``. A
+    refused request gets 429 (503 while the store is down); with ``block=False`` the view runs anyway and can read
+    ``request.ratequota`` (a ``Decision``).
 
     Around or below REST framework's ``@api_view``, the view's ``QuotaThrottle`` makes the check, once the view has
     authenticated the caller. Raises ``InvalidCost``, and ``TypeError`` for what cannot be decorated, when decorating.

@@ -20,7 +20,16 @@ from .engine.types import BucketStatus
 #: The attribute of Django's request with the headers that its responses got.
 _SENT = "ratequota_headers"
 _SECOND = 10**6
-_AGES = re.compile(r"(s-maxage|max-age)=\"?(\d+)")
+#: Headers that may let a shared cache serve a response again (RFC 9111); CDNs and proxies put their own first.
+_OF_CDNS = frozenset(
+    "cdn-cache-control cloudflare-cdn-cache-control vercel-cdn-cache-control netlify-cdn-cache-control "
+    "surrogate-control edge-control x-accel-expires".split()
+)
+_DATES = frozenset(("expires", "last-modified"))
+_CACHING = _OF_CDNS | _DATES | {"cache-control"}
+#: Directives whose seconds let caches serve a response again unless they are 0.
+_AGES = ("s-maxage", "max-age", "stale-while-revalidate", "stale-if-error")
+_DIRECTIVE = re.compile(r"""([a-z-]+)(?:\s*=\s*("[^"]*"?|[^\s,]*))?""")
 
 
 def decision_headers(decision: Decision) -> dict[str, str]:
@@ -65,18 +74,27 @@ def add_headers(response: Any, decision: Decision, request: Any) -> None:
 
 
 def _is_shared(response: Any, http: Any) -> bool:
-    """Return whether Django's cache middleware, or a shared cache (RFC 9111), may store the response."""
+    """Return whether Django's cache middleware, or a shared cache (RFC 9111), may serve the response to others."""
     kept_here = getattr(http, "_cache_update_cache", False) and getattr(response, "status_code", 200) == 200
-    control = response.get("Cache-Control", "").lower()
-    if not (kept_here or control) or "private" in control or "no-store" in control:
+    headers = getattr(response, "headers", response)
+    if not kept_here and _CACHING.isdisjoint(map(str.lower, headers)):
         return False
-    if kept_here and "no-cache" not in control:
+    names = {name.lower(): name for name in headers}
+    if any("no-store" not in headers[names[own]] for own in _OF_CDNS & names.keys()):
         return True
-    seconds = {name: int(age) for name, age in _AGES.findall(control)}
-    if seconds.get("s-maxage") or "public" in control:
+    control: dict[str, str] = dict(_DIRECTIVE.findall(response.get("Cache-Control", "").lower()))
+    # With a value they are about the headers that it lists.
+    unqualified = {name for name, value in control.items() if not value}
+    if "no-store" in control or "private" in unqualified:
+        return False
+    if kept_here and "no-cache" not in unqualified:
         return True
+    fresh = {name for name in _AGES if control.get(name, "").strip('0"')}
+    if "public" in control or "s-maxage" in fresh:
+        return True
+    dated = "max-age" not in control and "no-cache" not in unqualified and not _DATES.isdisjoint(names)
     # Requests with credentials need one of these in addition.
-    return bool(seconds.get("max-age")) and ("must-revalidate" in control or "HTTP_AUTHORIZATION" not in http.META)
+    return (bool(fresh) or dated) and ("must-revalidate" in control or "HTTP_AUTHORIZATION" not in http.META)
 
 
 def retry_after_seconds(decision: Decision) -> int | None:

@@ -40,6 +40,10 @@ _awaiting: ContextVar[Any] = ContextVar("ratequota_awaiting", default=None)
 _refusal: ContextVar[Exception | None] = ContextVar("ratequota_refusal", default=None)
 
 
+#: The answer to a request whose cost cannot be computed.
+_invalid = functools.partial(errors.HttpError, 400, "Bad Request")
+
+
 class StoreUnavailable(errors.Throttled):
     """503: a policy denies while Redis is down."""
 
@@ -87,7 +91,7 @@ class QuotaThrottle(throttling.BaseThrottle):
         if decision is None or decision.allowed:
             cost = self.cost
             if callable(cost):
-                cost, answer = yield from computed_cost(cost, request, self._of)
+                cost, answer = yield from computed_cost(cost, request, self._of, _invalid)
             decision = yield Twins(check_request, acheck_request, (_with_user(request), self.scope, cost))
         if decision.allowed:
             return answer

@@ -14,13 +14,12 @@ from types import FunctionType
 from typing import Any, TypeVar
 
 from asgiref.sync import async_to_sync, iscoroutinefunction
-from rest_framework.exceptions import APIException, ErrorDetail, Throttled
+from rest_framework.exceptions import APIException, ErrorDetail, ParseError, Throttled
 from rest_framework.throttling import BaseThrottle
 
 from .enforcement.check_request import check_request
-from .enforcement.costs import answer_of, check_declared, is_counted
+from .enforcement.costs import answer_of, check_declared, is_counted, units_of
 from .engine.decision import Decision
-from .engine.types import check_cost
 from .headers import add_headers, retry_after_seconds
 from .policies.requests.view_declarations import (
     CHECKED_ATTRIBUTE,
@@ -59,7 +58,7 @@ class QuotaThrottle(BaseThrottle):
     """Enforces every policy that applies to the request, together and in one round trip.
 
     The view's ``throttle_scope`` names the endpoint. Its ``throttle_cost``, an int, ``(request, view) -> int`` or a
-    method ``(self, request) -> int``, is the cost in units; without one, or where it raises, the endpoint's cost.
+    method ``(self, request) -> int``, is the cost in units; without one, or where it fails, the endpoint's cost.
     ``@throttle_scope`` declares both for a class or for one of its methods. Several on one view make one check.
     """
 
@@ -79,7 +78,7 @@ class QuotaThrottle(BaseThrottle):
             try:
                 cost = _cost(request, view, declared)
             except Exception as error:
-                cost, answer = None, answer_of(error, _cost_name(request, view, declared))
+                cost, answer = None, answer_of(error, _cost_name(request, view, declared), ParseError)
             decision = check_request(request, scope, cost)
             # REST framework calls all throttles of a view: the next of ours repeats the decision of the first.
             made[_DECISION] = view, decision, declared
@@ -193,12 +192,12 @@ def _cost(request: Any, view: Any, declared: Declaration | None) -> int | None:
     if cost is None or (callable(cost) and not is_counted(request)):
         return None
     if own is None:
-        return check_cost(_computed(cost, request, view) if callable(cost) else cost)
+        return units_of(_computed(cost, request, view) if callable(cost) else cost)
     if not callable(cost):
-        return check_cost(cost)
+        return units_of(cost)
     if iscoroutinefunction(cost):
         cost = async_to_sync(cost)
-    return check_cost(cost(request) if declared and declared.checks else cost(request, view))
+    return units_of(cost(request) if declared and declared.checks else cost(request, view))
 
 
 def _cost_name(request: Any, view: Any, declared: Declaration | None) -> str:

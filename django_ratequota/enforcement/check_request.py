@@ -26,7 +26,7 @@ from ..monitoring.health import note_degraded
 from ..monitoring.records import Recorded
 from ..monitoring.sending import sending
 from ..policies.assigned import resolve_assigned
-from ..policies.exemptions import Exemption, exempt, exemption_of, exemption_of_instance
+from ..policies.exemptions import Exemption, exempt, exempt_preflight, exemption_of, exemption_of_instance
 from ..policies.facts import NOBODY, EndpointFacts, PolicyFacts
 from ..policies.matching import NO_METHOD, match_endpoints
 from ..policies.requests.caller import Caller
@@ -43,6 +43,8 @@ from .step_runner import Step, StepRunner, limiter_or_error, now_us, read_user, 
 
 #: Sent when a request was refused: ``request``, ``decision``. Receivers' errors are logged, not raised.
 request_refused = Signal()
+#: The headers that make a request by OPTIONS a preflight of CORS.
+_PREFLIGHT = frozenset(("HTTP_ORIGIN", "HTTP_ACCESS_CONTROL_REQUEST_METHOD"))
 
 
 def check_request(
@@ -100,6 +102,8 @@ class Evaluation:
     method: str = NO_METHOD
     handling: Handling = "own"
     exemption: Exemption | None = None
+    #: Whether it is a preflight of CORS that an ``options`` handler answers, see ``Handling``.
+    preflight = False
     #: The policies that this check is about; None = all.
     only: Callable[[PolicyFacts], bool] | None = None
     #: Whether ``caller`` is final. A newer revision may have policies that depend on the user, so that it is read.
@@ -188,6 +192,8 @@ class Evaluation:
             resolution = narrow(resolution, self.only)
         if self.exemption is not None or is_admin_page(self.name):
             resolution = exempt(resolution, self.name, self.exemption, caller)
+        if self.preflight:
+            resolution = exempt_preflight(resolution)
         self.context, self.resolution = context, resolution
         self.units = resolution.cost if self.cost is None else self.cost
         return resolution
@@ -240,6 +246,7 @@ class RequestCheck(Evaluation):
         self.route, self.name = resolved(match, getattr(http, "urlconf", None))
         self.handling = handling_of(getattr(match, "func", None), self.method, authenticated=request is not http)
         self.exemption = exemption_of_request(request, http)
+        self.preflight = self.handling == "preflight" and http.META.keys() >= _PREFLIGHT
         checks: RequestChecks | None = vars(http).get(CHECKS)
         if checks is None:
             checks = vars(http)[CHECKS] = RequestChecks()

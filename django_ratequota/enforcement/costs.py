@@ -1,4 +1,9 @@
-"""Costs computed by the project's code for one request. If that fails, the endpoint's cost counts."""
+"""Costs computed by the project's code for one request, often from what its client sent.
+
+Asking for more must never cost less. A number above the greatest cost counts as the greatest, which limits refuse. A
+request whose cost is not a number of units counts at the endpoint's cost and is answered 400, so that no client gets
+work for a price that could not be computed.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +12,11 @@ from inspect import signature
 from traceback import walk_tb
 from typing import Any
 
+from django.core.exceptions import BadRequest
 from django.http import UnreadablePostError
 
+from ..engine.rates import MAX_UNITS, as_integer
 from ..engine.types import check_cost
-from ..exceptions import InvalidCost
 from ..utils.problems import note_problem
 from ..utils.sansio import Twins
 from .check_request import exemption_of_request, is_free
@@ -22,18 +28,23 @@ Cost = int | Callable[[Any], int | Awaitable[int]] | None
 
 
 def computed_cost(
-    cost: Callable[[Any], Any], request: Any, of: str
+    cost: Callable[[Any], Any], request: Any, of: str, invalid: Callable[[], Exception] = BadRequest
 ) -> Generator[Twins, Any, tuple[int | None, Exception | None]]:
     """Return the cost, None = the endpoint's own, and the exception to raise after counting the request.
 
-    The function may be async where the steps are awaited; it is not called for a request that is not counted. An
-    exception that answers the client (invalid JSON, a ``ValidationError`` of REST framework) is returned. Others are
-    logged once a minute under the name ``of``, and the request goes on.
+    The function may be async where the steps are awaited; it is not called for a request that is not counted.
+    ``of`` and ``invalid`` are those of ``answer_of``.
     """
     try:
-        return check_cost((yield Twins(cost, cost, (request,)))) if is_counted(request) else None, None
+        return units_of((yield Twins(cost, cost, (request,)))) if is_counted(request) else None, None
     except Exception as error:
-        return None, answer_of(error, of)
+        return None, answer_of(error, of, invalid)
+
+
+def units_of(cost: object) -> int:
+    """Return a computed cost, at most the greatest; raises ``InvalidCost`` unless it is a whole number from 0."""
+    units = as_integer(cost)
+    return check_cost(cost if units is None else min(units, MAX_UNITS))
 
 
 def is_counted(request: Any) -> bool:
@@ -56,15 +67,19 @@ def check_declared(cost: Any, *arguments: str) -> Any:
     return cost
 
 
-def answer_of(error: Exception, of: str) -> Exception | None:
-    """Return the exception of a cost if it answers the client; log any other under the name ``of``."""
-    if isinstance(error, InvalidCost):
-        note_problem(of, f"{of}: {error}; the endpoint's cost counts")
-    elif answers_client(error) or _reads_body(error):
+def answer_of(error: Exception, of: str, invalid: Callable[[], Exception] = BadRequest) -> Exception | None:
+    """Return the exception that answers the client whose request's cost raised ``error``; None = its view runs.
+
+    That is ``error`` itself where it answers the client (invalid JSON, a ``ValidationError`` of REST framework), and
+    ``invalid()`` where a value cannot be a cost or be computed with. All but the former are logged under the name
+    ``of``, once a minute.
+    """
+    if answers_client(error) or _reads_body(error):
         return error
-    else:
-        note_problem(of, f"{of} raised {type(error).__name__}: {error}; the endpoint's cost counts", error)
-    return None
+    answer = invalid() if isinstance(error, ValueError | TypeError | ArithmeticError) else None
+    result = "the request is answered 400" if answer else "the endpoint's cost counts"
+    note_problem(of, f"{of} raised {type(error).__name__}: {error}; {result}", error)
+    return answer
 
 
 def answers_client(error: Exception) -> bool:

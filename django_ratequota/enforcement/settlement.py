@@ -122,6 +122,8 @@ def _refunds(request: Any, outcome: object) -> list[tuple[Settler, LimitRequest]
         return []
     status = status_of(outcome)
     counted = {str(status), f"{status // 100}xx"}
+    if status == 304:  # a 200 that the client has already; the view ran
+        counted |= {"200", "2xx"}
     return [
         (reservation.settler, refund)
         for reservation in reservations

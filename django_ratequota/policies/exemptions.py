@@ -1,7 +1,8 @@
 """Exempts views from policies: those under ``@exempt`` from all, others from policies for all endpoints.
 
 The others are the pages of Django's admin and the usage endpoint. Otherwise such policies could lock operators out of
-the admin, and a client could not see that its quota is used up. Policies that name an endpoint apply there.
+the admin, and a client could not see that its quota is used up. Policies that name an endpoint apply there. Preflights
+of CORS are exempt as well, because browsers report a refused one as a failure of CORS; only blocks apply to them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 
 from django.utils.translation import gettext as _
 
-from ..engine.rates import Rate
+from ..engine.rates import BLOCKED, Rate
 from ..engine.types import Bucket
 from .requests.caller import Caller
 from .requests.routes import is_admin_page
@@ -65,6 +66,11 @@ def exempt(resolution: Resolution, name: str | None, exemption: Exemption | None
     # Without an endpoint id, its key differs from those of policies for all endpoints.
     bucket = Bucket(caller.name, USAGE_RATE, scope="usage", counted_per="caller", on_error="allow")
     return replace(own, buckets=(*own.buckets, bucket))
+
+
+def exempt_preflight(resolution: Resolution) -> Resolution:
+    """Return the resolution without the policies for all endpoints, other than blocks."""
+    return narrow(resolution, lambda policy: policy.endpoint_id is not None or policy.rates == BLOCKED)
 
 
 def why_skipped(name: str | None, exemption: Exemption | None) -> str:

@@ -156,9 +156,14 @@ def test_key_values_of_any_length_and_content_are_hashed(redis_client: redis.Red
         ({"key": "cookie:a.b"}, "there is no key 'cookie:a.b'"),
         ({"key": lambda group, request: 7}, "must return text, not int"),
         ({"key": lambda group, request: None}, "must return text, not NoneType"),
+        ({"method": None}, "method is 'POST', a list such as UNSAFE, or ALL, not None"),
+        ({"method": [None]}, "method is 'POST'"),
+        ({"method": b"GET"}, "method is 'POST'"),
+        ({"method": iter(["GET"])}, "method is 'POST'"),
+        ({"method": {"GET": 1}.keys()}, "method is 'POST'"),
     ],
 )
-def test_an_invalid_rate_or_key_is_an_error(options: dict[str, Any], message: str) -> None:
+def test_an_invalid_rate_key_or_method_is_an_error(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ImproperlyConfigured, match=re.escape(message)):
         limited(1, **{"rate": "1/m", **options})
 

@@ -139,6 +139,15 @@ class TestEveryWay:
                 get(where, {"status": status})
             assert left() == (1, 91), "the probe before was not charged: what these find is one less than is left"
 
+    @pytest.mark.parametrize("statuses", ["200", "2xx", "304", "3xx"])
+    def test_a_response_that_the_client_has_already_counts_as_200_does(
+        self, get: Any, where: str, statuses: str
+    ) -> None:
+        """With an If-None-Match all requests were free."""
+        with login(statuses):
+            get(where, {"status": "304"})
+            assert left()[0] == 3
+
     def test_errors_are_responses_too(self, get: Any, where: str) -> None:
         with login("404, 403, 400, 401"):
             get(where, {"error": "500"}) if where != "/api/" else get(where, {"status": "500"})

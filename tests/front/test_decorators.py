@@ -102,11 +102,14 @@ def test_the_cost_may_be_a_function_of_the_request(search: Endpoint, computed: A
     assert [computed(units).status_code for units in (3, 5, 0, 4, 1)] == [200, 429, 200, 200, 429]
 
 
-def test_a_function_that_raises_leaves_the_endpoint_s_cost(search: Endpoint, computed: Any, caplog: Any) -> None:
+def test_a_function_that_cannot_compute_with_a_value_is_an_invalid_request(
+    search: Endpoint, computed: Any, caplog: Any
+) -> None:
     Endpoint.objects.filter(pk=search.pk).update(cost=2)
     RatePolicy.objects.create(endpoint=search, rates="7/hour")
     for units, left in (("many", "5"), ("-1", "3")):
-        assert computed(units)["X-RateLimit-Remaining"] == left
+        response = computed(units)
+        assert (response.status_code, response["X-RateLimit-Remaining"]) == (400, left)
     assert "cost of @ratequota('search') raised ValueError: invalid literal" in caplog.text
     RatePolicy.objects.update(rates="blocked")
     assert computed("many").status_code == 429

@@ -136,11 +136,16 @@ class Callable:
         return of_request_and_view(request, view)
 
 
-def remaining(cost: Any, scope: Any = "search") -> int:
-    """What 10/hour for all endpoints has left after a request to a view with this cost."""
+def priced(cost: Any, scope: Any = "search") -> Any:
+    """The response of a view with this cost, where 10/hour is the limit of all endpoints."""
     RatePolicy.objects.create(rates="10/hour")
     view = type("Priced", (Search,), {"throttle_cost": cost, "throttle_scope": scope}).as_view()
-    response = view(APIRequestFactory().get("/", {"units": "7"}))
+    return view(APIRequestFactory().get("/", {"units": "7"}))
+
+
+def remaining(cost: Any, scope: Any = "search") -> int:
+    """What is left after a request that is served."""
+    response = priced(cost, scope)
     assert response.status_code == 200
     return int(response.headers["X-RateLimit-Remaining"])
 
@@ -168,12 +173,14 @@ def test_throttle_cost(search: Endpoint, caplog: Any, cost: Any, expected: int) 
     assert "throttle_cost" not in caplog.text
 
 
-@pytest.mark.parametrize("cost", [-1, 1.5, "5", True, float("nan"), 10**30, lambda request, view: None])
-def test_a_throttle_cost_that_is_no_number_of_units_counts_as_the_endpoints(
+@pytest.mark.parametrize("cost", [-1, 1.5, "5", True, float("nan"), lambda request, view: None])
+def test_a_throttle_cost_that_is_no_number_of_units_is_an_invalid_request(
     search: Endpoint, caplog: Any, cost: Any
 ) -> None:
-    assert remaining(cost) == 8
-    assert "throttle_cost of Priced: a cost is a whole number" in caplog.text
+    response = priced(cost)
+    assert (response.status_code, response.headers["X-RateLimit-Remaining"]) == (400, "8")
+    assert response.data["detail"].code == "parse_error"
+    assert "throttle_cost of Priced raised InvalidCost: a cost is a whole number" in caplog.text
 
 
 @pytest.mark.parametrize(("scope", "expected"), [(lazystr("search"), 8), ("", 9), (None, 9), ("unknown", 9)])

@@ -115,20 +115,30 @@ def test_each_message_of_a_websocket_is_checked(run: Run) -> None:
     assert chat.sent[7:] == [1008, 1013]
 
 
+def test_a_websocket_behind_a_unix_socket_has_no_client(run: Run) -> None:
+    run("channels.md")
+    chat: Any = sys.modules["consumers"].Chat({"user": User.objects.get(), "client": None, "headers": []})
+    async_to_sync(chat.connect)()
+    assert chat.sent == ["accept"]
+
+
 @pytest.mark.parametrize(
     ("client", "forwarded", "found"),
     [
-        (["203.0.113.7", 1], b"198.51.100.1", "203.0.113.7"),
-        (["10.0.0.1", 1], b"198.51.100.1", "198.51.100.1"),
-        (None, b"", "None"),
+        (["203.0.113.7", 1], [b"198.51.100.1"], "203.0.113.7"),
+        (["10.0.0.1", 1], [b"198.51.100.1"], "198.51.100.1"),
+        # The client's own header, then the proxy's; only the last one counted.
+        (["10.0.0.1", 1], [b"203.0.113.9, 198.51.100.1", b"10.0.0.2"], "198.51.100.1"),
+        (None, [b"198.51.100.1"], "198.51.100.1"),
+        (None, [], "None"),
     ],
 )
 def test_the_client_of_a_websocket_is_found_behind_a_proxy(
-    run: Run, settings: Any, client: Any, forwarded: bytes, found: str
+    run: Run, settings: Any, client: Any, forwarded: list[bytes], found: str
 ) -> None:
     run("channels.md")
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "TRUSTED_PROXIES": ["10.0.0.0/8"]}
-    scope = {"client": client, "headers": [(b"x-forwarded-for", forwarded)]}
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "TRUSTED_PROXIES": ["10.0.0.0/8", "unix"]}
+    scope = {"client": client, "headers": [(b"x-forwarded-for", value) for value in forwarded]}
     assert str(sys.modules["addresses"].client_address(scope)) == found
 
 

@@ -214,6 +214,7 @@ def test_demo_serves_until_ctrl_c_and_leaves_nothing_behind(place: Place) -> Non
     paths = ("/", "/api/status/", "/static/admin/css/base.css", "/static/example_project/home.js", "/docs/tutorial/")
     assert [visitor.get(path).status for path in paths] == [200] * 5
     assert visitor.get("/docs/settings/").status == 404
+    assert visitor.get("/").headers["X-Frame-Options"] == "DENY"
     guess = {"username": "alice", "password": "guess"}
     assert [visitor.post("/api/login/", guess).status for _ in range(6)] == [400] * 5 + [429]
     log_in(demo.address)

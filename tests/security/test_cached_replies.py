@@ -170,20 +170,34 @@ def test_what_such_a_site_does_not_keep_has_them(settings: Any, order: tuple[str
 def test_what_shared_caches_may_keep_has_none() -> None:
     """A CDN in front gave every client the first one's. With credentials the view has to allow it (RFC 9111, 3.5)."""
     decision = check_request(request_from(address=ALICE))
-    for control, has, has_for_credentials in (
-        ("public", False, False),
-        ("s-maxage=60", False, False),
-        ("max-age=60", False, True),
-        ("max-age=60, must-revalidate", False, False),
-        ("private, max-age=60", True, True),
-        ("max-age=0", True, True),
-        ("no-store", True, True),
-        ("", True, True),
+    past = "Wed, 21 Oct 2015 07:28:00 GMT"
+    for control, others, has, has_for_credentials in (
+        ("public", {}, False, False),
+        ("s-maxage=60", {}, False, False),
+        ("max-age=60", {}, False, True),
+        ("max-age=60, must-revalidate", {}, False, False),
+        ("private, max-age=60", {}, True, True),
+        ('private="set-cookie, x-user", max-age=60', {}, False, True),
+        ('no-cache="set-cookie"', {"Last-Modified": past}, False, True),
+        ("max-age=" + "9" * 5000, {}, False, True),
+        ("max-age=0, stale-while-revalidate=60", {}, False, True),
+        ("max-age=0", {"Last-Modified": past}, True, True),
+        ("max-age=00", {}, True, True),
+        ("no-cache", {"Expires": past}, True, True),
+        ("no-store", {"Expires": past}, True, True),
+        ("", {"Expires": past}, False, True),
+        ("", {"Last-Modified": past}, False, True),
+        ("no-store", {"CDN-Cache-Control": "max-age=60"}, False, False),
+        ("private", {"Surrogate-Control": "max-age=60"}, False, False),
+        ("", {"X-Accel-Expires": "60"}, False, False),
+        ("private", {"CDN-Cache-Control": "no-store"}, True, True),
+        ("max-age=60", {"CDN-Cache-Control": "no-store"}, False, True),
+        ("", {}, True, True),
     ):
         for headers, expected in (({}, has), ({"Authorization": "Bearer x"}, has_for_credentials)):
-            response = HttpResponse(headers={"Cache-Control": control} if control else None)
+            response = HttpResponse(headers={"Cache-Control": control, **others} if control else others)
             add_headers(response, decision, request_from(headers=headers))
-            assert rates(response) == (RATES if expected else set()), (control, headers)
+            assert rates(response) == (RATES if expected else set()), (control, others, headers)
 
 
 @pytest.mark.parametrize("url", ["/decorated/", "/adecorated/", "/api/plain/", "/plain/"])

@@ -1,17 +1,20 @@
-"""Requests whose cost cannot be computed: they were answered 500 or 400, and counted nowhere."""
+"""Costs that clients influence: those that cannot be computed, and those that ask for more than any limit."""
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
 from django.core.exceptions import PermissionDenied, SuspiciousOperation
-from django.http import Http404
+from django.http import Http404, HttpResponse
 from django.test import AsyncClient, Client
 from django.urls import path
+from hypothesis import example, given
+from hypothesis import strategies as st
 from ninja import NinjaAPI
 from ninja.errors import HttpError
 from rest_framework.exceptions import ValidationError
@@ -20,10 +23,12 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from django_ratequota import check_request
+from django_ratequota.decorators import ratequota
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.ninja import QuotaThrottle as NinjaThrottle
 from tests.enforcement.test_check import left
 from tests.project.views import request_from
+from tests.support.properties import examples
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -75,6 +80,28 @@ class Declared(Batch):
         return of_items(self.request)
 
 
+def of_units(request: Any, view: Any = None) -> Any:
+    """As many units as the client asks for, in any form that JSON has."""
+    return json.loads(request.GET["units"])
+
+
+@ratequota("batch", cost=of_units)
+def priced(request: Any) -> HttpResponse:
+    return HttpResponse()
+
+
+@ratequota("batch", cost=of_units)
+async def apriced(request: Any) -> HttpResponse:
+    return HttpResponse()
+
+
+class Priced(Batch):
+    throttle_cost = of_units
+
+    def get(self, request: Any) -> Response:
+        return Response({})
+
+
 api = NinjaAPI(urls_namespace="costs", docs_url=None, throttle=[NinjaThrottle("batch", cost=of_items)])
 
 
@@ -88,12 +115,26 @@ async def aoperation(request: Any) -> Any:
     return {"got": json.loads(request.body)}
 
 
+@api.get("/priced", throttle=[NinjaThrottle("batch", cost=of_units)])
+def priced_operation(request: Any) -> Any:
+    return {}
+
+
+@api.get("/apriced", throttle=[NinjaThrottle("batch", cost=of_units)])
+async def apriced_operation(request: Any) -> Any:
+    return {}
+
+
 urlpatterns = [
+    path("priced/", priced),
+    path("apriced/", apriced),
+    path("rest/priced/", Priced.as_view()),
     path("batch/", Batch.as_view()),
     path("declared/", Declared.as_view()),
     path("ninja/", api.urls),
 ]
 PATHS = ["/batch/", "/declared/", "/ninja/sync", "/ninja/async"]
+PRICED = ["/priced/", "/apriced/", "/rest/priced/", "/ninja/priced", "/ninja/apriced"]
 
 
 @pytest.fixture
@@ -160,3 +201,40 @@ def test_what_a_cost_answers_is_counted_and_answered(
     RatePolicy.objects.create(endpoint=batch, rates="4/hour")
     assert [post(path, {"raise": error}).status_code for _ in range(3)] == [status, status, 429]
     assert "the endpoint's cost counts" not in caplog.text
+
+
+def ask(path: str, units: Any) -> tuple[int, int]:
+    """Ask for so many units; returns the response's status, and what the limit has left."""
+    client = AsyncClient(raise_request_exception=False) if "/a" in path else Client(raise_request_exception=False)
+    get = async_to_sync(client.get) if "/a" in path else client.get
+    response = get(path, {"units": str(units)})
+    return response.status_code, int(response["X-RateLimit-Remaining"])
+
+
+@pytest.mark.parametrize("path", PRICED)
+@given(units=st.lists(st.integers(0, 20) | st.integers(0, 10**30), min_size=2, max_size=3).map(sorted))
+@example(units=[1, 10**12 + 1, 10**400])
+@examples(100)
+def test_asking_for_more_never_costs_less(batch: Endpoint, path: str, units: list[int]) -> None:
+    """99999999999999 was admitted at the endpoint's cost, where 100 was refused."""
+    RatePolicy.objects.get_or_create(endpoint=batch, rates="1000000000/3650day fixed_window")
+    status, left = ask(path, 0)
+    prices = []
+    for asked in units:
+        before = left
+        status, left = ask(path, asked)
+        prices.append({200: before - left, 429: math.inf}[status])
+    assert prices == sorted(prices)
+    assert all(price in (asked, math.inf) for price, asked in zip(prices, units, strict=True))
+
+
+@pytest.mark.parametrize("path", PRICED)
+@pytest.mark.parametrize("units", ["NaN", "-1", "1e999", "2.5", '"99999"', "true", "null", "[1]", "9" * 5000])
+def test_what_is_no_number_of_units_is_counted_and_an_invalid_request(
+    batch: Endpoint, path: str, units: str, caplog: Any
+) -> None:
+    RatePolicy.objects.create(endpoint=batch, rates="4/hour")
+    assert [ask(path, units) for _ in range(3)] == [(400, 2), (400, 0), (429, 0)]
+    logged = [one.getMessage() for one in caplog.records if one.name == "django_ratequota"]
+    assert len(logged) == 1, "once a minute"
+    assert logged[0].endswith("; the request is answered 400")

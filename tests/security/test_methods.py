@@ -29,6 +29,7 @@ from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
 from django_ratequota import check_request
+from django_ratequota.api import UsageView
 from django_ratequota.decorators import ratequota
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.operations.explain_query import ExplainQuery
@@ -88,6 +89,10 @@ class Login(FormView):  # type: ignore[type-arg]
     render_to_response, form_valid = handler(), handler()
 
 
+class Awaited(View):
+    async def get(self, request: HttpRequest) -> HttpResponse: ...
+
+
 class Rest(APIView):
     authentication_classes = []
     throttle_classes = [QuotaThrottle]
@@ -143,6 +148,9 @@ urlpatterns = [
     path("own-options/", OwnOptions.as_view()),
     path("own-dispatch/", OwnDispatch.as_view()),
     path("login/", Login.as_view()),
+    path("decorated/", ratequota("login")(Plain.as_view())),
+    path("adecorated/", ratequota("login")(Awaited.as_view())),
+    path("usage/", UsageView.as_view()),
     path("rest/", Rest.as_view()),
     path("guessed/", Guessed.as_view()),
     path("guessed-decorated/", GuessedBehindTheDecorator.as_view()),
@@ -244,6 +252,36 @@ def test_a_method_counts_unless_the_view_has_a_handler_of_its_own(
     for method in ("GET", "PUT", "OPTIONS"):
         told = ExplainQuery(ip="127.0.0.1", path=path, method=method).explain()
         assert told.decision.allowed is (method not in refused)
+
+
+PREFLIGHT = {"Origin": "https://app.example", "Access-Control-Request-Method": "POST"}
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize(
+    "path", ["/plain/", "/own-options/", "/login/", "/rest/", "/decorated/", "/adecorated/", "/usage/"]
+)
+def test_a_preflight_is_free_unless_an_endpoint_names_options(client: Client, path: str, named: bool) -> None:
+    """It was refused by limits for all endpoints, and a browser reported that CORS had failed."""
+    RatePolicy.objects.create(rates="1/hour")
+    if named:
+        RatePolicy.objects.all().delete()
+        limit("1/hour", routes="/*", methods="OPTIONS")
+    statuses = [client.options(path, headers=PREFLIGHT).status_code for _ in range(3)]
+    assert statuses == ([200, 429, 429] if named else [200] * 3)
+    plain = [client.options(path).status_code for _ in range(2)]
+    assert plain[1] == 429 or path == "/usage/", "without a browser's headers it is a request like any other"
+
+
+@pytest.mark.parametrize("path", ["/function/", "/partial/", "/own-dispatch/", "/options-is-post/"])
+def test_a_preflight_that_clients_make_up_reaches_no_other_code_for_free(client: Client, path: str) -> None:
+    RatePolicy.objects.create(rates="1/hour")
+    assert [client.options(path, headers=PREFLIGHT).status_code for _ in range(2)] == [200, 429]
+
+
+def test_a_preflight_passes_no_block(client: Client) -> None:
+    RatePolicy.objects.create(subject="ip:127.0.0.1", rates="blocked")
+    assert client.options("/plain/", headers=PREFLIGHT).status_code == 429
 
 
 def test_a_request_that_nothing_resolved_counts_as_of_a_function() -> None:

@@ -173,8 +173,11 @@ def _name_of(fn: Any) -> str:
 
 
 def _upper(method: Any) -> list[str]:
-    methods = method if isinstance(method, list | tuple | set | frozenset) else [method]
-    return sorted(str(name).upper() for name in methods)
+    """Return the methods; raises ``ImproperlyConfigured`` for what would match none, or be used up by one request."""
+    methods = [method] if isinstance(method, str) else method
+    if isinstance(methods, list | tuple | set | frozenset) and all(isinstance(name, str) for name in methods):
+        return sorted(name.upper() for name in methods)
+    raise ImproperlyConfigured(f"method is 'POST', a list such as UNSAFE, or ALL, not {method!r:.60}")
 
 
 def _uncounted(query: _Query, increment: bool) -> Usage:
