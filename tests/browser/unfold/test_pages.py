@@ -58,7 +58,8 @@ def test_fields_begin_at_the_same_place(desk: Desks, scene: Scene) -> None:
 def test_who_a_policy_is_for_stands_among_its_fields(desk: Desks, scene: Scene) -> None:
     page = desk().open(PAGES["add policy"].path(scene))
     who, rates = (page.locator(f"#{name}").bounding_box() for name in ("ratequota-who-kind", "id_rates"))
-    assert who and rates
+    assert who is not None
+    assert rates is not None
     assert abs(who["x"] - rates["x"]) < 8
     expect(page.locator("#ratequota-who-help")).to_be_hidden()
 
