@@ -112,12 +112,13 @@ def _ietf_11(decision: Decision, enforced: list[BucketStatus], wait: int | None)
     policies, limits = [], []
     for status in enforced:
         bucket, next_us = status.bucket, status.next_after_us
-        title, rate = bucket.title, bucket.rate
-        policies.append(_policy(title, rate.limit, rate.counts, status.window_us))
+        rate = bucket.rate
+        name, policy = _named(bucket.title, rate.limit, rate.counts, status.window_us)
+        policies.append(policy)
         # The draft: Retry-After should not be earlier than the end of any t.
         until = 0 if next_us is None else -(-next_us // _SECOND)
         shown = f";t={until}" if until and (wait is None or until <= wait) else ""
-        limits.append(f"{_name(title)};r={status.remaining}{shown}")
+        limits.append(f"{name};r={status.remaining}{shown}")
     return {"RateLimit-Policy": ", ".join(policies), "RateLimit": ", ".join(limits)}
 
 
@@ -143,16 +144,11 @@ FORMS: dict[str, Callable[[Decision, list[BucketStatus], int | None], dict[str, 
 
 
 @lru_cache(maxsize=4096)
-def _name(title: str) -> str:
-    """Return the bucket's title as a String of structured fields."""
+def _named(title: str, limit: int, counts: str, window_us: int) -> tuple[str, str]:
+    """Return the bucket's title as a String of structured fields, and its member of RateLimit-Policy."""
     # Strings are ASCII, but scopes in the engine's own API may be any text.
-    return http_sf.ser("".join(c if " " <= c <= "~" else "?" for c in title))
-
-
-@lru_cache(maxsize=4096)
-def _policy(title: str, limit: int, counts: str, window_us: int) -> str:
-    """Return a member of RateLimit-Policy."""
+    name = str(http_sf.ser("".join(c if " " <= c <= "~" else "?" for c in title)))
     # The draft has no windows below a second: these are left out.
     window = f";w={window_us // _SECOND}" if window_us >= _SECOND else ""
     unit = ';qu="requests"' if counts == "requests" else ""
-    return f"{_name(title)};q={limit}{unit}{window}"
+    return name, f"{name};q={limit}{unit}{window}"

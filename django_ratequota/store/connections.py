@@ -23,6 +23,8 @@ from .base import Budget, ServerActivity
 from .commands import Command, ScriptCall
 from .pool import CONNECT_SECONDS, Idle, Pool
 
+#: Most bytes that are read at once; redis-py's parser reads as many.
+_READ_SIZE = 65_536
 #: ``current.budget``: how long this thread's reads and writes may wait.
 current = threading.local()
 
@@ -62,7 +64,7 @@ class Connections(Pool):
                 connection.send_packed_command(connection.pack_command("ASKING"))
                 connection.read_response()
             connection.send_packed_command(pack(connection, command), check_health=False)
-            return connection.read_response()
+            return connection.read_reply()
         except redis.exceptions.ResponseError as error:
             if isinstance(error, redis.exceptions.NoScriptError) and isinstance(command, ScriptCall):
                 return self._exchange(connection, command.text, asking)  # nothing ran
@@ -169,6 +171,8 @@ class _PatientSocket:
         #: TLS may hold decrypted bytes that a poll does not report.
         self.encrypted = isinstance(sock, ssl.SSLSocket)
         self._waits = True
+        #: Read already, and still to be parsed.
+        self.unparsed = b""
         #: Waits some milliseconds for something to read.
         self.poll = _poll(sock)
 
@@ -180,6 +184,9 @@ class _PatientSocket:
         self._waits = seconds != 0
 
     def recv(self, size: int) -> bytes:
+        if self.unparsed:
+            data, self.unparsed = self.unparsed[:size], self.unparsed[size:]
+            return data
         if self._waits and not self.encrypted:
             current.budget.wait(self.poll)
         while True:
@@ -220,6 +227,15 @@ class _Patient:
     def _connect(self) -> Any:
         self._link = _PatientSocket(super()._connect())  # type: ignore[misc]
         return self._link
+
+    def read_reply(self) -> Any:
+        """Return the reply: a script's is one short text that arrives whole; redis-py parses all others."""
+        data = self._link.recv(_READ_SIZE)
+        start = data.find(b"\r\n", 0, 8) + 2
+        if data[:1] == b"$" and data[1 : start - 2] == b"%d" % (len(data) - start - 2) and data[-2:] == b"\r\n":
+            return data[start:-2]
+        self._link.unparsed = data
+        return self.read_response()  # type: ignore[attr-defined]
 
     def is_stale(self) -> bool:
         """Whether the server has closed it, or sent something without a command."""
