@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 from django import forms
@@ -32,6 +33,7 @@ from .deletion import deleted_objects
 from .fresh_fields import FreshForm
 from .names import set_display_names
 from .pages import AdminPage, may_view, model_url, show_mode
+from .permissions import check_subject
 from .search import MOST_WORDS, SearchesRelated, words_of
 from .widgets import SafeAutocomplete, complete_subjects, name_date_parts
 
@@ -249,10 +251,11 @@ class AutocompleteAdmin(admin.options.BaseModelAdmin):  # type: ignore[type-arg]
         ]
 
     def formfield_for_dbfield(self, db_field: Any, request: Any, **kwargs: Any) -> Any:
-        """Return the field; one for a subject completes those that are known."""
+        """Return the field; one for a subject completes those that are known, and refuses wide networks to some."""
         field = super().formfield_for_dbfield(db_field, request, **kwargs)
         if isinstance(db_field, SubjectField) and field is not None:
             complete_subjects(field, model_url(self.admin_site, RatePolicy, "subjects"))
+            field.validators.append(partial(check_subject, request.user))
         if isinstance(field, forms.SplitDateTimeField):
             name_date_parts(field)
         return field

@@ -15,19 +15,18 @@ def no_others() -> None:
 
 
 def raised(text: str, cause: str = "", note: str = "") -> Exception:
+    error = ValueError(text)
+    error.add_note(note)
     try:
-        try:
-            raise LookupError(cause)
-        except LookupError:
-            raise ValueError(text)  # noqa: B904
-    except ValueError as error:
-        if note:
-            error.add_note(note)
+        raise error from LookupError(cause)
+    except ValueError:
         return error
 
 
 @pytest.mark.parametrize("texts", [(HOSTILE,), ("no such key", HOSTILE), ("no such key", "", HOSTILE)])
-def test_text_of_clients_is_escaped_in_log_and_health(texts: tuple[str, ...], caplog: pytest.LogCaptureFixture) -> None:
+def test_text_of_clients_is_escaped_in_log_and_health(
+    texts: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
     note_problem("tests.key", f"tests.key failed: {texts[0]}", raised(*texts))
     assert "\x1b" not in caplog.text
     assert "\n2026-01-01" not in caplog.text
@@ -36,7 +35,7 @@ def test_text_of_clients_is_escaped_in_log_and_health(texts: tuple[str, ...], ca
 
 
 def test_an_ordinary_error_is_logged_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
-    error = raised("no such key", "cause")
+    error = ValueError("no such key")
     error.__cause__ = error
     note_problem("tests.key", "tests.key failed: no such key", error)
     assert [record.exc_info and record.exc_info[1] for record in caplog.records] == [error]

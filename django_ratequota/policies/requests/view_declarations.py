@@ -230,7 +230,8 @@ def throttles_itself(view: Any, request: Any, args: Any, kwargs: Any) -> bool:
     except Exception as error:
         # A client error, such as an invalid version or token, is reported by the view itself.
         if getattr(error, "status_code", 500) >= 500:
-            note_problem(f"get_throttles of {view}", f"get_throttles of {view} failed; ENFORCE_ALL enforces the view", error)
+            of = f"get_throttles of {view}"
+            note_problem(of, f"{of} failed; ENFORCE_ALL enforces the view", error)
         return False
 
 
