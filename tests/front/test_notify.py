@@ -169,7 +169,7 @@ def test_a_webhook_that_does_not_answer_delays_no_save(webhook: Webhook, connect
     webhook.go.set()
     wait_until_sent()
     titles = [one["text"].splitlines()[0] for one in webhook.posted]
-    assert titles == ["Rate limits: plan created: Free", "Rate limits: plan created: Pro"]
+    assert titles == ["Rate limits: plan created: `Free`", "Rate limits: plan created: `Pro`"]
 
 
 def test_a_failure_is_logged_without_the_address(
