@@ -19,7 +19,8 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from threading import Semaphore
 from typing import Any
-from urllib.request import Request, urlopen
+from urllib.error import HTTPError
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from django.contrib.auth import get_user_model
 from django.core.mail import mail_managers, send_mail
@@ -37,13 +38,17 @@ from .monitoring.alerts import Crossing, digest
 from .operations.differences import Words, name_users
 from .operations.numbers import number
 from .operations.subject_names import customer_emails, subject_names
+from .policies.limit_names import limit_name
 
 __all__ = ["change_text", "mail_customers", "mail_operators", "post_to", "threshold_text"]
 
 logger = logging.getLogger("django_ratequota")
 
-#: Most changes that a text lists, and characters of each value.
-_LISTED, _CHARACTERS = 20, 200
+#: Most changes that a text lists, and characters of each value; in a chat so few that the first line, which is cut,
+#: keeps its second backtick.
+_LISTED, _CHARACTERS, _CHAT_CHARACTERS = 20, 200, 100
+#: What a chat may obey between backticks, too: Slack's <commands>, and mentions, which a space of no width ends.
+_CHAT_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "@\u200b"})
 #: Most messages that wait; more are dropped, and that is logged.
 _MOST_WAITING = 100
 _TIMEOUT = 10.0
@@ -113,6 +118,8 @@ def _in_words(rate: Rate, unit: str) -> str:
 def post_to(url: str, secret: str = "") -> Callable[..., None]:
     """Return a receiver that posts to a webhook: ``{"text": ...}`` for a chat, or with a ``secret`` a signed event.
 
+    Names in a chat's text stand in backticks, and mention nobody. A redirect is not followed.
+
     The signature is the one of Standard Webhooks; a secret that begins with ``whsec_`` goes on in base64. Connect the
     receiver with ``weak=False``. Raises ``ValueError`` for a URL that is not http or https, and for a short secret.
     """
@@ -125,7 +132,8 @@ def post_to(url: str, secret: str = "") -> Callable[..., None]:
             name, data = _event(event)
             _send_later(partial(_post, url, json.dumps(data).encode(), key, name))
         else:
-            _send_later(partial(_post, url, json.dumps({"text": "\n".join(_text(event))}).encode()))
+            text = "\n".join(_text(event, _for_chat)).translate(_CHAT_ESCAPES)
+            _send_later(partial(_post, url, json.dumps({"text": text}).encode()))
 
     return post
 
@@ -140,10 +148,21 @@ def _key(secret: str) -> bytes:
     return key
 
 
-def _text(event: dict[str, Any]) -> tuple[str, str]:
+def _plain(text: Any) -> str:
+    """Return a name or a value for a mail."""
+    return visible(text)[:_CHARACTERS]
+
+
+def _for_chat(text: Any) -> str:
+    """Return a name or a value between backticks, where chats read no links."""
+    line = " ".join(visible(text).replace("`", "'").split())
+    return f"`{line[:_CHAT_CHARACTERS]}`"
+
+
+def _text(event: dict[str, Any], quote: Callable[[Any], str] = _plain) -> tuple[str, str]:
     if "changes" in event:
-        return change_text(event["changes"], event["actor"], event["reason"])
-    return threshold_text(event["level"], event["status"], event["at"], cost=event["cost"])
+        return change_text(event["changes"], event["actor"], event["reason"], quote=quote)
+    return threshold_text(event["level"], event["status"], event["at"], cost=event["cost"], quote=quote)
 
 
 def _event(event: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -176,14 +195,16 @@ def _event(event: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return name, {"type": "quota_threshold", "timestamp": at.isoformat(), "data": data}
 
 
-def threshold_text(level: int, status: BucketStatus, at: datetime, *, cost: int) -> tuple[str, str]:
+def threshold_text(
+    level: int, status: BucketStatus, at: datetime, *, cost: int, quote: Callable[[Any], str] = _plain
+) -> tuple[str, str]:
     """Return a subject and a text about a limit that is ``level`` percent used, or refused a request of ``cost``."""
     bucket, used = status.bucket, status.used + status.debt
-    rate = f"{bucket.rate} at {visible(bucket.scope)}" if bucket.scope else f"{bucket.rate} at all endpoints"
-    subject = f"{visible(bucket.subject)[:_CHARACTERS]} has used {level} % of {rate}"
+    who, limit = quote(bucket.subject), visible(limit_name(bucket))
+    subject = f"{who} has used {level} % of {limit}"
     if refused := _refused_cost(level, status, cost):
         verb = "was refused" if bucket.mode == "enforce" else "would have been refused"
-        subject = f"a request of {refused} by {visible(bucket.subject)[:_CHARACTERS]} {verb} at {used} of {rate}"
+        subject = f"a request of {refused} by {who} {verb} at {used} of {limit}"
     ends = "The window ends" if bucket.rate.algorithm == "fixed_window" else "Full again"
     lines = [f"Used: {used} of {status.limit}", f"{ends}: {_resets_at(status, at):%Y-%m-%d %H:%M %Z}"]
     if bucket.policy_id is not None:
@@ -202,30 +223,42 @@ def _resets_at(status: BucketStatus, at: datetime) -> datetime:
     return (at + timedelta(microseconds=status.reset_after_us)).astimezone(settings.time_zone)
 
 
-def change_text(changes: models.QuerySet[PolicyChange], actor: Any, reason: str) -> tuple[str, str]:
+def change_text(
+    changes: models.QuerySet[PolicyChange], actor: Any, reason: str, *, quote: Callable[[Any], str] = _plain
+) -> tuple[str, str]:
     """Return a subject, and a text with the values before and after of the first changes of a save."""
     rows = list(changes[: _LISTED + 1])
     name_users(rows)
     more = changes.count() - _LISTED if len(rows) > _LISTED else 0
-    who = visible(actor) if actor else "code or a command"
+    who = quote(actor) if actor else "code or a command"
     words = Words(rows)
-    lines = [f"By: {who}", f"Reason: {visible(reason) or 'none'}", ""]
+    lines = [f"By: {who}", f"Reason: {quote(reason) if reason else 'none'}", ""]
     for row in rows[:_LISTED]:
-        lines.append(_title(row))
+        lines.append(_title(row, quote))
         if row.action == PolicyChange.Action.UPDATE:
             for label, *values in words.table(row):
-                before, after = (value[:_CHARACTERS] or "empty" for value in values)
+                before, after = (quote(value) if value else "empty" for value in values)
                 lines.append(f"  {label}: {before} → {after}")
     if more:
         lines.append(f"and {more} more")
-    subject = _title(rows[0]) if rows else "policies changed"
+    subject = _title(rows[0], quote) if rows else "policies changed"
     if len(rows) > 1:
         subject += f" and {more + min(len(rows), _LISTED) - 1} more"
     return " ".join(f"Rate limits: {subject}".split())[:200], "\n".join(lines)
 
 
-def _title(row: PolicyChange) -> str:
-    return str(row) if row.model == "*" else f"{row.model} {row.get_action_display()}: {visible(row.object_text)}"
+def _title(row: PolicyChange, quote: Callable[[Any], str]) -> str:
+    return str(row) if row.model == "*" else f"{row.model} {row.get_action_display()}: {quote(row.object_text)}"
+
+
+class _NoRedirect(HTTPRedirectHandler):
+    """Makes a redirect an error: it could lead a message to a server inside the network."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+_opener = build_opener(_NoRedirect)
 
 
 def _post(url: str, data: bytes, key: bytes = b"", name: str = "") -> None:
@@ -235,8 +268,12 @@ def _post(url: str, data: bytes, key: bytes = b"", name: str = "") -> None:
         at = str(int(time.time()))
         signature = b64encode(hmac.digest(key, f"{name}.{at}.".encode() + data, "sha256")).decode()
         headers |= {"webhook-id": name, "webhook-timestamp": at, "webhook-signature": f"v1,{signature}"}
-    with urlopen(Request(url, data, headers), timeout=_TIMEOUT):  # noqa: S310 - checked in ``post_to``
-        pass
+    request = Request(url, data, headers)  # noqa: S310 - checked in ``post_to``
+    try:
+        _opener.open(request, timeout=_TIMEOUT).close()
+    except HTTPError as error:
+        error.close()
+        raise
 
 
 def _send_later(send: Callable[[], object]) -> None:

@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 from django import forms
@@ -19,6 +20,7 @@ from django.db import IntegrityError
 from django.http import HttpResponseRedirect
 from django.utils.functional import cached_property
 from django.utils.module_loading import import_string
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..changes.databases import saving
@@ -31,6 +33,8 @@ from .deletion import deleted_objects
 from .fresh_fields import FreshForm
 from .names import set_display_names
 from .pages import AdminPage, may_view, model_url, show_mode
+from .permissions import check_subject
+from .search import MOST_WORDS, SearchesRelated, words_of
 from .widgets import SafeAutocomplete, complete_subjects, name_date_parts
 
 logger = logging.getLogger("django_ratequota")
@@ -67,7 +71,7 @@ class ChangeReasonForm(forms.Form):
     change_reason = ReasonField(_("Reason for this change"))
 
 
-class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+class RecordedAdmin(SearchesRelated):
     """A model admin with pages of its own, whose changes are recorded with the operator and their reason."""
 
     #: The pages beside Django's own, as paths of their classes below this package; each adds its URL, and its
@@ -133,6 +137,9 @@ class RecordedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         if any("\x00" in value for name, values in request.GET.lists() for value in values if name != SEARCH_VAR):
             raise IncorrectLookupParameters
         changelist = super().get_changelist_instance(request)
+        if len(words_of(changelist.query)) > MOST_WORDS:
+            text = gettext("Search for at most %(most)d words.") % {"most": MOST_WORDS}
+            self.message_user(request, text, messages.ERROR)
         if (changelist.full_result_count or 0) > _MOST_COUNTED:
             changelist.add_facets = False
         if "_save" in request.POST:
@@ -244,10 +251,11 @@ class AutocompleteAdmin(admin.options.BaseModelAdmin):  # type: ignore[type-arg]
         ]
 
     def formfield_for_dbfield(self, db_field: Any, request: Any, **kwargs: Any) -> Any:
-        """Return the field; one for a subject completes those that are known."""
+        """Return the field; one for a subject completes those that are known, and refuses wide networks to some."""
         field = super().formfield_for_dbfield(db_field, request, **kwargs)
         if isinstance(db_field, SubjectField) and field is not None:
             complete_subjects(field, model_url(self.admin_site, RatePolicy, "subjects"))
+            field.validators.append(partial(check_subject, request.user))
         if isinstance(field, forms.SplitDateTimeField):
             name_date_parts(field)
         return field

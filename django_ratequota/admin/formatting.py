@@ -70,8 +70,9 @@ def clock_and_wait(at_us: int, wait_us: int) -> str:
 
     To the minute where it is as far away as ``duration`` counts minutes: a month ends at 00:00.
     """
-    at, exact = (at_us + wait_us) / 10**6, wait_us < _EXACT_US
-    # Rounded up, but for the second or two by which the two times may be apart.
+    # Rounded up, as in what the customer is told: a second earlier there may be no room yet.
+    at, exact = -(-(at_us + wait_us) // 10**6), wait_us < _EXACT_US
+    # To minutes but for the second or two by which the two times may be apart.
     at = at if exact else 60 * math.ceil((at - 2) / 60)
     return gettext("%(time)s (in %(span)s)") % {"time": clock(at, seconds=exact), "span": duration(wait_us / 10**6)}
 

@@ -18,7 +18,7 @@ from .base import AutocompleteAdmin, RecordedAdmin, user_search_fields
 from .diff import describe, kind_and_action, kinds
 from .filters import ConditionFilter, RelatedFilter
 from .formatting import shown, time_column
-from .search import MOST_NAMED, SearchesRelated
+from .search import MOST_NAMED
 from .tools import Unlisted
 
 #: Rows in which words are searched, because no index finds a part of a text.
@@ -98,7 +98,7 @@ class SaveList(ChangeList):
 
 
 @admin.register(PolicyChange)
-class PolicyChangeAdmin(Unlisted, SearchesRelated, AutocompleteAdmin, RecordedAdmin):
+class PolicyChangeAdmin(Unlisted, AutocompleteAdmin, RecordedAdmin):
     """Who changed what, when and why. Nobody can edit it."""
 
     pages = ("saves.SavePage", "saves.ChangePage", "revert.RevertPage")

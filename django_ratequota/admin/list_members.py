@@ -12,7 +12,7 @@ from ..operations.list_members import add_members, remove_members
 from ..operations.pasted_lines import Line
 from .pages import may_view, model_url
 from .pasted_lines import LinesPage, in_words
-from .permissions import may_edit_members
+from .permissions import check_subject, may_edit_members
 
 
 class AddMembersPage(LinesPage):
@@ -35,6 +35,8 @@ class AddMembersPage(LinesPage):
 
     def apply(self, request: Any, obj: Any, lines: list[Line], reason: str) -> str:
         """Add the members."""
+        for line in lines:
+            check_subject(request.user, line.who)
         done = add_members(obj, lines, may_change=may_edit_members(request.user, "change"))
         return in_words(
             (done.added, ngettext_lazy("%d member was added.", "%d members were added.")),

@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..exceptions import InvalidFile
 from ..operations.pasted_lines import Line, lines_of
-from ..policyfile.document import decode
+from ..policyfile.document import MAX_BYTES, decode
 from .base import REASON_FIELD, ChangeReasonForm
 from .formatting import shown
 from .pages import AdminPage
@@ -46,7 +46,7 @@ class LinesForm(ChangeReasonForm):
             raise ValidationError(_("Paste lines or choose a file, not both."))
         if upload:
             try:
-                text = decode(upload.read())
+                text = decode(upload.read(MAX_BYTES + 1))
             except InvalidFile as error:
                 raise ValidationError({"file": error.problems[0].text}) from error
         values["lines"] = lines_of(text, columns=str(upload or "").lower().endswith(".csv"))

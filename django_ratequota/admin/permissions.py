@@ -2,6 +2,7 @@
 
 Overrides (policies for a user or a subject) are edited with the permission ``grant_override``, other policies with
 Django's own permission to add, change or delete rate policies. ``block_callers`` adds and ends blocks, by their page.
+What is for a wide network also needs the permission to change rate policies.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from django.db.models import Model, Q, QuerySet
 from django.utils.translation import gettext_lazy as _
 
 from ..models import RatePolicy
+from ..utils.addresses import is_wide
 
 _APP = "django_ratequota"
 OVERRIDES = Q(user__isnull=False) | ~Q(subject="")
@@ -54,6 +56,22 @@ def check_audience(user: Any, verb: str, *, override: bool) -> None:
     if override:
         text = _("You may not edit overrides. Leave user and subject empty, or ask for the permission “%s”.")
     raise ValidationError(text % permission_name(verb, override=override), code="permission")
+
+
+def may_name(user: Any, subject: str | None) -> bool:
+    """Return whether the user may write policies and list members for the subject, which may be a wide network."""
+    return not is_wide(subject or "") or may(user, "change", override=False)
+
+
+def check_subject(user: Any, subject: str | None) -> None:
+    """Raise ``ValidationError`` with the missing permission where ``may_name`` is False."""
+    if not may_name(user, subject):
+        text = _(
+            "%(subject)s is a large part of the Internet. Name a network of /16 (IPv6 /32) or less, or ask for the "
+            "permission “%(permission)s”."
+        )
+        params = {"subject": subject, "permission": permission_name("change")}
+        raise ValidationError(text % params, code="permission")
 
 
 def permission_name(verb: str, *, override: bool = False, model: type[Model] = RatePolicy) -> str:

@@ -18,7 +18,6 @@ from .formatting import when
 from .names import endpoint_text, with_display_name
 from .permissions import PolicyPermissions
 from .policy_forms import PolicyForm, RowForm, StoredRows
-from .search import SearchesRelated
 from .warnings import WarnsOnSave
 
 #: As static/django_ratequota/policy.js has them.
@@ -28,7 +27,7 @@ _ADVANCED = ["starts_at", "counted_per", "algorithm", "on_error", "durable", "le
 
 
 @admin.register(RatePolicy)
-class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, SearchesRelated, WarnsOnSave):
+class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
     """All policies; mode is edited in the list."""
 
     pages = (

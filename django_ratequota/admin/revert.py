@@ -29,7 +29,7 @@ from .base import ReasonField
 from .diff import kind_and_action
 from .formatting import moment, shown
 from .pages import AdminPage
-from .permissions import is_override, may, permission_name
+from .permissions import is_override, may, may_name, permission_name
 
 #: Most objects that the page compares; larger saves are undone by the command. Most that it lists.
 MOST, _LISTED = 2_000, 50
@@ -141,6 +141,8 @@ def missing_permission(site: Any, request: Any, now: Any, then: Any) -> str:
         names += [
             permission_name(verb, override=kind) for kind in kinds if not may(request.user, verb, override=kind)
         ]
+    if then is not None and not may_name(request.user, getattr(then, "subject", "")):
+        names.append(permission_name("change"))
     return gettext("You need the permission “%s”.") % names[0] if names else ""
 
 

@@ -1,13 +1,16 @@
-"""Search of the lists of policies and assignments, of which a large installation has a million."""
+"""Search of the lists, such as that of policies, of which a large installation has a million."""
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 from django.contrib import admin
 from django.db.models import Q, QuerySet
 from django.utils.text import smart_split, unescape_string_literal
 
+#: Most words of a search: each is looked up in several tables.
+MOST_WORDS = 20
 #: Most related objects, and most rows found, that are named one by one in a query.
 MOST_NAMED = 500
 
@@ -16,7 +19,10 @@ class SearchesRelated(admin.ModelAdmin):  # type: ignore[type-arg]
     """A list whose search looks related objects up first, because joining them to every row takes seconds."""
 
     def get_search_results(self, request: Any, queryset: QuerySet[Any], search_term: str) -> tuple[Any, bool]:
-        """Return the rows that contain each word in one of the search fields, as Django does; none twice."""
+        """Return the rows that contain each word in one of the search fields, as Django does; none twice.
+
+        More than ``MOST_WORDS`` find nothing.
+        """
         own: list[str] = []
         related: dict[str, list[str]] = {}
         for name in self.get_search_fields(request):
@@ -27,16 +33,19 @@ class SearchesRelated(admin.ModelAdmin):  # type: ignore[type-arg]
                 own.append(relation)
         # The counts of each filter search again.
         known = request.__dict__.setdefault("_ratequota_searched", {})
-        rows = queryset
-        for bit in smart_split(search_term.replace("\x00", "")):
-            word = unescape_string_literal(bit) if bit.startswith(('"', "'")) and bit[0] == bit[-1] else bit
+        conditions: list[Q] = []
+        words = words_of(search_term)
+        if len(words) > MOST_WORDS:
+            return queryset.none(), False
+        for word in words:
             found = self.contains(own, word, queryset)
             for relation, fields in related.items():
                 if (relation, word) not in known:
                     known[relation, word] = self._related(relation, fields, word)
                 found |= self.refers(relation, known[relation, word])
-            rows = rows.filter(found)
-        if rows is queryset or any(isinstance(keys, QuerySet) for keys in known.values()):
+            conditions.append(found)
+        rows = queryset.filter(*conditions)
+        if not (conditions and related) or any(isinstance(keys, QuerySet) for keys in known.values()):
             return rows, False
         # By key where they are few, because counting the rows and sorting them would each search all rows again.
         keys = list(rows.order_by().values_list("pk", flat=True)[: MOST_NAMED + 1])
@@ -56,6 +65,12 @@ class SearchesRelated(admin.ModelAdmin):  # type: ignore[type-arg]
         keys = model._base_manager.filter(_contains(fields, word)).order_by().values_list("pk", flat=True)
         first = list(keys[: MOST_NAMED + 1])
         return keys if len(first) > MOST_NAMED else first
+
+
+def words_of(search_term: str) -> list[str]:
+    """Return the words of a search, and quoted texts; of too many, ``MOST_WORDS`` and one."""
+    bits = islice(smart_split(search_term.replace("\x00", "")), MOST_WORDS + 1)
+    return [unescape_string_literal(bit) if bit[0] in "\"'" and bit[0] == bit[-1] else bit for bit in bits]
 
 
 def _contains(fields: list[str], word: str) -> Q:

@@ -11,10 +11,9 @@ from .base import AutocompleteAdmin, RecordedAdmin, user_search_fields
 from .filters import is_active
 from .formatting import shown
 from .names import with_display_name
-from .search import SearchesRelated
 
 
-class UserOrSubjectAdmin(AutocompleteAdmin, SearchesRelated, RecordedAdmin):
+class UserOrSubjectAdmin(AutocompleteAdmin, RecordedAdmin):
     """A model with ``user``, ``subject``, ``who``, dates and a reason."""
 
     def get_search_fields(self, request: Any) -> list[str]:

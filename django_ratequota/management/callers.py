@@ -18,7 +18,7 @@ from ..operations.explain import Explanation, anchor_of, explain_caller
 from ..operations.explain_query import ExplainQuery
 from ..operations.near import Row, all_near
 from ..operations.running_windows import LEVELS, Chosen, current_periods
-from ..operations.subject_names import named, printable, subject_names
+from ..operations.subject_names import named, subject_names
 from ..operations.subjects import find_user
 from ..operations.what_to_tell import policies_of, what_to_tell
 from ..policies.limit_names import limit_name, limit_names
@@ -160,7 +160,7 @@ def _clock(at: float) -> str:
 def _subject_name(subject: str, names: Mapping[str, str]) -> str:
     """Return the subject with its display name, or words for callers whose identifier function failed."""
     kind = failed_kind(subject)
-    return f"{kind} unknown (its function failed)" if kind else printable(named(subject, names.get(subject, "")))
+    return f"{kind} unknown (its function failed)" if kind else named(subject, names.get(subject, ""))
 
 
 def _explanation_lines(explanation: Explanation) -> Iterator[str]:

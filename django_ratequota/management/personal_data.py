@@ -17,7 +17,6 @@ from ..conf import settings
 from ..engine.keys import short
 from ..operations import held_data
 from ..operations.differences import object_names
-from ..operations.subject_names import printable
 from ..operations.subjects import find_user
 from ..runtime import default_limiter
 from .maintenance import add_timeout, wait_for_counts, why_unreported
@@ -58,7 +57,7 @@ def forget(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
         yield _written(options)
     found = Counter(kind for kind, _values in held_data.held(subject))
     counts = ", ".join(f"{kind} {count}" for kind, count in found.items())
-    yield f"{printable(subject)}: {counts or 'nothing is held'}"
+    yield f"{subject}: {counts or 'nothing is held'}"
     if found and options["yes"]:
         held_data.forget(subject)
         yield "Forgotten: its figures stay in the ledger, without the name"
@@ -70,10 +69,10 @@ def move(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     """Move the usage, and yield how much that was."""
     source, target = _subject(options["source"]), _subject(options["target"], exists=True)
     if source == target:
-        raise CommandError(f"{printable(source)} is both: name another subject")
+        raise CommandError(f"{source} is both: name another subject")
     yield _written(options)
     moved = held_data.move(source, target, options["reason"])
-    yield f"{moved} windows of {printable(source)} are now those of {printable(target)}"
+    yield f"{moved} windows of {source} are now those of {target}"
 
 
 def _written(options: dict[str, Any]) -> str:

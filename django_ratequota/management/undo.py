@@ -10,7 +10,6 @@ from uuid import UUID
 from django.core.management.base import BaseCommand, CommandError
 
 from ..changes.databases import saving
-from ..changes.validators import visible
 from ..models import PolicyChange, RatePolicy
 from ..operations.differences import who_changed
 from ..operations.revert import apply, of_save, plan
@@ -37,7 +36,7 @@ def undo_save(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
         undo = plan(of_save(change_id), lock=not dry)
         for step in undo.left[:_LISTED]:
             later = " ".join(who_changed(step.later, step.last)) if step.later else ""
-            yield f"stays as it is: {step.kind} {visible(step.object_text)}: {step.obstacle or later}"
+            yield f"stays as it is: {step.kind} {step.object_text}: {step.obstacle or later}"
         if len(undo.left) > _LISTED:
             yield f"and {len(undo.left) - _LISTED} more"
         counts = Counter(step.verb for step in undo.done)

@@ -12,8 +12,9 @@ from django.core.management.base import BaseCommand, CommandError
 
 from ..operations import invoice_lines
 from ..operations.invoice_lines import HEADS, InvoiceLine, Invoices, cells
-from ..operations.subject_names import named, printable
+from ..operations.subject_names import named
 from ..utils.csv_lines import csv_lines
+from ..utils.escaping import one_line
 
 
 def add_verbs(verbs: Any) -> None:
@@ -33,7 +34,7 @@ def usage(command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     if first is None:
         if subject and not invoice_lines.is_recorded(subject):
             raise CommandError(f"No month has {subject!r}")
-        command.stderr.write(f"Nothing was used in {month}{f' by {printable(subject)}' if subject else ''}")
+        command.stderr.write(f"Nothing was used in {month}{f' by {one_line(subject)}' if subject else ''}")
     lines = chain([] if first is None else [first], found)
     if options["format"] == "csv":
         # The terminal's line ends follow.
@@ -50,4 +51,4 @@ def _text(line: InvoiceLine) -> str:
     over = f", {line.over} over" if line.over else ""
     open_until = "" if line.complete else f", so far: until {line.ends}"
     place = (named(line.subject, line.name), line.plan, line.endpoint or "all endpoints")
-    return f"{'  '.join(printable(text) for text in place if text)}  {line.rate}: {used}{over}{open_until}"
+    return f"{'  '.join(text for text in place if text)}  {line.rate}: {used}{over}{open_until}"

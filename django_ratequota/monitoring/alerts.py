@@ -5,7 +5,6 @@ A process sends at most ``_MOST_SENT`` signals per second. Other crossings wait 
 
 from __future__ import annotations
 
-import logging
 import os
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
@@ -28,8 +27,6 @@ from ..utils.bounded_cache import BoundedCache
 from ..utils.locks import ForkSafeLock
 from ..utils.problems import note_problem
 from .background import Background
-
-logger = logging.getLogger("django_ratequota")
 
 #: Sent when a request left a bucket at 80 % or 100 % of its limit: ``level`` (80 or 100), ``status`` (the
 #: ``BucketStatus`` then), ``cost`` (what the request takes of the bucket, or was refused) and ``at`` (aware). Level
@@ -125,8 +122,8 @@ def _notify(**event: Any) -> None:
     for path in settings.notify:
         try:
             import_string(path)(**event)
-        except Exception:
-            logger.exception("%s, a receiver in RATEQUOTA['NOTIFY'], failed", path)
+        except Exception as error:
+            note_problem(path, f"{path}, a receiver in RATEQUOTA['NOTIFY'], failed", error)
 
 
 setting_changed.connect(connect_receivers, dispatch_uid="django_ratequota.alerts")

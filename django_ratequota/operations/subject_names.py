@@ -92,11 +92,6 @@ def named(subject: str, name: str) -> str:
     return f"{name} ({subject})" if name else subject
 
 
-def printable(text: str) -> str:
-    """Return the text for a terminal, in quotes and escaped if clients could forge lines or colours by it."""
-    return text if text.isprintable() else repr(text)
-
-
 def _is_identified(subject: str) -> bool:
     kind, _colon, value = subject.partition(":")
     return bool(value) and kind in settings.identifiers

@@ -8,7 +8,8 @@ from datetime import datetime
 from typing import Any
 
 from ..exceptions import InvalidFile
-from .document import isoformat_utc, one_line
+from ..utils.escaping import one_line
+from .document import isoformat_utc
 from .export import load
 from .parser import parse
 from .schema import ASSIGNMENTS, MEMBERS, POLICIES, REFERRED, SECTIONS, Section, Values, by_identity

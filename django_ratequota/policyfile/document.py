@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from ..exceptions import FileProblem, InvalidFile
+from ..utils.escaping import one_line
 
 #: Larger files are refused unread: they would be some 200,000 policies.
 MAX_BYTES = 20 * 10**6
@@ -71,11 +72,6 @@ def problem(line: int, path: str, text: object) -> FileProblem:
     return FileProblem(line, one_line(path), one_line(str(text)))
 
 
-def one_line(text: str) -> str:
-    """Escape unprintable characters: line breaks, terminal codes, direction marks."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
 def _joined(pair: re.Match[str]) -> str:
     """Return the escape of YAML for the two of JSON."""
     high, low = int(pair[2], 16), int(pair[3], 16)
@@ -118,7 +114,7 @@ class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[mi
 def _dump(document: Any) -> str:
     text: str = yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**9)
     # Characters that are not printable are in double quotes.
-    return "\n".join(line if line.isprintable() else one_line(line) for line in text.split("\n"))
+    return "\n".join(map(one_line, text.split("\n")))
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:

@@ -9,6 +9,8 @@ Network = IPv4Network | IPv6Network
 
 #: Prefix length of an address's network, by IP version: the usual allocation to one site.
 _NETWORK_BITS = {4: 24, 6: 48}
+#: Prefix length of the largest network that is not a large part of the Internet, by IP version.
+_NARROW_BITS = {4: 16, 6: 32}
 #: The first 96 bits of ``64:ff9b::/96``, in which a NAT64 embeds IPv4 addresses (RFC 6052, section 2.1).
 _NAT64 = int(IPv6Address("64:ff9b::")) >> 32
 #: Addresses that no NAT64 may embed (RFC 6052, section 3.1). Because a packet from one is forged, it counts neither
@@ -61,6 +63,15 @@ def named_network(name: str) -> Network | None:
         return ip_network(name.removeprefix("ip:"), strict=False)
     except ValueError:
         return None
+
+
+def is_wide(name: str) -> bool:
+    """Return whether the name is that of a network wider than /16, or IPv6 /32."""
+    network = named_network(name)
+    if network is None:
+        return False
+    network = unmap_network(network)
+    return network.prefixlen < _NARROW_BITS[network.version]
 
 
 def is_within(inner: Network | None, outer: Network) -> bool:

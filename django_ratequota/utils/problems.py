@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import NamedTuple
+from traceback import format_exception_only
+from typing import Any, NamedTuple
 
+from .escaping import one_line
 from .locks import ForkSafeLock
 
 logger = logging.getLogger("django_ratequota")
@@ -22,6 +24,10 @@ class _Problem(NamedTuple):
     logged_at: float
 
 
+class _Escaped(Exception):
+    """Stands for an error whose text is not printable."""
+
+
 _problems: dict[str, _Problem] = {}
 _lock = ForkSafeLock()
 
@@ -29,10 +35,23 @@ _lock = ForkSafeLock()
 def note_problem(reason: str, text: str, error: Exception | None = None) -> None:
     """Keep the problem for ``Health.errors``, and log it once a minute, with the traceback of ``error``.
 
-    Reasons are names from the code or the settings, so that no client can add one.
+    Reasons are names from the code or the settings, so that no client can add one. The text may hold what a client
+    sent: it is escaped.
     """
+    text = one_line(text)
     if remember(reason, text):
-        logger.error("%s", text, exc_info=error)
+        logger.error("%s", text, exc_info=_exc_info(error))
+
+
+def _exc_info(error: Exception | None) -> Any:
+    """Return the error for the log; one with its traceback alone where texts in it could forge lines or colours."""
+    chain: list[BaseException] = [] if error is None else [error]
+    while chain and (cause := chain[-1].__cause__ or chain[-1].__context__) and cause not in chain:
+        chain.append(cause)
+    texts = ["".join(format_exception_only(one)).strip() for one in chain]
+    if error is None or all(map(str.isprintable, texts)):
+        return error
+    return type(error), _Escaped(one_line(texts[0])), error.__traceback__
 
 
 def remember(reason: str, message: str) -> bool:

@@ -148,6 +148,7 @@ def test_a_month_ends_at_midnight_whenever_its_end_was_computed(off_us: int) -> 
     text = clock_and_wait(midnight_us - 30 * minute_us, 30 * minute_us + off_us)
     assert text.startswith("12/01/2025 00:00 UTC (in ")
     assert clock_and_wait(midnight_us, minute_us) == "12/01/2025 00:01:00 UTC (in 60 s)"
+    assert clock_and_wait(midnight_us, minute_us + 1).startswith("12/01/2025 00:01:01 UTC"), "rounded up"
 
 
 def test_shared_counters_lead_to_their_policy_only(operator: Client, alice: User) -> None:

@@ -60,3 +60,21 @@ def test_filters_of_a_long_list_are_not_counted(operator: Client, monkeypatch: p
     page = operator.get(f"{BASE}/ratepolicy/")
     assert counted not in page.content.decode()
     assert page.context["cl"].result_count == 3
+
+
+@pytest.mark.parametrize(
+    "model", ["ratepolicy", "planassignment", "listmember", "policychange", "plan", "endpoint", "subjectlist"]
+)
+def test_a_search_has_at_most_20_words(operator: Client, model: str) -> None:
+    page = operator.get(f"{BASE}/{model}/", {"q": "a " * 1000})
+    assert [str(message) for message in page.context["messages"]] == ["Search for at most 20 words."]
+    assert not page.context["cl"].result_list
+    page = operator.get(f"{BASE}/{model}/", {"q": "a " * 20})
+    assert not page.context["messages"]
+
+
+def test_the_search_of_an_autocomplete_has_at_most_20_words(operator: Client) -> None:
+    Plan.objects.create(name="Pro", slug="pro")
+    field = {"app_label": "django_ratequota", "model_name": "ratepolicy", "field_name": "plan"}
+    found = [operator.get("/admin/autocomplete/", {**field, "term": "p " * n}).json()["results"] for n in (20, 21)]
+    assert [len(results) for results in found] == [1, 0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -105,6 +106,8 @@ class Webhook(HTTPServer):
         #: Headers and body of each request, and the bodies as JSON.
         self.received: list[tuple[Message, bytes]] = []
         self.posted: list[Any] = []
+        #: The paths of other requests.
+        self.fetched: list[str] = []
         self.go = threading.Event()
         self.go.set()
 
@@ -117,7 +120,16 @@ class Handler(BaseHTTPRequestHandler):
         self.server.received.append((self.headers, body))
         self.server.posted.append(json.loads(body))
         self.server.go.wait()
-        self.send_response(500 if self.path.endswith("secret-broken") else 200)
+        if self.path.endswith("redirects"):
+            self.send_response(302)
+            self.send_header("Location", "/inside")
+        else:
+            self.send_response(500 if self.path.endswith("secret-broken") else 200)
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        self.server.fetched.append(self.path)
+        self.send_response(200)
         self.end_headers()
 
     def log_message(self, *_: Any) -> None:
@@ -157,7 +169,7 @@ def test_a_webhook_that_does_not_answer_delays_no_save(webhook: Webhook, connect
     webhook.go.set()
     wait_until_sent()
     titles = [one["text"].splitlines()[0] for one in webhook.posted]
-    assert titles == ["Rate limits: plan created: Free", "Rate limits: plan created: Pro"]
+    assert titles == ["Rate limits: plan created: `Free`", "Rate limits: plan created: `Pro`"]
 
 
 def test_a_failure_is_logged_without_the_address(
@@ -226,17 +238,17 @@ def test_the_text_of_a_threshold(settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "TIME_ZONE": "Europe/Berlin"}
     month = status_of("1000000/month", 800_000, 826_800 * 10**6, policy_id=17, counted_per="tenant")
     assert threshold_text(80, month, AT, cost=1) == (
-        "Rate limits: tenant:acme has used 80 % of 1000000/month at all endpoints",
+        "Rate limits: tenant:acme has used 80 % of all endpoints: 1000000/month per tenant",
         "Used: 800000 of 1000000\nThe window ends: 2026-11-30 20:00 CET\nPolicy: 17, counted per tenant",
     )
     log = status_of("10/min", 10, scope="search", mode="log", subject="api_key:a\nBcc: b@example.com\u202e")
     assert threshold_text(100, log, AT, cost=1) == (
-        "Rate limits: api_key:a Bcc: b@example.com\\u202e has used 100 % of 10/min at search",
+        "Rate limits: api_key:a Bcc: b@example.com\\u202e has used 100 % of search: 10/min",
         "Used: 10 of 10\nFull again: 2026-11-21 06:20 CET\nLog only: no request is refused",
     )
     for mode, verb in (("enforce", "was refused"), ("log", "would have been refused")):
         subject, _ = threshold_text(100, status_of("1000/month", 821, mode=mode), AT, cost=200)
-        expected = f"a request of 200 by tenant:acme {verb} at 821 of 1000/month at all endpoints"
+        expected = f"a request of 200 by tenant:acme {verb} at 821 of all endpoints: 1000/month"
         assert subject == f"Rate limits: {expected}"
 
 
@@ -248,7 +260,7 @@ def test_notify_mails_once_a_limit_is_nearly_used_up(settings: Any, alice: User)
             check_request(request_from(alice))
     wait_until_sent()
     [sent] = mail.outbox
-    assert sent.subject.endswith(f"Rate limits: user:{alice.pk} has used 80 % of 5/month at all endpoints")
+    assert sent.subject.endswith(f"Rate limits: user:{alice.pk} has used 80 % of all endpoints: 5/month")
 
 
 def test_without_notify_no_decision_is_looked_at(settings: Any) -> None:
@@ -395,7 +407,32 @@ def test_a_chat_gets_the_text(webhook: Webhook) -> None:
     wait_until_sent()
     [message] = webhook.posted
     assert list(message) == ["text"]
-    assert message["text"].startswith("Rate limits: tenant:acme has used 80 % of 10/month at all endpoints\nUsed: 8")
+    assert message["text"].startswith("Rate limits: `tenant:acme` has used 80 % of all endpoints: 10/month\nUsed: 8")
+
+
+@pytest.mark.parametrize("event", ["threshold", "save"])
+def test_no_name_pings_a_chat_or_becomes_a_link(webhook: Webhook, connect: Connect, event: str) -> None:
+    hostile = "<!channel> @here` [Click](https://evil)\n\n" + "x" * 200
+    if event == "threshold":
+        post_threshold(post_to(webhook.url), subject=f"user:{hostile}")
+    else:
+        connect(post_to(webhook.url))
+        with changed_by(User.objects.create(username=hostile), hostile):
+            Plan.objects.create(name=hostile, slug="a").delete()
+    wait_until_sent()
+    text = "\n".join(message["text"] for message in webhook.posted)
+    assert not re.search("[<>]|@[a-z]", text)
+    assert "&lt;!channel&gt; @\u200bhere' [Click]" in text
+    outside = "".join(line.split("`", 1)[0] + line.rsplit("`", 1)[-1] for line in text.splitlines())
+    assert "Click" not in outside
+    assert all(line.count("`") % 2 == 0 for line in text.splitlines())
+
+
+def test_a_webhook_follows_no_redirect(webhook: Webhook, caplog: pytest.LogCaptureFixture) -> None:
+    post_threshold(post_to(f"{webhook.url}redirects"))
+    wait_until_sent()
+    assert (len(webhook.received), webhook.fetched) == (1, [])
+    assert "a notification was not sent: HTTPError" in caplog.text
 
 
 def test_a_signed_webhook_is_verified_as_the_page_shows(

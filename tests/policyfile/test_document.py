@@ -72,7 +72,7 @@ def test_messages_escape_terminal_codes(sample: None) -> None:
     key = "\x1b[2J\u202e" + "k" * 10_000
     problems = refused(document_text({"version": 1, "plans": [{"slug": "a\x1b]0;", "name": "A", key: "x"}]}))
     assert all(problem.isprintable() and len(problem) < 200 for problem in problems)
-    assert "plans[0].\\x1b[2J\\u202ekkk" in "".join(problems)
+    assert "plans[0].\\u001b[2J\\u202ekkk" in "".join(problems)
 
 
 @pytest.mark.parametrize(

@@ -204,4 +204,4 @@ def test_twenty_problems_are_printed_and_the_rest_counted(file: Any, capsys: pyt
         run("import", file("version: 1\npolicies:\n" + "- {}\n" * 30))
     lines = capsys.readouterr().err.splitlines()
     assert (len(lines), lines[-1]) == (21, "and 10 more")
-    assert str(caught.value.__cause__).count(";") == 19
+    assert str(caught.value.__cause__.__cause__).count(";") == 19

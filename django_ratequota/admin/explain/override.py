@@ -18,6 +18,7 @@ from django.utils.translation import gettext_lazy as _
 from ...changes.databases import saving
 from ...models import RatePolicy
 from ..pages import AdminPage
+from ..permissions import check_subject
 from ..widgets import name_date_parts
 
 _LAST_SECOND = time(23, 59, 59)
@@ -98,6 +99,10 @@ class OverridePage(AdminPage):
         for field, override in overrides.items():
             override.ends_at, override.reason = form.cleaned_data["ends_at"], form.cleaned_data["reason"]
             _validate(override, form, field)
+            try:
+                check_subject(request.user, override.subject)
+            except ValidationError as error:
+                form.add_error(field, error)
         if form.errors:
             return False
         with saving(RatePolicy):

@@ -10,6 +10,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import Error as DatabaseError
 
 from ...exceptions import StoreError
+from ...utils.escaping import one_line
 from .. import callers, maintenance, personal_data, policyfile, undo, usage
 
 
@@ -26,13 +27,20 @@ class Command(BaseCommand):
         verbs.metavar = " | ".join(verbs.choices)
 
     def handle(self, *args: Any, run: Any, **options: Any) -> None:
-        """Run one verb; raises ``CommandError``."""
+        """Run one verb and print its lines, in which no client's text can be a line of its own or a terminal code.
+
+        Raises ``CommandError``, with an escaped text as well.
+        """
         try:
             for line in run(self, options) or ():
-                self.stdout.write(line)
-        except ValidationError as error:
-            raise CommandError(" ".join(error.messages)) from error
-        except DatabaseError as error:
-            raise CommandError(f"The database did not answer: {error}") from error
-        except StoreError as error:
-            raise CommandError(f"Redis did not answer ({error.reason}): {error}") from error
+                self.stdout.write(one_line(line))
+        except (CommandError, ValidationError, DatabaseError, StoreError) as error:
+            raise CommandError(one_line(_in_words(error))) from error
+
+
+def _in_words(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        return " ".join(error.messages)
+    if isinstance(error, DatabaseError):
+        return f"The database did not answer: {error}"
+    return f"Redis did not answer ({error.reason}): {error}" if isinstance(error, StoreError) else str(error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import lru_cache, wraps
@@ -13,8 +12,7 @@ from django.utils.functional import Promise
 
 from ...engine.types import check_cost
 from ...exceptions import InvalidCost
-
-logger = logging.getLogger("django_ratequota")
+from ...utils.problems import note_problem
 
 T = TypeVar("T")
 
@@ -250,7 +248,8 @@ def throttles_itself(view: Any, request: Any, args: Any, kwargs: Any) -> bool:
     except Exception as error:
         # A client error, such as an invalid version or token, is reported by the view itself.
         if getattr(error, "status_code", 500) >= 500:
-            logger.exception("get_throttles of %s failed; ENFORCE_ALL enforces the view", view)
+            of = f"get_throttles of {view}"
+            note_problem(of, f"{of} failed; ENFORCE_ALL enforces the view", error)
         return False
 
 

@@ -1,0 +1,45 @@
+"""Lines of pasted text and of files."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import pytest
+from django.core.exceptions import ValidationError
+
+from django_ratequota.operations.pasted_lines import MAX_LINES, Line, lines_of
+
+#: Where ``str.splitlines`` ends a line, and no editor or spreadsheet does.
+_NO_ENDS = "\v\f\x1c\x1d\x1e\x85\u2028\u2029"
+
+
+@pytest.mark.parametrize("character", _NO_ENDS)
+@pytest.mark.parametrize("columns", [True, False])
+def test_a_strange_character_in_a_line_begins_no_other_line(character: str, columns: bool) -> None:
+    separator = ",," if columns else " # "
+    text = f"203.0.113.7{separator}see{character}0.0.0.0/1\n203.0.113.8"
+    assert [line.who for line in lines_of(text, columns)] == ["203.0.113.7", "203.0.113.8"]
+
+
+@pytest.mark.parametrize("columns", [True, False])
+def test_lines_end_as_on_every_system(columns: bool) -> None:
+    lines = lines_of("10.0.0.1\n10.0.0.2\r\n\r10.0.0.3\r10.0.0.4", columns)
+    assert lines == [Line(at, f"10.0.0.{host}") for at, host in ((1, 1), (2, 2), (4, 3), (5, 4))]
+
+
+@pytest.mark.parametrize("head", ["", "member,end,reason\n"])
+def test_as_many_lines_as_allowed_are_read(head: str) -> None:
+    assert len(lines_of(head + "10.0.0.1\n" * MAX_LINES, columns=True)) == MAX_LINES
+
+
+@pytest.mark.parametrize("columns", [True, False])
+@pytest.mark.parametrize("line", ["10.0.0.1\n", "\n", "#\n"])
+def test_a_file_that_is_too_long_is_refused_without_reading_it_all(line: str, columns: bool) -> None:
+    text = line * (3_000_000 // len(line))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValidationError, match="More than 25,000 lines"):
+            lines_of(text, columns)
+        assert tracemalloc.get_traced_memory()[1] < 25_000_000
+    finally:
+        tracemalloc.stop()
