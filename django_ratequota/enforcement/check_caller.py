@@ -16,9 +16,9 @@ from django.http import HttpRequest
 from django.utils.functional import LazyObject, empty
 
 from ..conf import settings
-from ..engine.decision import Decision
+from ..engine.decision import Decision, Mode
 from ..exceptions import InvalidCaller
-from ..policies.requests.caller import DescribedCaller, identifier_text
+from ..policies.requests.caller import GivenCaller, identifier_text
 from ..utils.addresses import Address
 from .check_request import Evaluation, is_free
 from .step_runner import Step, StepRunner, limiter_or_error
@@ -40,13 +40,14 @@ def check_caller(
     PLAN_RESOLVER: ``plan`` is the slug that it would return; None = the assigned plan, or with PLAN_RESOLVER the
     default plan. ``scope`` names the endpoint, whatever its methods. ``cost`` is in units, None = the endpoint's own.
 
-    Each check is independent: it charges its whole cost, and a refusal refunds nothing. Callers without a user, an
-    address and an identifier that CALLER names share one counter, as requests without an address do.
+    Policies apply only if they are counted per something that the call names: without a user, an address and an
+    identifier of CALLER, none counted per caller does, and without ``ip`` none counted per ip.
 
-    Raises ``InvalidCaller`` and ``InvalidCost``. When Redis or the database fails, ``on_error`` decides.
+    Each check is independent: it charges its whole cost, and a refusal refunds nothing. Raises ``InvalidCaller`` and
+    ``InvalidCost``. When Redis or the database fails, ``on_error`` decides.
     """
-    check = Evaluation(limiter_or_error(), scope, cost)
-    return StepRunner(check.limiter).run(_steps(check, user, partial(_described, user, ip, identifiers, plan)))
+    check = CallerCheck("check", scope, cost, user, partial(_described, user, ip, identifiers, plan))
+    return StepRunner(check.limiter).run(check.run())
 
 
 async def acheck_caller(
@@ -59,25 +60,66 @@ async def acheck_caller(
     cost: int | None = None,
 ) -> Decision:
     """``check_caller``, awaited."""
-    check = Evaluation(limiter_or_error(), scope, cost)
-    return await StepRunner(check.limiter).arun(_steps(check, user, partial(_described, user, ip, identifiers, plan)))
+    check = CallerCheck("check", scope, cost, user, partial(_described, user, ip, identifiers, plan))
+    return await StepRunner(check.limiter).arun(check.run())
 
 
-def _steps(check: Evaluation, user: Any, describe: Callable[[], DescribedCaller]) -> Generator[Step, Any, Decision]:
-    """Check the caller; describing one whose user is a lazy object not read yet may query the database."""
-    unread = isinstance(user, LazyObject) and user._wrapped is empty
-    check.caller, check.identified = (yield describe) if unread else describe(), True
-    if is_free(check.limiter, None, check.method):
-        return Decision(allowed=True)
-    decision = yield from check.decide()
-    return check.record(decision, decision)
+def peek_caller(
+    *,
+    user: Any = None,
+    ip: str | Address | None = None,
+    identifiers: Mapping[str, Any] | None = None,
+    plan: str | None = None,
+    scope: str | None = None,
+    cost: int | None = None,
+) -> Decision:
+    """Return what ``check_caller`` would decide now; charges and records nothing.
+
+    ``charge`` of the decision charges the caller afterwards, for a failed attempt for example, and never refuses.
+    """
+    check = CallerCheck("peek", scope, cost, user, partial(_described, user, ip, identifiers, plan))
+    return StepRunner(check.limiter).run(check.run())
+
+
+async def apeek_caller(
+    *,
+    user: Any = None,
+    ip: str | Address | None = None,
+    identifiers: Mapping[str, Any] | None = None,
+    plan: str | None = None,
+    scope: str | None = None,
+    cost: int | None = None,
+) -> Decision:
+    """``peek_caller``, awaited."""
+    check = CallerCheck("peek", scope, cost, user, partial(_described, user, ip, identifiers, plan))
+    return await StepRunner(check.limiter).arun(check.run())
+
+
+class CallerCheck(Evaluation):
+    """A check, or a peek, of a caller without a request."""
+
+    def __init__(
+        self, mode: Mode, scope: str | None, cost: int | None, user: Any, describe: Callable[[], GivenCaller]
+    ) -> None:
+        """``describe`` returns the caller of ``user``; it may query the database for a lazy user not read yet."""
+        super().__init__(limiter_or_error(), scope, cost)
+        self.mode, self._user, self._describe = mode, user, describe
+
+    def run(self) -> Generator[Step, Any, Decision]:
+        """Check the caller, or peek."""
+        unread = isinstance(self._user, LazyObject) and self._user._wrapped is empty
+        self.caller, self.identified = (yield self._describe) if unread else self._describe(), True
+        if is_free(self.limiter, None, self.method):
+            return Decision(allowed=True)
+        decision = yield from self.decide()
+        return decision if self.mode == "peek" else self.record(decision, decision)
 
 
 def _described(
     user: Any, ip: str | Address | None, identifiers: Mapping[str, Any] | None, plan: str | None
-) -> DescribedCaller:
+) -> GivenCaller:
     """Return the caller that the values describe. Raises ``InvalidCaller``."""
-    caller = DescribedCaller(
+    caller = GivenCaller(
         user_id=_user_id(user),
         address=str(ip) if ip else None,
         identifiers=_values(identifiers) if identifiers else None,
