@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from functools import partial
+from types import EllipsisType
 from typing import Any
 
 from django.contrib.auth import get_user_model
@@ -18,7 +19,7 @@ from django.utils.functional import LazyObject, empty
 from ..conf import settings
 from ..engine.decision import Decision, Mode
 from ..exceptions import InvalidCaller
-from ..policies.requests.caller import GivenCaller, identifier_text
+from ..policies.requests.caller import DescribedCaller, identifier_text
 from ..utils.addresses import Address
 from .check_request import Evaluation, is_free
 from .step_runner import Step, StepRunner, limiter_or_error
@@ -27,7 +28,7 @@ from .step_runner import Step, StepRunner, limiter_or_error
 def check_caller(
     *,
     user: Any = None,
-    ip: str | Address | None = None,
+    ip: str | Address | EllipsisType | None = ...,
     identifiers: Mapping[str, Any] | None = None,
     plan: str | None = None,
     scope: str | None = None,
@@ -35,13 +36,12 @@ def check_caller(
 ) -> Decision:
     """Apply the policies to a caller without a request, and admit or refuse in one round trip.
 
-    ``user`` is a user or its primary key, None = anonymous; ``ip`` the client's address. ``identifiers`` are the
-    caller's values of ``RATEQUOTA["IDENTIFIERS"]`` by name, because their functions need a request. So does
+    ``user`` is a user or its primary key, None = anonymous. ``ip`` is the client's address, None = unknown; leave it
+    out where no client is involved: then nothing is counted per ip, nor per caller unless the call has a user or an
+    identifier of CALLER. Clients of unknown addresses share one counter instead. ``identifiers`` are the caller's
+    values of ``RATEQUOTA["IDENTIFIERS"]`` by name, because their functions need a request. So does
     PLAN_RESOLVER: ``plan`` is the slug that it would return; None = the assigned plan, or with PLAN_RESOLVER the
     default plan. ``scope`` names the endpoint, whatever its methods. ``cost`` is in units, None = the endpoint's own.
-
-    Policies apply only if they are counted per something that the call names: without a user, an address and an
-    identifier of CALLER, none counted per caller does, and without ``ip`` none counted per ip.
 
     Each check is independent: it charges its whole cost, and a refusal refunds nothing. Raises ``InvalidCaller`` and
     ``InvalidCost``. When Redis or the database fails, ``on_error`` decides.
@@ -53,7 +53,7 @@ def check_caller(
 async def acheck_caller(
     *,
     user: Any = None,
-    ip: str | Address | None = None,
+    ip: str | Address | EllipsisType | None = ...,
     identifiers: Mapping[str, Any] | None = None,
     plan: str | None = None,
     scope: str | None = None,
@@ -67,7 +67,7 @@ async def acheck_caller(
 def peek_caller(
     *,
     user: Any = None,
-    ip: str | Address | None = None,
+    ip: str | Address | EllipsisType | None = ...,
     identifiers: Mapping[str, Any] | None = None,
     plan: str | None = None,
     scope: str | None = None,
@@ -84,7 +84,7 @@ def peek_caller(
 async def apeek_caller(
     *,
     user: Any = None,
-    ip: str | Address | None = None,
+    ip: str | Address | EllipsisType | None = ...,
     identifiers: Mapping[str, Any] | None = None,
     plan: str | None = None,
     scope: str | None = None,
@@ -99,7 +99,7 @@ class CallerCheck(Evaluation):
     """A check, or a peek, of a caller without a request."""
 
     def __init__(
-        self, mode: Mode, scope: str | None, cost: int | None, user: Any, describe: Callable[[], GivenCaller]
+        self, mode: Mode, scope: str | None, cost: int | None, user: Any, describe: Callable[[], DescribedCaller]
     ) -> None:
         """``describe`` returns the caller of ``user``; it may query the database for a lazy user not read yet."""
         super().__init__(limiter_or_error(), scope, cost)
@@ -116,16 +116,18 @@ class CallerCheck(Evaluation):
 
 
 def _described(
-    user: Any, ip: str | Address | None, identifiers: Mapping[str, Any] | None, plan: str | None
-) -> GivenCaller:
+    user: Any, ip: str | Address | EllipsisType | None, identifiers: Mapping[str, Any] | None, plan: str | None
+) -> DescribedCaller:
     """Return the caller that the values describe. Raises ``InvalidCaller``."""
-    caller = GivenCaller(
+    caller = DescribedCaller(
         user_id=_user_id(user),
-        address=str(ip) if ip else None,
+        address=None if ip is ... or not ip else str(ip),
         identifiers=_values(identifiers) if identifiers else None,
         plan_slug=plan or None,
     )
-    if ip and caller.address is None:
+    if ip is ...:
+        caller.unknown = ""
+    elif ip and caller.address is None:
         raise InvalidCaller(f"ip is one address, such as '203.0.113.7', or None, not {str(ip)[:100]!r}")
     return caller
 

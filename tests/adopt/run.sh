@@ -28,7 +28,7 @@ run() { # name, folder of manage.py, its settings, labels
       "$log/bin/python" manage.py test --parallel --noinput "$@" >"$log/tests$app.log" 2>&1
     ) || true
     grep -oE '^(FAIL|ERROR): .*' "$log/tests$app.log" | sort -u >"$log/failed$app" || true
-    echo "$name, ${app:+with the app}${app:-without it}: $(grep -E '^Ran ' "$log/tests$app.log"), $(wc -l <"$log/failed$app") fail"
+    echo "$name, $([ "$app" ] && echo with || echo without) the app: $(grep -E '^Ran ' "$log/tests$app.log"), $(wc -l <"$log/failed$app") fail"
   done
   ran() { sed -n 's/^Ran \([0-9]*\) test.*/\1/p' "$1"; }
   [ -n "$(ran "$log/tests.log")" ] && [ "$(ran "$log/tests.log")" = "$(ran "$log/testsyes.log")" ] || status=1

@@ -189,12 +189,6 @@ class DescribedCaller(Caller):
         return None
 
 
-class GivenCaller(DescribedCaller):
-    """The caller of ``check_caller``: it shares no counter with others that have no name or no address either."""
-
-    unknown = ""
-
-
 class Unidentified(DescribedCaller):
     """A caller before the view authenticates it: only its address is known.
 
