@@ -65,12 +65,8 @@ def _no_defaults() -> dict[str, Any]:
 defaults: Callable[[], dict[str, Any]] = _no_defaults
 
 
-def _itself(limiter: Limiter) -> Limiter:
-    return limiter
-
-
 #: Returns the limiter that acts for one which a project has made from the Django settings; ``testing`` sets it.
-acting: Callable[[Limiter], Limiter] = _itself
+acting: Callable[[Limiter], Limiter] | None = None
 
 
 class Limiter:
@@ -299,7 +295,7 @@ class Limiter:
         return decision
 
     def _acting(self) -> Limiter:
-        return acting(self) if self.by_settings else self
+        return acting(self) if acting and self.by_settings else self
 
     def _request(self, mode: Mode, buckets: Iterable[Bucket], cost: int) -> LimitRequest:
         return LimitRequest(mode=mode, buckets=tuple(buckets), cost=cost, settler=self)

@@ -52,7 +52,7 @@ def ask(request: Any) -> Callable[..., Decision]:
 def plan_of(limit: int, **default: str) -> Plan:
     """Return a new plan whose callers have this many requests an hour."""
     plan = Plan.objects.create(name=f"p{limit}", slug=f"p{limit}", **default)
-    RatePolicy.objects.create(plan=plan, rates=f"{limit}/hour")
+    RatePolicy.objects.create(plan=plan, counted_per="plan", rates=f"{limit}/hour")
     return plan
 
 
