@@ -12,21 +12,22 @@ prepare() { # name, clone
   if [ ! -x "$venv/bin/python" ]; then
     "$(tests/pythons.sh | tail -1 | cut -d' ' -f2-)" -m venv "$venv"
   fi
-  # The extra c would need a compiler.
+  # The extra c would need a compiler. Without tblib, the first failure ends a parallel run.
   sed 's/^psycopg\[c/psycopg[binary/' "$2/requirements.txt" >"$venv/requirements.txt"
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -r "$venv/requirements.txt" ".[testing]"
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -r "$venv/requirements.txt" ".[testing]" tblib
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps .
 }
 
-run() { # name, folder of manage.py, its settings, labels
-  local name=$1 folder=$2 settings=$3 log=$work/$1 app
-  shift 3
+manage() { # app or "", name, arguments of manage.py; in the folder of manage.py
+  ADOPT_APP=$1 DJANGO_SETTINGS_MODULE=adopt_settings PYTHONPATH=$home/tests/adopt \
+    "$work/$2/bin/python" manage.py "${@:3}"
+}
+
+run() { # name, labels; in the folder of manage.py
+  local name=$1 log=$work/$1 app
+  shift
   for app in "" yes; do
-    (
-      cd "$folder"
-      export ADOPT_APP=$app ADOPT_PROJECT=$settings DJANGO_SETTINGS_MODULE=adopt_settings PYTHONPATH=$home/tests/adopt
-      "$log/bin/python" manage.py test --parallel --noinput "$@" >"$log/tests$app.log" 2>&1
-    ) || true
+    manage "$app" "$name" test --parallel --noinput "$@" >"$log/tests$app.log" 2>&1 || true
     grep -oE '^(FAIL|ERROR): .*' "$log/tests$app.log" | sort -u >"$log/failed$app" || true
     echo "$name, $([ "$app" ] && echo with || echo without) the app: $(grep -E '^Ran ' "$log/tests$app.log"), $(wc -l <"$log/failed$app") fail"
   done
@@ -38,11 +39,17 @@ run() { # name, folder of manage.py, its settings, labels
 [ -n "$NETBOX$HEALTHCHECKS" ] || { echo "Write make adopt NETBOX=path HEALTHCHECKS=path" >&2; exit 2; }
 if [ -n "$HEALTHCHECKS" ]; then
   prepare healthchecks "$HEALTHCHECKS"
-  run healthchecks "$HEALTHCHECKS" hc.settings
+  cd "$HEALTHCHECKS"
+  ADOPT_PROJECT=hc.settings run healthchecks
 fi
 if [ -n "$NETBOX" ]; then
+  cd "$home"
   prepare netbox "$NETBOX"
-  export NETBOX_CONFIGURATION=adopt_netbox
-  run netbox "$NETBOX/netbox" netbox.settings "$@"
+  cd "$NETBOX/netbox"
+  export ADOPT_PROJECT=netbox.settings NETBOX_CONFIGURATION=adopt_netbox
+  # Its migrations take minutes: both test databases are copies of this one.
+  psql --quiet "$DATABASE_URL" --command="CREATE DATABASE netbox"
+  manage "" netbox migrate --verbosity=0
+  run netbox "$@"
 fi
 exit "$status"
