@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # Container images often set it: each process of the tests would then compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test quick matrix browser soak bench scale lint format messages docs pages wheel clean
+.PHONY: help demo test quick matrix browser soak bench scale lint format messages docs pages adopt wheel clean
 
 help: ## List the recipes
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -80,8 +80,11 @@ docs: $(VENV)/.docs ## Build the documentation as a site in docs/_build; warning
 pages: $(VENV)/.test ## Write what the pages take from the code anew: tables of settings, commands and fields, plots
 	@$(BIN)/python -m docs.generate
 
+adopt: ## Run NetBox's and Healthchecks' tests with the app and without, and compare what fails (NETBOX=clone HEALTHCHECKS=clone ARGS="users core")
+	@$(if $(NETBOX),tests/postgresql.sh) tests/adopt/run.sh $(ARGS)
+
 wheel: ## Build sdist and wheel, install them in an empty environment and use them there (DIST=folder keeps them)
 	@PYTHON=$(PYTHON) DIST=$(DIST) tests/wheel.sh
 
 clean: ## Remove what the recipes made
-	@rm -rf $(VENV) .venv-browser $(VENV)-bench $(VENV)-matrix .tox dist build docs/_build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	@rm -rf $(VENV) .venv-browser $(VENV)-adopt $(VENV)-bench $(VENV)-matrix .tox dist build docs/_build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -9,7 +9,7 @@ from .utils.lazy import lazy_exports
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .enforcement.check_caller import acheck_caller, check_caller
+    from .enforcement.check_caller import acheck_caller, apeek_caller, check_caller, peek_caller
     from .enforcement.check_request import acheck_request, check_request
     from .engine.decision import Decision
     from .engine.limiter import Limiter
@@ -26,8 +26,10 @@ __all__ = [
     "RateQuotaError",
     "acheck_caller",
     "acheck_request",
+    "apeek_caller",
     "check_caller",
     "check_request",
+    "peek_caller",
 ]
 
 # Importing the package imports neither redis nor Django's models.
@@ -35,7 +37,7 @@ __getattr__ = lazy_exports(
     __name__,
     {
         "enforcement.check_request": ("acheck_request", "check_request"),
-        "enforcement.check_caller": ("acheck_caller", "check_caller"),
+        "enforcement.check_caller": ("acheck_caller", "apeek_caller", "check_caller", "peek_caller"),
         "engine.rates": ("Rate",),
         "engine.decision": ("Decision",),
         "engine.types": ("Bucket", "BucketStatus"),

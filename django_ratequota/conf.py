@@ -83,15 +83,16 @@ def _parse_networks(names: tuple[str, ...]) -> tuple[Network, ...]:
     return tuple(unmap_network(ip_network(name.strip())) for name in names if name != UNIX)
 
 
-def _identifiers(value: object) -> dict[str, str]:
+def _identifiers(value: object) -> dict[str, str | None]:
     if not isinstance(value, Mapping):
-        raise ConfigurationError("Write {name: dotted path of (request) -> str | None}.")
+        raise ConfigurationError("Write {name: dotted path of (request) -> str | None, or None}.")
     reserved = (*COUNTED_PER, "user")
     for name, path in value.items():
         if not isinstance(name, str) or not name.isidentifier() or not name.isascii() or name in reserved:
             hint = f"use letters, digits and _, and none of {', '.join(reserved)}"
             raise ConfigurationError(f"{name!r} cannot name an identifier: {hint}.")
-        function("(request) -> str | None")(path)
+        if path is not None:
+            function("(request) -> str | None")(path)
     return dict(value)
 
 
@@ -172,9 +173,10 @@ class Settings:
     trusted_proxies: tuple[str, ...] = _key((), _networks)
     #: IPv6 addresses that share this many leading bits count as one client.
     ipv6_prefix: int = _key(64, _number(1, 128, whole=True))
-    #: More kinds of subjects, such as tenant or api_key, each with the function that reads it from a request. None =
-    #: the caller has none; all callers for whom the function raises share one counter.
-    identifiers: Mapping[str, str] = _key(dict, _identifiers)
+    #: More kinds of subjects, such as tenant or api_key, each with the function that reads it from a request, or with
+    #: None where only `check_caller` names it, as for the recipient of a message. The function returns None if the
+    #: caller has none; all callers for whom it raises share one counter.
+    identifiers: Mapping[str, str | None] = _key(dict, _identifiers)
     #: Who the caller is: the first of these (user, ip, or a name in `IDENTIFIERS`) that the request has.
     caller: tuple[str, ...] = _key(("user", "ip"), _strings())
     #: Function that returns the slug of the caller's plan, instead of plan assignments. Where it returns None or

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from functools import partial
+from types import EllipsisType
 from typing import Any
 
 from django.contrib.auth import get_user_model
@@ -16,7 +17,7 @@ from django.http import HttpRequest
 from django.utils.functional import LazyObject, empty
 
 from ..conf import settings
-from ..engine.decision import Decision
+from ..engine.decision import Decision, Mode
 from ..exceptions import InvalidCaller
 from ..policies.requests.caller import DescribedCaller, identifier_text
 from ..utils.addresses import Address
@@ -27,7 +28,7 @@ from .step_runner import Step, StepRunner, limiter_or_error
 def check_caller(
     *,
     user: Any = None,
-    ip: str | Address | None = None,
+    ip: str | Address | EllipsisType | None = ...,
     identifiers: Mapping[str, Any] | None = None,
     plan: str | None = None,
     scope: str | None = None,
@@ -35,56 +36,99 @@ def check_caller(
 ) -> Decision:
     """Apply the policies to a caller without a request, and admit or refuse in one round trip.
 
-    ``user`` is a user or its primary key, None = anonymous; ``ip`` the client's address. ``identifiers`` are the
-    caller's values of ``RATEQUOTA["IDENTIFIERS"]`` by name, because their functions need a request. So does
+    ``user`` is a user or its primary key, None = anonymous. ``ip`` is the client's address, None = unknown; leave it
+    out where no client is involved: then nothing is counted per ip, nor per caller unless the call has a user or an
+    identifier of CALLER. Clients of unknown addresses share one counter instead. ``identifiers`` are the caller's
+    values of ``RATEQUOTA["IDENTIFIERS"]`` by name, because their functions need a request. So does
     PLAN_RESOLVER: ``plan`` is the slug that it would return; None = the assigned plan, or with PLAN_RESOLVER the
     default plan. ``scope`` names the endpoint, whatever its methods. ``cost`` is in units, None = the endpoint's own.
 
-    Each check is independent: it charges its whole cost, and a refusal refunds nothing. Callers without a user, an
-    address and an identifier that CALLER names share one counter, as requests without an address do.
-
-    Raises ``InvalidCaller``, ``InvalidCost``, and ``TypeError`` for a scope that is no text. When Redis or the
-    database fails, ``on_error`` decides.
+    Each check is independent: it charges its whole cost, and a refusal refunds nothing. Raises ``InvalidCaller``,
+    ``InvalidCost``, and ``TypeError`` for a scope that is no text. When Redis or the database fails, ``on_error``
+    decides.
     """
-    check = Evaluation(limiter_or_error(), scope, cost)
-    return StepRunner(check.limiter).run(_steps(check, user, partial(_described, user, ip, identifiers, plan)))
+    check = CallerCheck("check", scope, cost, user, partial(_described, user, ip, identifiers, plan))
+    return StepRunner(check.limiter).run(check.run())
 
 
 async def acheck_caller(
     *,
     user: Any = None,
-    ip: str | Address | None = None,
+    ip: str | Address | EllipsisType | None = ...,
     identifiers: Mapping[str, Any] | None = None,
     plan: str | None = None,
     scope: str | None = None,
     cost: int | None = None,
 ) -> Decision:
     """``check_caller``, awaited."""
-    check = Evaluation(limiter_or_error(), scope, cost)
-    return await StepRunner(check.limiter).arun(_steps(check, user, partial(_described, user, ip, identifiers, plan)))
+    check = CallerCheck("check", scope, cost, user, partial(_described, user, ip, identifiers, plan))
+    return await StepRunner(check.limiter).arun(check.run())
 
 
-def _steps(check: Evaluation, user: Any, describe: Callable[[], DescribedCaller]) -> Generator[Step, Any, Decision]:
-    """Check the caller; describing one whose user is a lazy object not read yet may query the database."""
-    unread = isinstance(user, LazyObject) and user._wrapped is empty
-    check.caller, check.identified = (yield describe) if unread else describe(), True
-    if is_free(check.limiter, None, check.method):
-        return Decision(allowed=True)
-    decision = yield from check.decide()
-    return check.record(decision, decision)
+def peek_caller(
+    *,
+    user: Any = None,
+    ip: str | Address | EllipsisType | None = ...,
+    identifiers: Mapping[str, Any] | None = None,
+    plan: str | None = None,
+    scope: str | None = None,
+    cost: int | None = None,
+) -> Decision:
+    """Return what ``check_caller`` would decide now; charges and records nothing.
+
+    ``charge`` of the decision charges the caller afterwards, for a failed attempt for example, and never refuses.
+    """
+    check = CallerCheck("peek", scope, cost, user, partial(_described, user, ip, identifiers, plan))
+    return StepRunner(check.limiter).run(check.run())
+
+
+async def apeek_caller(
+    *,
+    user: Any = None,
+    ip: str | Address | EllipsisType | None = ...,
+    identifiers: Mapping[str, Any] | None = None,
+    plan: str | None = None,
+    scope: str | None = None,
+    cost: int | None = None,
+) -> Decision:
+    """``peek_caller``, awaited."""
+    check = CallerCheck("peek", scope, cost, user, partial(_described, user, ip, identifiers, plan))
+    return await StepRunner(check.limiter).arun(check.run())
+
+
+class CallerCheck(Evaluation):
+    """A check, or a peek, of a caller without a request."""
+
+    def __init__(
+        self, mode: Mode, scope: str | None, cost: int | None, user: Any, describe: Callable[[], DescribedCaller]
+    ) -> None:
+        """``describe`` returns the caller of ``user``; it may query the database for a lazy user not read yet."""
+        super().__init__(limiter_or_error(), scope, cost)
+        self.mode, self._user, self._describe = mode, user, describe
+
+    def run(self) -> Generator[Step, Any, Decision]:
+        """Check the caller, or peek."""
+        unread = isinstance(self._user, LazyObject) and self._user._wrapped is empty
+        self.caller, self.identified = (yield self._describe) if unread else self._describe(), True
+        if is_free(self.limiter, None, self.method):
+            return Decision(allowed=True)
+        decision = yield from self.decide()
+        return decision if self.mode == "peek" else self.record(decision, decision)
 
 
 def _described(
-    user: Any, ip: str | Address | None, identifiers: Mapping[str, Any] | None, plan: str | None
+    user: Any, ip: str | Address | EllipsisType | None, identifiers: Mapping[str, Any] | None, plan: str | None
 ) -> DescribedCaller:
     """Return the caller that the values describe. Raises ``InvalidCaller``."""
     caller = DescribedCaller(
         user_id=_user_id(user),
-        address=str(ip) if ip else None,
+        address=None if ip is ... or not ip else str(ip),
         identifiers=_values(identifiers) if identifiers else None,
         plan_slug=plan or None,
     )
-    if ip and caller.address is None:
+    if ip is ...:
+        caller.unknown = ""
+    elif ip and caller.address is None:
         raise InvalidCaller(f"ip is one address, such as '203.0.113.7', or None, not {str(ip)[:100]!r}")
     return caller
 

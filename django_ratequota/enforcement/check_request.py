@@ -18,7 +18,7 @@ from django.db import Error as DatabaseError
 from django.dispatch import Signal
 
 from ..conf import settings
-from ..engine.decision import Decision, LimitRequest
+from ..engine.decision import Decision, LimitRequest, Mode
 from ..engine.limiter import Limiter
 from ..engine.types import check_cost
 from ..exceptions import NewerRevision, StoreError
@@ -104,6 +104,8 @@ class Evaluation:
     exemption: Exemption | None = None
     #: Whether it is a preflight of CORS that an ``options`` handler answers, see ``Handling``.
     preflight = False
+    #: How Redis is asked: peek = nothing is charged.
+    mode: Mode = "check"
     #: The policies that this check is about; None = all.
     only: Callable[[PolicyFacts], bool] | None = None
     #: Whether ``caller`` is final. A newer revision may have policies that depend on the user, so that it is read.
@@ -200,7 +202,7 @@ class Evaluation:
 
     def ask(self, resolution: Resolution, revision: int | None) -> Generator[Step, Any, Decision]:
         """Ask Redis, or decide by ``on_error``; raises ``NewerRevision`` where ``revision`` is not the last."""
-        asked = LimitRequest(mode="check", buckets=resolution.buckets, cost=self.units, revision=revision)
+        asked = LimitRequest(mode=self.mode, buckets=resolution.buckets, cost=self.units, revision=revision)
         return decide(self.limiter, resolution, asked)
 
     def replaced(self, resolution: Resolution, own: Decision) -> Recorded | None:

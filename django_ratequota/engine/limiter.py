@@ -65,8 +65,15 @@ def _no_defaults() -> dict[str, Any]:
 defaults: Callable[[], dict[str, Any]] = _no_defaults
 
 
+#: Returns the limiter that acts for one which a project has made from the Django settings; ``testing`` sets it.
+acting: Callable[[Limiter], Limiter] | None = None
+
+
 class Limiter:
     """Checks, charges and resets buckets, any number of them in one atomic round trip."""
+
+    #: Whether its server and prefix come from the Django settings.
+    by_settings = False
 
     def __init__(
         self,
@@ -89,7 +96,7 @@ class Limiter:
         Raises ``InvalidBucket`` and ``ConfigurationError``.
         """
         if client is None:
-            options = defaults()
+            options, self.by_settings = defaults(), True
         else:
             from ..store.factory import store_from_client  # it imports redis-py, which takes 0.1 s
 
@@ -119,7 +126,8 @@ class Limiter:
         self._revision_max_age = _CLUSTER_REVISION_SECONDS if store.clustered else 0.0
         self.prefix = check_prefix(prefix)
         self.time_zone = check_zone(time_zone or UTC)
-        clock = clock and _checked(clock)
+        #: The injected clock (µs); None = the server's.
+        self.clock = clock = clock and _checked(clock)
         self._deny_cache = DenyCache(deny_cache_seconds, clock)
         #: What keeps its counters.
         self.backend: ScriptBackend | Memory = (
@@ -168,7 +176,8 @@ class Limiter:
 
     def reset(self, buckets: Iterable[Bucket]) -> int:
         """Forget what was counted; returns how many of the buckets had counted anything."""
-        return drive(self._reset_steps(buckets), self.store.execute)
+        limiter = self._acting()
+        return drive(limiter._reset_steps(buckets), limiter.store.execute)
 
     async def acheck(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:
         """``check``, awaited."""
@@ -192,7 +201,8 @@ class Limiter:
 
     async def areset(self, buckets: Iterable[Bucket]) -> int:
         """``reset``, awaited."""
-        return await adrive(self._reset_steps(buckets), self.store.aexecute)
+        limiter = self._acting()
+        return await adrive(limiter._reset_steps(buckets), limiter.store.aexecute)
 
     def publish(self) -> int:
         """Give the policies a new revision and return it: each process reloads before it next asks for a decision."""
@@ -207,11 +217,13 @@ class Limiter:
 
     def decide(self, request: LimitRequest) -> Decision:
         """Carry out a request; raises ``NewerRevision`` too, when it has a revision."""
-        return drive(self.steps(request), self.store.call().do)
+        limiter = self._acting()
+        return drive(limiter.steps(request), limiter.store.call().do)
 
     async def adecide(self, request: LimitRequest) -> Decision:
         """``decide``, awaited."""
-        return await adrive(self.steps(request), self.store.call().ado)
+        limiter = self._acting()
+        return await adrive(limiter.steps(request), limiter.store.call().ado)
 
     @property
     def now_us(self) -> int:
@@ -281,6 +293,9 @@ class Limiter:
         if mark is not None:
             deny_cache.learn(request, decision, mark)
         return decision
+
+    def _acting(self) -> Limiter:
+        return acting(self) if acting and self.by_settings else self
 
     def _request(self, mode: Mode, buckets: Iterable[Bucket], cost: int) -> LimitRequest:
         return LimitRequest(mode=mode, buckets=tuple(buckets), cost=cost, settler=self)

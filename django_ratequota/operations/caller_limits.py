@@ -54,7 +54,7 @@ def hidden_kinds() -> frozenset[str]:
     """
     paths = settings.identifiers.items()
     return frozenset({"ip"}).union(
-        kind for kind, path in paths if not getattr(import_string(path), "ratequota_history", True)
+        kind for kind, path in paths if path and not getattr(import_string(path), "ratequota_history", True)
     )
 
 

@@ -23,11 +23,12 @@ from ..changes.publication import publication_pending
 from ..conf import settings
 from ..utils.locks import ForkSafeLock
 from .change_feed import FEW, ChangeCursor
-from .facts import SubjectKey, UserEntry
+from .facts import NOBODY, SubjectKey, UserEntry
 from .loading import (
     held_policies,
     load_assigned_kinds,
     load_entries,
+    load_personal,
     load_snapshot,
     load_user_endpoints,
     update_snapshot,
@@ -69,6 +70,8 @@ class PolicyCache:
         self._snapshot: Snapshot | None = None
         #: User's primary key, or (kind, value) of a subject -> entry.
         self._entries: dict[str | SubjectKey, UserEntry] = {}
+        #: Whether a user may have a policy, or anybody a plan assignment; if not, no entry is read from the database.
+        self.personal = True
         #: Endpoint id (None = all endpoints) -> the counted_per of the users' own policies there; None = not loaded.
         self.user_endpoints: Mapping[int | None, frozenset[str]] | None = None
         #: Kinds of subjects on plans and ``user``, in the order in which plans are looked for; () = no subject is on
@@ -94,6 +97,7 @@ class PolicyCache:
         with self._lock, self._entries_lock:
             self._snapshot = None
             self._entries.clear()
+            self.personal = True
             self.user_endpoints = self.assigned_kinds = None
             self._drops += 1
 
@@ -143,14 +147,14 @@ class PolicyCache:
         finally:
             self._lock.release()
 
-    def user(self, user_id: str, pending: bool | None = None) -> UserEntry | None:
-        """Return the user's entry if it is in memory; None inside a transaction that has changed policies.
+    def user(self, key: str | SubjectKey, pending: bool | None = None) -> UserEntry | None:
+        """Return the entry of a user or subject if known without a query; None inside a transaction with changes.
 
-        ``pending`` is whether there is such a transaction; None = find out.
+        ``pending`` is whether the current transaction has changed policies; None = find out.
         """
         if publication_pending() if pending is None else pending:
             return None
-        return self._entries.get(user_id)
+        return self._entries.get(key) if self.personal else NOBODY
 
     def load_user(self, user_id: str) -> UserEntry:
         """Return the user's entry as ``entries`` does."""
@@ -159,10 +163,10 @@ class PolicyCache:
     def entries(self, keys: Collection[str | SubjectKey]) -> dict[str | SubjectKey, UserEntry]:
         """Return the entries of users and subjects; raises ``django.db.Error``.
 
-        Those that are not in memory are read in two queries for all users and one for all subjects.
+        Those that are not known are read in two queries for all users and one for all subjects.
         """
-        held = {} if publication_pending() else self._entries
-        found = {key: entry for key in keys if (entry := held.get(key)) is not None}
+        pending = publication_pending()
+        found = {key: entry for key in keys if (entry := self.user(key, pending)) is not None}
         missing = [key for key in keys if key not in found]
         return found | self._read(lambda: load_entries(missing), self._keep_entries) if missing else found
 
@@ -208,9 +212,10 @@ class PolicyCache:
             changes, cursor = (
                 self._cursor.read_unseen(self._most) if before is not None else ChangeCursor.from_history()
             )
-            everything = any(change.everything for change in changes)
+            everything = before is None or any(change.everything for change in changes)
+            personal = self.personal
             if before is None or everything:
-                snapshot = load_snapshot(revision)
+                snapshot, personal = load_snapshot(revision), load_personal()
                 held = sum(1 for _ in held_policies(snapshot)) + len(snapshot.members)
                 self._most = min(_MANY, max(FEW, held // 4))
             else:
@@ -228,6 +233,7 @@ class PolicyCache:
             users: set[Any] = {user for change in changes for user in change.users}
             subjects = {subject for change in changes for subject in change.subjects}
             if users or subjects or everything:
+                self.personal = personal or bool(users or subjects)
                 self._drops += 1
                 self.user_endpoints = None
             if everything:

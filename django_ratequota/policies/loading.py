@@ -128,6 +128,13 @@ def load_entries(keys: Collection[str | SubjectKey]) -> dict[str | SubjectKey, U
     }
 
 
+def load_personal() -> bool:
+    """Return whether a user has a policy, or anybody a plan assignment (two queries at most)."""
+    from ..models import PlanAssignment, RatePolicy
+
+    return PlanAssignment.objects.exists() or RatePolicy.objects.filter(user__isnull=False).exists()
+
+
 def load_user_endpoints() -> tuple[dict[int | None, frozenset[str]], bool]:
     """Read the ``counted_per`` of users' own policies by endpoint, and whether an assignment has an ``anchor``."""
     from ..models import PlanAssignment, RatePolicy

@@ -179,7 +179,7 @@ def resolve(context: EvaluationContext) -> Resolution:
     """Return what applies to a request, from the snapshot's memo where it is still valid there."""
     matched = match_policies(context.snapshot, context.endpoints, context.scope, context.entry)
     caller = context.caller
-    names = [caller.user_id, caller.name, caller.plan_slug, *map(caller.value, matched.kinds)]
+    names = [caller.user_id, caller.name, caller.unknown, caller.plan_slug, *map(caller.value, matched.kinds)]
     # Everything that the resolution depends on, except the time.
     key = (matched, context.entry, context.assigned, caller.address if matched.by_address else None, *names)
     resolutions = context.snapshot.memo.resolutions
@@ -214,7 +214,7 @@ def resolve_uncached(context: EvaluationContext) -> Resolution:
         rivals = list(contenders(context.caller, own, group, plan_id, lists))
         dated += rivals
         winner = strongest(rivals, context.now_us)
-        if winner is not None:
+        if winner is not None and (subject or winner.rates == BLOCKED):
             applied.append(Applied(winner, endpoint, make_buckets(winner, endpoint, subject, context)))
     boundaries = [at_us for one in dated for at_us in (one.starts_us, one.ends_us) if at_us is not None]
     return Resolution(

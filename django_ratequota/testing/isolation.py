@@ -1,7 +1,8 @@
 """What decides during a part of a test: policies, a clock and counters of its own.
 
 A ``Scene`` has the attributes of ``runtime.process``. When the first scene is entered, each of these becomes an
-object that dispatches to the scene in force, and outside of scenes to the object that it replaced.
+object that dispatches to the scene in force, and outside of scenes to the object that it replaced. The project's own
+limiters are dispatched likewise, unless they were made with ``client=``.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from copy import copy
 from typing import Any
 
 from ..conf import settings
+from ..engine import limiter
 from ..engine.decision import Decision, LimitRequest, Steps
 from ..engine.keys import revision_key
 from ..engine.limiter import Limiter
 from ..engine.memory import LocalLimiter
 from ..engine.types import Bucket
 from ..exceptions import StoreError
-from ..monitoring.alerts import crossings
+from ..monitoring.alerts import crossings, digest
 from ..monitoring.collector import Collector
 from ..policies.cache import PolicyCache
 from ..runtime import OncePerSettings, limiter_options, process
@@ -44,6 +46,8 @@ class Scene:
         self._limiters: list[SceneLimiter] = []
         # One for each settings that the test overrides.
         self.limiter = OncePerSettings(self._make_limiter)
+        #: By prefix, time zone and clock: the limiters that act for the project's own.
+        self._acting: dict[object, SceneLimiter] = {}
         self.local_limiter = OncePerSettings(
             lambda: LocalLimiter(settings.local_share, settings.time_zone, self.clock)
         )
@@ -52,8 +56,8 @@ class Scene:
 
     def reset(self) -> None:
         """Forget everything that was counted."""
-        for limiter in self._limiters:
-            limiter.forget_keys()
+        for made in self._limiters:
+            made.forget_keys()
         self.local_limiter.forget()
         self._sent_until.clear()
 
@@ -83,8 +87,22 @@ class Scene:
             _shared.remove(self)
         self.reset()
 
-    def _make_limiter(self) -> SceneLimiter:
-        made = SceneLimiter(self.clock, self._name, fixed=isinstance(self.policies, FixedPolicies))
+    def acting(self, own: Limiter) -> Limiter:
+        """Return the limiter that acts for one of the project's own: with fresh counters and the scene's clock."""
+        if own.unlimited:
+            return own
+        prefix, *rest = own.prefix, own.time_zone, own.clock
+        if (prefix, rest) == (settings.prefix, [settings.time_zone, None]):
+            return self.limiter()
+        name = self._name if prefix == settings.prefix else digest(self._name, prefix)[: len(self._name)]
+        key = (settings.generation, name, *rest)
+        if key not in self._acting:
+            self._acting[key] = self._make_limiter(name, clock=own.clock or self.clock, time_zone=own.time_zone)
+        return self._acting[key]
+
+    def _make_limiter(self, name: str = "", **own: Any) -> SceneLimiter:
+        fixed = isinstance(self.policies, FixedPolicies)
+        made = SceneLimiter(name or self._name, fixed=fixed, **{"clock": self.clock, **own})
         self._limiters.append(made)
         return made
 
@@ -92,11 +110,12 @@ class Scene:
 class SceneLimiter(Limiter):
     """A limiter on the settings' server, with keys that no other scene, process or test run has."""
 
-    def __init__(self, clock: Clock, name: str, *, fixed: bool) -> None:
+    def __init__(self, name: str, *, fixed: bool, **own: Any) -> None:
+        """``own`` are options of ``Limiter.open`` instead of the settings'."""
         # An ACL may demand that keys begin with the project's prefix. 16 characters are the most.
         # By limiter_options, because a test's own policies are enforced although ENABLED may be False.
-        own = {"prefix": f"{settings.prefix[:5]}:{name}", "deny_cache_seconds": 0.0}
-        self.open(clock=clock, **{**_options(), **own})
+        own |= {"prefix": f"{settings.prefix[:5]}:{name}", "deny_cache_seconds": 0.0}
+        self.open(**{**_options(), **own})
         self._fixed = fixed
         #: One of each counter.
         self._buckets: dict[object, Bucket] = {}
@@ -163,6 +182,12 @@ def _install() -> None:
     for name in ("limiter", "local_limiter", "observe", "policies", "record"):
         if not isinstance(getattr(process, name), _PerScene):
             setattr(process, name, _PerScene(name))
+    limiter.acting = _acting
+
+
+def _acting(own: Limiter) -> Limiter:
+    scene = current_scene()
+    return own if scene is None else scene.acting(own)
 
 
 def _make_options() -> dict[str, Any]:

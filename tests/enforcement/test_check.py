@@ -105,6 +105,20 @@ class TestOneRoundTrip:
         assert commands == ["EVALSHA"]
         assert room(decision) == ["92/100", "42/50", "992/1000", "12/20"]
 
+    def test_users_take_no_query_while_none_has_a_policy_or_plan_of_their_own(
+        self, alice: User, django_assert_num_queries: Any
+    ) -> None:
+        """docs/testing.md has the numbers: tests of projects count queries."""
+        RatePolicy.objects.create(rates="100/hour")
+        with django_assert_num_queries(9):
+            check_request(request_from())
+        with django_assert_num_queries(0):
+            check_request(request_from(alice))
+        RatePolicy.objects.create(user=User.objects.create(username="bob"), rates="200/hour")
+        check_request(request_from())
+        with django_assert_num_queries(2):
+            check_request(request_from(alice))
+
     @pytest.mark.parametrize("rates", [None, "unlimited", "blocked"])
     def test_a_request_without_buckets_asks_all_the_same(self, rates: str | None) -> None:
         if rates:

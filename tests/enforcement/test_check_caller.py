@@ -13,14 +13,14 @@ from asgiref.sync import async_to_sync
 from django.contrib.auth.models import AnonymousUser, User
 from django.utils.functional import SimpleLazyObject
 
-from django_ratequota import Decision, acheck_caller, check_caller, check_request
+from django_ratequota import Decision, acheck_caller, apeek_caller, check_caller, check_request, peek_caller
 from django_ratequota.exceptions import InvalidCaller, InvalidCost
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
 from django_ratequota.monitoring import refusals
 from django_ratequota.monitoring.attempts import recorded_attempts
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.operations.explain_query import ExplainQuery
-from tests.enforcement.test_check import left, monitored, room
+from tests.enforcement.test_check import CLOSED, left, monitored, room
 from tests.project.views import request_from
 from tests.support.operators import client_of
 
@@ -103,13 +103,35 @@ class TestWhoIsCounted:
         check_request(request_from(tenant="acme", headers={"X-Api-Key": "k1"}))
         assert room(ask(ip="203.0.113.7", identifiers={"tenant": "acme", "api_key": "k1"})) == ["28/30", "18/20"]
         assert room(ask(ip="203.0.113.7", identifiers={"tenant": None, "api_key": ""})) == ["19/20"]
-        assert room(ask(identifiers={"tenant": 7})) == ["9/10", "19/20"]
+        assert room(ask(identifiers={"tenant": 7})) == ["9/10"]
 
-    def test_callers_without_a_name_share_one_counter(self, ask: CheckCaller, exports: Endpoint) -> None:
-        RatePolicy.objects.create(rates="10/hour")
+    def test_without_a_caller_what_is_counted_per_caller_or_ip_does_not_apply(
+        self, ask: CheckCaller, settings: Any, exports: Endpoint
+    ) -> None:
+        """Ten recipients of messages refused each other: all spent the counter of requests without an address."""
+        with_settings(settings, IDENTIFIERS={"recipient": None})
+        for counted_per in ("caller", "ip"):
+            RatePolicy.objects.create(counted_per=counted_per, rates="2/hour")
+        RatePolicy.objects.create(endpoint=exports, counted_per="recipient", rates="10/hour")
         RatePolicy.objects.create(endpoint=exports, counted_per="everyone", rates="20/hour")
-        check_request(request_from(address=""), "exports")
-        assert room(ask(scope="exports")) == ["7/10", "18/20"]
+        assert room(check_request(request_from(address=""))) == ["1/2", "1/2"]
+        for recipient, left_for_all in (("a", "18/20"), ("b", "16/20")):
+            assert room(ask(scope="exports", identifiers={"recipient": recipient})) == ["8/10", left_for_all]
+        assert room(ask(scope="exports")) == ["14/20"]
+        assert ask().statuses == ()
+        assert room(ask(ip=None)) == ["0/2", "0/2"], "a client of unknown address is one of them"
+
+    def test_a_user_without_an_address_is_not_counted_per_ip(self, ask: CheckCaller, alice: User) -> None:
+        RatePolicy.objects.create(counted_per="ip", rates="5/hour")
+        assert room(check_request(request_from(alice, ""))) == ["4/5"]
+        assert room(ask(user=alice)) == []
+        assert room(ask(user=alice, ip="")) == ["3/5"]
+
+    def test_a_block_holds_without_a_caller(self, ask: CheckCaller, settings: Any) -> None:
+        with_settings(settings, **IDENTIFIERS)
+        RatePolicy.objects.create(subject="tenant:acme", rates="blocked")
+        assert not ask(identifiers={"tenant": "acme"}).allowed
+        assert ask(identifiers={"tenant": "globex"}).allowed
 
     def test_the_users_own_policies_and_plan_apply(self, ask: CheckCaller, alice: User, exports: Endpoint) -> None:
         pro, free = (Plan.objects.create(name=name, slug=name) for name in ("pro", "free"))
@@ -180,8 +202,8 @@ class TestInvalidCallers:
     def test_a_cost_that_is_none(self, ask: CheckCaller) -> None:
         RatePolicy.objects.create(rates="10/hour")
         with pytest.raises(InvalidCost):
-            ask(cost=1.5)
-        assert left(ask()) == [9]
+            ask(ip="203.0.113.7", cost=1.5)
+        assert left(ask(ip="203.0.113.7")) == [9]
 
     def test_primary_keys_may_be_of_any_type(self, ask: CheckCaller) -> None:
         RatePolicy.objects.create(rates="10/hour")
@@ -207,6 +229,38 @@ class TestEndpoint:
         Endpoint.objects.update(charged_statuses="401")
         RatePolicy.objects.create(endpoint=exports, rates="10/hour")
         assert [left(ask(ip="203.0.113.7", scope="exports")) for _ in range(2)] == [[8], [6]]
+
+
+class TestPeek:
+    @pytest.mark.parametrize("peek", [peek_caller, async_to_sync(apeek_caller)], ids=["sync", "async"])
+    def test_it_tells_what_a_check_would_decide_and_charges_nothing(
+        self, peek: CheckCaller, alice: User, exports: Endpoint, recording: None
+    ) -> None:
+        RatePolicy.objects.create(endpoint=exports, rates="3/hour")
+        assert [peek(user=alice, scope="exports").allowed for _ in range(3)] == [True] * 3
+        assert left(check_caller(user=alice, scope="exports")) == [1]
+        collector.flush()
+        refused = peek(user=alice, scope="exports")
+        assert (refused.allowed, refused.retry_after is not None, refused.refusal_id) == (False, True, "")
+        collector.flush()
+        assert [attempt.cost for attempt in recorded_attempts().attempts] == [2]
+        assert peek(user=alice, scope="exports", cost=1).allowed
+        assert peek(user=alice, scope="elsewhere").allowed
+
+    def test_its_decision_charges_afterwards(self, alice: User, exports: Endpoint) -> None:
+        """As failures are counted, after it was checked whether there were too many."""
+        RatePolicy.objects.create(endpoint=exports, rates="3/hour")
+        for _ in range(4):
+            peek_caller(user=alice, scope="exports", cost=1).charge(1)
+        assert left(peek_caller(user=alice, scope="exports")) == [0]
+
+    def test_it_sees_an_edit_and_follows_on_error(self, alice: User, settings: Any) -> None:
+        RatePolicy.objects.create(rates="3/hour", on_error="deny")
+        assert left(peek_caller(user=alice)) == [3]
+        RatePolicy.objects.update(rates="5/hour")
+        assert left(peek_caller(user=alice)) == [5]
+        settings.RATEQUOTA = CLOSED
+        assert peek_caller(user=alice).denied_by == ("all/hour",)
 
 
 class TestIndependence:

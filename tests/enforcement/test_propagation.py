@@ -74,6 +74,15 @@ def test_the_first_policy_ever_binds_the_next_request(processes: tuple[Process, 
     assert allowed(server, 2) == [True, False]
 
 
+def test_the_first_override_ever_binds_the_next_request_of_its_user(processes: tuple[Process, Process]) -> None:
+    """Until there is one, no process looks for a user's own policies."""
+    server, editor = processes
+    assert allowed(server, 3) == [True, True, True]
+    editor.run("RatePolicy.objects.create(user=User.objects.get(username='alice'), rates='1/hour')")
+    assert allowed(server, 2) == [True, False]
+    assert allowed(server, 2, user="bob") == [True, True]
+
+
 @pytest.mark.parametrize(
     "edit",
     [

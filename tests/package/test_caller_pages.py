@@ -95,6 +95,17 @@ def test_a_task_over_its_users_limit_is_retried_later(run: Run) -> None:
     assert export(alice.pk, 5) is None
 
 
+def test_messages_are_limited_per_recipient_and_while_the_gateway_fails(run: Run) -> None:
+    run("celery.md")
+    send = sys.modules["messages"].send
+    RatePolicy.objects.create(rates="1/hour")
+    assert [send("+1", "hello") for _ in range(7)] == [*["sent"] * 6, "later"]
+    for _ in range(3):
+        with pytest.raises(ConnectionError):
+            send("+0", "hello")
+    assert [send(number, "hello") for number in ("+0", "+2", "+1")] == [*["gateway is failing"] * 2, "later"]
+
+
 def test_each_message_of_a_websocket_is_checked(run: Run) -> None:
     run("channels.md")
     scope = {"user": User.objects.get(), "client": ["203.0.113.7", 4711], "headers": []}

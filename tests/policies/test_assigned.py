@@ -71,30 +71,30 @@ class TestWhosePlanCounts:
         plan_of(9, default_for="anonymous")
         assign("tenant:acme", 2)
         for other in ("ACME", "acme ", "acmé", "a", "", "acme\x00", "\ud800", "x" * 300, "%", "acme'"):
-            assert limits(ask(identifiers={"tenant": other})) == [9], other
-        assert limits(ask(identifiers={"api_key": "acme"})) == [9]
-        assert limits(ask(identifiers=ACME)) == [2]
+            assert limits(ask(ip=None, identifiers={"tenant": other})) == [9], other
+        assert limits(ask(ip=None, identifiers={"api_key": "acme"})) == [9]
+        assert limits(ask(ip=None, identifiers=ACME)) == [2]
 
     def test_a_plan_begins_and_ends_while_it_is_in_memory(self) -> None:
         plan_of(9, default_for="anonymous")
         with isolated() as scene:
             now = datetime.fromtimestamp(scene.clock() / 10**6, UTC)
             assign("tenant:acme", 2, starts_at=now + timedelta(hours=1), ends_at=now + timedelta(hours=2))
-            assert limits(check_caller(identifiers=ACME)) == [9]
+            assert limits(check_caller(ip=None, identifiers=ACME)) == [9]
             found = []
             for seconds in (3599.999, 0.001, 3599.999, 0.001):
                 scene.clock.advance(seconds)
-                assert queries(lambda: found.extend(limits(check_caller(identifiers=ACME)))) == 0
+                assert queries(lambda: found.extend(limits(check_caller(ip=None, identifiers=ACME)))) == 0
         assert found == [9, 2, 2, 9]
 
     def test_plan_resolver_and_plan_replace_all_assignments(self, settings: Any) -> None:
         plan_of(9)
         assign("tenant:acme", 2)
-        assert limits(check_caller(identifiers=ACME, plan="p9")) == [9]
+        assert limits(check_caller(ip=None, identifiers=ACME, plan="p9")) == [9]
         settings.RATEQUOTA = {**settings.RATEQUOTA, "PLAN_RESOLVER": "tests.project.views.api_key"}
-        assert limits(check_caller(identifiers=ACME)) == []
+        assert limits(check_caller(ip=None, identifiers=ACME)) == []
         assert policies.assigned_kinds == ()
-        assert limits(check_caller(identifiers=ACME, plan="p9")) == [9]
+        assert limits(check_caller(ip=None, identifiers=ACME, plan="p9")) == [9]
 
     def test_a_failed_identifier_has_no_plan(self) -> None:
         plan_of(9, default_for="anonymous")
@@ -119,34 +119,34 @@ class TestWhatIsRead:
         RatePolicy.objects.create(rates="5/hour")
         assert limits(check_request(request_from())) == [5], "the identifier tenant was not called"
         assert policies.assigned_kinds == ()
-        assert queries(lambda: check_caller(identifiers=BOTH)) == 0
+        assert queries(lambda: check_caller(ip=None, identifiers=BOTH)) == 0
 
     def test_one_query_for_all_subjects_that_are_not_in_memory(self) -> None:
         assign("tenant:acme", 2)
         assign("api_key:k1", 3)
         check_caller()
-        counts = [queries(lambda: check_caller(identifiers=BOTH)) for _ in range(2)]
-        counts += [queries(lambda: check_caller(identifiers={**ACME, "api_key": "k2"})) for _ in range(2)]
-        counts += [queries(lambda: check_caller(identifiers={"tenant": "none"})) for _ in range(2)]
+        counts = [queries(lambda: check_caller(ip=None, identifiers=BOTH)) for _ in range(2)]
+        counts += [queries(lambda: check_caller(ip=None, identifiers={**ACME, "api_key": "k2"})) for _ in range(2)]
+        counts += [queries(lambda: check_caller(ip=None, identifiers={"tenant": "none"})) for _ in range(2)]
         assert counts == [1, 0] * 3
 
     def test_kinds_without_an_assignment_are_not_looked_for(self) -> None:
         assign("tenant:acme", 2)
         check_caller()
         assert policies.assigned_kinds == ("user", "tenant")
-        assert queries(lambda: check_caller(identifiers=KEY)) == 0
+        assert queries(lambda: check_caller(ip=None, identifiers=KEY)) == 0
 
     def test_while_the_database_is_down_only_the_default_plan_counts(self) -> None:
         plan_of(9, default_for="anonymous")
         assign("tenant:acme", 2)
         assign("tenant:globex", 3)
-        assert limits(check_caller(identifiers=ACME)) == [2]
+        assert limits(check_caller(ip=None, identifiers=ACME)) == [2]
         with database_down():
-            assert limits(check_caller(identifiers={"tenant": "globex"})) == [9]
-            assert limits(check_caller(identifiers=ACME)) == [2], "in memory"
+            assert limits(check_caller(ip=None, identifiers={"tenant": "globex"})) == [9]
+            assert limits(check_caller(ip=None, identifiers=ACME)) == [2], "in memory"
             policies.assigned_kinds = None
-            assert limits(check_caller(identifiers=ACME)) == [9]
-        assert limits(check_caller(identifiers={"tenant": "globex"})) == [3]
+            assert limits(check_caller(ip=None, identifiers=ACME)) == [9]
+        assert limits(check_caller(ip=None, identifiers={"tenant": "globex"})) == [3]
 
 
 class TestEdits:
@@ -158,44 +158,46 @@ class TestEdits:
         before, reloads = policies.entries(keys), policies.reloads
         globex.plan = acme.plan
         globex.save()
-        assert queries(lambda: check_caller(identifiers={"tenant": "globex"})) == 2, "the change, and the subject"
+        assert queries(lambda: check_caller(ip=None, identifiers={"tenant": "globex"})) == 2, (
+            "the change, and the subject"
+        )
         after = policies.entries(keys)
         assert [key for key in keys if after[key] is not before[key]] == [("tenant", "globex")]
         assert policies.reloads == reloads, "the snapshot is as before"
-        assert limits(check_caller(identifiers={"tenant": "globex"})) == [2]
+        assert limits(check_caller(ip=None, identifiers={"tenant": "globex"})) == [2]
 
     def test_the_first_assignment_of_a_kind_binds_the_next_request(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert limits(check_caller(identifiers=BOTH)) == []
+        assert limits(check_caller(ip=None, identifiers=BOTH)) == []
         made = assign("api_key:k1", 3)
-        assert limits(check_caller(identifiers=BOTH)) == [3]
+        assert limits(check_caller(ip=None, identifiers=BOTH)) == [3]
         assign("tenant:acme", 2)
-        assert limits(check_caller(identifiers=BOTH)) == [2]
+        assert limits(check_caller(ip=None, identifiers=BOTH)) == [2]
         assert policies.assigned_kinds == ("user", "tenant", "api_key")
         PlanAssignment.objects.exclude(pk=made.pk).delete()
-        assert limits(check_caller(identifiers=BOTH)) == [3]
+        assert limits(check_caller(ip=None, identifiers=BOTH)) == [3]
         monkeypatch.setattr("django_ratequota.policies.cache.TIDY_SECONDS", 0)
         default_limiter().publish()
-        assert limits(check_caller(identifiers=BOTH)) == [3]
+        assert limits(check_caller(ip=None, identifiers=BOTH)) == [3]
         assert policies.assigned_kinds == ("user", "api_key")
 
     def test_a_published_edit_by_raw_sql_is_found(self) -> None:
         made = assign("tenant:acme", 2)
-        assert limits(check_caller(identifiers=BOTH)) == [2]
+        assert limits(check_caller(ip=None, identifiers=BOTH)) == [2]
         with connection.cursor() as cursor:
             cursor.execute(
                 "UPDATE django_ratequota_planassignment SET subject = 'api_key:k1' WHERE id = %s", [made.pk]
             )
         write_publication("raw SQL")
-        assert limits(check_caller(identifiers=ACME)) == []
-        assert limits(check_caller(identifiers=KEY)) == [2]
+        assert limits(check_caller(ip=None, identifiers=ACME)) == []
+        assert limits(check_caller(ip=None, identifiers=KEY)) == [2]
 
     def test_a_transaction_sees_its_own_assignments_and_nobody_else_does(self) -> None:
-        check_caller(identifiers=ACME)
+        check_caller(ip=None, identifiers=ACME)
         with transaction.atomic():
             assign("tenant:acme", 2)
-            assert limits(check_caller(identifiers=ACME)) == [2]
+            assert limits(check_caller(ip=None, identifiers=ACME)) == [2]
             transaction.set_rollback(True)
-        assert limits(check_caller(identifiers=ACME)) == []
+        assert limits(check_caller(ip=None, identifiers=ACME)) == []
         assert policies.assigned_kinds == ()
         assert policies.entries([("tenant", "acme")])["tenant", "acme"].assignments == ()
 

@@ -16,8 +16,9 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_ratequota.changes.publication import publication_pending
+from django_ratequota.changes.writer import write_publication
 from django_ratequota.exceptions import StoreError
-from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
+from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from django_ratequota.policies import cache as module
 from django_ratequota.policies.cache import PolicyCache
 from django_ratequota.policies.loading import load_snapshot
@@ -51,6 +52,10 @@ def queries(call: Callable[[], Any]) -> int:
     return len(captured)
 
 
+def pro() -> Plan:
+    return Plan.objects.create(name="Pro", slug="pro")
+
+
 def fill(plans: int) -> None:
     for number in range(plans):
         plan = Plan.objects.create(name=f"p{number}", slug=f"p{number}")
@@ -71,6 +76,33 @@ def test_a_user_takes_two_queries(policies: PolicyCache, alice: User) -> None:
     entry = policies.user(str(alice.pk))
     assert entry is not None
     assert len(entry.policies) == 5
+
+
+def override_by_sql(alice: User) -> None:
+    RatePolicy.objects.bulk_create([RatePolicy(user=alice, rates="1/s")])
+    PolicyChange.objects.all().delete()
+    write_publication("raw SQL")
+    default_limiter().publish()
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(lambda alice: RatePolicy.objects.create(user=alice, rates="1/s"), id="override"),
+        pytest.param(override_by_sql, id="by SQL"),
+        pytest.param(lambda alice: PlanAssignment.objects.create(user=alice, plan=pro()), id="user's plan"),
+        pytest.param(lambda _: PlanAssignment.objects.create(subject="tenant:acme", plan=pro()), id="tenant's plan"),
+    ],
+)
+def test_users_take_no_query_until_the_first_override_or_assignment(
+    policies: PolicyCache, alice: User, first: Callable[[User], Any], settings: Any
+) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.project.views.tenant"}}
+    policies.reload(newest())
+    assert queries(lambda: policies.load_user(str(alice.pk))) == 0
+    first(alice)
+    policies.reload(newest())
+    assert queries(lambda: policies.load_user(str(alice.pk))) == 2
 
 
 def test_what_one_connection_writes_is_pending_for_that_one_until_it_ends(policies: PolicyCache) -> None:
@@ -108,6 +140,7 @@ def test_an_entry_read_during_a_reload_is_kept_unless_it_changed(
     policies: PolicyCache, alice: User, monkeypatch: pytest.MonkeyPatch, own: bool
 ) -> None:
     """A slow thread put back what a reload had dropped; under a burst of shared edits no user stayed in memory."""
+    RatePolicy.objects.create(user=User.objects.create(username="bob"), rates="1/s")
     policies.reload(newest())
     load = module.load_entries
 
@@ -257,12 +290,13 @@ def test_a_mass_change_is_read_whatever_number_of_parameters_the_database_takes(
 @pytest.mark.parametrize("change", ["policy", "user", "publish"])
 def test_a_database_restored_from_a_backup_is_read_again(policies: PolicyCache, alice: User, change: str) -> None:
     """New changes get ids that this process has seen: it took them for old ones, ``publish`` included."""
+    RatePolicy.objects.create(user=User.objects.create(username="bob"), rates="1/s")
     restored_to = PolicyChange.objects.create(model="plan", action="update").pk
     RatePolicy.objects.create(rates="1/s")
     Plan.objects.create(name="Pro", slug="pro")
     policies.reload(newest())
     policies.load_user(str(alice.pk))
-    RatePolicy.objects.all()._raw_delete("default")
+    RatePolicy.objects.filter(user=None)._raw_delete("default")
     PolicyChange.objects.filter(pk__gt=restored_to).delete()
     if change == "policy":
         row = PolicyChange(model="ratepolicy", action="create", after={"user": None})

@@ -340,8 +340,8 @@ def test_more_changes_than_are_worth_it_are_read_at_once(
     subjects(20)
     policies.reload(newest())
     RatePolicy.objects.update(rates="6/s")
-    assert queries(lambda: policies.reload(newest())) == 2 + 5, (
-        "the changes and their ids; plans, endpoints, policies, lists, members"
+    assert queries(lambda: policies.reload(newest())) == 2 + 5 + 2, (
+        "the changes and their ids; plans, endpoints, policies, lists, members; whether users have any of their own"
     )
     assert {policy.text for policy in load_snapshot(1).groups[None]["caller"]} == {"6/s"}
 
@@ -466,6 +466,7 @@ def test_a_user_key_too_long_for_its_column_goes_stale_nowhere(
     """A part of the key was recorded, which is another user's or nobody's: the override stayed as it was for good."""
     monkeypatch.setattr(PolicyChange._meta.get_field("touched_user"), "max_length", 3)
     alice, bob = User.objects.create(pk=12345, username="alice"), User.objects.create(pk=123, username="bob")
+    RatePolicy.objects.create(user=bob, rates="2/s")
     policies.reload(newest())
     for user in (alice, bob):
         policies.load_user(str(user.pk))

@@ -24,10 +24,10 @@ from django.http import HttpResponse
 from django.test import AsyncClient, Client, SimpleTestCase, override_settings
 from rest_framework.test import APIClient
 
-from django_ratequota import check_request
+from django_ratequota import Bucket, Limiter, Rate, check_request
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.monitoring.collector import collector
-from django_ratequota.runtime import process
+from django_ratequota.runtime import default_limiter, process
 from django_ratequota.signals import quota_threshold
 from django_ratequota.testing import (
     Clock,
@@ -43,6 +43,7 @@ from tests.project.views import request_from
 from tests.support import server
 
 ROOT = Path(__file__).parents[2]
+TWO = Bucket("job:7", Rate.parse("2/hour"))
 DOWN = {"REDIS_URL": "redis://127.0.0.1:1/0", "STATISTICS_SECONDS": 0}
 
 
@@ -52,6 +53,53 @@ def keys(client: redis.Redis) -> set[bytes]:
 
 def statuses(path: str = "/decorated/", times: int = 3, **options: Any) -> list[int]:
     return [Client().get(path, **options).status_code for _ in range(times)]
+
+
+class TestLimiters:
+    """Those that a project makes itself: their counters and refusals lasted from one test to the next."""
+
+    @pytest.fixture(params=["redis", "memory"], autouse=True)
+    def anywhere(self, request: Any, settings: Any) -> None:
+        if request.param == "memory":
+            settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": "memory://"}
+
+    @pytest.mark.parametrize("prefix", [None, "jobs"])
+    def test_counters_and_clock_are_the_scenes(self, prefix: str | None) -> None:
+        mine = Limiter(prefix=prefix)
+        for _ in range(2):
+            with override_policies({}) as scene:
+                assert [mine.check([TWO]).allowed for _ in range(3)] == [True, True, False]
+                scene.clock.advance(1800)
+                assert async_to_sync(mine.acheck)([TWO]).allowed
+                assert (mine.reset([TWO]), mine.peek([TWO]).binding.remaining) == (1, 2)
+                scene.reset()
+                assert mine.peek([TWO]).binding.remaining == 2
+        assert mine.peek([TWO]).binding.remaining == 2, "outside of scenes nothing was counted"
+
+    def test_prefixes_are_kept_apart_and_shared_as_outside(self) -> None:
+        with override_policies({}):
+            for prefix in (None, "jobs"):
+                assert Limiter(prefix=prefix).check([TWO]).binding.remaining == 1
+                assert Limiter(prefix=prefix).check([TWO]).binding.remaining == 0
+            assert default_limiter().peek([TWO]).binding.remaining == 0
+
+    def test_charges_afterwards_and_clocks_of_their_own(self) -> None:
+        clock = Clock()
+        mine = Limiter(clock=clock)
+        with isolated() as scene:
+            decision = mine.check([TWO])
+            decision.refund(1)
+            assert mine.check([TWO], cost=2).allowed
+            scene.clock.advance(3600)
+            assert not mine.check([TWO]).allowed
+            clock.advance(3600)
+            assert mine.check([TWO]).allowed
+
+    def test_a_client_is_the_tests_own_affair(self, redis_client: redis.Redis) -> None:
+        mine = Limiter(client=redis_client, prefix="rqtest")
+        mine.check([TWO])
+        with override_policies({}):
+            assert mine.check([TWO]).binding.remaining == 0
 
 
 class TestPolicies:

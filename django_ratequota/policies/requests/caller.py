@@ -44,6 +44,8 @@ class Caller:
 
     #: Whether ``user_id`` was read from the request; False = it is None even if a user is logged in.
     user_read = True
+    #: Subject of policies counted per caller or ip if the caller has no name or address; "" = only blocks apply.
+    unknown = UNKNOWN
 
     def __init__(self, request: Any, user: Any = None) -> None:
         """``user`` is the request's user if already known, as in async code; None = read ``request.user``."""
@@ -105,16 +107,16 @@ class Caller:
         return self._values[kind]
 
     def subject(self, counted_per: str, plan_id: int | None) -> str | None:
-        """Return the subject that ``counted_per`` means for the caller; None if the caller has none."""
+        """Return the subject that ``counted_per`` means for the caller; None or ``unknown`` if it has none."""
         if counted_per == "caller":
-            return self.name
+            return self.name if self.name != UNKNOWN else self.unknown
         if counted_per == "everyone":
             return "everyone"
         if counted_per == "plan":
             return None if plan_id is None else f"plan:{plan_id}"
         value = self.value(counted_per)
         if value is None and counted_per == "ip":
-            return UNKNOWN
+            return self.unknown
         return None if value is None else f"{counted_per}:{value}"
 
     def _find(self, kind: str) -> str | None:
@@ -151,7 +153,7 @@ def failed_kind(subject: str) -> str:
 
 
 class DescribedCaller(Caller):
-    """A caller described by values instead of a request, for ``explain`` and ``check_caller``.
+    """A caller described by values instead of a request, for ``explain``.
 
     ``plan_slug`` and ``identifiers`` stand for the results of PLAN_RESOLVER and IDENTIFIERS; ``FAILED`` = it raised.
     """
