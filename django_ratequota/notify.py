@@ -19,6 +19,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from threading import Semaphore
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from django.contrib.auth import get_user_model
@@ -255,6 +256,8 @@ def _send(send: Callable[[], object]) -> None:
     try:
         send()
     except Exception as error:
+        if isinstance(error, HTTPError):  # the reply, with a connection of its own
+            error.close()
         # The class only: a message may hold the webhook's address, which is a secret.
         logger.error("a notification was not sent: %s", type(error).__name__)
 
