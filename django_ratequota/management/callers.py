@@ -25,6 +25,7 @@ from ..operations.what_to_tell import policies_of, what_to_tell
 from ..policies.limit_names import limit_name, limit_names
 from ..policies.reasons import others_in_words
 from ..policies.requests.caller import UNKNOWN, failed_kind
+from ..runtime import default_limiter
 from .maintenance import whole_number, why_not_kept
 
 
@@ -108,6 +109,8 @@ def _line(row: Row, names: Mapping[str, str]) -> str:
 def give_back(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     """Reset the caller's own counters, or give units back to each, and yield how they stood before."""
     query, units = query_of(options), options["units"]
+    if absent := default_limiter().store.absent:
+        raise CommandError(f"No counters can be changed from here: {absent}")
     done, undone = ("reset", "reset") if units is None else (f"gave {units} back to", "give back")
     buckets = explain_caller(query.caller(), **query.request_arguments()).resolution.buckets
     own = [bucket for bucket in buckets if not counters.is_shared(bucket.counted_per, bucket.subject)]
