@@ -68,7 +68,7 @@ def assignable_subject(text: str) -> str:
     """Return the canonical subject of a plan assignment. Raises ``ValidationError`` with what to write instead."""
     known = ", ".join(settings.identifiers)
     kind, _colon, value = text.strip().partition(":")
-    if not known and kind != "user":
+    if not known and (kind != "user" or not value):
         raise ValidationError(_("RATEQUOTA['IDENTIFIERS'] is empty, so only users can be on a plan: choose a user."))
     if kind not in ("user", *settings.identifiers) or not value:
         raise ValidationError(
