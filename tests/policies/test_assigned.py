@@ -335,7 +335,7 @@ class TestValidation:
         assert refused.value.message_dict == {"subject": [message]}
 
     def test_without_identifiers_only_users_can_be_on_a_plan(self, settings: Any) -> None:
-        settings.RATEQUOTA = {}
+        settings.RATEQUOTA, plan = {}, plan_of(1)
         for subject in ("tenant:acme", "user:"):
             with pytest.raises(ValidationError, match="IDENTIFIERS'\\] is empty, so only users can be on a plan"):
-                PlanAssignment(subject=subject, plan=plan_of(1)).clean_fields()
+                PlanAssignment(subject=subject, plan=plan).clean_fields()
