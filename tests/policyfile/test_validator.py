@@ -114,7 +114,7 @@ OF_A_FILE = {
     "# only a comment\n": ["1: : the file is empty"],
     "version: 1\nplans:\n": [f"2: plans: {LIST.format('nothing')}"],
     "version: 1\nplans:\n  free: {}": [f"2: plans: {LIST.format('a mapping')}"],
-    "{version: 1, plans: [{slug: a, name: A}, {slug: a, name: B}]}": [
+    "{version: 1, plans: [{slug: a, name: A}, {slug: a, name: A}]}": [
         "1: plans[1].slug: is already used by plans[0]…"
     ],
     "version: 1\nplans: []\nplans: []": ["3: plans: is already set at line 2"],
