@@ -248,7 +248,8 @@ def read(raw: object) -> tuple[Settings, list[checks.CheckMessage]]:
     unknown = [name for name in settings.caller if name not in known]
     if unknown or not settings.caller:
         what = f"names {unknown[0]!r}, which is no identifier" if unknown else "is empty: all callers would be one"
-        problems.append(_unusable(f"RATEQUOTA['CALLER'] {what}.", f"Name some of {', '.join(sorted(known))}."))
+        if settings.identifiers or not raw.get("IDENTIFIERS"):  # else they are the problem, and have one
+            problems.append(_unusable(f"RATEQUOTA['CALLER'] {what}.", f"Name some of {', '.join(sorted(known))}."))
         settings = replace(settings, caller=Settings().caller)
     return settings, problems
 

@@ -272,7 +272,7 @@ def _post(url: str, data: bytes, key: bytes = b"", name: str = "") -> None:
     try:
         _opener.open(request, timeout=_TIMEOUT).close()
     except HTTPError as error:
-        error.close()
+        error.close()  # it holds the reply, and so a connection
         raise
 
 

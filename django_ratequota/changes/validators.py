@@ -18,6 +18,7 @@ from ..utils.addresses import unmap_network
 
 #: Characters that change the direction of the text around them.
 _DIRECTIONS = re.compile("[\u202a-\u202e\u2066-\u2069]")
+_ADDRESS = re.compile(r"([0-9]+(\.[0-9]+){3}|[0-9a-f]*(:[0-9a-f.]*){2,})(/[0-9.]*)?", re.IGNORECASE)
 
 
 def visible(text: Any) -> str:
@@ -40,8 +41,10 @@ def canonical_subject(text: str) -> str:
     text = text.strip()
     kind, colon, value = text.partition(":")
     known = ("ip", *settings.identifiers)
-    if kind not in known and is_network(text):
+    if kind not in known and is_address_like(text):
         kind, colon, value = "ip", ":", text
+    if kind == "user" and value:
+        raise ValidationError(_("Choose the user instead of %(subject)s."), params={"subject": visible(text)})
     if not colon or not value or kind not in known:
         raise ValidationError(
             _("Write kind:value, where kind is one of %(known)s, such as ip:203.0.113.7."),
@@ -63,13 +66,11 @@ def canonical_subject(text: str) -> str:
 
 def assignable_subject(text: str) -> str:
     """Return the canonical subject of a plan assignment. Raises ``ValidationError`` with what to write instead."""
-    text, known = text.strip(), ", ".join(settings.identifiers)
-    kind, _colon, value = text.partition(":")
-    if kind == "user" and value:
-        raise ValidationError(_("Choose the user instead of %(subject)s."), params={"subject": visible(text)})
-    if not known:
+    known = ", ".join(settings.identifiers)
+    kind, _colon, value = text.strip().partition(":")
+    if not known and (kind != "user" or not value):
         raise ValidationError(_("RATEQUOTA['IDENTIFIERS'] is empty, so only users can be on a plan: choose a user."))
-    if kind not in settings.identifiers or not value:
+    if kind not in ("user", *settings.identifiers) or not value:
         raise ValidationError(
             _("Write kind:value, where kind is one of %(known)s, such as %(example)s."),
             params={"known": known, "example": f"{next(iter(settings.identifiers))}:acme"},
@@ -77,14 +78,9 @@ def assignable_subject(text: str) -> str:
     return canonical_subject(text)
 
 
-def is_network(text: str) -> bool:
-    """Return whether the text is an address or a network."""
-    try:
-        # Also with host bits set: the caller's error message then names the problem.
-        ipaddress.ip_network(text, strict=False)
-    except ValueError:
-        return False
-    return True
+def is_address_like(text: str) -> bool:
+    """Return whether the text is meant as an address or a network; with a fault such as ``10.0.0.0/33`` as well."""
+    return _ADDRESS.fullmatch(text) is not None
 
 
 def check_rates(text: str, algorithm: str) -> None:

@@ -53,8 +53,8 @@ _FOR_OPERATORS = frozenset({"description", "position", "reason", "created_by", "
 @contextmanager
 def changed_by(
     actor: Any, reason: str = "", *, undoes: UUID | None = None, unpublished: Callable[[], None] | None = None
-) -> Iterator[None]:
-    """Record the changes made inside as one save of ``actor`` (a user or None), for ``reason``.
+) -> Iterator[Save]:
+    """Record the changes made inside as one save of ``actor`` (a user or None), for ``reason``; yield the save.
 
     Inside another, they join that one's save. ``undoes`` is the save that they undo; ``unpublished`` is called after
     the commit if it could not be published.
@@ -63,7 +63,7 @@ def changed_by(
     save = outer or Save(closed=False, unpublished=unpublished)
     token = _author.set(_Author(actor=actor, reason=reason, undoes=undoes, save=save))
     try:
-        yield
+        yield save
     finally:
         _author.reset(token)
         if outer is None:

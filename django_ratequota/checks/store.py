@@ -42,7 +42,7 @@ def check_store(**_: Any) -> list[checks.CheckMessage]:
             return [_unconfigured(str(error))]
         if "cluster support disabled" in str(error):
             return [_cluster_error("CLUSTER is True, but the server is not a node of a Cluster.", "False")]
-        return _forbidden(call) if error.reason == "noperm" else [_unusable(error)]
+        return _forbidden(call) if error.reason == "noperm" else _unusable(error)
     messages: list[checks.CheckMessage] = []
     for server, info in servers.items():
         name, version = server_version(info)
@@ -99,7 +99,7 @@ def check_memory(**_: Any) -> list[checks.CheckMessage]:
     return [checks.Warning(text, hint=hint, id="django_ratequota.W021")]
 
 
-def _unusable(error: StoreError) -> checks.CheckMessage:
+def _unusable(error: StoreError) -> list[checks.CheckMessage]:
     import redis  # in startup it would take 0.1 s
 
     text = str(error).rstrip(".")
@@ -108,16 +108,18 @@ def _unusable(error: StoreError) -> checks.CheckMessage:
         causes.append(causes[-1].__cause__)
     if any(isinstance(cause, redis.InvalidResponse) for cause in causes):
         hint = "Write host and port of a Redis server; if it speaks TLS, as a rediss:// URL."
-        return checks.Error(f"The server is not Redis: {text}.", hint=hint, id="django_ratequota.E007")
+        return [checks.Error(f"The server is not Redis: {text}.", hint=hint, id="django_ratequota.E007")]
     # An error reply during the login, such as "no such database", fails the connection.
     if error.reason == "noauth" or (
         error.reason == "connection" and any(type(cause) is redis.ResponseError for cause in causes)
     ):
         what = "has no database with that number" if "DB index" in text else "refuses the login"
         hint = "Correct user, password and database number in the CACHES alias, or in RATEQUOTA['REDIS_URL']."
-        return checks.Error(f"Redis {what}: {text}.", hint=hint, id="django_ratequota.E006")
+        return [checks.Error(f"Redis {what}: {text}.", hint=hint, id="django_ratequota.E006")]
+    if sys.argv[1:2] == ["ratequota"]:  # whose verb will say so, if it needs Redis
+        return []
     hint = "Start it, or correct its address. Until then each policy's on_error decides."
-    return checks.Warning(f"Redis cannot be reached: {text}.", hint=hint, id="django_ratequota.W008")
+    return [checks.Warning(f"Redis cannot be reached: {text}.", hint=hint, id="django_ratequota.W008")]
 
 
 def _forbidden(call: Call) -> list[checks.CheckMessage]:

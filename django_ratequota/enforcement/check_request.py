@@ -20,6 +20,7 @@ from django.dispatch import Signal
 from ..conf import settings
 from ..engine.decision import Decision, LimitRequest, Mode
 from ..engine.limiter import Limiter
+from ..engine.rates import show
 from ..engine.types import check_cost
 from ..exceptions import NewerRevision, StoreError
 from ..monitoring.health import note_degraded
@@ -243,7 +244,11 @@ class RequestCheck(Evaluation):
         self.request, self.http = request, getattr(request, "_request", request)
         self.independent, self.awaited = independent, awaited
         http = self.http
-        self.method = http.method or "GET"
+        try:
+            self.method = http.method or "GET"
+        except AttributeError as error:
+            text = "check_request needs Django's or DRF's request, not %s; without one, call check_caller"
+            raise TypeError(text % show(request)) from error
         match = getattr(http, "resolver_match", None)
         self.route, self.name = resolved(match, getattr(http, "urlconf", None))
         self.handling = handling_of(getattr(match, "func", None), self.method, authenticated=request is not http)

@@ -323,12 +323,16 @@ def _expected(found: re.Match[str]) -> InvalidRate:
         what, among = gettext_noop("the end, 'burst' and a number, or an algorithm"), f" ({', '.join(ALGORITHMS)})"
     rest = found.string[found.end() :].strip()
     if rest:
-        text = gettext_noop("expected %(what)s%(known)s at character %(at)s, not %(rest)s; write for example 100/min")
+        text = gettext_noop(
+            "expected %(what)s%(known)s at character %(at)s, not %(rest)s; write for example %(rate)s"
+        )
     else:
         text = gettext_noop(
-            "expected %(what)s%(known)s at character %(at)s, but the text ends; write for example 100/min"
+            "expected %(what)s%(known)s at character %(at)s, but the text ends; write for example %(rate)s"
         )
-    return InvalidRate(text, what=what, known=among, at=found.end() + 1, rest=show(rest))
+    limit = int((found["limit"] or "0").replace("_", ""))
+    rate = f"{limit if 1 <= limit <= MAX_UNITS else 100}/min"
+    return InvalidRate(text, what=what, known=among, at=found.end() + 1, rest=show(rest), rate=rate)
 
 
 def _month_is_calendar(limit: int, algorithm: str) -> InvalidRate:

@@ -1,4 +1,4 @@
-"""The verbs ``explain``, ``near`` and ``reset`` of ``manage.py ratequota``."""
+"""The verbs ``explain``, ``near``, ``reset`` and ``give-back`` of ``manage.py ratequota``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from ..conf import settings
+from ..engine.rates import MAX_UNITS
 from ..engine.types import Bucket, BucketStatus
 from ..models import Plan, QuotaWindow
 from ..monitoring import refusals
@@ -24,6 +25,8 @@ from ..operations.what_to_tell import policies_of, what_to_tell
 from ..policies.limit_names import limit_name, limit_names
 from ..policies.reasons import others_in_words
 from ..policies.requests.caller import UNKNOWN, failed_kind
+from ..runtime import default_limiter
+from .maintenance import whole_number, why_not_kept
 
 
 def add_verbs(verbs: Any) -> None:
@@ -31,21 +34,18 @@ def add_verbs(verbs: Any) -> None:
     explaining = verbs.add_parser("explain", help="Show which limits apply to a caller, and why; consumes nothing.")
     explaining.set_defaults(run=explain)
     resetting = verbs.add_parser("reset", help="Reset a caller's own counters to zero.")
-    resetting.set_defaults(run=reset)
-    for verb in (explaining, resetting):
-        verb.add_argument("--user", help="User name.")
-        verb.add_argument("--ip", help="Client address, such as 203.0.113.7.")
-        verb.add_argument(
-            "--identifier",
-            action="append",
-            default=[],
-            metavar="NAME=VALUE",
-            help="Value of a name in RATEQUOTA['IDENTIFIERS'], such as tenant=acme; may be repeated.",
-        )
-        verb.add_argument("--plan", help="Slug of the caller's plan, where PLAN_RESOLVER is set.")
-        verb.add_argument("--endpoint", help="Endpoint name (scope).")
-        verb.add_argument("--path", help="Path to resolve, such as /api/reports/7/.")
-        verb.add_argument("--method", default="GET", help="HTTP method (default GET).")
+    resetting.set_defaults(run=give_back, units=None)
+    text = "Give units back to a caller's own counters, which cannot be undone."
+    giving = verbs.add_parser("give-back", help=text)
+    giving.set_defaults(run=give_back)
+    for verb in (explaining, resetting, giving):
+        add_caller(verb)
+    text = "Units, or requests where a limit counts these; at most what is used."
+    giving.add_argument("--units", type=whole_number(MAX_UNITS), required=True, help=text)
+    for verb in (resetting, giving):
+        text = "Only this limit, as explain names it, such as 'search: 10/min'; may be repeated."
+        verb.add_argument("--limit", action="append", default=[], help=text)
+        verb.add_argument("--reason", default="", help="Recorded in the history.")
     text = "List the subjects that have used most of a durable calendar limit, the fullest first."
     listing = verbs.add_parser("near", help=text)
     listing.set_defaults(run=list_near)
@@ -55,7 +55,23 @@ def add_verbs(verbs: Any) -> None:
     text = "Default: the longest of which any is used."
     listing.add_argument("--window", choices=QuotaWindow.Period.values, help=text)
     explaining.add_argument("--id", help="Id from a refused response, instead of all other options.")
-    resetting.add_argument("--reason", default="", help="Recorded in the history.")
+
+
+def add_caller(verb: Any) -> None:
+    """Add the options of a caller and a request, which ``query_of`` reads."""
+    verb.add_argument("--user", help="User name, or primary key.")
+    verb.add_argument("--ip", help="Client address, such as 203.0.113.7.")
+    verb.add_argument(
+        "--identifier",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="Value of a name in RATEQUOTA['IDENTIFIERS'], such as tenant=acme; may be repeated.",
+    )
+    verb.add_argument("--plan", help="Slug of the caller's plan, where PLAN_RESOLVER is set.")
+    verb.add_argument("--endpoint", help="Endpoint name (scope).")
+    verb.add_argument("--path", help="Path to resolve, such as /api/reports/7/.")
+    verb.add_argument("--method", default="GET", help="HTTP method (default GET).")
 
 
 def explain(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
@@ -67,14 +83,17 @@ def explain(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
         yield from _refusal_lines(refusal)
         query = ExplainQuery.from_refusal(refusal)
     else:
-        query = _query(options)
+        query = query_of(options)
     yield from _explanation_lines(query.explain())
 
 
 def list_near(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
-    """Yield the subjects of windows of one length, a line each."""
+    """Yield the subjects of windows of one length, a line each; raises ``CommandError`` where none are kept."""
     chosen = Chosen(level=int(options["level"]))
-    for period in [options["window"]] if options["window"] else current_periods()[:1]:
+    periods = current_periods()
+    if not periods and (why := why_not_kept()):
+        raise CommandError(why)
+    for period in [options["window"]] if options["window"] else periods[:1]:
         for batch in all_near(period, chosen):
             names = subject_names(row.bucket.subject for row in batch)
             yield from (_line(row, names) for row in batch)
@@ -87,23 +106,31 @@ def _line(row: Row, names: Mapping[str, str]) -> str:
     return f"{row.percent:>3} %  {row.used} of {row.limit}  {who}: {place}"
 
 
-def reset(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
-    """Reset the caller's own counters and yield how they stood before."""
-    query = _query(options)
+def give_back(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
+    """Reset the caller's own counters, or give units back to each, and yield how they stood before."""
+    query, units = query_of(options), options["units"]
+    if absent := default_limiter().store.absent:
+        raise CommandError(f"No counters can be changed from here: {absent}")
+    done, undone = ("reset", "reset") if units is None else (f"gave {units} back to", "give back")
     buckets = explain_caller(query.caller(), **query.request_arguments()).resolution.buckets
     own = [bucket for bucket in buckets if not counters.is_shared(bucket.counted_per, bucket.subject)]
-    before = counters.give_back(own, reason=options["reason"])
+    known = {limit_name(bucket) for bucket in own}
+    if own and (wrong := [name for name in options["limit"] if name not in known]):
+        raise CommandError(f"The caller has no counter of {wrong[0]!r} there; write one of {sorted(known)}")
+    chosen = [bucket for bucket in own if not options["limit"] or limit_name(bucket) in options["limit"]]
+    before = counters.give_back(chosen, units, options["reason"])
     names = subject_names(status.bucket.subject for status in before)
     for status in before:
         counter = f"{limit_name(status.bucket)} of {_subject_name(status.bucket.subject, names)}"
-        yield f"reset {counter}: {status.remaining} of {status.limit} were left"
+        yield f"{done} {counter}: {status.remaining} of {status.limit} were left"
     if before:
-        yield f"{len(before)} counter{'s' if len(before) > 1 else ''} reset"
+        yield f"{len(before)} counter{'s' if len(before) > 1 else ''} {'reset' if units is None else 'changed'}"
     else:
-        yield "Nothing to reset: the caller has no counters there"
+        yield f"Nothing to {undone}: the caller has no counters there"
 
 
-def _query(options: dict[str, Any]) -> ExplainQuery:
+def query_of(options: dict[str, Any]) -> ExplainQuery:
+    """Return the caller and the request that the options name; raises ``CommandError``."""
     if not options["user"] and not options["ip"] and not options["identifier"]:
         raise CommandError("Name the caller: --user NAME, --ip ADDRESS or --identifier NAME=VALUE")
     user_id = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from argparse import ArgumentTypeError
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
@@ -79,19 +79,21 @@ def checkpoint(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
 def add_timeout(verb: Any) -> None:
     """Add the option for the seconds of ``wait_for_counts``."""
     text = "Fail if a process has not written its counts after this many seconds (default 60)."
-    verb.add_argument("--timeout", type=_seconds, default=60, metavar="SECONDS", help=text)
+    verb.add_argument("--timeout", type=whole_number(3600), default=60, metavar="SECONDS", help=text)
 
 
 def why_unreported() -> str:
     """Return why no process reports what it has written to the database; "" if they do."""
-    absent = default_limiter().store.absent
-    if absent:
-        return f"Nothing is counted in Redis: {absent}"
-    if not settings.checkpoint_seconds:
-        return "CHECKPOINT_SECONDS is 0, so no counts are kept in the database"
-    if not settings.statistics_seconds:
+    if not (why := why_not_kept()) and not settings.statistics_seconds:
         return "STATISTICS_SECONDS is 0, so processes do not report. Stop them: each writes its counts when it ends."
-    return ""
+    return why
+
+
+def why_not_kept() -> str:
+    """Return why no counts are kept in the database; "" if they are."""
+    if absent := default_limiter().store.absent:
+        return f"Nothing is counted in Redis: {absent}"
+    return "" if settings.checkpoint_seconds else "CHECKPOINT_SECONDS is 0, so no counts are kept in the database"
 
 
 def wait_for_counts(seconds: float) -> str:
@@ -108,11 +110,16 @@ def wait_for_counts(seconds: float) -> str:
     return f"All counts are in the database; processes that wrote theirs: {len(workers)}"
 
 
-def _seconds(text: str) -> int:
-    """Return the number of seconds; raises ``ArgumentTypeError``."""
-    if not text.isdecimal() or not 1 <= int(text) <= 3600:
-        raise ArgumentTypeError("write whole seconds from 1 to 3600")
-    return int(text)
+def whole_number(most: int) -> Callable[[str], int]:
+    """Return the type of an option for a number from 1 to ``most``."""
+
+    def read(text: str) -> int:
+        # Python reads no number of more than 4300 digits.
+        if not text.isdecimal() or len(text) > len(str(most)) or not 1 <= int(text) <= most:
+            raise ArgumentTypeError(f"write a whole number from 1 to {most}")
+        return int(text)
+
+    return read
 
 
 def status(_command: BaseCommand, _options: dict[str, Any]) -> Iterator[str]:

@@ -9,6 +9,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 from django.db import IntegrityError
 
+from ..changes.writer import changed_by
 from ..exceptions import SHOWN, InvalidFile
 from ..policyfile import FORMATS, MAX_BYTES, apply_file, decode, export_chunks
 
@@ -47,7 +48,8 @@ def import_file(command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     name = "<stdin>" if options["file"] == "-" else options["file"]
     try:
         text = decode(_bytes(options["file"]))
-        diff = apply_file(text, prune=options["prune"], dry_run=options["dry_run"], reason=options["reason"])
+        with changed_by(None, options["reason"]) as save:
+            diff = apply_file(text, prune=options["prune"], dry_run=options["dry_run"], reason=options["reason"])
     except InvalidFile as error:
         count = len(error.problems)
         for number, path, message in error.problems[:SHOWN]:
@@ -68,6 +70,8 @@ def import_file(command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     kept = [f"{count} {kind.singular if count == 1 else kind.name}" for kind, count in diff.unnamed.items() if count]
     if kept:
         yield f"Kept although the file does not name them: {', '.join(kept)}; --prune deletes them"
+    if diff.changes and not options["dry_run"]:
+        yield f"To undo it: manage.py ratequota undo {save.change_id}"
 
 
 def _bytes(name: str) -> bytes:

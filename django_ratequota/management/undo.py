@@ -22,7 +22,8 @@ def add_verbs(verbs: Any) -> None:
     """Add the verb with its options."""
     verb = verbs.add_parser("undo", help="Undo a save: an edit in the admin, an import or a bulk action.")
     verb.set_defaults(run=undo_save)
-    verb.add_argument("change_id", type=UUID, help="Its change id, shown in the address of its page in the admin.")
+    text = "Its change id, printed by import and boost; in the admin, the address of its page has it."
+    verb.add_argument("change_id", type=UUID, help=text)
     verb.add_argument("--dry-run", action="store_true", help="Show what would change, and change nothing.")
     verb.add_argument("--reason", default="", help="Recorded in the history.")
 

@@ -95,6 +95,10 @@ class Endpoint(TrackedModel):
                 text = _("%(line)r is not a valid pattern: write a URL name or a route without spaces.")
             elif "://" in line or re.search(r"(?<!\()\?[\w.-]+=", line):
                 text = _("%(line)r: write the route only, such as /api/reports/*, no host or query.")
+            elif re.search(r"(^|/)\^|\$$", line):
+                text = _("%(line)r: write the route without ^ and $, such as /api/reports/*.")
+            elif "/" in line and line[0] not in "/*":
+                text = _("%(line)r: begin a route with /, such as /api/reports/*. A URL name has no /.")
             if text:
                 errors["routes"] = text % {"line": line[:60]}
         words = re.findall(r"[^\s,]+", self.methods.upper())

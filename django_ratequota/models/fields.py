@@ -12,7 +12,7 @@ from django.db.models import Q
 from django.db.models.lookups import IContains
 from django.utils.translation import gettext_lazy as _
 
-from ..changes.validators import canonical_subject, check_rates, rate_problem
+from ..changes.validators import canonical_subject, check_rates, rate_problem, visible
 from ..engine.rates import DEFAULT_ALGORITHM, normalize_rates
 from ..exceptions import InvalidRate
 
@@ -105,7 +105,14 @@ class SubjectField(ExactField):
     def clean(self, value: Any, model_instance: models.Model | None) -> Any:
         """Return the canonical subject. Raises ``ValidationError`` with what to write instead."""
         text = super().clean(value, model_instance)
-        return self.canonical(text) if text else text
+        if not text:
+            return text
+        subject = self.canonical(text)
+        kind, _colon, value = subject.partition(":")
+        if value[:1].isspace():  # saved by code, or with a click on such a caller, it is kept
+            words = {"subject": visible(f"{kind}:{value.lstrip()}")}
+            raise ValidationError(_("Write %(subject)s, without a space after the colon."), params=words)
+        return subject
 
     def deconstruct(self) -> Any:
         """Deconstruct as an ExactField, because the column is the same."""

@@ -23,7 +23,7 @@ from django.utils.dateparse import parse_date, parse_datetime
 from django.utils.translation import gettext as _
 
 from ..changes.databases import policy_alias
-from ..changes.validators import check_year, is_network, visible
+from ..changes.validators import check_year, is_address_like, visible
 from ..changes.writer import users_by_login
 from ..policies.facts import to_datetime, to_us
 from .numbers import number
@@ -122,7 +122,7 @@ def _login(who: str) -> str | None:
     kind, colon, name = who.partition(":")
     if colon:
         return name if kind == "user" else None
-    return None if is_network(who) else who
+    return None if is_address_like(who) else who
 
 
 def _user_id(login: str, users: dict[str, list[Any]]) -> Any:

@@ -13,6 +13,7 @@ from django.db import models
 
 from ..engine.rates import show
 from ..exceptions import FileProblem
+from ..models.fields import RatesField
 from .document import kind_of, line_of, problem, read
 from .schema import LIST_FIELDS, SECTIONS, VERSION, Item, Items, Section
 
@@ -120,7 +121,8 @@ def _value(model_field: Any, node: Any) -> Any:
         except (TypeError, ValueError, OverflowError):
             pass
         raise _WrongValue(f"{shown} is not a time with a time zone; write one such as 2026-01-31T12:00:00Z")
-    text = _text(node)
+    # The number 60 is no rate, with or without quotes: the error of the rate says what to write.
+    text = node.value if isinstance(model_field, RatesField) and kind == "a number" else _text(node)
     choices = [key for key, _label in model_field.flatchoices if key]
     if text and choices and text not in choices:
         raise _WrongValue(f"{show(text)} must be one of {', '.join(choices)}{did_you_mean(text, choices)}")

@@ -93,9 +93,11 @@ def _conflicts(section: Section, entries: Iterable[Item], stay: Iterable[Item]) 
         holder = f"by {section.singular} {show(row.values[section.identity[0]])}, which this file does not name"
         holders |= dict.fromkeys(section.unique_values(row.values), holder)
     for item in entries:
+        here = f"by {item.path} at line {item.line}"
+        said = {here}
         for name, value in () if item.bad else section.unique_values(item.values):
-            here = f"by {item.path} at line {item.line}"
             holder = holders.setdefault((name, value), here)
-            if holder != here:
+            if holder not in said:  # an entry twice is one problem
+                said.add(holder)
                 what = "" if name else "this audience, endpoint and counted_per without dates "
                 yield item.problem(f"{what}is already used {holder}: change one, or merge them", name)

@@ -129,8 +129,10 @@ ROW = r'<tr><th scope="row">(.*?)</th><td>(.*?)</td><td>(.*?)</td></tr>'
 
 def test_a_save_shows_first_what_happened(operator: Client, edited: PolicyChange) -> None:
     page = words_of(operator.get(url(edited)))
+    first = PolicyChange.objects.filter(change_id=edited.change_id).last()
+    assert first is not None
     for name, value in (
-        ("When", moment(edited.at, seconds=True)),
+        ("When", moment(first.at, seconds=True)),
         ("Who", "<bdi>anna</bdi>"),
         ("Reason", "<bdi>Ticket 4711"),
     ):
@@ -141,8 +143,6 @@ def test_a_save_shows_first_what_happened(operator: Client, edited: PolicyChange
     rows = re.findall(ROW, page)
     assert rows.count(("mode", "enforce", "log only")) == 2
     assert {("rates", "-", "3/s"), ("rates", "9/s", "-"), ("mode", "-", "enforce")} <= {*rows}
-    first = PolicyChange.objects.filter(change_id=edited.change_id).last()
-    assert first is not None
     assert f'href="{HISTORY}/{first.pk}/revert/save/">Undo this save…' in page
     assert 'type="submit" class="default"' not in page
     assert operator.get(f"{HISTORY}/save/00000000-0000-0000-0000-000000000000/").status_code == 404

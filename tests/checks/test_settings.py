@@ -39,6 +39,14 @@ def test_manage_check_reports_problems(settings: Any) -> None:
     assert "HINT: Write a number from 0.001 to 60." in str(caught.value)
 
 
+def test_a_caller_by_identifiers_that_cannot_be_used_is_no_second_problem(settings: Any) -> None:
+    settings.RATEQUOTA = {"IDENTIFIERS": {"tenant": "no.such"}, "CALLER": ["tenant", "ip"]}
+    [error] = check_settings()
+    assert error.msg == "RATEQUOTA['IDENTIFIERS'] = {'tenant': 'no.such'} cannot be used."
+    settings.RATEQUOTA = {"CALLER": ["tenant", "ip"]}
+    assert ids(check_settings()) == ["E001"]
+
+
 @pytest.mark.parametrize(
     ("enforce_all", "middleware", "expected"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -53,13 +54,15 @@ def test_settings_without_a_usable_redis_are_an_error(settings: Any, raw: dict[s
         assert way in error.hint
 
 
-def test_an_unreachable_server_is_a_warning(settings: Any, capsys: Any) -> None:
+def test_an_unreachable_server_is_a_warning(settings: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.RATEQUOTA = {"REDIS_URL": "redis://127.0.0.1:1/0"}
     [warning] = check_store()
     assert ids([warning]) == ["W008"]
     assert warning.msg.startswith("Redis cannot be reached: ConnectionError: Error 111 connecting to 127.0.0.1:1.")
     call_command("check")
     assert "django_ratequota.W008" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["manage.py", "ratequota", "status"])
+    assert check_store() == [], "the verb says it"
 
 
 def test_a_server_that_does_not_answer_is_unreachable(settings: Any, proxy: Wire) -> None:

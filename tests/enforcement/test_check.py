@@ -132,6 +132,12 @@ class TestOneRoundTrip:
         assert decision.statuses == ()
 
 
+@pytest.mark.parametrize("wrong", [None, "search"])
+def test_what_is_no_request_is_a_type_error(check: Check, wrong: Any) -> None:
+    with pytest.raises(TypeError, match=f"request, not {wrong!r}; without one, call check_caller"):
+        check(wrong)
+
+
 def test_a_scope_without_an_endpoint_matches_nothing(check: Check, search: Endpoint) -> None:
     RatePolicy.objects.create(endpoint=search, rates="1/hour")
     RatePolicy.objects.create(rates="9/hour")

@@ -104,7 +104,7 @@ def test_a_stall_after_most_of_the_time_is_used(node: Node, limiters: Make, even
             assert await aoutcome(limiter) == "decided"
             wire.round_trip = 0.11
             task = asyncio.create_task(aoutcome(limiter))
-            await asyncio.sleep(0.085)
+            await asyncio.sleep(0.085)  # most of the timeout is used, and the reply is not there yet
             time.sleep(0.2)  # noqa: ASYNC251 - the stall, during which the reply arrives
             return await task
 

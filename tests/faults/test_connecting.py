@@ -168,7 +168,7 @@ class Provider(redis.CredentialProvider):
 class AsyncProvider(Provider):
     async def get_credentials_async(self) -> tuple[str, str]:
         self.asked += 1
-        await asyncio.sleep(self._seconds)
+        await asyncio.sleep(self._seconds)  # as above
         return "default", "secret"
 
 

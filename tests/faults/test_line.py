@@ -276,7 +276,7 @@ def test_no_count_drifts(node: Node, server_of: Make, kind: Any, seed: int) -> N
         while True:
             admin.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
             admin.config_set("maxclients", rng.choice((1, 3, 100)))
-            await asyncio.sleep(rng.random() * 0.02)
+            await asyncio.sleep(rng.random() * 0.02)  # callers connect and ask meanwhile
 
     async def run() -> None:
         with node.client(single_connection_client=True) as admin:

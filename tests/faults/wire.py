@@ -153,7 +153,7 @@ class _Pipe(asyncio.Protocol):
         self._connecting = self._wire.loop.create_task(self._connect())
 
     async def _connect(self) -> None:
-        await asyncio.sleep(self._wire.round_trip)
+        await asyncio.sleep(self._wire.round_trip)  # a connection takes one, as a reply does
         target = self._wire.target
         with suppress(OSError):
             self._server, _ = await self._wire.loop.create_connection(

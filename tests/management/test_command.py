@@ -6,8 +6,10 @@ import io
 import re
 import time
 from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,6 +46,7 @@ def test_explain_names_winners_losers_and_live_counters(alice: User) -> None:
     for _ in range(3):
         assert check_from(alice, scope="search").allowed
     text = run("explain", "--user", "alice", "--endpoint", "search")
+    assert f"of user:{alice.pk}: " in run("explain", "--user", str(alice.pk), "--endpoint", "search")
     assert "plan         Free" in text
     assert "1000/day, counted per caller: wins: the user is the most specific audience here" in text
     override = RatePolicy.objects.get(user=alice)
@@ -292,7 +295,7 @@ def test_checkpoint_says_why_there_can_be_none(settings: Any, changed: dict[str,
 
 @pytest.mark.parametrize("value", ["0", "-1", "x", "1.5", "3601"])
 def test_checkpoint_waits_for_whole_seconds(value: str) -> None:
-    with pytest.raises(CommandError, match="write whole seconds from 1 to 3600"):
+    with pytest.raises(CommandError, match="write a whole number from 1 to 3600"):
         run("checkpoint", "--timeout", value)
 
 
@@ -314,6 +317,28 @@ def test_an_unreachable_store_is_a_command_error(verb: list[str], settings: Any)
         RatePolicy.objects.create(rates="5/min")
     with pytest.raises(CommandError, match=r"Redis did not answer \(connection\)"):
         run(*verb)
+
+
+@pytest.fixture
+def unmigrated() -> Iterator[None]:
+    call_command("migrate", "django_ratequota", "zero", verbosity=0)
+    yield
+    call_command("migrate", verbosity=0)
+
+
+@pytest.mark.usefixtures("unmigrated")
+def test_a_database_without_tables_is_to_be_migrated(tmp_path: Path) -> None:
+    (tmp_path / "file.yaml").write_text("version: 1\npolicies: [{rates: 5/min}]")
+    for verb in (["import", str(tmp_path / "file.yaml")], ["status"], ["explain", "--ip", "::1"], ["near"]):
+        with pytest.raises(CommandError, match=r"not applied to 'default': 0001_initial.*\. Run manage\.py migrate"):
+            run(*verb)
+
+
+@pytest.mark.parametrize("verb", ["near", "reset --ip ::1", "give-back --ip ::1 --units 1"])
+def test_a_process_that_counts_on_its_own_has_no_counters_of_others(verb: str, settings: Any) -> None:
+    settings.RATEQUOTA = {"REDIS_URL": "memory://"}
+    with pytest.raises(CommandError, match="memory://, so each process counts on its own"):
+        run(*verb.split())
 
 
 def test_explain_works_while_the_store_is_down(alice: User, settings: Any) -> None:

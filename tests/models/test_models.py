@@ -98,6 +98,9 @@ def test_routes_that_can_never_match_are_refused() -> None:
         ("/" + "a" * 500, "is not a valid pattern"),
         ("https://example.com/api/", "write the route only, such as /api/reports/*, no host or query."),
         ("/search/?q=*", "'/search/?q=*': write the route only"),
+        ("api/x", "'api/x': begin a route with /, such as /api/reports/*. A URL name has no /."),
+        ("^/api/$", "'^/api/$': write the route without ^ and $, such as /api/reports/*."),
+        ("/api/^reports/", "write the route without ^ and $"),
     ):
         assert message in refusal(Endpoint(name="reports", routes=text), "routes")
 
@@ -159,7 +162,11 @@ def test_invalid_subjects_are_refused() -> None:
         ("acme", "Write kind:value, where kind is one of ip, tenant, such as ip:203.0.113.7."),
         ("tenant:", "Write kind:value"),
         (":acme", "Write kind:value"),
-        ("user:42", "Write kind:value"),
+        ("user:42", "Choose the user instead of user:42."),
+        ("10.0.0.0/33", "'10.0.0.0/33' does not appear to be an IPv4 or IPv6 network; write an address such as"),
+        ("999.1.1.1", "'999.1.1.1' does not appear to be an IPv4 or IPv6 address; write an address such as"),
+        ("2001:db8::/129", "'2001:db8::/129' does not appear to be an IPv4 or IPv6 network"),
+        ("tenant: acme", "Write tenant:acme, without a space after the colon."),
         ("tenant:ac\x00me", "A subject cannot contain NUL characters."),
         ("ip:203.0.113", "'203.0.113' does not appear to be an IPv4 or IPv6 address; write an address such as"),
         ("ip:203.0.113.7/24", "203.0.113.7/24 has host bits set; write an address such as 203.0.113.7"),

@@ -326,6 +326,7 @@ class TestValidation:
             ("2001:db8::1", WRITE),
             ("acme", WRITE),
             ("tenant:", WRITE),
+            ("tenant: acme", "Write tenant:acme, without a space after the colon."),
             ("org:acme", WRITE),
             ("tenant:a\x00b", "A subject cannot contain NUL characters."),
         ],
@@ -336,6 +337,7 @@ class TestValidation:
         assert refused.value.message_dict == {"subject": [message]}
 
     def test_without_identifiers_only_users_can_be_on_a_plan(self, settings: Any) -> None:
-        settings.RATEQUOTA = {}
-        with pytest.raises(ValidationError, match="IDENTIFIERS'\\] is empty, so only users can be on a plan"):
-            PlanAssignment(subject="tenant:acme", plan=plan_of(1)).clean_fields()
+        settings.RATEQUOTA, plan = {}, plan_of(1)
+        for subject in ("tenant:acme", "user:"):
+            with pytest.raises(ValidationError, match="IDENTIFIERS'\\] is empty, so only users can be on a plan"):
+                PlanAssignment(subject=subject, plan=plan).clean_fields()

@@ -37,7 +37,8 @@ def test_an_import_needs_no_redis(sample: None, settings: Any, file: Any, caplog
 
 
 def test_prune_deletes_unnamed_objects_of_the_file_sections(sample: None, file: Any) -> None:
-    assert run("import", file("version: 1\npolicies: []\n"), "--prune").splitlines() == [
+    lines = run("import", file("version: 1\npolicies: []\n"), "--prune").splitlines()
+    assert lines == [
         "- policy everyone × all endpoints per ip: rates 5/s, mode log",
         "- policy user alice × all endpoints from 2026-01-01T00:00:00Z until 2026-02-01T00:00:00.000005Z: "
         "rates 1000/min, reason OPS-7: #1",
@@ -45,6 +46,7 @@ def test_prune_deletes_unnamed_objects_of_the_file_sections(sample: None, file: 
         "- policy free × search: rates 10/min",
         "- policy pro × search: rates 50/min, algorithm gcra, on_error deny",
         "0 created, 0 changed, 5 deleted",
+        f"To undo it: manage.py ratequota undo {PolicyChange.objects.all()[0].change_id}",
     ]
     assert (Plan.objects.count(), Endpoint.objects.count(), PlanAssignment.objects.count()) == (2, 2, 1)
     apply_file("version: 1\nassignments: []\n", prune=True)

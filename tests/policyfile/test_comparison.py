@@ -36,7 +36,9 @@ def test_dry_run_prints_the_changes_of_the_import(sample: None, file: Any) -> No
         default_limiter().stored_revision(),
         export(),
     )
-    assert run("import", file(EDITED), "--reason", "OPS-9") == f"{DIFF}1 created, 3 changed, 0 deleted\n{LEFT}"
+    imported = run("import", file(EDITED), "--reason", "OPS-9")
+    undone = f"To undo it: manage.py ratequota undo {PolicyChange.objects.all()[0].change_id}\n"
+    assert imported == f"{DIFF}1 created, 3 changed, 0 deleted\n{LEFT}{undone}"
     written = PolicyChange.objects.order_by("pk")[history:]
     assert [(change.model, change.action, change.reason, change.actor) for change in written] == [
         ("plan", "update", "OPS-9", None),

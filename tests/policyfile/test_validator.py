@@ -91,6 +91,8 @@ policies:
 - rates: 1/s
   starts_at: 0001-01-01T00:00:00+14:00  #! policies[10].starts_at: '0001-01-01T00:00:00+14:00' {TIME}
   ends_at: [7]  #! policies[10].ends_at: a list {TIME}
+- rates: 60  #! policies[11].rates: expected '/' at character 3, but the text ends; write for example 60/min
+- rates: [1/s]  #! policies[12].rates: this must be text, not a list
 assignments:
 - subject: acme  #! assignments[0].plan: is missing & assignments[0].starts_at: is missing & assignments[0].subject: …
 - subject: user:7  #! assignments[1].subject: Choose the user instead of user:7.
@@ -112,7 +114,7 @@ OF_A_FILE = {
     "# only a comment\n": ["1: : the file is empty"],
     "version: 1\nplans:\n": [f"2: plans: {LIST.format('nothing')}"],
     "version: 1\nplans:\n  free: {}": [f"2: plans: {LIST.format('a mapping')}"],
-    "{version: 1, plans: [{slug: a, name: A}, {slug: a, name: B}]}": [
+    "{version: 1, plans: [{slug: a, name: A}, {slug: a, name: A}]}": [
         "1: plans[1].slug: is already used by plans[0]…"
     ],
     "version: 1\nplans: []\nplans: []": ["3: plans: is already set at line 2"],

@@ -105,7 +105,7 @@ TOKENS = Bucket("user:1", Rate.parse("1000/day"))
 async def while_it_waits(call: Any) -> None:
     """Cancel it once it waits for a connection, or for Redis' reply."""
     task = asyncio.ensure_future(call)
-    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # it begins
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

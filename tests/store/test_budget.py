@@ -226,7 +226,7 @@ def test_a_caller_s_own_cancellation_stays_one() -> None:
                 await asyncio.Event().wait()
 
         task = asyncio.create_task(wait())
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # it begins
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

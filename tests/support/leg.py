@@ -61,7 +61,7 @@ PARTS = {
         policies/requests/test_caller operations/test_boosts admin/test_permissions admin/test_explain
         admin/test_traffic operations/test_counters admin/test_estimate operations/test_impact admin/test_matrix
         operations/test_blocks operations/test_boost_all
-        admin/test_admin package/test_locale security/test_promises management/test_command
+        admin/test_admin package/test_locale security/test_promises management/test_command management/test_overrides
         enforcement/test_on_error operations/test_advice policyfile/test_export policyfile/test_document
         policyfile/test_validator policyfile/test_comparison policyfile/test_apply policyfile/test_round_trips
         compat/test_drf compat/test_ratelimit operations/test_near

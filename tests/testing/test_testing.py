@@ -162,7 +162,7 @@ class TestPolicies:
         for policies, text in (
             (
                 {"search": "3/fortnight"},
-                r"policies\['search'\]: rates: expected a unit .* write for example 100/min$",
+                r"policies\['search'\]: rates: expected a unit .* write for example 3/min$",
             ),
             ({None: Policy("3/min", counted_per="nobody")}, r"policies\[None\]: counted_per: Nothing is counted per"),
             ({None: Policy("3/min", reasons="x")}, "RatePolicy.* 'reasons'"),
@@ -484,8 +484,9 @@ def test_the_suites_in_the_docs_pass(tmp_path: Path, name: str) -> None:
 def test_a_live_server_uses_the_override(live_server: Any) -> None:
     with override_policies({"search": "1/min"}, all_threads=True):
         assert urlopen(f"{live_server.url}/decorated/").status == 200
-        with pytest.raises(HTTPError, match="429"):
+        with pytest.raises(HTTPError, match="429") as refused:
             urlopen(f"{live_server.url}/decorated/")
+        refused.value.close()
 
 
 def test_no_state_leaks_between_tests(tmp_path: Path) -> None:

@@ -9,20 +9,22 @@ from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError
 from django.db import Error as DatabaseError
 
+from ...changes.databases import policy_alias
+from ...checks.database import check_migrated
 from ...exceptions import StoreError
 from ...utils.escaping import one_line
-from .. import callers, maintenance, personal_data, policyfile, undo, usage
+from .. import callers, maintenance, overrides, personal_data, policyfile, undo, usage
 
 
 class Command(BaseCommand):
     """One command with a verb for each task; ``explain``, ``near``, ``status`` and ``export`` only read."""
 
-    help = "Explain, export, import and undo limits, list who is near one, and look after the counters."
+    help = "Explain, export, import, boost and undo limits, block callers, and look after the counters."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Add the verbs; the function of each is its option ``run``, and may yield lines to print."""
         verbs = parser.add_subparsers(dest="verb", required=True)
-        for module in (callers, maintenance, personal_data, policyfile, undo, usage):
+        for module in (callers, overrides, maintenance, personal_data, policyfile, undo, usage):
             module.add_verbs(verbs)
         verbs.metavar = " | ".join(verbs.choices)
 
@@ -42,5 +44,7 @@ def _in_words(error: Exception) -> str:
     if isinstance(error, ValidationError):
         return " ".join(error.messages)
     if isinstance(error, DatabaseError):
+        for problem in check_migrated(databases=[policy_alias()]):
+            return f"{problem.msg} {problem.hint}"
         return f"The database did not answer: {error}"
     return f"Redis did not answer ({error.reason}): {error}" if isinstance(error, StoreError) else str(error)

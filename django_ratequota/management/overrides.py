@@ -1,0 +1,104 @@
+"""The verbs ``block`` and ``boost`` of ``manage.py ratequota``."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+from django.utils import timezone
+
+from ..changes.databases import saving
+from ..changes.validators import canonical_subject
+from ..changes.writer import changed_by
+from ..models import RatePolicy
+from ..operations import blocks
+from ..operations.boosts import no_boost_reason, propose_boosts
+from ..operations.subject_names import printable
+from ..operations.subjects import find_user
+from ..operations.texts import moment
+from .callers import add_caller, query_of
+from .maintenance import whole_number
+
+#: Ten years.
+_MOST_HOURS = 87_600
+
+
+def add_verbs(verbs: Any) -> None:
+    """Add both verbs with their options."""
+    blocking = verbs.add_parser("block", help="Refuse all requests of a user, a subject or a network; or end that.")
+    blocking.set_defaults(run=block)
+    one = blocking.add_mutually_exclusive_group(required=True)
+    one.add_argument("--user", help="User name, or primary key.")
+    one.add_argument("--subject", help="Such as tenant:acme, ip:203.0.113.7 or 203.0.113.0/24.")
+    blocking.add_argument("--end", action="store_true", help="End the block instead.")
+    boosting = verbs.add_parser(
+        "boost", help="Raise a caller's limits for a while: to twice the rates, or to others."
+    )
+    boosting.set_defaults(run=boost)
+    add_caller(boosting)
+    text = "Number of the policy to boost, as explain shows it; may be repeated. Default: all that a boost can raise."
+    boosting.add_argument("--policy", action="append", default=[], help=text)
+    boosting.add_argument("--rates", default="", help="Rates of the boost, such as 200/min; for one policy.")
+    text = "How long it lasts; default: {}."
+    blocking.add_argument("--hours", type=whole_number(_MOST_HOURS), help=text.format("until --end"))
+    boosting.add_argument("--hours", type=whole_number(_MOST_HOURS), default=1, help=text.format("1"))
+    for verb in (blocking, boosting):
+        verb.add_argument("--reason", default="", help="Recorded in the history.")
+
+
+def block(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
+    """Block, or end all blocks of that name, and yield who is blocked and how to end it."""
+    option, who = ("--user", options["user"]) if options["user"] else ("--subject", options["subject"])
+    if option == "--user" and (user := find_user(who, by_key=True)) is None:
+        raise CommandError(f"There is no user {who!r}")
+    name = f"user:{user.pk}" if option == "--user" else canonical_subject(who)
+    with saving(RatePolicy), changed_by(None, options["reason"]):
+        if not options["end"]:
+            added = blocks.propose_block(name)
+            added.ends_at, added.reason = _end(options), options["reason"]
+            added.save()
+        elif found := blocks.blocks_in_force([name]).get(name):
+            for one in found:
+                blocks.end_block(one)
+        else:
+            raise CommandError(f"{printable(name)} is not blocked; a block of a network is ended by its own name")
+    if options["end"]:
+        yield f"No longer blocked: {printable(name)}"
+        return
+    until = moment(added.ends_at) if added.ends_at else "somebody ends it"
+    yield f"Blocked until {until}: {printable(name)}"
+    yield f"To end it: manage.py ratequota block {option} {shlex.quote(printable(who))} --end"
+
+
+def boost(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
+    """Grant boosts, and yield each and how to undo them."""
+    query, chosen = query_of(options), options["policy"]
+    if query.everywhere and not chosen:
+        raise CommandError("Name the request by --endpoint or --path, or policies that explain shows by --policy")
+    explanation = query.explain()
+    winners = explanation.resolution.winners
+    if not winners:
+        raise CommandError("No policy applies to this request: there is nothing to boost")
+    possible = [one for one in winners if not no_boost_reason(explanation, one)]
+    found = propose_boosts(explanation, chosen or [str(one.id) for one in possible or winners])
+    if options["rates"] and len(found) > 1:
+        numbers = ", ".join(str(one.winner.pk) for one in found)
+        raise CommandError(f"--rates is for one policy: choose it by --policy, one of {numbers}")
+    with saving(RatePolicy), changed_by(None, options["reason"]) as save:
+        for _winner, added in found:
+            added.rates = options["rates"] or added.rates
+            added.ends_at, added.reason = _end(options), options["reason"]
+            added.clean_fields(exclude={field.name for field in RatePolicy._meta.fields} - {"rates"})
+            added.save()
+    for winner, added in found:
+        yield f"Boosted until {moment(added.ends_at)}: {printable(str(added))} instead of {winner.rates}"
+    yield f"To undo it: manage.py ratequota undo {save.change_id}"
+
+
+def _end(options: dict[str, Any]) -> Any:
+    """Return when the override ends; None = never."""
+    hours = options["hours"]
+    return None if hours is None else timezone.now().replace(microsecond=0) + timedelta(hours=hours)

@@ -1,0 +1,119 @@
+"""``manage.py ratequota block``, ``boost`` and ``give-back``: what operators do in the admin, in the terminal."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.management import CommandError
+
+from django_ratequota.models import PolicyChange, RatePolicy
+from tests.support.commands import run
+from tests.support.operators import a_customer
+from tests.support.requests import check_from
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+
+
+@pytest.fixture
+def alice() -> User:
+    return a_customer()
+
+
+def limits(user: User) -> list[int]:
+    return [status.limit for status in check_from(user, scope="search").statuses]
+
+
+def printed_command(text: str) -> str:
+    """Run the command that the last line of an output offers; returns its output."""
+    words = shlex.split(text.splitlines()[-1].partition(": ")[2])
+    assert words[:2] == ["manage.py", "ratequota"]
+    return run(*words[2:])
+
+
+@pytest.mark.parametrize("by", ["name", "key"])
+def test_a_user_is_blocked_until_somebody_ends_it(alice: User, by: str) -> None:
+    who = "alice" if by == "name" else str(alice.pk)
+    text = run("block", "--user", who, "--reason", "OPS-7")
+    assert text.startswith(f"Blocked until somebody ends it: user:{alice.pk}\n")
+    assert not check_from(alice).allowed
+    assert PolicyChange.objects.all()[0].reason == "OPS-7"
+    assert printed_command(text) == f"No longer blocked: user:{alice.pk}\n"
+    assert check_from(alice).allowed
+    with pytest.raises(CommandError, match=f"user:{alice.pk} is not blocked"):
+        run("block", "--user", who, "--end")
+
+
+def test_a_network_is_blocked_for_hours(alice: User) -> None:
+    text = run("block", "--subject", "203.0.113.0/24", "--hours", "2")
+    [block] = RatePolicy.objects.filter(subject="ip:203.0.113.0/24")
+    assert block.ends_at is not None
+    assert block.starts_at is not None
+    assert 7199 <= (block.ends_at - block.starts_at).total_seconds() <= 7201
+    assert not check_from(None, "203.0.113.9").allowed
+    assert printed_command(text) == "No longer blocked: ip:203.0.113.0/24\n"
+    assert check_from(None, "203.0.113.9").allowed
+
+
+def test_a_boost_doubles_the_limits_of_a_request(alice: User) -> None:
+    assert limits(alice) == [1000, 10, 10000]
+    text = run("boost", "--user", "alice", "--endpoint", "search", "--reason", "OPS-7")
+    assert "user alice × search: 20/min instead of 10/min" in text
+    assert limits(alice) == [2000, 20, 10000], "what all share stays as it is"
+    [reason] = {change.reason for change in PolicyChange.objects.all()[:2]}
+    assert reason == "OPS-7"
+    assert "2 deleted" in printed_command(text)
+    assert limits(alice) == [1000, 10, 10000]
+
+
+def test_a_boost_of_one_policy_has_rates_of_its_own(alice: User) -> None:
+    [policy] = RatePolicy.objects.filter(rates="10/min")
+    request = ["boost", "--user", "alice", "--endpoint", "search", "--rates", "70/min", "--hours", "5"]
+    with pytest.raises(CommandError, match=rf"--rates is for one policy: choose it by --policy, .*{policy.pk}"):
+        run(*request)
+    run(*request, "--policy", str(policy.pk))
+    assert limits(alice) == [1000, 70, 10000]
+
+
+def test_units_are_given_back_to_the_counters_that_are_chosen(alice: User) -> None:
+    for _ in range(11):
+        check_from(alice, scope="search")
+    request = ["give-back", "--user", "alice", "--endpoint", "search"]
+    text = run(*request, "--units", "4", "--limit", "search: 10/min", "--reason", "OPS-7")
+    assert text.splitlines() == [
+        f"gave 4 back to search: 10/min of user:{alice.pk}: 0 of 10 were left",
+        "1 counter changed",
+    ]
+    assert [status.remaining for status in check_from(alice, scope="search").statuses] == [989, 3, 9989]
+    assert PolicyChange.objects.all()[0].reason == "OPS-7"
+    run("reset", *request[1:], "--limit", "search: 10/min")
+    assert [status.remaining for status in check_from(alice, scope="search").statuses] == [988, 9, 9988]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("block --user nobody", "There is no user 'nobody'"),
+        ("block --subject user:7", "Choose the user instead of user:7."),
+        ("block --subject 10.0.0.0/33", "does not appear to be an IPv4 or IPv6 network"),
+        ("block --subject ::1 --hours 0", "write a whole number from 1 to 87600"),
+        ("boost --user alice", "Name the request by --endpoint or --path, or policies"),
+        ("boost --user alice --endpoint search --policy 0", "That policy does not apply to this request"),
+        ("boost --user alice --endpoint search --policy {} --rates 70", "write for example 70/min"),
+        ("boost --ip ::1 --path /admin/login/", "No policy applies to this request: there is nothing to boost"),
+        ("give-back --user alice --endpoint search --units 1", "has used 0: no more than that can be given back"),
+        (
+            "give-back --user alice --endpoint search --units 1 --limit day",
+            "has no counter of 'day' there; write one",
+        ),
+        ("give-back --user alice --endpoint search --units all", "write a whole number from 1 to"),
+    ],
+)
+def test_what_is_wrong_is_said_and_changes_nothing(alice: User, arguments: str, message: str) -> None:
+    before = PolicyChange.objects.count()
+    policy = RatePolicy.objects.get(rates="10/min").pk
+    with pytest.raises(CommandError) as caught:
+        run(*arguments.format(policy).split())
+    assert message in str(caught.value)
+    assert PolicyChange.objects.count() == before
