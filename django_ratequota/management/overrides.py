@@ -16,7 +16,6 @@ from ..changes.writer import changed_by
 from ..models import RatePolicy
 from ..operations import blocks
 from ..operations.boosts import no_boost_reason, propose_boosts
-from ..operations.subject_names import printable
 from ..operations.subjects import find_user
 from ..operations.texts import moment
 from .callers import add_caller, query_of
@@ -64,13 +63,13 @@ def block(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
             for one in found:
                 blocks.end_block(one)
         else:
-            raise CommandError(f"{printable(name)} is not blocked; a block of a network is ended by its own name")
+            raise CommandError(f"{name} is not blocked; a block of a network is ended by its own name")
     if options["end"]:
-        yield f"No longer blocked: {printable(name)}"
+        yield f"No longer blocked: {name}"
         return
     until = moment(added.ends_at) if added.ends_at else "somebody ends it"
-    yield f"Blocked until {until}: {printable(name)}"
-    yield f"To end it: manage.py ratequota block {option} {shlex.quote(printable(who))} --end"
+    yield f"Blocked until {until}: {name}"
+    yield f"To end it: manage.py ratequota block {option} {shlex.quote(who)} --end"
 
 
 def boost(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
@@ -94,7 +93,7 @@ def boost(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
             added.clean_fields(exclude={field.name for field in RatePolicy._meta.fields} - {"rates"})
             added.save()
     for winner, added in found:
-        yield f"Boosted until {moment(added.ends_at)}: {printable(str(added))} instead of {winner.rates}"
+        yield f"Boosted until {moment(added.ends_at)}: {added} instead of {winner.rates}"
     yield f"To undo it: manage.py ratequota undo {save.change_id}"
 
 
