@@ -12,7 +12,7 @@ from inspect import signature
 from traceback import walk_tb
 from typing import Any
 
-from django.core.exceptions import BadRequest
+from django.core.exceptions import BadRequest, ValidationError
 from django.http import UnreadablePostError
 
 from ..engine.rates import MAX_UNITS, as_integer
@@ -25,6 +25,8 @@ from .step_runner import limiter_or_error
 
 #: A declared cost: units, or a function of the request; None = the endpoint's own.
 Cost = int | Callable[[Any], int | Awaitable[int]] | None
+#: Errors of values, which are often the client's: no cost, or nothing to compute one with.
+_OF_VALUES = (ValueError, TypeError, ArithmeticError, ValidationError)
 
 
 def computed_cost(
@@ -76,7 +78,7 @@ def answer_of(error: Exception, of: str, invalid: Callable[[], Exception] = BadR
     """
     if answers_client(error) or _reads_body(error):
         return error
-    answer = invalid() if isinstance(error, ValueError | TypeError | ArithmeticError) else None
+    answer = invalid() if isinstance(error, _OF_VALUES) else None
     result = "the request is answered 400" if answer else "the endpoint's cost counts"
     note_problem(of, f"{of} raised {type(error).__name__}: {error}; {result}", error)
     return answer

@@ -1,8 +1,8 @@
 """Exempts views from policies: those under ``@exempt`` from all, others from policies for all endpoints.
 
 The others are the pages of Django's admin and the usage endpoint. Otherwise such policies could lock operators out of
-the admin, and a client could not see that its quota is used up. Policies that name an endpoint apply there. Preflights
-of CORS are exempt as well, because browsers report a refused one as a failure of CORS; only blocks apply to them.
+the admin, and a client could not see that its quota is used up. Policies that name an endpoint apply there.
+Preflights of CORS are exempt as well, because browsers report a refused one as a failure of CORS; blocks still apply.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 from django.core.exceptions import PermissionDenied, SuspiciousOperation
+from django.core.exceptions import ValidationError as InvalidForm
 from django.http import Http404, HttpResponse
 from django.test import AsyncClient, Client
 from django.urls import path
@@ -43,6 +44,7 @@ ERRORS: dict[str, Exception] = {
     "PermissionDenied": PermissionDenied(),
     "SuspiciousOperation": SuspiciousOperation(),
     "ValidationError": ValidationError(),
+    "InvalidForm": InvalidForm("no"),
     "HttpError": HttpError(422, "no"),
 }
 
@@ -191,7 +193,13 @@ def test_a_body_that_cannot_be_read_is_counted_and_answered(
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
     ("error", "status"),
-    [("Http404", 404), ("PermissionDenied", 403), ("SuspiciousOperation", 400), ("ValidationError", 400)],
+    [
+        ("Http404", 404),
+        ("PermissionDenied", 403),
+        ("SuspiciousOperation", 400),
+        ("ValidationError", 400),
+        ("InvalidForm", 400),
+    ],
 )
 def test_what_a_cost_answers_is_counted_and_answered(
     batch: Endpoint, path: str, error: str, status: int, caplog: Any
