@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from .enforcement.check_caller import acheck_caller, apeek_caller, check_caller, peek_caller
     from .enforcement.check_request import acheck_request, check_request
+    from .enforcement.warm import awarm, warm
     from .engine.decision import Decision
     from .engine.limiter import Limiter
     from .engine.rates import Rate
@@ -27,9 +28,11 @@ __all__ = [
     "acheck_caller",
     "acheck_request",
     "apeek_caller",
+    "awarm",
     "check_caller",
     "check_request",
     "peek_caller",
+    "warm",
 ]
 
 # Importing the package imports neither redis nor Django's models.
@@ -38,6 +41,7 @@ __getattr__ = lazy_exports(
     {
         "enforcement.check_request": ("acheck_request", "check_request"),
         "enforcement.check_caller": ("acheck_caller", "apeek_caller", "check_caller", "peek_caller"),
+        "enforcement.warm": ("awarm", "warm"),
         "engine.rates": ("Rate",),
         "engine.decision": ("Decision",),
         "engine.types": ("Bucket", "BucketStatus"),

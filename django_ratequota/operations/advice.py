@@ -18,6 +18,7 @@ from ..policies.matching import match_endpoints
 from ..policies.precedence import strongest
 from ..policies.requests.routes import known_routes, known_scopes
 from ..policies.snapshot import Snapshot
+from ..utils.addresses import is_within, network_from
 from .numbers import number
 
 #: Most characters of a name in a warning.
@@ -70,7 +71,8 @@ def _rivals(policy: PolicyFacts) -> Q:
     """Return the condition of the policies that apply to all callers of this one."""
     place = {"endpoint": policy.endpoint_id, "counted_per": policy.counted_per}
     if policy.network is not None:
-        wider = map(policy.network.supernet, range(policy.network.prefixlen + 1))
+        network = network_from(*policy.network)
+        wider = map(network.supernet, range(network.prefixlen + 1))
         return Q(subject__in=[policy.subject, *(f"ip:{network}" for network in wider)], **place)
     audience = {"user": policy.user or None, "subject_list": policy.list_id, "plan": policy.plan_id}
     return Q(subject=policy.subject, **audience, **place)
@@ -121,9 +123,7 @@ def _outranked(policy: PolicyFacts, others: Iterable[PolicyFacts], now_us: int) 
 
 def _contains(rival: PolicyFacts, policy: PolicyFacts) -> bool:
     wide, narrow = rival.network, policy.network
-    if wide is None or narrow is None:
-        return False
-    return wide.version == narrow.version and narrow.subnet_of(wide)  # type: ignore[arg-type]
+    return wide is not None and narrow is not None and is_within(network_from(*narrow), network_from(*wide))
 
 
 def _costs_too_much(policy: PolicyFacts, endpoint: EndpointFacts | None) -> list[str]:

@@ -129,9 +129,7 @@ def _identifies(kind: str) -> bool:
 def _check_recorded(policy: PolicyFacts, snapshot: Snapshot, now_us: int) -> None:
     """Raise ``NotEstimable`` if the records do not identify every caller in the policy's audience."""
     kinds = {"user" if policy.user else policy.subject.partition(":")[0] or "ip"}
-    network, narrow = policy.network, False
-    if network is not None:
-        narrow = _is_narrow(network.max_prefixlen, network.max_prefixlen - network.prefixlen)
+    narrow = policy.network is not None and _is_narrow(*policy.network[:2])
     if policy.list_id is not None:
         members = [one for one in snapshot.members if one.list_id == policy.list_id and one.active(now_us)]
         kinds = {one.kind for one in members}

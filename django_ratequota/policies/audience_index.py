@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from copy import copy
+from itertools import chain
 from typing import Any, Generic, Self, TypeVar
 
 from ..utils.addresses import Address
@@ -79,21 +80,17 @@ class Index(Generic[Facts]):
 
     def _change(self, removed: Mapping[int, Facts], added: Mapping[int, Facts]) -> None:
         """Change the index in place. Mappings that a copy shares are replaced, never changed."""
-        at: dict[Key | None, list[Facts]] = {}
-        traits = Counter(self.traits)
-        for entries, sign in ((removed, -1), (added, 1)):
-            for entry in entries.values():
-                key = entry.key
-                if key not in at:
-                    at[key] = [other for other in self._at.get(key, ()) if other.id not in removed]
-                if entries is added:
-                    at[key].append(entry)
-                for trait in entry.traits:
-                    traits[trait] += sign
-                if isinstance(key, tuple):
-                    traits["network", key[:2]] += sign
+        at: dict[Key | None, list[Facts]] = {entry.key: [] for entry in removed.values()}
+        for entry in added.values():
+            at.setdefault(entry.key, []).append(entry)
+        if self.by_id:
+            for key, own in at.items():
+                own[:0] = [other for other in self._at.get(key, ()) if other.id not in removed]
         at.pop(None, None)  # policies that are off
         filled = {key: tuple(own) for key, own in at.items() if own}
+        traits = Counter(self.traits)
+        traits.subtract(chain.from_iterable(entry.traits for entry in removed.values()))
+        traits.update(chain.from_iterable(entry.traits for entry in added.values()))
         self.by_id = self.by_id.changed(removed.keys() - added.keys(), added)
         self._at = self._at.changed(at.keys() - filled.keys(), filled)
         self.traits = +traits

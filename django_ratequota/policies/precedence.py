@@ -43,7 +43,7 @@ def specificity(policy: PolicyFacts) -> tuple[int, int]:
         return _USER, 0
     kind, _colon, _value = policy.subject.partition(":")
     if kind == "ip":
-        return _ADDRESS, policy.network.prefixlen if policy.network else -1
+        return _ADDRESS, policy.network[0] - policy.network[1] if policy.network else -1
     if kind:
         return _IDENTIFIER, -_ranks().get(kind, len(_ranks()))
     if policy.list_id is not None:

@@ -51,6 +51,11 @@ def unmap_network(network: Network) -> Network:
     return IPv4Network((int(first), network.prefixlen - 96))
 
 
+def network_from(bits: int, hosts: int, number: int) -> Network:
+    """Return the network of this address length and so many host bits; ``number`` is the other bits."""
+    return (IPv4Network if bits == 32 else IPv6Network)((number << hosts, bits - hosts))
+
+
 def network_of(address: Address) -> str:
     """Return the /24 or the IPv6 /48 of an address as text."""
     kind = IPv4Network if isinstance(address, IPv4Address) else IPv6Network

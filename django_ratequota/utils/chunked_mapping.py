@@ -20,9 +20,11 @@ class ChunkedMapping(Mapping[Key, Value], Generic[Key, Value]):
 
     def __init__(self, entries: Mapping[Key, Value]) -> None:
         self._length = len(entries)
-        self._chunks: list[dict[Key, Value]] = [{} for _ in range(1 + self._length // _CHUNK_SIZE)]
-        for key, value in entries.items():
-            self._chunks[hash(key) % len(self._chunks)][key] = value
+        count = 1 + self._length // _CHUNK_SIZE
+        self._chunks: list[dict[Key, Value]] = [dict(entries)] if count == 1 else [{} for _ in range(count)]
+        if count > 1:
+            for key, value in entries.items():
+                self._chunks[hash(key) % count][key] = value
 
     def __getitem__(self, key: Key) -> Value:
         return self._chunks[hash(key) % len(self._chunks)][key]
@@ -48,6 +50,8 @@ class ChunkedMapping(Mapping[Key, Value], Generic[Key, Value]):
 
     def changed(self, removed: Iterable[Key], added: Mapping[Key, Value]) -> ChunkedMapping[Key, Value]:
         """Return a copy without the keys ``removed`` and with the entries ``added``."""
+        if not self._length:
+            return ChunkedMapping(added)
         chunks = list(self._chunks)
         copied: set[int] = set()
         for key in (*removed, *added):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from datetime import timedelta
-from ipaddress import ip_network
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from django_ratequota.engine.rates import parse_rates
 from django_ratequota.models import Endpoint, Plan, RatePolicy, SubjectList
 from django_ratequota.operations.advice import about_endpoint, about_policy, about_saved
 from django_ratequota.operations.replay import replay
-from django_ratequota.policies.facts import EndpointFacts, PolicyFacts
+from django_ratequota.policies.facts import EndpointFacts, PolicyFacts, member_facts
 from tests.conftest import NOON_US
 from tests.policies.test_cache import queries
 
@@ -44,7 +43,7 @@ def policy(rates: str = "5/s", /, **fields: Any) -> PolicyFacts:
 
 
 def network(text: str) -> dict[str, Any]:
-    return {"subject": f"ip:{text}", "network": ip_network(text)}
+    return {"subject": f"ip:{text}", "network": member_facts(1, 1, None, f"ip:{text}", None, None).key}
 
 
 def advise(own: PolicyFacts, *others: PolicyFacts, endpoint: EndpointFacts | None = None) -> list[str]:

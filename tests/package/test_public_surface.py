@@ -92,7 +92,7 @@ def test_public_modules_are_documented_and_have_their_names() -> None:
 
 def test_the_package_and_its_faces_export_no_other_names() -> None:
     exported = "Bucket BucketStatus Decision Limiter Rate RateQuotaError"
-    exported += " acheck_caller acheck_request apeek_caller check_caller check_request peek_caller"
+    exported += " acheck_caller acheck_request apeek_caller awarm check_caller check_request peek_caller warm"
     assert django_ratequota.__all__ == exported.split()
     assert signals.__all__ == PUBLIC["signals"].split()
     assert testing.__all__ == PUBLIC["testing"].split()

@@ -86,6 +86,24 @@ def test_lists_without_a_policy_call_no_identifier(bots: SubjectList, settings: 
     assert asked
 
 
+VALUES = """
+203.0.113.7 203.0.113.7/32 203.0.113.0/24 203.0.113.7/24 203.0.113.0/024 203.0.113.0/255.255.255.0 0.0.0.0/0
+1.2.3.4/33 1.2.3.4/ 1.2.3.4/-1 1.2.3 01.2.3.4 1.2.3.4\0 \ud800 here 2001:db8::/32 2001:db8::1 2001:db8::1/32
+"""
+
+
+def test_a_member_has_the_network_that_python_reads() -> None:
+    for value in ["", *VALUES.split()]:
+        try:
+            network = ip_network(value)
+        except ValueError:  # matches nobody
+            expected: Any = f"ip:{value}"
+        else:
+            hosts = network.max_prefixlen - network.prefixlen
+            expected = (network.max_prefixlen, hosts, int(network.network_address) >> hosts)
+        assert member_facts(1, 1, None, f"ip:{value}", None, None).key == expected, value
+
+
 @pytest.mark.parametrize("seed", thorough_after(1, range(5)))
 def test_the_index_finds_what_a_search_of_all_networks_finds(seed: int) -> None:
     random = Random(seed)

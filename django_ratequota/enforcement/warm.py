@@ -1,0 +1,50 @@
+"""What a worker's first request would wait for: reading the policies, and connecting to Redis."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from django.db import Error as DatabaseError
+from django.db import close_old_connections
+
+from ..engine.limiter import Limiter
+from ..exceptions import StoreError
+from ..runtime import process
+from .step_runner import Step, StepRunner, limiter_or_error
+
+logger = logging.getLogger("django_ratequota")
+
+
+def warm() -> None:
+    """Load the policies, connect to Redis and load the script there, before a worker's first request has to.
+
+    Call it in each worker after the fork, because connections are not inherited. While Redis, its settings or the
+    database fail, it logs the error instead of raising it: the worker starts, and its requests try again.
+    """
+    limiter = limiter_or_error()
+    StepRunner(limiter).run(_steps(limiter))
+
+
+async def awarm() -> None:
+    """``warm``, awaited: connects for the event loop that it is awaited in."""
+    limiter = limiter_or_error()
+    await StepRunner(limiter).arun(_steps(limiter))
+
+
+def _steps(limiter: Limiter | StoreError) -> Generator[Step, Any, None]:
+    policies, revision = process.policies, 0
+    try:
+        if isinstance(limiter, StoreError):
+            raise limiter
+        revision = yield from limiter.revision_steps()
+    except StoreError as error:
+        logger.warning("not connected to Redis before the first request: %s", error)
+    with suppress(DatabaseError):  # which is logged where it is read
+        yield partial(policies.reload, revision)
+        yield policies.plan_kinds
+        yield policies.load_user_endpoints
+    yield close_old_connections  # as at the end of a request
