@@ -1,4 +1,4 @@
-"""Write the parts of the pages that come from the code: tables of settings, commands and fields, and the plots.
+"""Write the parts of the pages that come from the code: tables (settings, commands, fields, overshoot) and plots.
 
 python -m docs.generate    # needs the group "test" of pyproject.toml
 
@@ -82,11 +82,19 @@ def fields() -> Iterator[str]:
             yield ""
 
 
+def overshoot() -> Iterator[str]:
+    """Yield what textbook limiters admit above a limit, and what this package admits."""
+    from benchmarks import overshoot
+
+    return overshoot.rows()
+
+
 #: Name of a table -> its page, and the function that yields its rows.
 TABLES = {
     "settings": ("reference/settings.md", settings),
     "commands": ("reference/commands.md", commands),
     "fields": ("reference/policies.md", fields),
+    "overshoot": ("scaling.md", overshoot),
 }
 
 

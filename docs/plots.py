@@ -1,4 +1,4 @@
-"""Draws the charts of algorithms.md: three clients' traffic, decided by the script that decides requests."""
+"""Draws the charts of algorithms.md and scaling.md: clients' traffic, decided by the script that decides requests."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from xml.sax.saxutils import escape
 
 from django.utils import translation
 
+from benchmarks import overshoot
 from django_ratequota import Rate
 from django_ratequota.engine.calendar_windows import window_end_us
 from django_ratequota.engine.rates import parse_rates
@@ -57,15 +58,37 @@ text { fill: #ddd } .ground { fill: #17191c } .axis { stroke: #777 }
 
 
 def draw() -> dict[str, str]:
-    """Return the drawings by file name: one per scenario, with a panel for each of ``RATES``."""
+    """Return the drawings by file name: a scenario with a panel per rate, or a case with a panel per limiter."""
     with translation.override("en"):
         judged = [scenarios(rates) for rates in map(parse_rates, RATES) if isinstance(rates, tuple)]
-    return {file: _drawing([of_rates[at] for of_rates in judged]) for at, file in enumerate(FILES)}
+        drawings = {
+            file: _drawing(dict(zip(RATES, of_rates, strict=True)))
+            for file, of_rates in zip(FILES, zip(*judged, strict=True), strict=True)
+        }
+        return drawings | {f"scaling-{case.name}.svg": _drawing(_limiters(case)) for case in overshoot.cases()}
 
 
 def scenarios(rates: Sequence[Rate]) -> tuple[Scenario, Scenario, Scenario]:
     """Return an even stream above the limit, bursts at a window's edge, and a burst after a pause."""
     return stream(rates, rates[-1]), _edge(rates), _pause(rates)
+
+
+def _limiters(case: overshoot.Case) -> dict[str, Scenario]:
+    """Return what the textbook's limiter makes of the load, and ours."""
+    panels = {}
+    for name, decided in ((case.textbook, case.decide(case.load)), ("django-ratequota", case.ours())):
+        outcome = [(at_us, 1, passed) for (at_us, _node), passed in zip(case.load, decided, strict=True)]
+        admitted, asked = _admitted(outcome), len(outcome)
+        panels[name] = _in_slots(
+            outcome,
+            title=case.title,
+            sentence=f"{number(admitted)} of {number(asked)} pass, {admitted / case.allowed:.1f} × what is allowed.",
+            start_us=case.start,
+            span_us=case.span,
+            slots=SLOTS,
+            zero_us=overshoot.START,
+        )
+    return panels
 
 
 def _edge(rates: Sequence[Rate]) -> Scenario:
@@ -136,31 +159,33 @@ def _in_slots(
     return Scenario(title=title, sentence=sentence, labels=labels, admitted=units[True], refused=units[False])
 
 
-def _drawing(panels: list[Scenario]) -> str:
+def _drawing(panels: dict[str, Scenario]) -> str:
+    """Return the panels, each under its name, in columns and on one scale."""
+    [title, *_] = (panel.title for panel in panels.values())
     height = _HEAD + _PANEL_HEIGHT * -(-len(panels) // _COLUMNS)
     # Bars above what any rate admits are cut off, because the text says how much was refused.
-    top = max(max(panel.admitted) for panel in panels)
+    top = max(max(panel.admitted) for panel in panels.values())
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img">',
-        f"<title>{escape(panels[0].title)}</title>",
+        f"<title>{escape(title)}</title>",
         f"<style>{_STYLE}</style>",
         f'<rect class="ground" width="{_WIDTH}" height="{height}"/>',
-        f'<text class="title" x="{_LEFT}" y="20">{escape(panels[0].title)}</text>',
+        f'<text class="title" x="{_LEFT}" y="20">{escape(title)}</text>',
         f'<rect class="admitted" x="{_WIDTH - 150}" y="11" width="10" height="10"/>'
         f'<text x="{_WIDTH - 136}" y="20">admitted</text>',
         f'<rect class="refused" x="{_WIDTH - 76}" y="11" width="10" height="10"/>'
         f'<text x="{_WIDTH - 62}" y="20">refused</text>',
     ]
-    for at, (rates, panel) in enumerate(zip(RATES, panels, strict=True)):
+    for at, (name, panel) in enumerate(panels.items()):
         x, y = at % _COLUMNS * _PANEL_WIDTH, _HEAD + at // _COLUMNS * _PANEL_HEIGHT
-        lines += [f'<g transform="translate({x} {y})">', *_panel(rates, panel, top), "</g>"]
+        lines += [f'<g transform="translate({x} {y})">', *_panel(name, panel, top), "</g>"]
     return "\n".join([*lines, "</svg>", ""])
 
 
-def _panel(rates: str, panel: Scenario, top: int) -> Iterator[str]:
+def _panel(name: str, panel: Scenario, top: int) -> Iterator[str]:
     bottom, right = _TOP + _BARS, _PANEL_WIDTH - _RIGHT
     step = (right - _LEFT) / len(panel.labels)
-    yield f'<text class="rates" x="{_LEFT}" y="14">{escape(rates)}</text>'
+    yield f'<text class="rates" x="{_LEFT}" y="14">{escape(name)}</text>'
     for at, (passed, refused) in enumerate(zip(panel.admitted, panel.refused, strict=True)):
         high = _BARS * passed / top
         higher = min(_BARS, _BARS * (passed + refused) / top)

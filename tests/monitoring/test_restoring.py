@@ -205,3 +205,16 @@ def test_pages_and_clients_see_what_will_be_restored(ask: Ask, lose: Lose, alice
     assert status.remaining == 3
     assert peek([bucket])[bucket].remaining == 3
     assert explain_caller(caller, scope=None).decision.remaining == 3
+
+
+def test_regions_that_share_the_database_share_calendar_windows(ask: Ask, settings: Any) -> None:
+    here = settings.RATEQUOTA
+    there = {**here, "PREFIX": "rqtest:there"}  # as good as a server of its own
+    left = []
+    for region in (here, there, here, here):
+        settings.RATEQUOTA = region
+        left.append(ask().remaining)
+        flush()
+    # The other region's unit is known with the first write after it.
+    assert left == [9, 8, 8, 6]
+    assert used() == [4]

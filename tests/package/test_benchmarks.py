@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import population
+from benchmarks import overshoot, population
 from benchmarks.measure import Table, ainterleave, interleave, interleave_by, markdown
 from benchmarks.targets import TARGETS, compare
 from django_ratequota.models import PlanAssignment, RatePolicy
@@ -93,3 +93,13 @@ def test_the_population_of_the_resolver_s_part_fits_the_tables() -> None:
     population.add_users(200)
     overrides = RatePolicy.objects.filter(user__isnull=False)
     assert (RatePolicy.objects.count(), overrides.count(), PlanAssignment.objects.count()) == (20 + 6 + 2, 2, 20)
+
+
+def test_ours_admits_the_limit_where_the_textbooks_overshoot(redis_client: object) -> None:
+    times = {
+        case.name: tuple(round(sum(passed) / case.allowed, 1) for passed in (case.decide(case.load), case.ours()))
+        for case in overshoot.cases()
+    }
+    assert times == {"edge": (2.0, 1.0), "stale": (1.8, 1.0), "race": (1.5, 1.0), "clocks": (1.8, 1.0)}
+    [race] = [case for case in overshoot.cases() if case.name == "race"]
+    assert sum(race.decide(race.load)) == race.allowed + 50 - 1, "as many more as were under way beside the last one"

@@ -294,7 +294,7 @@ def answer(line: str, address: str, shown: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("name", generate.TABLES)
-def test_generated_tables_are_up_to_date(name: str) -> None:
+def test_generated_tables_are_up_to_date(name: str, redis_client: object) -> None:
     """``make pages`` writes them."""
     assert (DOCS / generate.TABLES[name][0]).read_text() == generate.page(name)
 
