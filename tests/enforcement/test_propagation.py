@@ -132,7 +132,7 @@ from django.test import override_settings
 from django_ratequota import check_caller
 from django_ratequota.policies.cache import policies
 override_settings(RATEQUOTA={{**settings.RATEQUOTA, "IDENTIFIERS": {IDENTIFIERS!r}}}).enable()
-limits = lambda name, kind="tenant": [s.limit for s in check_caller(identifiers={{kind: name}}).statuses]
+limits = lambda name, kind="tenant": [s.limit for s in check_caller(ip=None, identifiers={{kind: name}}).statuses]
 """
 
 

@@ -62,7 +62,7 @@ def by_ninja(scope: Any) -> Any:
 
 ENTRANCES: dict[str, Callable[[Any], Any]] = {
     "check_request": lambda scope: check_request(request_from(), scope),
-    "check_caller": lambda scope: check_caller(scope=scope),
+    "check_caller": lambda scope: check_caller(ip=None, scope=scope),
     "ratequota": by_decorator,
     "throttle_scope": lambda scope: by_view(type("Search", (Limited,), {"throttle_scope": scope})),
     "@throttle_scope": lambda scope: by_view(throttle_scope(scope)(type("Search", (Limited,), {}))),
