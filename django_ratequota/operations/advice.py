@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 
 from ..changes.validators import visible
 from ..models import Endpoint, RatePolicy
-from ..policies.facts import POLICY_COLUMNS, EndpointFacts, PolicyFacts, endpoint_facts, policy_facts
+from ..policies.facts import POLICY_COLUMNS, EndpointFacts, PolicyFacts, endpoint_facts, policy_facts, policy_of_row
 from ..policies.matching import match_endpoints
 from ..policies.precedence import strongest
 from ..policies.requests.routes import known_routes, known_scopes
@@ -61,7 +61,7 @@ def about_saved(policies: Iterable[RatePolicy], seen: Any) -> list[list[str]]:
     """
     facts, now_us = [policy_facts(row) for row in policies], time.time_ns() // 1000
     rows = seen.filter(reduce(or_, map(_rivals, facts), Q(pk__in=[]))).order_by()
-    others = [policy_facts(row) for row in rows.values_list(*POLICY_COLUMNS, named=True)]
+    others = [policy_of_row(row) for row in rows.values_list(*POLICY_COLUMNS)]
     endpoints = Endpoint.objects.in_bulk({one.endpoint_id for one in facts} - {None})
     known = {None: None, **{pk: endpoint_facts(endpoint) for pk, endpoint in endpoints.items()}}
     return [about_policy(one, others, known[one.endpoint_id], now_us) for one in facts]

@@ -28,7 +28,7 @@ from .facts import (
     assignment_facts,
     endpoint_facts,
     member_facts,
-    policy_facts,
+    policy_of_row,
     subject_key,
     to_us,
 )
@@ -185,5 +185,4 @@ def _active_facts(policies: Any, ids: Sequence[int] | None = None) -> list[Polic
     """Return the facts of a queryset's policies (only ``ids`` if not None), without those that ended long ago."""
     rows = not_ended(policies).order_by()
     # Plain rows, because model objects would double the time that loading takes.
-    plain = rows.values_list(*POLICY_COLUMNS, named=True)
-    return [policy_facts(row) for row in _found(plain, ids)]
+    return [policy_of_row(row) for row in _found(rows.values_list(*POLICY_COLUMNS), ids)]
