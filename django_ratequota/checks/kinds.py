@@ -8,6 +8,7 @@ ALWAYS = (
     *(settings.check_settings, settings.check_middleware, settings.check_proxies, settings.check_receivers),
     *(settings.check_tenants, store.check_store, store.check_enabled),
     *(views.check_enforced, views.check_declared, views.check_authenticated, views.check_throttle_classes),
+    views.check_scopes,
 )
 #: With ``--deploy``.
 DEPLOYMENT = (store.check_memory, store.check_exposed)

@@ -24,6 +24,7 @@ from ..policies.requests.view_declarations import (
     is_rest,
     late_check,
     limits_itself,
+    scope_name,
     scopes_of,
     shows_usage,
     view_class,
@@ -93,6 +94,18 @@ def check_throttle_classes(**_: Any) -> Messages:
                 "the rate as a policy, in the admin or a file. Then remove the attributes."
             )
             messages.append(checks.Warning(text, hint=hint, id="django_ratequota.W024"))
+    return messages
+
+
+def check_scopes(**_: Any) -> Messages:
+    """E009: the ``throttle_scope`` of a view is not a text."""
+    messages: Messages = []
+    for route, _name, view in _views():
+        try:
+            scope_name(class_attribute(view, "throttle_scope") if has_throttle(view) else None)
+        except TypeError as error:
+            text, hint = f"throttle_scope at {route}: {error}.", "Else each of its requests fails with a TypeError."
+            messages.append(checks.Error(text, hint=hint, id="django_ratequota.E009"))
     return messages
 
 

@@ -44,8 +44,9 @@ from .step_runner import Step, StepRunner, limiter_or_error, now_us, read_user, 
 
 #: Sent when a request was refused: ``request``, ``decision``. Receivers' errors are logged, not raised.
 request_refused = Signal()
-#: The headers that make a request by OPTIONS a preflight of CORS.
-_PREFLIGHT = frozenset(("HTTP_ORIGIN", "HTTP_ACCESS_CONTROL_REQUEST_METHOD"))
+#: The headers that make a request by OPTIONS a preflight of CORS, and those that no browser sends with one.
+_PREFLIGHT = ("HTTP_ORIGIN", "HTTP_ACCESS_CONTROL_REQUEST_METHOD")
+_CREDENTIALS = ("HTTP_COOKIE", "HTTP_AUTHORIZATION")
 
 
 def check_request(
@@ -253,7 +254,9 @@ class RequestCheck(Evaluation):
         self.route, self.name = resolved(match, getattr(http, "urlconf", None))
         self.handling = handling_of(getattr(match, "func", None), self.method, authenticated=request is not http)
         self.exemption = exemption_of_request(request, http)
-        self.preflight = self.handling == "preflight" and http.META.keys() >= _PREFLIGHT
+        if self.handling == "preflight":
+            sent = http.META.get
+            self.preflight = all(map(sent, _PREFLIGHT)) and not any(map(sent, _CREDENTIALS))
         checks: RequestChecks | None = vars(http).get(CHECKS)
         if checks is None:
             checks = vars(http)[CHECKS] = RequestChecks()

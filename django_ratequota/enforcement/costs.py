@@ -25,8 +25,9 @@ from .step_runner import limiter_or_error
 
 #: A declared cost: units, or a function of the request; None = the endpoint's own.
 Cost = int | Callable[[Any], int | Awaitable[int]] | None
-#: Errors of values, which are often the client's: no cost, or nothing to compute one with.
-_OF_VALUES = (ValueError, TypeError, ArithmeticError, ValidationError)
+#: Errors of values, which are often the client's: no cost, or nothing to compute one with. Those of a value that is
+#: missing are among them: else leaving it out would be cheaper than sending it.
+_OF_VALUES = (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError, ValidationError)
 
 
 def computed_cost(

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError
 
 from ..conf import settings
@@ -40,7 +41,7 @@ def add_verbs(verbs: Any) -> None:
     giving.set_defaults(run=give_back)
     for verb in (explaining, resetting, giving):
         add_caller(verb)
-    text = "Units, or requests where a limit counts these; at most what is used."
+    text = "Units, or requests where a limit counts these; no more than each limit has used."
     giving.add_argument("--units", type=whole_number(MAX_UNITS), required=True, help=text)
     for verb in (resetting, giving):
         text = "Only this limit, as explain names it, such as 'search: 10/min'; may be repeated."
@@ -118,7 +119,11 @@ def give_back(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     if own and (wrong := [name for name in options["limit"] if name not in known]):
         raise CommandError(f"The caller has no counter of {wrong[0]!r} there; write one of {sorted(known)}")
     chosen = [bucket for bucket in own if not options["limit"] or limit_name(bucket) in options["limit"]]
-    before = counters.give_back(chosen, units, options["reason"])
+    try:
+        before = counters.give_back(chosen, units, options["reason"])
+    except ValidationError as error:
+        hint = f" Choose a limit by --limit, one of {sorted(known)}." if len(chosen) > 1 else ""
+        raise CommandError(" ".join(error.messages) + hint) from error
     names = subject_names(status.bucket.subject for status in before)
     for status in before:
         counter = f"{limit_name(status.bucket)} of {_subject_name(status.bucket.subject, names)}"

@@ -13,6 +13,7 @@ from django.utils import timezone
 from ..changes.databases import saving
 from ..changes.validators import canonical_subject
 from ..changes.writer import changed_by
+from ..engine.rates import BLOCKED
 from ..models import RatePolicy
 from ..operations import blocks
 from ..operations.boosts import no_boost_reason, propose_boosts
@@ -50,25 +51,27 @@ def add_verbs(verbs: Any) -> None:
 
 def block(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     """Block, or end all blocks of that name, and yield who is blocked and how to end it."""
-    option, who = ("--user", options["user"]) if options["user"] else ("--subject", options["subject"])
+    option = "--subject" if options["user"] is None else "--user"
+    who = options[option[2:]]
     if option == "--user" and (user := find_user(who, by_key=True)) is None:
         raise CommandError(f"There is no user {who!r}")
     name = f"user:{user.pk}" if option == "--user" else canonical_subject(who)
+    shown = f"{name} ({user})" if option == "--user" else name
     with saving(RatePolicy), changed_by(None, options["reason"]):
+        found = blocks.blocks_in_force([name]).get(name, ())
         if not options["end"]:
+            if found:
+                raise CommandError(f"{shown} is blocked already, until {_until(found[0])}; --end it first")
             added = blocks.propose_block(name)
-            added.ends_at, added.reason = _end(options), options["reason"]
-            added.save()
-        elif found := blocks.blocks_in_force([name]).get(name):
-            for one in found:
-                blocks.end_block(one)
-        else:
-            raise CommandError(f"{name} is not blocked; a block of a network is ended by its own name")
+            _save(added, options)
+        elif not found:
+            raise CommandError(f"{shown} is not blocked; a block of a network is ended by its own name")
+        for one in found:
+            blocks.end_block(one)
     if options["end"]:
-        yield f"No longer blocked: {name}"
+        yield f"No longer blocked: {shown}"
         return
-    until = moment(added.ends_at) if added.ends_at else "somebody ends it"
-    yield f"Blocked until {until}: {name}"
+    yield f"Blocked until {_until(added)}: {shown}"
     yield f"To end it: manage.py ratequota block {option} {shlex.quote(who)} --end"
 
 
@@ -86,18 +89,25 @@ def boost(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     if options["rates"] and len(found) > 1:
         numbers = ", ".join(str(one.winner.pk) for one in found)
         raise CommandError(f"--rates is for one policy: choose it by --policy, one of {numbers}")
+    if options["rates"].strip() == BLOCKED:
+        raise CommandError("To refuse the caller's requests, run manage.py ratequota block")
     with saving(RatePolicy), changed_by(None, options["reason"]) as save:
         for _winner, added in found:
             added.rates = options["rates"] or added.rates
-            added.ends_at, added.reason = _end(options), options["reason"]
-            added.clean_fields(exclude={field.name for field in RatePolicy._meta.fields} - {"rates"})
-            added.save()
+            _save(added, options)
     for winner, added in found:
         yield f"Boosted until {moment(added.ends_at)}: {added} instead of {winner.rates}"
     yield f"To undo it: manage.py ratequota undo {save.change_id}"
 
 
-def _end(options: dict[str, Any]) -> Any:
-    """Return when the override ends; None = never."""
-    hours = options["hours"]
-    return None if hours is None else timezone.now().replace(microsecond=0) + timedelta(hours=hours)
+def _save(added: RatePolicy, options: dict[str, Any]) -> None:
+    """Save the override with its end and reason."""
+    hours, now = options["hours"], timezone.now().replace(microsecond=0)
+    added.ends_at = None if hours is None else now + timedelta(hours=hours)
+    added.reason = options["reason"]
+    added.clean_fields(exclude={field.name for field in RatePolicy._meta.fields} - {"rates", "reason"})
+    added.save()
+
+
+def _until(block: RatePolicy) -> str:
+    return moment(block.ends_at) if block.ends_at else "somebody ends it"

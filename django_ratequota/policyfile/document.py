@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from ..exceptions import FileProblem, InvalidFile
-from ..utils.escaping import one_line
+from ..utils.escaping import one_line, printable
 
 #: Larger files are refused unread: they would be some 200,000 policies.
 MAX_BYTES = 20 * 10**6
@@ -114,7 +114,7 @@ class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[mi
 def _dump(document: Any) -> str:
     text: str = yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**9)
     # Characters that are not printable are in double quotes.
-    return "\n".join(map(one_line, text.split("\n")))
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:

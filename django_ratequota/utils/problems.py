@@ -44,14 +44,18 @@ def note_problem(reason: str, text: str, error: Exception | None = None) -> None
 
 
 def _exc_info(error: Exception | None) -> Any:
-    """Return the error for the log; one with its traceback alone where texts in it could forge lines or colours."""
+    """Return the error for the log; copies of it and of its causes where their texts could forge lines or colours."""
     chain: list[BaseException] = [] if error is None else [error]
     while chain and (cause := chain[-1].__cause__ or chain[-1].__context__) and cause not in chain:
         chain.append(cause)
     texts = ["".join(format_exception_only(one)).strip() for one in chain]
     if error is None or all(map(str.isprintable, texts)):
         return error
-    return type(error), _Escaped(one_line(texts[0])), error.__traceback__
+    copy: BaseException | None = None
+    for one, text in zip(reversed(chain), reversed(texts), strict=True):
+        cause, copy = copy, _Escaped(one_line(text)).with_traceback(one.__traceback__)
+        copy.__cause__ = cause
+    return copy
 
 
 def remember(reason: str, message: str) -> bool:

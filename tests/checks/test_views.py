@@ -25,6 +25,7 @@ from django_ratequota.checks.views import (
     check_authenticated,
     check_declared,
     check_enforced,
+    check_scopes,
     check_throttle_classes,
     check_unlimited,
 )
@@ -245,7 +246,16 @@ def test_a_throttle_class_that_sets_a_scope_or_a_rate_is_named(project: Any) -> 
     ]
 
 
-@pytest.mark.parametrize("check", [check_enforced, check_declared, check_authenticated, check_throttle_classes])
+def test_a_scope_that_is_no_text_is_an_error(project: Any) -> None:
+    project(rest(nothing, QuotaThrottle, throttle_scope=7), rest(nothing, QuotaThrottle, throttle_scope="search"))
+    [found] = check_scopes()
+    assert found.id == "django_ratequota.E009"
+    assert "such as 'search', not 7" in found.msg
+
+
+@pytest.mark.parametrize(
+    "check", [check_enforced, check_declared, check_authenticated, check_throttle_classes, check_scopes]
+)
 def test_checks_of_views_leave_a_broken_urlconf_to_djangos(settings: Any, check: Any) -> None:
     settings.ROOT_URLCONF = "nowhere"
     assert check() == []

@@ -36,12 +36,14 @@ def printed_command(text: str) -> str:
 def test_a_user_is_blocked_until_somebody_ends_it(alice: User, by: str) -> None:
     who = "alice" if by == "name" else str(alice.pk)
     text = run("block", "--user", who, "--reason", "OPS-7")
-    assert text.startswith(f"Blocked until somebody ends it: user:{alice.pk}\n")
+    assert text.startswith(f"Blocked until somebody ends it: user:{alice.pk} (alice)\n")
+    with pytest.raises(CommandError, match="is blocked already, until somebody ends it; --end it first"):
+        run("block", "--user", who)
     assert not check_from(alice).allowed
     assert PolicyChange.objects.all()[0].reason == "OPS-7"
-    assert printed_command(text) == f"No longer blocked: user:{alice.pk}\n"
+    assert printed_command(text) == f"No longer blocked: user:{alice.pk} (alice)\n"
     assert check_from(alice).allowed
-    with pytest.raises(CommandError, match=f"user:{alice.pk} is not blocked"):
+    with pytest.raises(CommandError, match=rf"user:{alice.pk} \(alice\) is not blocked"):
         run("block", "--user", who, "--end")
 
 
@@ -95,14 +97,18 @@ def test_units_are_given_back_to_the_counters_that_are_chosen(alice: User) -> No
     ("arguments", "message"),
     [
         ("block --user nobody", "There is no user 'nobody'"),
+        ("block --user ''", "There is no user ''"),
+        (f"block --subject ::1 --reason {'x' * 201}", "Ensure this value has at most 200 characters"),
         ("block --subject user:7", "Choose the user instead of user:7."),
         ("block --subject 10.0.0.0/33", "does not appear to be an IPv4 or IPv6 network"),
         ("block --subject ::1 --hours 0", "write a whole number from 1 to 87600"),
         ("boost --user alice", "Name the request by --endpoint or --path, or policies"),
         ("boost --user alice --endpoint search --policy 0", "That policy does not apply to this request"),
         ("boost --user alice --endpoint search --policy {} --rates 70", "write for example 70/min"),
+        ("boost --user alice --endpoint search --policy {} --rates blocked", "run manage.py ratequota block"),
         ("boost --ip ::1 --path /admin/login/", "No policy applies to this request: there is nothing to boost"),
         ("give-back --user alice --endpoint search --units 1", "has used 0: no more than that can be given back"),
+        ("give-back --user alice --endpoint search --units 1", "Choose a limit by --limit, one of ['all endpoints: "),
         (
             "give-back --user alice --endpoint search --units 1 --limit day",
             "has no counter of 'day' there; write one",
@@ -114,6 +120,6 @@ def test_what_is_wrong_is_said_and_changes_nothing(alice: User, arguments: str, 
     before = PolicyChange.objects.count()
     policy = RatePolicy.objects.get(rates="10/min").pk
     with pytest.raises(CommandError) as caught:
-        run(*arguments.format(policy).split())
+        run(*shlex.split(arguments.format(policy)))
     assert message in str(caught.value)
     assert PolicyChange.objects.count() == before

@@ -157,14 +157,15 @@ def free() -> list[int]:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_cost_that_raises_counts_as_the_endpoint_s(batch: Endpoint, path: str, caplog: Any) -> None:
+def test_a_cost_of_a_value_that_is_missing_counts_as_the_endpoint_s_and_is_refused(
+    batch: Endpoint, path: str, caplog: Any
+) -> None:
     RatePolicy.objects.create(endpoint=batch, rates="6/hour")
     answers = [post(path, {}) for _ in range(5)]
-    assert [answer.status_code for answer in answers] == [200, 200, 200, 429, 429]
-    assert answers[0].json() == {"got": {}}
+    assert [answer.status_code for answer in answers] == [400, 400, 400, 429, 429]
     logged = [one for one in caplog.records if one.name == "django_ratequota" and one.levelno == logging.ERROR]
     assert len(logged) == 1, "once a minute"
-    assert "raised KeyError: 'items'; the endpoint's cost counts" in logged[0].getMessage()
+    assert "raised KeyError: 'items'; the request is answered 400" in logged[0].getMessage()
     assert logged[0].exc_info
 
 

@@ -279,6 +279,14 @@ def test_a_preflight_that_clients_make_up_reaches_no_other_code_for_free(client:
     assert [client.options(path, headers=PREFLIGHT).status_code for _ in range(2)] == [200, 429]
 
 
+@pytest.mark.parametrize("header", ["Cookie", "Authorization"])
+def test_a_preflight_with_credentials_is_none(client: Client, header: str) -> None:
+    """No browser sends it."""
+    RatePolicy.objects.create(rates="1/hour")
+    made_up = PREFLIGHT | {header: "x=1"}
+    assert [client.options("/plain/", headers=made_up).status_code for _ in range(2)][1] == 429
+
+
 def test_a_preflight_passes_no_block(client: Client) -> None:
     RatePolicy.objects.create(subject="ip:127.0.0.1", rates="blocked")
     assert client.options("/plain/", headers=PREFLIGHT).status_code == 429

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from django_ratequota.utils.escaping import one_line
 from django_ratequota.utils.problems import forget, note_problem, recent
 
 HOSTILE = "k\x1b[31m\n2026-01-01 ERROR all limits are off\u2028\u202e"
@@ -32,6 +33,17 @@ def test_text_of_clients_is_escaped_in_log_and_health(
     assert "\n2026-01-01" not in caplog.text
     assert "in raised\n" in caplog.text, "the traceback is there"
     assert recent()["tests.key"].isprintable()
+
+
+def test_causes_of_an_error_with_lines_stay_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    note_problem("tests.key", "tests.key failed", raised("syntax error\nLINE 1: SELECT", "no such key"))
+    assert "LookupError: no such key" in caplog.text
+    assert "direct cause" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["Müller\u00a0GmbH", "👩\u200d💻 Ltd", "a\u00adb"])
+def test_names_keep_characters_that_nothing_obeys(name: str) -> None:
+    assert one_line(name) == name
 
 
 def test_an_ordinary_error_is_logged_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
