@@ -69,7 +69,8 @@ def _make_project(docs: Path, page: Path, folder: Path, url: str, *, jwt: bool) 
     subprocess.run([sys.executable, "-m", "django", "startproject", "mysite", folder], check=True)
     found = [one for one in snippets(page) if one.language == "python" and one.file]
     settings = [one.text for one in found if one.file == "settings.py" and (jwt or not one.not_run)]
-    settings = settings or [snippet(docs / "installation.md", "settings.py")]
+    if not any("INSTALLED_APPS" in text for text in settings):
+        settings.insert(0, snippet(docs / "installation.md", "settings.py"))
     ours = 'RATEQUOTA |= {"TIMEOUT": 5.0}\n'
     if any(one.file == "urls.py" for one in found):
         ours += 'ROOT_URLCONF = "urls"\n'

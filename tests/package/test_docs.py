@@ -120,7 +120,7 @@ class Page:
             name: [path for path in getattr(django_settings, name) if not path.startswith(ours)]
             for name in ("INSTALLED_APPS", "MIDDLEWARE")
         }
-        found |= {"CACHES": {}, "REST_FRAMEWORK": {}}
+        found |= {"CACHES": {}, "REST_FRAMEWORK": {}, "RATEQUOTA": {}}
         before = {name: value.copy() for name, value in found.items()}
         exec(snippet.padded.replace("redis://127.0.0.1:6379/0", server.url()), found)
         found["INSTALLED_APPS"] = list(dict.fromkeys(found["INSTALLED_APPS"]))  # a page may add rest_framework
