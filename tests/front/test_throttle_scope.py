@@ -307,11 +307,11 @@ class TestCostsThatRaise:
     @pytest.mark.parametrize("below", [False, True])
     def test_the_endpoint_s_cost_counts(self, scopes: Any, caplog: Any, below: bool) -> None:
         Endpoint.objects.filter(name="search").update(cost=2)
-        response = self.view(LookupError("nothing"), below=below)(APIRequestFactory().get("/"))
+        response = self.view(RuntimeError("nothing"), below=below)(APIRequestFactory().get("/"))
         assert (response.status_code, left(response)) == (200, {"all": MANY - 2, "search": MANY - 2})
         name = "cost of priced.get" if below else "throttle_cost of priced"
         [record] = [one for one in caplog.records if "raised" in one.message]
-        assert record.message == f"{name} raised LookupError: nothing; the endpoint's cost counts"
+        assert record.message == f"{name} raised RuntimeError: nothing; the endpoint's cost counts"
 
         caplog.clear()
         response = self.view(ValidationError(), below=below)(APIRequestFactory().get("/"))
