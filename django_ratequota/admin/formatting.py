@@ -70,7 +70,7 @@ def clock_and_wait(at_us: int, wait_us: int) -> str:
 
     To the minute where it is as far away as ``duration`` counts minutes: a month ends at 00:00.
     """
-    # Rounded up, as in what the customer is told: a second earlier there may be no room yet.
+    # Rounded up, as in the sentence for the customer, because a second earlier there may be no room yet.
     at, exact = -(-(at_us + wait_us) // 10**6), wait_us < _EXACT_US
     # To minutes but for the second or two by which the two times may be apart.
     at = at if exact else 60 * math.ceil((at - 2) / 60)

@@ -52,7 +52,7 @@ def unmap_network(network: Network) -> Network:
 
 
 def network_from(bits: int, hosts: int, number: int) -> Network:
-    """Return the network of this address length and so many host bits; ``number`` is the other bits."""
+    """Return the network of this address length and number of host bits; ``number`` is the other bits."""
     return (IPv4Network if bits == 32 else IPv6Network)((number << hosts, bits - hosts))
 
 

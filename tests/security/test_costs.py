@@ -213,7 +213,7 @@ def test_what_a_cost_answers_is_counted_and_answered(
 
 
 def ask(path: str, units: Any) -> tuple[int, int]:
-    """Ask for so many units; returns the response's status, and what the limit has left."""
+    """Ask for that many units; returns the response's status, and what the limit has left."""
     client = AsyncClient(raise_request_exception=False) if "/a" in path else Client(raise_request_exception=False)
     get = async_to_sync(client.get) if "/a" in path else client.get
     response = get(path, {"units": str(units)})
