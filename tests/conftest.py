@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,11 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     if server.IS_SHARED:  # tests empty their server
         return 1
     return (os.cpu_count() or 1) + (not _is_quick(config))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if sys.version_info < (3, 13):  # ``SSLContext.wrap_socket`` leaves its socket open where the peer has reset it
+        config.addinivalue_line("filterwarnings", "ignore:unclosed <ssl.SSLSocket:ResourceWarning")
 
 
 #: Folders and modules that start processes, stop servers, fill tables, render pages by the dozen, or are about one

@@ -394,6 +394,16 @@ def test_winners_are_shown_while_redis_is_down(
     assert "Redis did not answer (connection). The refusal cannot be looked up." in explain(operator, id="ABCDE12345")
 
 
+@pytest.mark.usefixtures("recording")
+def test_a_refusal_is_looked_up_while_records_cannot_be_sent(
+    operator: Client, alice: User, recorded: RecordedRefusals, settings: Any
+) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": DOWN}
+    check_from(alice, scope="search")
+    recorded.down = True
+    assert "Redis did not answer (connection). The refusal cannot be looked up." in explain(operator, id="ABCDE12345")
+
+
 # --- Refusals. ---
 
 

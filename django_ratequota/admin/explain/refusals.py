@@ -30,8 +30,12 @@ def find_refusal(refusal_id: str) -> tuple[Refusal | None, str]:
     """Return the refusal with that id, and the reason when Redis did not answer."""
     if not _ID.fullmatch(refusal_id):
         return None, ""
-    collector.flush()  # it may be this worker's, and not sent yet
-    return reply(lambda: refusals.find_refusal(refusal_id))
+
+    def find() -> Refusal | None:
+        collector.flush()  # it may be this worker's, and not sent yet
+        return refusals.find_refusal(refusal_id)
+
+    return reply(find)
 
 
 def refusal_details(model_admin: Any, request: Any, refusal: Refusal, users: Mapping[str, str]) -> dict[str, Any]:
