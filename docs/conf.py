@@ -25,7 +25,7 @@ author = "The django-ratequota maintainers"
 copyright = author
 release = version = django_ratequota.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_reredirects"]
 exclude_patterns = ["_build"]
 highlight_language = "text"
 smartquotes = False
@@ -48,6 +48,17 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
+
+#: Pages that have moved.
+redirects = {
+    "operators": "support/index.html",
+    "outcome": "howto/costs.html",
+    "templates": "howto/django.html",
+    "howto/batches": "costs.html",
+    "howto/graphql": "costs.html",
+    "howto/tokens": "costs.html",
+    "howto/tenants": "customers.html",
+}
 
 html_theme = "furo"
 html_title = f"{project} {release}"
