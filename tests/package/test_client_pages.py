@@ -1,4 +1,4 @@
-"""docs/api.md with the API of howto/ninja.md, docs/metrics.md: every snippet runs, the bodies shown are those sent."""
+"""docs/api.md, with the API of howto/ninja.md, and docs/metrics.md: snippets run, and the bodies shown are sent."""
 
 from __future__ import annotations
 
