@@ -108,7 +108,7 @@ class TestOneRoundTrip:
     def test_users_take_no_query_while_none_has_a_policy_or_plan_of_their_own(
         self, alice: User, django_assert_num_queries: Any
     ) -> None:
-        """docs/testing.md has the numbers: tests of projects count queries."""
+        """Tests of projects count queries, see docs/testing.md."""
         RatePolicy.objects.create(rates="100/hour")
         with django_assert_num_queries(9):
             check_request(request_from())

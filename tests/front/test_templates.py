@@ -26,7 +26,7 @@ from django_ratequota.templatetags.ratequota import ratequota_usage
 from django_ratequota.testing import Clock, Policy, override_policies
 from tests.project.views import request_from
 
-DOCS = (Path(__file__).parents[2] / "docs" / "templates.md").read_text()
+DOCS = (Path(__file__).parents[2] / "docs" / "howto" / "django.md").read_text()
 #: 2025-11-21 05:20:00 UTC.
 NOW = 1_763_702_400
 DENIED = Decision(allowed=False, denied_by=("all/hour",), error="timeout")

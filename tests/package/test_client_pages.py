@@ -1,4 +1,4 @@
-"""docs/api.md and docs/metrics.md: every snippet runs, and the bodies shown are those sent."""
+"""docs/api.md, with the API of howto/ninja.md, and docs/metrics.md: snippets run, and the bodies shown are sent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ ROOT_URLCONF = "project_urls"
 """
 URLS = """
 from django.urls import include, path
-import api, metrics_urls, urls
+import limited, metrics_urls, urls
+from django_ratequota.ninja import problem_details
+from ninja.errors import Throttled
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
@@ -28,8 +30,9 @@ class Search(APIView):
     def get(self, request):
         return Response([])
 
+limited.api.add_exception_handler(Throttled, problem_details)
 urlpatterns = [
-    path("api/", include(urls)), path("ninja/", api.api.urls), path("", include(metrics_urls)),
+    path("api/", include(urls)), path("ninja/", limited.api.urls), path("", include(metrics_urls)),
     path("search/", Search.as_view()),
 ]
 """
@@ -77,7 +80,7 @@ def test_the_snippets_together_make_a_working_project(redis_client: redis.Redis,
         ("api.md", "urls.py", "urls.py"),
         ("api.md", "errors.py", "errors.py"),
         ("api.md", "schema.py", "schema.py"),
-        ("api.md", "api.py", "api.py"),
+        ("howto/ninja.md", "limited.py", "limited.py"),
         ("metrics.md", "metrics_urls.py", "urls.py"),
         ("metrics.md", "telemetry.py", "telemetry.py"),
         ("metrics.md", "gunicorn.conf.py", "gunicorn.conf.py"),
@@ -86,7 +89,7 @@ def test_the_snippets_together_make_a_working_project(redis_client: redis.Redis,
         files[file] = "\n".join(blocks(page, name=name))
         assert files[file], (page, name)
     # A block that is none of these, nobody runs.
-    assert len(blocks("api.md") + blocks("metrics.md")) == 11
+    assert len(blocks("api.md") + blocks("metrics.md")) == 9
 
     printed = run_project(tmp_path, files, DRIVE, PROMETHEUS_MULTIPROC_DIR=str(tmp_path))
     seen = json.loads(next(line for line in printed if line.startswith('{"drf"')))

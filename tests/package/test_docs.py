@@ -56,7 +56,6 @@ _RUN_BY = {
     "howto/saas.md": "package/test_saas.py",
     "metrics.md": "package/test_client_pages.py",
     "migrating.md": "package/test_migrating.py",
-    "templates.md": "front/test_templates.py",
     "testing.md": "testing/test_testing.py",
 }
 

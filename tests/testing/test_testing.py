@@ -429,6 +429,8 @@ MIDDLEWARE = [
 ]
 RATEQUOTA = {"REDIS_URL": %s, "TIMEOUT": 5.0}
 """
+#: A server that is not there.
+NOWHERE = repr("redis://127.0.0.1:1/0")
 SHOP = """
 from django.http import HttpResponse
 from django.urls import path
@@ -480,6 +482,39 @@ def test_the_suites_in_the_docs_pass(tmp_path: Path, name: str) -> None:
     assert "OK" in output or " passed" in output
 
 
+EXISTING = """
+from django.contrib.auth.models import User
+from django.test import SimpleTestCase, TestCase
+from django_ratequota.models import RatePolicy
+from django_ratequota.testing import assert_limited, override_policies
+
+class ExistingTest(TestCase):
+    def test_queries(self):
+        self.client.force_login(User.objects.create(username="alice"))
+        RatePolicy.objects.create(rates="1/hour")
+        for _ in range(2):
+            with self.assertNumQueries(2):  # the session's and the user's
+                response = self.client.get("/search/")
+            assert (response.status_code, "RateLimit" in response) == (200, False)
+
+class NewTest(SimpleTestCase):
+    @override_policies({"search": "1/min"})
+    def test_limit(self):
+        self.client.get("/search/")
+        assert_limited(self.client.get("/search/"))
+"""
+
+
+@pytest.mark.parametrize("command", [["-m", "django", "test"], PYTEST], ids=["django", "pytest"])
+def test_existing_tests_run_as_before_with_the_setting_in_the_docs(tmp_path: Path, command: list[str]) -> None:
+    shop = SHOP.replace("return HttpResponse(", "request.user.pk; return HttpResponse(")
+    settings = PROJECT % NOWHERE + snippet("settings.py")
+    files = {"settings.py": settings, "shop.py": shop, "tests.py": EXISTING}
+    status, output = run(tmp_path, [*command, *(["tests.py"] if command is PYTEST else [])], files)
+    assert status == 0, output
+    assert "OK" in output or "2 passed" in output
+
+
 @pytest.mark.django_db(transaction=True)
 def test_a_live_server_uses_the_override(live_server: Any) -> None:
     with override_policies({"search": "1/min"}, all_threads=True):
@@ -523,7 +558,6 @@ def test_served(client, ratequota_%s, ratequota_policies):
     client.get("/search/")
     assert_limited(client.get("/search/"))
 """
-NOWHERE = repr("redis://127.0.0.1:1/0")
 
 
 @pytest.mark.parametrize(
