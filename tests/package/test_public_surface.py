@@ -22,6 +22,7 @@ PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.m
 PUBLIC = {
     "api": "UsageHistoryView UsageView",
     "compat": "",
+    "celery": "rate_limited",
     "decorators": "exempt ratequota",
     "errors": "exception_handler problem_details",
     "exceptions": "ConfigurationError InvalidBucket InvalidCaller InvalidCost InvalidRate RateQuotaError StoreError",

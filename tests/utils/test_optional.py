@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 #: The module that uses a package -> the extra, and the package.
 USERS = {
+    "celery": ("celery", "celery"),
     "ninja": ("ninja", "ninja"),
     "openapi": ("spectacular", "drf_spectacular"),
     "metrics.prometheus": ("prometheus", "prometheus_client"),

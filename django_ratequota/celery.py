@@ -1,0 +1,105 @@
+"""Celery (``pip install 'django-ratequota[celery]'``): tasks that wait until a limit has room.
+
+@shared_task
+@rate_limited("partner:maps", "12/min")
+def geocode(address): ...
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from .enforcement.check_caller import check_caller
+from .engine.rates import parse_rates
+from .engine.types import Bucket, check_cost
+from .exceptions import InvalidCost, InvalidRate, StoreError
+from .policies.requests.view_declarations import scope_name
+from .runtime import default_limiter
+from .utils.optional import require
+
+if TYPE_CHECKING:
+    from celery import current_task, exceptions
+else:
+    current_task, exceptions = require("celery", "celery").current_task, require("celery.exceptions", "celery")
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+#: The longest wait until a task asks again (s): far below any broker's ``visibility_timeout``, after which a broker
+#: would deliver the task a second time, and short enough for a raised limit to be noticed.
+_LONGEST_WAIT = 60.0
+#: The header of a task with how often it has been handed back.
+_WAITS = "ratequota_waits"
+logger = logging.getLogger("django_ratequota")
+
+
+def rate_limited(name: str, rates: str | None = None, *, cost: int | None = None) -> Callable[[Function], Function]:
+    """Run a task only when a limit has room; else hand it back to its queue, to ask again within a minute.
+
+    It decorates the function below ``@shared_task`` or ``@app.task``. With ``rates``, such as ``12/min`` or ``5/s,
+    1000/day``, ``name`` is the limit's own, and all tasks with that name share it. No period has more than its limit,
+    because the algorithm is sliding_window_log where ``rates`` names none. Without ``rates``, ``name`` is that of an
+    endpoint: the policies that operators edit apply, as in ``check_caller(scope=name)``. ``cost`` is in units, None =
+    1, or the endpoint's own.
+
+    A task that is handed back is not retried: its ``retries`` stay, and no order is promised. Calling the function
+    itself, without a worker, is not limited. Raises ``InvalidRate`` and ``InvalidCost`` when decorating.
+    """
+    scope, buckets = scope_name(name), () if rates is None else _buckets(name, rates)
+    if cost is not None and any(check_cost(cost) > bucket.rate.capacity for bucket in buckets):
+        raise InvalidCost(f"a task of {cost} units never fits into {rates}: lower its cost")
+
+    def decorate(function: Function) -> Function:
+        @functools.wraps(function)
+        def limited(*args: Any, **kwargs: Any) -> Any:
+            task = current_task
+            if task and not task.request.called_directly:
+                wait = _wait(scope, buckets, cost)
+                if wait is not None:
+                    raise _handed_back(task, wait)
+            return function(*args, **kwargs)
+
+        return limited  # type: ignore[return-value]
+
+    return decorate
+
+
+def _buckets(name: str, rates: str) -> tuple[Bucket, ...]:
+    parsed = parse_rates(rates, "sliding_window_log")
+    if isinstance(parsed, str):
+        raise InvalidRate(f"write a rate such as '12/min', not {rates!r}")
+    return tuple(Bucket(name, rate) for rate in parsed)
+
+
+def _wait(scope: str | None, buckets: tuple[Bucket, ...], cost: int | None) -> float | None:
+    """Return how long the task has to wait (s); None = it may run, and is charged."""
+    try:
+        decision = default_limiter().check(buckets, cost or 1) if buckets else check_caller(scope=scope, cost=cost)
+    except StoreError as error:
+        logger.warning("a task waits for its limit, as Redis is unavailable: %s", error)
+        return _LONGEST_WAIT
+    if decision.allowed:
+        return None
+    # An operator may lift a block at any time.
+    return _LONGEST_WAIT if decision.retry_after is None else decision.retry_after
+
+
+def _handed_back(task: Any, wait: float) -> Exception:
+    """Send the task to its queue again, with a countdown; return the exception that ends this run of it.
+
+    The countdown grows each time, so that a long queue does not ask all the time, and is random, so that tasks that
+    were refused together do not ask together.
+    """
+    request = task.request
+    headers = request.headers or {}
+    waits = int(headers.get(_WAITS, 0))
+    countdown = min(_LONGEST_WAIT, random.uniform(wait, max(wait, 0.1) * 1.5 ** min(waits + 1, 30)))  # noqa: S311
+    if not request.is_eager:
+        headers = {**headers, _WAITS: waits + 1}
+        task.signature_from_request(
+            request, countdown=countdown, retries=request.retries, headers=headers
+        ).apply_async()
+    retry: Exception = exceptions.Retry(when=countdown, is_eager=request.is_eager)
+    return retry
