@@ -14,10 +14,12 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from functools import cache
+from html import unescape
 from http import HTTPStatus
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.parse import urljoin
 
 import pytest
 from django.conf import settings as django_settings
@@ -32,9 +34,10 @@ from django_ratequota.enforcement import check_request as enforcement
 from django_ratequota.engine.rates import normalize_rates, parse_rates
 from django_ratequota.monitoring import alerts
 from docs import generate, plots
-from example_project.check import Browser, basic, log_in, policy_path, set_rates
+from example_project.check import Browser, form_fields, log_in, policy_path, set_rates
+from example_project.seed import ADMIN
 from tests.faults.servers import free_port
-from tests.package.test_example_project import Demo, Place, place, request
+from tests.package.test_example_project import Demo, Place, browser_of, place, request
 from tests.support import server
 from tests.support.snippets import ROOT, Snippet, links, snippets
 
@@ -216,9 +219,7 @@ _VOLATILE = {"Retry-After", "X-RateLimit-Refusal"}
 
 
 def test_the_tutorial_shows_what_the_example_project_does(place: Place, redis_client: object) -> None:
-    own = (DOCS / "tutorial.md").read_text().partition("\n## 5. ")[0].count("\n")
-    served_snippets = [one for one in filter(is_served, snippets(DOCS / "tutorial.md")) if one.line < own]
-    shown = [command for snippet in served_snippets for command in commands(snippet)]
+    shown = [command for one in filter(is_served, snippets(DOCS / "tutorial.md")) for command in commands(one)]
     assert [line.split()[0] for line, _ in shown] == ["make", "curl", "for", "curl", "curl"]
     demo = Demo(place, REDIS_URL=server.url(), RATEQUOTA_PREFIX="rqtest:tutorial")
     demo.ready()
@@ -233,50 +234,115 @@ def test_the_tutorial_shows_what_the_example_project_does(place: Place, redis_cl
     assert demo.stop(by=signal.SIGINT, everyone=True) == (0, "\nStopped; nothing is left behind.\n")
 
 
-@pytest.mark.thorough
-def test_the_tutorials_own_project_works_as_typed(redis_client: object, tmp_path: Path) -> None:
-    heading, address = "\n## 5. Your own project", f"127.0.0.1:{free_port()}"
-    text = (DOCS / "tutorial.md").read_text()
-    section = [one for one in snippets(DOCS / "tutorial.md") if one.line > text.partition(heading)[0].count("\n")]
-    assert "\n    django-admin startproject mysite .\n" in text
-    environment = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
-    where: Any = {"cwd": tmp_path, "env": {**environment, "PYTHONPATH": str(ROOT)}, "text": True}
+class TypedProject:
+    """A project that a reader types: files as the page shows them, served without autoreload."""
 
-    def run(*words: str) -> str:
-        done = subprocess.run([sys.executable, *words], capture_output=True, timeout=60, **where)
+    def __init__(self, folder: Path) -> None:
+        self.address = f"http://127.0.0.1:{free_port()}"
+        self._folder, self._replaced = folder, {"mysite/urls.py"}
+        self._serving: subprocess.Popen[str] | None = None
+        environment = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
+        environment |= {"PYTHONPATH": str(ROOT), "DJANGO_SUPERUSER_PASSWORD": ADMIN[1]}
+        self._where: Any = {"cwd": folder, "env": environment, "text": True}
+
+    def run(self, *words: str) -> str:
+        """Run Python with these arguments, and return what it prints."""
+        done = subprocess.run([sys.executable, *words], capture_output=True, timeout=60, **self._where)
         assert done.returncode == 0, done.stderr
         return str(done.stdout + done.stderr)
 
-    run("-m", "django", "startproject", "mysite", ".")
-    serving = None
+    def write(self, one: Snippet) -> None:
+        """Write the snippet's file, or append to it what a later snippet of the same file shows."""
+        assert one.file
+        text, path = one.text, self._folder / one.file
+        if one.file == "mysite/settings.py" and "redis://" in text:
+            text = text.replace("redis://127.0.0.1:6379/0", server.url())
+            text += 'RATEQUOTA |= {"PREFIX": "rqtest:typed", "TIMEOUT": 5.0}\n'
+        with path.open("w" if one.file in self._replaced else "a") as file:
+            file.write(text)
+        self._replaced.discard(one.file)
+        if self._serving:  # as runserver would
+            self.serve()
+
+    def serve(self) -> None:
+        """Serve the project, anew if it is served already."""
+        self.stop()
+        address = self.address.removeprefix("http://")
+        command = [sys.executable, "-u", "manage.py", "runserver", "--noreload", address]
+        self._serving = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, **self._where)
+        assert any("Starting" in line for line in self._serving.stdout or ())
+
+    def stop(self) -> None:
+        """End the server."""
+        if self._serving:
+            self._serving.terminate()
+            self._serving.communicate()
+        self._serving = None
+
+
+_ENDPOINTS = "/admin/django_ratequota/endpoint/"
+
+
+def add_endpoint(admin: Browser, text: str, rates: str) -> None:
+    """Click the link with this text in the list of endpoints, add a policy with these rates, and save."""
+    listed = admin.get(_ENDPOINTS).text
+    [address] = re.findall(rf'<a href="([^"]*)">{re.escape(text)}</a>', listed)
+    fields = form_fields(admin.get(urljoin(_ENDPOINTS, unescape(address))).text)
+    row = {name.replace("__prefix__", "0"): value for name, value in fields.items() if "__prefix__" in name}
+    save(admin, f"{_ENDPOINTS}add/", {**fields, **row, "policies-TOTAL_FORMS": "1", "policies-0-rates": rates})
+
+
+def edit_endpoint(admin: Browser, rates: str) -> None:
+    """Open the only endpoint, change the rates of its only policy, and save."""
+    [path] = re.findall(rf'href="({_ENDPOINTS}\d+/change/)[^"]*"', admin.get(_ENDPOINTS).text)
+    save(admin, path, {**form_fields(admin.get(path).text), "policies-0-rates": rates})
+
+
+def save(admin: Browser, path: str, fields: dict[str, str]) -> None:
+    """Send a form of the admin, which must be valid."""
+    assert "successfully" in admin.post(path, fields).text
+
+
+@pytest.mark.thorough
+def test_the_quickstart_works_as_typed(redis_client: object, tmp_path: Path) -> None:
+    page = DOCS / "quickstart.md"
+    text, project = page.read_text(), TypedProject(tmp_path)
+    assert "\n    django-admin startproject mysite .\n" in text
+    project.run("-m", "django", "startproject", "mysite", ".")
+    done = []
     try:
-        for one in section:
-            if one.file == "mysite/settings.py":
-                ours = 'RATEQUOTA |= {"PREFIX": "rqtest:typed", "TIMEOUT": 5.0}\n'
-                with (tmp_path / one.file).open("a") as file:
-                    file.write(one.text.replace("redis://127.0.0.1:6379/0", server.url()) + ours)
-            elif one.language in ("python", "yaml"):
-                (tmp_path / (one.file or "policies.yaml")).write_text(one.text)
+        for one in snippets(page):
+            if one.language == "python":
+                project.write(one)
             for line, printed in commands(one) if one.language == "console" else ():
                 words = shlex.split(line)
-                if "runserver" in words:
-                    command = [sys.executable, "-u", "manage.py", "runserver", "--noreload", address]
-                    serving = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, **where)
-                    assert any("Starting" in line for line in serving.stdout or ())
-                elif words[0] == "for":
-                    url = next(word for word in words if word.startswith("http")).removesuffix(";")
-                    browser = Browser(f"http://{address}")
-                    path = url.removeprefix("http://127.0.0.1:8000")
-                    assert [str(browser.get(path).status) for _ in printed] == printed
+                if "createsuperuser" in words:
+                    project.run(*words[1:], "--noinput", "--username", ADMIN[0], "--email", "")
+                elif "runserver" in words:
+                    project.serve()
+                    add_endpoint(log_in(project.address), "Create the endpoint search", rates="3/min")
+                elif words[0] == "for" or words[0] == "curl":
+                    if printed[0] == "HTTP/1.1 200 OK":
+                        admin = log_in(project.address)
+                        found = admin.get("/admin/django_ratequota/ratepolicy/explain/?id=127.0.0.1").text
+                        assert [shown for shown in ("Refused now", "search: 3/min") if shown not in found] == []
+                        edit_endpoint(admin, rates="6/min")
+                    line = line.replace("http://127.0.0.1:8000", project.address)
+                    assert timeless(answer(line, project.address, printed)) == timeless(printed)
                 else:
                     assert words[:2] == ["python", "manage.py"]
-                    out = run(*words[1:]).splitlines()
+                    out = project.run(*words[1:]).splitlines()
                     assert [wanted for wanted in printed if wanted not in out] == [], out
+                done.append(" ".join(words[:3]))
     finally:
-        if serving:
-            serving.terminate()
-            serving.communicate()
-    assert serving, "the section serves the project"
+        project.stop()
+    assert "python manage.py runserver" in done
+    assert [action for action in ("*Create the endpoint search*", "`3/min` to `6/min`") if action not in text] == []
+
+
+def timeless(lines: list[str]) -> list[str]:
+    """Return the lines without the seconds until there is more, which pass while a page is read."""
+    return [re.sub(r"\bt=\d+", "t", line) for line in lines]
 
 
 def answer(line: str, address: str, shown: list[str]) -> list[str]:
@@ -284,8 +350,7 @@ def answer(line: str, address: str, shown: list[str]) -> list[str]:
     words = shlex.split(line)
     if words[0] == "for":
         return [str(status) for status in request(words, address)]
-    browser = Browser(address, basic(*words[words.index("-u") + 1].split(":")))
-    response = browser.get(words[-1].removeprefix(address))
+    response = browser_of(words, address).get(words[-1].removeprefix(address))
     found = [f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}"]
     for name, _, value in (one.partition(": ") for one in shown[1:]):
         found.append(f"{name}: {value if name in _VOLATILE and name in response.headers else response.headers[name]}")

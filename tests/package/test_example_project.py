@@ -241,9 +241,16 @@ def request(words: list[str], address: str) -> list[int]:
     """Return the statuses that ``curl``, or a shell loop of it, would print."""
     url = next(word for word in words if word.startswith("http")).removesuffix(";")
     assert url.startswith(address)
-    browser = Browser(address, basic(*words[words.index("-u") + 1].split(":")))
+    browser = browser_of(words, address)
     times = words.index("do") - words.index("in") - 1 if words[0] == "for" else 1
     return [browser.get(url.removeprefix(address)).status for _ in range(times)]
+
+
+def browser_of(words: list[str], address: str) -> Browser:
+    """Return a browser that logs in as the command line's ``-u user:password`` says, if it has one."""
+    if "-u" not in words:
+        return Browser(address)
+    return Browser(address, basic(*words[words.index("-u") + 1].split(":")))
 
 
 @pytest.mark.thorough
