@@ -28,7 +28,7 @@ MOST, USED = 100, 30
 
 
 def complete(request: HttpRequest) -> JsonResponse:
-    """The view of docs/howto/tokens.md: it reserves the most that it may take, and gives the rest back."""
+    """The view of docs/howto/costs.md: it reserves the most that it may take, and gives the rest back."""
     decision = check_request(request, "completions", MOST)
     if not decision.allowed:
         return JsonResponse({}, status=429)
@@ -88,7 +88,7 @@ def test_the_view_of_the_docs_answers_without_redis(
 ) -> None:
     """``binding`` is None there, as where no policy applies: it was a 500."""
     page: dict[str, Any] = {}
-    exec(snippet(ROOT / "docs" / "howto" / "tokens.md", "views.py"), page)
+    exec(snippet(ROOT / "docs" / "howto" / "costs.md", "completions.py"), page)
     RatePolicy.objects.create(endpoint=completions, rates="1000/day", on_error=on_error)
     settings.RATEQUOTA = CLOSED
     response = page["complete"](request_from())

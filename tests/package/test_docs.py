@@ -55,7 +55,7 @@ _RUN_BY = {
     "api.md": "package/test_client_pages.py",
     "howto/celery.md": "package/test_caller_pages.py",
     "howto/channels.md": "package/test_caller_pages.py",
-    "howto/graphql.md": "package/test_caller_pages.py",
+    "howto/costs.md": "package/test_caller_pages.py",
     "howto/saas.md": "package/test_saas.py",
     "metrics.md": "package/test_client_pages.py",
     "migrating.md": "package/test_migrating.py",

@@ -1,4 +1,4 @@
-"""What uvicorn serves to clients that hang up: the views of docs/howto/tokens.md, with a model that never ends."""
+"""What uvicorn serves to clients that hang up: the views of docs/howto/costs.md, with a model that never ends."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def served() -> Any:
     settings.ROOT_URLCONF = __name__
     settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": True}
     page: dict[str, Any] = {"__name__": "aviews"}
-    exec(snippet(ROOT / "docs" / "howto" / "tokens.md", "aviews.py"), page)
+    exec(snippet(ROOT / "docs" / "howto" / "costs.md", "aviews.py"), page)
     page |= {"ask_model": ask_model, "ask_words": ask_words}
     urlpatterns[:] = [
         path("asked/", asked),

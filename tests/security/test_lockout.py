@@ -33,8 +33,10 @@ def how_to(settings: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Non
     """Its views, settings and policies; alice and bob as its page has them, and nothing used yet."""
     for name in ("alice", "bob"):
         User.objects.create_user(name, password="secret")
-    page = Page(ROOT / "docs" / "howto" / "login.md", settings, monkeypatch, tmp_path)
-    page._snippets = [one for one in page._snippets if one.file or one.language == "yaml"]
+    path = ROOT / "docs" / "howto" / "login.md"
+    page = Page(path, settings, monkeypatch, tmp_path)
+    end = path.read_text().partition("\n## Failed authentication")[0].count("\n")
+    page._snippets = [one for one in page._snippets if one.line < end and (one.file or one.language == "yaml")]
     page.run()
 
 
