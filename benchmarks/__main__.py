@@ -9,28 +9,29 @@ import signal
 import sys
 import traceback
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks import server
 from benchmarks.measure import Result, markdown
 from benchmarks.processes import run_part, set_django_up
-from benchmarks.surroundings import describe
+from benchmarks.summary import summarize
+from benchmarks.surroundings import INTRODUCTION, describe
 from benchmarks.targets import compare
 
 #: Modules of this package, in the order of the report.
 PARTS = (
     "one_decision",
-    "layers",
     "counting",
     "server_side",
     "whole_request",
     "refused",
+    "without_redis",
     "resolver",
     "ledger",
     "memory",
-    "threads",
-    "importing",
+    "setting_up",
 )
 RESULTS = Path(__file__).with_name("RESULTS.md")
 
@@ -76,12 +77,12 @@ def _run(name: str, quick: bool) -> Result:
 
 def _report(results: dict[str, Result], failed: dict[str, Exception], url: str, whole: bool) -> str:
     figures = {name: value for result in results.values() for name, value in result.figures.items()}
-    parts = ["# What a decision costs", describe(url)]
-    if figures:
-        parts.append(markdown(compare(figures, whole=whole)))
+    tables = [summarize(figures), replace(compare(figures, whole=whole), title="")]
+    parts = ["# What a decision costs", INTRODUCTION, markdown(tables[0]), "## Targets", markdown(tables[1])]
+    parts += ["## Appendix", describe(url)]
     for name, result in results.items():
-        parts += [f"## {name.replace('_', ' ').capitalize()}", *map(markdown, result.tables)]
-    parts += [f"## {name}\n\nNot measured: {type(error).__name__}: {error}" for name, error in failed.items()]
+        parts += [f"### {name.replace('_', ' ').capitalize()}", *map(markdown, result.tables)]
+    parts += [f"### {name}\n\nNot measured: {type(error).__name__}: {error}" for name, error in failed.items()]
     return "\n\n".join(parts) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""What counting decisions for the operators (STATISTICS_SECONDS) adds to a request, handing them over included."""
+"""What statistics for the operators (STATISTICS_SECONDS) add to a decision, sending them included."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
-from statistics import median
 from typing import IO
 
-from benchmarks.measure import Result, Table
+from benchmarks import server
+from benchmarks.measure import US, Result, Spent, Table
 
-#: Two processes that differ in this setting only; the parent lets them work in turn.
-_WAYS = {"counting": "1", "STATISTICS_SECONDS = 0": "0"}
-_CLOCKS = ("wall clock", "CPU of the thread", "CPU of the process")
+#: Two processes that differ in this setting only, each with a server of its own; the parent lets them work in turn.
+_WAYS = {"with statistics": "1", "STATISTICS_SECONDS = 0": "0"}
 _CODE = (
     "from benchmarks.processes import set_django_up; set_django_up();"
     "from benchmarks.counting import obey; import sys; obey(sys.stdin)"
@@ -23,52 +22,57 @@ _CODE = (
 
 
 def run(quick: bool = False) -> Result:
-    """Medians of blocks that outlast the interval at which notes are handed over."""
+    """Medians of blocks that outlast the interval at which statistics are sent."""
     blocks, calls = (2, 200) if quick else (15, 8_000)
-    spent: dict[str, list[list[float]]] = {name: [] for name in _WAYS}
+    spent = {name: Spent() for name in _WAYS}
     with ExitStack() as stack:
-        workers = {name: stack.enter_context(_worker(seconds)) for name, seconds in _WAYS.items()}
+        workers, clocks = {}, {}
+        for name, seconds in _WAYS.items():
+            url = stack.enter_context(server.running())
+            workers[name] = stack.enter_context(_worker(seconds, url))
+            clocks[name] = stack.enter_context(server.cpu_clock(url))
+        used = dict.fromkeys(_WAYS, 0.0)
         for block in range(blocks + 1):
             for name in sorted(workers, reverse=bool(block % 2)):
-                spent[name].append(_ask(workers[name], calls))
+                wall, client = _ask(workers[name], calls)
+                # From one block's end to the next, as in the worker: what is sent in between is a cost as well.
+                before, used[name] = used[name], clocks[name]()
+                if block:
+                    spent[name].add(wall, client, used[name] - before, calls)
         for worker in workers.values():
             _pipe(worker.stdin).close()
-    on, off = ([median(clock) for clock in zip(*spent[name][1:], strict=True)] for name in _WAYS)
-    rows = [
-        (clock, with_it * 1e6, without * 1e6, (with_it / without - 1) * 100)
-        for clock, with_it, without in zip(_CLOCKS, on, off, strict=True)
-    ]
+    on, off = spent.values()
+    more = (on.times(off) - 1) * 100
+    rows = [(name, *each.us()) for name, each in spent.items()]
     note = (
-        f"check_request under 3 policies, in two processes by turns, {blocks} blocks of {calls:,} calls each. "
-        "The CPU of the process includes its thread that hands the counts to Redis."
+        f"`check_request` under 3 policies, in two processes by turns, {blocks} blocks of {calls:,} calls each. CPU "
+        f"includes the thread that sends statistics, and what Redis does with them. Statistics add {more:.1f} %."
     )
-    columns = ("clock", "counting, µs", "not counting, µs", "more, %")
-    return Result([Table("Counting for the operators", columns, rows, note)], {"statistics_percent": rows[1][3]})
+    return Result([Table("Statistics", ("", *US), rows, note)], {"statistics_percent": more})
 
 
 def obey(orders: IO[str]) -> None:
-    """In a worker: for each number that is ordered, make so many decisions and say what one took by each clock."""
+    """In a worker: for each number that is ordered, make so many decisions and say what they took, wall and CPU."""
     from benchmarks.ours import checking
     from benchmarks.scene import in_turn, requests_to, write_policies
 
     write_policies()
     check = in_turn(checking(requests_to("/api/search/")))
-    # From one block's end to the next: what was handed over meanwhile is this worker's cost as well.
     in_process = time.process_time()
     for order in orders:
         calls = int(order)
-        wall, in_thread = time.perf_counter(), time.thread_time()
+        wall = time.perf_counter()
         for _ in range(calls):
             decision = check()
-        spent = (time.perf_counter() - wall, time.thread_time() - in_thread, time.process_time() - in_process)
+        spent = time.perf_counter() - wall, time.process_time() - in_process
         in_process = time.process_time()
         if not decision.allowed or decision.degraded:  # these cost less
             raise RuntimeError("the limits are too low for this many calls, or Redis gives no decisions")
-        print(json.dumps([each_clock / calls for each_clock in spent]), flush=True)
+        print(json.dumps(spent), flush=True)
 
 
-def _worker(seconds: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "RATEQUOTA_BENCH_STATISTICS": seconds}
+def _worker(seconds: str, url: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "RATEQUOTA_BENCH_STATISTICS": seconds, "REDIS_URL": url}
     return subprocess.Popen(
         [sys.executable, "-c", _CODE], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import threading
+import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
 from benchmarks.databases import in_each, main
 from benchmarks.measure import Result, Table
 
 COUNTERS = 100_000
-#: Seconds that another thread sleeps at a time.
-_NAP = 0.001
 
 
 def run(quick: bool = False) -> Result:
-    """The first flush makes the rows, later ones add to them; and how long another thread waits meanwhile."""
+    """The first flush makes the rows, later ones add to them."""
     measured = in_each("benchmarks.ledger", quick)
     rows = [(name, *row) for name, one in measured.items() for row in one["rows"]]
     columns = ("database", "flush", "adding up, µs", "writing, µs", "together, µs", "database, µs", "Redis, µs")
@@ -28,13 +24,8 @@ def run(quick: bool = False) -> Result:
         "process, of PostgreSQL's (SQLite works in the process), and the time of Redis' scripts. Later flushes add "
         "to the rows: medians."
     )
-    gaps = [(name, *one["gaps"]) for name, one in measured.items()]
-    columns_of_gaps = ("database", "p99 quiet, ms", "p99 during a flush, ms", "longest, ms")
-    note_of_gaps = "How late a thread wakes that sleeps 1 ms at a time, while another one flushes."
-    return Result(
-        [Table("A flush", columns, rows, note), Table("Other threads", columns_of_gaps, gaps, note_of_gaps)],
-        measured["PostgreSQL"]["figures"] if "PostgreSQL" in measured else {},
-    )
+    figures = measured["PostgreSQL"]["figures"] if "PostgreSQL" in measured else {}
+    return Result([Table("A flush", columns, rows, note)], figures)
 
 
 def measure(quick: bool) -> dict[str, Any]:
@@ -42,16 +33,12 @@ def measure(quick: bool) -> dict[str, Any]:
     counters, times = (2_000, 1) if quick else (COUNTERS, 3)
     found = [_flush(counters) for _ in range(1 + times)]
     later = [median(each) for each in zip(*found[1:], strict=True)]
-    quiet, busy = _gaps(counters)
-    p99_quiet, p99_busy = (1e3 * quantiles(gaps, n=100)[98] for gaps in (quiet, busy))
     return {
         "rows": [("first", *_row(found[0])), ("later", *_row(later))],
-        "gaps": (p99_quiet, p99_busy, 1e3 * max(busy)),
         "figures": {
             "ledger_us": later[0] + later[1],
             "ledger_database_us": later[2],
             "ledger_redis_us": later[3],
-            "ledger_gap_ms": p99_busy - p99_quiet,
         },
     }
 
@@ -96,8 +83,6 @@ def _flush(counters: int) -> tuple[float, float, float, float]:
 
 def _database_seconds() -> float:
     """CPU seconds of the server's process for this connection; 0 for SQLite."""
-    import os
-
     from django.db import connection
 
     if connection.vendor != "postgresql":
@@ -117,38 +102,6 @@ def _redis_seconds(limiter: Any) -> float:
         stats[name].split("usec=")[1].split(",")[0] for name in ("cmdstat_evalsha", "cmdstat_eval") if name in stats
     ]
     return sum(map(int, usec)) / 1e6
-
-
-def _gaps(counters: int) -> tuple[list[float], list[float]]:
-    """Seconds by which a thread woke late, while all was quiet and during a flush."""
-    from django_ratequota.runtime import default_limiter
-
-    ledger = _note(counters)
-    with _napping() as quiet:
-        time.sleep(3)
-    with _napping() as busy:
-        ledger.flush(default_limiter())
-    return quiet, busy
-
-
-@contextmanager
-def _napping() -> Iterator[list[float]]:
-    late: list[float] = []
-    ended = threading.Event()
-
-    def nap() -> None:
-        while not ended.is_set():
-            begun = time.perf_counter()
-            time.sleep(_NAP)
-            late.append(time.perf_counter() - begun - _NAP)
-
-    thread = threading.Thread(target=nap)
-    thread.start()
-    try:
-        yield late
-    finally:
-        ended.set()
-        thread.join()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ whose figures only show that it works. Django is set up and a server is running:
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -35,76 +35,89 @@ class Result:
     figures: dict[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Seconds a call took, block by block."""
+
+    wall: list[float] = field(default_factory=list)
+    #: CPU of this process, its other threads included.
+    client: list[float] = field(default_factory=list)
+    #: CPU of the Redis server.
+    server: list[float] = field(default_factory=list)
+
+    def add(self, wall: float, client: float, server: float, calls: int) -> None:
+        """Note a block of so many calls."""
+        for seconds, each in zip((wall, client, server), (self.wall, self.client, self.server), strict=True):
+            each.append(seconds / calls)
+
+    @property
+    def cpu(self) -> list[float]:
+        """CPU of both."""
+        return [client + server for client, server in zip(self.client, self.server, strict=True)]
+
+    def times(self, base: Spent) -> float:
+        """How many times the CPU of ``base`` it took: the median of the ratios within each block."""
+        return median(mine / other for mine, other in zip(self.cpu, base.cpu, strict=True))
+
+    def us(self) -> tuple[float, float, float]:
+        """Medians in µs: CPU of both, of it the server's, and wall time."""
+        cpu, server, wall = (1e6 * median(each) for each in (self.cpu, self.server, self.wall))
+        return cpu, server, wall
+
+
+#: Cells are padded to this width at most.
+_WIDEST = 80
+#: The columns of ``Spent.us``.
+US = ("CPU µs", "of it Redis", "wall µs")
+
+
 def interleave(
     calls: Mapping[str, Callable[[], object]],
     blocks: int,
     times: int,
-    clock: Callable[[], float] = time.perf_counter,
-) -> dict[str, float]:
-    """Median seconds per call: in each of so many blocks, every callable runs so many times in a row.
+    server: Callable[[], float] = float,
+    clocks: tuple[Callable[[], float], Callable[[], float]] = (time.perf_counter, time.process_time),
+) -> dict[str, Spent]:
+    """In each of so many blocks, call everything so many times in a row; ``server`` returns the server's CPU seconds.
 
-    These machines drift by 2-4x within minutes, so figures compare only when measured in turn. Each block begins
-    with another callable, so that none always follows the same one. One more block warms up and does not count.
+    A machine's speed drifts by 2-4x within minutes, so figures compare only when measured in turn. Each block begins
+    with another callable, so that none always follows the same one. One more block warms up and is not recorded.
     """
-    return interleave_by((clock,), calls, blocks, times)[0]
-
-
-def interleave_by(
-    clocks: Sequence[Callable[[], float]], calls: Mapping[str, Callable[[], object]], blocks: int, times: int
-) -> list[dict[str, float]]:
-    """``interleave`` by several clocks at once: what it returns, for each."""
-    spent: list[dict[str, list[float]]] = [{name: [] for name in calls} for _ in clocks]
+    spent = {name: Spent() for name in calls}
     for block in range(blocks + 1):
-        for name in _turned(list(calls), block):
+        for name in turned(list(calls), block):
             call = calls[name]
-            begun = [clock() for clock in clocks]
+            before = server(), *(clock() for clock in clocks)
             for _ in range(times):
                 call()
-            for clock, begin, by_name in zip(clocks, begun, spent, strict=True):
-                by_name[name].append((clock() - begin) / times)
-    return [{name: median(seconds[1:]) for name, seconds in by_name.items()} for by_name in spent]
+            wall, client = (clock() - begin for clock, begin in zip(clocks, before[1:], strict=True))
+            used = server() - before[0]
+            if block:
+                spent[name].add(wall, client, used, times)
+    return spent
 
 
-async def ainterleave(
-    calls: Mapping[str, Callable[[], Awaitable[object]]], blocks: int, times: int
-) -> dict[str, float]:
-    """``interleave`` for coroutine functions, on the running loop."""
-    spent: dict[str, list[float]] = {name: [] for name in calls}
-    for block in range(blocks + 1):
-        for name in _turned(list(calls), block):
-            call = calls[name]
-            begun = time.perf_counter()
-            for _ in range(times):
-                await call()
-            spent[name].append((time.perf_counter() - begun) / times)
-    return {name: median(seconds[1:]) for name, seconds in spent.items()}
-
-
-def compared(seconds: Mapping[str, float], base: str) -> list[tuple[Cell, ...]]:
-    """Rows of (name, times ``base``, µs), in the order measured."""
-    return [(name, each / seconds[base], each * 1e6) for name, each in seconds.items()]
+def turned(names: list[str], by: int) -> list[str]:
+    """The names, another one first each time."""
+    by %= max(1, len(names))
+    return names[by:] + names[:by]
 
 
 def markdown(table: Table) -> str:
-    """The table as Markdown, its numbers aligned right."""
+    """The table as Markdown, its numbers aligned right, as a section of a part of the appendix."""
     rows = [[_shown(cell) for cell in row] for row in table.rows]
     numeric = [
         all(not isinstance(row[column], str) or row[column] in ("", "-") for row in table.rows)
         for column in range(len(table.columns))
     ]
-    widths = [max(3, *(len(line[at]) for line in (table.columns, *rows))) for at in range(len(numeric))]
+    widths = [min(_WIDEST, max(3, *(len(line[at]) for line in (table.columns, *rows)))) for at in range(len(numeric))]
     rule = ["-" * (width - right) + ":" * right for width, right in zip(widths, numeric, strict=True)]
     lines = [
         [cell.rjust(width) if right else cell.ljust(width) for cell, width, right in aligned]
         for aligned in (zip(line, widths, numeric, strict=True) for line in (table.columns, rule, *rows))
     ]
     text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return "\n\n".join(part for part in (f"### {table.title}", text, table.note) if part)
-
-
-def _turned(names: list[str], by: int) -> list[str]:
-    by %= max(1, len(names))
-    return names[by:] + names[:by]
+    return "\n\n".join(part for part in (table.title and f"#### {table.title}", text, table.note) if part)
 
 
 def _shown(cell: Cell) -> str:

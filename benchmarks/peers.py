@@ -16,7 +16,7 @@ from benchmarks.scene import RATES, Each, Rate, Rates, Requests
 
 #: (units still free, seconds until the limit is back to full) of each limit; None = the package does not say.
 Told = list[tuple[float | None, float | None]]
-Both = tuple[float, float]
+Both = tuple[float | None, float | None]
 Hit = Callable[[int], Told]
 
 
@@ -35,6 +35,8 @@ class Candidate:
     all_or_nothing: str = "no"
     #: It takes a request and finds out who asks; else it is given a key.
     takes_request: bool = False
+    #: It writes headers with what it tells.
+    writes_headers: bool = False
 
     @property
     def name(self) -> str:
@@ -130,6 +132,8 @@ def _smart_ratelimit(url: str, requests: Requests) -> Iterator[Candidate]:
                 request=requests.plain[n], key=f"user:{n}:{unit}", limit=limit, period=period, backend_name="redis"
             )
             check_rate_limit(context, backends[name])
+            written = dict[str, str]()
+            written.update(context.to_headers())
             return context.remaining, context.reset_time
 
         return decide
@@ -161,8 +165,9 @@ def _smart_ratelimit(url: str, requests: Requests) -> Iterator[Candidate]:
     package = "django-smart-ratelimit"
     yield Candidate(package, "TokenBucketAlgorithm", "token_bucket", _in_a_row(tokens))
     yield Candidate(package, "LeakyBucketAlgorithm", "leaky_bucket", _in_a_row(level))
-    yield Candidate(package, "fixed_window", "fixed_window", _in_a_row(window("fixed_window")))
-    yield Candidate(package, "sliding_window", "sliding_window_log", _in_a_row(window("sliding_window")))
+    for name, algorithm in (("fixed_window", "fixed_window"), ("sliding_window", "sliding_window_log")):
+        one_by_one = _in_a_row(window(name))
+        yield Candidate(package, name, algorithm, one_by_one, takes_request=True, writes_headers=True)
     yield Candidate(package, "check_batch, fixed_window", "fixed_window", batch)
     yield Candidate(package, "SmartRateLimitThrottle", "sliding_window_log", throttles, takes_request=True)
 
@@ -172,7 +177,19 @@ def _keyed(unit: str) -> Callable[[Any, Any], str]:
 
 
 def _ratelimit_plus(url: str, requests: Requests) -> Iterator[Candidate]:
-    from drf_ratelimit_plus import rate_limit
+    from drf_ratelimit_plus import RateLimitHeadersMixin, rate_limit
+
+    class Answered:
+        throttles: list[Any]
+
+        def get_throttles(self) -> list[Any]:
+            return self.throttles
+
+        def finalize_response(self, request: Any, response: Any) -> Any:
+            return response
+
+    class View(RateLimitHeadersMixin, Answered):
+        pass
 
     def way(algorithm: str) -> Callable[[Rates], Hit]:
         def prepare(rates: Rates) -> Hit:
@@ -182,19 +199,20 @@ def _ratelimit_plus(url: str, requests: Requests) -> Iterator[Candidate]:
             ]
 
             def hit(n: int) -> Told:
-                told: Told = []
-                for kind in kinds:
-                    throttle: Any = kind()
+                view: Any = View()
+                view.throttles = [kind() for kind in kinds]
+                for throttle in view.throttles:
                     throttle.allow_request(requests.rest[n], requests.view)
-                    told.append((throttle.last_result.remaining, throttle.last_result.reset_seconds))
-                return told
+                view.finalize_response(requests.rest[n], {})
+                results = [throttle.last_result for throttle in view.throttles]
+                return [(result.remaining, result.reset_seconds) for result in results]
 
             return hit
 
         return prepare
 
     for theirs, ours in _PLUS.items():
-        yield Candidate("drf-ratelimit-plus", theirs, ours, way(theirs), takes_request=True)
+        yield Candidate("drf-ratelimit-plus", theirs, ours, way(theirs), takes_request=True, writes_headers=True)
 
 
 _PLUS = {
@@ -210,10 +228,12 @@ def _limits(url: str, requests: Requests) -> Iterator[Candidate]:
 
     items = Each(lambda rate: parse(f"{rate[0]}/{rate[1]}"))
 
-    def way(strategy: Any) -> Callable[[int, Rate], Both]:
+    def way(strategy: Any, *, stats: bool) -> Callable[[int, Rate], Both]:
         def decide(n: int, rate: Rate) -> Both:
             item = items[rate]
             strategy.hit(item, "search", str(n))
+            if not stats:
+                return None, None
             reset, remaining = strategy.get_window_stats(item, "search", str(n))
             return remaining, reset
 
@@ -226,7 +246,8 @@ def _limits(url: str, requests: Requests) -> Iterator[Candidate]:
     ):
         name = kind.__name__.removesuffix("RateLimiter")
         strategy = kind(RedisStorage(url, key_prefix=name))  # their keys would be the same, their values not
-        yield Candidate("limits", f"{name}, hit + get_window_stats", algorithm, _in_a_row(way(strategy)))
+        for words, stats in (("hit", False), ("hit + get_window_stats", True)):
+            yield Candidate("limits", f"{name}, {words}", algorithm, _in_a_row(way(strategy, stats=stats)))
 
 
 def _throttled(url: str, requests: Requests) -> Iterator[Candidate]:

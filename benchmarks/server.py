@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import codecs
+import re
 import shutil
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import redis
 
@@ -30,6 +33,38 @@ def running() -> Iterator[str]:
         finally:
             process.terminate()
             process.wait(timeout=30)
+
+
+@contextmanager
+def cpu_clock(url: str) -> Iterator[Callable[[], float]]:
+    """A function that returns the CPU seconds the server has used so far."""
+    with redis.Redis.from_url(url) as client:
+
+        def seconds() -> float:
+            told = client.info("cpu")
+            return float(told["used_cpu_user"]) + float(told["used_cpu_sys"])
+
+        yield seconds
+
+
+@contextmanager
+def recorded(url: str) -> Iterator[list[list[bytes]]]:
+    """The commands that clients send meanwhile, as MONITOR tells, once the block has ended."""
+    commands: list[list[bytes]] = []
+    parts = urlsplit(url)
+    with socket.create_connection((parts.hostname or "localhost", parts.port or 6379)) as monitor:
+        lines = monitor.makefile("rb")
+        monitor.sendall(b"MONITOR\r\n")
+        lines.readline()
+        yield commands
+        with redis.Redis.from_url(url) as client:
+            client.echo("recorded")
+        for line in lines:
+            words = [codecs.escape_decode(word)[0] for word in re.findall(rb'"((?:[^"\\]|\\.)*)"', line)]
+            if words == [b"ECHO", b"recorded"]:
+                return
+            if b" lua] " not in line[:64]:  # a script's own
+                commands.append(words)
 
 
 def version(url: str) -> str:
@@ -66,3 +101,9 @@ def _answers(client: redis.Redis) -> bool:
         return bool(client.ping())
     except redis.ConnectionError:
         return False
+
+
+def packed(words: Sequence[str | bytes]) -> bytes:
+    """The command as it is sent."""
+    encoded = [word if isinstance(word, bytes) else word.encode() for word in words]
+    return b"".join([b"*%d\r\n" % len(encoded), *[b"$%d\r\n%b\r\n" % (len(word), word) for word in encoded]])

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import redis
@@ -39,6 +40,7 @@ def site(redis_url: str) -> Iterator[dict[str, str]]:
             "DJANGO_SETTINGS_MODULE": "benchmarks.site.settings",
             "BENCH_REDIS_URL": redis_url,
             "BENCH_DATABASE": str(Path(folder) / "site.sqlite3"),
+            "BENCH_EVALSHA": str(Path(folder) / "evalsha.json"),
         }
         subprocess.run([sys.executable, "-m", "benchmarks.site.policies"], cwd=ROOT, env=environment, check=True)
         yield environment
@@ -114,8 +116,10 @@ def _port(process: subprocess.Popen[bytes], log: Path) -> int:
         found = re.search(r"http://127\.0\.0\.1:(\d+)", log.read_text())
         if found:
             # It listens before it has loaded the project; the answer comes when it has.
-            with urlopen(f"{found[0]}/plain/", timeout=_PATIENCE) as answer:
-                answer.read()
+            try:
+                urlopen(f"{found[0]}/absent/", timeout=_PATIENCE).close()
+            except HTTPError as answer:
+                answer.close()
             return int(found[1])
         time.sleep(0.02)
     raise RuntimeError(f"a server does not listen: {log.read_text()}")

@@ -21,10 +21,15 @@ PEERS = (
 )
 _OURS = ("django", "djangorestframework", "redis", "django-redis")
 
+INTRODUCTION = """\
+Costs are CPU time of the client's process plus CPU time of Redis, because wall time says more about the machine than
+about the code. Ratios compare runs that took turns against one server, and they change little between machines.
+`make bench` measures them again."""
+
 _HOW = """\
-Every comparison is interleaved: short blocks of each candidate in turn, within one process and against one server,
-and the figure is the median of the blocks' times per call. Machines such as this one drift by 2-4x within minutes,
-so **the ratios count**; a time in µs only says what it was that day. `make bench` measures anew and writes this."""
+Candidates take turns in short blocks, within one process and against one server. A ratio is the median of the blocks'
+ratios. Compare ratios only: the speed of machines such as this one drifts by 2-4x within minutes, so times in µs are
+those of one day, above all wall times."""
 
 
 def describe(url: str) -> str:

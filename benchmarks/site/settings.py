@@ -37,8 +37,4 @@ REST_FRAMEWORK = {
 }
 
 # Statistics, reports and headers stand at their defaults. A machine that measures is busy: nothing may time out.
-RATEQUOTA = {"PREFIX": "bench", "TIMEOUT": 1.0, "DENY_CACHE_SECONDS": VARIANT.deny_cache_seconds}
-
-RATELIMIT_BACKEND = "redis"
-RATELIMIT_REDIS = {"url": REDIS_URL}
-RATELIMIT_PLUS = {"REDIS_URL": REDIS_URL}
+RATEQUOTA = {"PREFIX": "bench", "TIMEOUT": 1.0}

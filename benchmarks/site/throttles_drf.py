@@ -27,13 +27,8 @@ class EndpointPerUser(PerUser):
     scope = "items"
 
 
-class EndpointShared(PerUser):
+class Shared(PerUser):
     scope = "items-shared"
 
     def get_cache_key(self, request: Any, view: Any) -> str:
         return self.cache_format % {"scope": self.scope, "ident": "everyone"}
-
-
-class Refusing(PerUser):
-    rate = "1/day"
-    scope = "refused"

@@ -7,10 +7,7 @@ from django.urls import path
 from . import views
 
 urlpatterns = [
-    path("items/", views.Items.as_view()),
-    path("refused/", views.Refused.as_view()),
-    path("plain/", views.plain),
-    path("aplain/", views.aplain),
-    path("limited/", views.limited),
-    path("alimited/", views.alimited),
+    path("trivial/", views.Trivial.as_view()),
+    path("listing/", views.Listing.as_view()),
+    path("listing/<int:pk>/", views.Trivial.as_view(), name="listing-row"),
 ]

@@ -1,7 +1,7 @@
-"""What is measured side by side: the same views without any limit, with ours, and with each peer's.
+"""What is measured side by side: the same views without any limit, with ours, and with others'.
 
 Every limiting variant holds the same three limits: all endpoints per user, one endpoint per user, one endpoint
-shared by everyone. None ever refuses, but for the endpoint ``refused``.
+shared by everyone. None ever refuses.
 """
 
 from __future__ import annotations
@@ -19,40 +19,21 @@ class Variant:
     #: As tables call it.
     title: str
     throttles: tuple[str, ...] = ()
-    #: One more, of an endpoint that refuses from the second request on.
-    refusing: tuple[str, ...] = ()
     middleware: tuple[str, ...] = ()
-    #: Of django-ratequota: how long a refusal is repeated without asking Redis; its default.
-    deny_cache_seconds: float = 1.0
 
-
-def _peer(title: str, module: str) -> Variant:
-    names = ("PerUser", "EndpointPerUser", "EndpointShared", "Refusing")
-    throttles = tuple(f"benchmarks.site.{module}.{name}" for name in names)
-    return Variant(title=title, throttles=throttles[:3], refusing=throttles[:1] + throttles[3:])
-
-
-_OURS = "django_ratequota.throttling.QuotaThrottle"
-_HEADERS = "django_ratequota.middleware.RateQuotaMiddleware"
 
 VARIANTS = {
     "none": Variant(title="no throttle"),
-    "floor": Variant(title="one bare EVALSHA", throttles=("benchmarks.site.throttles_floor.OneCall",)),
+    "same": Variant(
+        title="the same EVALSHA by redis-py", throttles=("benchmarks.site.throttles_evalsha.SameEvalsha",)
+    ),
     "ours": Variant(
-        title="django-ratequota, throttle and middleware",
-        throttles=(_OURS,),
-        refusing=(_OURS,),
-        middleware=(_HEADERS,),
+        title="QuotaThrottle, three limits",
+        throttles=("django_ratequota.throttling.QuotaThrottle",),
+        middleware=("django_ratequota.middleware.RateQuotaMiddleware",),
     ),
-    "throttle": Variant(title="django-ratequota, throttle alone", throttles=(_OURS,), refusing=(_OURS,)),
-    "asking": Variant(
-        title="django-ratequota, deny cache off",
-        throttles=(_OURS,),
-        refusing=(_OURS,),
-        middleware=(_HEADERS,),
-        deny_cache_seconds=0,
+    "drf": Variant(
+        title="DRF's own throttle, three",
+        throttles=tuple(f"benchmarks.site.throttles_drf.{name}" for name in ("PerUser", "EndpointPerUser", "Shared")),
     ),
-    "drf": _peer("DRF's SimpleRateThrottle, three", "throttles_drf"),
-    "smart": _peer("django-smart-ratelimit, three", "throttles_smart"),
-    "plus": _peer("drf-ratelimit-plus, three", "throttles_plus"),
 }

@@ -1,21 +1,24 @@
-"""The measured views: a small JSON answer each, with as little as possible beside it."""
+"""The measured views: one with as little as possible beside the limit, and one as real ones are."""
 
 from __future__ import annotations
 
-from django.conf import settings
-from django.http import HttpRequest, JsonResponse
-from django.utils.module_loading import import_string
+from django.contrib.auth.models import User
+from rest_framework.generics import ListAPIView
 from rest_framework.request import Request
 from rest_framework.response import Response
+from rest_framework.serializers import (
+    CharField,
+    HyperlinkedIdentityField,
+    ModelSerializer,
+    SerializerMethodField,
+)
 from rest_framework.views import APIView
-
-from django_ratequota.decorators import ratequota
 
 ANSWER = {"items": [{"id": 1, "name": "one"}, {"id": 2, "name": "two"}], "next": None}
 
 
-class Items(APIView):
-    """The DRF view."""
+class Trivial(APIView):
+    """A small JSON answer."""
 
     throttle_scope = "items"
 
@@ -23,22 +26,22 @@ class Items(APIView):
         return Response(ANSWER)
 
 
-class Refused(Items):
-    """The same, refused from each caller's second request on where there are limits."""
+class UserSerializer(ModelSerializer[User]):
+    url = HyperlinkedIdentityField("listing-row")
+    full_name = CharField(source="get_full_name")
+    initials = SerializerMethodField()
 
-    throttle_scope = "refused"
-    throttle_classes = [import_string(path) for path in settings.VARIANT.refusing]
+    class Meta:
+        model = User
+        exclude = ("password", "groups", "user_permissions")
 
-
-def plain(request: HttpRequest) -> JsonResponse:
-    """A sync Django view."""
-    return JsonResponse(ANSWER)
-
-
-async def aplain(request: HttpRequest) -> JsonResponse:
-    """An async Django view."""
-    return JsonResponse(ANSWER)
+    def get_initials(self, user: User) -> str:
+        return f"{user.first_name[:1]}{user.last_name[:1]}"
 
 
-limited = ratequota("items")(plain)
-alimited = ratequota("items")(aplain)
+class Listing(ListAPIView[User]):
+    """One query, 60 rows serialized."""
+
+    throttle_scope = "items"
+    queryset = User.objects.order_by("pk")
+    serializer_class = UserSerializer

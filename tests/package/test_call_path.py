@@ -1,24 +1,31 @@
-"""How much of the package one warm request enters: what its limits cost a reader, and a process."""
+"""What one warm request takes: files and functions entered, calls made, bytes sent; all but the clock."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
+import redis
 from django.contrib.auth.models import User
 from django.http import HttpResponse
 from django.test import RequestFactory
 from django.urls import resolve
+from rest_framework.request import Request
 from rest_framework.test import force_authenticate
+from rest_framework.views import APIView
 
 import django_ratequota
 from django_ratequota import check_request
 from django_ratequota.middleware import RateQuotaMiddleware
-from django_ratequota.models import Endpoint, RatePolicy
+from django_ratequota.models import Endpoint, Plan, RatePolicy
+from django_ratequota.runtime import default_limiter
+from django_ratequota.throttling import QuotaThrottle
 from tests.project.views import request_from
 from tests.support import server
 
@@ -100,3 +107,95 @@ def test_a_durable_count_takes_a_request_few_calls_more(
         calls = recorded_calls(lambda request=request: check_request(request))
         found[durable] = sum("/testing/" not in file for file, _function in calls)
     assert 0 < found[True] - found[False] <= 8
+
+
+def calls_of(function: Callable[[], object], prepare: Callable[[], object]) -> int:
+    """Return how many calls, of Python and of C, the function takes: the fewest of some runs.
+
+    A connection that was idle for a while is checked before it is used, which takes a few more.
+    """
+    counts: list[int] = []
+
+    def count(frame: FrameType, event: str, _argument: Any) -> None:
+        # Other tests may have put a scene of ``testing`` between the process and its objects.
+        if event in ("call", "c_call") and "/testing/" not in frame.f_code.co_filename:
+            counts[-1] += 1
+
+    before = sys.getprofile()
+    for _ in range(5):
+        prepare()
+        counts.append(-1)  # the call that ends counting
+        sys.setprofile(count)
+        try:
+            function()
+        finally:
+            sys.setprofile(before)
+    return min(counts)
+
+
+@pytest.fixture
+def three_policies(settings: Any, fresh_policies: None, recording: None) -> User:
+    """The policies of a request to ``/search/``, recorded; returns its user."""
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": server.url(), "TIMEOUT": 5.0}
+    search = Endpoint.objects.create(name="search")
+    plan = Plan.objects.create(name="Free", slug="free", default_for="authenticated")
+    RatePolicy.objects.create(plan=plan, rates="1000000/hour")
+    RatePolicy.objects.create(plan=plan, endpoint=search, rates="1000000/min")
+    RatePolicy.objects.create(endpoint=search, rates="1000000/day", counted_per="everyone")
+    return User.objects.create(username="alice")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_decision_takes_few_calls(three_policies: User) -> None:
+    http = request_from(three_policies, resolver_match=resolve("/search/"))
+    request, view = Request(http), APIView()
+    request.user, view.throttle_scope = three_policies, "search"
+    buckets = tuple(status.bucket for status in check_request(http, "search").statuses)
+    check, throttle = partial(default_limiter().check, buckets), QuotaThrottle()
+
+    def as_new() -> None:
+        """Forget what the checks of this request have left."""
+        view.headers = {}
+        for made in (vars(http), vars(request)):
+            for name in [name for name in made if "ratequota" in name]:
+                del made[name]
+
+    asks = {
+        "check": check,
+        "check_request": partial(check_request, http, "search"),
+        "QuotaThrottle": partial(throttle.allow_request, request, view),
+    }
+    found = {name: calls_of(ask, as_new) for name, ask in asks.items()}
+    assert view.headers["RateLimit"].count("r=") == len(buckets) == 3
+    bounds = {"check": 138, "check_request": 215, "QuotaThrottle": 240}
+    assert {name: found[name] for name in bounds if found[name] > bounds[name]} == {}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_decision_is_one_command_of_few_bytes(three_policies: User, redis_client: redis.Redis) -> None:
+    requests = [request_from(three_policies) for _ in range(40)]
+    check_request(request_from(three_policies), "search")
+
+    def ask(requests: list[Any]) -> None:
+        assert all(check_request(request, "search").allowed for request in requests)
+
+    def traffic(requests: list[Any]) -> list[int]:
+        """Return the server's reads, and bytes read and written, for the requests and one INFO."""
+        before = redis_client.info("stats")
+        ask(requests)
+        after = redis_client.info("stats")
+        names = ("total_reads_processed", "total_net_input_bytes", "total_net_output_bytes")
+        return [after[name] - before[name] for name in names]
+
+    own = traffic([])
+    reads, sent, received = [(one - info) / 20 for one, info in zip(traffic(requests[:20]), own, strict=True)]
+    with redis_client.monitor() as monitor:
+        ask(requests[20:])
+        redis_client.echo("asked")
+        seen = []
+        while (command := monitor.next_command())["command"] != "ECHO asked":
+            if command["client_type"] != "lua" and "rqtest" in command["command"]:
+                seen.append(command["command"].split()[0])
+    assert (seen, reads) == (["EVALSHA"] * 20, 1)
+    assert sent <= 600
+    assert received <= 180
