@@ -93,7 +93,7 @@ TARGETS = (
     Target("finding policies, warm, 10,000 policies", "resolve_us", 5, "µs"),
     Target("a user's first request", "cold_queries", 2, "queries"),
     Target("users forgotten by a change for one of them", "dropped_users", 1, "users"),
-    Target("loading 110,000 policies", "load_ms", 1_000, "ms"),
+    Target("`warm()` with 110,000 policies", "load_ms", 1_000, "ms"),
     Target("taking in an edit of one of 110,000 policies", "edit_ms", 20, "ms"),
     Target("ledger: CPU of the process a counter and flush", "ledger_us", 15, "µs", postgresql=True),
     Target("ledger: PostgreSQL's CPU a counter and flush", "ledger_database_us", 70, "µs", postgresql=True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Generator
 from contextlib import suppress
@@ -44,7 +45,18 @@ def _steps(limiter: Limiter | StoreError) -> Generator[Step, Any, None]:
     except StoreError as error:
         logger.warning("not connected to Redis before the first request: %s", error)
     with suppress(DatabaseError):  # which is logged where it is read
-        yield partial(policies.reload, revision)
+        yield partial(_load, revision)
         yield policies.plan_kinds
         yield policies.load_user_endpoints
     yield close_old_connections  # as at the end of a request
+
+
+def _load(revision: int) -> None:
+    """Read the policies while garbage collection is paused: it frees none of them, and takes a third of the time."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        process.policies.reload(revision)
+    finally:
+        if collects:
+            gc.enable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -74,3 +75,20 @@ def test_a_worker_starts_without_the_database(new_process: None, caplog: pytest.
     assert "the policies cannot be read: the database is gone" in caplog.text
     warm()
     assert process.policies.current() is not None
+
+
+def test_garbage_collection_is_paused_while_policies_are_read(
+    new_process: None, alice: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reload, seen = process.policies.reload, []
+
+    def look(*arguments: Any) -> Any:
+        seen.append(gc.isenabled())
+        return reload(*arguments)
+
+    monkeypatch.setattr(process.policies, "reload", look)
+    warm()
+    assert (seen, gc.isenabled()) == ([False], True)
+    with database_down():
+        warm()
+    assert gc.isenabled()
