@@ -176,6 +176,8 @@ def _policies() -> Iterator[str]:
     """Yield what the database tells of the policies."""
     newest = PolicyChange.objects.exclude(model="counter").order_by("-pk").first()
     yield f"last change  {f'{newest.at:%Y-%m-%d %H:%M:%S %Z} {newest}' if newest else 'none'}"
+    if newest:
+        yield f"to undo it   manage.py ratequota undo {newest.change_id}"
     for policy in find_unreadable():
         yield f"unreadable   {describe_unreadable(policy)}"
 
