@@ -391,3 +391,10 @@ def test_a_reset_by_name_leaves_alone_what_callers_without_an_address_share(sett
     left = {one.bucket.counted_per: one.remaining for one in check_request(request, "login", 0, again=True).statuses}
     assert left == {"ip": 4, "login_name": 5}
     assert [change.object_text for change in PolicyChange.objects.filter(action="reset")] == ["login_name:bob"]
+
+
+def test_the_table_of_attacks_lists_tests_that_exist() -> None:
+    page = (ROOT / "docs/reference/attacks.md").read_text()
+    listed = set(re.findall(r"`(test_\w+)`", page))
+    assert len(listed) > 15
+    assert [name for name in listed if not (ROOT / f"tests/security/{name}.py").exists()] == []
