@@ -125,76 +125,83 @@ def _key(default: Any, validate: _Validator) -> Any:
 class Settings:
     """``RATEQUOTA`` with its defaults; the comments become docs/reference/settings.md."""
 
-    #: False = nothing is enforced and Redis is never asked: for development, other people's tests, and emergencies.
+    #: False switches all limits off, and Redis is not used. For development, CI and emergencies.
     enabled: bool = _key(True, _boolean)
-    #: Alias in `CACHES` (django-redis or Django's `RedisCache`) whose server and login are used, on our connections.
+    #: Alias in `CACHES` (django-redis or Django's `RedisCache`) whose server and login are used, with
+    #: connections of this app.
     cache: str = _key("default", _string)
-    #: URL of the Redis to use instead of `CACHE`: `redis://`, `rediss://`, `unix://`, `redis+sentinel://`; or
-    #: `memory://`: each process counts on its own, for development, CI and single processes.
+    #: URL of the Redis to use instead of `CACHE`: `redis://`, `rediss://`, `unix://` or `redis+sentinel://`.
+    #: With `memory://` each process has counters of its own, for development, CI and projects that a single
+    #: process serves.
     redis_url: str = _key("", _string)
-    #: `REDIS_URL` names any node of a Redis Cluster.
+    #: Set to True if `REDIS_URL` is the URL of a node of a Redis Cluster.
     cluster: bool = _key(False, _boolean)
-    #: First part of every Redis key.
+    #: First part of every Redis key. Give each project on one Redis a prefix of its own.
     prefix: str = _key("rq", check_prefix)
     #: Seconds that a decision may wait for Redis, connecting included.
     timeout: float = _key(0.1, _number(0.001, 60))
-    #: Most connections of a process to each Redis server: this many for its threads, and this many for each event
-    #: loop. Requests queue for a free one. A smaller `max_connections` of the alias or the URL takes precedence.
+    #: Connections of a worker to each Redis server, at most this many for its threads and as many again for
+    #: each event loop. Requests queue for a free one. A smaller `max_connections` of the alias or the URL takes
+    #: precedence.
     max_connections: int = _key(64, _number(1, 10_000, whole=True))
-    #: What a policy without its own `on_error` does while Redis gives no decision: allow, deny (503) or local (this
-    #: process counts on its own).
+    #: What a policy without its own `on_error` does while Redis is unavailable: allow the request, deny it
+    #: (503) or decide by local counters of the worker.
     on_error: str = _key("allow", _choice(*ON_ERROR))
-    #: Number of processes that divide each limit under `on_error = local`: each admits 1 / `LOCAL_SHARE` of it.
+    #: Number of workers that share each limit under `on_error = local`. Each of them admits 1 / `LOCAL_SHARE`
+    #: of it.
     local_share: int = _key(4, _number(1, 100_000, whole=True))
-    #: Seconds between two looks in the database for policy changes whose publication was lost; with `memory://` for
-    #: the edits of other processes, by default every second.
+    #: Seconds between two queries for policy changes whose publication was lost. With `memory://` the default
+    #: is 1, and this is how workers find each other's changes.
     poll_seconds: float = _key(30.0, _number(0, 86_400))
-    #: Seconds for which this process may repeat a refusal without asking Redis again; 0 = it always asks.
+    #: Seconds for which a worker may repeat a refusal without another call to Redis; 0 = it always calls Redis.
     deny_cache_seconds: float = _key(1.0, _number(0, 60))
-    #: Seconds between two transfers to Redis of what this process has counted, for the admin to show, and of its
-    #: report, which `ratequota status` shows; 0 = nothing is counted or reported, and refusals have no id.
+    #: Seconds between two transfers of statistics and of the worker's report to Redis, for the admin and
+    #: `ratequota status`; 0 = there are none, and refusals have no id.
     statistics_seconds: float = _key(1.0, _number(0, 20))
-    #: Seconds between two writes of durable counts to the database; 0 = they are not kept there.
+    #: Seconds between two writes of durable counters to the database; 0 = the database has none.
     checkpoint_seconds: float = _key(1.0, _number(0, 3600))
-    #: Months for which the counts of ended quota windows are kept in the database; 0 = forever.
+    #: Months for which the usage of ended calendar periods is kept in the database; 0 = forever.
     keep_quota_months: int = _key(24, _number(0, 1200, whole=True))
-    #: Days for which the database keeps what each day added to a month; 0 = forever.
+    #: Days for which the database keeps the usage of each day of a month; 0 = forever.
     keep_quota_days: int = _key(62, _number(0, 36_500, whole=True))
-    #: Functions that are called when a counter reaches 80 % or 100 % of its limit, as receivers of `quota_threshold`:
-    #: one dotted path, or several.
+    #: Receivers of `quota_threshold`, called when a counter reaches 80 % or 100 % of its limit: a dotted path
+    #: or a list of them.
     notify: tuple[str, ...] = _key((), _receivers)
-    #: Which limits send `quota_threshold`: calendar (those by the calendar day, week or month) or all.
+    #: Limits that send `quota_threshold`: calendar (those by the calendar day, week or month) or all.
     notify_limits: str = _key("calendar", _choice("calendar", "all"))
-    #: Function that returns mail addresses for subjects of `IDENTIFIERS`, such as
-    #: `{"tenant:4711": "billing@acme.example"}`, for `django_ratequota.notify.mail_customers`. It is called with a
-    #: list of subjects; those that it leaves out get no mail. Users have their model's email field.
+    #: Function that returns email addresses for subjects of `IDENTIFIERS`, such as `{"tenant:4711":
+    #: "billing@acme.example"}`, for `django_ratequota.notify.mail_customers`. It is called with a list of
+    #: subjects. Subjects that it leaves out get no email. Users have their model's email field.
     customer_emails: str = _key("", _optional("(subjects) -> {subject: address}"))
-    #: Networks (CIDR) whose `X-Forwarded-For` is trusted; `unix` = a proxy on a Unix socket.
+    #: Networks (CIDR) of your proxies, whose `X-Forwarded-For` is trusted; `unix` = a proxy on a Unix socket.
     trusted_proxies: tuple[str, ...] = _key((), _networks)
-    #: IPv6 addresses that share this many leading bits count as one client.
+    #: IPv6 addresses that share this many leading bits are one client.
     ipv6_prefix: int = _key(64, _number(1, 128, whole=True))
-    #: More kinds of subjects, such as tenant or api_key, each with the function that reads it from a request, or with
-    #: None where only `check_caller` names it, as for the recipient of a message. The function returns None if the
-    #: caller has none; all callers for whom it raises share one counter.
+    #: More kinds of subjects, such as tenant or api_key, each with the function that reads it from a request.
+    #: The function returns None for clients without a value. All clients for whom it raises share one counter.
+    #: Write None instead of a function for a kind that only `check_caller` uses, such as the recipient of a
+    #: message.
     identifiers: Mapping[str, str | None] = _key(dict, _identifiers)
-    #: Who the caller is: the first of these (user, ip, or a name in `IDENTIFIERS`) that the request has.
+    #: Who the client is: the first of these (user, ip, or a key of `IDENTIFIERS`) that the request has.
     caller: tuple[str, ...] = _key(("user", "ip"), _strings())
-    #: Function that returns the slug of the caller's plan, instead of plan assignments. Where it returns None or
+    #: Function that returns the slug of the client's plan, instead of plan assignments. If it returns None or
     #: raises, the default plan applies.
     plan_resolver: str = _key("", _optional("(request) -> slug | None"))
-    #: Function that returns display names for subjects of `IDENTIFIERS`, such as `{"tenant:4711": "Acme GmbH"}`, for
-    #: the admin and the commands. It is called with a list of many subjects at once, and may leave some out. Its
-    #: attribute `ratequota_search`, if it has one, is a function that returns subjects whose names contain a text.
+    #: Function that returns display names for subjects of `IDENTIFIERS`, such as `{"tenant:4711": "Acme
+    #: GmbH"}`, for the admin and the commands. It is called with a list of many subjects at once and may leave
+    #: some out. Give it an attribute `ratequota_search`, a function that returns subjects whose names contain a
+    #: text, to make names searchable.
     subject_names: str = _key("", _optional("(subjects) -> {subject: name}"))
     #: The middleware enforces policies on every view.
     enforce_all: bool = _key(False, _boolean)
-    #: The middleware counts requests that a view with a throttle refuses before its throttle is asked (because of a
-    #: wrong key, for example) under the policies counted per ip, and refuses them before the view authenticates.
+    #: The middleware counts requests that a view refuses before its throttle runs, for example because of a
+    #: wrong key. It applies the policies counted per ip and refuses such requests before the view
+    #: authenticates.
     count_unchecked: bool = _key(False, _boolean)
-    #: Response headers to send: ietf-11 (`RateLimit` and `RateLimit-Policy` as in draft 11 of the IETF), ietf (the
-    #: newest draft that is supported, now ietf-11), x-ratelimit.
+    #: Response headers to send: ietf-11 (`RateLimit` and `RateLimit-Policy` as in draft 11 of the IETF), ietf
+    #: (the latest supported draft, now ietf-11), x-ratelimit.
     headers: tuple[str, ...] = _key(("ietf", "x-ratelimit"), _strings(*HEADER_FORMS))
-    #: Time zone of calendar days, weeks and months; by default Django's `TIME_ZONE`.
+    #: Time zone of calendar days, weeks and months. The default is Django's `TIME_ZONE`.
     time_zone_name: str = _key("", _time_zone)
 
     @property

@@ -134,7 +134,7 @@ def _forbidden(call: Call) -> list[checks.CheckMessage]:
     names = ", ".join(name.decode() for name in forbidden)
     what = f"on keys that begin with {limiter.prefix}: decisions or pages of the admin would fail."
     text = f"The Redis user may not run {names} {what}"
-    hint = "Give it the ACL in docs/security.md."
+    hint = "Give it the ACL in docs/redis.md."
     return [checks.Error(text, hint=hint, id="django_ratequota.E005")] if forbidden else []
 
 
@@ -149,6 +149,6 @@ def check_exposed(**_: Any) -> list[checks.CheckMessage]:
         exposed = default_limiter().store.exposed
     except StoreError:  # reported by E002
         return []
-    hint = "Give Redis a password (ACL users, see docs/security.md), and add it to the alias or REDIS_URL."
+    hint = "Give Redis a password (ACL users, see docs/redis.md), and add it to the alias or REDIS_URL."
     text = "Redis is reached over the network without a password."
     return [checks.Warning(text, hint=hint, id="django_ratequota.W005")] if exposed else []

@@ -92,6 +92,11 @@ def revision_key(prefix: str) -> str:
     return f"{prefix}:revision"
 
 
+def own_keys(prefix: str) -> str:
+    """Return the pattern of all other keys; those of a longer prefix, such as ``rq:b`` beside ``rq``, don't match."""
+    return f"{prefix}:{{*"
+
+
 def workers_key(prefix: str, worker: str = "") -> str:
     """Return the key of the list of reporting processes, or of one's report; no subject's tag is ``workers``."""
     return f"{prefix}:{{workers}}:{worker}" if worker else f"{prefix}:{{workers}}"

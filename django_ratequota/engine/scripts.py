@@ -51,6 +51,8 @@ COLLECT = _compose("collect")
 READ_PAIRS = _compose("read_pairs", flags=" flags=no-writes")
 #: Returns some of the keys that match a pattern.
 SCAN = _compose("scan", flags=" flags=no-writes")
+#: Deletes some of the keys that match a pattern.
+PURGE = _compose("purge", flags=" flags=allow-oom,allow-cross-slot-keys")
 #: Returns the commands that the caller's ACL forbids.
 FORBIDDEN = _compose("forbidden_commands")
 

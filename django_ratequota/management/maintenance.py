@@ -1,4 +1,4 @@
-"""The verbs ``publish``, ``rollup``, ``checkpoint`` and ``status`` of ``manage.py ratequota``."""
+"""The verbs ``publish``, ``rollup``, ``checkpoint``, ``status`` and ``purge`` of ``manage.py ratequota``."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ from ..monitoring.health import (
     wait_until_written,
 )
 from ..monitoring.rollup import KEEP_DAYS, MANY_ROWS, roll_up
+from ..operations.purge import purge as delete_keys
 from ..policies.unreadable import describe_unreadable, find_unreadable
 from ..runtime import default_limiter
 from ..store.base import NEARLY_FULL, memory_ratio, server_version
+from ..utils.escaping import one_line
 from ..utils.histogram import merged, quantile
 
 
@@ -46,6 +48,9 @@ def add_verbs(verbs: Any) -> None:
     verb.set_defaults(run=checkpoint)
     add_timeout(verb)
     verbs.add_parser("status", help="Show Redis, the revision, and every process.").set_defaults(run=status)
+    verb = verbs.add_parser("purge", help="Delete every key of this app in Redis, before you remove the app.")
+    verb.set_defaults(run=purge)
+    verb.add_argument("--no-input", action="store_true", help="Delete them without asking.")
 
 
 def publish(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
@@ -122,6 +127,25 @@ def whole_number(most: int) -> Callable[[str], int]:
     return read
 
 
+def purge(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
+    """Delete every key of this app in Redis, once the operator has said yes."""
+    limiter = default_limiter()
+    if limiter.store.absent:
+        raise CommandError(f"Nothing is counted in Redis: {limiter.store.absent}")
+    keys = f"{settings.prefix} at {', '.join(limiter.store.info())}"
+    if options["no_input"] or _agreed(f"This deletes every key of {keys}. Limits that are in use start again."):
+        yield f"Deleted {delete_keys(limiter)} keys of {keys}"
+    else:
+        yield "Nothing was deleted"
+
+
+def _agreed(what: str) -> bool:
+    try:
+        return input(f"{one_line(what)}\nType 'yes' to go on, or anything else to stop: ") == "yes"
+    except EOFError:
+        raise CommandError("There is no terminal to ask: add --no-input to delete the keys without asking") from None
+
+
 def status(_command: BaseCommand, _options: dict[str, Any]) -> Iterator[str]:
     """Yield line by line, so that what was read before an error is shown."""
     limiter = default_limiter()
@@ -152,6 +176,8 @@ def _policies() -> Iterator[str]:
     """Yield what the database tells of the policies."""
     newest = PolicyChange.objects.exclude(model="counter").order_by("-pk").first()
     yield f"last change  {f'{newest.at:%Y-%m-%d %H:%M:%S %Z} {newest}' if newest else 'none'}"
+    if newest:
+        yield f"to undo it   manage.py ratequota undo {newest.change_id}"
     for policy in find_unreadable():
         yield f"unreadable   {describe_unreadable(policy)}"
 

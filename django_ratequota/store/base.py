@@ -223,8 +223,11 @@ class Store(ABC):
         """Return the steps of one command; with ``always`` they pass an open breaker."""
 
     @abstractmethod
-    def survey_steps(self, command: Command) -> Steps:
-        """Return the steps that send a command to each server that decides, and return their replies by its name."""
+    def survey_steps(self, command: Command, only: str = "") -> Steps:
+        """Return the steps that send a command to each server that decides, and return their replies by its name.
+
+        ``only`` is the name of the one to ask; "" = all of them.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -244,6 +247,13 @@ class Store(ABC):
     async def aexecute(self, command: Command) -> Any:
         """``execute``, awaited."""
         return await Call(self, always=True).ado(command)
+
+    def execute_on(self, name: str, command: Command) -> Any:
+        """Send one command to the server of this name, as in ``info``; raises ``StoreError``."""
+        replies = drive(self.survey_steps(command, name), Call(self, always=True).step)
+        if name not in replies:
+            raise StoreError("moved", f"{name} no longer decides: another server has taken over")
+        return replies[name]
 
     def info(self, call: Call | None = None) -> dict[str, dict[str, str]]:
         """Return the INFO fields of each server that decides, by its name (host:port); raises ``StoreError``.
@@ -268,7 +278,9 @@ class AbsentStore(Store):
         """Raise ``StoreError``."""
         raise StoreError(self._reason, self.absent)
 
-    survey_steps = steps
+    def survey_steps(self, command: Command, only: str = "") -> Never:
+        """Raise ``StoreError``."""
+        self.steps(command)
 
     def close(self) -> None:
         """Do nothing."""

@@ -101,12 +101,12 @@ class ClusterStore(Store):
         for node in (*self.configured, *self._nodes.values()):
             node.close()
 
-    def survey_steps(self, command: Command) -> Steps:
-        """Ask each master."""
+    def survey_steps(self, command: Command, only: str = "") -> Steps:
+        """Ask each master, or the one of this name."""
         yield from self._load_slots()
         replies = {}
         for node in dict.fromkeys(self._slots or ()):
-            if node is not None:
+            if node is not None and only in ("", node.name):
                 replies[node.name] = yield Send(node, command)
         return replies
 

@@ -53,7 +53,7 @@ class SentinelStore(Store):
         self.breaker.succeeded()
         return reply
 
-    def survey_steps(self, command: Command) -> Steps:
+    def survey_steps(self, command: Command, only: str = "") -> Steps:
         """Ask the master."""
         master = yield from self._find_master()
         return {master.name: (yield Send(master, command))}

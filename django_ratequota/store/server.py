@@ -142,7 +142,7 @@ class ServerStore(Store):
         """Send to the server."""
         return (yield Send(self.server, command, breaker=self.breaker))
 
-    def survey_steps(self, command: Command) -> Steps:
+    def survey_steps(self, command: Command, only: str = "") -> Steps:
         """Ask the server."""
         return {self.server.name: (yield Send(self.server, command))}
 

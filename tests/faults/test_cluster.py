@@ -28,6 +28,7 @@ from django_ratequota.monitoring.traces import forget, traces_of
 from django_ratequota.runtime import default_limiter
 from django_ratequota.utils.sansio import drive
 from tests.project.views import request_from
+from tests.support.commands import run
 from tests.support.properties import scaled, thorough_after
 
 from . import poll
@@ -549,3 +550,15 @@ def test_what_is_held_of_a_subject_is_found_on_its_master(emptied: Cluster) -> N
             assert [len(list(traces_of(subject))) for subject in subjects] == [0 if forgotten else 2] * 10
             for subject in subjects:
                 forget(subject)
+
+
+def test_a_purge_empties_every_master_of_its_own_keys(emptied: Cluster) -> None:
+    for number in range(300):
+        emptied.owner(f"session:{number}").command("SET", f"session:{number}", "x")
+    with override_settings(RATEQUOTA=settings_of(emptied)):
+        for number in range(300):
+            default_limiter().charge([Bucket(f"user:{number}", Rate.parse("9/h"))])
+        default_limiter().publish()
+        assert all(node.command("DBSIZE") > 10 for node in emptied.primaries())
+        assert "Deleted 301 keys of rqtest at " in run("purge", "--no-input")
+    assert sum(node.command("DBSIZE") for node in emptied.primaries()) == 300

@@ -154,7 +154,9 @@ def test_status_shows_store_revision_last_change_and_ledger(
     assert lines[0].endswith(" s")
     assert lines[1] == f"eviction     noeviction, {info['evicted_keys']} keys evicted"
     assert f"revision     {default_limiter().stored_revision()}" in text
-    assert f"created: user:{alice.pk} × all endpoints: 1000/day" in text
+    assert f"created: user:{alice.pk} × all endpoints: 1000/day\n" in text
+    [undo] = re.findall(r"^to undo it   manage\.py ratequota (undo \S+)$", text, re.MULTILINE)
+    assert "deleted" in run(*undo.split(), "--dry-run")
     assert "keys         rqtest:*" in text
     assert "ledger       0 rows\n" in text
     assert "processes    none has reported in the last minute\n" in text

@@ -361,6 +361,12 @@ def test_the_alerts_query_existing_metrics() -> None:
     assert set(reasons.split("|")) == NO_BREAKER, "errors that open no breaker have an alert"
 
 
+def test_the_runbook_has_each_alert() -> None:
+    alerts = re.findall(r"- alert: (\w+)", (DOCS / "alerts.yml").read_text())
+    listed = re.findall(r"^### (\w+)$", (DOCS / "runbook.md").read_text(), re.MULTILINE)
+    assert listed == alerts
+
+
 def test_the_metrics_page_of_the_docs_lists_every_metric() -> None:
     page = (DOCS / "metrics.md").read_text()
     listed = set(re.findall(r"^\| `(ratequota_\w+)", page, re.MULTILINE))

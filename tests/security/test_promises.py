@@ -1,4 +1,4 @@
-"""What docs/security.md promises and no other module tests: Redis' ACL, scopes, hostile names, login limits."""
+"""What docs/redis.md and docs/security.md promise and no other module tests: the ACL, scopes, hostile names."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.project import views
 from tests.support.properties import thorough_after
 from tests.support.snippets import ROOT
 
-DOCS = (ROOT / "docs/security.md").read_text()
+DOCS = (ROOT / "docs/redis.md").read_text()
 database = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
 
@@ -133,6 +133,18 @@ def test_each_documented_command_is_needed(server: Node, own: redis.Redis, by_ac
     with pytest.raises((StoreError, CommandError)) as caught:
         use_every_verb(server)
     assert command[1:] in str(caught.value).lower()
+
+
+@with_database
+@pytest.mark.parametrize("verb", ["purge --no-input", "export-subject --subject ip:203.0.113.7"])
+def test_some_verbs_need_more(own: redis.Redis, by_acl: None, verb: str) -> None:
+    own.set("rq:{user:1}:0:tb60", "x")
+    [more] = re.findall(rf"`(?:ratequota )?{verb.split()[0]}` add `([^`]+)`", DOCS)
+    for command in more.split():
+        with pytest.raises(CommandError, match=f"(?i){command[1:]}"):
+            call_command("ratequota", *verb.split())
+        own.execute_command("ACL", "SETUSER", "ratequota", command)
+    call_command("ratequota", *verb.split(), stdout=io.StringIO())
 
 
 OTHER_KEYS = ("GET session:1", "SET session:1 x", "DEL session:1", "GET rqother:1", "KEYS *", "SCAN 0")
@@ -379,3 +391,10 @@ def test_a_reset_by_name_leaves_alone_what_callers_without_an_address_share(sett
     left = {one.bucket.counted_per: one.remaining for one in check_request(request, "login", 0, again=True).statuses}
     assert left == {"ip": 4, "login_name": 5}
     assert [change.object_text for change in PolicyChange.objects.filter(action="reset")] == ["login_name:bob"]
+
+
+def test_the_table_of_attacks_lists_tests_that_exist() -> None:
+    page = (ROOT / "docs/reference/attacks.md").read_text()
+    listed = set(re.findall(r"`(test_\w+)`", page))
+    assert len(listed) > 15
+    assert [name for name in listed if not (ROOT / f"tests/security/{name}.py").exists()] == []
