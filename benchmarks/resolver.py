@@ -38,7 +38,7 @@ def _by_size(rows: list[Any]) -> Table:
         "identity: from the request's user and address on; a new caller has not been seen before; CPU time. 1,000 "
         "endpoints. Loading reads everything except what belongs to one user; memory is that of the snapshot."
     )
-    return Table("Resolving", (*columns, "load, ms", "snapshot, MB"), rows, note)
+    return Table("Resolving", (*columns, "building the snapshot, ms", "snapshot, MB"), rows, note)
 
 
 def _by_user(rows: list[Any]) -> Table:
@@ -47,9 +47,9 @@ def _by_user(rows: list[Any]) -> Table:
 
 
 def _by_edit(rows: list[Any]) -> Table:
-    columns = ("database", "policies", "loading all, ms", "an edit, ms", "of 100 policies, ms")
+    columns = ("database", "policies", "loading all by warm(), ms", "an edit, ms", "of 100 policies, ms")
     note = (
-        "CPU of a process that takes in all policies, an edit of one and an edit of a hundred; medians. Only the "
+        "CPU of a process that takes in all policies, an edit of one and an edit of a hundred; edits are medians. Only the "
         "policies edited are read again."
     )
     return Table("Edits", columns, rows, note)

@@ -8,7 +8,7 @@ def geocode(address): ...
 from __future__ import annotations
 
 import functools
-import logging
+import inspect
 import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,6 +20,7 @@ from .exceptions import InvalidCost, InvalidRate, StoreError
 from .policies.requests.view_declarations import scope_name
 from .runtime import default_limiter
 from .utils.optional import require
+from .utils.problems import note_problem
 
 if TYPE_CHECKING:
     from celery import current_task, exceptions
@@ -32,35 +33,38 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _LONGEST_WAIT = 60.0
 #: The header of a task with how often it has been handed back.
 _WAITS = "ratequota_waits"
-logger = logging.getLogger("django_ratequota")
 
 
 def rate_limited(name: str, rates: str | None = None, *, cost: int | None = None) -> Callable[[Function], Function]:
     """Run a task only when a limit has room; else hand it back to its queue, to ask again within a minute.
 
-    It decorates the function below ``@shared_task`` or ``@app.task``. With ``rates``, such as ``12/min`` or ``5/s,
-    1000/day``, ``name`` is the limit's own, and all tasks with that name share it. No period has more than its limit,
-    because the algorithm is sliding_window_log where ``rates`` names none. Without ``rates``, ``name`` is that of an
-    endpoint: the policies that operators edit apply, as in ``check_caller(scope=name)``. ``cost`` is in units, None =
-    1, or the endpoint's own.
+    It decorates the function below ``@shared_task`` or ``@app.task``, once. With ``rates``, such as ``12/min`` or
+    ``5/s, 1000/day``, ``name`` is the limit's own, and all tasks with that name share it. No period has more than its
+    limit, because the algorithm is sliding_window_log where ``rates`` names none. Without ``rates``, ``name`` is that
+    of an endpoint: the policies that operators edit apply, as in ``check_caller(scope=name)``. ``cost`` is in units,
+    None = 1, or the endpoint's own.
 
-    A task that is handed back is not retried: its ``retries`` stay, and no order is promised. Calling the function
-    itself, without a worker, is not limited. Raises ``InvalidRate`` and ``InvalidCost`` when decorating.
+    A task that is handed back is not retried: its ``retries`` stay, and no order is promised. Without a worker,
+    called or run eagerly, the task is not limited. Raises ``InvalidRate`` and ``InvalidCost`` when decorating.
     """
     scope, buckets = scope_name(name), () if rates is None else _buckets(name, rates)
-    if cost is not None and any(check_cost(cost) > bucket.rate.capacity for bucket in buckets):
-        raise InvalidCost(f"a task of {cost} units never fits into {rates}: lower its cost")
+    units = 1 if cost is None else check_cost(cost)
+    if any(units > bucket.rate.capacity for bucket in buckets):
+        raise InvalidCost(f"a task of {units} units never fits into {rates}: lower its cost")
 
     def decorate(function: Function) -> Function:
         @functools.wraps(function)
         def limited(*args: Any, **kwargs: Any) -> Any:
             task = current_task
-            if task and not task.request.called_directly:
+            if task and not task.request.called_directly and not task.request.is_eager:
                 wait = _wait(scope, buckets, cost)
                 if wait is not None:
                     raise _handed_back(task, wait)
+                (task.request.headers or {}).pop(_WAITS, None)  # its own retries begin anew
             return function(*args, **kwargs)
 
+        # ``delay`` compares arguments with it.
+        limited.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
         return limited  # type: ignore[return-value]
 
     return decorate
@@ -70,20 +74,24 @@ def _buckets(name: str, rates: str) -> tuple[Bucket, ...]:
     parsed = parse_rates(rates, "sliding_window_log")
     if isinstance(parsed, str):
         raise InvalidRate(f"write a rate such as '12/min', not {rates!r}")
-    return tuple(Bucket(name, rate) for rate in parsed)
+    # The scope keeps the counters of requests apart, whatever the name.
+    return tuple(Bucket(name, rate, scope="task") for rate in parsed)
 
 
 def _wait(scope: str | None, buckets: tuple[Bucket, ...], cost: int | None) -> float | None:
     """Return how long the task has to wait (s); None = it may run, and is charged."""
+    units = 1 if cost is None else cost
     try:
-        decision = default_limiter().check(buckets, cost or 1) if buckets else check_caller(scope=scope, cost=cost)
+        decision = default_limiter().check(buckets, units) if buckets else check_caller(scope=scope, cost=cost)
     except StoreError as error:
-        logger.warning("a task waits for its limit, as Redis is unavailable: %s", error)
+        note_problem("tasks", f"tasks wait for their limits, as Redis is unavailable: {error}")
         return _LONGEST_WAIT
     if decision.allowed:
         return None
-    # An operator may lift a block at any time.
-    return _LONGEST_WAIT if decision.retry_after is None else decision.retry_after
+    if decision.retry_after is None:  # an operator may lift a block or raise a limit at any time
+        note_problem("tasks", f"tasks wait for {scope!r}, which is blocked, or whose limit is below their cost")
+        return _LONGEST_WAIT
+    return decision.retry_after
 
 
 def _handed_back(task: Any, wait: float) -> Exception:
@@ -93,13 +101,10 @@ def _handed_back(task: Any, wait: float) -> Exception:
     were refused together do not ask together.
     """
     request = task.request
-    headers = request.headers or {}
-    waits = int(headers.get(_WAITS, 0))
-    countdown = min(_LONGEST_WAIT, random.uniform(wait, max(wait, 0.1) * 1.5 ** min(waits + 1, 30)))  # noqa: S311
-    if not request.is_eager:
-        headers = {**headers, _WAITS: waits + 1}
-        task.signature_from_request(
-            request, countdown=countdown, retries=request.retries, headers=headers
-        ).apply_async()
-    retry: Exception = exceptions.Retry(when=countdown, is_eager=request.is_eager)
+    waits = int((request.headers or {}).get(_WAITS, 0)) + 1
+    longest = min(_LONGEST_WAIT, max(wait, 0.1) * 1.5 ** min(waits, 30))
+    countdown = random.uniform(min(wait, _LONGEST_WAIT / 2), longest)  # noqa: S311
+    again = task.signature_from_request(request, countdown=countdown, retries=request.retries)
+    again.set(headers={**(again.options.get("headers") or {}), _WAITS: waits}).apply_async()
+    retry: Exception = exceptions.Retry(when=countdown)
     return retry
