@@ -49,8 +49,8 @@ def _by_user(rows: list[Any]) -> Table:
 def _by_edit(rows: list[Any]) -> Table:
     columns = ("database", "policies", "loading all by warm(), ms", "an edit, ms", "of 100 policies, ms")
     note = (
-        "CPU of a process that takes in all policies, an edit of one and an edit of a hundred; edits are medians. Only the "
-        "policies edited are read again."
+        "CPU of a process that takes in all policies, an edit of one and an edit of a hundred. Edits are "
+        "medians. Only the policies edited are read again."
     )
     return Table("Edits", columns, rows, note)
 

@@ -48,8 +48,8 @@ def run(quick: bool = False) -> Result:
         (name, each, each / us["`return 1`"], round(1e6 / each)) for name, each in us.items()
     ]
     note = (
-        f"{_CONNECTIONS} connections; all admitted but the cost that never fits. CPU includes reading the command and "
-        "writing the reply. Redis runs scripts on one core, which makes 1,000,000 / CPU decisions a second."
+        f"{_CONNECTIONS} connections; all admitted but the cost that never fits. CPU includes reading the command "
+        "and writing the reply. Redis runs scripts on one core, which makes 1,000,000 / CPU decisions a second."
     )
     figures = {f"decisions_{count}": 1e6 / us[_name(DEFAULT_ALGORITHM, count)] for count in (1, 3)}
     return Result(

@@ -28,8 +28,8 @@ class Target:
 
 
 _REQUEST = (
-    "The same EVALSHA is given its keys. `check_request` also finds the caller, the plan and the policies, and records "
-    "statistics, which another thread sends. QuotaThrottle also writes the headers."
+    "The same EVALSHA is given its keys. `check_request` also finds the caller, the plan and the policies, and "
+    "records statistics, which another thread sends. QuotaThrottle also writes the headers."
 )
 _PLUS = (
     "drf-ratelimit-plus has its limits in code and sends one INCRBY for a fixed window. QuotaThrottle finds the "
