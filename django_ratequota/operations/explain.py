@@ -143,7 +143,7 @@ def _plan_source(context: EvaluationContext, resolution: Resolution) -> str:
     source, unnamed = plan_source(context), unnamed_kinds(context.caller, resolution.assigned_to)
     if not unnamed:
         return source
-    text = _("%(source)s; a request with %(kinds)s may be on another plan")
+    text = _("%(source)s, but a request with %(kinds)s may be on another plan")
     return text % {"source": source, "kinds": ", ".join(unnamed)}
 
 

@@ -193,7 +193,7 @@ def month_of(text: str) -> tuple[date, date]:
         first = datetime.strptime(text, "%Y-%m").date()
         return first, (first + timedelta(days=31)).replace(day=1)
     except (OverflowError, ValueError) as error:
-        raise ValidationError(_("Write the month as in 2026-10, not %(text)r."), params={"text": text}) from error
+        raise ValidationError(_("Enter the month as in 2026-10, not %(text)r."), params={"text": text}) from error
 
 
 def previous_month() -> str:

@@ -15,7 +15,7 @@ from ...monitoring.refusals import Refusal
 from ...monitoring.timeline import Counts, Span
 from ..formatting import number_text, percent
 
-SPANS: dict[Span, Any] = {"hour": _("last hour"), "day": _("last day"), "week": _("last week")}
+SPANS: dict[Span, Any] = {"hour": _("last hour"), "day": _("last 24 hours"), "week": _("last week")}
 #: Newest refusals that are searched for those of a selected endpoint or policy.
 _SEARCHED = 500
 

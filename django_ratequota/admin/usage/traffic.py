@@ -27,7 +27,7 @@ from .outages import outage_texts
 #: Endpoints, callers and refusals that are listed.
 _MOST = 10
 #: The columns by which callers can be sorted.
-_COLUMNS = {"admitted": _("Admitted"), "would_refuse": _("Would be refused"), "refused": _("Refused")}
+_COLUMNS = {"admitted": _("Admitted"), "would_refuse": _("Log only"), "refused": _("Refused")}
 
 
 class TrafficPage(AdminPage):
