@@ -41,7 +41,7 @@ _INSTANT = serializers.DateTimeField()
 
 
 class LimitSerializer(serializers.Serializer[Any]):
-    """What both endpoints say of each limit."""
+    """The fields of a limit that both endpoints have."""
 
     title = serializers.CharField(help_text="Title of the limit for people, such as search: 10/min.")
     name = serializers.CharField(help_text="Name of the limit in the RateLimit headers, such as search/min.")
@@ -59,7 +59,7 @@ class LimitSerializer(serializers.Serializer[Any]):
 
 
 class QuotaLimitSerializer(LimitSerializer):
-    """One limit, and what the caller has used of it and has left."""
+    """One limit with the units that the caller has used and has left."""
 
     # The first three are null where the limit has no calendar window, the others while counts are unavailable.
     period = serializers.CharField(
@@ -107,7 +107,7 @@ class CallersView(APIView):
         return super().handle_exception(exc)
 
     def finalize_response(self, request: Any, response: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the response, which is nobody else's."""
+        """Return the response, which no cache may keep for other callers."""
         response["Cache-Control"] = "no-store"
         return super().finalize_response(request, response, *args, **kwargs)
 
@@ -157,7 +157,7 @@ class UsageView(CallersView):
 
 
 class QuotaWindowSerializer(LimitSerializer):
-    """What the caller has used of one limit in one day, week or month."""
+    """The caller's usage of one limit in one day, week or month."""
 
     period = serializers.CharField(help_text="Length of the window: day, week or month.")
     starts_at = serializers.DateTimeField(help_text="Start of the window.")
@@ -179,7 +179,7 @@ class QuotaWindowSerializer(LimitSerializer):
 
 
 class QuotaWindowPagination(CursorPagination):
-    """The newest windows first, 100 at a time; ``?page_size=`` up to 1,000."""
+    """The latest windows first, 100 at a time; ``?page_size=`` up to 1,000."""
 
     ordering = ("-starts_at", "-id")
     page_size, page_size_query_param, max_page_size = 100, "page_size", 1000
@@ -202,7 +202,7 @@ class QuotaWindowPagination(CursorPagination):
 
 
 class UsageHistoryView(CallersView, ListAPIView[QuotaWindow]):
-    """What the caller has used of each limit in earlier days, weeks and months, and so far in those that run now.
+    """The caller's usage of each limit in earlier days, weeks and months and in the current ones.
 
     The caller is its user and its identifiers, not its address. ``?period=`` selects day, week or month, ``?user=``,
     a primary key or a name, another user. Rolling limits, and policies that are not durable, have no such windows.

@@ -100,7 +100,7 @@ class SaveList(ChangeList):
 
 @admin.register(PolicyChange)
 class PolicyChangeAdmin(Unlisted, AutocompleteAdmin, RecordedAdmin):
-    """Who changed what, when and why. Nobody can edit it."""
+    """The history of all changes. It is read-only for everybody."""
 
     pages = ("saves.SavePage", "saves.ChangePage", "revert.RevertPage")
     list_display = [_AT, "actor", "saved", "what_changed", "reason_text"]

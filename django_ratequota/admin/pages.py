@@ -1,4 +1,4 @@
-"""Pages beside Django's own in the admin: one class per page, listed in ``pages`` of its model admin."""
+"""Pages next to Django's own in the admin: one class per page, listed in ``pages`` of its model admin."""
 
 from __future__ import annotations
 

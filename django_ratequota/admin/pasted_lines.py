@@ -19,7 +19,7 @@ from .base import REASON_FIELD, ChangeReasonForm
 from .formatting import shown
 from .pages import AdminPage
 
-#: Most bad lines that the page lists; more are counted.
+#: Maximum number of bad lines that the page lists; more are counted.
 _SHOWN_PROBLEMS = 500
 
 

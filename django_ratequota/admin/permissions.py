@@ -1,4 +1,4 @@
-"""Who may see, edit and reset which policies; every page asks here.
+"""The permissions to see, change and reset policies, for all pages.
 
 Overrides (policies for a user or a subject) are edited with the permission ``grant_override``, other policies with
 Django's own permission to add, change or delete rate policies. ``block_callers`` adds and ends blocks, by their page.

@@ -33,7 +33,7 @@ _HEADS = (
 
 
 class QuotasPage(LedgerPage):
-    """Who is near a limit now, the fullest first; with ``csv`` in the address all of them, as a file."""
+    """The customers near a limit, the fullest first; with ``csv`` in the URL all of them, as a file."""
 
     path, name = "quotas/", "quotas"
 

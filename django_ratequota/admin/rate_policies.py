@@ -20,9 +20,9 @@ from .permissions import PolicyPermissions
 from .policy_forms import PolicyForm, RowForm, StoredRows
 from .warnings import WarnsOnSave
 
-#: As static/django_ratequota/policy.js has them.
+#: The same as in static/django_ratequota/policy.js.
 _AUDIENCE = ["plan", "user", "subject", "subject_list"]
-#: What an operator rarely needs.
+#: Fields that operators rarely need.
 _ADVANCED = ["starts_at", "counted_per", "algorithm", "on_error", "durable", "leads_headers"]
 
 

@@ -31,10 +31,10 @@ from .formatting import moment, shown
 from .pages import AdminPage
 from .permissions import is_override, may, may_name, permission_name
 
-#: Most objects that the page compares; larger saves are undone by the command. Most that it lists.
+#: Maximum number of objects that the page compares (the command undoes larger saves), and that it lists.
 MOST, _LISTED = 2_000, 50
 _FLAGS = {"create": ADDITION, "change": CHANGE, "delete": DELETION}
-#: What is taken back -> the page's title, and what is recorded.
+#: Kind of revert -> the page's title, and the text for the history.
 _TEXTS = {
     "save": (_("Undo the change of %(date)s"), _("undid the change of %(date)s")),
     "object": (_("Restore the version before %(date)s"), _("restored version before %(date)s")),

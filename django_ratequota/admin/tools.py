@@ -1,4 +1,4 @@
-"""The tool bar of all pages of the app, and which models its index lists beside it."""
+"""The tool bar of all pages of the app, and which models its index lists next to it."""
 
 from __future__ import annotations
 

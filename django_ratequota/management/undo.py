@@ -14,7 +14,7 @@ from ..models import PolicyChange, RatePolicy
 from ..operations.differences import who_changed
 from ..operations.revert import apply, of_save, plan
 
-#: Most objects that are named because they stay as they are.
+#: Maximum number of unchanged objects that are listed.
 _LISTED = 20
 
 

@@ -1,4 +1,4 @@
-"""What was counted, kept for longer than Redis keeps it: requests by the hour, and units by calendar window."""
+"""Counts that are kept for longer than in Redis: requests by the hour, and units by calendar window."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class UsageCount(models.Model):
 
 
 class QuotaWindow(models.Model):
-    """What one counter has charged and refunded in one calendar window; both only grow (``monitoring.ledger``)."""
+    """The units that one counter has charged and refunded in one window; both only grow (``monitoring.ledger``)."""
 
     class Period(models.TextChoices):
         DAY = "day", _("day")
@@ -76,7 +76,7 @@ class QuotaWindow(models.Model):
             "Whether several policies have limited the counter. The days show the charges under each policy."
         ),
     )
-    # What follows is of the newest sum; policy, rate and limit are of the newest one that charged anything.
+    # The fields below are from the latest sum; policy, rate and limit are from the latest one that charged anything.
     starts_at = models.DateTimeField(_("starts at"), help_text=_("Start of the window."))
     ends_at = models.DateTimeField(_("ends at"), help_text=_("End of the window."))
     period = models.CharField(_("period"), max_length=5, choices=Period.choices, help_text=_("Length of the window."))
@@ -111,7 +111,7 @@ class QuotaWindow(models.Model):
 
 
 class QuotaDay(models.Model):
-    """What one day added to a month in ``QuotaWindow``, by policy; kept for KEEP_QUOTA_DAYS.
+    """The units that one day added to a month in ``QuotaWindow``, by policy; kept for KEEP_QUOTA_DAYS.
 
     Of a month that several policies have limited, as long as the month: an invoice has a line for each of its plans.
     """

@@ -21,7 +21,7 @@ from ..policies.snapshot import Snapshot
 from ..utils.addresses import is_within, network_from
 from .numbers import number
 
-#: Most characters of a name in a warning.
+#: Maximum length of a name in a warning.
 _SHOWN_CHARACTERS = 100
 #: The largest limit for which a log is kept without a warning, and the bytes of an entry in it.
 _MOST_LOGGED, _ENTRY_BYTES = 100_000, 14

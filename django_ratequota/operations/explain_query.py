@@ -20,9 +20,9 @@ from ..policies.requests.view_declarations import cost_of, least_cost, scope_of,
 from ..utils.addresses import Network, named_network, unmap
 from .explain import Explanation, explain_caller
 
-#: In query strings: begins the name of an identifier, because it may be called as another parameter is.
+#: Prefix of identifiers in query strings, because an identifier may have the name of another parameter.
 IDENTIFIER = "identifier_"
-#: In query strings: the plan where PLAN_RESOLVER returns None; no slug has brackets.
+#: The plan in query strings where PLAN_RESOLVER returns None; no slug has brackets.
 NO_PLAN = "(none)"
 
 

@@ -25,7 +25,7 @@ from .numbers import number
 from .replay import replay_each
 from .spans import has_room, peak, spread
 
-#: Most attempts that one estimate replays; of more, it replays those of some callers.
+#: Maximum number of attempts that one estimate replays; beyond it, only those of some callers are replayed.
 MOST_ATTEMPTS = 200_000
 #: Time to read callers; at least a quarter of it, however long reading the records took.
 SECONDS = 2.0
@@ -47,7 +47,7 @@ class Fit:
 class Hit:
     """A caller of whom the policy would have refused requests."""
 
-    #: As counters name it: ``user:42``.
+    #: The caller in the form that counters use: ``user:42``.
     caller: str
     refused: int
     #: All of the caller's requests that the policy applies to, refused ones included.
@@ -56,7 +56,7 @@ class Hit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Impact:
-    """What a policy would have refused."""
+    """The requests that a policy would have refused."""
 
     #: Time of the first record (aware); None = no records.
     since: datetime | None

@@ -28,8 +28,8 @@ from ..changes.writer import users_by_login
 from ..policies.facts import to_datetime, to_us
 from .numbers import number
 
-#: Most lines at once, with empty ones and comments; a longer file is refused, because a worker that takes long is
-#: ended by its server: each line is recorded in the history, in 0.2 ms.
+#: Maximum number of lines at once, with empty ones and comments. A longer file is refused, because servers end
+#: workers that take long, and each line takes 0.2 ms to record in the history.
 MAX_LINES = 25_000
 _REASON, _UNTIL = re.compile(r"(?:^|(?<=\s))#"), re.compile(r"(?<=\s)until(?=\s)")
 #: The first cell of a file in CSV, and what separates it from the next one.

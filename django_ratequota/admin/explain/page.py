@@ -30,7 +30,7 @@ from .counter_rows import counter_rows, fullest_first
 from .form import data_of, explain_form, find_caller
 from .refusals import find_refusal, refusal_details, refused_places
 
-#: Most policies listed, winners first: a caller may have as many dated ones.
+#: Maximum number of policies listed, winners first, because a caller may have that many dated ones.
 _MAX_CANDIDATES = 200
 
 

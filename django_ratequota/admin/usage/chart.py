@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy as _
 from ...monitoring.timeline import Span, Timeline
 from ..formatting import number_text
 
-#: Where the bars are in the drawing of ``chart.html``, in SVG user units.
+#: The place of the bars in the drawing of ``chart.html``, in SVG user units.
 _LEFT, _ACROSS, _BOTTOM, _DOWN = 76, 618, 216, 202
 #: The parts of a bar, the lowest first: the class in plots.css, and its name.
 _SERIES = {"admitted": _("admitted"), "would": _("admitted (log only)"), "refused": _("refused")}

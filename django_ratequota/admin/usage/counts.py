@@ -22,7 +22,7 @@ _SEARCHED = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """What the operator selected: a span of time, and all requests, those of an endpoint, or those of a policy."""
+    """The operator's selection: a span of time and all requests, those of an endpoint or those of a policy."""
 
     span: Span = "hour"
     #: 0 = requests that belong to no endpoint; None = all requests.

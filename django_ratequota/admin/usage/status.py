@@ -23,7 +23,7 @@ _STATES = {
     "behind": _("behind"),
     "silent": _("not reporting"),
 }
-#: What is wrong in these states. In the others, a worker loads the newest policies before its next decision.
+#: The problem in each of these states. In the others, a worker loads the latest policies before its next decision.
 _TROUBLE = {
     "behind": _("Older policies still apply on %(workers)s. Check the log there."),
     "silent": _("No reports come from %(workers)s. A silent worker has stopped, hangs or cannot reach Redis."),

@@ -1,4 +1,4 @@
-"""The page Traffic: requests over time, by endpoint and by caller, and the newest refusals."""
+"""The page Traffic: requests over time, by endpoint and by caller, and the latest refusals."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _COLUMNS = {"admitted": _("Admitted"), "would_refuse": _("Log only"), "refused":
 
 
 class TrafficPage(AdminPage):
-    """What was requested in the last hour, day or week, of all endpoints or of one."""
+    """The requests of the last hour, day or week to all endpoints or to one."""
 
     path, name = "traffic/", "traffic"
     media = forms.Media(css={"all": ["django_ratequota/plots.css", "django_ratequota/usage.css"]})
@@ -112,7 +112,7 @@ class TrafficPage(AdminPage):
             # Requests are counted by endpoint or by policy, not by both.
             endpoint_id=int(found["endpoint"]) if found["endpoint"] and policy is None else None,
             policy_id=policy,
-            # Whom a policy admitted is not counted by caller.
+            # Admitted requests are not counted by policy and caller.
             order=found["order"] or ("admitted" if policy is None else "refused"),
         )
 
