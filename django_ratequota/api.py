@@ -41,39 +41,44 @@ _INSTANT = serializers.DateTimeField()
 
 
 class LimitSerializer(serializers.Serializer[Any]):
-    """What both endpoints say of each limit."""
+    """The fields of a limit that both endpoints have."""
 
-    title = serializers.CharField(help_text="The limit as people call it, such as search: 10/min.")
-    name = serializers.CharField(help_text="Its name in the RateLimit headers, such as search/min.")
+    title = serializers.CharField(help_text="Title of the limit for people, such as search: 10/min.")
+    name = serializers.CharField(help_text="Name of the limit in the RateLimit headers, such as search/min.")
     scope = serializers.CharField(
-        allow_null=True, help_text="The endpoint's name, of a deleted one its number; null = all endpoints together."
+        allow_null=True, help_text="Name of the endpoint, or its number if deleted. null = all endpoints together."
     )
-    rate = serializers.CharField(help_text="Such as 100/min burst 20; of a window, that of its last request.")
-    unit = serializers.CharField(help_text="What the numbers count: units, or requests whatever they cost.")
+    rate = serializers.CharField(
+        help_text="Rate such as 100/min burst 20. For past windows, the rate of the last request."
+    )
+    unit = serializers.CharField(help_text="Unit of the numbers: units, or requests regardless of their cost.")
     counted_per = serializers.CharField(
-        help_text="Whose counter it is: user, plan, everyone, an identifier's name; ip = of an anonymous caller."
+        help_text="Owner of the counter: user, plan, everyone or the name of an identifier. ip = an anonymous client."
     )
-    limit = serializers.IntegerField(help_text="The most units that can be free at a time.")
+    limit = serializers.IntegerField(help_text="Maximum number of units that can be available at a time.")
 
 
 class QuotaLimitSerializer(LimitSerializer):
-    """One limit, and what the caller has used of it and has left."""
+    """One limit with the units that the caller has used and has left."""
 
     # The first three are null where the limit has no calendar window, the others while counts are unavailable.
-    period = serializers.CharField(allow_null=True, help_text="Its calendar window: day, week or month; null = none.")
-    starts_at = serializers.DateTimeField(allow_null=True, help_text="When that window began.")
-    ends_at = serializers.DateTimeField(allow_null=True, help_text="When that window ends.")
+    period = serializers.CharField(
+        allow_null=True, help_text="Calendar window of the limit: day, week or month. null = none."
+    )
+    starts_at = serializers.DateTimeField(allow_null=True, help_text="Start of the window.")
+    ends_at = serializers.DateTimeField(allow_null=True, help_text="End of the window.")
     used = serializers.IntegerField(
-        allow_null=True, help_text="Units used, above the limit where more were charged afterwards; null = unknown."
+        allow_null=True, help_text="Units used. May exceed the limit if more were charged afterwards. null = unknown."
     )
     resets_in = serializers.IntegerField(
-        allow_null=True, help_text="Seconds until that window ends, else until all units are free; null = unknown."
+        allow_null=True,
+        help_text="Seconds until the window ends or else until all units are available. null = unknown.",
     )
-    remaining = serializers.IntegerField(allow_null=True, help_text="Units free now; null = unknown.")
+    remaining = serializers.IntegerField(allow_null=True, help_text="Units available now. null = unknown.")
     retry_after = serializers.IntegerField(
-        allow_null=True, help_text="Seconds until one unit is free, 0 = now; null = unknown."
+        allow_null=True, help_text="Seconds until one unit is available. 0 = now, null = unknown."
     )
-    window = serializers.IntegerField(help_text="Seconds that the rate is counted over.")
+    window = serializers.IntegerField(help_text="Period of the rate in seconds.")
 
 
 class QuotaUsageSerializer(serializers.Serializer[Any]):
@@ -81,10 +86,10 @@ class QuotaUsageSerializer(serializers.Serializer[Any]):
 
     limits = QuotaLimitSerializer(many=True)
     blocked_by = serializers.ListField(
-        child=serializers.CharField(), help_text="Names of the policies that refuse every request of the caller."
+        child=serializers.CharField(), help_text="Names of the policies that refuse every request of the client."
     )
     available = serializers.BooleanField(help_text="False while counts are unavailable.")
-    truncated = serializers.BooleanField(help_text="Whether there are more limits than shown; then query by scope.")
+    truncated = serializers.BooleanField(help_text="True if there are more limits than shown. Query them by scope.")
 
 
 class CallersView(APIView):
@@ -102,7 +107,7 @@ class CallersView(APIView):
         return super().handle_exception(exc)
 
     def finalize_response(self, request: Any, response: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the response, which is nobody else's."""
+        """Return the response, which no cache may keep for other callers."""
         response["Cache-Control"] = "no-store"
         return super().finalize_response(request, response, *args, **kwargs)
 
@@ -127,7 +132,7 @@ class UsageView(CallersView):
             decision: Decision | None = getattr(request._request, "ratequota", None)
             found = caller_limits(caller, scope or None, ask=decision is None or not decision.degraded)
         except LookupError as error:
-            text = _("There is no endpoint of that name.")
+            text = _("There is no endpoint with this name.")
             raise ValidationError({"scope": [text]}) from error
         # Without the serializer, which is for documentation only: it is slower than everything else here.
         data = {
@@ -152,13 +157,13 @@ class UsageView(CallersView):
 
 
 class QuotaWindowSerializer(LimitSerializer):
-    """What the caller has used of one limit in one day, week or month."""
+    """The caller's usage of one limit in one day, week or month."""
 
     period = serializers.CharField(help_text="Length of the window: day, week or month.")
-    starts_at = serializers.DateTimeField(help_text="When the window began.")
-    ends_at = serializers.DateTimeField(help_text="When the window ends; in the future = it runs now.")
-    used = serializers.IntegerField(help_text="What was used; of a window that runs now, some seconds ago.")
-    resets_in = serializers.IntegerField(help_text="Seconds until the window ends; 0 = it has ended.")
+    starts_at = serializers.DateTimeField(help_text="Start of the window.")
+    ends_at = serializers.DateTimeField(help_text="End of the window, in the future for the current window.")
+    used = serializers.IntegerField(help_text="Units used, as of some seconds ago for the current window.")
+    resets_in = serializers.IntegerField(help_text="Seconds until the window ends. 0 = it has ended.")
 
     def to_representation(self, window: Any) -> dict[str, Any]:
         """Return one window as the client sees it."""
@@ -174,7 +179,7 @@ class QuotaWindowSerializer(LimitSerializer):
 
 
 class QuotaWindowPagination(CursorPagination):
-    """The newest windows first, 100 at a time; ``?page_size=`` up to 1,000."""
+    """The latest windows first, 100 at a time; ``?page_size=`` up to 1,000."""
 
     ordering = ("-starts_at", "-id")
     page_size, page_size_query_param, max_page_size = 100, "page_size", 1000
@@ -185,7 +190,7 @@ class QuotaWindowPagination(CursorPagination):
         # Python refuses to read thousands of digits.
         size = int(text) if re.fullmatch("[0-9]{1,9}", text) else 0
         if not 1 <= size <= most:
-            raise ValidationError({"page_size": [_("Write a number from 1 to %(most)d.") % {"most": most}]})
+            raise ValidationError({"page_size": [_("Enter a number from 1 to %(most)d.") % {"most": most}]})
         return size
 
     def paginate_queryset(self, queryset: Any, request: Request, view: Any = None) -> Any:
@@ -197,7 +202,7 @@ class QuotaWindowPagination(CursorPagination):
 
 
 class UsageHistoryView(CallersView, ListAPIView[QuotaWindow]):
-    """What the caller has used of each limit in earlier days, weeks and months, and so far in those that run now.
+    """The caller's usage of each limit in earlier days, weeks and months and in the current ones.
 
     The caller is its user and its identifiers, not its address. ``?period=`` selects day, week or month, ``?user=``,
     a primary key or a name, another user. Rolling limits, and policies that are not durable, have no such windows.
@@ -213,7 +218,7 @@ class UsageHistoryView(CallersView, ListAPIView[QuotaWindow]):
             return QuotaWindow.objects.none()
         period, user = self.request.query_params.get("period"), self.request.query_params.get("user")
         if period and period not in QuotaWindow.Period.values:
-            raise ValidationError({"period": [_("Write day, week or month.")]})
+            raise ValidationError({"period": [_("Enter day, week or month.")]})
         windows = windows_of(Caller(self.request) if user is None else _other(self.request, user))
         return windows.filter(period=period) if period else windows
 

@@ -75,7 +75,7 @@ def _networks(value: object) -> tuple[str, ...]:
     try:
         _parse_networks(names)
     except ValueError as error:
-        raise ConfigurationError(f"{error}; write networks such as 10.0.0.0/8, or 'unix'.") from error
+        raise ConfigurationError(f"{error}. Enter networks such as 10.0.0.0/8, or 'unix'.") from error
     return names
 
 
@@ -89,8 +89,8 @@ def _identifiers(value: object) -> dict[str, str | None]:
     reserved = (*COUNTED_PER, "user")
     for name, path in value.items():
         if not isinstance(name, str) or not name.isidentifier() or not name.isascii() or name in reserved:
-            hint = f"use letters, digits and _, and none of {', '.join(reserved)}"
-            raise ConfigurationError(f"{name!r} cannot name an identifier: {hint}.")
+            hint = f"Use letters, digits and _, but none of {', '.join(reserved)}"
+            raise ConfigurationError(f"{name!r} is not a valid name of an identifier. {hint}.")
         if path is not None:
             function("(request) -> str | None")(path)
     return dict(value)
@@ -218,8 +218,8 @@ class Settings:
     def time_zone(self) -> tzinfo:
         """The zone of calendar windows; raises ``ConfigurationError`` where Django's TIME_ZONE is unknown."""
         name = self.time_zone_name or django_settings.TIME_ZONE
-        problem = f"Django's TIME_ZONE {name!r} is no zone of the IANA database"
-        return _zone(name, f"{problem}; write RATEQUOTA['TIME_ZONE'] = 'Europe/Berlin'")
+        problem = f"Django's TIME_ZONE {name!r} is not a zone of the IANA database"
+        return _zone(name, f"{problem}. Set RATEQUOTA['TIME_ZONE'] = 'Europe/Berlin'")
 
 
 #: Key of RATEQUOTA -> field of ``Settings``: its name in lower case, ``time_zone_name`` for TIME_ZONE.
@@ -239,7 +239,7 @@ def read(raw: object) -> tuple[Settings, list[checks.CheckMessage]]:
         if key not in KEYS:
             near = get_close_matches(str(key).upper(), KEYS, n=1)
             hint = f"Did you mean {near[0]!r}?" if near else f"Known keys: {', '.join(sorted(KEYS))}."
-            text = f"RATEQUOTA has no key {key!r}; it is ignored."
+            text = f"RATEQUOTA has no key {key!r}, so it is ignored."
             problems.append(checks.Warning(text, hint=hint, id="django_ratequota.W001"))
             continue
         try:
@@ -254,9 +254,13 @@ def read(raw: object) -> tuple[Settings, list[checks.CheckMessage]]:
     known = {"user", "ip", *settings.identifiers}
     unknown = [name for name in settings.caller if name not in known]
     if unknown or not settings.caller:
-        what = f"names {unknown[0]!r}, which is no identifier" if unknown else "is empty: all callers would be one"
+        what = (
+            f"contains {unknown[0]!r}, which is not an identifier"
+            if unknown
+            else "is empty, so all clients would be one"
+        )
         if settings.identifiers or not raw.get("IDENTIFIERS"):  # else they are the problem, and have one
-            problems.append(_unusable(f"RATEQUOTA['CALLER'] {what}.", f"Name some of {', '.join(sorted(known))}."))
+            problems.append(_unusable(f"RATEQUOTA['CALLER'] {what}.", f"List some of {', '.join(sorted(known))}."))
         settings = replace(settings, caller=Settings().caller)
     return settings, problems
 

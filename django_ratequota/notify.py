@@ -44,12 +44,12 @@ __all__ = ["change_text", "mail_customers", "mail_operators", "post_to", "thresh
 
 logger = logging.getLogger("django_ratequota")
 
-#: Most changes that a text lists, and characters of each value; in a chat so few that the first line, which is cut,
-#: keeps its second backtick.
+#: Maximum number of changes that a text lists, and of characters of each value; in a chat so few that the
+#: first line, which is cut, keeps its second backtick.
 _LISTED, _CHARACTERS, _CHAT_CHARACTERS = 20, 200, 100
 #: What a chat may obey between backticks, too: Slack's <commands>, and mentions, which a space of no width ends.
 _CHAT_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "@\u200b"})
-#: Most messages that wait; more are dropped, and that is logged.
+#: Maximum number of waiting messages; more are dropped, which is logged.
 _MOST_WAITING = 100
 _TIMEOUT = 10.0
 #: Bytes of the shortest key of a signature.
@@ -96,7 +96,7 @@ def mail_customers(*, level: int, status: BucketStatus, at: datetime, cost: int,
 
 
 def _customer(subject: str) -> tuple[str, str]:
-    """Return the name and the mail address of a counter's subject; no address = it is no customer, or has none."""
+    """Return the name and the email address of a counter's subject; "" = it is not a customer or has no address."""
     kind, _colon, value = subject.partition(":")
     if kind != "user":
         return subject_names([subject]).get(subject, ""), customer_emails([subject]).get(subject, "")
@@ -149,7 +149,7 @@ def _key(secret: str) -> bytes:
 
 
 def _plain(text: Any) -> str:
-    """Return a name or a value for a mail."""
+    """Return a name or a value for an email."""
     return visible(text)[:_CHARACTERS]
 
 

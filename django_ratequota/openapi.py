@@ -26,11 +26,11 @@ else:
 
 _Component: Any = plumbing.ResolvedComponent
 _DESCRIPTIONS = {
-    "429": "The request exceeds a quota, or is blocked.",
-    "503": "Requests cannot be counted right now, and a policy admits none uncounted.",
+    "429": "The request exceeds a quota or is blocked.",
+    "503": "Requests cannot be counted right now and a policy refuses uncounted requests.",
 }
-_RETRY = {"Retry-After": ("integer", "Whole seconds until the same request would be admitted; absent = never.")}
-_REFUSED = {"X-RateLimit-Refusal": ("string", "Id of the refusal, for the API's operators.")}
+_RETRY = {"Retry-After": ("integer", "Whole seconds until the same request would be admitted. Absent = never.")}
+_REFUSED = {"X-RateLimit-Refusal": ("string", "Id of the refusal, for the operators of the API.")}
 _IETF_11 = {
     "RateLimit-Policy": ("string", 'Each limit: name, quota (q), window in seconds (w): "search/min";q=10;w=60.'),
     "RateLimit": ("string", 'Each limit: name, units left (r), seconds until more (t): "search/min";r=3;t=6.'),
@@ -39,9 +39,12 @@ _RATES = {
     "ietf": _IETF_11,
     "ietf-11": _IETF_11,
     "x-ratelimit": {
-        "X-RateLimit-Limit": ("integer", "Maximum units of the limit with the least room, or of the one that leads."),
+        "X-RateLimit-Limit": (
+            "integer",
+            "Maximum units of the limit with the least room or of the limit that is first in headers.",
+        ),
         "X-RateLimit-Remaining": ("integer", "Units left of that limit."),
-        "X-RateLimit-Reset": ("integer", "When all units are free again: Unix time in seconds."),
+        "X-RateLimit-Reset": ("integer", "Unix time in seconds at which all units are available again."),
     },
 }
 
@@ -56,12 +59,14 @@ QuotaProblemSerializer: Any = type(
         "detail": serializers.CharField(),
         "violated_policies": serializers.ListField(child=serializers.CharField()),
         "violated-policies": serializers.ListField(
-            child=serializers.CharField(), help_text="The same, under the name in the IETF's draft."
+            child=serializers.CharField(), help_text="The same under its name in the IETF draft."
         ),
         "retry_after": serializers.IntegerField(
-            allow_null=True, help_text="Seconds until it would be admitted; null = never."
+            allow_null=True, help_text="Seconds until the request would be admitted. null = never."
         ),
-        "refusal_id": serializers.CharField(required=False, help_text="For the API's operators."),
+        "refusal_id": serializers.CharField(
+            required=False, help_text="Id of the refusal, for the operators of the API."
+        ),
     },
 )
 
@@ -83,12 +88,12 @@ class QuotaSchema:
     def get_override_parameters(self) -> list[Any]:
         """Add the query parameters of the usage endpoints."""
         parameters: list[Any] = super().get_override_parameters()  # type: ignore[misc]
-        user = utils.OpenApiParameter("user", str, description="Name or primary key of another user, for staff.")
+        user = utils.OpenApiParameter("user", str, description="Name or primary key of another user (staff only).")
         if isinstance(self.view, UsageView):
-            text = "An endpoint's name; without it, all with limits."
+            text = "Name of an endpoint. Default: all endpoints with limits."
             return [*parameters, utils.OpenApiParameter("scope", str, description=text), user]
         if isinstance(self.view, UsageHistoryView):
-            periods, text = ["day", "week", "month"], "Length of the windows; without it, all."
+            periods, text = ["day", "week", "month"], "Length of the windows. Default: all."
             return [*parameters, utils.OpenApiParameter("period", str, enum=periods, description=text), user]
         return parameters
 

@@ -24,7 +24,7 @@ _TYPES = "https://iana.org/assignments/http-problem-types#"
 #: The media types of refusals, the default first.
 _HTML = "text/html"
 _MEDIA_TYPES = ["application/problem+json", "application/json", _HTML, "text/plain"]
-#: Most characters of an Accept header, and most media ranges, that are read: browsers send about 130 and 8.
+#: Maximum length of an Accept header, and maximum number of media ranges in it (browsers send about 130 and 8).
 MAX_ACCEPT, _MAX_RANGES = 1024, 20
 #: Status -> the templates of its page; the first that exists is rendered.
 _TEMPLATES = {
@@ -123,7 +123,7 @@ def _response(request: Any, decision: Decision, media_type: str) -> HttpResponse
 
 def _media_type(request: Any) -> str:
     accept = request.META.get("HTTP_ACCEPT", "*/*")
-    # Of a long header the complete media ranges in its first characters, if any.
+    # A long header is cut to the complete media ranges in its first characters, if any.
     return _preferred(accept if len(accept) <= MAX_ACCEPT else accept[: max(0, accept.rfind(",", 0, MAX_ACCEPT))])
 
 

@@ -117,7 +117,7 @@ def store_from_settings(settings: Settings) -> Store:
 
     timeout, most = settings.timeout, settings.max_connections
     if settings.in_memory:
-        return AbsentStore("memory", "RATEQUOTA['REDIS_URL'] is memory://, so each process counts on its own")
+        return AbsentStore("memory", "RATEQUOTA['REDIS_URL'] is memory://, so each worker counts on its own")
     if settings.redis_url:
         return store_from_url(settings.redis_url, timeout, settings.cluster, most)
     if settings.cluster:
@@ -186,7 +186,7 @@ def limiter_options() -> dict[str, Any]:
 def _limiter_defaults() -> dict[str, Any]:
     if settings.enabled:
         return limiter_options()
-    store = AbsentStore("disabled", "RATEQUOTA['ENABLED'] is False, so nothing is enforced")
+    store = AbsentStore("disabled", "RATEQUOTA['ENABLED'] is False, so limits are not enforced")
     return {"store": store, "memory": lambda _prefix, zone, clock: Unlimited(zone, clock), "prefix": settings.prefix}
 
 

@@ -18,12 +18,12 @@ class AssignPage(LinesPage):
 
     path = "<path:object_id>/assign/"
     name = "assign"
-    title = _("Assign plan %(name)s to many")
-    button = _("Assign to many")
-    label = _("Customers, one a line")
+    title = _("Assign customers to plan %(name)s")
+    button = _("Assign customers")
+    label = _("Customers, one per line")
     help_text = _(
-        "A login name, or a subject such as tenant:acme, then optionally until 2026-12-31 and # reason. More than "
-        "2 MB: choose a file."
+        "A login name or a subject such as tenant:acme, optionally followed by until 2026-12-31 and # reason. Choose "
+        "a file for more than 2 MB."
     )
 
     def has_permission(self, request: Any, obj: Any = None) -> bool:
@@ -43,5 +43,5 @@ class AssignPage(LinesPage):
                     "%d stay on another plan until the assignment there ends.",
                 ),
             ),
-            (done.present, ngettext_lazy("%d was on it already.", "%d were on it already.")),
+            (done.present, ngettext_lazy("%d was on this plan already.", "%d were on this plan already.")),
         )

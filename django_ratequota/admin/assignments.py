@@ -30,7 +30,7 @@ class AssignmentForm(FreshForm):
         asks = self.is_bound and not self.errors and CONFIRM_FIELD not in self.data
         if asks and (texts := _restarting(self.instance)):
             self.add_error(None, texts)
-            self.fields[CONFIRM_FIELD] = forms.BooleanField(label=_("Start these counts again"), required=False)
+            self.fields[CONFIRM_FIELD] = forms.BooleanField(label=_("Restart these counters"), required=False)
 
 
 @admin.register(PlanAssignment)
@@ -80,7 +80,7 @@ def _restarting(assignment: PlanAssignment, **how: bool) -> list[str]:
     """Return a sentence for each count that starts again, but those for an endpoint that was deleted."""
     from ..operations.restarts import restarts  # which setting up Django does not need
 
-    text = gettext("%(used)s of %(limit)s used start again on %(date)s (%(endpoint)s, %(rate)s).")
+    text = gettext("%(used)s of %(limit)s used (%(endpoint)s, %(rate)s). The counter restarts on %(date)s.")
     endpoints = {None: None, **Endpoint.objects.in_bulk()}
     return [
         text

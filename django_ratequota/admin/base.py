@@ -44,7 +44,7 @@ REASON_FIELD = "change_reason"
 #: The form field that a form adds when it comes back, for the operator to confirm what its errors say.
 CONFIRM_FIELD = "confirm"
 _ROW_KEY = re.compile(r"form-\d+-id")
-#: Most rows of a list whose filters show how many rows each choice has: each filter is a query that reads all rows.
+#: Maximum number of rows of a list with counts next to filter choices, because each filter's query reads all rows.
 _MOST_COUNTED = 10_000
 
 
@@ -57,7 +57,7 @@ class ReasonField(forms.CharField):
             required=False,
             max_length=PolicyChange._meta.get_field("reason").max_length,
             widget=AdminTextInputWidget,
-            help_text=_("Recorded in the history, such as a ticket number or who asked for the change."),
+            help_text=_("A ticket number, for example. Shown in the history."),
         )
 
     def has_changed(self, initial: Any, data: Any) -> bool:
@@ -212,8 +212,8 @@ class RecordedAdmin(SearchesRelated):
             # The forms were valid, but another request wrote first.
             logger.warning("an edit in the admin was refused by the database", exc_info=True)
             text = _(
-                "Nothing was saved, because somebody else saved a conflicting change at that "
-                "moment. Check the current values, then edit again."
+                "Your change was not saved, because somebody else saved a conflicting change at the same time. Check "
+                "the current values and try again."
             )
             self.message_user(request, text, messages.ERROR)
             return HttpResponseRedirect(request.get_full_path())
@@ -276,7 +276,7 @@ class AutocompleteAdmin(admin.options.BaseModelAdmin):  # type: ignore[type-arg]
 
 
 def user_search_fields(relation: str = "user") -> list[str]:
-    """Return the lookups that search by a related user's name or mail address."""
+    """Return the lookups that search by a related user's name or email address."""
     model: Any = get_user_model()
     names = [model.USERNAME_FIELD, getattr(model, "EMAIL_FIELD", "email")]
     return [f"{relation}__{f.name}" for f in model._meta.concrete_fields if f.name in names and not f.is_relation]

@@ -109,7 +109,7 @@ def _initial(plan: Plan) -> dict[str, str]:
 
 def _message(plan: Plan, count: int, factor: Decimal) -> str:
     text = ngettext(
-        "Copied from %(plan)s, with %(count)d policy.", "Copied from %(plan)s, with %(count)d policies.", count
+        "Copied from %(plan)s with %(count)d policy.", "Copied from %(plan)s with %(count)d policies.", count
     )
     text %= {"plan": shown(plan.name), "count": count}
     if factor != 1:

@@ -103,7 +103,7 @@ class EndpointAdmin(PolicyTableAdmin):
         if more > 0:
             lines.append(ngettext("and %d more route", "and %d more routes", more) % more)
         if not lines:
-            return gettext("Nothing: no view in the URLconf uses it as its scope, and its routes match no view.")
+            return gettext("No view in the URLconf has this scope or matches these routes.")
         return format_html(
             '<ul class="ratequota-matches">{}</ul>', format_html_join("", "<li>{}</li>", ([line] for line in lines))
         )

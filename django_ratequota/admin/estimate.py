@@ -21,7 +21,7 @@ from .usage.labels import explain_url
 
 
 class ImpactPage(AdminPage):
-    """What the policy in the form, which is never saved here, would have refused of the requests of the last day."""
+    """Estimate the requests of the last day that the policy in the form would have refused; save nothing."""
 
     path = "impact/"
     name = "impact"

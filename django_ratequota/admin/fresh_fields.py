@@ -101,8 +101,8 @@ class FreshForm(forms.ModelForm):  # type: ignore[type-arg]
             self.add_error(None, _("It was deleted in the meantime."))
         if self.seen is None:
             text = _(
-                "This page does not say which values you saw, so it cannot be saved. Open it again in another tab, "
-                "then repeat the edit."
+                "This page cannot be saved, because it does not contain the values that you saw. Open it again in "
+                "another tab and repeat the change."
             )
             self.add_error(None, text)
             return

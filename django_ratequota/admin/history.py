@@ -8,6 +8,7 @@ from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
 from django.db.models import Exists, Min, OuterRef, Q, QuerySet
 from django.utils.html import format_html
+from django.utils.text import capfirst
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
@@ -99,7 +100,7 @@ class SaveList(ChangeList):
 
 @admin.register(PolicyChange)
 class PolicyChangeAdmin(Unlisted, AutocompleteAdmin, RecordedAdmin):
-    """Who changed what, when and why. Nobody can edit it."""
+    """The history of all changes. It is read-only for everybody."""
 
     pages = ("saves.SavePage", "saves.ChangePage", "revert.RevertPage")
     list_display = [_AT, "actor", "saved", "what_changed", "reason_text"]
@@ -134,8 +135,8 @@ class PolicyChangeAdmin(Unlisted, AutocompleteAdmin, RecordedAdmin):
         return SaveList
 
     def changelist_view(self, request: Any, extra_context: Any = None) -> Any:
-        """Show the list; of one object under its name."""
-        context = dict(extra_context or {})
+        """Show the list, or the changes of one object under its name."""
+        context = {"title": capfirst(gettext("history")), **(extra_context or {})}
         plan, kind, pk = (request.GET.get(name, "") for name in ("touched_plan", "model", "object_id"))
         if plan or (pk and kind in KINDS):
             name = shown(object_name(Plan, plan) if plan else object_name(KINDS[kind], pk))
@@ -159,7 +160,7 @@ class PolicyChangeAdmin(Unlisted, AutocompleteAdmin, RecordedAdmin):
             more=more if change.more else "",
         )
 
-    @admin.display(description=_("what changed"))
+    @admin.display(description=_("changed fields"))
     def what_changed(self, change: Any) -> str:
         """Return the fields that differ in a few words."""
         return change.what or str(self.get_empty_value_display())

@@ -35,7 +35,7 @@ _USED = {
 
 
 class InvoicesPage(LedgerPage):
-    """What each customer has used in a month; with ``csv`` in the address all lines, as a file."""
+    """The usage of each customer in a month; with ``csv`` in the URL all lines, as a file."""
 
     path, name = "invoices/", "invoices"
 

@@ -1,4 +1,4 @@
-"""What the pages of the ledger share: their filters, what operators may see there, and the way to the next part."""
+"""The common parts of the ledger's pages: filters, permissions and links to the next part."""
 
 from __future__ import annotations
 

@@ -23,10 +23,10 @@ class AddMembersPage(LinesPage):
     verb: ClassVar[str] = "add"
     title = _("Add members to %(name)s")
     button = _("Add members")
-    label = _("Members, one a line")
+    label = _("Members, one per line")
     help_text = _(
-        "203.0.113.7, 203.0.113.0/24, tenant:acme or a login name, then optionally until 2026-12-31 and # reason. "
-        "More than 2 MB: choose a file."
+        "203.0.113.7, 203.0.113.0/24, tenant:acme or a login name, optionally followed by until 2026-12-31 and # "
+        "reason. Choose a file for more than 2 MB."
     )
 
     def has_permission(self, request: Any, obj: Any = None) -> bool:
@@ -40,8 +40,11 @@ class AddMembersPage(LinesPage):
         done = add_members(obj, lines, may_change=may_edit_members(request.user, "change"))
         return in_words(
             (done.added, ngettext_lazy("%d member was added.", "%d members were added.")),
-            (done.changed, ngettext_lazy("%d has other dates now.", "%d have other dates now.")),
-            (done.present, ngettext_lazy("%d was there already.", "%d were there already.")),
+            (
+                done.changed,
+                ngettext_lazy("The dates of %d member were changed.", "The dates of %d members were changed."),
+            ),
+            (done.present, ngettext_lazy("%d was in the list already.", "%d were in the list already.")),
         )
 
     def back(self, request: Any, obj: Any) -> str:

@@ -45,7 +45,7 @@ class Cells:
         #: The columns after the one for everyone.
         self._columns = [(None, gettext("everyone")), *((plan, shown(plan.name)) for plan in plans)]
         # Translated once for hundreds of cells.
-        self._label = gettext("%(plan)s at %(endpoint)s")
+        self._label = gettext("%(plan)s for %(endpoint)s")
         self._inherited = gettext("%(place)s, inherited from everyone")
         here = Q(endpoint__isnull=True) | Q(endpoint__in=[endpoint.pk for endpoint in rows if endpoint])
         own = ~FOR_CHOSEN & not_ended(timezone.now()) & (Q(plan__isnull=True) | Q(plan__in=plans))
@@ -180,7 +180,7 @@ class MatrixPage(AdminPage):
 
 def _remarks(policy: RatePolicy, facts: PolicyFacts) -> Iterator[str]:
     if facts.rates == UNREADABLE:
-        yield gettext("cannot be read, “on error” applies")
+        yield gettext("cannot be read (“on error” applies)")
     if policy.mode == RatePolicy.Mode.LOG:
         yield gettext("log only")
     if policy.starts_at and not policy.ends_at:

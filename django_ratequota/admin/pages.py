@@ -1,4 +1,4 @@
-"""Pages beside Django's own in the admin: one class per page, listed in ``pages`` of its model admin."""
+"""Pages next to Django's own in the admin: one class per page, listed in ``pages`` of its model admin."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class AdminPage:
             if value and check(value):
                 found[name] = value
             elif value:
-                text = _("%(name)s=%(value)s was ignored: unknown value.")
+                text = _("%(name)s=%(value)s was ignored, because the value is unknown.")
                 self.admin.message_user(request, text % {"name": name, "value": shown(value)[:60]}, messages.WARNING)
         return found
 
@@ -125,11 +125,11 @@ def is_id(text: str) -> bool:
 def mode_text() -> str:
     """Return a sentence where limits are not enforced, or not counted in Redis; else ""."""
     if not settings.enabled:
-        return _("Nothing is enforced, because RATEQUOTA['ENABLED'] is False.")
+        return _("Limits are not enforced, because RATEQUOTA['ENABLED'] is False.")
     if settings.in_memory:
         return _(
-            "REDIS_URL is memory://, so each worker counts on its own. Counters shown here are those of one worker. "
-            "Statistics, previews and reports need Redis."
+            "REDIS_URL is memory://, so each worker counts on its own. The counters shown here are those of one "
+            "worker. Statistics, previews and reports need Redis."
         )
     return ""
 
@@ -178,8 +178,8 @@ def reply(read: Callable[[], Reply]) -> tuple[Reply | None, str]:
 def unanswered(reason: str, then: Any = "") -> str:
     """Return in a sentence why there is no answer of Redis, followed by ``then`` where Redis is in use, but down."""
     if reason == "memory":
-        return _("This needs Redis, and each worker counts in memory (memory://).")
+        return _("This needs Redis, but each worker counts in its own memory (memory://).")
     if reason == "disabled":
-        return _("This needs Redis, which is not used while nothing is enforced.")
+        return _("This needs Redis, which is unused while limits are not enforced.")
     text = _("Redis did not answer (%(reason)s).") % {"reason": reason}
     return f"{text} {then}".strip()

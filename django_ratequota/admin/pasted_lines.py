@@ -19,7 +19,7 @@ from .base import REASON_FIELD, ChangeReasonForm
 from .formatting import shown
 from .pages import AdminPage
 
-#: Most bad lines that the page lists; more are counted.
+#: Maximum number of bad lines that the page lists; more are counted.
 _SHOWN_PROBLEMS = 500
 
 
@@ -34,7 +34,7 @@ class LinesForm(ChangeReasonForm):
     file = forms.FileField(
         label=_("Or a file"),
         required=False,
-        help_text=_("The same lines (.txt), or columns: who, end, reason (.csv)."),
+        help_text=_("A .txt file with the same lines or a .csv file with the columns who, end and reason."),
     )
     field_order = ["text", "file", REASON_FIELD]
 
@@ -51,7 +51,7 @@ class LinesForm(ChangeReasonForm):
                 raise ValidationError({"file": error.problems[0].text}) from error
         values["lines"] = lines_of(text, columns=str(upload or "").lower().endswith(".csv"))
         if not values["lines"] and not self.errors:
-            raise ValidationError(_("Paste at least one line, or choose a file."))
+            raise ValidationError(_("Paste at least one line or choose a file."))
         return values
 
 
@@ -102,7 +102,7 @@ class LinesPage(AdminPage):
 def in_words(*counts: tuple[int, Any]) -> str:
     """Return a sentence for each number that is not 0, of a ``ngettext_lazy`` text."""
     words = [str(text % count) for count, text in counts if count]
-    return " ".join(words) or gettext("Nothing was changed.")
+    return " ".join(words) or gettext("No changes were made.")
 
 
 def _first(problems: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Who may see, edit and reset which policies; every page asks here.
+"""The permissions to see, change and reset policies, for all pages.
 
 Overrides (policies for a user or a subject) are edited with the permission ``grant_override``, other policies with
 Django's own permission to add, change or delete rate policies. ``block_callers`` adds and ends blocks, by their page.
@@ -52,9 +52,9 @@ def check_audience(user: Any, verb: str, *, override: bool) -> None:
     """Raise ``ValidationError`` with the missing permission where ``may`` is False."""
     if may(user, verb, override=override):
         return
-    text = _("You may only edit overrides. Choose a user or a subject, or ask for the permission “%s”.")
+    text = _("You may only change overrides. Choose a user or a subject. Other policies need the permission “%s”.")
     if override:
-        text = _("You may not edit overrides. Leave user and subject empty, or ask for the permission “%s”.")
+        text = _("You may not change overrides. Leave user and subject empty. Overrides need the permission “%s”.")
     raise ValidationError(text % permission_name(verb, override=override), code="permission")
 
 
@@ -67,8 +67,8 @@ def check_subject(user: Any, subject: str | None) -> None:
     """Raise ``ValidationError`` with the missing permission where ``may_name`` is False."""
     if not may_name(user, subject):
         text = _(
-            "%(subject)s is a large part of the Internet. Name a network of /16 (IPv6 /32) or less, or ask for the "
-            "permission “%(permission)s”."
+            "%(subject)s is a large part of the Internet. Enter a network of /16 (IPv6 /32) or smaller. Larger "
+            "networks need the permission “%(permission)s”."
         )
         params = {"subject": subject, "permission": permission_name("change")}
         raise ValidationError(text % params, code="permission")

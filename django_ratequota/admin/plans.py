@@ -64,7 +64,7 @@ class PlanAdmin(PolicyTableAdmin):
         if settings.plan_resolver or not site.is_registered(PlanAssignment):
             return found
         if may_view(site, PlanAssignment, request):
-            found.append((self._assigned_url(obj), _("Subscribers")))
+            found.append((self._assigned_url(obj), _("Customers")))
         if site.get_model_admin(PlanAssignment).has_add_permission(request):
             found.append((model_url(site, PlanAssignment, "add", query={"plan": obj.pk}), _("Assign this plan")))
         return found
@@ -73,15 +73,15 @@ class PlanAdmin(PolicyTableAdmin):
         """Warn about a new slug, which code and files do not know."""
         super().save_related(request, form, formsets, change)
         if change and "slug" in form.changed_data:
-            text = _("The slug was %(old)s and is %(new)s now. Change it in policy files and PLAN_RESOLVER.")
+            text = _("The slug changed from %(old)s to %(new)s. Change it in policy files and PLAN_RESOLVER as well.")
             words = {"old": shown(form.initial["slug"]), "new": shown(form.instance.slug)}
             self.message_user(request, text % words, messages.WARNING)
 
-    @admin.display(description=_("subscribers"))
+    @admin.display(description=_("customers"))
     def subscribers(self, plan: Any) -> str:
         """Return the number of active assignments, and who else is on the plan, in words."""
         if settings.plan_resolver:
-            text = gettext("as PLAN_RESOLVER decides")
+            text = gettext("decided by PLAN_RESOLVER")
         else:
             text = number_format(plan.assigned, force_grouping=True)
             if plan.assigned_url:

@@ -92,5 +92,5 @@ class StoredRows(forms.BaseModelFormSet):  # type: ignore[type-arg]
         super().clean()
         if any(form.instance.pk is None for form in self.initial_forms):
             raise ValidationError(
-                _("A row on this page was deleted in the meantime. Open the page again, then repeat the edit.")
+                _("A row on this page was deleted in the meantime. Open the page again and repeat the change.")
             )

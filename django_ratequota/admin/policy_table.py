@@ -21,12 +21,12 @@ from .policy_forms import RowForm, StoredRows
 from .warnings import WarnsOnSave
 from .widgets import RowAutocomplete
 
-#: What a policy without the related object applies to.
+#: Words for a policy without the related object.
 WITHOUT = {"endpoint": _("all endpoints"), "plan": _("everyone")}
 #: The columns of the constraint that allows one policy without dates.
 _UNIQUE = ("endpoint_id", "user_id", "subject", "subject_list_id", "plan_id", "counted_per")
-#: Most stored rows of a table, and most with the new ones. A row has up to eight fields, and Django accepts 1,000 in
-#: a form (DATA_UPLOAD_MAX_NUMBER_FIELDS). 75 rows are 250 kB.
+#: Maximum number of stored rows of a table, and of all rows with the new ones. A row has up to eight
+#: fields, and Django accepts 1,000 in a form (DATA_UPLOAD_MAX_NUMBER_FIELDS). 75 rows are 250 kB.
 _MOST_STORED, _MOST_ROWS = 75, 100
 
 

@@ -45,7 +45,7 @@ class QuotaHistoryPage(LedgerPage):
         else:
             rows = list(windows.filter(period=query["period"]).order_by("-starts_at", "counter")[first:][: _PAGE + 1])
             context = self._windows(rows[:_PAGE])
-            choices = [choice("period", gettext("Window"), periods, query["period"])] if periods else []
+            choices = [choice("period", gettext("Period"), periods, query["period"])] if periods else []
         following = str(first + _PAGE) if len(rows) > _PAGE else ""
         context |= {
             "title": gettext("Past quotas: %s") % name if subject else gettext("Past quotas"),

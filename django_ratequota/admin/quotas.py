@@ -27,13 +27,13 @@ from .usage.labels import explain_url
 _PAGE = 50
 _LEVEL = "80"  # chosen at first: near the limit, with or without room left
 _HEADS = (
-    *(_("caller"), _("name"), "id", _("policy"), _("endpoint"), _("rate"), _("used"), _("limit")),
+    *(_("customer"), _("name"), "id", _("policy"), _("endpoint"), _("rate"), _("used"), _("limit")),
     *(_("percent"), _("resets at")),
 )
 
 
 class QuotasPage(LedgerPage):
-    """Who is near a limit now, the fullest first; with ``csv`` in the address all of them, as a file."""
+    """The customers near a limit, the fullest first; with ``csv`` in the URL all of them, as a file."""
 
     path, name = "quotas/", "quotas"
 
@@ -44,7 +44,7 @@ class QuotasPage(LedgerPage):
     def view(self, request: Any) -> Any:
         """Return the page, or the file."""
         periods = {period: QuotaWindow.Period(period).label for period in current_periods()}
-        some = gettext("%(share)s %% used or more")
+        some = gettext("at least %(share)s %% used")
         levels = {str(level): some % {"share": level} for level in LEVELS}
         levels = {"0": gettext("any"), **levels, "100": gettext("used up")}
         checks = {"window": periods.__contains__, "level": levels.__contains__, "policy": is_id}
@@ -61,7 +61,7 @@ class QuotasPage(LedgerPage):
         users = caller_names(row.bucket.subject for row in rows)
         now_us, boosts = time_us(), may(request.user, "add", override=True)
         choices = [
-            choice("window", gettext("Window"), periods, period),
+            choice("window", gettext("Period"), periods, period),
             choice("level", gettext("Used"), levels, query["level"]),
         ]
         if pk := query["policy"]:

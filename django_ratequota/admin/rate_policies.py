@@ -20,9 +20,9 @@ from .permissions import PolicyPermissions
 from .policy_forms import PolicyForm, RowForm, StoredRows
 from .warnings import WarnsOnSave
 
-#: As static/django_ratequota/policy.js has them.
+#: The same as in static/django_ratequota/policy.js.
 _AUDIENCE = ["plan", "user", "subject", "subject_list"]
-#: What an operator rarely needs.
+#: Fields that operators rarely need.
 _ADVANCED = ["starts_at", "counted_per", "algorithm", "on_error", "durable", "leads_headers"]
 
 
@@ -66,7 +66,10 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
                 # With a name of its own, as themes draw descriptions in other places.
                 "description": format_lazy(
                     '<span id="ratequota-who-help">{}</span>',
-                    _("Fill in at most one of plan, user, subject and list; none = everyone."),
+                    _(
+                        "Fill in at most one of plan, user, subject and list. If all are empty, the policy is for "
+                        "everyone."
+                    ),
                 ),
             },
         ),
@@ -142,7 +145,7 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
         if policy.mode != RatePolicy.Mode.LOG:
             return when(policy)
         link = self.page_url("traffic", query={"span": "day", "policy": policy.pk})
-        return format_html('{}<br><a href="{}">{}</a>', when(policy), link, _("Would-be refusals"))
+        return format_html('{}<br><a href="{}">{}</a>', when(policy), link, _("Log-only refusals"))
 
     @admin.display(description=_("active"), boolean=True)
     def active(self, policy: RatePolicy) -> bool:

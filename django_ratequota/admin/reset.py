@@ -23,15 +23,15 @@ from .explain.form import CallerPage
 from .names import caller_names, caller_text, limits_text
 from .pages import reply, unanswered
 
-_NOT_SHOWN = _("The counters cannot be shown, and changing them will probably fail. Try again later.")
+_NOT_SHOWN = _("The counters cannot be shown or changed right now. Try again later.")
 
 
 class CountersForm(forms.Form):
     """How much to give back, and the reason."""
 
     units = forms.IntegerField(
-        label=_("How much to give back"),
-        help_text=_("Units, or requests where a limit counts these. Empty = all, which resets the counters to zero."),
+        label=_("Amount to refund"),
+        help_text=_("Units, or requests if the rate is in requests. Empty = all, which resets the counters to zero."),
         required=False,
         min_value=1,
         max_value=MAX_UNITS,
@@ -60,7 +60,7 @@ class CountersPage(CallerPage):
             if bucket.title in titles and not counters.is_shared(bucket.counted_per, bucket.subject)
         ]
         if not buckets:
-            text = gettext("Select at least one of the caller's own counters.")
+            text = gettext("Select at least one of the customer's own counters.")
             self.admin.message_user(request, text, messages.ERROR)
             return None
         form = CountersForm(request.POST if request.method == "POST" else None)
@@ -69,7 +69,7 @@ class CountersPage(CallerPage):
         statuses, store_error = reply(lambda: counters.peek(buckets))
         names = caller_names(bucket.subject for bucket in buckets)
         context = {
-            "title": _("Give back or reset"),
+            "title": _("Refund or reset"),
             "rows": [
                 (limits_text([limit_name(one)]), caller_text(one.subject, names), (statuses or {}).get(one))
                 for one in buckets
@@ -89,13 +89,15 @@ class CountersPage(CallerPage):
             form.add_error("units", error)
             return False
         except StoreError as error:
-            then = gettext("Some counters may have been changed already. Check them, then try again.")
+            then = gettext("Some counters may already have changed. Check them and try again.")
             self.admin.message_user(request, unanswered(error.reason, then), messages.ERROR)
             return True
         text = ngettext("%(count)d counter was reset.", "%(count)d counters were reset.", len(before))
         if units is not None:
             text = ngettext(
-                "Gave %(units)d back to %(count)d counter.", "Gave %(units)d back to %(count)d counters.", len(before)
+                "Refunded %(units)d to %(count)d counter.",
+                "Refunded %(units)d to each of %(count)d counters.",
+                len(before),
             )
         text %= {"units": units, "count": len(before)}
         for policy in RatePolicy.objects.filter(pk__in=[one.bucket.policy_id or 0 for one in before]):

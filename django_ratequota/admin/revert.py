@@ -31,12 +31,12 @@ from .formatting import moment, shown
 from .pages import AdminPage
 from .permissions import is_override, may, may_name, permission_name
 
-#: Most objects that the page compares; larger saves are undone by the command. Most that it lists.
+#: Maximum number of objects that the page compares (the command undoes larger saves), and that it lists.
 MOST, _LISTED = 2_000, 50
 _FLAGS = {"create": ADDITION, "change": CHANGE, "delete": DELETION}
-#: What is taken back -> the page's title, and what is recorded.
+#: Kind of revert -> the page's title, and the text for the history.
 _TEXTS = {
-    "save": (_("Undo the save of %(date)s"), _("undid the save of %(date)s")),
+    "save": (_("Undo the change of %(date)s"), _("undid the change of %(date)s")),
     "object": (_("Restore the version before %(date)s"), _("restored version before %(date)s")),
 }
 
@@ -74,7 +74,7 @@ class RevertPage(AdminPage):
             revert = plan(rows, lock=form.is_bound, forbidden=forbidden)
             if form.is_valid() and revert.done:
                 if form.cleaned_data["seen"] != revert.seen:
-                    errors = [gettext("An object was edited in the meantime. Compare again.")]
+                    errors = [gettext("An object was changed in the meantime. Compare again.")]
                 else:
                     undoes = change.change_id if what == "save" else None
                     reason = form.cleaned_data["reason"] or message
@@ -101,7 +101,9 @@ class RevertPage(AdminPage):
         done, left = len(revert.done), len(revert.left)
         text = ngettext("%(count)d object was restored.", "%(count)d objects were restored.", done) % {"count": done}
         if left:
-            stay = ngettext("%(count)d stays as it is.", "%(count)d stay as they are.", left) % {"count": left}
+            stay = ngettext("%(count)d object stays unchanged.", "%(count)d objects stay unchanged.", left) % {
+                "count": left
+            }
             text = f"{text} {stay}"
         self.admin.message_user(request, text, messages.WARNING if left else messages.SUCCESS)
 

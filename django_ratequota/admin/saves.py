@@ -41,7 +41,7 @@ class SavePage(AdminPage):
         undone = own.filter(undoes=first.change_id).select_related("actor").first()
         undo = of_save(first.change_id).exists()
         context = {
-            "title": gettext("Save of %(date)s") % {"date": moment(first.at)},
+            "title": gettext("Change of %(date)s") % {"date": moment(first.at)},
             "facts": self._facts(first),
             "reason": shown(first.reason),
             "undid": undid and self._facts(undid),

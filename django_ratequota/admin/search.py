@@ -9,9 +9,9 @@ from django.contrib import admin
 from django.db.models import Q, QuerySet
 from django.utils.text import smart_split, unescape_string_literal
 
-#: Most words of a search: each is looked up in several tables.
+#: Maximum number of words of a search, because each is looked up in several tables.
 MOST_WORDS = 20
-#: Most related objects, and most rows found, that are named one by one in a query.
+#: Maximum number of related objects, and of rows found, that are listed one by one in a query.
 MOST_NAMED = 500
 
 

@@ -1,10 +1,11 @@
-"""The tool bar of all pages of the app, and which models its index lists beside it."""
+"""The tool bar of all pages of the app, and which models its index lists next to it."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from django.contrib import admin
+from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
 from ..models import Endpoint, Plan, PolicyChange, RatePolicy, SubjectList
@@ -18,14 +19,15 @@ _TOOLS: tuple[tuple[Any, str, Any], ...] = (
     (RatePolicy, "quotas", _("Quotas")),
     (RatePolicy, "invoices", _("Invoices")),
     (Plan, "matrix", _("Matrix")),
-    (PolicyChange, "changelist", _("History")),
+    # In lower case, because the catalogue of Django's admin has another translation of "History".
+    (PolicyChange, "changelist", _("history")),
 )
 
 
 def tools(site: Any, request: Any) -> list[dict[str, Any]]:
     """Return the pages of the bar that the operator may open: address, text, and whether it is this page."""
     return [
-        {"url": url, "text": text, "current": _current(url, request.path)}
+        {"url": url, "text": capfirst(text), "current": _current(url, request.path)}
         for model, name, text in _TOOLS
         if site.is_registered(model) and (url := model_url(site, model, name)) and _opens(site, model, name, request)
     ]

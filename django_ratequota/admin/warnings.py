@@ -1,4 +1,4 @@
-"""Warnings after a save, for policies and endpoints without the effect one would expect. Nothing is refused."""
+"""Warnings after a save, for policies and endpoints without the effect one would expect. Every save is accepted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..models import Endpoint, RatePolicy
 from .base import RecordedAdmin
 from .formatting import shown
 
-#: Most warnings after one save.
+#: Maximum number of warnings after one save.
 _MAX_WARNINGS = 10
 #: Policies that a warning names; more are counted.
 _MAX_NAMES = 3

@@ -47,7 +47,7 @@ def canonical_subject(text: str) -> str:
         raise ValidationError(_("Choose the user instead of %(subject)s."), params={"subject": visible(text)})
     if not colon or not value or kind not in known:
         raise ValidationError(
-            _("Write kind:value, where kind is one of %(known)s, such as ip:203.0.113.7."),
+            _("Enter kind:value, such as ip:203.0.113.7. The kind is one of %(known)s."),
             params={"known": ", ".join(known)},
         )
     if "\x00" in value:
@@ -58,7 +58,7 @@ def canonical_subject(text: str) -> str:
         network = unmap_network(ipaddress.ip_network(value if "/" in value else ipaddress.ip_address(value)))
     except ValueError as error:
         raise ValidationError(
-            _("%(error)s; write an address such as 203.0.113.7 or a network such as 203.0.113.0/24."),
+            _("%(error)s. Enter an address such as 203.0.113.7 or a network such as 203.0.113.0/24."),
             params={"error": str(error)[:100]},
         ) from error
     return f"ip:{network if '/' in value else network.network_address}"
@@ -69,10 +69,12 @@ def assignable_subject(text: str) -> str:
     known = ", ".join(settings.identifiers)
     kind, _colon, value = text.strip().partition(":")
     if not known and (kind != "user" or not value):
-        raise ValidationError(_("RATEQUOTA['IDENTIFIERS'] is empty, so only users can be on a plan: choose a user."))
+        raise ValidationError(
+            _("Choose a user. Subjects cannot be on a plan, because RATEQUOTA['IDENTIFIERS'] is empty.")
+        )
     if kind not in ("user", *settings.identifiers) or not value:
         raise ValidationError(
-            _("Write kind:value, where kind is one of %(known)s, such as %(example)s."),
+            _("Enter kind:value, such as %(example)s. The kind is one of %(known)s."),
             params={"known": known, "example": f"{next(iter(settings.identifiers))}:acme"},
         )
     return canonical_subject(text)
@@ -105,7 +107,9 @@ def refuse_unreadable(before: Any, after: Any) -> None:
 def check_year(value: Any) -> None:
     """Raise ``ValidationError`` for a time that other zones may not have, such as 9999-12-31 23:59."""
     if value is not None and not 1 < value.year < 9999:
-        raise ValidationError(_("The year must lie between 2 and 9998. For a time that never comes, write none."))
+        raise ValidationError(
+            _("The year must be between 2 and 9998. Leave the field empty for a time that never comes.")
+        )
 
 
 def check_dates(starts_at: Any, ends_at: Any) -> None:
@@ -116,7 +120,7 @@ def check_dates(starts_at: Any, ends_at: Any) -> None:
         except ValidationError as error:
             raise ValidationError({name: error}) from error
     if starts_at is not None and ends_at is not None and ends_at <= starts_at:
-        raise ValidationError({"ends_at": _("The end must lie after the start.")})
+        raise ValidationError({"ends_at": _("The end must be after the start.")})
 
 
 def unsupported_constraints(model: type[models.Model], using: str) -> list[models.UniqueConstraint]:

@@ -51,11 +51,11 @@ def check_migrated(**_: Any) -> Messages:
     unapplied = set(loader.disk_migrations) - set(loader.applied_migrations)
     missing = sorted(name for app, name in unapplied if app == label)
     text = f"Migrations of {label} are not applied to {alias!r}: {', '.join(missing)}."
-    hint = "Run manage.py migrate: until then policies cannot be read."
+    hint = "Run manage.py migrate. Policies cannot be read until then."
     if missing:
         return [checks.Warning(text, hint=hint, id="django_ratequota.W009")]
     problems = list(_unreadable(alias))
-    text = f"Tables of {label} cannot be read, so policies may not be enforced: {'; '.join(problems)}."
+    text = f"Tables of {label} cannot be read, so policies may not be enforced: {', '.join(problems)}."
     hint = (
         f"An unreleased version made its tables. Drop all that begin with {label}_, run manage.py migrate --fake "
         f"{label} zero, then manage.py migrate."
@@ -98,7 +98,7 @@ def check_collations(**_: Any) -> Messages:
         for field in model._meta.local_concrete_fields
         if isinstance(field, ExactField) and (model._meta.db_table, field.column) in others
     ]
-    text = f"{alias!r} takes acme and ACME for one: columns of subjects and counters lack the collation {collation}."
+    text = f"{alias!r} treats acme and ACME as equal, because subjects and counters lack the collation {collation}."
     hint = f"Run: {' '.join(found)}"
     return [checks.Warning(text, hint=hint, id="django_ratequota.W028")] if found else []
 
@@ -115,8 +115,8 @@ def check_outcome(**_: Any) -> Messages:
         return []
     counting = Endpoint.objects.filter(exempt=False).exclude(charged_statuses="")
     names = list(counting.values_list("name", flat=True)[:10])
-    text = f"Endpoints that count only some statuses ({', '.join(names)}) need the middleware to refund the others."
-    hint = f"Add {MIDDLEWARE!r} to MIDDLEWARE. Without it all requests count there, except in views under @ratequota."
+    text = f"Endpoints with charged statuses ({', '.join(names)}) need the middleware to refund other responses."
+    hint = f"Add {MIDDLEWARE!r} to MIDDLEWARE. Without it, all requests are charged except in views under @ratequota."
     return [checks.Warning(text, hint=hint, id="django_ratequota.W006")] if names else []
 
 
@@ -128,8 +128,8 @@ def check_plans(**_: Any) -> Messages:
     if not conf.settings.plan_resolver or not RatePolicy.objects.exclude(plan=None).exists():
         return []
     missing = {"authenticated", "anonymous"}.difference(Plan.objects.values_list("default_for", flat=True))
-    text = f"PLAN_RESOLVER decides the plan, and no plan is the default for {' and '.join(sorted(missing))} callers."
-    hint = "Make a plan the default for them: it applies where PLAN_RESOLVER returns None or raises."
+    text = f"PLAN_RESOLVER is set, but no plan is the default for {' and '.join(sorted(missing))} clients."
+    hint = "Make a plan the default for them. It applies when PLAN_RESOLVER returns None or raises."
     return [checks.Warning(text, hint=hint, id="django_ratequota.W014")] if missing else []
 
 
@@ -145,8 +145,8 @@ def check_assigned_kinds(**_: Any) -> Messages:
     if subject is None:
         return []
     kind = visible(subject.partition(":")[0])
-    text = f"Plans of subjects of the kind {kind!r} have no effect: RATEQUOTA['IDENTIFIERS'] has no {kind!r}."
-    hint = "Name the identifier as before, or end these plan assignments."
+    text = f"Plans of subjects of the kind {kind!r} have no effect, because RATEQUOTA['IDENTIFIERS'] has no {kind!r}."
+    hint = "Restore the name of the identifier or end these plan assignments."
     return [checks.Warning(text, hint=hint, id="django_ratequota.W025")]
 
 
@@ -157,9 +157,9 @@ def check_ledger(**_: Any) -> Messages:
     from ..monitoring.rollup import MANY_ROWS
 
     rows = QuotaWindow.objects.count()
-    text = f"The ledger has {rows} rows: one for each durable counter and window."
+    text = f"The ledger has {rows} rows, one for each counter and period that is kept in the database."
     hint = (
-        "Set durable to no, or to its default, where a policy counts addresses or guests; or lower KEEP_QUOTA_MONTHS "
+        "Set durable to no or its default on policies that count addresses or guests. Or lower KEEP_QUOTA_MONTHS "
         "and run manage.py ratequota rollup."
     )
     return [checks.Warning(text, hint=hint, id="django_ratequota.W026")] if rows > MANY_ROWS else []
@@ -170,6 +170,6 @@ def check_rates(**_: Any) -> Messages:
     """W012: policies have rates that this version cannot read."""
     from ..policies.unreadable import describe_unreadable, find_unreadable
 
-    hint = "Edit them, or upgrade to the version that wrote them."
+    hint = "Change the rates or upgrade to the version that wrote them."
     texts = map(describe_unreadable, find_unreadable())
     return [checks.Warning(text, hint=hint, id="django_ratequota.W012") for text in texts]

@@ -25,14 +25,14 @@ def check_middleware(**_: Any) -> list[checks.CheckMessage]:
     middleware = list(django_settings.MIDDLEWARE)
     needing = [key for key in ("ENFORCE_ALL", "COUNT_UNCHECKED") if getattr(conf.settings, key.lower())]
     if needing and MIDDLEWARE not in middleware:
-        text = f"{needing[0]} does nothing without the middleware."
+        text = f"{needing[0]} has no effect without the middleware."
         hint = f"Add {MIDDLEWARE!r} to MIDDLEWARE, after AuthenticationMiddleware."
         return [checks.Warning(text, hint=hint, id="django_ratequota.W002")]
     if not conf.settings.enforce_all or _AUTHENTICATION not in middleware:
         return []
     if middleware.index(_AUTHENTICATION) < middleware.index(MIDDLEWARE):
         return []
-    text = "RateQuotaMiddleware runs before AuthenticationMiddleware, so it knows no users."
+    text = "RateQuotaMiddleware runs before AuthenticationMiddleware, so requests have no user yet."
     return [checks.Warning(text, hint="Move it below AuthenticationMiddleware.", id="django_ratequota.W003")]
 
 
@@ -44,8 +44,8 @@ def check_proxies(**_: Any) -> list[checks.CheckMessage]:
         for version in (4, 6)
         if any(not n.prefixlen for n in collapse_addresses(n for n in networks if n.version == version))
     ]
-    text = f"TRUSTED_PROXIES trusts all {' and '.join(versions)} addresses: a client may name any address as its own."
-    hint = "List the networks of your proxies only, such as 10.0.0.0/8."
+    text = f"TRUSTED_PROXIES trusts all {' and '.join(versions)} addresses, so a client can claim any address."
+    hint = "List only the networks of your proxies, such as 10.0.0.0/8."
     return [checks.Warning(text, hint=hint, id="django_ratequota.W018")] if versions else []
 
 
@@ -59,7 +59,7 @@ def check_tenants(**_: Any) -> list[checks.CheckMessage]:
     for kind, options in (getattr(django_settings, "TENANT_TYPES", None) or {}).items():
         apps[kind] = options["APPS"]
     having = {kind for kind, names in apps.items() if any(name.split(".")[0] == "django_ratequota" for name in names)}
-    text = "Tenants have schemas of their own, and a process applies the policies of one schema to all tenants."
+    text = "Tenants have their own schemas, but a worker applies the policies of one schema to all tenants."
     hint = (
         "List django_ratequota in SHARED_APPS and not in TENANT_APPS, and an identifier of the tenant first in "
         "RATEQUOTA['CALLER']."
@@ -71,11 +71,11 @@ def check_receivers(**_: Any) -> list[checks.CheckMessage]:
     """W027: a receiver that NOTIFY names has nobody to mail."""
     customers = getattr(get_user_model(), "EMAIL_FIELD", "") or conf.settings.customer_emails
     mailed = {
-        "mail_operators": (django_settings.MANAGERS, "Write their addresses in Django's MANAGERS."),
-        "mail_customers": (customers, "Set RATEQUOTA['CUSTOMER_EMAILS'], or EMAIL_FIELD of the user model."),
+        "mail_operators": (django_settings.MANAGERS, "Add email addresses to Django's MANAGERS."),
+        "mail_customers": (customers, "Set RATEQUOTA['CUSTOMER_EMAILS'] or EMAIL_FIELD of the user model."),
     }
     return [
-        checks.Warning(f"NOTIFY names {name}, which has nobody to mail.", hint=hint, id="django_ratequota.W027")
+        checks.Warning(f"NOTIFY contains {name}, which has no recipients.", hint=hint, id="django_ratequota.W027")
         for name, (addresses, hint) in mailed.items()
         if not addresses and f"django_ratequota.notify.{name}" in conf.settings.notify
     ]

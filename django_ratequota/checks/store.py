@@ -48,16 +48,16 @@ def check_store(**_: Any) -> list[checks.CheckMessage]:
         name, version = server_version(info)
         if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < _OLDEST[name]:
             needed = " or ".join(f"{kind} {'.'.join(map(str, least))}" for kind, least in sorted(_OLDEST.items()))
-            text = f"The server at {server} is {name} {version}, too old for django-ratequota."
-            hint = f"Upgrade it to {needed}, or later."
+            text = f"The server at {server} is {name} {version}, which is too old for django-ratequota."
+            hint = f"Upgrade it to {needed} or later."
             messages.append(checks.Error(text, hint=hint, id="django_ratequota.E003"))
         # Redis says redis_mode, Valkey server_mode.
         if "cluster" in (info.get("redis_mode"), info.get("server_mode")) and not store.clustered:
             messages.append(_cluster_error(f"The server at {server} is a node of a Cluster.", "True"))
         policy = info.get("maxmemory_policy", "noeviction")
         if policy != "noeviction":
-            text = f"The server at {server} evicts keys when its memory is full ({policy}), which resets limits."
-            hint = "Set maxmemory-policy to noeviction, or give django-ratequota a server of its own."
+            text = f"The server at {server} evicts keys when its memory is full ({policy}), which resets counters."
+            hint = "Set maxmemory-policy to noeviction or give django-ratequota its own server."
             messages.append(checks.Warning(text, hint=hint, id="django_ratequota.W004"))
     return [*messages, *_forbidden(call)]
 
@@ -66,12 +66,12 @@ def _unconfigured(problem: str) -> checks.CheckMessage:
     """Return E002, or W019 where a project that is being developed may have no Redis yet."""
     hint = (
         "Set RATEQUOTA['CACHE'] to a django-redis alias, or RATEQUOTA['REDIS_URL'] to a URL that begins with "
-        "redis://, rediss://, unix:// or redis+sentinel://. To do without Redis, set RATEQUOTA['REDIS_URL'] = "
-        "'memory://' (each process counts on its own) or RATEQUOTA['ENABLED'] = False (nothing is enforced)."
+        "redis://, rediss://, unix:// or redis+sentinel://. To run without Redis, set RATEQUOTA['REDIS_URL'] = "
+        "'memory://' (each worker counts on its own) or RATEQUOTA['ENABLED'] = False (limits are not enforced)."
     )
     if conf.settings.redis_url or not _debugging():
         return checks.Error(problem, hint=hint, id="django_ratequota.E002")
-    text = f"Limits need Redis, and none is configured: {problem}. Until then each policy's on_error decides."
+    text = f"Limits need Redis, but none is configured. {problem}. Each policy's on_error applies until then."
     return checks.Warning(text, hint=hint, id="django_ratequota.W019")
 
 
@@ -85,8 +85,8 @@ def check_enabled(**_: Any) -> list[checks.CheckMessage]:
     """W020: enforcement is off."""
     if conf.settings.enabled:
         return []
-    text = "RATEQUOTA['ENABLED'] is False: nothing is enforced."
-    hint = "Remove it, or set it to True, to enforce policies."
+    text = "Limits are not enforced, because RATEQUOTA['ENABLED'] is False."
+    hint = "Remove the key or set it to True to enforce policies."
     return [checks.Warning(text, hint=hint, id="django_ratequota.W020")]
 
 
@@ -94,8 +94,8 @@ def check_memory(**_: Any) -> list[checks.CheckMessage]:
     """W021, with --deploy: each process counts on its own."""
     if not conf.settings.enabled or not conf.settings.in_memory:
         return []
-    text = "RATEQUOTA['REDIS_URL'] is memory://: each process counts on its own, and a restart resets all counters."
-    hint = "Set it to a Redis URL, unless the project is served by one process."
+    text = "RATEQUOTA['REDIS_URL'] is memory://, so each worker counts on its own and a restart resets all counters."
+    hint = "Set it to a Redis URL unless the project has only one worker."
     return [checks.Warning(text, hint=hint, id="django_ratequota.W021")]
 
 
@@ -107,18 +107,18 @@ def _unusable(error: StoreError) -> list[checks.CheckMessage]:
     while causes[-1] is not None:
         causes.append(causes[-1].__cause__)
     if any(isinstance(cause, redis.InvalidResponse) for cause in causes):
-        hint = "Write host and port of a Redis server; if it speaks TLS, as a rediss:// URL."
+        hint = "Enter the host and port of a Redis server. For TLS, use a rediss:// URL."
         return [checks.Error(f"The server is not Redis: {text}.", hint=hint, id="django_ratequota.E007")]
     # An error reply during the login, such as "no such database", fails the connection.
     if error.reason == "noauth" or (
         error.reason == "connection" and any(type(cause) is redis.ResponseError for cause in causes)
     ):
         what = "has no database with that number" if "DB index" in text else "refuses the login"
-        hint = "Correct user, password and database number in the CACHES alias, or in RATEQUOTA['REDIS_URL']."
+        hint = "Correct the user, password and database number in the CACHES alias or in RATEQUOTA['REDIS_URL']."
         return [checks.Error(f"Redis {what}: {text}.", hint=hint, id="django_ratequota.E006")]
     if sys.argv[1:2] == ["ratequota"]:  # whose verb will say so, if it needs Redis
         return []
-    hint = "Start it, or correct its address. Until then each policy's on_error decides."
+    hint = "Start it or correct its address. Each policy's on_error applies until then."
     return [checks.Warning(f"Redis cannot be reached: {text}.", hint=hint, id="django_ratequota.W008")]
 
 
@@ -132,9 +132,9 @@ def _forbidden(call: Call) -> list[checks.CheckMessage]:
             return []
         forbidden = [b"EVAL", b"EVALSHA"]
     names = ", ".join(name.decode() for name in forbidden)
-    what = f"on keys that begin with {limiter.prefix}: decisions or pages of the admin would fail."
+    what = f"on keys that begin with {limiter.prefix}. Checks or admin pages would fail."
     text = f"The Redis user may not run {names} {what}"
-    hint = "Give it the ACL in docs/redis.md."
+    hint = "Give the user the ACL in docs/redis.md."
     return [checks.Error(text, hint=hint, id="django_ratequota.E005")] if forbidden else []
 
 
@@ -149,6 +149,6 @@ def check_exposed(**_: Any) -> list[checks.CheckMessage]:
         exposed = default_limiter().store.exposed
     except StoreError:  # reported by E002
         return []
-    hint = "Give Redis a password (ACL users, see docs/redis.md), and add it to the alias or REDIS_URL."
+    hint = "Give Redis a password (ACL users, see docs/redis.md) and add it to the alias or REDIS_URL."
     text = "Redis is reached over the network without a password."
     return [checks.Warning(text, hint=hint, id="django_ratequota.W005")] if exposed else []

@@ -48,9 +48,11 @@ def check_enforced(**_: Any) -> Messages:
     own = [view for view in views if str(getattr(view, "__module__", "")).partition(".")[0] not in _FOREIGN]
     if _limits_by_default() and not own:
         return []
-    text = "No view enforces policies: none has a throttle or decorator of django-ratequota, and ENFORCE_ALL is off."
+    text = (
+        "No view enforces policies. Views need a throttle or decorator of django-ratequota, unless ENFORCE_ALL is on."
+    )
     hint = (
-        "Add QuotaThrottle to DEFAULT_THROTTLE_CLASSES or to a view, @ratequota to a view, or set ENFORCE_ALL. If "
+        "Add QuotaThrottle to DEFAULT_THROTTLE_CLASSES or to a view, add @ratequota to a view or set ENFORCE_ALL. If "
         "your code calls check_request or a Limiter instead, add this check to SILENCED_SYSTEM_CHECKS."
     )
     return [checks.Warning(text, hint=hint, id="django_ratequota.W010")]
@@ -59,10 +61,10 @@ def check_enforced(**_: Any) -> Messages:
 def check_declared(**_: Any) -> Messages:
     """W022: a view declares a scope or a cost by ``@throttle_scope``, and has no throttle that enforces it."""
     idle = [route for route, _name, view in _views() if _declares_in_vain(view)]
-    text = f"Nothing enforces what @throttle_scope declares for these views: {_shortened(idle)}."
+    text = f"The @throttle_scope of these views has no effect: {_shortened(idle)}."
     hint = (
         "Add QuotaThrottle to DEFAULT_THROTTLE_CLASSES or to their throttle_classes. "
-        "On a view that is not REST framework's, write @ratequota(...)."
+        "On views that do not use REST framework, use @ratequota(...)."
     )
     return [checks.Warning(text, hint=hint, id="django_ratequota.W022")] if idle else []
 
@@ -74,8 +76,8 @@ def check_authenticated(**_: Any) -> Messages:
         for route, _name, view in _views()
         if is_rest(view_class(view)) and is_decorated(view) and class_attribute(view, "authentication_classes")
     ]
-    text = f"@ratequota around dispatch runs before REST framework knows the user: {_shortened(early)}."
-    hint = "Write @throttle_scope(...) on the class instead, with QuotaThrottle among its throttle_classes."
+    text = f"@ratequota around dispatch runs before REST framework authenticates the user: {_shortened(early)}."
+    hint = "Use @throttle_scope(...) on the class instead, with QuotaThrottle in its throttle_classes."
     return [checks.Warning(text, hint=hint, id="django_ratequota.W023")] if early else []
 
 
@@ -88,10 +90,10 @@ def check_throttle_classes(**_: Any) -> Messages:
         own = [vars(base) for base in throttle.__mro__ if base.__module__ not in _THROTTLE_MODULES]
         methods = {name for held in own for name, value in held.items() if isinstance(value, FunctionType)}
         if ignored and methods.issubset(_NOT_READ):  # other methods may read them
-            text = f"{throttle.__module__}.{throttle.__qualname__} sets {', '.join(ignored)}, which nothing reads."
+            text = f"{throttle.__module__}.{throttle.__qualname__} sets {', '.join(ignored)}, which have no effect."
             hint = (
-                "Declare the scope on views, as throttle_scope = 'search' or by @throttle_scope('search'), and write "
-                "the rate as a policy, in the admin or a file. Then remove the attributes."
+                "Declare the scope on views with throttle_scope = 'search' or @throttle_scope('search'), and enter "
+                "the rate as a policy in the admin or a file. Then remove the attributes."
             )
             messages.append(checks.Warning(text, hint=hint, id="django_ratequota.W024"))
     return messages
@@ -104,7 +106,10 @@ def check_scopes(**_: Any) -> Messages:
         try:
             scope_name(class_attribute(view, "throttle_scope") if has_throttle(view) else None)
         except TypeError as error:
-            text, hint = f"throttle_scope at {route}: {error}.", "Else each of its requests fails with a TypeError."
+            text, hint = (
+                f"The throttle_scope of {route} is not valid: {error}.",
+                "Change it to a string. Until then, each request fails with a TypeError.",
+            )
             messages.append(checks.Error(text, hint=hint, id="django_ratequota.E009"))
     return messages
 
@@ -129,8 +134,8 @@ def check_unlimited(**_: Any) -> Messages:
             counted = set(matched_routes(endpoint, [(route, name) for route, name, _view in bare]))
             bare = [one for one in bare if one[:2] not in counted and endpoint.name not in scopes_of(one[2])]
     routes = _shortened([route for route, _name, _view in bare])
-    text = f"COUNT_UNCHECKED counts nothing where no policy counted per ip applies ({routes})."
-    hint = "Add a policy counted per ip for everyone: for all endpoints, or for the endpoints of these views."
+    text = f"COUNT_UNCHECKED has no effect on views without a policy counted per ip ({routes})."
+    hint = "Add a policy counted per ip for everyone, for all endpoints or for the endpoints of these views."
     return [checks.Warning(text, hint=hint, id="django_ratequota.W017")] if bare else []
 
 

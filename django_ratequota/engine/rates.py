@@ -101,7 +101,7 @@ class Rate:
             text = gettext_noop("a rate counts units or requests, not %(value)s")
             raise InvalidRate(text, value=show(self.counts))
         if self.algorithm not in ALGORITHMS:
-            text = gettext_noop("unknown algorithm %(name)s; write one of %(known)s")
+            text = gettext_noop("unknown algorithm %(name)s (known: %(known)s)")
             raise InvalidRate(text, name=repr(self.algorithm), known=", ".join(ALGORITHMS))
         if self.period == MONTH:
             if self.algorithm == DEFAULT_ALGORITHM:
@@ -115,10 +115,7 @@ class Rate:
         if self.burst is not None:
             object.__setattr__(self, "burst", _check_units(gettext_noop("burst"), self.burst))
             if self.algorithm not in BURST_ALGORITHMS:
-                text = gettext_noop(
-                    "burst belongs to %(known)s, not to %(algorithm)s; "
-                    "drop 'burst %(burst)s' or name one of those algorithms"
-                )
+                text = gettext_noop("'burst %(burst)s' needs one of the algorithms %(known)s, not %(algorithm)s")
                 known = ", ".join(sorted(BURST_ALGORITHMS))
                 raise InvalidRate(text, known=known, algorithm=self.algorithm, burst=self.burst)
         object.__setattr__(self, "capacity", self.limit if self.burst is None else self.burst)
@@ -159,7 +156,9 @@ def parse_rates(text: str, algorithm: str = DEFAULT_ALGORITHM) -> tuple[Rate, ..
     for rate in rates:
         first = seen.setdefault((rate.algorithm, rate.period, rate.counts), rate)
         if first is not rate:
-            text = gettext_noop("'%(one)s' and '%(other)s' have the same algorithm and period; keep the stricter one")
+            text = gettext_noop(
+                "'%(one)s' and '%(other)s' have the same algorithm and period, so keep only the stricter one"
+            )
             raise InvalidRate(text, one=str(first), other=str(rate))
     return rates
 
@@ -175,7 +174,7 @@ def normalize_rates(text: str) -> str:
         return written
     canonical = ", ".join(format_rate(rate, named=named) for rate, named in written)
     if len(canonical) > MAX_TEXT:
-        text = gettext_noop("rates may have at most %(most)s characters in canonical form, these have %(length)s")
+        text = gettext_noop("rates may have at most %(most)s characters in canonical form, not %(length)s")
         raise InvalidRate(text, most=MAX_TEXT, length=len(canonical))
     return canonical
 
@@ -287,7 +286,7 @@ def _check_text(text: object) -> None:
     if not isinstance(text, str):
         raise InvalidRate(gettext_noop("a rate is text such as 100/min, not %(value)s"), value=show(text))
     if len(text) > MAX_TEXT:
-        template = gettext_noop("rate text may have %(most)s characters, this has %(length)s")
+        template = gettext_noop("rates may have at most %(most)s characters, not %(length)s")
         raise InvalidRate(template, most=MAX_TEXT, length=len(text))
 
 
@@ -301,7 +300,7 @@ def _read_rate(text: str, start: int = 0, *, more: bool = False) -> tuple[_Writt
     limit, count, burst = (int(part[name].replace("_", "") or 1) for name in ("limit", "count", "burst"))
     unit, algorithm = _UNIT_NAMES[part["unit"]], part["algorithm"]
     if unit == MONTH and count != 1:
-        template = gettext_noop("months are counted one by one: write %(limit)s/month, or %(limit)s/%(days)sday")
+        template = gettext_noop("months are counted one by one, so write %(limit)s/month or %(limit)s/%(days)sday")
         raise InvalidRate(template, limit=limit, days=30 * count)
     if unit == MONTH and algorithm not in ("", "fixed_window"):
         raise _month_is_calendar(limit, algorithm)
@@ -323,13 +322,9 @@ def _expected(found: re.Match[str]) -> InvalidRate:
         what, among = gettext_noop("the end, 'burst' and a number, or an algorithm"), f" ({', '.join(ALGORITHMS)})"
     rest = found.string[found.end() :].strip()
     if rest:
-        text = gettext_noop(
-            "expected %(what)s%(known)s at character %(at)s, not %(rest)s; write for example %(rate)s"
-        )
+        text = gettext_noop("expected %(what)s%(known)s at character %(at)s, not %(rest)s (example: %(rate)s)")
     else:
-        text = gettext_noop(
-            "expected %(what)s%(known)s at character %(at)s, but the text ends; write for example %(rate)s"
-        )
+        text = gettext_noop("expected %(what)s%(known)s at character %(at)s, but the text ends (example: %(rate)s)")
     limit = int((found["limit"] or "0").replace("_", ""))
     rate = f"{limit if 1 <= limit <= MAX_UNITS else 100}/min"
     return InvalidRate(text, what=what, known=among, at=found.end() + 1, rest=show(rest), rate=rate)
@@ -337,7 +332,7 @@ def _expected(found: re.Match[str]) -> InvalidRate:
 
 def _month_is_calendar(limit: int, algorithm: str) -> InvalidRate:
     text = gettext_noop(
-        "a month is counted in calendar windows, not by %(algorithm)s; "
-        "drop the algorithm, or write %(limit)s/30day %(algorithm)s"
+        "a month is counted in calendar windows, not by %(algorithm)s, so drop the algorithm or write "
+        "%(limit)s/30day %(algorithm)s"
     )
     return InvalidRate(text, algorithm=algorithm, limit=limit)

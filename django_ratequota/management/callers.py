@@ -32,44 +32,47 @@ from .maintenance import whole_number, why_not_kept
 
 def add_verbs(verbs: Any) -> None:
     """Add the verbs with their options."""
-    explaining = verbs.add_parser("explain", help="Show which limits apply to a caller, and why; consumes nothing.")
+    explaining = verbs.add_parser("explain", help="Explain which limits apply to a customer. Consumes no units.")
     explaining.set_defaults(run=explain)
-    resetting = verbs.add_parser("reset", help="Reset a caller's own counters to zero.")
+    resetting = verbs.add_parser("reset", help="Reset a customer's own counters to zero.")
     resetting.set_defaults(run=give_back, units=None)
-    text = "Give units back to a caller's own counters, which cannot be undone."
+    text = "Refund units to a customer's own counters. This cannot be undone."
     giving = verbs.add_parser("give-back", help=text)
     giving.set_defaults(run=give_back)
     for verb in (explaining, resetting, giving):
         add_caller(verb)
-    text = "Units, or requests where a limit counts these; no more than each limit has used."
+    text = "Units to refund, or requests if the rate is in requests. At most the used units of each limit."
     giving.add_argument("--units", type=whole_number(MAX_UNITS), required=True, help=text)
     for verb in (resetting, giving):
-        text = "Only this limit, as explain names it, such as 'search: 10/min'; may be repeated."
+        text = "A limit as explain shows it, such as 'search: 10/min'. May be repeated. Default: all."
         verb.add_argument("--limit", action="append", default=[], help=text)
-        verb.add_argument("--reason", default="", help="Recorded in the history.")
-    text = "List the subjects that have used most of a durable calendar limit, the fullest first."
+        verb.add_argument("--reason", default="", help="Reason for the history.")
+    text = "List the subjects that have used most of a calendar limit that is kept in the database."
     listing = verbs.add_parser("near", help=text)
     listing.set_defaults(run=list_near)
     listing.add_argument(
-        "--level", default="80", choices=[str(level) for level in LEVELS], help="Least percent (default 80)."
+        "--level",
+        default="80",
+        choices=[str(level) for level in LEVELS],
+        help="Lowest percentage to list (default 80).",
     )
-    text = "Default: the longest of which any is used."
+    text = "Length of the calendar period. Default: the longest that is used."
     listing.add_argument("--window", choices=QuotaWindow.Period.values, help=text)
-    explaining.add_argument("--id", help="Id from a refused response, instead of all other options.")
+    explaining.add_argument("--id", help="Id from a refused response. Replaces all other options.")
 
 
 def add_caller(verb: Any) -> None:
     """Add the options of a caller and a request, which ``query_of`` reads."""
-    verb.add_argument("--user", help="User name, or primary key.")
+    verb.add_argument("--user", help="User name or primary key.")
     verb.add_argument("--ip", help="Client address, such as 203.0.113.7.")
     verb.add_argument(
         "--identifier",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="Value of a name in RATEQUOTA['IDENTIFIERS'], such as tenant=acme; may be repeated.",
+        help="Value of a name in RATEQUOTA['IDENTIFIERS'], such as tenant=acme. May be repeated.",
     )
-    verb.add_argument("--plan", help="Slug of the caller's plan, where PLAN_RESOLVER is set.")
+    verb.add_argument("--plan", help="Slug of the customer's plan if PLAN_RESOLVER is set.")
     verb.add_argument("--endpoint", help="Endpoint name (scope).")
     verb.add_argument("--path", help="Path to resolve, such as /api/reports/7/.")
     verb.add_argument("--method", default="GET", help="HTTP method (default GET).")
@@ -80,7 +83,7 @@ def explain(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     if options["id"]:
         refusal = refusals.find_refusal(options["id"])
         if refusal is None:
-            raise CommandError(f"No refusal {options['id']!r} is recorded; refusals are kept for 48 hours")
+            raise CommandError(f"No refusal {options['id']!r} is recorded. Refusals are kept for 48 hours.")
         yield from _refusal_lines(refusal)
         query = ExplainQuery.from_refusal(refusal)
     else:
@@ -102,7 +105,7 @@ def list_near(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
 
 def _line(row: Row, names: Mapping[str, str]) -> str:
     bucket = row.bucket
-    place = f"{bucket.rate} at {bucket.scope or 'all endpoints'} (policy {row.policy.pk})"
+    place = f"{bucket.rate} for {bucket.scope or 'all endpoints'} (policy {row.policy.pk})"
     who = _subject_name(bucket.subject, names)
     return f"{row.percent:>3} %  {row.used} of {row.limit}  {who}: {place}"
 
@@ -112,17 +115,17 @@ def give_back(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     query, units = query_of(options), options["units"]
     if absent := default_limiter().store.absent:
         raise CommandError(f"No counters can be changed from here: {absent}")
-    done, undone = ("reset", "reset") if units is None else (f"gave {units} back to", "give back")
+    done, undone = ("reset", "reset") if units is None else (f"refunded {units} to", "refund")
     buckets = explain_caller(query.caller(), **query.request_arguments()).resolution.buckets
     own = [bucket for bucket in buckets if not counters.is_shared(bucket.counted_per, bucket.subject)]
     known = {limit_name(bucket) for bucket in own}
     if own and (wrong := [name for name in options["limit"] if name not in known]):
-        raise CommandError(f"The caller has no counter of {wrong[0]!r} there; write one of {sorted(known)}")
+        raise CommandError(f"The customer has no counter of {wrong[0]!r} there. Choose one of {sorted(known)}.")
     chosen = [bucket for bucket in own if not options["limit"] or limit_name(bucket) in options["limit"]]
     try:
         before = counters.give_back(chosen, units, options["reason"])
     except ValidationError as error:
-        hint = f" Choose a limit by --limit, one of {sorted(known)}." if len(chosen) > 1 else ""
+        hint = f" Choose a limit with --limit, one of {sorted(known)}." if len(chosen) > 1 else ""
         raise CommandError(" ".join(error.messages) + hint) from error
     names = subject_names(status.bucket.subject for status in before)
     for status in before:
@@ -131,13 +134,13 @@ def give_back(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     if before:
         yield f"{len(before)} counter{'s' if len(before) > 1 else ''} {'reset' if units is None else 'changed'}"
     else:
-        yield f"Nothing to {undone}: the caller has no counters there"
+        yield f"Nothing to {undone}, because the customer has no counters there"
 
 
 def query_of(options: dict[str, Any]) -> ExplainQuery:
     """Return the caller and the request that the options name; raises ``CommandError``."""
     if not options["user"] and not options["ip"] and not options["identifier"]:
-        raise CommandError("Name the caller: --user NAME, --ip ADDRESS or --identifier NAME=VALUE")
+        raise CommandError("Choose a customer with --user NAME, --ip ADDRESS or --identifier NAME=VALUE")
     user_id = None
     if options["user"]:
         user = find_user(options["user"], by_key=True)
@@ -154,9 +157,9 @@ def query_of(options: dict[str, Any]) -> ExplainQuery:
     slug = options["plan"]
     if slug and not Plan.objects.filter(slug=slug).exists():
         slugs = ", ".join(Plan.objects.values_list("slug", flat=True)) or "none yet"
-        raise CommandError(f"There is no plan {slug!r}; there are: {slugs}")
+        raise CommandError(f"There is no plan {slug!r} (existing plans: {slugs})")
     if settings.plan_resolver and slug is None:
-        raise CommandError("PLAN_RESOLVER needs a request: name the plan by --plan SLUG, or '' for none")
+        raise CommandError("PLAN_RESOLVER needs a request. Choose the plan with --plan SLUG, or '' for none.")
     return ExplainQuery(
         user_id=user_id,
         ip=options["ip"] or "",
@@ -172,10 +175,10 @@ def _refusal_lines(refusal: Refusal) -> Iterator[str]:
     """Yield what was decided at that time."""
     names = subject_names([refusal.caller, *(bucket.subject for bucket in refusal.buckets)])
     yield f"refused      {refusal.at:%Y-%m-%d %H:%M:%S %Z}, {refusal.count} times in that minute"
-    yield f"caller       {_subject_name(refusal.caller, names)}{f' from {refusal.ip}' if refusal.ip else ''}"
+    yield f"customer     {_subject_name(refusal.caller, names)}{f' from {refusal.ip}' if refusal.ip else ''}"
     request = " ".join(part for part in (refusal.method, refusal.route, refusal.scope) if part)
     yield f"request      {request}, cost {refusal.cost}"
-    unanswered = f" (Redis did not answer: {refusal.error})" if refusal.error else ""
+    unanswered = f" (Redis was unavailable: {refusal.error})" if refusal.error else ""
     yield f"by           {', '.join(refusal.limits)}{unanswered}"
     for bucket in refusal.buckets:
         verdict = "refused" if bucket.refused else "had room"
@@ -199,9 +202,9 @@ def _explanation_lines(explanation: Explanation) -> Iterator[str]:
     plan = explanation.plan
     yield f"plan         {plan.name if plan else 'none'} ({explanation.plan_source})"
     if explanation.exempt:
-        yield f"exempt       nothing limits it: {explanation.exempt}"
+        yield f"exempt       never limited: {explanation.exempt}"
     if not explanation.candidates and not explanation.built_in and not explanation.others:
-        yield "No policy applies: nothing is limited"
+        yield "No policy applies, so requests are not limited"
         return
     yield "policies"
     statuses = {(s.bucket.policy_id, s.bucket.rate): s for s in explanation.decision.statuses}
@@ -210,7 +213,7 @@ def _explanation_lines(explanation: Explanation) -> Iterator[str]:
     def counter(bucket: Bucket) -> str:
         subject, state = bucket.subject, _counter_state(statuses.get((bucket.policy_id, bucket.rate)))
         if subject == UNKNOWN != explanation.customer:
-            subject, state = explanation.customer, "each of its callers has one"
+            subject, state = explanation.customer, "each of its clients has one"
         elif anchor_of(bucket):
             state += f" (months begin on day {anchor_of(bucket)})"
         return f"{limit_name(bucket)} of {_subject_name(subject, names)}: {state}"
@@ -244,4 +247,4 @@ def _verdict(explanation: Explanation) -> str:
     verdict = f"{what} now" if decision.allowed else f"a request of cost {cost} would be refused now"
     if decision.violated:
         verdict += f", by {', '.join(limit_names(decision.violated, explanation.resolution.buckets))}"
-    return f"{verdict} (Redis did not answer: {decision.error})" if decision.degraded else verdict
+    return f"{verdict} (Redis was unavailable: {decision.error})" if decision.degraded else verdict

@@ -33,21 +33,21 @@ from ..utils.histogram import merged, quantile
 def add_verbs(verbs: Any) -> None:
     """Add the verbs with their options."""
     verb = verbs.add_parser(
-        "publish", help="Make every process reload all policies, after raw SQL, fixtures or data migrations."
+        "publish", help="Make every worker reload all policies after raw SQL, fixtures or data migrations."
     )
     verb.set_defaults(run=publish)
-    verb.add_argument("--reason", default="ratequota publish", help="Recorded in the history.")
+    verb.add_argument("--reason", default="ratequota publish", help="Reason for the history.")
     verb = verbs.add_parser(
-        "rollup", help="Copy hourly counts from Redis to the database, and delete old rows; run it hourly."
+        "rollup", help="Copy hourly counts from Redis to the database and delete old rows. Run it hourly."
     )
     verb.set_defaults(run=rollup)
     text = f"Delete hourly rows that are older than this many days (default {KEEP_DAYS})."
     verb.add_argument("--keep-days", type=int, default=KEEP_DAYS, metavar="DAYS", help=text)
-    text = "Wait until every process has written its durable counts to the database, before Redis is replaced."
+    text = "Wait until every worker has written its counters to the database, for example before you replace Redis."
     verb = verbs.add_parser("checkpoint", help=text)
     verb.set_defaults(run=checkpoint)
     add_timeout(verb)
-    verbs.add_parser("status", help="Show Redis, the revision, and every process.").set_defaults(run=status)
+    verbs.add_parser("status", help="Show Redis, the policy version and every worker.").set_defaults(run=status)
     verb = verbs.add_parser("purge", help="Delete every key of this app in Redis, before you remove the app.")
     verb.set_defaults(run=purge)
     verb.add_argument("--no-input", action="store_true", help="Delete them without asking.")
@@ -59,13 +59,13 @@ def publish(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     before = limiter.stored_revision()
     write_publication(options["reason"])
     if limiter.store.absent:
-        yield f"Recorded, not published: {limiter.store.absent}"
-        yield "Other processes that enforce policies reload all of them within POLL_SECONDS"
+        yield f"Recorded but not published: {limiter.store.absent}"
+        yield "Other workers that enforce policies reload all of them within POLL_SECONDS"
         return
     revision = limiter.stored_revision()
     if revision <= before:
-        raise CommandError("The publication is recorded, but Redis has no new revision; see the log")
-    yield f"Published revision {revision}; every process reloads all policies"
+        raise CommandError("The publication is recorded, but Redis has no new version. See the log.")
+    yield f"Published version {revision}. Every worker reloads all policies."
 
 
 def rollup(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
@@ -83,36 +83,36 @@ def checkpoint(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
 
 def add_timeout(verb: Any) -> None:
     """Add the option for the seconds of ``wait_for_counts``."""
-    text = "Fail if a process has not written its counts after this many seconds (default 60)."
+    text = "Fail if a worker has not written its counters after this many seconds (default 60)."
     verb.add_argument("--timeout", type=whole_number(3600), default=60, metavar="SECONDS", help=text)
 
 
 def why_unreported() -> str:
     """Return why no process reports what it has written to the database; "" if they do."""
     if not (why := why_not_kept()) and not settings.statistics_seconds:
-        return "STATISTICS_SECONDS is 0, so processes do not report. Stop them: each writes its counts when it ends."
+        return "STATISTICS_SECONDS is 0, so workers do not report. Stop them. Each writes its counters when it stops."
     return why
 
 
 def why_not_kept() -> str:
     """Return why no counts are kept in the database; "" if they are."""
     if absent := default_limiter().store.absent:
-        return f"Nothing is counted in Redis: {absent}"
-    return "" if settings.checkpoint_seconds else "CHECKPOINT_SECONDS is 0, so no counts are kept in the database"
+        return f"Redis has no counters: {absent}"
+    return "" if settings.checkpoint_seconds else "CHECKPOINT_SECONDS is 0, so no counters are kept in the database"
 
 
 def wait_for_counts(seconds: float) -> str:
     """Wait until all processes have written their counts, and return how many have; raises ``CommandError``."""
     workers, waiting = wait_until_written(seconds)
     if waiting:
-        last = "; ".join(f"{worker.process} reported {time.time() - worker.at:.0f} s ago" for worker in waiting)
+        last = ", ".join(f"{worker.process} reported {time.time() - worker.at:.0f} s ago" for worker in waiting)
         raise CommandError(
-            f"{len(waiting)} of {len(workers)} processes have not written their counts within {seconds} s: {last}. "
-            "Their logs say why; one that was killed is no longer waited for a minute after its last report."
+            f"{len(waiting)} of {len(workers)} workers have not written their counters within {seconds} s ({last}). "
+            "Check their logs. A killed worker is no longer waited for one minute after its last report."
         )
     if not workers:
-        return "No process has reported in the last minute: none has counts to write"
-    return f"All counts are in the database; processes that wrote theirs: {len(workers)}"
+        return "No worker has reported in the last minute, so there are no counters to write"
+    return f"All counters are in the database, from {len(workers)} worker{'s' if len(workers) > 1 else ''}"
 
 
 def whole_number(most: int) -> Callable[[str], int]:
@@ -162,10 +162,10 @@ def status(_command: BaseCommand, _options: dict[str, Any]) -> Iterator[str]:
         yield f"store        {name} {version} at {server}, up {up} s"
         yield f"eviction     {policy}, {evicted} keys evicted"
         if (ratio := memory_ratio(info) or 0) >= NEARLY_FULL:
-            yield f"memory       {ratio:.0%} of maxmemory: once it is full, each policy's on_error decides"
+            yield f"memory       {ratio:.0%} of maxmemory, each policy's on_error applies when it is full"
     revision = limiter.stored_revision()
     yield f"keys         {settings.prefix}:*"
-    yield f"revision     {revision or 'none published yet'}"
+    yield f"version      {revision or 'none published yet'}"
     yield from _policies()
     rows = QuotaWindow.objects.count()
     yield f"ledger       {rows} rows{': many, see manage.py check --database default' if rows > MANY_ROWS else ''}"
@@ -184,7 +184,7 @@ def _policies() -> Iterator[str]:
 
 #: Words for the values of ``state_of``. A process without a decision since the revision used no older one.
 _STATES = {
-    "live": "at this revision",
+    "live": "at this version",
     "idle": "without a decision since",
     "behind": "behind",
     "fresh": "without policies yet",
@@ -195,28 +195,28 @@ _STATES = {
 def _workers(workers: list[Health], revision: int) -> Iterator[str]:
     """Yield what the processes reported in the last minute."""
     if not workers:
-        yield "processes    none has reported in the last minute"
+        yield "workers      none has reported in the last minute"
         return
     found = Counter(state_of(worker, revision) for worker in workers)
     states = ", ".join(f"{found[state]} {text}" for state, text in _STATES.items() if found[state] or state == "live")
     closed = sum(not worker.down for worker in workers)
     latency = merged(worker.latency for worker in workers)
     failing = sum(bool(worker.errors) for worker in workers)
-    errors = f"; errors in {failing}" if failing else ""
-    yield f"processes    {len(workers)}; {states}; breaker closed in {closed}{errors}"
+    errors = f", errors in {failing}" if failing else ""
+    yield f"workers      {len(workers)}: {states}, breaker closed in {closed}{errors}"
     yield f"latency      {_latency(latency)} in the last minute"
     if others := sum(map(is_of_another_site, workers)):
-        which = f"{others} of {len(workers)} processes have another SECRET_KEY"
-        yield f"site         {which}: give each site its own PREFIX"
+        which = f"{others} of {len(workers)} workers have another SECRET_KEY"
+        yield f"site         {which}, so give each site its own PREFIX"
     if late := sum(map(has_late_checkpoint, workers)):
-        yield f"ledger       late in {late} of {len(workers)} processes: see their logs"
+        yield f"ledger       late in {late} of {len(workers)} workers, see their logs"
     for worker in workers:
         yield f"  {worker.process}"
-        yield f"             revision {worker.revision or 'none yet'}, {_latency(worker.latency)}"
+        yield f"             version {worker.revision or 'none yet'}, {_latency(worker.latency)}"
         down = ", ".join(f"open to {server} ({reason})" for server, reason in worker.down.items())
         yield f"             breaker {down or 'closed'}"
         if has_late_checkpoint(worker):
-            yield f"             counts not written for {worker.checkpoint_age:.0f} s"
+            yield f"             counters not written for {worker.checkpoint_age:.0f} s"
         for reason, message in sorted(worker.errors.items()):
             known = "" if message.startswith(reason) else f"{reason}: "
             yield f"             error in the last minute: {known}{message}"

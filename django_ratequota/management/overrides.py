@@ -28,25 +28,23 @@ _MOST_HOURS = 87_600
 
 def add_verbs(verbs: Any) -> None:
     """Add both verbs with their options."""
-    blocking = verbs.add_parser("block", help="Refuse all requests of a user, a subject or a network; or end that.")
+    blocking = verbs.add_parser("block", help="Block a user, a subject or a network, or end the block.")
     blocking.set_defaults(run=block)
     one = blocking.add_mutually_exclusive_group(required=True)
-    one.add_argument("--user", help="User name, or primary key.")
-    one.add_argument("--subject", help="Such as tenant:acme, ip:203.0.113.7 or 203.0.113.0/24.")
+    one.add_argument("--user", help="User name or primary key.")
+    one.add_argument("--subject", help="Subject such as tenant:acme, ip:203.0.113.7 or 203.0.113.0/24.")
     blocking.add_argument("--end", action="store_true", help="End the block instead.")
-    boosting = verbs.add_parser(
-        "boost", help="Raise a caller's limits for a while: to twice the rates, or to others."
-    )
+    boosting = verbs.add_parser("boost", help="Raise a customer's limits for a while, to twice the rates by default.")
     boosting.set_defaults(run=boost)
     add_caller(boosting)
-    text = "Number of the policy to boost, as explain shows it; may be repeated. Default: all that a boost can raise."
+    text = "Number of a policy as explain shows it. May be repeated. Default: all policies that a boost can raise."
     boosting.add_argument("--policy", action="append", default=[], help=text)
-    boosting.add_argument("--rates", default="", help="Rates of the boost, such as 200/min; for one policy.")
-    text = "How long it lasts; default: {}."
+    boosting.add_argument("--rates", default="", help="Rates of the boost of one policy, such as 200/min.")
+    text = "Duration in hours (default: {})."
     blocking.add_argument("--hours", type=whole_number(_MOST_HOURS), help=text.format("until --end"))
     boosting.add_argument("--hours", type=whole_number(_MOST_HOURS), default=1, help=text.format("1"))
     for verb in (blocking, boosting):
-        verb.add_argument("--reason", default="", help="Recorded in the history.")
+        verb.add_argument("--reason", default="", help="Reason for the history.")
 
 
 def block(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
@@ -61,11 +59,13 @@ def block(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
         found = blocks.blocks_in_force([name]).get(name, ())
         if not options["end"]:
             if found:
-                raise CommandError(f"{shown} is blocked already, until {_until(found[0])}; --end it first")
+                raise CommandError(
+                    f"{shown} is already blocked until {_until(found[0])}. End that block first with --end."
+                )
             added = blocks.propose_block(name)
             _save(added, options)
         elif not found:
-            raise CommandError(f"{shown} is not blocked; a block of a network is ended by its own name")
+            raise CommandError(f"{shown} is not blocked. To end the block of a network, enter the network.")
         for one in found:
             blocks.end_block(one)
     if options["end"]:
@@ -79,18 +79,20 @@ def boost(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     """Grant boosts, and yield each and how to undo them."""
     query, chosen = query_of(options), options["policy"]
     if query.everywhere and not chosen:
-        raise CommandError("Name the request by --endpoint or --path, or policies that explain shows by --policy")
+        raise CommandError(
+            "Choose the request with --endpoint or --path, or choose policies from explain with --policy"
+        )
     explanation = query.explain()
     winners = explanation.resolution.winners
     if not winners:
-        raise CommandError("No policy applies to this request: there is nothing to boost")
+        raise CommandError("No policy applies to this request, so there is nothing to boost")
     possible = [one for one in winners if not no_boost_reason(explanation, one)]
     found = propose_boosts(explanation, chosen or [str(one.id) for one in possible or winners])
     if options["rates"] and len(found) > 1:
         numbers = ", ".join(str(one.winner.pk) for one in found)
-        raise CommandError(f"--rates is for one policy: choose it by --policy, one of {numbers}")
+        raise CommandError(f"--rates is for one policy. Choose it with --policy, one of {numbers}.")
     if options["rates"].strip() == BLOCKED:
-        raise CommandError("To refuse the caller's requests, run manage.py ratequota block")
+        raise CommandError("To refuse the customer's requests, run manage.py ratequota block")
     with saving(RatePolicy), changed_by(None, options["reason"]) as save:
         for _winner, added in found:
             added.rates = options["rates"] or added.rates

@@ -24,23 +24,38 @@ from .maintenance import add_timeout, wait_for_counts, why_unreported
 
 def add_verbs(verbs: Any) -> None:
     """Add the verbs with their options."""
-    exporting = verbs.add_parser("export-subject", help="Print all that is held of a user or subject, as JSON lines.")
+    exporting = verbs.add_parser(
+        "export-subject", help="Print all stored data about a user or subject as JSON lines."
+    )
     exporting.set_defaults(run=export_subject)
-    forgetting = verbs.add_parser("forget", help="Delete what is held of a user or subject, except for figures.")
+    forgetting = verbs.add_parser(
+        "forget", help="Delete the stored data about a user or subject except for usage figures."
+    )
     forgetting.set_defaults(run=forget)
     for verb in (exporting, forgetting):
         one = verb.add_mutually_exclusive_group(required=True)
-        one.add_argument("--user", help="User name, or primary key.")
-        one.add_argument("--subject", help="Such as tenant:acme, api_key:k_7, ip:203.0.113.7, or user:7 if deleted.")
-    forgetting.add_argument("--yes", action="store_true", help="Without it, the command shows what it would change.")
-    moving = verbs.add_parser("move", help="Add what a subject has used of durable limits to what another has used.")
+        one.add_argument("--user", help="User name or primary key.")
+        one.add_argument(
+            "--subject",
+            help="Subject such as tenant:acme, api_key:k_7, ip:203.0.113.7, or user:7 for a deleted user.",
+        )
+    forgetting.add_argument(
+        "--yes", action="store_true", help="Delete the data. Without it, the command only shows the changes."
+    )
+    moving = verbs.add_parser(
+        "move", help="Move a subject's usage of limits that are kept in the database to another subject."
+    )
     moving.set_defaults(run=move)
-    moving.add_argument("--from", dest="source", required=True, metavar="SUBJECT", help="Such as user:7.")
-    moving.add_argument("--to", dest="target", required=True, metavar="SUBJECT", help="Such as tenant:acme.")
-    moving.add_argument("--reason", default="ratequota move", help="Recorded in the history.")
+    moving.add_argument(
+        "--from", dest="source", required=True, metavar="SUBJECT", help="Subject to move from, such as user:7."
+    )
+    moving.add_argument(
+        "--to", dest="target", required=True, metavar="SUBJECT", help="Subject to move to, such as tenant:acme."
+    )
+    moving.add_argument("--reason", default="ratequota move", help="Reason for the history.")
     for verb in (forgetting, moving):
         add_timeout(verb)
-        text = "Wait for no process, because those that count have been stopped."
+        text = "Do not wait for workers, because they have been stopped."
         verb.add_argument("--no-wait", action="store_true", help=text)
 
 
@@ -57,19 +72,19 @@ def forget(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
         yield _written(options)
     found = Counter(kind for kind, _values in held_data.held(subject))
     counts = ", ".join(f"{kind} {count}" for kind, count in found.items())
-    yield f"{subject}: {counts or 'nothing is held'}"
+    yield f"{subject}: {counts or 'no data'}"
     if found and options["yes"]:
         held_data.forget(subject)
-        yield "Forgotten: its figures stay in the ledger, without the name"
+        yield "Deleted. Its usage figures stay in the ledger without the name."
     elif found:
-        yield "Nothing was changed yet: add --yes"
+        yield "No changes were made yet. Add --yes to delete the data."
 
 
 def move(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     """Move the usage, and yield how much that was."""
     source, target = _subject(options["source"]), _subject(options["target"], exists=True)
     if source == target:
-        raise CommandError(f"{source} is both: name another subject")
+        raise CommandError(f"{source} is both subjects. Choose another one.")
     yield _written(options)
     moved = held_data.move(source, target, options["reason"])
     yield f"{moved} windows of {source} are now those of {target}"
@@ -78,7 +93,7 @@ def move(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
 def _written(options: dict[str, Any]) -> str:
     """Wait until all counts are in the database, if any are kept there; raises ``CommandError``."""
     if options["no_wait"]:
-        return "No process was waited for"
+        return "Did not wait for workers"
     unreported = why_unreported()
     if unreported and settings.checkpoint_seconds and not default_limiter().store.absent:
         raise CommandError(f"{unreported} Then add --no-wait.")
@@ -90,7 +105,7 @@ def _chosen(options: dict[str, Any]) -> str:
         return _subject(options["subject"])
     user = find_user(options["user"], by_key=True)
     if user is None:
-        raise CommandError(f"There is no user {options['user']!r}; of a deleted one, write --subject user:KEY")
+        raise CommandError(f"There is no user {options['user']!r}. For a deleted user, enter --subject user:KEY.")
     return f"user:{user.pk}"
 
 
@@ -103,7 +118,7 @@ def _subject(text: str, *, exists: bool = False) -> str:
         text = canonical_subject(text)
     kind, _colon, value = text.partition(":")
     if not kind or not value:
-        raise CommandError(f"Write kind:value, such as tenant:acme or user:7, not {text!r}")
+        raise CommandError(f"Enter kind:value, such as tenant:acme or user:7, not {text!r}")
     if exists and kind != "user":
         assignable_subject(text)
     elif exists and not object_names(get_user_model(), [value]):

@@ -23,10 +23,10 @@ def add_verbs(verbs: Any) -> None:
     out.add_argument("--assignments", action="store_true", help="Include the plan assignments.")
     into = verbs.add_parser("import", help="Import plans, endpoints and policies from a file.")
     into.set_defaults(run=import_file)
-    into.add_argument("file", metavar="FILE", help="YAML or JSON as export writes it; - = standard input.")
-    into.add_argument("--dry-run", action="store_true", help="Show what would change, and change nothing.")
-    into.add_argument("--prune", action="store_true", help="Delete what the sections of the file leave out.")
-    into.add_argument("--reason", default="", help="Recorded in the history.")
+    into.add_argument("file", metavar="FILE", help="YAML or JSON file as written by export. - = standard input.")
+    into.add_argument("--dry-run", action="store_true", help="Show the changes without making them.")
+    into.add_argument("--prune", action="store_true", help="Delete objects that the sections of the file leave out.")
+    into.add_argument("--reason", default="", help="Reason for the history.")
 
 
 def export_file(command: BaseCommand, options: dict[str, Any]) -> None:
@@ -56,20 +56,20 @@ def import_file(command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
             command.stderr.write(f"{name}:{number}: {path}: {message}" if path else f"{name}:{number}: {message}")
         if count > SHOWN:
             command.stderr.write(f"and {count - SHOWN} more")
-        raise CommandError(f"{count} problem{'s' if count != 1 else ''} in {name}; nothing was changed") from error
+        raise CommandError(f"{count} problem{'s' if count != 1 else ''} in {name}. No changes were made.") from error
     except IntegrityError as error:
-        raise CommandError(f"A change made meanwhile conflicts with this file; try again: {error}") from error
+        raise CommandError(f"Another change conflicts with this file. Try again. {error}") from error
     yield from diff.lines()
     created, changed, deleted = map(len, (diff.created, diff.changed, diff.deleted))
     if not diff.changes:
-        yield f"Nothing to do: the database equals {name}"
+        yield f"No changes, because the database equals {name}"
     elif options["dry_run"]:
-        yield f"Dry run: {created} to create, {changed} to change, {deleted} to delete; nothing was changed"
+        yield f"Dry run: {created} to create, {changed} to change, {deleted} to delete. No changes were made."
     else:
         yield f"{created} created, {changed} changed, {deleted} deleted"
     kept = [f"{count} {kind.singular if count == 1 else kind.name}" for kind, count in diff.unnamed.items() if count]
     if kept:
-        yield f"Kept although the file does not name them: {', '.join(kept)}; --prune deletes them"
+        yield f"Kept although the file does not contain them: {', '.join(kept)}. Delete them with --prune."
     if diff.changes and not options["dry_run"]:
         yield f"To undo it: manage.py ratequota undo {save.change_id}"
 

@@ -19,11 +19,15 @@ from ..utils.escaping import one_line
 
 def add_verbs(verbs: Any) -> None:
     """Add the verbs with their options."""
-    verb = verbs.add_parser("usage", help="Show what callers have used of their quotas in a month, for invoices.")
+    verb = verbs.add_parser("usage", help="Show the quotas that customers have used in a month, for invoices.")
     verb.set_defaults(run=usage)
-    verb.add_argument("--month", default="", metavar="YYYY-MM", help="Default: the month before this one.")
-    verb.add_argument("--subject", default="", help="Only this one, such as user:42 or tenant:acme.")
-    verb.add_argument("--format", choices=["text", "csv", "json"], default="text", help="Default: text.")
+    verb.add_argument(
+        "--month", default="", metavar="YYYY-MM", help="Month of the invoices. Default: the previous month."
+    )
+    verb.add_argument("--subject", default="", help="A subject such as user:42 or tenant:acme. Default: all.")
+    verb.add_argument(
+        "--format", choices=["text", "csv", "json"], default="text", help="Output format. Default: text."
+    )
 
 
 def usage(command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
@@ -33,8 +37,8 @@ def usage(command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     first = next(found, None)
     if first is None:
         if subject and not invoice_lines.is_recorded(subject):
-            raise CommandError(f"No month has {subject!r}")
-        command.stderr.write(f"Nothing was used in {month}{f' by {one_line(subject)}' if subject else ''}")
+            raise CommandError(f"No usage of {subject!r} is recorded")
+        command.stderr.write(f"No usage in {month}{f' by {one_line(subject)}' if subject else ''}")
     lines = chain([] if first is None else [first], found)
     if options["format"] == "csv":
         # The terminal's line ends follow.

@@ -1,4 +1,4 @@
-"""Who policies are for: plans and their assignments, and lists of users, subjects and networks."""
+"""The audiences of policies: plans and their assignments, and lists of users, subjects and networks."""
 
 from __future__ import annotations
 
@@ -28,20 +28,25 @@ class Plan(TrackedModel):
     class DefaultFor(models.TextChoices):
         NOBODY = "", _("nobody")
         AUTHENTICATED = "authenticated", _("logged-in users without an assignment")
-        ANONYMOUS = "anonymous", _("anonymous callers")
+        ANONYMOUS = "anonymous", _("anonymous clients")
 
     name = models.CharField(
-        _("name"), max_length=100, unique=True, help_text=_("What operators call this tier, such as Free or Pro.")
+        _("name"), max_length=100, unique=True, help_text=_("Name of this tier, such as Free or Pro.")
     )
     slug = models.SlugField(
-        _("slug"), max_length=100, unique=True, help_text=_("What code calls it; PLAN_RESOLVER returns this.")
+        _("slug"),
+        max_length=100,
+        unique=True,
+        help_text=_("Name in code and policy files. PLAN_RESOLVER returns it."),
     )
-    description = models.TextField(_("description"), blank=True, help_text=_("For operators; clients never see it."))
+    description = models.TextField(
+        _("description"), blank=True, help_text=_("A text for operators. Clients never see it.")
+    )
     position = models.PositiveIntegerField(
         _("position"),
         default=0,
         validators=[MaxValueValidator(10**9)],
-        help_text=_("Where the plan stands among the others: lower numbers first, equal ones by name."),
+        help_text=_("Place in lists of plans. Lower numbers come first. Equal numbers are ordered by name."),
     )
     default_for = models.CharField(
         _("default for"),
@@ -49,7 +54,7 @@ class Plan(TrackedModel):
         blank=True,
         default="",
         choices=DefaultFor.choices,
-        help_text=_("Callers who are on this plan without an assignment. Each kind has at most one default plan."),
+        help_text=_("Customers that are on this plan without an assignment. Each kind has at most one default plan."),
     )
 
     class Meta(TrackedModel.Meta):
@@ -61,7 +66,7 @@ class Plan(TrackedModel):
                 fields=["default_for"],
                 condition=~Q(default_for=""),
                 name="ratequota_plan_one_default",
-                violation_error_message=_("Another plan is the default for these callers; change that one first."),
+                violation_error_message=_("Another plan is the default for these customers. Change that plan first."),
             )
         ]
 
@@ -73,10 +78,10 @@ class PlanAssignment(TrackedModel):
     """A user, or a subject of IDENTIFIERS, is on a plan, from ``starts_at`` until ``ends_at``."""
 
     user = optional_user(
-        "ratequota_assignments", _("The user who is put on the plan; or write a subject instead."), cascade
+        "ratequota_assignments", _("The user on the plan. Choose either a user or a subject."), cascade
     )
     subject = optional_subject(
-        _("kind:value, such as tenant:acme or api_key:k_7: all of its callers are put on the plan."),
+        _("kind:value, such as tenant:acme or api_key:k_7. All clients of the subject are on the plan."),
         db_index=True,
         canonical=assignable_subject,
     )
@@ -86,21 +91,23 @@ class PlanAssignment(TrackedModel):
         related_name="assignments",
         db_index=False,  # the index below begins with it
         verbose_name=_("plan"),
-        help_text=_("An assignment with an end outranks an open-ended one; among equals, the latest start counts."),
+        help_text=_(
+            "An assignment with an end takes precedence over an open-ended one. Among equals, the latest start wins."
+        ),
     )
     starts_at = models.DateTimeField(
-        _("starts at"), default=timezone.now, help_text=_("The plan counts from this moment on.")
+        _("starts at"), default=timezone.now, help_text=_("The plan applies from this moment on.")
     )
-    ends_at = optional_time(_("ends at"), _("The plan counts until this moment; empty = open-ended."))
+    ends_at = optional_time(_("ends at"), _("The plan applies until this moment. Empty = open-ended."))
     anchor = models.PositiveSmallIntegerField(
         _("months begin on day"),
         null=True,
         blank=True,
         validators=[MinValueValidator(1), MaxValueValidator(31)],
         help_text=_(
-            "Day of the month, 1 to 31, on which this customer's monthly quotas begin, or the last day of shorter "
-            "months. Empty = the day of the customer's other assignments; without any, the first. A month with a "
-            "new beginning starts a new count."
+            "Day of the month, 1 to 31, on which this customer's monthly quotas begin. Shorter months use their last "
+            "day. Empty = the day of the customer's other assignments, or the first. Changing the day restarts "
+            "the counters of the current month."
         ),
     )
     reason = reason()
@@ -113,7 +120,7 @@ class PlanAssignment(TrackedModel):
         help_text=_("The operator who made the assignment."),
     )
     created_at = models.DateTimeField(
-        _("created at"), default=timezone.now, editable=False, help_text=_("When the assignment was made.")
+        _("created at"), default=timezone.now, editable=False, help_text=_("Time of the assignment.")
     )
 
     class Meta(TrackedModel.Meta):
@@ -155,9 +162,11 @@ class SubjectList(TrackedModel):
     """A named set of users, subjects and networks, such as Bad bots or Partners."""
 
     name = models.CharField(
-        _("name"), max_length=100, unique=True, help_text=_("What operators call this list, such as Bad bots.")
+        _("name"), max_length=100, unique=True, help_text=_("Name of this list, such as Bad bots.")
     )
-    description = models.TextField(_("description"), blank=True, help_text=_("For operators; clients never see it."))
+    description = models.TextField(
+        _("description"), blank=True, help_text=_("A text for operators. Clients never see it.")
+    )
 
     class Meta(TrackedModel.Meta):
         verbose_name = _("subject list")
@@ -176,16 +185,16 @@ class ListMember(TrackedModel):
         on_delete=models.CASCADE,
         related_name="members",
         verbose_name=_("subject list"),
-        help_text=_("The list. Its policies apply to all of its members."),
+        help_text=_("The list. Its policies apply to all members."),
     )
     user = optional_user(
-        "ratequota_list_entries", _("The user who is in the list; or write a subject instead."), cascade
+        "ratequota_list_entries", _("The user in the list. Choose either a user or a subject."), cascade
     )
     subject = optional_subject(
-        _("kind:value, such as tenant:acme, ip:203.0.113.7, or a network such as ip:203.0.113.0/24.")
+        _("kind:value, such as tenant:acme or ip:203.0.113.7, or a network such as ip:203.0.113.0/24.")
     )
-    starts_at = optional_time(_("starts at"), _("In the list from this moment on; empty = at once."))
-    ends_at = optional_time(_("ends at"), _("In the list until this moment; empty = open-ended."))
+    starts_at = optional_time(_("starts at"), _("In the list from this moment on. Empty = at once."))
+    ends_at = optional_time(_("ends at"), _("In the list until this moment. Empty = open-ended."))
     reason = reason()
 
     class Meta(TrackedModel.Meta):
@@ -197,12 +206,12 @@ class ListMember(TrackedModel):
             models.UniqueConstraint(
                 fields=["subject_list", "user"],
                 name="ratequota_member_unique_user",
-                violation_error_message=_("This user is in the list already: edit the dates of that entry."),
+                violation_error_message=_("This user is already in the list. Change the dates of that entry."),
             ),
             models.UniqueConstraint(
                 fields=["subject_list", "subject"],
                 name="ratequota_member_unique_subject",
-                violation_error_message=_("This subject is in the list already: edit the dates of that entry."),
+                violation_error_message=_("This subject is already in the list. Change the dates of that entry."),
             ),
         ]
 

@@ -138,7 +138,7 @@ def _before_delete(sender: Any, instance: Any, using: str, **_: Any) -> None:
 
 
 def _stored(model: Any, pk: Any, using: str, lock: bool = False) -> Any:
-    # As stored, because the object's fields may be unsaved, or expressions.
+    # Read the stored values, because the object's fields may be unsaved or expressions.
     return None if pk is None else rows_by_pk(model, [pk], using, lock).get(pk)
 
 

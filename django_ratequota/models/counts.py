@@ -1,4 +1,4 @@
-"""What was counted, kept for longer than Redis keeps it: requests by the hour, and units by calendar window."""
+"""Counts that are kept for longer than in Redis: requests by the hour, and units by calendar window."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from .fields import ExactField
 class UsageCount(models.Model):
     """Requests of one hour in one series, written by ``ratequota rollup`` before Redis drops them."""
 
-    starts_at = models.DateTimeField(_("starts at"), help_text=_("When the hour began."))
+    starts_at = models.DateTimeField(_("starts at"), help_text=_("Start of the hour."))
     place = models.CharField(
         _("place"),
         max_length=21,
-        help_text=_("t = all requests, e7 = those at endpoint 7 (e0: at none), p7 = those that policy 7 applied to."),
+        help_text=_("t = all requests, e7 = requests to endpoint 7 (e0 = to none), p7 = requests under policy 7."),
     )
-    admitted = models.PositiveBigIntegerField(_("admitted"), help_text=_("Requests that were let through."))
+    admitted = models.PositiveBigIntegerField(_("admitted"), help_text=_("Requests that were admitted."))
     refused = models.PositiveBigIntegerField(_("refused"), help_text=_("Requests that were refused."))
     would_refuse = models.PositiveBigIntegerField(
-        _("would be refused"), help_text=_("Requests let through that a policy in log mode would have refused.")
+        _("log only"), help_text=_("Admitted requests that a log only policy would have refused.")
     )
 
     objects = models.Manager.from_queryset(PrimaryQuerySet)()
@@ -40,25 +40,25 @@ class UsageCount(models.Model):
 
 
 class QuotaWindow(models.Model):
-    """What one counter has charged and refunded in one calendar window; both only grow (``monitoring.ledger``)."""
+    """The units that one counter has charged and refunded in one window; both only grow (``monitoring.ledger``)."""
 
     class Period(models.TextChoices):
         DAY = "day", _("day")
         WEEK = "week", _("week")
         MONTH = "month", _("month")
 
-    counter = ExactField(_("counter"), max_length=128, help_text=_("Its Redis key, without the prefix and the day."))
+    counter = ExactField(_("counter"), max_length=128, help_text=_("Redis key without the prefix and the day."))
     first_day = models.DateField(_("first day"), help_text=_("The day in TIME_ZONE on which the window began."))
     charged = models.BigIntegerField(
-        _("charged"), help_text=_("Units, or requests where the rate counts requests, that were admitted.")
+        _("charged"), help_text=_("Admitted units, or requests if the rate is in requests.")
     )
-    refunded = models.BigIntegerField(_("refunded"), help_text=_("Those of them that were given back."))
+    refunded = models.BigIntegerField(_("refunded"), help_text=_("Charged units or requests that were refunded."))
     used = models.GeneratedField(
         expression=F("charged") - F("refunded"),
         output_field=models.BigIntegerField(),
         db_persist=True,
         verbose_name=_("used"),
-        help_text=_("What was charged and not refunded."),
+        help_text=_("Charged minus refunded units or requests."),
     )
     # Exact, as MariaDB divides to a decimal.
     percent = models.GeneratedField(
@@ -67,24 +67,28 @@ class QuotaWindow(models.Model):
         output_field=models.BigIntegerField(),
         db_persist=True,
         verbose_name=_("percent"),
-        help_text=_("Whole percent of the limit that is used."),
+        help_text=_("Used part of the limit in whole percent."),
     )
     mixed = models.BooleanField(
         _("mixed"),
         default=False,
-        help_text=_("Whether several policies have limited it; its days tell what each has charged."),
+        help_text=_(
+            "Whether several policies have limited the counter. The days show the charges under each policy."
+        ),
     )
-    # What follows is of the newest sum; policy, rate and limit are of the newest one that charged anything.
-    starts_at = models.DateTimeField(_("starts at"), help_text=_("When the window began."))
-    ends_at = models.DateTimeField(_("ends at"), help_text=_("When the window ends."))
+    # The fields below are from the latest sum; policy, rate and limit are from the latest one that charged anything.
+    starts_at = models.DateTimeField(_("starts at"), help_text=_("Start of the window."))
+    ends_at = models.DateTimeField(_("ends at"), help_text=_("End of the window."))
     period = models.CharField(_("period"), max_length=5, choices=Period.choices, help_text=_("Length of the window."))
-    subject = ExactField(_("subject"), max_length=200, db_index=True, help_text=_("Whom the counter belongs to."))
+    subject = ExactField(_("subject"), max_length=200, db_index=True, help_text=_("The subject of the counter."))
     # Numbers, not foreign keys, because the row outlives the policy, and no deletion may search these rows.
-    policy_id = models.BigIntegerField(_("policy"), null=True, help_text=_("The policy that limited it last."))
+    policy_id = models.BigIntegerField(
+        _("policy"), null=True, help_text=_("The last policy that limited the counter.")
+    )
     endpoint_id = models.BigIntegerField(_("endpoint"), null=True, help_text=_("Empty = all endpoints."))
-    rate = models.CharField(_("rate"), max_length=100, help_text=_("The rate that limited it last."))
+    rate = models.CharField(_("rate"), max_length=100, help_text=_("The last rate that limited the counter."))
     limit = models.PositiveBigIntegerField(_("limit"), help_text=_("The limit of that rate."))
-    written_at = models.DateTimeField(_("written at"), help_text=_("When the newest sum was added."))
+    written_at = models.DateTimeField(_("written at"), help_text=_("Time of the latest update."))
 
     objects = models.Manager.from_queryset(PrimaryQuerySet)()
 
@@ -107,17 +111,17 @@ class QuotaWindow(models.Model):
 
 
 class QuotaDay(models.Model):
-    """What one day added to a month in ``QuotaWindow``, by policy; kept for KEEP_QUOTA_DAYS.
+    """The units that one day added to a month in ``QuotaWindow``, by policy; kept for KEEP_QUOTA_DAYS.
 
     Of a month that several policies have limited, as long as the month: an invoice has a line for each of its plans.
     """
 
-    counter = ExactField(_("counter"), max_length=128, help_text=_("As in the quota window."))
-    first_day = models.DateField(_("first day"), help_text=_("As in the quota window."))
+    counter = ExactField(_("counter"), max_length=128, help_text=_("The same as in the quota window."))
+    first_day = models.DateField(_("first day"), help_text=_("The same as in the quota window."))
     day = models.DateField(_("day"), help_text=_("The day in TIME_ZONE."))
-    policy_id = models.BigIntegerField(_("policy"), help_text=_("The policy that limited it; 0 = none."))
-    charged = models.BigIntegerField(_("charged"), help_text=_("Units or requests that were admitted on it."))
-    refunded = models.BigIntegerField(_("refunded"), help_text=_("Those that were given back on it."))
+    policy_id = models.BigIntegerField(_("policy"), help_text=_("The policy that limited the counter. 0 = none."))
+    charged = models.BigIntegerField(_("charged"), help_text=_("Units or requests that were admitted on that day."))
+    refunded = models.BigIntegerField(_("refunded"), help_text=_("Units or requests that were refunded on that day."))
     rate = models.CharField(_("rate"), max_length=100, help_text=_("The policy's rate on that day."))
     limit = models.PositiveBigIntegerField(_("limit"), help_text=_("The limit of that rate."))
 
@@ -142,9 +146,9 @@ class QuotaDay(models.Model):
 class LedgerWriter(models.Model):
     """A process that adds to the ledger, and how many of its batches are in it: each is added exactly once."""
 
-    id = models.UUIDField(_("writer"), primary_key=True, help_text=_("Drawn at random by each process."))
-    batches = models.PositiveBigIntegerField(_("batches"), help_text=_("Batches that are in the ledger."))
-    written_at = models.DateTimeField(_("written at"), help_text=_("When the last batch was added."))
+    id = models.UUIDField(_("writer"), primary_key=True, help_text=_("A random id of the worker."))
+    batches = models.PositiveBigIntegerField(_("batches"), help_text=_("Number of batches in the ledger."))
+    written_at = models.DateTimeField(_("written at"), help_text=_("Time at which the last batch was added."))
 
     objects = models.Manager.from_queryset(PrimaryQuerySet)()
 

@@ -24,17 +24,18 @@ class Endpoint(TrackedModel):
         _("name"),
         max_length=100,
         unique=True,
-        help_text=_(
-            "The scope that code refers to (throttle_scope, ratequota(scope=...)). Clients see it in headers."
-        ),
+        help_text=_("The scope in the code (throttle_scope, ratequota(scope=...)). Clients see it in headers."),
     )
-    description = models.TextField(_("description"), blank=True, help_text=_("For operators; clients never see it."))
+    description = models.TextField(
+        _("description"), blank=True, help_text=_("A text for operators. Clients never see it.")
+    )
     routes = models.TextField(
         _("routes"),
         blank=True,
         help_text=_(
-            "One pattern a line, * for anything: a URL name such as reports:*, or a route starting with / such as "
-            "/api/v1/reports/*. Matched against the route that Django resolved, never the path that a client wrote."
+            "One pattern per line, either a URL name such as reports:* or a route that starts with / such as "
+            "/api/v1/reports/*. An asterisk matches any text. Patterns are compared with the route that Django "
+            "resolved, never with the path that a client sent."
         ),
     )
     methods = models.CharField(
@@ -42,16 +43,16 @@ class Endpoint(TrackedModel):
         max_length=100,
         blank=True,
         help_text=_(
-            "HTTP methods separated by spaces, such as GET POST; empty = all. HEAD counts as GET. If any but GET is "
-            "listed, other methods count as well unless the view has a handler of its own for them. OPTIONS that an "
-            "options handler answers counts only if it is listed."
+            "HTTP methods separated by spaces, such as GET POST. Empty = all. HEAD is treated as GET. If a method "
+            "other than GET is listed, methods without their own handler in the view are included too. OPTIONS with "
+            "its own handler is only included if it is listed."
         ),
     )
     cost = models.PositiveBigIntegerField(
         _("cost"),
         default=1,
         validators=[MinValueValidator(1), MaxValueValidator(MAX_UNITS)],
-        help_text=_("Units that a request consumes, unless the code says otherwise."),
+        help_text=_("Units per request. A cost in the code takes precedence."),
     )
     charged_statuses = models.CharField(
         _("charged statuses"),
@@ -59,8 +60,8 @@ class Endpoint(TrackedModel):
         blank=True,
         default="",
         help_text=_(
-            "Which responses count, such as 401, 403 or 4xx for failed logins; empty = every request. Requests are "
-            "charged before they run, and those that end with another status get their units back."
+            "Response statuses that are charged, such as 401, 403 or 4xx for failed logins. Empty = every request. "
+            "Requests are charged before they run and refunded if the response has another status."
         ),
     )
 
@@ -68,9 +69,9 @@ class Endpoint(TrackedModel):
         _("exempt"),
         default=False,
         help_text=_(
-            "Nothing limits requests that match this endpoint, such as health checks: no policy for it, for all "
-            "endpoints, or for another endpoint that they match, not even a block. They are not counted. If methods "
-            "are listed, only these are exempt."
+            "Never limit or count requests to this endpoint, such as health checks. Policies for all endpoints, for "
+            "other endpoints that match and even blocks do not apply to them. If methods are listed, only these are "
+            "exempt."
         ),
     )
 
@@ -86,19 +87,19 @@ class Endpoint(TrackedModel):
         """Normalize routes, methods and statuses; raise ``ValidationError`` that names the bad line or word."""
         errors: dict[str, Any] = {}
         if self.name == "all":
-            errors["name"] = _("'all' stands for all endpoints together in headers; choose another name.")
+            errors["name"] = _("Choose another name. In headers, 'all' means all endpoints together.")
         lines = [line.strip() for line in self.routes.splitlines() if line.strip()]
         self.routes = "\n".join(lines)
         for line in lines:
             text: Any = ""
             if len(line) > 500 or "\x00" in line or re.search(r"\s", line):
-                text = _("%(line)r is not a valid pattern: write a URL name or a route without spaces.")
+                text = _("%(line)r is not a valid pattern. Enter a URL name or a route without spaces.")
             elif "://" in line or re.search(r"(?<!\()\?[\w.-]+=", line):
-                text = _("%(line)r: write the route only, such as /api/reports/*, no host or query.")
+                text = _("%(line)r has a host or a query. Enter only the route, such as /api/reports/*.")
             elif re.search(r"(^|/)\^|\$$", line):
-                text = _("%(line)r: write the route without ^ and $, such as /api/reports/*.")
+                text = _("%(line)r has ^ or $. Enter the route without them, such as /api/reports/*.")
             elif "/" in line and line[0] not in "/*":
-                text = _("%(line)r: begin a route with /, such as /api/reports/*. A URL name has no /.")
+                text = _("%(line)r has a / but does not begin with one. Begin routes with /, such as /api/reports/*.")
             if text:
                 errors["routes"] = text % {"line": line[:60]}
         words = re.findall(r"[^\s,]+", self.methods.upper())
@@ -106,13 +107,13 @@ class Endpoint(TrackedModel):
         self.methods = " ".join(words)
         unknown = [word for word in words if word not in METHODS]
         if unknown:
-            text = _("%(word)r is not an HTTP method; choose from %(known)s.")
+            text = _("%(word)r is not an HTTP method. Choose from %(known)s.")
             errors["methods"] = text % {"word": unknown[0][:30], "known": ", ".join(METHODS)}
         words = re.findall(r"[^\s,]+", self.charged_statuses.lower())
         self.charged_statuses = ", ".join(sorted(set(words)))
         unknown = [word for word in words if not _STATUS.fullmatch(word)]
         if unknown:
-            text = _("%(word)r is not an HTTP status; write statuses such as 401, 403 or 4xx.")
+            text = _("%(word)r is not an HTTP status. Enter statuses such as 401, 403 or 4xx.")
             errors["charged_statuses"] = text % {"word": unknown[0][:30]}
         if errors:
             raise ValidationError(errors)

@@ -111,7 +111,7 @@ class SubjectField(ExactField):
         kind, _colon, value = subject.partition(":")
         if value[:1].isspace():  # saved by code, or with a click on such a caller, it is kept
             words = {"subject": visible(f"{kind}:{value.lstrip()}")}
-            raise ValidationError(_("Write %(subject)s, without a space after the colon."), params=words)
+            raise ValidationError(_("Enter %(subject)s without a space after the colon."), params=words)
         return subject
 
     def deconstruct(self) -> Any:
@@ -136,7 +136,7 @@ def user_or_subject(name: str) -> models.CheckConstraint:
         condition=(Q(user__isnull=True, subject__isnull=False) & ~Q(subject=""))
         | Q(user__isnull=False, subject__isnull=True),
         name=name,
-        violation_error_message=_("Choose a user, or write a subject: exactly one of them."),
+        violation_error_message=_("Choose either a user or a subject."),
     )
 
 
@@ -168,7 +168,7 @@ def optional_time(verbose_name: Any, help_text: Any) -> models.DateTimeField[Any
 
 def reason() -> models.CharField[Any, Any]:
     """Return the field for the note of a row, which is why the row exists; each change has a reason of its own."""
-    text = _("Why it exists, such as a ticket or a contract. Shown wherever it is listed.")
+    text = _("A ticket or a contract, for example. Shown in lists.")
     return models.CharField(_("note"), max_length=200, blank=True, help_text=text)
 
 

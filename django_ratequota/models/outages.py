@@ -15,21 +15,24 @@ class Outage(models.Model):
     are read (``operations.outages``).
     """
 
-    id = models.UUIDField(_("outage"), primary_key=True, help_text=_("Drawn at random by the worker."))
+    id = models.UUIDField(_("outage"), primary_key=True, help_text=_("A random id of the worker."))
     worker = models.CharField(_("worker"), max_length=80, help_text=_("Host and process id."))
-    began_at = models.DateTimeField(_("began at"), help_text=_("When it first decided without Redis."))
+    began_at = models.DateTimeField(_("began at"), help_text=_("Time of the worker's first decision without Redis."))
     ended_at = models.DateTimeField(
-        _("ended at"), db_index=True, help_text=_("When it last decided without Redis, or still left it alone.")
+        _("ended at"), db_index=True, help_text=_("Last time at which the worker was without Redis.")
     )
-    reason = models.CharField(_("reason"), max_length=50, help_text=_("Why Redis did not decide, such as timeout."))
-    allow = models.PositiveBigIntegerField(_("admitted without limits"), help_text=_("Requests."))
-    deny = models.PositiveBigIntegerField(_("refused"), help_text=_("Requests that a policy's “on error” refused."))
+    reason = models.CharField(_("reason"), max_length=50, help_text=_("Reason for the outage, such as timeout."))
+    allow = models.PositiveBigIntegerField(
+        _("admitted without limits"), help_text=_("Requests that were admitted without limits.")
+    )
+    deny = models.PositiveBigIntegerField(
+        _("refused"), help_text=_("Requests that the “on error” of a policy refused.")
+    )
     local = models.PositiveBigIntegerField(
-        _("decided by the worker"), help_text=_("Requests that it counted by itself; it may have refused some.")
+        _("decided by the worker"),
+        help_text=_("Requests that the worker counted by itself. Some of them may have been refused."),
     )
-    policies = models.JSONField(
-        _("policies"), help_text=_("Policy id to its “on error” to the number of requests that it decided.")
-    )
+    policies = models.JSONField(_("policies"), help_text=_("Number of requests by policy id and “on error”."))
 
     objects = models.Manager.from_queryset(PrimaryQuerySet)()
 

@@ -31,44 +31,47 @@ class PolicyChange(models.Model):
         DELETE = "delete", _("deleted")
         PUBLISH = "publish", _("published")
         RESET = "reset", _("reset")
-        GRANT = "grant", _("granted")
+        GRANT = "grant", _("refunded")
 
     change_id = models.UUIDField(
-        _("change id"), default=uuid4, editable=False, help_text=_("Shared by all rows of one save.")
+        _("change id"),
+        default=uuid4,
+        editable=False,
+        help_text=_("The same for all objects that were changed together."),
     )
     first = models.BooleanField(
-        _("first"), default=True, editable=False, help_text=_("Whether the row is the first of its save.")
+        _("first"), default=True, editable=False, help_text=_("Whether the row is the first with its change id.")
     )
     undoes = models.UUIDField(
-        _("undoes"), null=True, editable=False, help_text=_("The change id of the save that this one undoes.")
+        _("undoes"), null=True, editable=False, help_text=_("Change id of the change that this one undoes.")
     )
-    model = models.CharField(_("model"), max_length=50, help_text=_("Kind of object that changed; * = any."))
+    model = models.CharField(_("model"), max_length=50, help_text=_("Kind of the changed object. * = any."))
     object_id = ExactField(_("object id"), max_length=64, blank=True, help_text=_("Primary key of the object."))
-    object_text = models.CharField(_("object"), max_length=300, blank=True, help_text=_("The object in words."))
+    object_text = models.CharField(_("object"), max_length=300, blank=True, help_text=_("Name of the object."))
     touched_user = models.CharField(
         _("affected user"),
         max_length=255,
         blank=True,
-        help_text=_("Primary key of the user, when the change touches one user only."),
+        help_text=_("Primary key of the user, if the change affects only one."),
     )
     touched_plan = models.CharField(
         _("affected plan"),
         max_length=64,
         blank=True,
-        help_text=_("Primary key of the plan that changed, or whose policy or assignment did."),
+        help_text=_("Primary key of the plan, if the plan or one of its policies or assignments changed."),
     )
-    action = models.CharField(_("action"), max_length=10, choices=Action.choices, help_text=_("What happened to it."))
+    action = models.CharField(_("action"), max_length=10, choices=Action.choices, help_text=_("Kind of change."))
     actor = optional_reference(
         django_settings.AUTH_USER_MODEL,
-        _("actor"),
+        _("changed by"),
         on_delete=models.SET_NULL,
         related_name="+",
-        help_text=_("Who made the change; empty = code or a command."),
+        help_text=_("The user who made the change. Empty = code or a command."),
     )
     reason = models.CharField(_("reason"), max_length=200, blank=True, help_text=_("The reason, if one was entered."))
     before = models.JSONField(_("before"), null=True, help_text=_("The fields before the change."))
     after = models.JSONField(_("after"), null=True, help_text=_("The fields after the change."))
-    at = models.DateTimeField(_("time"), auto_now_add=True, db_index=True, help_text=_("When the change was made."))
+    at = models.DateTimeField(_("time"), auto_now_add=True, db_index=True, help_text=_("Time of the change."))
 
     objects = models.Manager.from_queryset(PrimaryQuerySet)()
 
@@ -99,7 +102,7 @@ class PolicyChange(models.Model):
 class SaveLock(models.Model):
     """The one row that each save of an operator writes first, so that it waits for the one before it."""
 
-    taken_at = models.DateTimeField(_("taken at"), auto_now=True, help_text=_("When the last save began."))
+    taken_at = models.DateTimeField(_("taken at"), auto_now=True, help_text=_("Time at which the last save began."))
 
     objects = models.Manager.from_queryset(PrimaryQuerySet)()
 

@@ -31,17 +31,17 @@ class RatePolicy(TrackedModel):
         SETTING = "", _("use the setting ON_ERROR")
         ALLOW = "allow", _("allow")
         DENY = "deny", _("deny (503)")
-        LOCAL = "local", _("count in each process")
+        LOCAL = "local", _("count in each worker")
 
     endpoint = optional_reference(
         Endpoint,
         _("endpoint"),
         related_name="policies",
-        help_text=_("What is limited; empty = all endpoints together."),
+        help_text=_("The endpoint to limit. Empty = all endpoints together."),
     )
     user = optional_user(
         "ratequota_policies",
-        _("An override for this user. It replaces the policies for the plan and for everyone here."),
+        _("An override for this user. It replaces the policies for the plan and for everyone on this endpoint."),
         models.CASCADE,
     )
     subject = SubjectField(
@@ -50,8 +50,8 @@ class RatePolicy(TrackedModel):
         blank=True,
         default="",
         help_text=_(
-            "An override for one subject, written kind:value: tenant:acme, ip:203.0.113.7, or a network such as "
-            "ip:203.0.113.0/24 (the longest prefix wins)."
+            "An override for one subject, written kind:value, such as tenant:acme or ip:203.0.113.7, or for a "
+            "network such as ip:203.0.113.0/24. The longest prefix wins."
         ),
     )
     subject_list = optional_reference(
@@ -64,22 +64,23 @@ class RatePolicy(TrackedModel):
         Plan,
         _("plan"),
         related_name="policies",
-        help_text=_("Callers on this plan. With neither user, subject, list nor plan, the policy is for everyone."),
+        help_text=_("Customers on this plan. Without a user, subject, list and plan, the policy is for everyone."),
     )
     counted_per = models.CharField(
         _("counted per"),
         max_length=50,
         default="caller",
         help_text=_(
-            "Who shares one counter: caller (each user, or IP when anonymous), ip, plan, everyone, or an identifier."
+            "Clients that share one counter: caller (each user, or each IP address if anonymous), ip, plan, everyone "
+            "or an identifier."
         ),
     )
     rates = RatesField(
         _("rates"),
         max_length=MAX_TEXT,
         help_text=_(
-            "Rates separated by commas, such as 10/s, 1000/hour burst 50, 100000/month; or unlimited, or blocked. "
-            "A request must pass them all. 60 requests/min counts each request once, whatever its cost."
+            "Rates separated by commas, such as 10/s, 1000/hour burst 50, 100000/month. Or enter unlimited or "
+            "blocked. A request must pass all rates. 60 requests/min counts each request once regardless of its cost."
         ),
     )
     algorithm = models.CharField(
@@ -87,7 +88,7 @@ class RatePolicy(TrackedModel):
         max_length=30,
         default=DEFAULT_ALGORITHM,
         choices=[(name, name.replace("_", " ")) for name in ALGORITHMS],
-        help_text=_("How rates that name no algorithm are counted; a month is always a calendar window."),
+        help_text=_("Algorithm of rates that do not specify one. A month is always a calendar window."),
     )
     mode = models.CharField(
         _("mode"),
@@ -95,8 +96,8 @@ class RatePolicy(TrackedModel):
         default=Mode.ENFORCE,
         choices=Mode.choices,
         help_text=_(
-            "enforce: refuses requests over the limit. log only: counts up to the limit, and refuses none. off: the "
-            "policy is ignored."
+            "“enforce” refuses requests above the limit. “log only” counts up to the limit without refusing any. "
+            "“off” ignores the policy."
         ),
     )
     on_error = models.CharField(
@@ -105,25 +106,25 @@ class RatePolicy(TrackedModel):
         blank=True,
         default="",
         choices=OnError.choices,
-        help_text=_("What happens to requests while Redis does not answer."),
+        help_text=_("Treatment of requests while Redis does not answer."),
     )
     durable = models.BooleanField(
-        _("durable"),
+        _("keep in database"),
         null=True,
         blank=True,
         choices=[(None, _("except for addresses")), (True, _("yes")), (False, _("no"))],
         help_text=_(
-            "What calendar days, weeks and months have used is also kept in the database, in case Redis loses it; of "
-            "addresses only with yes, as each takes a row per window."
+            "Keep the usage of calendar days, weeks and months in the database as well, in case Redis loses it. "
+            "“yes” includes addresses, each of which takes a row per period."
         ),
     )
     leads_headers = models.BooleanField(
-        _("leads headers"),
+        _("first in headers"),
         default=False,
-        help_text=_("X-RateLimit-* describe this policy's first rate instead of the limit with the least room."),
+        help_text=_("Describe this policy's first rate in X-RateLimit-* instead of the limit with the least room."),
     )
-    starts_at = optional_time(_("starts at"), _("Counts from this moment on; empty = at once."))
-    ends_at = optional_time(_("ends at"), _("Counts until this moment; empty = open-ended."))
+    starts_at = optional_time(_("starts at"), _("The policy applies from this moment on. Empty = at once."))
+    ends_at = optional_time(_("ends at"), _("The policy applies until this moment. Empty = open-ended."))
     reason = reason()
 
     class Meta(TrackedModel.Meta):
@@ -144,7 +145,7 @@ class RatePolicy(TrackedModel):
                 | Q(subject="", subject_list__isnull=True, plan__isnull=True),
                 name="ratequota_policy_one_audience",
                 violation_error_message=_(
-                    "Choose one audience: user, subject, list or plan; leave the others empty."
+                    "Choose only one audience (user, subject, list or plan). Leave the others empty."
                 ),
             ),
             # Coalesced, because plain unique constraints treat NULLs as different on SQLite and old PostgreSQL.
@@ -158,8 +159,8 @@ class RatePolicy(TrackedModel):
                 condition=Q(starts_at__isnull=True, ends_at__isnull=True),
                 name="ratequota_policy_one_undated",
                 violation_error_message=_(
-                    "A policy without dates already has the same audience, endpoint and counted per. Edit that "
-                    "policy, or add dates to this one."
+                    "A policy without dates already has the same audience, endpoint and “counted per”. Change that "
+                    "policy or add dates to this one."
                 ),
             ),
         ]
@@ -189,7 +190,7 @@ class RatePolicy(TrackedModel):
         errors: dict[str, Any] = {}
         known = (*COUNTED_PER, *settings.identifiers)
         if self.counted_per not in known:
-            text = _("Nothing is counted per %(name)r; choose %(known)s.")
+            text = _("%(name)r is not a choice for “counted per”. Choose %(known)s.")
             errors["counted_per"] = text % {"name": self.counted_per, "known": ", ".join(known)}
         try:
             check_dates(self.starts_at, self.ends_at)

@@ -1,1 +1,1 @@
-"""What operators do and ask, without a page: the admin and the command call these."""
+"""The tasks and questions of operators, for the admin's pages and the command."""

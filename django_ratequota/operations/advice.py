@@ -21,7 +21,7 @@ from ..policies.snapshot import Snapshot
 from ..utils.addresses import is_within, network_from
 from .numbers import number
 
-#: Most characters of a name in a warning.
+#: Maximum length of a name in a warning.
 _SHOWN_CHARACTERS = 100
 #: The largest limit for which a log is kept without a warning, and the bytes of an entry in it.
 _MOST_LOGGED, _ENTRY_BYTES = 100_000, 14
@@ -47,9 +47,8 @@ def about_endpoint(endpoint: Endpoint) -> list[str]:
     if endpoint.routes and matched_routes(endpoint, known_routes(admin=True)):
         return []
     text = _(
-        "Nothing in the URLconf uses “%(name)s”: no view has it as its scope, and no route matches. Unless code "
-        "names it elsewhere, as in check_request(request, scope=…), nothing is counted here. Correct the name or the "
-        "routes."
+        "No view in the URLconf has the scope “%(name)s” or matches its routes. Requests are only counted here if "
+        "code uses the scope, as in check_request(request, scope=…). Otherwise correct the name or the routes."
     )
     return [text % {"name": visible(endpoint.name)[:_SHOWN_CHARACTERS]}]
 
@@ -92,12 +91,17 @@ def matched_routes(endpoint: Endpoint, routes: Iterable[tuple[str, str]]) -> lis
 
 def _never_applies(policy: PolicyFacts, endpoint: EndpointFacts | None, now_us: int) -> str:
     if endpoint is not None and endpoint.exempt:
-        text = _("The endpoint “%(endpoint)s” is exempt: no policy applies there. To use this one, clear “exempt”.")
+        text = _(
+            "This policy never applies, because the endpoint “%(endpoint)s” is exempt. To use the policy, clear "
+            "“exempt” on the endpoint."
+        )
         return text % {"endpoint": endpoint.name}
     if policy.mode == "off":
-        return _("Its mode is off: it limits nobody. Choose “enforce” or “log only” to use it.")
+        return _(
+            "This policy never applies, because its mode is “off”. To use the policy, choose “enforce” or “log only”."
+        )
     if policy.ends_us is not None and policy.ends_us <= now_us:
-        return _("It has ended: it never applies again. Set a later end, or none.")
+        return _("This policy has ended and never applies again. Set a later end or none.")
     return ""
 
 
@@ -114,8 +118,8 @@ def _outranked(policy: PolicyFacts, others: Iterable[PolicyFacts], now_us: int) 
             continue
         if strongest((policy, rival), start_us) is rival:
             text = _(
-                "It never wins: for the same callers policy %(id)s (%(rates)s) takes precedence. End that one, or "
-                "edit it instead."
+                "This policy never applies, because policy %(id)s (%(rates)s) takes precedence for the same "
+                "customers. End or change that policy instead."
             )
             return text % {"id": rival.id, "rates": rival.text}
     return ""
@@ -130,8 +134,8 @@ def _costs_too_much(policy: PolicyFacts, endpoint: EndpointFacts | None) -> list
     """No algorithm admits a cost above the capacity, however long the client waits."""
     rates = () if endpoint is None or isinstance(policy.rates, str) else policy.rates
     text = _(
-        "A request to “%(endpoint)s” costs %(cost)s units and is always refused: "
-        "“%(rate)s” never has room for more than %(room)s. Raise the limit or burst, or lower the cost."
+        "A request to “%(endpoint)s” costs %(cost)s units and is always refused, because “%(rate)s” has room for at "
+        "most %(room)s. Raise the limit, raise the burst or lower the cost."
     )
     return [
         text
@@ -149,8 +153,8 @@ def _costs_too_much(policy: PolicyFacts, endpoint: EndpointFacts | None) -> list
 def _logs_too_much(policy: PolicyFacts) -> list[str]:
     """A log stores each request of the period, and Redis searches it for every decision."""
     text = _(
-        "“%(rate)s” stores every request of the period: up to %(size)s MB for each caller, in which Redis searches. "
-        "For limits above %(most)s choose “sliding_window_counter”, which stores a few bytes."
+        "“%(rate)s” stores every request of the period, up to %(size)s MB for each customer. Redis searches all of "
+        "it. For limits above %(most)s choose “sliding_window_counter”, which stores a few bytes."
     )
     return [
         text % {"rate": rate, "size": number(rate.limit * _ENTRY_BYTES / 10**6), "most": number(_MOST_LOGGED)}

@@ -99,7 +99,7 @@ def caution(block: RatePolicy, operator: Caller) -> str:
     """Return a sentence that warns of a block of the operator, who asks for it; "" where it is not."""
     facts, names = policy_facts(block), {"audience": block.audience}
     if facts.user and facts.user == operator.user_id:
-        return _("%(audience)s is you: your own requests would be refused.") % names
+        return _("%(audience)s is you. Your own requests would be refused.") % names
     if not facts.user and any(contenders(operator, [], Group([facts]), None, ())):
-        return _("%(audience)s includes you: your own requests would be refused.") % names
+        return _("%(audience)s includes you. Your own requests would be refused.") % names
     return ""

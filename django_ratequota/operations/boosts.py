@@ -35,14 +35,16 @@ def no_boost_reason(explanation: Explanation, policy: PolicyFacts) -> str:
     """Return why a boost of this winner is impossible, as a sentence; "" when it is possible."""
     subject = subject_of(explanation, policy)
     if subject is None or is_shared(policy.counted_per, subject):
-        return _("Several callers are counted together here.")
+        return _("Several customers share this counter.")
     if policy.rates == UNLIMITED:
         return _("It is unlimited already.")
     if policy.mode != "enforce":
-        return _("It refuses nobody: it only logs.")
+        return _("The policy never refuses requests, because its mode is “log only”.")
     blocks = [one for one in explanation.resolution.winners if never_outranked(one)]
     if any(one.endpoint_id in (None, policy.endpoint_id) for one in blocks):
-        return _("The caller is blocked here, and no other policy outranks that: end the block first.")
+        return _(
+            "The customer is blocked here. End the block first, because it takes precedence over all other policies."
+        )
     if policy.user or subject.startswith("user:"):
         return ""
     return unnameable_reason(subject)
@@ -55,7 +57,7 @@ def unnameable_reason(subject: str) -> str:
     except ValidationError as error:
         return " ".join(error.messages)
     if canonical != subject or len(subject) > (_SUBJECT_LENGTH or 0):
-        return _("No policy can name this subject: it is too long, or begins or ends with a space.")
+        return _("A policy cannot have this subject, because it is too long or begins or ends with a space.")
     return ""
 
 
@@ -101,7 +103,7 @@ def propose_boosts(explanation: Explanation, policy_ids: Collection[str]) -> lis
     facts = [one for one in explanation.resolution.winners if str(one.id) in policy_ids]
     rows = RatePolicy.objects.select_related("endpoint").in_bulk(one.id for one in facts)
     if not policy_ids or len(rows) < len({*policy_ids}):
-        raise ValidationError(_("That policy does not apply to this request, or no longer does. Choose again."))
+        raise ValidationError(_("That policy does not apply to this request. Choose again."))
     if whys := [why for one in facts if (why := no_boost_reason(explanation, one))]:
         raise ValidationError(whys)
     return [Proposal(rows[one.id], propose_boost(explanation, rows[one.id])) for one in facts]

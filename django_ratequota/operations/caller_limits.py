@@ -1,4 +1,4 @@
-"""Read the limits of a caller at one endpoint or at all, for clients. Nothing is consumed."""
+"""Read the limits of a caller at one endpoint or at all, for clients, without consuming units."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ..runtime import process
 from .counters import peek
 from .explain import newest_policies
 
-#: Most limits returned, and most endpoints searched: in alphabetical order, those with a user's own policies first.
+#: Maximum number of limits returned, and of endpoints searched in alphabetical order, a user's own policies first.
 MAX_LIMITS = 50
 
 

@@ -49,7 +49,7 @@ def copy_policies(policies: Iterable[RatePolicy], plan: Plan, factor: Decimal = 
             # Related objects and constraints need no check: only the plan differs, and it had no policy.
             own.full_clean(relations, validate_unique=False, validate_constraints=False)
         except ValidationError as error:
-            text = _("Nothing was copied, because %(policy)s is not valid. %(errors)s")
+            text = _("The plan was not copied, because %(policy)s is not valid. %(errors)s")
             words = {"policy": Truncator(visible(policy)).chars(200), "errors": " ".join(error.messages)}
             raise ValidationError(text % words) from error
     return len(RatePolicy.objects.bulk_create(copies))

@@ -51,8 +51,8 @@ def give_back(buckets: Iterable[Bucket], units: int | None = None, reason: str =
     for status in () if units is None else peek(buckets).values():
         if status.used < (units or 0):
             text = _(
-                "%(counter)s has used %(used)d: no more than that can be given back. To give the caller more than "
-                "the limit, grant a boost: it raises the limit itself."
+                "Refund at most %(used)d to %(counter)s, because no more is used. To raise the limit itself, grant a "
+                "boost."
             )
             raise ValidationError(text % {"counter": limit_name(status.bucket), "used": status.used})
     action = PolicyChange.Action.RESET if units is None else PolicyChange.Action.GRANT

@@ -43,7 +43,7 @@ def differences(change: PolicyChange) -> list[Difference]:
 
 
 class Words:
-    """What changes changed, in words; related objects have today's names, looked up in one query per model."""
+    """The changes in words, with today's names of related objects, looked up in one query per model."""
 
     def __init__(self, changes: Iterable[PolicyChange]) -> None:
         # By identity, because they may be unsaved.
@@ -120,7 +120,7 @@ def object_name(model: type[models.Model], pk: Any) -> str:
 
 
 def deleted(pk: Any) -> str:
-    """What stands for the name of a deleted object."""
+    """Return the text in place of a deleted object's name."""
     return _("deleted (id %(pk)s)") % {"pk": pk}
 
 

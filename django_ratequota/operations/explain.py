@@ -1,4 +1,4 @@
-"""Explain which policies apply to a caller's request, and why. Nothing is consumed."""
+"""Explain which policies apply to a caller's request, and why, without consuming units."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ..policies.resolver import EvaluationContext, Resolution, narrow, plan_of, 
 from ..policies.snapshot import Snapshot
 from ..runtime import default_limiter, process
 
-#: Most endpoints whose limits are read together.
+#: Maximum number of endpoints whose limits are read together.
 MOST_ENDPOINTS = 100
 
 
@@ -39,9 +39,9 @@ class Explanation:
     plan: PlanFacts | None
     candidates: tuple[Candidate, ...]
     resolution: Resolution
-    #: What ``check`` would decide now; statuses in the order of ``resolution.buckets``.
+    #: The decision of ``check`` now; statuses in the order of ``resolution.buckets``.
     decision: Decision
-    #: Where the plan comes from, in words for operators.
+    #: The source of the plan, in words for operators.
     plan_source: str
     #: The resolver's input, for resolving again with a change.
     context: EvaluationContext
@@ -130,7 +130,7 @@ def explain_caller(
 
 
 def _why_exempt(limiter: Any, resolution: Resolution, exemption: Exemption | None, method: str) -> str:
-    """Return why nothing limits the request; "" = it is not exempt."""
+    """Return why the request is exempt; "" = it is not."""
     if getattr(limiter, "unlimited", False):
         return _("RATEQUOTA['ENABLED'] is False")
     if exemption is not None and exemption.covers(method):
@@ -143,7 +143,7 @@ def _plan_source(context: EvaluationContext, resolution: Resolution) -> str:
     source, unnamed = plan_source(context), unnamed_kinds(context.caller, resolution.assigned_to)
     if not unnamed:
         return source
-    text = _("%(source)s; a request with %(kinds)s may be on another plan")
+    text = _("%(source)s, but a request with %(kinds)s may be on another plan")
     return text % {"source": source, "kinds": ", ".join(unnamed)}
 
 

@@ -20,9 +20,9 @@ from ..policies.requests.view_declarations import cost_of, least_cost, scope_of,
 from ..utils.addresses import Network, named_network, unmap
 from .explain import Explanation, explain_caller
 
-#: In query strings: begins the name of an identifier, because it may be called as another parameter is.
+#: Prefix of identifiers in query strings, because an identifier may have the name of another parameter.
 IDENTIFIER = "identifier_"
-#: In query strings: the plan where PLAN_RESOLVER returns None; no slug has brackets.
+#: The plan in query strings where PLAN_RESOLVER returns None; no slug has brackets.
 NO_PLAN = "(none)"
 
 
@@ -141,10 +141,10 @@ def _address(text: str) -> str | None:
             return str(ip_address(text))
         network = ip_network(text, strict=False)
     except ValueError as error:
-        text = _("%(error)s; write an address such as 203.0.113.7.") % {"error": str(error)[:100]}
+        text = _("%(error)s. Enter an address such as 203.0.113.7.") % {"error": str(error)[:100]}
         raise ValidationError({"ip": text}) from error
     if many_clients(text):
-        text = _("%(network)s is many clients; write the address of one.")
+        text = _("%(network)s is a network of many clients. Enter the address of one.")
         raise ValidationError({"ip": text % {"network": network}})
     return str(network[0])
 
@@ -165,6 +165,6 @@ def _resolve(path: str) -> tuple[str | None, str | None, Any]:
     try:
         match = resolve_path(path.partition("?")[0])
     except Resolver404 as error:
-        text = _("No route matches %(path)r; write a path such as /api/reports/") % {"path": path[:100]}
+        text = _("No route matches %(path)r. Enter a path such as /api/reports/") % {"path": path[:100]}
         raise ValidationError({"path": text}) from error
     return (*resolved(match), match.func)

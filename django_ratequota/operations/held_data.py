@@ -1,4 +1,4 @@
-"""What is held of one subject, such as ``user:7`` or ``tenant:acme``: show it, forget it, move its usage to another.
+"""Show, delete or move the data about one subject, such as ``user:7`` or ``tenant:acme``.
 
 Users are subjects by their key, because nothing here has their names. The functions raise ``StoreError``.
 """
@@ -169,7 +169,7 @@ def _move_rows(
     """
     objects: Any = rows.model.objects
     key_of = attrgetter("counter", *(name for name in rows.model._meta.constraints[0].fields if name != "counter"))
-    # As ``renamed`` does it, in one statement for many rows.
+    # The same as ``renamed``, in one statement for many rows.
     rest = Replace(Substr("counter", len(beginning(source)) + 1), Value(per_kind(source)), Value(per_kind(target)))
     name = Concat(Value(beginning(target)), rest)
     pks = list(rows.values_list("pk", flat=True))

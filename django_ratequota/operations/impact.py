@@ -25,7 +25,7 @@ from .numbers import number
 from .replay import replay_each
 from .spans import has_room, peak, spread
 
-#: Most attempts that one estimate replays; of more, it replays those of some callers.
+#: Maximum number of attempts that one estimate replays; beyond it, only those of some callers are replayed.
 MOST_ATTEMPTS = 200_000
 #: Time to read callers; at least a quarter of it, however long reading the records took.
 SECONDS = 2.0
@@ -47,7 +47,7 @@ class Fit:
 class Hit:
     """A caller of whom the policy would have refused requests."""
 
-    #: As counters name it: ``user:42``.
+    #: The caller in the form that counters use: ``user:42``.
     caller: str
     refused: int
     #: All of the caller's requests that the policy applies to, refused ones included.
@@ -56,7 +56,7 @@ class Hit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Impact:
-    """What a policy would have refused."""
+    """The requests that a policy would have refused."""
 
     #: Time of the first record (aware); None = no records.
     since: datetime | None
@@ -108,7 +108,7 @@ def estimate(policy: RatePolicy, hours: int = 24, *, most: int = MOST_ATTEMPTS, 
         if records:
             peaks.append(own)
     if left < 0 and not counted:
-        text = _("Cannot be estimated: more than %(most)s requests share one counter.")
+        text = _("The impact cannot be estimated, because more than %(most)s requests share one counter.")
         raise NotEstimable(text % {"most": number(most)})
     asked: Counter[str] = Counter()
     for record in counted:
@@ -132,7 +132,12 @@ def _by_subject(policy: PolicyFacts, recorded: RecordedAttempts) -> dict[str, li
     """Return the attempts by the subject that each counts for."""
     subject_of = subject_for(policy.counted_per)
     if recorded.share < 1 and policy.counted_per in ("ip", "plan", "everyone"):
-        raise NotEstimable(_("Cannot be estimated: its counters are shared, and only some callers are recorded."))
+        raise NotEstimable(
+            _(
+                "The impact cannot be estimated, because the policy has shared counters and only some customers are "
+                "recorded."
+            )
+        )
     found: dict[str, list[Attempts]] = {}
     for record in recorded.attempts:
         subject = subject_of(record)
@@ -158,11 +163,11 @@ def _requests(records: Iterable[Attempts]) -> int:
 def sentences(impact: Impact, hours: int = 24) -> list[str]:
     """Return the estimate in sentences."""
     if impact.since is None or not impact.requests:
-        none = _("In the last %(hours)d h no request was recorded that the policy applies to.")
+        none = _("The policy does not apply to any request that was recorded in the last %(hours)d h.")
         return [none % {"hours": hours}, *_reservations(impact)]
     text = _(
-        "In the last %(hours)d h this would have refused %(refused)s of %(clients)s clients, "
-        "%(percent)s of %(requests)s requests."
+        "In the last %(hours)d h this would have refused %(refused)s of %(clients)s customers, %(percent)s of "
+        "%(requests)s requests."
     )
     words = {
         "hours": hours,
@@ -176,8 +181,11 @@ def sentences(impact: Impact, hours: int = 24) -> list[str]:
 
 def _fit_text(fit: Fit) -> str:
     if fit.nobody == fit.one_percent:
-        return _("A limit of %(nobody)s would have refused nobody.") % {"nobody": fit.nobody}
-    text = _("A limit of %(nobody)s would have refused nobody, %(some)s at most 1 %% of the counters.")
+        return _("A limit of %(nobody)s would have admitted all requests.") % {"nobody": fit.nobody}
+    text = _(
+        "A limit of %(nobody)s would have admitted all requests. A limit of %(some)s would have refused requests on "
+        "at most 1 %% of the counters."
+    )
     return text % {"nobody": fit.nobody, "some": fit.one_percent}
 
 
@@ -185,12 +193,12 @@ def _reservations(impact: Impact) -> list[str]:
     """Return the limits of an estimate in sentences."""
     found = []
     if impact.share != 1:
-        text = _("This is an estimate from %(percent)s of the callers.")
+        text = _("This is an estimate from %(percent)s of the customers.")
         found.append(text % {"percent": _percent(impact.share, 1)})
     if impact.unknown_policies:
         text = ngettext(
-            "Ignored: %(count)s policy that takes precedence for callers that the records do not identify.",
-            "Ignored: %(count)s policies that take precedence for callers that the records do not identify.",
+            "Ignored: %(count)s policy that takes precedence for customers that the records do not identify.",
+            "Ignored: %(count)s policies that take precedence for customers that the records do not identify.",
             impact.unknown_policies,
         )
         found.append(text % {"count": number(impact.unknown_policies)})

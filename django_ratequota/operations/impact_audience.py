@@ -135,7 +135,9 @@ def _check_recorded(policy: PolicyFacts, snapshot: Snapshot, now_us: int) -> Non
         kinds = {one.kind for one in members}
         narrow = any(_is_narrow(*one.key[:2]) for one in members if not isinstance(one.key, str))
     if narrow:
-        text = _("Cannot be estimated: of IPv6 addresses only the first %(bits)d bits are recorded.")
+        text = _(
+            "The impact cannot be estimated, because only the first %(bits)d bits of IPv6 addresses are recorded."
+        )
         raise NotEstimable(text % {"bits": settings.ipv6_prefix})
     for kind in sorted(kinds):
         if not _identifies(kind):
@@ -143,5 +145,5 @@ def _check_recorded(policy: PolicyFacts, snapshot: Snapshot, now_us: int) -> Non
 
 
 def _lacks(kind: str) -> NotEstimable:
-    text = _("Cannot be estimated: the records do not hold every caller's %(kind)s.")
+    text = _("The impact cannot be estimated, because the records do not include the %(kind)s of every customer.")
     return NotEstimable(text % {"kind": kind})

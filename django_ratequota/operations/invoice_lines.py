@@ -30,7 +30,7 @@ _FEW = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InvoiceLine:
-    """What a subject has used of one counter under one plan: in a month, or in the days or weeks that began in it."""
+    """The usage of one counter by a subject under one plan: in a month, or in the days or weeks that began in it."""
 
     #: The user's name, or the one that SUBJECT_NAMES returns; "" = none.
     name: str
@@ -39,14 +39,14 @@ class InvoiceLine:
     plan: str
     #: None = all endpoints; of a deleted one, its number.
     endpoint: str | None
-    #: As in the policy; "" = not known any more.
+    #: The value of the policy; "" = not known any more.
     counted_per: str
     #: ``units`` or ``requests``: what the rate counts.
     unit: str
     #: The last rate of the plan, and its limit.
     rate: str
     limit: int
-    #: What was charged and not refunded, and how much of that was above the limit.
+    #: Charged minus refunded units, and the part of them above the limit.
     used: int
     over: int
     #: The policy's mode now; "" = it is deleted.
@@ -74,7 +74,7 @@ cells: Callable[[InvoiceLine], Sequence[Any]] = attrgetter(*HEADS)
 
 @dataclass(slots=True)
 class _Part:
-    """What one policy has limited of windows, or all policies of one plan."""
+    """The windows limited by one policy or by all policies of one plan."""
 
     windows: list[QuotaWindow]
     #: The last one; 0 = none.
@@ -85,12 +85,12 @@ class _Part:
     over: int = 0
 
 
-#: What each policy has limited of a month, by its counter and first day.
+#: The parts of months by policy, by counter and first day of the month.
 _Months = Mapping[tuple[str, date], dict[int, _Part]]
 
 
 class _Source(NamedTuple):
-    """What a policy tells of its lines."""
+    """The columns of a line that its policy provides."""
 
     #: Equal for the policies of one plan: its id; minus the policy's where there is none.
     key: int
@@ -133,7 +133,7 @@ class Invoices:
         indexed = rows.filter(period__in=QuotaWindow.Period.values, ends_at__gt=begins, ends_at__lt=ends)
         if len(few := indexed.order_by().values_list("pk", flat=True)[: _FEW + 1]) <= _FEW:
             rows = QuotaWindow.objects.filter(pk__in=list(few))
-        # Of a counter, at most 31 windows begin in a month.
+        # At most 31 windows of a counter begin in a month.
         ordered = rows.filter(counter__gt=start).order_by("counter", "first_day")
         counters = list(_by_counter(ordered[: 31 * most + 1]))
         lines = sorted(self._lines_of(counters[:most]), key=attrgetter("subject"))
@@ -145,7 +145,7 @@ class Invoices:
         if self.subject:
             found = found.filter(subject=stored_subject(self.subject))
         if self.policies is not None:
-            # Of a mixed month, any part may be of one of them: its lines tell.
+            # Any part of a mixed month may belong to one of them, which its lines show.
             found = found.filter(Q(policy_id__in=self.policies.order_by().values("pk")) | Q(mixed=True))
         return found
 
@@ -193,7 +193,7 @@ def month_of(text: str) -> tuple[date, date]:
         first = datetime.strptime(text, "%Y-%m").date()
         return first, (first + timedelta(days=31)).replace(day=1)
     except (OverflowError, ValueError) as error:
-        raise ValidationError(_("Write the month as in 2026-10, not %(text)r."), params={"text": text}) from error
+        raise ValidationError(_("Enter the month as in 2026-10, not %(text)r."), params={"text": text}) from error
 
 
 def previous_month() -> str:

@@ -45,7 +45,7 @@ def add_members(subject_list: SubjectList, lines: Sequence[Line], *, may_change:
                 if member is None or not (ended or (entry.ends_at and entry.ends_at != member.ends_at)):
                     continue
                 if not may_change:
-                    text = _("It is in the list already, and you may not change its dates.")
+                    text = _("This entry is already in the list. You may not change its dates.")
                     problems.append(problem_of(line, text))
                 member.starts_at = None if ended else member.starts_at
                 member.ends_at = entry.ends_at

@@ -1,4 +1,4 @@
-"""Who is near a limit now: the ledger's counters, by today's policies."""
+"""The customers near a limit: the ledger's counters under today's policies."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Row:
 
     policy: RatePolicy
     bucket: Bucket
-    #: What is used, debts included.
+    #: Units used, including debts.
     used: int
     #: When the window ends.
     ends_at: datetime

@@ -1,4 +1,4 @@
-"""What subjects have used window by window, and in a month day by day, with what operators gave back."""
+"""The usage of subjects by window, and by day in a month, with the refunds by operators."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .caller_limits import hidden_kinds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Month:
-    """What one counter charged and refunded in one month."""
+    """The units that one counter charged and refunded in one month."""
 
     window: QuotaWindow
     #: Of each day on which there was anything, also after the window's end: refunds may come late. None = of the days

@@ -28,8 +28,8 @@ from ..changes.writer import users_by_login
 from ..policies.facts import to_datetime, to_us
 from .numbers import number
 
-#: Most lines at once, with empty ones and comments; a longer file is refused, because a worker that takes long is
-#: ended by its server: each line is recorded in the history, in 0.2 ms.
+#: Maximum number of lines at once, with empty ones and comments. A longer file is refused, because servers end
+#: workers that take long, and each line takes 0.2 ms to record in the history.
 MAX_LINES = 25_000
 _REASON, _UNTIL = re.compile(r"(?:^|(?<=\s))#"), re.compile(r"(?<=\s)until(?=\s)")
 #: The first cell of a file in CSV, and what separates it from the next one.
@@ -59,7 +59,10 @@ def lines_of(text: str, columns: bool = False) -> list[Line]:
     source = StringIO(text, newline="")
     lines = list(islice((_csv_lines if columns else _plain_lines)(source), MAX_LINES + 1))
     if len(lines) > MAX_LINES:
-        problem = _("More than %(most)s lines: split them up, or use a policy file and manage.py ratequota import.")
+        problem = _(
+            "There are more than %(most)s lines. Split them up or import a policy file with manage.py ratequota "
+            "import."
+        )
         raise ValidationError(problem % {"most": number(MAX_LINES)})
     return [line for line in lines if line.who and line.who[0] != "#"]
 
@@ -155,11 +158,11 @@ def _end(line: Line) -> datetime | None:
     except ValueError:
         end = None
     if end is None:
-        text = _("Write the end as a day, such as until 2026-12-31, or a time: until 2026-12-31 18:00.")
+        text = _("Enter the end as a day, such as until 2026-12-31, or as a time, such as until 2026-12-31 18:00.")
         raise ValidationError(text)
     end = to_datetime(to_us(end if timezone.is_aware(end) else timezone.make_aware(end)))
     if end <= timezone.now():
-        raise ValidationError(_("This end is over already."))
+        raise ValidationError(_("This end is in the past."))
     return end
 
 

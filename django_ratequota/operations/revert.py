@@ -37,7 +37,7 @@ Forbidden = Callable[[models.Model | None, models.Model | None], str]
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Step:
-    """What happens to one object. ``now`` and ``then`` are its stored and its future state; None = no object."""
+    """The step that reverts one object. ``now`` and ``then`` are its stored and future state; None = no object."""
 
     kind: str
     object_id: str
@@ -48,11 +48,11 @@ class Step:
     last: int
     now: models.Model | None = None
     then: models.Model | None = None
-    #: What is done; "" = the object stays as it is.
+    #: The kind of step; "" = the object stays as it is.
     verb: Literal["create", "change", "delete", ""] = ""
     #: Fields that get other values.
     fields: tuple[str, ...] = ()
-    #: What was changed since then, as an unsaved change: the fields that the rows changed. None = nothing.
+    #: The changes since then, as an unsaved change of the fields that the rows changed. None = no changes.
     later: PolicyChange | None = None
     #: Why the object stays as it is, in sentences; "" = nothing is in the way.
     obstacle: str = ""
@@ -64,7 +64,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revert:
-    """What taking changes back would do; nothing is written."""
+    """The plan of a revert, before it is applied."""
 
     #: One per object, in the order of the rows.
     steps: list[Step]

@@ -16,7 +16,7 @@ from ..policies.facts import to_datetime
 
 #: Percentages of a limit that operators choose from, beside 0 for all.
 LEVELS = (50, 80, 100)
-#: What ``after`` returns, as a regular expression.
+#: The result of ``after``, as a regular expression.
 AFTER = "[0-9]{1,18}-[0-9]{1,18}"
 
 

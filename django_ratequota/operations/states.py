@@ -66,7 +66,7 @@ def object_of(model: Any, pk: Any, state: State, now: models.Model | None, relat
         elif value in related[field.name] or field.remote_field.on_delete is models.SET_NULL:
             setattr(then, field.name, related[field.name].get(value))
         else:
-            text = _("The %(kind)s with the id %(pk)s is deleted; restore or create that first.")
+            text = _("The %(kind)s with the id %(pk)s is deleted. Restore or create it first.")
             raise ValidationError(text % {"kind": field.related_model._meta.verbose_name, "pk": value})
     return then
 
@@ -77,7 +77,7 @@ def read_value(field: Any, value: Any) -> Any:
     try:
         return None if value is None and field.null else reader.to_python(value)
     except ValidationError as error:
-        text = _("%(field)s: %(value)r cannot be read any more. %(errors)s")
+        text = _("%(field)s: %(value)r is no longer valid. %(errors)s")
         params = {"field": field.verbose_name, "value": str(value)[:100], "errors": " ".join(error.messages)}
         raise ValidationError(text % params) from error
 

@@ -18,7 +18,7 @@ from ..conf import settings
 from ..utils.problems import note_problem
 from .differences import object_names
 
-#: Most characters of a display name, and most subjects found by a part of it.
+#: Maximum length of a display name, and maximum number of subjects found by a part of it.
 MAX_NAME, _MOST_FOUND = 100, 1_000
 #: Characters that a terminal may obey.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]+")

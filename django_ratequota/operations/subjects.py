@@ -22,13 +22,13 @@ from ..monitoring.timeline import seen_callers
 from ..utils.addresses import is_within, named_network
 from .subject_names import identified_subjects
 
-#: Most subjects that are offered, and most rows that are read to find them: a subject may have several.
+#: Maximum number of subjects that are offered, and of rows that are read to find them: a subject may have several.
 MAX_OFFERED, _MAX_ROWS = 20, 200
 _SEEN = timedelta(hours=48)
 
 
 def find_user(name: str, *, by_key: bool = False) -> Any:
-    """Return the user with that login name, or the only one with that mail address; None = nobody.
+    """Return the user with that login name, or the only one with that email address; None = no user.
 
     ``by_key`` looks for a primary key, where there is none of that name.
     """

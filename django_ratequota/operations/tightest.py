@@ -1,4 +1,4 @@
-"""How much of its tightest limit each of several callers has used. Nothing is consumed."""
+"""How much of its tightest limit each of several callers has used, without consuming units."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def tightest(
 
 
 def _own_buckets(context: EvaluationContext) -> list[Bucket]:
-    """Return the enforced buckets that count nobody but the caller, and that apply whatever its plan."""
+    """Return the enforced buckets that count only this caller and apply on every plan."""
     resolution, groups = resolve_uncached(context), context.snapshot.groups
     is_open = settings.plan_resolver or is_plan_open(context.caller, resolution.assigned_to)
     found = []

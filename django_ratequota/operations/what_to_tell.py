@@ -1,4 +1,4 @@
-"""What to tell the customer of a refusal, in sentences to copy."""
+"""An answer to the customer about a refusal, in sentences to copy."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def why_first(winner: PolicyFacts) -> str:
     """Return why the winner of a group won, in a few words for operators."""
     names = {"audience": audience_words(winner)}
     if never_outranked(winner):
-        return _("blocked for %(audience)s, which no other policy outranks") % names
+        return _("a block of %(audience)s takes precedence over all other policies") % names
     return _("%(audience)s is the most specific audience here") % names
 
 
@@ -68,23 +68,24 @@ def why_beaten(policy: PolicyFacts, winner: PolicyFacts) -> str:
     """Return why a policy lost to the winner of its group, in a few words for operators."""
     names = {"id": winner.id, "audience": audience_words(winner)}
     if never_outranked(winner) > never_outranked(policy):
-        return _("policy %(id)s blocks %(audience)s, and no other policy outranks that") % names
+        return _("policy %(id)s blocks %(audience)s, which takes precedence over all other policies") % names
     (kind, rank), (winning_kind, winning_rank) = specificity(policy), specificity(winner)
     if winning_kind == kind == _ADDRESS and winning_rank != rank:
         return _("policy %(id)s for %(audience)s has the longer prefix") % names
     if winning_kind == kind == _IDENTIFIER and winning_rank != rank:
         text = _(
-            "policy %(id)s for %(audience)s comes first: CALLER, then IDENTIFIERS, names %(first)s before %(second)s"
+            "policy %(id)s for %(audience)s comes first, because CALLER and IDENTIFIERS list %(first)s before "
+            "%(second)s"
         )
         return text % {**names, "first": _kind(winner), "second": _kind(policy)}
     if winning_kind == _IDENTIFIER and kind == _ADDRESS:
-        return _("policy %(id)s for %(audience)s comes first: identifiers come before addresses") % names
+        return _("policy %(id)s for %(audience)s comes first, because identifiers come before addresses") % names
     if (winning_kind, winning_rank) != (kind, rank):
         return _("policy %(id)s for %(audience)s is more specific") % names
     if winner.list_id != policy.list_id:
-        return _("policy %(id)s for another list of the caller is dated or newer") % names
+        return _("policy %(id)s for another list of the customer has dates or is newer") % names
     if winner.dated and not policy.dated:
-        return _("policy %(id)s for the same audience is dated") % names
+        return _("policy %(id)s for the same audience has dates") % names
     return _("policy %(id)s for the same audience is newer") % names
 
 

@@ -55,7 +55,7 @@ def plan_source(context: EvaluationContext) -> str:
             return _("PLAN_RESOLVER returned no plan, and there is no default plan")
         return _("no plan is assigned, and there is no default plan")
     if context.caller.user_id is None:
-        return _("the default for anonymous callers")
+        return _("the default for anonymous clients")
     if resolver:
         return _("the default for logged-in users, because PLAN_RESOLVER returned no plan")
     return _("the default for logged-in users without an assignment")
@@ -134,7 +134,7 @@ def _why_won(applied: Applied, context: EvaluationContext, entries: list[MemberF
         statuses = {"statuses": ", ".join(sorted(endpoint.charged_statuses))}
         reasons.append(_("only responses with status %(statuses)s stay charged") % statuses)
     if policy.rates == UNREADABLE:
-        reasons.append(_("its rates %(unread)r cannot be read: on_error decides") % {"unread": policy.text})
+        reasons.append(_("its rates %(unread)r cannot be read, so on_error applies") % {"unread": policy.text})
     return "; ".join(reasons)
 
 
@@ -142,8 +142,8 @@ def others_in_words(others: Mapping[str, int]) -> list[str]:
     """Return a sentence for each kind of policies that are for other callers."""
     return [
         ngettext(
-            "%(count)d more policy is for other callers (%(kind)s).",
-            "%(count)d more policies are for other callers (%(kind)s).",
+            "%(count)d more policy is for other customers (%(kind)s).",
+            "%(count)d more policies are for other customers (%(kind)s).",
             count,
         )
         % {"count": count, "kind": kind}
@@ -160,10 +160,10 @@ def _why_not(policy: PolicyFacts, context: EvaluationContext, subject: str | Non
     if policy.list_id is not None:
         own = [entry for entry in entries if entry.list_id == policy.list_id]
         if not any(entry.active(context.now_us) for entry in own):
-            text = _("the caller's entry in the list %(list)s has ended, or has not started yet")
+            text = _("the customer's entry in the list %(list)s has ended or has not started yet")
             return text % {"list": _list_name(policy, context)}
     if subject is None:
-        return _("the caller has no %(name)s to count by") % {"name": policy.counted_per}
+        return _("the customer has no %(name)s to count by") % {"name": policy.counted_per}
     return ""
 
 

@@ -25,5 +25,5 @@ def find_unreadable() -> list[Any]:
 
 def describe_unreadable(policy: Any) -> str:
     """Return a sentence about one of ``find_unreadable`` for developers."""
-    place = f"{policy.audience} at {policy.endpoint or 'all endpoints'}"
-    return f"Policy {policy.pk} ({place}): rates {show(policy.rates)} cannot be read; on_error decides."
+    place = f"{policy.audience} for {policy.endpoint or 'all endpoints'}"
+    return f"Policy {policy.pk} ({place}): rates {show(policy.rates)} cannot be read, so on_error applies."

@@ -35,15 +35,15 @@ def parse(text: str) -> tuple[Items, list[FileProblem]]:
     pairs = _pairs(read(text), "", known, problems)
     line, version = pairs.get("version", (1, None))
     if version is None or version.value != str(VERSION):
-        problems.append(problem(line, "version", f"write version: {VERSION}; there is no other version"))
+        problems.append(problem(line, "version", f"enter version: {VERSION}, the only one there is"))
     found: Items = {}
     for section in SECTIONS:
         line, node = pairs.get(section.name, (0, None))
         if isinstance(node, yaml.SequenceNode):
             found[section] = [_item(section, at, entry, problems) for at, entry in enumerate(node.value)]
         elif node is not None:
-            hint = "write [] for none, or leave the section out to change nothing in it"
-            problems.append(problem(line, section.name, f"this must be a list, not {kind_of(node)}; {hint}"))
+            hint = "Enter [] for none or leave out the section to keep its objects"
+            problems.append(problem(line, section.name, f"this must be a list, not {kind_of(node)}. {hint}."))
     return found, problems
 
 
@@ -62,7 +62,7 @@ def _pairs(node: Any, path: str, known: Collection[str], problems: list[FileProb
         elif name in known:
             found[name] = line, value
         else:
-            choices = did_you_mean(name, known) or f"; choose from {', '.join(known)}"
+            choices = did_you_mean(name, known) or f". Choose from {', '.join(known)}"
             problems.append(problem(line, place, f"there is no such field{choices}"))
     return found
 
@@ -70,7 +70,7 @@ def _pairs(node: Any, path: str, known: Collection[str], problems: list[FileProb
 def did_you_mean(text: str, known: Collection[str]) -> str:
     """Return a question if one of the known words is similar, else ""."""
     near = get_close_matches(text[:100].lower(), known, n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    return f". Did you mean {near[0]}?" if near else ""
 
 
 def _item(section: Section, at: int, node: Any, problems: list[FileProblem]) -> Item:
@@ -120,7 +120,7 @@ def _value(model_field: Any, node: Any) -> Any:
                 return at.astimezone(UTC)
         except (TypeError, ValueError, OverflowError):
             pass
-        raise _WrongValue(f"{shown} is not a time with a time zone; write one such as 2026-01-31T12:00:00Z")
+        raise _WrongValue(f"{shown} is not a time with a time zone such as 2026-01-31T12:00:00Z")
     # The number 60 is no rate, with or without quotes: the error of the rate says what to write.
     text = node.value if isinstance(model_field, RatesField) and kind == "a number" else _text(node)
     choices = [key for key, _label in model_field.flatchoices if key]
@@ -132,7 +132,7 @@ def _value(model_field: Any, node: Any) -> Any:
 def _text(node: Any) -> str:
     kind = kind_of(node)
     if kind != "text":
-        quotes = f", but YAML reads {show(node.value)} as {kind}: put it in quotes"
+        quotes = f", but YAML reads {show(node.value)} as {kind}. Put it in quotes"
         raise _WrongValue(f"this must be text{quotes if isinstance(node, yaml.ScalarNode) else f', not {kind}'}")
     if "\x00" in node.value:
         raise _WrongValue("text must not contain NUL characters")

@@ -90,7 +90,7 @@ def _conflicts(section: Section, entries: Iterable[Item], stay: Iterable[Item]) 
     """Yield problems of entries that share what is unique with an entry above them, or with a row that stays."""
     holders: dict[tuple[str, Any], str] = {}
     for row in stay:
-        holder = f"by {section.singular} {show(row.values[section.identity[0]])}, which this file does not name"
+        holder = f"by {section.singular} {show(row.values[section.identity[0]])}, which this file does not contain"
         holders |= dict.fromkeys(section.unique_values(row.values), holder)
     for item in entries:
         here = f"by {item.path} at line {item.line}"
@@ -100,4 +100,4 @@ def _conflicts(section: Section, entries: Iterable[Item], stay: Iterable[Item]) 
             if holder not in said:  # an entry twice is one problem
                 said.add(holder)
                 what = "" if name else "this audience, endpoint and counted_per without dates "
-                yield item.problem(f"{what}is already used {holder}: change one, or merge them", name)
+                yield item.problem(f"{what}is already used {holder}. Change one or merge them", name)

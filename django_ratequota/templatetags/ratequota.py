@@ -23,7 +23,7 @@ register = template.Library()
 class Usage:
     """How much of one limit is used; of several, the one with the smallest share left."""
 
-    #: As in the usage endpoint.
+    #: The same as in the usage endpoint.
     title: str
     name: str
     scope: str | None

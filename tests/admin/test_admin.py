@@ -127,7 +127,7 @@ def test_errors_of_fields_outside_the_table_are_shown(operator: Client, free: Pl
     row = {"id": str(policy.pk), "plan": str(free.pk), "rates": "2/hour"}
     page = operator.post(f"{BASE}/plan/{free.pk}/change/", plan_form(free, row, initial=1))
     assert page.status_code == 200
-    assert "The end must lie after the start" in page.content.decode()
+    assert "The end must be after the start" in page.content.decode()
 
 
 def test_a_second_policy_without_dates_in_the_table_is_refused_in_words(operator: Client, free: Plan) -> None:
@@ -187,7 +187,7 @@ def test_a_conflicting_policy_saved_meanwhile_is_reported(operator: Client, free
     finally:
         pre_save.disconnect(rival, sender=RatePolicy)
     assert page.redirect_chain == [(f"{BASE}/plan/{free.pk}/change/", 302)]
-    assert "Nothing was saved, because somebody else saved a conflicting change" in page.content.decode()
+    assert "Your change was not saved, because somebody else saved a conflicting change" in page.content.decode()
     assert not RatePolicy.objects.filter(rates="1/s").exists()
 
 
@@ -245,7 +245,7 @@ def test_rare_fields_are_folded_unless_one_is_set(
 def test_a_policy_has_one_audience(operator: Client, root: User, free: Plan) -> None:
     form = {"rates": "2/s", "counted_per": "caller", "algorithm": "gcra", "mode": "enforce"}
     page = operator.post(f"{BASE}/ratepolicy/add/", {**form, "user": str(root.pk), "plan": str(free.pk)})
-    assert "Choose one audience: user, subject, list or plan" in page.content.decode()
+    assert "Choose only one audience (user, subject, list or plan)" in page.content.decode()
 
 
 def test_the_note_of_a_policy_is_not_the_reason_of_a_change(operator: Client) -> None:
@@ -377,7 +377,10 @@ def test_an_endpoints_page_lists_the_routes_it_matches(operator: Client) -> None
     assert lines[:2] == ["Views use it as their scope.", "/api/reports/ (report-list)"]
     assert lines[-1] == "/v1/items/&lt;int:pk&gt;/ (v1:item)"
     Endpoint.objects.update(name="exports", routes="reprots:*")
-    assert "Nothing: no view" in operator.get(f"{BASE}/endpoint/{endpoint.pk}/change/").content.decode()
+    assert (
+        "No view in the URLconf has this scope"
+        in operator.get(f"{BASE}/endpoint/{endpoint.pk}/change/").content.decode()
+    )
     Endpoint.objects.update(routes="/*")
     assert re.search(r"and \d+ more routes", operator.get(f"{BASE}/endpoint/{endpoint.pk}/change/").content.decode())
 

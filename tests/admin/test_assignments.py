@@ -74,7 +74,8 @@ def test_a_save_that_moves_the_day_asks_first(
     [row] = PlanAssignment.objects.all()
     url, data = f"{LIST}{row.pk}/change/", form(pro, subject="tenant:acme", anchor="1", starts_at_0="2025-01-01")
     expected = [
-        f"554 of 1,000 used start again on 2025-11-21 ({where}, 1000/month)." for where in ("all endpoints", "search")
+        f"554 of 1,000 used ({where}, 1000/month). The counter restarts on 2025-11-21."
+        for where in ("all endpoints", "search")
     ]
     page = words_of(operator.post(url, data))
     assert re.findall(r"554 of [^<]*", page) == expected
@@ -116,7 +117,7 @@ def test_a_plans_page_leads_to_its_subscribers_and_to_a_new_one(operator: Client
     page = text_of(operator.get(f"{BASE}/plan/{pro.pk}/change/"))
     subscribers, new = (
         html.unescape(re.findall(f'<a href="([^"]*)">{text}</a>', page)[0])
-        for text in ("Subscribers", "Assign this plan")
+        for text in ("Customers", "Assign this plan")
     )
     assert operator.get(subscribers).context["cl"].result_count == 3
     assert f'<option value="{pro.pk}" selected>Pro</option>' in text_of(operator.get(new))
@@ -127,14 +128,14 @@ def test_a_plans_page_leads_to_its_subscribers_and_to_a_new_one(operator: Client
     ("permissions", "links"),
     [
         ((), set()),
-        (("view_planassignment",), {"Subscribers"}),
+        (("view_planassignment",), {"Customers"}),
         (("add_planassignment",), {"Assign this plan"}),
-        (("change_planassignment", "add_planassignment"), {"Subscribers", "Assign this plan"}),
+        (("change_planassignment", "add_planassignment"), {"Customers", "Assign this plan"}),
     ],
 )
 def test_links_need_the_permissions_of_the_pages(pro: Plan, permissions: tuple[str, ...], links: set[str]) -> None:
     page = text_of(client_of("view_plan", *permissions, name="support").get(f"{BASE}/plan/{pro.pk}/change/"))
-    assert {text for text in ("Subscribers", "Assign this plan") if f">{text}</a>" in page} == links
+    assert {text for text in ("Customers", "Assign this plan") if f">{text}</a>" in page} == links
 
 
 def test_a_plans_page_offers_no_assignments_where_code_decides_the_plan(
@@ -142,7 +143,7 @@ def test_a_plans_page_offers_no_assignments_where_code_decides_the_plan(
 ) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "PLAN_RESOLVER": "builtins.repr"}
     page = text_of(operator.get(f"{BASE}/plan/{pro.pk}/change/"))
-    assert ">Subscribers</a>" not in page
+    assert ">Customers</a>" not in page
     assert ">Assign this plan</a>" not in page
 
 

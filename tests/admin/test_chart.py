@@ -77,10 +77,10 @@ def test_the_drawing_and_the_table_tell_every_number() -> None:
     text = draw(Counts(admitted=1240, refused=5, would_refuse=6))
     svg = drawing(text)
     heads = re.findall(r'<th scope="col">(.*?)</th>', text)
-    assert heads == ["Time", "admitted", "admitted, would be refused", "refused"]
+    assert heads == ["Time", "admitted", "admitted (log only)", "refused"]
     label, cells = re.findall(r'<tr><th scope="row">(.*?)</th>(.*?)</tr>', text)[0]
     assert (label, re.findall("<td>(.*?)</td>", cells)) == ("13:00", ["1,234", "6", "5"])
-    assert next(svg.iter("title")).text == "13:00: admitted 1,234, admitted, would be refused 6, refused 5"
+    assert next(svg.iter("title")).text == "13:00: admitted 1,234, admitted (log only) 6, refused 5"
     (desc,) = svg.iter("desc")
     assert desc.get("id") == svg.get("aria-describedby")
     assert "The highest bar is 1,245 at 13:00." in (desc.text or "")

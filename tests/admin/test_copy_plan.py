@@ -57,7 +57,7 @@ def test_a_copy_has_every_field_of_the_policies(operator: Client, free: Plan) ->
     page = operator.get(f"{BASE}/{free.pk}/copy/").content.decode()
     assert 'value="Copy of Free"' in page
     assert "data-prepopulated-fields" in page
-    assert "The copy is nobody’s default" in page
+    assert "The copy is not a default" in page
     assert "2 policies are copied" in page
     before = policies(free)
     revisions = []
@@ -84,8 +84,8 @@ def test_a_copy_has_every_field_of_the_policies(operator: Client, free: Plan) ->
         ("ratepolicy", "create", "operator", "Ticket 4711"),
     }
     assert len(changes) == 3
-    assert LogEntry.objects.get().get_change_message() == "Copied from Free, with 2 policies."
-    assert "Pro: Copied from Free, with 2 policies." in operator.get(f"{BASE}/{pro.pk}/change/").content.decode()
+    assert LogEntry.objects.get().get_change_message() == "Copied from Free with 2 policies."
+    assert "Pro: Copied from Free with 2 policies." in operator.get(f"{BASE}/{pro.pk}/change/").content.decode()
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_an_invalid_policy_stops_the_copy(operator: Client, free: Plan) -> None:
     page = operator.post(f"{BASE}/{free.pk}/copy/", FORM)
     assert page.status_code == 200
     text = page.content.decode()
-    assert "Nothing was copied, because plan Free × all endpoints: garbage is not valid." in text
+    assert "The plan was not copied, because plan Free × all endpoints: garbage is not valid." in text
     assert "expected a limit" in text
     assert (Plan.objects.count(), RatePolicy.objects.count()) == (1, 2)
     assert not LogEntry.objects.exists()

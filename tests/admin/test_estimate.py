@@ -89,7 +89,9 @@ def test_the_form_computes_nothing(operator: Client, monkeypatch: pytest.MonkeyP
 def test_a_policy_is_checked_as_the_stored_one(operator: Client) -> None:
     policy = RatePolicy.objects.create(rates="10/min")
     assert "Correct these errors first" in text_of(operator.post(IMPACT, form()))
-    assert "no request was recorded" in text_of(operator.post(f"{IMPACT}?object={policy.pk}", form()))
+    assert "The policy does not apply to any request" in text_of(
+        operator.post(f"{IMPACT}?object={policy.pk}", form())
+    )
     for unknown in ("4711", "nonsense"):
         assert "Correct these errors first" in text_of(operator.post(f"{IMPACT}?object={unknown}", form()))
 
@@ -97,8 +99,8 @@ def test_a_policy_is_checked_as_the_stored_one(operator: Client) -> None:
 @pytest.mark.usefixtures("recorded")
 def test_the_estimate_counts_what_would_have_been_refused(operator: Client) -> None:
     text = text_of(operator.post(IMPACT, form(rates="2/min")))
-    assert "In the last 24 h this would have refused 2 of 4 clients, 36.4 % of 11 requests." in text
-    assert "A limit of 5/min would have refused nobody." in text
+    assert "In the last 24 h this would have refused 2 of 4 customers, 36.4 % of 11 requests." in text
+    assert "A limit of 5/min would have admitted all requests." in text
     assert "Based on the requests recorded since" in text
 
 
@@ -115,14 +117,14 @@ def test_the_estimate_names_the_callers_affected_most() -> None:
     assert rows == [(f"{explain}4", f"user {users[1]}", "3", "5"), (f"{explain}3", f"user {users[0]}", "1", "3")]
     RatePolicy.objects.all().delete()
     page = content(adder.post(IMPACT, form(rates="2/min")))
-    assert "2 of 4 clients" in page
+    assert "2 of 4 customers" in page
     assert "caller4" not in page
 
 
 @pytest.mark.usefixtures("recorded")
 def test_a_policy_that_cannot_be_estimated_is_reported(operator: Client, settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.project.views.api_key"}}
-    assert "Cannot be estimated" in text_of(operator.post(IMPACT, form(counted_per="tenant")))
+    assert "cannot be estimated" in text_of(operator.post(IMPACT, form(counted_per="tenant")))
 
 
 # --- Redis down, and permissions. ---
@@ -131,7 +133,7 @@ def test_a_policy_that_cannot_be_estimated_is_reported(operator: Client, setting
 @pytest.mark.usefixtures("store_down")
 def test_redis_down_and_unreadable_records_are_reported(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     page = text_of(operator.post(IMPACT, form(mode="off")))
-    assert "Its mode is off" in page
+    assert "because its mode is “off”" in page
     assert "Redis did not answer (connection). The impact cannot be estimated." in page
 
     def usage(hours: int = 24, endpoint_id: int | None = None) -> RecordedAttempts:
@@ -147,7 +149,7 @@ def test_viewers_see_the_estimate_of_the_stored_policy() -> None:
     policy = RatePolicy.objects.create(rates="2/min")
     assert 'name="rates"' not in client.get(f"{LIST}{policy.pk}/change/").content.decode()
     # Their form has a CSRF token and no fields.
-    assert "would have refused 2 of 4 clients" in text_of(client.post(f"{IMPACT}?object={policy.pk}"))
+    assert "would have refused 2 of 4 customers" in text_of(client.post(f"{IMPACT}?object={policy.pk}"))
     assert "Enter rates above first" in text_of(client.post(IMPACT))
 
 
@@ -164,13 +166,16 @@ def warnings(client: Client, page: Any) -> list[str]:
 def test_saving_a_policy_warns_and_saves(operator: Client) -> None:
     page = operator.post(f"{LIST}add/", form(mode="off"))
     policy = RatePolicy.objects.get()
-    assert ["Its mode is off" in text for text in warnings(operator, page)] == [True]
+    assert ["because its mode is “off”" in text for text in warnings(operator, page)] == [True]
     assert warnings(operator, operator.post(f"{LIST}{policy.pk}/change/", form())) == []
 
 
 @pytest.mark.parametrize(
     ("exempt", "number", "last"),
-    [(True, 10, "is exempt"), (False, 1, "plan Free × e2: 5/s and 10 more: Its mode is off")],
+    [
+        (True, 10, "is exempt"),
+        (False, 1, "plan Free × e2: 5/s and 10 more: This policy never applies, because its mode is “off”"),
+    ],
 )
 def test_many_warnings_are_cut_short(operator: Client, exempt: bool, number: int, last: str) -> None:
     plan = Plan.objects.create(name="Free", slug="free")

@@ -155,7 +155,7 @@ def test_the_page_shows_winners_losers_and_live_counters(operator: Client, alice
     assert re.search(r"\d\d:\d\d:\d\d UTC \(in 1[5-8] s\)\.", cards[1])
     assert cards[2].startswith("search: 10000/month for everyone together everyone 3 of 10000 used, 9997 left.")
     assert 'width="30" height="8"' in text
-    assert "The next request, of 1 unit, would be admitted." in text
+    assert "The next request (1 unit) would be admitted." in text
     assert re.search(r'<a href="/admin/django_ratequota/plan/\d+/change/">Free</a> \(assigned to the user\)', text)
 
 
@@ -177,17 +177,17 @@ def test_the_verdict_on_the_next_request(operator: Client, alice: User) -> None:
         check_from(alice, scope="search")
     text = explain(operator, user=alice.pk, endpoint="search")
     assert re.search(
-        r"The next request, of 1 unit, would be refused by search: 10/min, until \d\d:\d\d:\d\d UTC \(in [1-6] s\)\.",
+        r"The next request \(1 unit\) would be refused by search: 10/min until \d\d:\d\d:\d\d UTC \(in [1-6] s\)\.",
         text,
     )
     assert "ratequota-over" in text
     text = explain(operator, user=alice.pk, endpoint="search", cost=11)
-    assert "of 11 units, would be refused by search: 10/min, and waiting does not help." in text
-    assert "The cost is more than this limit can ever admit." in text
+    assert "(11 units) would be refused by search: 10/min. Waiting does not help." in text
+    assert "The cost is higher than this limit can ever admit." in text
     RatePolicy.objects.filter(user=alice).update(rates="blocked")
     text = explain(operator, user=alice.pk, endpoint="search")
-    assert "would be refused by all endpoints: blocked, and waiting does not help." in text
-    assert "Blocked: every request is refused." in text
+    assert "would be refused by all endpoints: blocked. Waiting does not help." in text
+    assert "Blocked. Every request is refused." in text
     assert "10 of 10 used, 0 left." in text
 
 
@@ -195,14 +195,14 @@ def test_log_only_and_unlimited_policies_are_marked(operator: Client, alice: Use
     RatePolicy.objects.filter(user=alice).update(rates="unlimited")
     RatePolicy.objects.filter(endpoint__name="search", plan__isnull=False).update(mode="log")
     cards = counters(explain(operator, user=alice.pk, endpoint="search"))
-    assert cards[0].startswith("all endpoints Unlimited: nothing is counted.")
+    assert cards[0].startswith("all endpoints Unlimited. Requests are not counted.")
     assert cards[1].startswith("search: 10/min user alice log only 0 of 10 used, 10 left. plan Free")
 
 
 def test_the_plan_of_a_plan_resolver_is_entered_in_the_form(operator: Client, alice: User, settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "PLAN_RESOLVER": "builtins.repr"}
     Plan.objects.create(name="Pro", slug="pro")
-    assert "Choose the plan that PLAN_RESOLVER would return for this caller." in explain(operator, user=alice.pk)
+    assert "Choose the plan that PLAN_RESOLVER would return for this customer." in explain(operator, user=alice.pk)
     assert "Pro</a> (from PLAN_RESOLVER)" in explain(operator, user=alice.pk, plan="pro")
     assert "PLAN_RESOLVER returned no plan, and there is no default" in explain(
         operator, user=alice.pk, plan="(none)"
@@ -262,7 +262,7 @@ def test_the_callers_of_an_organisation_are_counted_apart(operator: Client, sett
     RatePolicy.objects.create(rates="5/min")
     RatePolicy.objects.create(rates="6/min", counted_per="tenant")
     own, each = counters(explain(operator, identifier_tenant="a:b"))
-    assert each.startswith("all endpoints: 5/min tenant:a:b Each of its callers has a counter here.")
+    assert each.startswith("all endpoints: 5/min tenant:a:b Each of its clients has a counter here.")
     assert own.startswith("all endpoints: 6/min per tenant tenant:a:b 0 of 6 used")
     own, each = sorted(counters(explain(operator, identifier_tenant="a:b", ip="203.0.113.7")), reverse=True)
     assert each.startswith("all endpoints: 5/min ip:203.0.113.7 0 of 5 used")
@@ -272,20 +272,20 @@ def test_the_callers_of_an_organisation_are_counted_apart(operator: Client, sett
 @pytest.mark.parametrize(
     ("query", "error"),
     [
-        ({"method": "GET"}, "Enter a caller: a user, an IP address or another identifier."),
-        ({"user": "4711"}, "There is no such user. Choose one, or enter a user's id."),
-        ({"user": "9" * 40}, "There is no such user. Choose one, or enter a user's id."),
-        ({"ip": "300.1.1.1"}, "'300.1.1.1' does not appear to be an IPv4 or IPv6 address; write an address such as"),
+        ({"method": "GET"}, "Enter a user, an IP address or another identifier."),
+        ({"user": "4711"}, "There is no such user. Choose a user or enter the id of one."),
+        ({"user": "9" * 40}, "There is no such user. Choose a user or enter the id of one."),
+        ({"ip": "300.1.1.1"}, "'300.1.1.1' does not appear to be an IPv4 or IPv6 address. Enter an address such as"),
         ({"ip": "a\x00b"}, "Null characters are not allowed."),
         ({"ip": "::1", "endpoint": "serach"}, "Select a valid choice. That choice is not one of the available"),
-        ({"ip": "::1", "path": "/nowhere/"}, "No route matches '/nowhere/'; write a path such as /api/reports/"),
+        ({"ip": "::1", "path": "/nowhere/"}, "No route matches '/nowhere/'. Enter a path such as /api/reports/"),
         ({"ip": "::1", "method": "BREW"}, "BREW is not one of the available choices."),
         ({"ip": "::1", "cost": "-1"}, "Ensure this value is greater than or equal to 0."),
         ({"identifier_tenant": "a\x00b"}, "Null characters are not allowed."),
-        ({"identifier_planet": "mars"}, "Enter a caller: a user, an IP address or another identifier."),
+        ({"identifier_planet": "mars"}, "Enter a user, an IP address or another identifier."),
         ({"user": "x"}, "There is no such user"),
-        ({f"identifier_{HOSTILE}": "x"}, "Enter a caller: a user, an IP address or another identifier."),
-        ({"ip": HOSTILE}, "write an address such as"),
+        ({f"identifier_{HOSTILE}": "x"}, "Enter a user, an IP address or another identifier."),
+        ({"ip": HOSTILE}, "Enter an address such as"),
         ({"ip": "::1", "path": HOSTILE}, "No route matches"),
         ({"ip": "::1", "endpoint": HOSTILE}, "is not one of the available choices."),
     ],
@@ -299,7 +299,7 @@ def test_invalid_input_is_explained_beside_its_field(
     text = page.content.decode()
     assert "<script>alert" not in text
     assert error in re.sub(r"\s+", " ", unescape(text))
-    assert "What applies now" not in text
+    assert "Limits that apply now" not in text
 
 
 # --- Permissions and queries. ---
@@ -327,7 +327,7 @@ def test_operators_see_what_their_permissions_allow(
         assert len(lost(text)) == rows - 3
         assert ("1 more policy did not apply." in text) is (rows == 3)
         assert (f"{LIST}boost/?" in text) is boost
-        assert ("so it cannot be boosted or reset for one." in text) is (boost or reset)
+        assert ("so it cannot be boosted or reset for one of them." in text) is (boost or reset)
         assert (f'formaction="{LIST}counters/"' in text) is reset
         assert re.findall(r'name="bucket" value="(.*?)"', text) == (["all/day", "search/min"] if reset else [])
         # A policy that they may not view is listed where it wins, without a link.
@@ -346,8 +346,8 @@ def test_policies_for_other_callers_are_one_line_for_each_kind(operator: Client,
     assert [one.partition("lost: ")[2] for one in lost(text) if "search" in one] == [
         f"policy {own.pk} for the user is more specific"
     ]
-    assert "300 more policies are for other callers (ip)." in text
-    assert "1 more policy is for other callers (plan)." in text
+    assert "300 more policies are for other customers (ip)." in text
+    assert "1 more policy is for other customers (plan)." in text
 
 
 def test_a_callers_own_ended_policies_are_cut_short(operator: Client, alice: User) -> None:
@@ -377,7 +377,7 @@ def test_an_override_links_to_its_caller(operator: Client, alice: User) -> None:
 
 @pytest.mark.parametrize(
     ("on_error", "verdict"),
-    [("allow", "would be admitted, because “on error” decides"), ("deny", "would be refused by search: 10/min.")],
+    [("allow", "would be admitted, because “on error” applies"), ("deny", "would be refused by search: 10/min.")],
 )
 def test_winners_are_shown_while_redis_is_down(
     operator: Client, alice: User, recorded: RecordedRefusals, settings: Any, on_error: str, verdict: str
@@ -390,7 +390,7 @@ def test_winners_are_shown_while_redis_is_down(
     assert (len(lost(text)), len(counters(text))) == (1, 3)
     assert "Usage unknown, because Redis did not answer." in text
     assert "ratequota-bar" not in text
-    assert f"The next request, of 1 unit, {verdict}" in text
+    assert f"The next request (1 unit) {verdict}" in text
     assert "Redis did not answer (connection). The refusal cannot be looked up." in explain(operator, id="ABCDE12345")
 
 
@@ -414,7 +414,7 @@ def test_the_id_of_a_refusal_shows_the_decision_and_what_applies_now(
     text = explain(operator, id="abcde12345")
     assert "Refusal ABCDE12345" in text
     assert re.search(
-        r"Refused by search: 10/min, 11/20/2026 10:30:15 UTC\. It happened 17 times in that minute\.", text
+        r"Refused by search: 10/min \(11/20/2026 10:30:15 UTC\)\. Refused 17 times in that minute\.", text
     )
     for part in (
         "<dd>user alice</dd>",
@@ -468,14 +468,14 @@ def test_a_refusal_is_shown_after_its_caller_plan_and_policy_are_deleted(
     assert "Refusal ABCDE12345" in text
     assert "There is no such user" in text
     assert "No route matches" not in text
-    assert "Redis gave no decision (timeout), so the policies' “on error” decided." in text
+    assert "Redis was unavailable (timeout), so the “on error” of each policy applied." in text
 
 
 def test_an_unknown_refusal_id_is_reported(operator: Client, recorded: RecordedRefusals) -> None:
     for wanted in ("ABCDE12345", "nonsense!", "nobody@example.com", "a\x00b"):
         text = explain(operator, id=wanted)
         assert (
-            f"There is no refusal with the id {wanted}, and no user, other subject or endpoint of that name." in text
+            f"There is no refusal with the id {wanted} and no user, other subject or endpoint with this name." in text
         )
     assert set(recorded.searched_ids) == {"ABCDE12345"}
     page = operator.get(f"{PAGE}?{urlencode({'id': HOSTILE})}").content.decode()
@@ -508,24 +508,24 @@ def test_a_customers_refusals_come_first_grouped_by_endpoint(
         ["GET /reports/", "17", "all/day", "11/20/2026 11:00:00 UTC"],
     ]
     assert f'<a href="{PAGE}?id=NEWEST0001">GET search</a>' in text
-    assert text.index("Refused in the last 24 hours") < text.index("Caller and request")
+    assert text.index("Refusals in the last 24 hours") < text.index("Customer and request")
     assert "were searched" not in text
     at_endpoint = explain(operator, user=alice.pk, endpoint="search")
-    assert at_endpoint.index("Refused in the last 24 hours") > at_endpoint.index("What applies now")
+    assert at_endpoint.index("Refusals in the last 24 hours") > at_endpoint.index("Limits that apply now")
     recorded.since = day.replace(hour=9)
     text = explain(operator, user=alice.pk).replace("2,000", "2000")
-    since = "11/20/2026 09:00:00 UTC."
-    assert f"Only the newest 2000 refusals of all callers were searched: those since {since}" in text
+    since = "11/20/2026 09:00:00 UTC"
+    assert f"Only the latest 2000 refusals of all customers were searched (since {since})." in text
 
 
 def test_a_customer_without_refusals_and_redis_down_are_told_apart(
     operator: Client, alice: User, recorded: RecordedRefusals
 ) -> None:
-    assert "No refusal of this caller is recorded." in explain(operator, user=alice.pk)
+    assert "No refusals of this customer are recorded." in explain(operator, user=alice.pk)
     recorded.down = True
     text = explain(operator, user=alice.pk)
     assert "Redis did not answer (connection). Refusals cannot be looked up." in text
-    assert "No refusal of this caller" not in text
+    assert "No refusals of this customer" not in text
 
 
 def test_without_an_endpoint_all_limits_are_listed_the_fullest_first(
@@ -548,17 +548,17 @@ def test_without_an_endpoint_all_limits_are_listed_the_fullest_first(
         "unused: 7/hour",
     ]
     assert f'<a href="{PAGE}?user={alice.pk}&endpoint=reports">Explain</a>' in text
-    assert "Every limit of this caller has room." in text
+    assert "This customer has room in every limit." in text
     assert "would be admitted" not in text
     assert not lost(text)
     assert "wins:" not in text
     for scope in ("search", "reports"):
         while check_from(alice, scope=scope).allowed:
             pass
-    assert "Refused now: reports: 5/hour, search: 10/min." in explain(operator, user=alice.pk)
+    assert "Refused now by reports: 5/hour, search: 10/min." in explain(operator, user=alice.pk)
     assert "would be refused by" in explain(operator, user=alice.pk, path="/search/", endpoint="search")
     RatePolicy.objects.filter(user=alice, endpoint=None).update(rates="blocked")
-    assert "Refused now: all endpoints: blocked." in explain(operator, user=alice.pk)
+    assert "Refused now by all endpoints: blocked." in explain(operator, user=alice.pk)
 
 
 def test_counters_of_several_endpoints_are_given_back_and_boosted_together(operator: Client, alice: User) -> None:
@@ -582,7 +582,7 @@ def test_without_an_endpoint_no_room_is_claimed_while_redis_is_down(
     for query in ({}, {"path": "/search/"}):
         text = explain(operator, user=alice.pk, **query)
         assert "room" not in text
-        assert "would be admitted, because “on error” decides while Redis does not answer." in text
+        assert "would be admitted, because “on error” applies while Redis does not answer." in text
 
 
 @pytest.mark.parametrize(
@@ -643,7 +643,7 @@ def test_a_refusal_whose_route_this_process_does_not_have_is_explained_by_its_sc
     recorded.refusals = [refused(alice, route="/only/in/the/api/")]
     text = explain(operator, id="ABCDE12345")
     assert "errornote" not in text
-    assert "This process does not have the route /only/in/the/api/." in text
+    assert "This worker does not have the route /only/in/the/api/." in text
     assert counters(text)[2].startswith("search: 10/min user alice")
     [link] = re.findall(rf'href="({LIST}boost/[^"]*)">Boost all', text)
     assert 'value="20/min"' in operator.get(link).content.decode()
@@ -655,7 +655,9 @@ def test_a_blocked_caller_is_not_offered_a_boost(operator: Client, alice: User, 
     RatePolicy.objects.create(user=alice, rates="blocked", starts_at=timezone.now())
     text = explain(operator, user=alice.pk)
     assert f"{LIST}boost/" not in text
-    assert "The caller is blocked here, and no other policy outranks that: end the block first." in text
+    assert (
+        "The customer is blocked here. End the block first, because it takes precedence over all other policies."
+    ) in text
 
 
 def test_policies_that_all_won_are_told_by_their_counters(operator: Client, alice: User) -> None:
@@ -680,12 +682,12 @@ def test_the_command_shows_the_same(alice: User, recorded: RecordedRefusals) -> 
     recorded.refusals = [refused(alice)]
     text = run("explain", "--id", "abcde12345")
     assert "refused      2026-11-20 10:30:15 UTC, 17 times in that minute" in text
-    assert f"caller       user:{alice.pk} from ip:203.0.113.7" in text
+    assert f"customer     user:{alice.pk} from ip:203.0.113.7" in text
     assert "request      GET /search/ search, cost 1" in text
     assert f"search: 10/min of user:{alice.pk}: 0 of 10 left, refused" in text
     assert "plan         Free (assigned to the user)" in text
     assert f"search: 10/min of user:{alice.pk}: 10 of 10 left" in text
-    with pytest.raises(CommandError, match="No refusal 'ZZZZZ99999' is recorded; refusals are kept for 48 hours"):
+    with pytest.raises(CommandError, match=r"No refusal 'ZZZZZ99999' is recorded\. Refusals are kept for 48 hours"):
         run("explain", "--id", "ZZZZZ99999")
 
 
@@ -707,17 +709,18 @@ def test_the_id_of_a_refused_response_finds_its_decision(
     refusal_id = answers[-1].json()["refusal_id"]
     text = explain(operator, id=refusal_id.upper())
     assert f"Refusal {refusal_id}" in text
-    assert f"It happened {5 if blocked else 3} times in that minute." in text
+    assert f"Refused {5 if blocked else 3} times in that minute." in text
     for part in ("user alice", "ip:2001:db8::/64", "GET /decorated/ search", "Free"):
         assert f"<dd>{part}</dd>" in text
     if blocked:
-        assert "Refused by all endpoints: blocked, " in text
+        assert "Refused by all endpoints: blocked (" in text
     else:
         then = next(card for card in counters(text) if "Refused." in card)
         assert then.startswith("search: 2/hour user alice 2 of 2 used, 0 left. Refused. Available again at ")
     assert "errornote" not in text
     assert re.search(
-        rf"of 1 unit, would be refused by {'all endpoints: blocked' if blocked else 'search: 2/hour'}, ", text
+        rf"\(1 unit\) would be refused by {'all endpoints: blocked' if blocked else 'search: 2/hour'}(\.| until) ",
+        text,
     )
     assert f'<a href="{PAGE}?id={refusal_id}">GET search</a>' in explain(operator, user=alice.pk)
     assert "request      GET /decorated/ search, cost 1" in run("explain", "--id", refusal_id)

@@ -77,7 +77,7 @@ def test_all_changes_are_live(reported: Reported) -> None:
     )
     [box] = boxes(page)
     assert re.fullmatch(
-        rf'ratequota-good" title="Revision {PUBLISHED}, published [^"]* UTC">All changes are live\.', box
+        rf'ratequota-good" title="Policy version {PUBLISHED}, published [^"]* UTC">All changes are live\.', box
     )
     assert text_of(page).count(str(PUBLISHED)) == 1, "in the tooltip alone"
     assert [row[:2] for row in rows(page, "workers")] == [
@@ -91,24 +91,25 @@ def test_all_changes_are_live(reported: Reported) -> None:
     ("fields", "text"),
     [
         ({"revision": PUBLISHED - 1, "idle": 30.0}, "Older policies still apply on b:2, c:3. Check the log there."),
-        ({"age": 45}, "No reports come from b:2, c:3. A silent worker has ended, hangs or cannot reach Redis."),
+        ({"age": 45}, "No reports come from b:2, c:3. A silent worker has stopped, hangs or cannot reach Redis."),
         (
             {"written_until": 250.0},
-            "Counts of quotas on b:2, c:3 have waited for the database for up to 5 min. They are lost if the worker "
+            "Quota usage on b:2, c:3 has been waiting for the database for up to 5 min. It is lost if the worker "
             "is killed. Check the log there.",
         ),
         (
             {"down": {"cache:6379": "timeout"}},
-            "Redis at cache:6379 gives no decisions on b:2, c:3 (timeout), so the “on error” of each policy decides.",
+            "Redis at cache:6379 is unavailable on b:2, c:3 (timeout), so the “on error” of each policy applies.",
         ),
         (
             {"errors": {"wrongtype": "WRONGTYPE <Operation>"}},
-            "In the last minute, “on error” decided requests on b:2, c:3 (wrongtype): WRONGTYPE &lt;Operation&gt;",
+            "In the last minute, “on error” was applied to requests on b:2, c:3 (wrongtype): "
+            "WRONGTYPE &lt;Operation&gt;",
         ),
         (
             {"site": "another"},
-            "Another site, with another SECRET_KEY, uses the same counters on b:2, c:3. Give each site its own "
-            "PREFIX, unless they share their policies.",
+            "Another site with another SECRET_KEY uses the same counters on b:2, c:3. Give each site its own "
+            "PREFIX unless the sites share their policies.",
         ),
         ({"errors": {"routes": "a route failed"}}, "In the last minute, on b:2, c:3: a route failed"),
     ],
@@ -200,16 +201,16 @@ def test_outages_are_shown_with_the_policies_that_decided_while_redis_is_down(se
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": "redis://127.0.0.1:1/0"}
     page = client_of("superuser").get(PAGE)
     assert boxes(page) == [
-        'ratequota-bad">Redis did not answer (connection). Until it does, the “on error” of each policy decides.'
+        'ratequota-bad">Redis did not answer (connection). The “on error” of each policy applies until it does.'
     ]
     last, first = listed(page)
     assert re.fullmatch(
-        r"Redis was away \d\d/\d\d/\d{4} \d\d:\d\d–\d\d:\d\d: 1,234 requests were admitted without limits, "
-        r"3 requests were refused\. 2 workers \(connection, timeout\) · plan Free × all endpoints: 77/min 1,200 · "
+        r"Redis was unavailable \d\d/\d\d/\d{4} \d\d:\d\d–\d\d:\d\d \(1,234 requests were admitted without limits, "
+        r"3 requests were refused\)\. 2 workers \(connection, timeout\) · plan Free × all endpoints: 77/min 1,200 · "
         r"ip:203\.0\.113\.7 × all endpoints: 9/min 3",
         first,
     )
-    assert last.endswith(": 5 requests were decided by their workers alone. 1 worker (timeout)")
+    assert last.endswith(" (5 requests were decided by their workers alone). 1 worker (timeout)")
     page = client_of("granter").get(PAGE)
     assert listed(page)[1].endswith(" · ip:203.0.113.7 × all endpoints: 9/min 3")
     assert "77/min" not in text_of(page)
@@ -217,7 +218,7 @@ def test_outages_are_shown_with_the_policies_that_decided_while_redis_is_down(se
 
 def listed(page: Any) -> list[str]:
     """Return the outages as text."""
-    found = re.findall(r"<li>(Redis was away.*?)</li>", text_of(page), re.DOTALL)
+    found = re.findall(r"<li>(Redis was unavailable.*?)</li>", text_of(page), re.DOTALL)
     return [re.sub("<.*?>", "", one.replace("<br>", " ")) for one in found]
 
 

@@ -143,7 +143,7 @@ def test_a_save_shows_first_what_happened(operator: Client, edited: PolicyChange
     rows = re.findall(ROW, page)
     assert rows.count(("mode", "enforce", "log only")) == 2
     assert {("rates", "-", "3/s"), ("rates", "9/s", "-"), ("mode", "-", "enforce")} <= {*rows}
-    assert f'href="{HISTORY}/{first.pk}/revert/save/">Undo this save…' in page
+    assert f'href="{HISTORY}/{first.pk}/revert/save/">Undo this change…' in page
     assert 'type="submit" class="default"' not in page
     assert operator.get(f"{HISTORY}/save/00000000-0000-0000-0000-000000000000/").status_code == 404
 
@@ -183,7 +183,7 @@ def test_a_reset_is_readable_and_cannot_be_undone(operator: Client) -> None:
     assert cells(operator.get(f"{HISTORY}/"), "what_changed") == ["search/day: 5 used, 3 left → 0 used, 8 left"]
     page = words_of(operator.get(url()))
     assert re.findall(ROW, page) == [("search/day", "5 used, 3 left", "0 used, 8 left")]
-    assert "Undo this save" not in page
+    assert "Undo this change" not in page
 
 
 # --- One History per object. ---

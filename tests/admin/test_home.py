@@ -64,8 +64,8 @@ def test_refusals_of_the_hour_lead_to_their_endpoints_and_callers() -> None:
     client = client_of("superuser")
     found = parts(client)
     assert re.match(r"Refusals since .*\d\d:00 UTC Refused: 4 of 10 requests \(40\.0 %\) ", found["refusals"])
-    assert "Endpoint Refused search 3 reports 1 Caller" in found["refusals"]
-    assert found["refusals"].endswith("Caller Refused user alice 3 user bob 1")
+    assert "Endpoint Refused search 3 reports 1 Customer" in found["refusals"]
+    assert found["refusals"].endswith("Customer Refused user alice 3 user bob 1")
     assert found["status"] == "Status All changes are live. Health"
     text = client.get(HOME).content.decode()
     assert "ratequota-good" in text
@@ -96,7 +96,7 @@ def test_changes_of_the_day_name_who_changed_what_and_why() -> None:
     pro = Plan.objects.create(name="Pro", slug="pro")
     policy = RatePolicy.objects.create(plan=pro, rates="10/min")
     PolicyChange.objects.update(at=timezone.now() - timedelta(days=1, minutes=1))
-    assert parts(client)["changes"] == "Changes of the last day None."
+    assert parts(client)["changes"] == "Changes in the last 24 hours None."
     form = {
         "plan": pro.pk,
         "rates": "20/min",
@@ -107,9 +107,9 @@ def test_changes_of_the_day_name_who_changed_what_and_why() -> None:
     page = f"{HOME}ratepolicy/{policy.pk}/change/"
     assert client.post(page, {**form, "change_reason": "Ticket 4711"}).status_code == 302
     found = parts(client)["changes"]
-    assert found.startswith("Changes of the last day changed: plan Pro × all endpoints: 20/min")
+    assert found.startswith("Changes in the last 24 hours changed: plan Pro × all endpoints: 20/min")
     assert "10/min → 20/min" in found
-    assert found.endswith("UTC · superuser · Ticket 4711 All changes of the last day")
+    assert found.endswith("UTC · superuser · Ticket 4711 All changes in the last 24 hours")
     text = client.get(HOME).content.decode()
     one, every = (unescape(link) for link in re.findall(r'href="(/admin/django_ratequota/policychange/[^"]+)"', text))
     assert list(client.get(every).context["cl"].queryset) == [PolicyChange.objects.latest("pk")]
@@ -121,7 +121,7 @@ def test_a_save_of_several_rows_is_one_change() -> None:
         for number in range(4):
             Plan.objects.create(name=f"p{number}", slug=f"p{number}")
     found = parts(client_of("superuser"))["changes"]
-    assert re.fullmatch(r"Changes of the last day created: p0 and 3 more .* UTC · Imported All .*", found)
+    assert re.fullmatch(r"Changes in the last 24 hours created: p0 and 3 more .* UTC · Imported All .*", found)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_other_pages_of_the_admin_stay_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"ENABLED": False}, "Nothing is enforced, because RATEQUOTA['ENABLED'] is False."),
+        ({"ENABLED": False}, "Limits are not enforced, because RATEQUOTA['ENABLED'] is False."),
         ({"REDIS_URL": "memory://"}, "REDIS_URL is memory://, so each worker counts on its own."),
         ({"REDIS_URL": "redis://127.0.0.1:1/0"}, "Redis did not answer (connection)."),
     ],

@@ -58,9 +58,9 @@ def test_the_page_shows_the_lines_of_a_month(operator: Client, alice: User, free
     ):
         page = operator.get(PAGE, {**OCTOBER, **query})
         assert [line["caller"] for line in page.context["lines"]] == callers, query
-    assert "No usage is recorded in this month." in text_of(page)
+    assert "No usage is recorded for this month." in text_of(page)
     page = operator.get(PAGE, {"month": "2025-11", "subject": "tenant:acme"})
-    assert "No line of this month matches your choice." in text_of(page)
+    assert "No line in this month matches your choice." in text_of(page)
     assert f'href="{PAGE}"' in text_of(operator.get("/admin/django_ratequota/"))
 
 
@@ -87,9 +87,9 @@ def test_a_typo_and_unknown_values_are_told(operator: Client, free: Plan, settin
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.project.views.tenant"}}
     window("tenant:acme", 5, RatePolicy.objects.create(plan=free, rates="100/month"))
     page = operator.get(PAGE, {**OCTOBER, "subject": "tenant:acmee"})
-    assert "This subject has no recorded usage." in text_of(page)
+    assert "No usage is recorded for this subject." in text_of(page)
     for query in ("month=October", "month=9999-12", "month=%00"):
-        assert "was ignored: unknown value." in text_of(operator.get(f"{PAGE}?{query}")), query
+        assert "was ignored, because the value is unknown." in text_of(operator.get(f"{PAGE}?{query}")), query
 
 
 @pytest.mark.parametrize(("permission", "seen"), [("view_ratepolicy", ["Free", ""]), ("grant_override", [""])])
@@ -131,6 +131,6 @@ def test_a_page_of_many_lines_is_bounded(operator: Client, free: Plan) -> None:
     assert page.context["first"] == f"{PAGE}?month=2025-10"
     QuotaWindow.objects.update(mixed=True)
     text = text_of(client_of("grant_override", name="support").get(PAGE, OCTOBER))
-    assert "No line of this page matches your choice." in text
+    assert "No line on this page matches your choice." in text
     assert "Next page" in text
     assert "All rows as CSV" in text

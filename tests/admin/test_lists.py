@@ -46,7 +46,7 @@ def test_pasted_members_are_in_the_list_at_the_next_request(operator: Client, bo
     text = f"# seen on Monday\n203.0.113.0/24\n\nip:198.51.100.7 until {day} # OPS-7\nuser:alice\n"
     text += "tenant:a b\n203.0.113.0/24\nalice"
     reply = operator.post(page(bots), {"text": text, "change_reason": "OPS-1"}, follow=True)
-    assert "Bad bots: 4 members were added. 2 were there already." in text_of(reply)
+    assert "Bad bots: 4 members were added. 2 were in the list already." in text_of(reply)
     assert held() == [
         (None, "ip:203.0.113.0/24", ""),
         (None, "ip:198.51.100.7", "OPS-7"),
@@ -72,8 +72,8 @@ def test_all_bad_lines_are_listed_and_nothing_is_lost(operator: Client, bots: Su
         "Line 2, “alice”: There is no user with this login name.",
         "Line 3, “user:nobody”: There is no user with this login name.",
         "Line 4, “203.0.113.0/33”: &#x27;203.0.113.0/33&#x27; does not appear to be",
-        "Line 5, “10.0.0.1”: Write the end as a day, such as until 2026-12-31",
-        "Line 6, “10.0.0.2”: This end is over already.",
+        "Line 5, “10.0.0.1”: Enter the end as a day, such as until 2026-12-31",
+        "Line 6, “10.0.0.2”: This end is in the past.",
     ):
         assert words in content
     assert "Line 1" not in content
@@ -116,17 +116,17 @@ def test_an_end_that_means_never_is_refused_in_every_time_zone(operator: Client,
     for zone in ("America/New_York", "Asia/Tokyo"):
         with timezone.override(zone):
             reply = operator.post(page(bots), {"text": f"203.0.113.7 until {end}"})
-            assert "For a time that never comes, write none." in text_of(reply)
+            assert "Leave the field empty for a time that never comes." in text_of(reply)
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({}, "Paste at least one line, or choose a file."),
-        ({"text": "# only a comment"}, "Paste at least one line, or choose a file."),
+        ({}, "Paste at least one line or choose a file."),
+        ({"text": "# only a comment"}, "Paste at least one line or choose a file."),
         ({"text": "10.0.0.1", "file": b"10.0.0.2"}, "Paste lines or choose a file, not both."),
         ({"file": b"\xff\xfa\x00"}, "this is not"),
-        ({"file": b"10.0.0.1\n" * 25_001}, "More than 25,000 lines: split them up, or use a policy file"),
+        ({"file": b"10.0.0.1\n" * 25_001}, "There are more than 25,000 lines. Split them up or import a policy file"),
     ],
 )
 def test_a_form_without_lines_says_what_to_do(
@@ -144,9 +144,9 @@ def test_members_keep_their_dates_unless_the_line_has_others(operator: Client, b
     lines = "10.0.0.1\n10.0.0.2\n10.0.0.3 until 2999-12-31 # new"
     support = client_of("add_listmember", name="support")
     content = text_of(support.post(page(bots), {"text": lines}))
-    assert content.count("It is in the list already, and you may not change its dates.") == 2
+    assert content.count("This entry is already in the list. You may not change its dates.") == 2
     reply = operator.post(page(bots), {"text": lines}, follow=True)
-    assert "2 have other dates now. 1 was there already." in text_of(reply)
+    assert "The dates of 2 members were changed. 1 was in the list already." in text_of(reply)
     rows = {row.subject: (row.ends_at, row.reason) for row in ListMember.objects.all()}
     assert rows["ip:10.0.0.1"] == (soon, "old")
     assert rows["ip:10.0.0.2"] == (None, "old"), "it had ended"
@@ -198,7 +198,7 @@ def test_a_policy_for_a_list_needs_the_permissions_of_ordinary_policies(bots: Su
         "mode": "enforce",
     }
     content = text_of(client_of("grant_override", name="support").post(f"{BASE}/ratepolicy/add/", data))
-    assert "You may only edit overrides." in content
+    assert "You may only change overrides." in content
     assert client_of("add_ratepolicy").post(f"{BASE}/ratepolicy/add/", data).status_code == 302
     assert RatePolicy.objects.get().audience == "list Bad bots"
 

@@ -27,7 +27,7 @@ def test_a_log_only_policy_leads_to_what_it_would_have_refused(
     for _ in range(3):
         check_request(request_from(address="203.0.113.7"), scope="search")
     collector.flush()
-    link = re.search(r'href="([^"]*)">Would-be refusals</a>', text_of(operator.get(LIST)))
+    link = re.search(r'href="([^"]*)">Log-only refusals</a>', text_of(operator.get(LIST)))
     assert link is not None
     assert f'href="{link[1]}"' in text_of(operator.get(f"{LIST}{policy.pk}/change/"))
     page = text_of(operator.get(html.unescape(link[1])))

@@ -63,7 +63,7 @@ def test_without_a_plan_nothing_is_counted_per_plan(operator: Client, free: Plan
 def test_charged_statuses_of_an_endpoint_are_shown(operator: Client, free: Plan, search: Endpoint) -> None:
     Endpoint.objects.create(name="login", charged_statuses="401, 5xx")
     rows = re.findall(r'<th scope="row">.*?</th>', text_of(operator.get(MATRIX)), re.S)
-    assert [words(row) for row in rows] == ["all endpoints", "login only 401, 5xx count", "search"]
+    assert [words(row) for row in rows] == ["all endpoints", "login only 401, 5xx charged", "search"]
 
 
 def test_a_cell_shows_the_rates_in_force_and_links_to_their_policy(
@@ -84,7 +84,7 @@ def test_a_cell_shows_the_rates_in_force_and_links_to_their_policy(
     }
     inherited = re.search(r'<div class="ratequota-matrix-policy inherited">(.*?)</div>', found["search", "Pro"])
     assert inherited is not None, "a colour of its own"
-    hidden = '<span class="ratequota-matrix-hidden">, Pro at search, inherited from everyone</span>'
+    hidden = '<span class="ratequota-matrix-hidden">, Pro for search, inherited from everyone</span>'
     assert hidden in inherited[1], "and a name"
     assert "inherited" not in found["search", "Free"] + found["search", "everyone"]
     add = f"{BASE}/ratepolicy/add/?"
@@ -100,7 +100,7 @@ def test_a_cell_shows_the_rates_in_force_and_links_to_their_policy(
         ("search", "Pro"): [f"{add}plan={pro.pk}&endpoint={search.pk}&counted_per=caller"],
     }
     page = text_of(operator.get(MATRIX))
-    assert "default for anonymous callers" in page
+    assert "default for anonymous clients" in page
     assert re.search(r"(&rsaquo;|<li[^>]*>)\s*Matrix\s*<", page), "the end of the breadcrumbs"
 
 
@@ -130,7 +130,9 @@ def test_unreadable_rates_show_what_decides_instead(operator: Client, free: Plan
     RatePolicy.objects.create(plan=free, rates="1/s")
     with connection.cursor() as cursor:
         cursor.execute("UPDATE django_ratequota_ratepolicy SET rates = 'garbage'")
-    assert words(cells(operator.get(MATRIX))["all endpoints", "Free"]) == "garbage cannot be read, “on error” applies"
+    assert (
+        words(cells(operator.get(MATRIX))["all endpoints", "Free"]) == "garbage cannot be read (“on error” applies)"
+    )
 
 
 def test_plans_and_endpoints_are_filtered_by_name_and_paged(operator: Client) -> None:

@@ -372,7 +372,10 @@ def test_wide_networks_need_the_permission_to_change_policies(kind: str, network
     }[kind]
     path = path.replace("ratepolicy/../", "")
     page = operators.client_of(permission).post(path, data)
-    refusal = "is a large part of the Internet. Name a network of /16 (IPv6 /32) or less, or ask for the permission “"
+    refusal = (
+        "is a large part of the Internet. Enter a network of /16 (IPv6 /32) or smaller. "
+        "Larger networks need the permission “"
+    )
     assert (f"{refusal}Can change rate policy”" in unescape(page.content.decode())) is is_wide
     assert RatePolicy.objects.count() + ListMember.objects.count() == (not is_wide)
     operators.client_of(permission, "change_ratepolicy", name="editor").post(path, data)

@@ -48,7 +48,7 @@ def test_subscribers_are_counted_and_default_callers_named(operator: Client) -> 
 def test_subscribers_are_not_counted_where_code_decides_the_plan(operator: Client, settings: Any) -> None:
     Plan.objects.create(name="Free", slug="free", default_for="authenticated")
     settings.RATEQUOTA = {**settings.RATEQUOTA, "PLAN_RESOLVER": "builtins.repr"}
-    assert subscribers(operator) == ["as PLAN_RESOLVER decides and logged-in users without an assignment"]
+    assert subscribers(operator) == ["decided by PLAN_RESOLVER and logged-in users without an assignment"]
 
 
 def test_a_new_plan_is_put_after_the_others(operator: Client) -> None:
@@ -62,8 +62,8 @@ def test_a_rename_keeps_the_slug_and_a_new_slug_is_warned_of(operator: Client) -
     path = f"{LIST}{plan.pk}/change/"
     sent = fields_of(operator.get(path))
     page = text_of(operator.post(path, sent | {"name": "Team"}, follow=True))
-    assert "The slug was" not in page
+    assert "The slug changed" not in page
     plan.refresh_from_db()
     assert (plan.name, plan.slug) == ("Team", "pro")
     page = text_of(operator.post(path, sent | {"slug": "team"}, follow=True))
-    assert "The slug was pro and is team now. Change it in policy files and PLAN_RESOLVER." in page
+    assert "The slug changed from pro to team. Change it in policy files and PLAN_RESOLVER as well." in page

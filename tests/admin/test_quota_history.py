@@ -64,7 +64,7 @@ def test_the_longest_period_is_shown_first_and_others_can_be_chosen(operator: Cl
     window(this_month(), 40)
     window(today, 7, today + timedelta(days=1), period="day")
     page = operator.get(f"{ACME}&period=week")
-    assert "was ignored: unknown value." in text_of(page)
+    assert "was ignored, because the value is unknown." in text_of(page)
     [period] = page.context["choices"]
     assert period["options"] == [("month", "month", True), ("day", "day", False)]
     assert [(row["used"], bool(row["days"])) for row in page.context["rows"]] == [("40", True)]
@@ -89,14 +89,14 @@ def test_many_windows_and_the_counters_of_a_month_have_pages(
 @pytest.mark.parametrize("subject", ["", "tenant:nobody", "\x00", "user:", "x" * 300, "tenant:\ud800"])
 def test_subjects_without_windows(operator: Client, subject: str) -> None:
     text = text_of(operator.get(PAGE, {"subject": subject.encode("utf-8", "surrogatepass")}))
-    assert "This subject has no recorded usage." in text or "Write a subject, such as" in text
+    assert "No usage is recorded for this subject." in text or "Enter a subject such as" in text
 
 
 @pytest.mark.parametrize("month", ["2020-01-01", "October", "0001-01-01", "2025-02-30"])
 def test_months_without_windows(operator: Client, month: str) -> None:
     window(this_month(), 1)
     text = text_of(operator.get(f"{ACME}&month={month}"))
-    assert ("No usage is recorded in this month." in text) != ("was ignored: unknown value." in text)
+    assert ("No usage is recorded for this month." in text) != ("was ignored, because the value is unknown." in text)
 
 
 @pytest.mark.parametrize(("permission", "seen"), [("view_ratepolicy", 2), ("grant_override", 1), ("reset_usage", 1)])

@@ -98,7 +98,7 @@ def test_unknown_values_are_ignored_with_a_warning(operator: Client, alice: User
     nines = "9" * 99
     for query in ("window=x", "level=81", f"level={nines}", "policy=-1", "start=4"):
         text = text_of(operator.get(f"{PAGE}?{query}"))
-        assert "was ignored: unknown value." in text, query
+        assert "was ignored, because the value is unknown." in text, query
         assert "user alice" in text, query
     assert "was ignored" not in text_of(operator.get(f"{PAGE}?q=%00"))
 

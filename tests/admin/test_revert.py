@@ -38,7 +38,7 @@ def test_a_save_is_undone_after_its_plan_was_shown(
     """The undo led to its own page, whose button of the same name silently undid the undo."""
     page = words_of(operator.get(revert_url("save", edited)))
     for text in (
-        "This save created it. It will be deleted.",
+        "This change created it. It will be deleted.",
         "The rate policy was deleted",
         "log only</td><td>enforce",
     ):
@@ -75,10 +75,10 @@ def test_later_changes_are_named_and_stay(operator: Client, edited: PolicyChange
         "Later changes of these fields stay:</p> <ul><li>Code or a command changed mode from log only to off at "
         in page
     )
-    assert "1 object stays as it is" in page
+    assert "1 object stays unchanged" in page
     done = confirm(operator, path)
     assert sorted(RatePolicy.objects.values_list("mode", flat=True)) == ["enforce", "enforce", "off"]
-    assert "1 stays as it is." in text_of(operator.get(done.headers["Location"]))
+    assert "1 object stays unchanged." in text_of(operator.get(done.headers["Location"]))
 
 
 def test_an_edit_before_the_confirmation_is_shown_first(operator: Client, edited: PolicyChange) -> None:
@@ -86,7 +86,7 @@ def test_an_edit_before_the_confirmation_is_shown_first(operator: Client, edited
     seen = re.search(r'name="seen" value="(\w+)"', text_of(operator.get(path)))[1]  # type: ignore[index]
     RatePolicy.objects.filter(rates="1/s").update(reason="Another")
     page = text_of(operator.post(path, {"seen": seen, "reason": "Ticket 4712"}))
-    assert "An object was edited in the meantime." in page
+    assert "An object was changed in the meantime." in page
     assert 'value="Ticket 4712"' in page
     seen = re.search(r'name="seen" value="(\w+)"', page)[1]  # type: ignore[index]
     assert "at most 200 characters" in text_of(operator.post(path, {"seen": seen, "reason": "x" * 201}))
@@ -111,7 +111,7 @@ def test_each_object_needs_the_permission_of_its_own_page(
     names = {"update": "Can change rate policy", "create": "Can add rate policy", "delete": "Can delete rate policy"}
     for action, name in names.items():
         assert (f"You need the permission “{name}”." in page) is (action not in undone), action
-    assert ('value="Undo this save"' in page) is bool(undone)
+    assert ('value="Undo this change"' in page) is bool(undone)
     before = newest().pk
     if undone:
         assert confirm(client, path).status_code == 302
@@ -144,7 +144,7 @@ def test_a_save_that_is_too_large_names_the_command(
     monkeypatch.setattr(revert, "MOST", 3)
     page = text_of(operator.get(revert_url("save", edited)))
     assert f"manage.py ratequota undo {edited.change_id} --dry-run" in page
-    assert 'value="Undo this save"' not in page
+    assert 'value="Undo this change"' not in page
     assert operator.post(revert_url("save", edited), {"seen": "x"}).status_code == 200
     assert RatePolicy.objects.filter(mode="log").count() == 2
 
@@ -188,7 +188,7 @@ def test_a_version_that_cannot_be_restored_has_no_button(operator: Client, free:
     Plan.objects.create(name="Free", slug="other")
     path = revert_url("object", PolicyChange.objects.filter(action="update")[0])
     page = text_of(operator.get(path))
-    assert "It stays as it is. name: Plan with this Name already exists." in page
+    assert "It stays unchanged. name: Plan with this Name already exists." in page
     assert 'value="Restore it"' not in page
     assert operator.post(path, {"seen": "x"}).status_code == 200
     assert Plan.objects.get(pk=free.pk).name == "F"

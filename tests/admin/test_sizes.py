@@ -104,7 +104,7 @@ def test_a_link_to_the_list_takes_the_place_of_a_longer_table(operator: Client, 
     path = page_with_policies(kind, 76)
     page = operator.get(path)
     assert "policies-TOTAL_FORMS" not in page.content.decode()
-    found = re.search(r'76 policies are not shown here. <a href="([^"]*)">Edit them', page.content.decode())
+    found = re.search(r'76 policies are not shown here. <a href="([^"]*)">Change them', page.content.decode())
     assert found is not None
     assert operator.get(found[1]).context["cl"].result_count == 76
     assert operator.post(path, fields_of(page) | {"name": "renamed"}).status_code == 302

@@ -53,7 +53,7 @@ def test_traffic_of_all_requests(operator: Client, asked: User) -> None:
         numbers = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", text_of(page))
         assert [(name, re.sub("<.*?>", "", number)) for name, number in numbers] == [
             ("Admitted", "4"),
-            ("Of these, would be refused (log mode)", "2"),
+            ("Of these, log only", "2"),
             ("Refused", "2 (33.3 %)"),
         ]
         assert rows(page, "endpoints") == [
@@ -112,7 +112,7 @@ def test_unknown_parameters_are_ignored_with_a_warning(operator: Client) -> None
         page = operator.get(PAGE, {name: value})
         (warning,) = [str(message) for message in page.context["messages"]]
         assert f"{name}=" in warning
-        assert "was ignored: unknown value." in warning
+        assert "was ignored, because the value is unknown." in warning
         assert len(warning) < 200
         assert "<script>alert" not in text_of(page)
     assert "deleted (id 999)" in text_of(operator.get(PAGE, {"endpoint": "999"}))
@@ -146,8 +146,8 @@ def test_more_callers_take_no_more_commands(
             {"REDIS_URL": "redis://127.0.0.1:1/0"},
             "Redis did not answer (connection). Traffic cannot be shown. Try again later.",
         ),
-        ({"REDIS_URL": "memory://"}, "This needs Redis, and each worker counts in memory (memory://)."),
-        ({"ENABLED": False}, "This needs Redis, which is not used while nothing is enforced."),
+        ({"REDIS_URL": "memory://"}, "This needs Redis, but each worker counts in its own memory (memory://)."),
+        ({"ENABLED": False}, "This needs Redis, which is unused while limits are not enforced."),
     ],
 )
 def test_without_redis_the_page_says_why_once(
@@ -170,5 +170,6 @@ def test_without_redis_the_page_says_why_once(
     assert words.count(why) == 1
     assert "<h2" not in words.partition('id="content-main"')[2]
     assert re.search(
-        r"Redis was away \d\d:\d\d: 1,234 requests were admitted without limits, 1 request was refused\.", words
+        r"Redis was unavailable \d\d:\d\d \(1,234 requests were admitted without limits, 1 request was refused\)\.",
+        words,
     )

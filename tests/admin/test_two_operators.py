@@ -142,7 +142,7 @@ def test_a_form_that_does_not_say_what_was_seen_is_refused(anna: Client, policy:
     url = form_url(policy)
     form = opened(anna, url)
     page = save(anna, url, {**form, "seen": damage}, rates="10/min")
-    assert "Open it again in another tab, then repeat the edit." in words_of(page)
+    assert "Open it again in another tab and repeat the change." in words_of(page)
     assert form_of(page)["rates"] == "10/min"
     assert save(anna, url, {**form_of(page), "_save": "1"}).status_code == 200
     other = RatePolicy.objects.create(rates="1/s")

@@ -20,7 +20,7 @@ def test_the_impact_is_shown_on_a_click(desk: Desks, scene: Scene) -> None:
     expect(impact).to_be_empty()
     with own.task(actions=1):
         page.get_by_role("button", name="Estimate impact").click()
-        expect(impact).to_contain_text("would have refused nobody")
+        expect(impact).to_contain_text("would have admitted all requests")
     own.look()
     own.shoot("estimate", page.locator(".ratequota-estimate"))
     page.get_by_label("Rates").fill("10/fortnight")

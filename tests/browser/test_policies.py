@@ -78,7 +78,7 @@ def test_a_full_table_takes_new_rows_and_then_leads_to_the_list(desk: Desks, sce
     assert PolicyChange.objects.filter(reason="Ticket 4712").count() == 26
     expect(page.get_by_text("100 policies are not shown here.")).to_be_visible()
     own.look(once=True)
-    page.get_by_role("link", name="Edit them in the list of policies.").click()
+    page.get_by_role("link", name="Change them in the list of policies.").click()
     expect(page.locator("#changelist-form")).to_contain_text("100 rate policies")
     expect(page.get_by_role("combobox", name=re.compile("^plan .*Pro$"))).to_be_visible()
 

@@ -63,7 +63,7 @@ def test_an_organisation_is_found_explained_and_boosted(desk: Desks, scene: Scen
     assert options(page) == [("tenant:acme", "Acme GmbH"), ("tenant:acme-labs", f"{MARKUP} Labs")]
     field.fill("tenant:acme")
     field.press("Enter")
-    recent = page.locator("section").filter(has_text="Refused in the last 24 hours: Acme GmbH (tenant:acme)")
+    recent = page.locator("section").filter(has_text="Refusals in the last 24 hours: Acme GmbH (tenant:acme)")
     row = recent.get_by_role("row").filter(has_text="GET reports")
     expect(row).to_contain_text("reports: 2/hour per tenant")
     expect(row).to_contain_text("user bob")
@@ -71,7 +71,7 @@ def test_an_organisation_is_found_explained_and_boosted(desk: Desks, scene: Scen
     page.get_by_role("radio", name="for 2 hours").check()
     expect(page.get_by_role("row").filter(has_text="Acme GmbH (tenant:acme)")).to_be_visible()
     page.get_by_label("Reason").fill("Ticket 4714")
-    page.get_by_role("button", name="Yes, grant them").click()
+    page.get_by_role("button", name="Yes, boost").click()
     expect(page.locator(".messagelist .success")).to_contain_text("4/hour until")
     boost = RatePolicy.objects.get(reason="Ticket 4714")
     assert (boost.subject, boost.rates, boost.counted_per) == ("tenant:acme", "4/hour", "tenant")

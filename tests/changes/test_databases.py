@@ -182,7 +182,7 @@ def test_commands_and_edits_work_on_another_alias(own_alias: tuple[str, Process,
     )
     assert not server.run("answer = allowed()")
     printed = editor.run("out = io.StringIO(); call('ratequota', 'publish', stdout=out); answer = out.getvalue()")
-    assert printed.startswith("Published revision ")
+    assert printed.startswith("Published version ")
     assert server.run("answer = allowed()")
     for verb in ("status", "rollup", "export"):
         editor.run(f"call('ratequota', {verb!r}, stdout=io.StringIO())")

@@ -38,7 +38,7 @@ def test_a_ledger_of_too_many_rows_is_reported(monkeypatch: pytest.MonkeyPatch) 
         counted(subject=f"user:{number}", starts_at=timezone.now(), ends_at=timezone.now(), used=1, limit=2)
         found = check_ledger(databases=DATABASES)
         assert ids(found) == expected
-    assert found[0].msg == "The ledger has 2 rows: one for each durable counter and window."
+    assert found[0].msg == "The ledger has 2 rows, one for each counter and period that is kept in the database."
 
 
 @pytest.mark.django_db(transaction=True)

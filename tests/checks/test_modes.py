@@ -37,7 +37,7 @@ def test_without_redis_commands_stop_unless_debug_is_on(settings: Any, capsys: A
     settings.DEBUG = True
     [warning] = check_store()
     assert ids([warning]) == ["W019"]
-    assert warning.msg.startswith("Limits need Redis, and none is configured: CACHES['default'] is django.core.")
+    assert warning.msg.startswith("Limits need Redis, but none is configured. CACHES['default'] is django.core.")
     for way in ("RATEQUOTA['REDIS_URL'] = 'memory://'", "RATEQUOTA['ENABLED'] = False"):
         assert way in str(warning.hint)
     call_command("check")

@@ -69,7 +69,9 @@ def test_a_missing_or_misplaced_middleware_is_a_warning(
 
 def test_count_unchecked_needs_the_middleware(settings: Any) -> None:
     settings.RATEQUOTA, settings.MIDDLEWARE = {"COUNT_UNCHECKED": True}, []
-    assert [message.msg for message in check_middleware()] == ["COUNT_UNCHECKED does nothing without the middleware."]
+    assert [message.msg for message in check_middleware()] == [
+        "COUNT_UNCHECKED has no effect without the middleware."
+    ]
     settings.MIDDLEWARE = [RATEQUOTA_MIDDLEWARE, AUTHENTICATION]
     assert check_middleware() == []
 
@@ -92,7 +94,7 @@ def test_trusted_proxies_that_include_every_address_are_a_warning(
     settings.RATEQUOTA = {"TRUSTED_PROXIES": networks}
     messages = check_proxies()
     assert ids(messages) == ["W018"] * (versions is not None)
-    assert all(f"TRUSTED_PROXIES trusts {versions}: " in message.msg and message.hint for message in messages)
+    assert all(f"TRUSTED_PROXIES trusts {versions}, so " in message.msg and message.hint for message in messages)
 
 
 def test_a_receiver_with_nobody_to_mail_is_a_warning(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:

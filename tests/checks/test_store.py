@@ -141,9 +141,9 @@ def test_a_missing_password_is_an_error(settings: Any, own_server: ValkeyServer)
 @pytest.mark.parametrize(
     ("info", "message"),
     [
-        ("redis_version:6.9.99", "is redis 6.9.99, too old for django-ratequota."),
-        ("redis_version:7.2.4\r\nserver_name:valkey\r\nvalkey_version:7.1.0", "is valkey 7.1.0, too old"),
-        ("redis_mode:standalone", "is redis 0, too old"),
+        ("redis_version:6.9.99", "is redis 6.9.99, which is too old for django-ratequota."),
+        ("redis_version:7.2.4\r\nserver_name:valkey\r\nvalkey_version:7.1.0", "is valkey 7.1.0, which is too old"),
+        ("redis_mode:standalone", "is redis 0, which is too old"),
         ("redis_version:7.0.0\r\nexecutable:/opt/a:b", None),
         ("redis_version:7.4.0-rc1", None),
         ("redis_version:7.2.4\r\nserver_name:valkey\r\nvalkey_version:7.2.0", None),

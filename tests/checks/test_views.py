@@ -184,7 +184,7 @@ def test_a_declaration_needs_a_throttle(project: Any, view: Any, expected: list[
     found = check_declared()
     assert ids(found) == expected
     if found:
-        assert found[0].msg == "Nothing enforces what @throttle_scope declares for these views: /0/."
+        assert found[0].msg == "The @throttle_scope of these views has no effect: /0/."
 
 
 def test_a_declaration_of_an_action_needs_a_throttle(project: Any) -> None:
@@ -241,8 +241,8 @@ def test_a_throttle_class_that_sets_a_scope_or_a_rate_is_named(project: Any) -> 
     found = check_throttle_classes()
     assert ids(found) == ["W024"] * 2
     assert [message.msg.rpartition("test_views.")[2] for message in found] == [
-        "OwnScope sets scope, rate, which nothing reads.",
-        "OwnKey sets scope, get_cache_key, which nothing reads.",
+        "OwnScope sets scope, rate, which have no effect.",
+        "OwnKey sets scope, get_cache_key, which have no effect.",
     ]
 
 
@@ -295,5 +295,5 @@ def test_count_unchecked_needs_a_policy_counted_per_ip(
         RatePolicy.objects.create(endpoint=endpoint, **{name: policy[name] for name in policy if name != "routes"})
     found = check_unlimited(databases=DATABASES)
     assert ids(found) == expected
-    assert all(message.msg.endswith("no policy counted per ip applies (/0/).") for message in found)
+    assert all(message.msg.endswith("without a policy counted per ip (/0/).") for message in found)
     assert check_unlimited() == []

@@ -154,7 +154,7 @@ def test_a_time_zone_of_djangos_that_is_none_fails_no_request(check: Check, name
             patch.setattr(django_settings, "TIME_ZONE", name)
             conf.settings.reload()
             assert check(request_from()).error == "configuration"
-            assert "write RATEQUOTA['TIME_ZONE']" in health().errors["configuration"]
+            assert "Set RATEQUOTA['TIME_ZONE']" in health().errors["configuration"]
         conf.settings.reload()
         assert not check(request_from()).degraded
 

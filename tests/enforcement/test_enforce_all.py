@@ -227,7 +227,7 @@ class TestTheUser:
         assert not reads()
 
     def test_statistics_record_no_plan_where_the_user_was_not_read(self, alice: User, recording: None) -> None:
-        """Logged-in users were recorded with the plan of anonymous callers."""
+        """Logged-in users were recorded with the plan of anonymous clients."""
         Plan.objects.create(name="Guests", slug="guests", default_for="anonymous")
         free = Plan.objects.create(name="Free", slug="free", default_for="authenticated")
         RatePolicy.objects.create(rates="100/hour")

@@ -141,12 +141,15 @@ class TestWhatIsShown:
         rows = re.findall(r"<tr>(.*?)</tr>", page, re.S)
         row = next(row for row in rows if "health" in row)
         words = " ".join(html.unescape(re.sub("<[^>]*>", " ", row)).split())
-        assert words == "health exempt: nothing limits it –"
+        assert words == "health exempt (never limited) –"
 
     def test_a_policy_saved_there_is_warned_about(self, health: Endpoint) -> None:
         policy = RatePolicy.objects.create(endpoint=health, rates="5/hour")
         assert about_saved([policy], RatePolicy.objects.all()) == [
-            ["The endpoint “health” is exempt: no policy applies there. To use this one, clear “exempt”."]
+            [
+                "This policy never applies, because the endpoint “health” is exempt. "
+                "To use the policy, clear “exempt” on the endpoint."
+            ]
         ]
 
     def test_checks_leave_it_alone(self, settings: Any) -> None:

@@ -146,7 +146,7 @@ class TestDisabled:
     def test_status_says_so_once(self, capsys: Any) -> None:
         call_command("ratequota", "status")
         out = capsys.readouterr().out
-        assert out.count("RATEQUOTA['ENABLED'] is False, so nothing is enforced") == 1
+        assert out.count("RATEQUOTA['ENABLED'] is False, so limits are not enforced") == 1
         assert "last change  none" in out
 
     def test_explain_and_the_usage_api_show_no_block_that_requests_do_not_meet(self, admin_client: Client) -> None:
@@ -256,7 +256,7 @@ class TestMemory:
     def test_status_says_what_it_cannot_show(self, capsys: Any) -> None:
         call_command("ratequota", "status")
         assert (
-            "none: RATEQUOTA['REDIS_URL'] is memory://, so each process counts on its own" in capsys.readouterr().out
+            "none: RATEQUOTA['REDIS_URL'] is memory://, so each worker counts on its own" in capsys.readouterr().out
         )
 
 
@@ -277,6 +277,6 @@ class TestWithoutRedis:
         call_command("ratequota", "publish", "--reason", "raw SQL")
         out = capsys.readouterr().out
         assert "every process" not in out
-        assert f"Recorded, not published: {default_limiter().store.absent}" in out
+        assert f"Recorded but not published: {default_limiter().store.absent}" in out
         assert "within POLL_SECONDS" in out
         assert PolicyChange.objects.get().action == "publish"

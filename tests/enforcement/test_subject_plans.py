@@ -183,9 +183,9 @@ class TestOverriddenPolicies:
     @pytest.mark.parametrize(
         ("options", "text"),
         [
-            ({"plans": {"ip:203.0.113.7": "pro"}}, "plans: Write kind:value, where kind is one of"),
+            ({"plans": {"ip:203.0.113.7": "pro"}}, "plans: Enter kind:value"),
             ({"plans": {"user:42": "pro"}}, "plans: Choose the user instead of user:42"),
-            ({"lists": {"bad": ["ip:203.0.113.300"]}}, r"lists\['bad'\]: .*; write an address such as"),
+            ({"lists": {"bad": ["ip:203.0.113.300"]}}, r"lists\['bad'\]: .*. Enter an address such as"),
             ({"lists": {"bad": ["user:42"]}}, r"lists\['bad'\]: Choose the user instead of user:42"),
             ({}, r"policies\[None\]: write lists={'bad': \[...\]} with the members of that list"),
         ],

@@ -103,7 +103,7 @@ class TestVerbs:
     def test_redis_is_needed_for_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("it connected"))
         assert Limiter().check([MINUTE]).statuses
-        with pytest.raises(StoreError, match="memory://, so each process counts on its own") as caught:
+        with pytest.raises(StoreError, match="memory://, so each worker counts on its own") as caught:
             Limiter().store.execute(("PING",))
         assert caught.value.reason == "memory"
 

@@ -198,7 +198,7 @@ def test_nothing_is_lost_after_the_command_checkpoint(
     crowd = Crowd(environment, awaited=False, CHECKPOINT_SECONDS=2, STATISTICS_SECONDS=0.04)
     command = "import io; from django.core.management import call_command; out = io.StringIO(); "
     command += "call_command('ratequota', 'checkpoint', stdout=out); answer = out.getvalue()"
-    written = "All counts are in the database; processes that wrote theirs: 4\n"
+    written = "All counters are in the database, from 4 workers\n"
     try:
         crowd.one.run("RatePolicy.objects.update(rates='1000000/month')")
         crowd.start()

@@ -116,8 +116,8 @@ def test_operators_are_told_what_two_workers_decided_while_redis_was_away(worker
         "answer = client.get('/admin/django_ratequota/{}').content.decode()"
     )
     told = (
-        r"Redis was away [\d:–]+: 3 requests were admitted without limits, 1 request was refused, "
-        r"\d+ requests were decided by their workers alone\."
+        r"Redis was unavailable [\d:–]+ \(3 requests were admitted without limits, 1 request was refused, "
+        r"\d+ requests were decided by their workers alone\)\."
     )
     for address in ("", "ratepolicy/traffic/", "ratepolicy/explain/?user=1&endpoint=allow"):
         assert re.search(told, one.run(page.format(address))), address

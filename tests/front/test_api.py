@@ -139,7 +139,7 @@ def test_scope_selects_one_endpoint(client: Client, search: Endpoint) -> None:
     assert names(usage(client)) == ["all/hour", "exports/day", "search/min"]
     assert names(usage(client, scope="search")) == ["all/hour", "search/min"]
     response = client.get("/quota/usage/", {"scope": "serach"})
-    assert (response.status_code, response.json()) == (400, {"scope": ["There is no endpoint of that name."]})
+    assert (response.status_code, response.json()) == (400, {"scope": ["There is no endpoint with this name."]})
 
 
 def test_callers_see_what_they_are_held_to_and_nothing_else(client: Client, search: Endpoint, alice: User) -> None:

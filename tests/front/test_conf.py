@@ -89,13 +89,13 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("ON_ERROR", "", "Write one of allow, deny, local."),
     ("TRUSTED_PROXIES", "10.0.0.0/8", "Write a list of strings."),
     ("TRUSTED_PROXIES", [10], "Write a list of strings."),
-    ("TRUSTED_PROXIES", ["10.0.0.1/8"], "10.0.0.1/8 has host bits set; write networks"),
-    ("TRUSTED_PROXIES", ["proxy.example"], "write networks such as 10.0.0.0/8, or 'unix'."),
+    ("TRUSTED_PROXIES", ["10.0.0.1/8"], "10.0.0.1/8 has host bits set. Enter networks"),
+    ("TRUSTED_PROXIES", ["proxy.example"], "Enter networks such as 10.0.0.0/8, or 'unix'."),
     ("IDENTIFIERS", ["tenant"], "Write {name: dotted path of (request) -> str | None, or None}."),
-    ("IDENTIFIERS", {"user": "tests.project.views.tenant"}, "'user' cannot name an identifier"),
-    ("IDENTIFIERS", {"caller": "tests.project.views.tenant"}, "none of caller, ip, plan, everyone, user."),
-    ("IDENTIFIERS", {"api key": "tests.project.views.tenant"}, "use letters, digits and _"),
-    ("IDENTIFIERS", {"größe": "tests.project.views.tenant"}, "use letters, digits and _"),
+    ("IDENTIFIERS", {"user": "tests.project.views.tenant"}, "'user' is not a valid name of an identifier"),
+    ("IDENTIFIERS", {"caller": "tests.project.views.tenant"}, "but none of caller, ip, plan, everyone, user."),
+    ("IDENTIFIERS", {"api key": "tests.project.views.tenant"}, "Use letters, digits and _"),
+    ("IDENTIFIERS", {"größe": "tests.project.views.tenant"}, "Use letters, digits and _"),
     ("IDENTIFIERS", {"tenant": len}, "Write the dotted path of (request) -> str | None."),
     ("IDENTIFIERS", {"tenant": "tenant"}, "write the dotted path of (request) -> str | None."),
     ("IDENTIFIERS", {"tenant": "tests.nowhere.tenant"}, "No module named 'tests.nowhere'"),
@@ -114,9 +114,9 @@ REFUSED: list[tuple[str, Any, str]] = [
     ),
     ("CALLER", "user", "Write a list of strings."),
     ("CALLER", [None], "Write a list of strings."),
-    ("CALLER", ["tenant"], "Name some of ip, user."),
+    ("CALLER", ["tenant"], "List some of ip, user."),
     # else everybody would be the same caller
-    ("CALLER", [], "Name some of ip, user."),
+    ("CALLER", [], "List some of ip, user."),
     ("PLAN_RESOLVER", "tests.project.views.nobody", "write the dotted path of (request) -> slug | None."),
     ("PLAN_RESOLVER", len, "Write the dotted path of (request) -> slug | None."),
     ("NOTIFY", "nowhere.receiver", "No module named 'nowhere'"),
@@ -157,7 +157,7 @@ def test_a_refused_value_keeps_the_default_and_has_a_hint() -> None:
 )
 def test_an_unknown_key_gets_a_did_you_mean(key: Any, hint: str) -> None:
     found, [problem] = read({key: 1})
-    assert (ids([problem]), problem.msg) == (["W001"], f"RATEQUOTA has no key {key!r}; it is ignored.")
+    assert (ids([problem]), problem.msg) == (["W001"], f"RATEQUOTA has no key {key!r}, so it is ignored.")
     assert str(problem.hint).startswith(hint)
     assert found == Settings()
 

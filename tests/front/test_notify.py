@@ -325,11 +325,11 @@ def test_a_customer_is_mailed_what_is_used_and_when_it_is_free_again() -> None:
         "Hello Acme & Söhne,",
         "",
         "800,000 of 1,000,000 requests per month are used.",
-        "The whole limit is free again on Nov. 30, 2026, 8 p.m. CET.",
+        "The full limit is available again on Nov. 30, 2026, 8 p.m. CET.",
     ]
     [sent] = mailed(100, status_of("5/day fixed_window", 5, scope="search"))
     assert sent.body.splitlines()[2:4] == [
-        "5 of 5 units per day are used. More requests are refused.",
+        "5 of 5 units per day are used. Further requests are refused.",
         "The limit is for search.",
     ]
     [sent] = mailed(100, status_of("1000/week fixed_window", 821), cost=200)

@@ -174,13 +174,13 @@ def test_the_newest_come_first_page_by_page(client: Client, alice: User) -> None
     assert [row["starts_at"][5:7] for row in rows] == [f"{month:02}" for month in range(9, 0, -1) for _ in range(2)]
     assert {row["period"] for row in history(client, period="day")} == {"day"}
     response = client.get(URL, {"period": "year"})
-    assert (response.status_code, response.json()) == (400, {"period": ["Write day, week or month."]})
+    assert (response.status_code, response.json()) == (400, {"period": ["Enter day, week or month."]})
 
 
 @pytest.mark.parametrize("size", ["0", "-1", "all", "1001", "", "9" * 5000])
 def test_a_wrong_page_size_is_refused_in_words(client: Client, size: str) -> None:
     response = client.get(URL, {"page_size": size})
-    assert (response.status_code, response.json()) == (400, {"page_size": ["Write a number from 1 to 1000."]})
+    assert (response.status_code, response.json()) == (400, {"page_size": ["Enter a number from 1 to 1000."]})
 
 
 def test_staff_may_ask_about_a_user_and_nobody_else_may(client: Client, alice: User) -> None:

@@ -76,12 +76,12 @@ def test_explain_sees_an_edit_that_was_just_made(alice: User) -> None:
 def test_explain_takes_the_plan_that_a_resolver_would_return(alice: User, settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "PLAN_RESOLVER": "builtins.repr"}
     Plan.objects.create(name="Pro", slug="pro")
-    with pytest.raises(CommandError, match="by --plan SLUG"):
+    with pytest.raises(CommandError, match="with --plan SLUG"):
         run("explain", "--user", "alice")
     assert "plan         none (PLAN_RESOLVER returned no plan" in run("explain", "--user", "alice", "--plan", "")
     text = run("explain", "--user", "alice", "--plan", "pro", "--endpoint", "search")
     assert "plan         Pro" in text
-    assert "2 more policies are for other callers (plan)." in text
+    assert "2 more policies are for other customers (plan)." in text
 
 
 def test_explain_resolves_a_path_and_its_view() -> None:
@@ -102,12 +102,12 @@ def test_explain_shows_the_built_in_limit_of_the_usage_endpoint(args: list[str])
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["explain"], "Name the caller"),
+        (["explain"], "Choose a customer"),
         (["explain", "--user", "nobody"], "There is no user 'nobody'"),
         (["explain", "--ip", "300.1.1.1"], "does not appear to be an IPv4 or IPv6 address"),
         (["explain", "--ip", "::1", "--endpoint", "serach"], "There is no endpoint 'serach'."),
         (["explain", "--ip", "::1", "--path", "/nowhere/"], "No route matches '/nowhere/'"),
-        (["explain", "--ip", "::1", "--plan", "gold"], "There is no plan 'gold'; there are: none yet"),
+        (["explain", "--ip", "::1", "--plan", "gold"], "There is no plan 'gold' (existing plans: none yet)"),
         (
             ["explain", "--identifier", "tenant=acme"],
             "with a name from RATEQUOTA['IDENTIFIERS'] (none are configured)",
@@ -138,7 +138,7 @@ def test_publish_applies_raw_sql_to_the_next_request(alice: User) -> None:
         cursor.execute("UPDATE django_ratequota_ratepolicy SET rates = 'blocked' WHERE user_id IS NOT NULL")
     assert check_from(alice).allowed
     before = default_limiter().stored_revision()
-    assert "every process reloads all policies" in run("publish", "--reason", "OPS-7")
+    assert "Every worker reloads all policies" in run("publish", "--reason", "OPS-7")
     assert default_limiter().stored_revision() > before
     assert not check_from(alice).allowed
     assert PolicyChange.objects.first().reason == "OPS-7"
@@ -153,13 +153,13 @@ def test_status_shows_store_revision_last_change_and_ledger(
     assert lines[0].startswith(f"store        {name} {version} at 127.0.0.1:")
     assert lines[0].endswith(" s")
     assert lines[1] == f"eviction     noeviction, {info['evicted_keys']} keys evicted"
-    assert f"revision     {default_limiter().stored_revision()}" in text
+    assert f"version      {default_limiter().stored_revision()}" in text
     assert f"created: user:{alice.pk} × all endpoints: 1000/day\n" in text
     [undo] = re.findall(r"^to undo it   manage\.py ratequota (undo \S+)$", text, re.MULTILINE)
     assert "deleted" in run(*undo.split(), "--dry-run")
     assert "keys         rqtest:*" in text
     assert "ledger       0 rows\n" in text
-    assert "processes    none has reported in the last minute\n" in text
+    assert "workers      none has reported in the last minute\n" in text
     counted(subject="user:1", starts_at=timezone.now(), ends_at=timezone.now() + timedelta(days=9), used=1, limit=2)
     monkeypatch.setattr(maintenance, "MANY_ROWS", 0)
     assert "ledger       1 rows: many, see manage.py check --database default\n" in run("status")
@@ -169,7 +169,11 @@ def test_status_warns_of_a_server_that_is_nearly_full(redis_client: redis.Redis)
     """A full one refuses the script for every caller, with a counter or not."""
     assert "maxmemory" not in run("status")
     with memory_limit(redis_client, used=0.87):
-        assert re.search(r"^memory +(8|9)\d% of maxmemory: once it is full", run("status"), re.MULTILINE)
+        assert re.search(
+            r"^memory +(8|9)\d% of maxmemory, each policy's on_error applies when it is full",
+            run("status"),
+            re.MULTILINE,
+        )
         redis_client.config_set("maxmemory-policy", "allkeys-lru")
         assert "of maxmemory" not in run("status"), "it evicts instead"
     with memory_limit(redis_client, used=0.5):
@@ -216,36 +220,36 @@ def test_status_shows_the_report_of_each_process(alice: User) -> None:
         },
     )
     text = run("status")
-    states = "2 at this revision, 1 without a decision since, 1 behind, 1 without policies yet"
-    assert f"processes    5; {states}; breaker closed in 4; errors in 1\n" in text
+    states = "2 at this version, 1 without a decision since, 1 behind, 1 without policies yet"
+    assert f"workers      5: {states}, breaker closed in 4, errors in 1\n" in text
     ms = [f"{BOUNDS[place] * 1000:.2f} ms" for place in (fast, slow)]
     assert f"latency      110 decisions, p50 {ms[0]}, p99 {ms[1]} in the last minute\n" in text
-    assert "ledger       late in 1 of 5 processes: see their logs\n" in text
+    assert "ledger       late in 1 of 5 workers, see their logs\n" in text
     assert text.endswith(
         f"""\
   web-1:7
-             revision {revision - 1}, 10 decisions, p50 {ms[1]}, p99 {ms[1]}
+             version {revision - 1}, 10 decisions, p50 {ms[1]}, p99 {ms[1]}
              breaker open to 10.0.0.7:6379 (timeout), open to 10.0.0.8:6379 (oom)
              decided without Redis: oom 3, timeout 12
   web-2:8
-             revision {revision}, 100 decisions, p50 {ms[0]}, p99 {ms[1]}
+             version {revision}, 100 decisions, p50 {ms[0]}, p99 {ms[1]}
              breaker closed
              decided without Redis: none
   web-3:9
-             revision none yet, no decisions
+             version none yet, no decisions
              breaker closed
              error in the last minute: plans.find failed: KeyError
              error in the last minute: response: none
              error in the last minute: wrongtype: WRONGTYPE at gcra.lua:7
              decided without Redis: none
   web-4:9
-             revision {revision + 1}, no decisions
+             version {revision + 1}, no decisions
              breaker closed
              decided without Redis: none
   web-5:9
-             revision {revision - 1}, no decisions
+             version {revision - 1}, no decisions
              breaker closed
-             counts not written for 41 s
+             counters not written for 41 s
              decided without Redis: none
 """
     )
@@ -256,18 +260,18 @@ def test_status_counts_processes_of_another_site(settings: Any) -> None:
     report_as("web-1:7", site=health.health().site)
     assert "site  " not in run("status")
     settings.SECRET_KEY = "another"
-    assert "site         1 of 1 processes have another SECRET_KEY: give each site its own PREFIX\n" in run("status")
+    assert "site         1 of 1 workers have another SECRET_KEY, so give each site its own PREFIX\n" in run("status")
 
 
 def test_checkpoint_waits_until_every_process_has_written(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1}
-    assert run("checkpoint") == "No process has reported in the last minute: none has counts to write\n"
+    assert run("checkpoint") == "No worker has reported in the last minute, so there are no counters to write\n"
     report_as("web-1:7")
     before = health.reports()
     report_as("web-1:7", written_until=time.time() + 60)
     replies = iter([before, before, health.reports()])
     monkeypatch.setattr(health, "reports", lambda: next(replies))
-    assert run("checkpoint") == "All counts are in the database; processes that wrote theirs: 1\n"
+    assert run("checkpoint") == "All counters are in the database, from 1 worker\n"
 
 
 @pytest.mark.slow
@@ -275,7 +279,9 @@ def test_checkpoint_names_the_processes_that_have_not_written(settings: Any, mon
     settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1}
     report_as("web-1:7", written_until=time.time() + 60)
     report_as("web-2:8")
-    text = "1 of 2 processes have not written their counts within 1 s: web-2:8 reported [01] s ago. Their logs"
+    text = (
+        r"1 of 2 workers have not written their counters within 1 s \(web-2:8 reported [01] s ago\). Check their logs"
+    )
     with pytest.raises(CommandError, match=text):
         run("checkpoint", "--timeout", "1")
 
@@ -283,10 +289,10 @@ def test_checkpoint_names_the_processes_that_have_not_written(settings: Any, mon
 @pytest.mark.parametrize(
     ("changed", "text"),
     [
-        ({"STATISTICS_SECONDS": 0}, "STATISTICS_SECONDS is 0, so processes do not report. Stop them"),
-        ({"CHECKPOINT_SECONDS": 0}, "CHECKPOINT_SECONDS is 0, so no counts are kept"),
-        ({"ENABLED": False}, "Nothing is counted in Redis: .*ENABLED"),
-        ({"REDIS_URL": "memory://"}, "Nothing is counted in Redis: .*memory://"),
+        ({"STATISTICS_SECONDS": 0}, "STATISTICS_SECONDS is 0, so workers do not report. Stop them"),
+        ({"CHECKPOINT_SECONDS": 0}, "CHECKPOINT_SECONDS is 0, so no counters are kept"),
+        ({"ENABLED": False}, "Redis has no counters: .*ENABLED"),
+        ({"REDIS_URL": "memory://"}, "Redis has no counters: .*memory://"),
     ],
 )
 def test_checkpoint_says_why_there_can_be_none(settings: Any, changed: dict[str, Any], text: str) -> None:
@@ -339,7 +345,7 @@ def test_a_database_without_tables_is_to_be_migrated(tmp_path: Path) -> None:
 @pytest.mark.parametrize("verb", ["near", "reset --ip ::1", "give-back --ip ::1 --units 1"])
 def test_a_process_that_counts_on_its_own_has_no_counters_of_others(verb: str, settings: Any) -> None:
     settings.RATEQUOTA = {"REDIS_URL": "memory://"}
-    with pytest.raises(CommandError, match="memory://, so each process counts on its own"):
+    with pytest.raises(CommandError, match="memory://, so each worker counts on its own"):
         run(*verb.split())
 
 
@@ -347,7 +353,7 @@ def test_explain_works_while_the_store_is_down(alice: User, settings: Any) -> No
     settings.RATEQUOTA = DOWN
     text = run("explain", "--user", "alice", "--endpoint", "search")
     assert "no live counter" in text
-    assert "Redis did not answer: connection" in text
+    assert "Redis was unavailable: connection" in text
 
 
 def test_an_error_of_the_command_is_one_line_without_terminal_codes() -> None:

@@ -37,7 +37,9 @@ def test_a_user_is_blocked_until_somebody_ends_it(alice: User, by: str) -> None:
     who = "alice" if by == "name" else str(alice.pk)
     text = run("block", "--user", who, "--reason", "OPS-7")
     assert text.startswith(f"Blocked until somebody ends it: user:{alice.pk} (alice)\n")
-    with pytest.raises(CommandError, match="is blocked already, until somebody ends it; --end it first"):
+    with pytest.raises(
+        CommandError, match=r"is already blocked until somebody ends it\. End that block first with --end\."
+    ):
         run("block", "--user", who)
     assert not check_from(alice).allowed
     assert PolicyChange.objects.all()[0].reason == "OPS-7"
@@ -72,7 +74,7 @@ def test_a_boost_doubles_the_limits_of_a_request(alice: User) -> None:
 def test_a_boost_of_one_policy_has_rates_of_its_own(alice: User) -> None:
     [policy] = RatePolicy.objects.filter(rates="10/min")
     request = ["boost", "--user", "alice", "--endpoint", "search", "--rates", "70/min", "--hours", "5"]
-    with pytest.raises(CommandError, match=rf"--rates is for one policy: choose it by --policy, .*{policy.pk}"):
+    with pytest.raises(CommandError, match=rf"--rates is for one policy. Choose it with --policy, .*{policy.pk}"):
         run(*request)
     run(*request, "--policy", str(policy.pk))
     assert limits(alice) == [1000, 70, 10000]
@@ -84,7 +86,7 @@ def test_units_are_given_back_to_the_counters_that_are_chosen(alice: User) -> No
     request = ["give-back", "--user", "alice", "--endpoint", "search"]
     text = run(*request, "--units", "4", "--limit", "search: 10/min", "--reason", "OPS-7")
     assert text.splitlines() == [
-        f"gave 4 back to search: 10/min of user:{alice.pk}: 0 of 10 were left",
+        f"refunded 4 to search: 10/min of user:{alice.pk}: 0 of 10 were left",
         "1 counter changed",
     ]
     assert [status.remaining for status in check_from(alice, scope="search").statuses] == [989, 3, 9989]
@@ -102,16 +104,19 @@ def test_units_are_given_back_to_the_counters_that_are_chosen(alice: User) -> No
         ("block --subject user:7", "Choose the user instead of user:7."),
         ("block --subject 10.0.0.0/33", "does not appear to be an IPv4 or IPv6 network"),
         ("block --subject ::1 --hours 0", "write a whole number from 1 to 87600"),
-        ("boost --user alice", "Name the request by --endpoint or --path, or policies"),
+        ("boost --user alice", "Choose the request with --endpoint or --path, or choose policies"),
         ("boost --user alice --endpoint search --policy 0", "That policy does not apply to this request"),
-        ("boost --user alice --endpoint search --policy {} --rates 70", "write for example 70/min"),
+        ("boost --user alice --endpoint search --policy {} --rates 70", "(example: 70/min)"),
         ("boost --user alice --endpoint search --policy {} --rates blocked", "run manage.py ratequota block"),
-        ("boost --ip ::1 --path /admin/login/", "No policy applies to this request: there is nothing to boost"),
-        ("give-back --user alice --endpoint search --units 1", "has used 0: no more than that can be given back"),
-        ("give-back --user alice --endpoint search --units 1", "Choose a limit by --limit, one of ['all endpoints: "),
+        ("boost --ip ::1 --path /admin/login/", "No policy applies to this request, so there is nothing to boost"),
+        ("give-back --user alice --endpoint search --units 1", "Refund at most 0 to "),
+        (
+            "give-back --user alice --endpoint search --units 1",
+            "Choose a limit with --limit, one of ['all endpoints: ",
+        ),
         (
             "give-back --user alice --endpoint search --units 1 --limit day",
-            "has no counter of 'day' there; write one",
+            "has no counter of 'day' there. Choose one",
         ),
         ("give-back --user alice --endpoint search --units all", "write a whole number from 1 to"),
     ],

@@ -168,12 +168,12 @@ def test_a_person_is_exported_and_forgotten(
     published.clear()
     before = PolicyChange.objects.count()
     last = run("forget", *command).splitlines()[-1]
-    assert (last, PolicyChange.objects.count()) == ("Nothing was changed yet: add --yes", before)
+    assert (last, PolicyChange.objects.count()) == ("No changes were made yet. Add --yes to delete the data.", before)
     assert run("forget", *command, "--yes").splitlines() == [
-        "No process has reported in the last minute: none has counts to write",
+        "No worker has reported in the last minute, so there are no counters to write",
         f"{subject}: RatePolicy 1, PlanAssignment 1, ListMember 1, PolicyChange 4, QuotaWindow 1, QuotaDay 1, "
         f"counter 2, refusals 1, requests 5, attempts {len(attempts)}",
-        "Forgotten: its figures stay in the ledger, without the name",
+        "Deleted. Its usage figures stay in the ledger without the name.",
     ]
     assert rows_with(rf"\b{VALUE}\b") == []
     assert keys_with(redis_client, subject) == []
@@ -186,9 +186,9 @@ def test_a_person_is_exported_and_forgotten(
     assert {attempts.caller for attempts in recorded_attempts().attempts} == {other}
     assert gone in text_of(operator.get("/admin/django_ratequota/policychange/"))
     undone = run("undo", str(PolicyChange.objects.all()[0].change_id), "--dry-run")
-    assert "cannot be read any more" in undone or "Write kind:value" in undone
+    assert "is no longer valid" in undone or "Enter kind:value" in undone
 
-    assert run("forget", *command, "--yes").splitlines()[-1] == f"{subject}: nothing is held"
+    assert run("forget", *command, "--yes").splitlines()[-1] == f"{subject}: no data"
     RatePolicy.objects.create(rates="1000/month")
     assert ask(subject).statuses[0].used == 1
     flush()
@@ -201,7 +201,7 @@ def test_what_a_process_has_not_written_is_waited_for(free: Plan) -> None:
     ask("tenant:acme")
     health.report()
     for verb in (f"forget --subject user:{VALUE} --yes", f"move --from user:{VALUE} --to tenant:acme"):
-        with pytest.raises(CommandError, match="1 of 1 processes have not written their counts within 1 s"):
+        with pytest.raises(CommandError, match="1 of 1 workers have not written their counters within 1 s"):
             run(*verb.split(), "--timeout", "1")
     assert used() == [(f"user:{VALUE}", 10, 10)]
 
@@ -210,9 +210,9 @@ def test_what_a_process_has_not_written_is_waited_for(free: Plan) -> None:
 def test_where_processes_do_not_report_they_are_stopped_first(verb: str, settings: Any) -> None:
     """The commands went on, and what processes wrote afterwards had the name again."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 0}
-    with pytest.raises(CommandError, match=re.escape("each writes its counts when it ends. Then add --no-wait.")):
+    with pytest.raises(CommandError, match=re.escape("Each writes its counters when it stops. Then add --no-wait.")):
         run(*verb.split())
-    assert run(*verb.split(), "--no-wait").splitlines()[0] == "No process was waited for"
+    assert run(*verb.split(), "--no-wait").splitlines()[0] == "Did not wait for workers"
 
 
 def test_usage_stays_where_it_is_while_the_store_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,9 +284,9 @@ def test_many_windows_are_moved_by_a_few_statements(django_assert_max_num_querie
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        ("export-subject --user nobody", "There is no user 'nobody'; of a deleted one, write --subject user:KEY"),
-        ("forget --subject acme --yes", "Write kind:value, such as tenant:acme or user:7, not 'acme'"),
-        ("move --from user:1 --to tenat:acme", "Write kind:value, where kind is one of tenant"),
+        ("export-subject --user nobody", "There is no user 'nobody'. For a deleted user, enter --subject user:KEY."),
+        ("forget --subject acme --yes", "Enter kind:value, such as tenant:acme or user:7, not 'acme'"),
+        ("move --from user:1 --to tenat:acme", "The kind is one of tenant"),
         ("move --from user:1 --to user:2", "There is no user with the key '2'"),
         ("move --from tenant:a --to tenant:a", "tenant:a is both"),
     ],
@@ -300,6 +300,6 @@ def test_a_subject_of_nobody_has_nothing(free: Plan) -> None:
     """A user's key that cannot be one must not stand for what has no user."""
     RatePolicy.objects.create(plan=free, rates="1/s")
     for subject in ("user:nobody", "ip:203.0.113.7", "tenant:acme"):
-        assert run("forget", "--subject", subject, "--yes").splitlines()[-1] == f"{subject}: nothing is held"
+        assert run("forget", "--subject", subject, "--yes").splitlines()[-1] == f"{subject}: no data"
     assert run("move", "--from", "user:nobody", "--to", "tenant:acme").splitlines()[-1].startswith("0 windows")
     assert not PolicyChange.objects.filter(model__in=["*", "counter"]).exists()

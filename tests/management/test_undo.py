@@ -36,11 +36,11 @@ def modes() -> list[str]:
 def test_a_save_is_undone_except_later_edits(change: PolicyChange, published: list[Any]) -> None:
     later = PolicyChange.objects.all()[0]
     stays = (
-        "stays as it is: ratepolicy plan Free × all endpoints: 1/s: Code or a command changed mode from log only to "
+        "stays unchanged: ratepolicy plan Free × all endpoints: 1/s: Code or a command changed mode from log only to "
         f"off at {moment(later.at)}."
     )
     counted = "0 created, 1 changed, 0 deleted"
-    assert undo(change, "--dry-run") == [stays, f"Dry run: would be {counted}; nothing was changed"]
+    assert undo(change, "--dry-run") == [stays, f"Dry run: would be {counted}. No changes were made."]
     assert modes() == ["off", "log"]
     assert undo(change, "--reason", "OPS-7") == [stays, counted]
     assert modes() == ["off", "enforce"]

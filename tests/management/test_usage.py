@@ -74,7 +74,7 @@ def test_a_subject_forges_no_line_of_usage_and_no_formula() -> None:
 
 def test_a_month_of_another_form_is_refused() -> None:
     for month in ("October", "9999-12"):
-        with pytest.raises(CommandError, match=f"Write the month as in 2026-10, not '{month}'"):
+        with pytest.raises(CommandError, match=f"Enter the month as in 2026-10, not '{month}'"):
             run("usage", "--month", month)
 
 
@@ -83,9 +83,9 @@ def test_nothing_found_is_said_and_a_typo_is_an_error(capsys: pytest.CaptureFixt
     window("tenant:acme", 10, 5)
     named = ("usage", "--month", "2026-11", "--format", "csv")
     assert len(run(*named).splitlines()) == len(run(*named, "--subject", "tenant:acme").splitlines()) == 1
-    said = "Nothing was used in 2026-11"
+    said = "No usage in 2026-11"
     assert capsys.readouterr().err.splitlines() == [said, f"{said} by tenant:acme"]
-    with pytest.raises(CommandError, match=r"^No month has 'tenant:acmee'$"):
+    with pytest.raises(CommandError, match=r"^No usage of 'tenant:acmee' is recorded$"):
         run(*named, "--subject", "tenant:acmee")
 
 

@@ -91,16 +91,16 @@ def test_routes_are_stored_one_per_line() -> None:
 
 def test_routes_that_can_never_match_are_refused() -> None:
     for text, message in (
-        ("/ok/\nreports list", "'reports list' is not a valid pattern: write a URL name or a route without spaces."),
+        ("/ok/\nreports list", "'reports list' is not a valid pattern. Enter a URL name or a route without spaces."),
         ("/a\tb/", "'/a\\tb/' is not a valid pattern"),
         ("/a\u00a0b/", "is not a valid pattern"),
         ("/a\x00b/", "is not a valid pattern"),
         ("/" + "a" * 500, "is not a valid pattern"),
-        ("https://example.com/api/", "write the route only, such as /api/reports/*, no host or query."),
-        ("/search/?q=*", "'/search/?q=*': write the route only"),
-        ("api/x", "'api/x': begin a route with /, such as /api/reports/*. A URL name has no /."),
-        ("^/api/$", "'^/api/$': write the route without ^ and $, such as /api/reports/*."),
-        ("/api/^reports/", "write the route without ^ and $"),
+        ("https://example.com/api/", "has a host or a query. Enter only the route, such as /api/reports/*."),
+        ("/search/?q=*", "'/search/?q=*' has a host or a query. Enter only the route"),
+        ("api/x", "'api/x' has a / but does not begin with one. Begin routes with /, such as /api/reports/*."),
+        ("^/api/$", "'^/api/$' has ^ or $. Enter the route without them, such as /api/reports/*."),
+        ("/api/^reports/", "has ^ or $. Enter the route without them"),
     ):
         assert message in refusal(Endpoint(name="reports", routes=text), "routes")
 
@@ -118,7 +118,7 @@ def test_methods_are_stored_in_upper_case_without_duplicates() -> None:
 
 
 def test_values_that_endpoints_refuse() -> None:
-    known = "is not an HTTP method; choose from GET, POST, PUT, PATCH, DELETE, OPTIONS, TRACE, CONNECT."
+    known = "is not an HTTP method. Choose from GET, POST, PUT, PATCH, DELETE, OPTIONS, TRACE, CONNECT."
     for fields, message in (
         *(
             ({"methods": text}, f"'{wrong}' {known}")
@@ -126,7 +126,7 @@ def test_values_that_endpoints_refuse() -> None:
         ),
         ({"cost": 0}, "greater than or equal to 1"),
         ({"cost": MAX_UNITS + 1}, "less than or equal"),
-        ({"name": "all"}, "choose another name"),
+        ({"name": "all"}, "Choose another name"),
         *(({"name": name}, "") for name in ("", "with space", "naïve", "a/b", 'a"b')),
     ):
         [field] = fields
@@ -158,20 +158,20 @@ def test_subjects_are_stored_in_canonical_form() -> None:
 @pytest.mark.usefixtures("tenants")
 def test_invalid_subjects_are_refused() -> None:
     for text, message in (
-        ("203.0.113.7/24", "203.0.113.7/24 has host bits set; write an address such as 203.0.113.7 or a network"),
-        ("acme", "Write kind:value, where kind is one of ip, tenant, such as ip:203.0.113.7."),
-        ("tenant:", "Write kind:value"),
-        (":acme", "Write kind:value"),
+        ("203.0.113.7/24", "203.0.113.7/24 has host bits set. Enter an address such as 203.0.113.7 or a network"),
+        ("acme", "Enter kind:value, such as ip:203.0.113.7. The kind is one of ip, tenant."),
+        ("tenant:", "Enter kind:value"),
+        (":acme", "Enter kind:value"),
         ("user:42", "Choose the user instead of user:42."),
-        ("10.0.0.0/33", "'10.0.0.0/33' does not appear to be an IPv4 or IPv6 network; write an address such as"),
-        ("999.1.1.1", "'999.1.1.1' does not appear to be an IPv4 or IPv6 address; write an address such as"),
+        ("10.0.0.0/33", "'10.0.0.0/33' does not appear to be an IPv4 or IPv6 network. Enter an address such as"),
+        ("999.1.1.1", "'999.1.1.1' does not appear to be an IPv4 or IPv6 address. Enter an address such as"),
         ("2001:db8::/129", "'2001:db8::/129' does not appear to be an IPv4 or IPv6 network"),
-        ("tenant: acme", "Write tenant:acme, without a space after the colon."),
+        ("tenant: acme", "Enter tenant:acme without a space after the colon."),
         ("tenant:ac\x00me", "A subject cannot contain NUL characters."),
-        ("ip:203.0.113", "'203.0.113' does not appear to be an IPv4 or IPv6 address; write an address such as"),
-        ("ip:203.0.113.7/24", "203.0.113.7/24 has host bits set; write an address such as 203.0.113.7"),
+        ("ip:203.0.113", "'203.0.113' does not appear to be an IPv4 or IPv6 address. Enter an address such as"),
+        ("ip:203.0.113.7/24", "203.0.113.7/24 has host bits set. Enter an address such as 203.0.113.7"),
         ("ip:203.0.113.7:80", "does not appear to be"),
-        ("ip:010.0.0.1", "write an address such as"),
+        ("ip:010.0.0.1", "Enter an address such as"),
     ):
         found = refusals(RatePolicy(subject=text, rates="1/s"))["subject"]
         assert any(message in line for line in found)
@@ -183,7 +183,7 @@ def test_values_of_counted_per() -> None:
         RatePolicy(rates="1/s", counted_per=name).full_clean()
     for name in ("user", "Tenant", "api_key", "ip "):
         message = refusal(RatePolicy(rates="1/s", counted_per=name), "counted_per")
-        assert message == f"Nothing is counted per {name!r}; choose caller, ip, plan, everyone, tenant."
+        assert message == f"{name!r} is not a choice for “counted per”. Choose caller, ip, plan, everyone, tenant."
 
 
 AUDIENCES = ["user", "subject", "list", "plan", "everyone"]
@@ -207,7 +207,7 @@ def test_a_policy_has_one_audience(audiences: dict[str, dict[str, Any]]) -> None
         fields = {key: value for name in names for key, value in audiences[name].items()}
         policy = RatePolicy(rates="1/s", **fields)
         message = refusal(policy, NON_FIELD_ERRORS)
-        assert message == "Choose one audience: user, subject, list or plan; leave the others empty."
+        assert message == "Choose only one audience (user, subject, list or plan). Leave the others empty."
         assert_database_refuses(policy)
 
 
@@ -229,7 +229,7 @@ def test_a_second_undated_policy_for_the_same_audience_is_refused(
         # Rates, mode and algorithm may differ: the policies still conflict.
         second = RatePolicy(rates="2/s", mode="log", algorithm="gcra", **place)
         message = refusal(second, NON_FIELD_ERRORS)
-        assert message.startswith("A policy without dates already has the same audience, endpoint and counted per.")
+        assert message.startswith("A policy without dates already has the same audience, endpoint and “counted per”.")
         assert_database_refuses(second)
         for dates in ({"starts_at": JANUARY}, {"ends_at": FEBRUARY}, {"starts_at": JANUARY, "ends_at": FEBRUARY}):
             dated = RatePolicy(rates="3/s", **place, **dates)
@@ -245,7 +245,7 @@ def test_a_second_default_plan_for_the_same_callers_is_refused(free: Plan) -> No
         second.full_clean()
         Plan.objects.create(name=default_for, slug=default_for, default_for=default_for)
         message = refusal(second, NON_FIELD_ERRORS)
-        assert message == "Another plan is the default for these callers; change that one first."
+        assert message == "Another plan is the default for these customers. Change that plan first."
         assert_database_refuses(second)
         with pytest.raises(IntegrityError), transaction.atomic():
             Plan.objects.filter(pk=free.pk).update(default_for=default_for)
@@ -265,12 +265,12 @@ def test_dates_that_are_refused(alice: User, free: Plan) -> None:
         ):
             row.starts_at, row.ends_at = JANUARY, None
             setattr(row, name, time)
-            text = "The year must lie between 2 and 9998. For a time that never comes, write none."
+            text = "The year must be between 2 and 9998. Leave the field empty for a time that never comes."
             assert refusal(row, name) == text
         row.starts_at = JANUARY
         for length in (timedelta(0), timedelta(microseconds=-1), timedelta(days=-1)):
             row.ends_at = JANUARY + length
-            assert refusal(row, "ends_at") == "The end must lie after the start."
+            assert refusal(row, "ends_at") == "The end must be after the start."
         row.ends_at = JANUARY + timedelta(microseconds=1)
         row.full_clean()
 

@@ -53,32 +53,32 @@ def advise(own: PolicyFacts, *others: PolicyFacts, endpoint: EndpointFacts | Non
 @pytest.mark.parametrize(
     ("own", "others", "expected"),
     [
-        ({"mode": "off"}, [], "Its mode is off"),
+        ({"mode": "off"}, [], "because its mode is “off”"),
         ({"mode": "log"}, [], ""),
-        ({"ends_us": NOON_US}, [], "It has ended"),
+        ({"ends_us": NOON_US}, [], "has ended and never applies again"),
         ({"ends_us": NOON_US + 1}, [], ""),
         ({"starts_us": NOON_US + DAY}, [], ""),
         # An open policy loses to a dated one, for as long as that lasts.
-        ({}, [{"starts_us": NOON_US - DAY}], "never wins"),
+        ({}, [{"starts_us": NOON_US - DAY}], "takes precedence"),
         ({}, [{"starts_us": NOON_US - DAY, "ends_us": NOON_US + DAY}], ""),
         ({}, [{"starts_us": NOON_US + 1}], ""),
         ({}, [{"starts_us": NOON_US - DAY, "mode": "off"}], ""),
         ({}, [{"starts_us": NOON_US - DAY, "plan_id": 1}], ""),
         ({}, [{"starts_us": NOON_US - DAY, "endpoint_id": 1}], ""),
         ({}, [{"starts_us": NOON_US - DAY, "counted_per": "ip"}], ""),
-        ({"user": "1"}, [{"user": "1", "starts_us": NOON_US - DAY}], "never wins"),
+        ({"user": "1"}, [{"user": "1", "starts_us": NOON_US - DAY}], "takes precedence"),
         ({"user": "1"}, [{"user": "2", "starts_us": NOON_US - DAY}], ""),
         ({"subject": "tenant:a"}, [{"subject": "tenant:b", "starts_us": 1}], ""),
         # A block of a user or a subject wins over dated policies, and that of a wider network over a narrower one.
-        ({"user": "1", "starts_us": 5}, [{"user": "1", "rates": "blocked"}], "never wins"),
+        ({"user": "1", "starts_us": 5}, [{"user": "1", "rates": "blocked"}], "takes precedence"),
         ({"user": "1", "starts_us": 5}, [{"user": "1", "rates": "blocked", "ends_us": NOON_US + DAY}], ""),
         ({"user": "1"}, [{**network("203.0.113.0/24"), "rates": "blocked"}], ""),
-        (network("203.0.113.7"), [{**network("203.0.113.0/24"), "rates": "blocked"}], "never wins"),
+        (network("203.0.113.7"), [{**network("203.0.113.0/24"), "rates": "blocked"}], "takes precedence"),
         (network("203.0.113.7"), [{**network("203.0.113.0/24")}], ""),
         (network("203.0.0.0/16"), [{**network("203.0.113.0/24"), "rates": "blocked"}], ""),
         (network("2001:db8::7"), [{**network("0.0.0.0/0"), "rates": "blocked"}], ""),
         # Of two dated policies the one that started last wins.
-        ({"starts_us": 5, "ends_us": NOON_US + DAY}, [{"starts_us": 6, "ends_us": NOON_US + DAY}], "never wins"),
+        ({"starts_us": 5, "ends_us": NOON_US + DAY}, [{"starts_us": 6, "ends_us": NOON_US + DAY}], "precedence"),
         ({"starts_us": 5, "ends_us": NOON_US + DAY}, [{"starts_us": 6, "ends_us": NOON_US + DAY - 1}], ""),
     ],
 )
@@ -99,7 +99,7 @@ def test_a_cost_above_the_limit_is_reported() -> None:
     search = EndpointFacts(id=1, name="search", routes=(), methods=frozenset(), cost=5)
     assert advise(policy("5/min", endpoint_id=1), endpoint=search) == []
     (advice,) = advise(policy("4/min, 1000/day", endpoint_id=1), endpoint=search)
-    assert "“4/min” never has room for more than 4" in advice
+    assert "because “4/min” has room for at most 4" in advice
     assert not any(replay([Rate.parse("4/min")], [(NOON_US + day * DAY, 5) for day in range(3)]))
 
 
@@ -107,7 +107,9 @@ def test_a_log_of_many_requests_is_reported() -> None:
     assert advise(policy("100000/day sliding_window_log, 1000000/day sliding_window_counter")) == []
     assert advise(policy("unlimited", rates="unlimited")) == []
     (advice,) = advise(policy("10/s, 500000/day sliding_window_log"))
-    assert "“500000/day sliding_window_log” stores every request of the period: up to 7 MB for each caller" in advice
+    assert (
+        "“500000/day sliding_window_log” stores every request of the period, up to 7 MB for each customer" in advice
+    )
 
 
 @pytest.mark.parametrize(
@@ -144,7 +146,7 @@ class TestRows:
     def test_a_saved_policy_does_not_compete_with_itself(self) -> None:
         own = RatePolicy.objects.create(rates="5/s", starts_at=timezone.now() - timedelta(days=1))
         assert self.advice(own) == []
-        assert "never wins" in self.advice(RatePolicy(rates="5/s"))[0]
+        assert "takes precedence" in self.advice(RatePolicy(rates="5/s"))[0]
         assert self.advice(RatePolicy(rates="5/s", starts_at=timezone.now())) == []
 
     def test_policies_hidden_from_the_operator_are_not_mentioned(self) -> None:

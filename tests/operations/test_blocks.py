@@ -139,8 +139,8 @@ def test_the_page_says_who_would_be_hit(operator: Client, alice: User, monkeypat
     collector.flush()
     page = words_of(operator.get(URL, {"caller": f"user:{alice.pk}", "ip": "ip:203.0.113.7"}))
     assert "user alice: 1 request in the last hour" in page
-    assert "ip:203.0.113.7: 4 requests of 2 callers in the last hour" in page
-    assert "ip:203.0.113.0/24: 6 requests of 3 callers in the last hour" in page
+    assert "ip:203.0.113.7: 4 requests from 2 customers in the last hour" in page
+    assert "ip:203.0.113.0/24: 6 requests from 3 customers in the last hour" in page
 
 
 def test_the_operator_is_warned_of_blocking_themselves() -> None:
@@ -148,7 +148,7 @@ def test_the_operator_is_warned_of_blocking_themselves() -> None:
     request = request_from(support, "10.0.0.7")
     names = (f"user:{support.pk}", "ip:10.0.0.7", "ip:10.0.0.0/24", "ip:10.1.0.0/24")
     found = [blocks.caution(blocks.propose_block(name), Caller(request)) for name in names]
-    assert [("is you:" in text, "includes you:" in text) for text in found] == [
+    assert [("is you." in text, "includes you." in text) for text in found] == [
         (True, False),
         (False, True),
         (False, True),
@@ -180,7 +180,7 @@ def test_a_block_that_was_sent_twice_is_ended_at_once(operator: Client, alice: U
     # Regression: the admin begins messages with a capital letter, so it said "Ip:203.0.113.7: ...".
     assert "No longer blocked: user alice." in done
     assert check_from(alice).allowed
-    assert "That block has ended already." in words_of(operator.post(url, {"end": user}, follow=True))
+    assert "That block has already ended." in words_of(operator.post(url, {"end": user}, follow=True))
 
 
 # --- Links and permissions. ---

@@ -133,8 +133,8 @@ def test_a_boost_is_confirmed_and_applies_to_the_next_request(operator: Client, 
         ({"reason": ""}, "This field is required."),
         ({"reason": "x" * 201}, "at most 200 characters"),
         ({"until": "ever"}, "ever is not one of the available choices."),
-        ({"until": ""}, "Choose until when, or enter a date."),
-        ({"ends_at_0": "2020-01-01", "ends_at_1": "00:00"}, "The end must lie after the start."),
+        ({"until": ""}, "Choose a duration or enter a date."),
+        ({"ends_at_0": "2020-01-01", "ends_at_1": "00:00"}, "The end must be after the start."),
         ({"ends_at_0": "soon", "ends_at_1": "00:00"}, "Enter a valid date."),
         ({"ends_at_1": "00:00"}, "Enter a valid date."),
     ],
@@ -144,7 +144,7 @@ def test_an_invalid_boost_is_reported_and_not_granted(
 ) -> None:
     page = words_of(boosted(operator, boost_url(alice), **{"rates": "20/hour", **sent}))
     assert error in page
-    assert "Nothing was saved." in page
+    assert "Your changes were not saved." in page
     assert not RatePolicy.objects.filter(user=alice).exists()
 
 
@@ -210,14 +210,14 @@ def test_a_boost_is_for_the_subject_that_is_counted(
 @pytest.mark.parametrize(
     ("policy", "caller", "reason"),
     [
-        ({"counted_per": "everyone"}, {"ip": "::1"}, "Several callers are counted together here."),
-        ({"counted_per": "plan"}, {"ip": "::1"}, "Several callers are counted together here."),
-        ({}, {"ip": "unknown"}, "Several callers are counted together here."),
+        ({"counted_per": "everyone"}, {"ip": "::1"}, "Several customers share this counter."),
+        ({"counted_per": "plan"}, {"ip": "::1"}, "Several customers share this counter."),
+        ({}, {"ip": "unknown"}, "Several customers share this counter."),
         ({"rates": "unlimited"}, {"ip": "::1"}, "It is unlimited already."),
-        ({"mode": "log"}, {"ip": "::1"}, "It refuses nobody: it only logs."),
-        ({"rates": "blocked", "subject": "ip:::/16"}, {"ip": "::1"}, "The caller is blocked here, and"),
-        ({"counted_per": "tenant"}, {"identifier_tenant": "x" * 198}, "No policy can name this subject"),
-        ({"counted_per": "tenant"}, {"identifier_tenant": "acme "}, "No policy can name this subject"),
+        ({"mode": "log"}, {"ip": "::1"}, "The policy never refuses requests, because its mode is “log only”."),
+        ({"rates": "blocked", "subject": "ip:::/16"}, {"ip": "::1"}, "The customer is blocked here."),
+        ({"counted_per": "tenant"}, {"identifier_tenant": "x" * 198}, "A policy cannot have this subject"),
+        ({"counted_per": "tenant"}, {"identifier_tenant": "acme "}, "A policy cannot have this subject"),
     ],
 )
 def test_the_reason_why_no_boost_is_offered_is_shown(
@@ -247,9 +247,7 @@ def test_a_boost_admits_a_blocked_caller(operator: Client, alice: User) -> None:
 def test_a_policy_that_is_not_in_force_is_not_boosted(operator: Client, alice: User, policy: str) -> None:
     page = operator.get(f"{BOOST}?{query(alice, policy=policy)}", follow=True)
     assert page.redirect_chain[0][0] == f"{PAGE}?{query(alice)}"
-    assert "That policy does not apply to this request, or no longer does. Choose again." in unescape(
-        page.content.decode()
-    )
+    assert "That policy does not apply to this request. Choose again." in unescape(page.content.decode())
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -296,11 +294,11 @@ def test_units_are_given_back_and_recorded(operator: Client, alice: User) -> Non
     assert default_limiter().stored_revision() == revision, "no process has to reload"
     assert seen.read_unseen()[0] == []
     logged = LogEntry.objects.get(object_id=str(plan_policy().pk)).get_change_message()
-    assert logged == "Gave 6 back to 2 counters."
+    assert logged == "Refunded 6 to each of 2 counters."
     assert logged in explain(operator, user=alice.pk)
     page = words_of(operator.get(f"/admin/django_ratequota/policychange/save/{entry.change_id}/"))
     assert '<th scope="row">search/hour</th><td>6 used, 4 left</td><td>0 used, 10 left</td>' in page
-    assert "granted" in page
+    assert "refunded" in page
 
 
 def test_invalid_units_are_refused(operator: Client, alice: User) -> None:
@@ -308,7 +306,7 @@ def test_invalid_units_are_refused(operator: Client, alice: User) -> None:
     url = f"{COUNTERS}?{query(alice, bucket=['search/hour', 'search/day'])}"
     for units, error in (
         *((units, "errorlist") for units in ("0", "-1", "1.5", "x", str(10**13))),
-        ("2", "search: 10/hour has used 1: no more than that can be given back."),
+        ("2", "Refund at most 1 to search: 10/hour, because no more is used."),
     ):
         assert error in words_of(operator.post(url, {"units": units})), units
     assert remaining_units(alice)["search/hour"] == 9
@@ -336,7 +334,7 @@ def test_selected_counters_are_reset(operator: Client, alice: User) -> None:
 def test_shared_and_unknown_counters_are_not_changed(operator: Client, alice: User, bucket: str) -> None:
     check_from(alice, scope="search")
     answer = operator.post(f"{COUNTERS}?{query(alice, bucket=bucket)}", {"units": "1"}, follow=True)
-    assert "Select at least one of the caller's own counters." in unescape(answer.content.decode())
+    assert "Select at least one of the customer's own counters." in unescape(answer.content.decode())
     assert remaining_units(alice)["search/month per everyone"] == 999
     assert not PolicyChange.objects.filter(model="counter").exists()
 
@@ -374,10 +372,7 @@ def test_redis_down_is_reported_and_only_boosts_are_saved(operator: Client, alic
         assert "Redis did not answer (connection). The counters cannot be shown" in words_of(operator.get(url))
         answer = operator.post(url, sent, follow=True)
         assert answer.status_code == 200
-        assert (
-            "Redis did not answer (connection). Some counters may have been changed already"
-            in answer.content.decode()
-        )
+        assert "Redis did not answer (connection). Some counters may already have changed" in answer.content.decode()
     assert not PolicyChange.objects.filter(model="counter").exists()
     assert not LogEntry.objects.exists()
     # A boost is saved in the database, and applies once Redis answers.

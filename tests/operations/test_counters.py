@@ -64,7 +64,7 @@ def test_nothing_is_reset_while_nothing_is_enforced(alice: User, settings: Any) 
     buckets = [status.bucket for status in check_from(alice).statuses]
     before = settings.RATEQUOTA
     settings.RATEQUOTA = {**before, "ENABLED": False}
-    with pytest.raises(StoreError, match="nothing is enforced"):
+    with pytest.raises(StoreError, match="limits are not enforced"):
         give_back(buckets)
     assert not PolicyChange.objects.filter(action="reset").exists()
     settings.RATEQUOTA = before

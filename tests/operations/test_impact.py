@@ -222,13 +222,14 @@ def test_limits_that_fit_are_said_by_rate(recorded: Any) -> None:
     recorded(*(record(caller=f"user:{number}", cost=2, admitted=1 + number) for number in range(200)))
     found = estimate(RatePolicy(rates="5/min, 4 requests/hour, 9/day gcra"))
     texts = [text for text in sentences(found) if text.startswith("A limit")]
+    few = "would have refused requests on at most 1 % of the counters."
     assert texts == [
-        "A limit of 400/min would have refused nobody, 396/min at most 1 % of the counters.",
-        "A limit of 200 requests/hour would have refused nobody, 198 requests/hour at most 1 % of the counters.",
-        "A limit of 400/day gcra would have refused nobody, 396/day gcra at most 1 % of the counters.",
+        f"A limit of 400/min would have admitted all requests. A limit of 396/min {few}",
+        f"A limit of 200 requests/hour would have admitted all requests. A limit of 198 requests/hour {few}",
+        f"A limit of 400/day gcra would have admitted all requests. A limit of 396/day gcra {few}",
     ]
     recorded(record(admitted=3))
-    assert "A limit of 3/min would have refused nobody." in sentences(estimate(RatePolicy(rates="5/min")))
+    assert "A limit of 3/min would have admitted all requests." in sentences(estimate(RatePolicy(rates="5/min")))
     assert estimate(RatePolicy(rates="blocked")).fits == ()
 
 
@@ -248,13 +249,13 @@ def test_attempts_are_spread_over_their_second() -> None:
 @pytest.mark.parametrize(
     ("fields", "caller", "share", "why"),
     [
-        ({"counted_per": "tenant"}, ["user", "ip"], 1.0, "do not hold every caller's tenant"),
-        ({"subject": "tenant:acme"}, ["user", "tenant", "ip"], 1.0, "do not hold every caller's tenant"),
-        ({"user_id": 1}, ["tenant", "user", "ip"], 1.0, "do not hold every caller's user"),
+        ({"counted_per": "tenant"}, ["user", "ip"], 1.0, "do not include the tenant of every customer"),
+        ({"subject": "tenant:acme"}, ["user", "tenant", "ip"], 1.0, "do not include the tenant of every customer"),
+        ({"user_id": 1}, ["tenant", "user", "ip"], 1.0, "do not include the user of every customer"),
         ({"subject": "ip:2001:db8::1"}, ["user", "ip"], 1.0, "only the first 64 bits"),
-        ({"counted_per": "everyone"}, ["user", "ip"], 0.5, "counters are shared"),
-        ({"counted_per": "plan"}, ["user", "ip"], 0.5, "counters are shared"),
-        ({"counted_per": "ip"}, ["user", "ip"], 0.5, "counters are shared"),
+        ({"counted_per": "everyone"}, ["user", "ip"], 0.5, "has shared counters"),
+        ({"counted_per": "plan"}, ["user", "ip"], 0.5, "has shared counters"),
+        ({"counted_per": "ip"}, ["user", "ip"], 0.5, "has shared counters"),
     ],
 )
 def test_a_policy_is_not_estimated_if_the_records_lack_its_callers(
@@ -272,7 +273,7 @@ def test_a_policy_is_not_estimated_if_the_records_lack_its_callers(
 
 @pytest.mark.parametrize("needed_by", ["plan", "counted per plan", "rival"])
 def test_callers_recorded_without_their_plan_are_not_estimated(recorded: Any, needed_by: str) -> None:
-    """They used to be recorded, and estimated, with the plan of anonymous callers."""
+    """They used to be recorded, and estimated, with the plan of anonymous clients."""
     recorded(record(plan_id=UNKNOWN_PLAN))
     plan = Plan.objects.create(name="Pro", slug="pro")
     policy = RatePolicy(rates="1/s", plan=plan if needed_by == "plan" else None)
@@ -281,7 +282,7 @@ def test_callers_recorded_without_their_plan_are_not_estimated(recorded: Any, ne
         policy.counted_per = "plan"
     if needed_by == "rival":
         RatePolicy.objects.create(plan=plan, rates="5/s")
-    with pytest.raises(NotEstimable, match="do not hold every caller's plan"):
+    with pytest.raises(NotEstimable, match="do not include the plan of every customer"):
         estimate(policy)
 
 
@@ -374,7 +375,7 @@ def test_the_search_for_callers_stops_when_its_time_is_up(recorded: Any, monkeyp
     # If it applies to nobody, the share of callers that was searched is still reported.
     found = estimate(RatePolicy(subject="ip:198.51.100.0/24", rates="1/min"), seconds=2.0)
     assert (found.clients, found.share) == (0, 0.17)
-    assert sentences(found)[1] == "This is an estimate from 17 % of the callers."
+    assert sentences(found)[1] == "This is an estimate from 17 % of the customers."
 
 
 def test_requests_that_an_exempt_endpoint_matches_are_not_estimated(recorded: Any) -> None:
@@ -390,7 +391,7 @@ def test_a_policy_that_always_loses_applies_to_nobody(recorded: Any) -> None:
     recorded(record())
     found = estimate(RatePolicy(rates="1/s"))
     assert found.clients == 0
-    assert "no request was recorded" in sentences(found)[0]
+    assert "The policy does not apply to any request" in sentences(found)[0]
 
 
 def test_queries_do_not_grow_with_policies_and_records(recorded: Any) -> None:
@@ -410,7 +411,7 @@ def test_beyond_the_bound_the_same_sample_of_callers_is_estimated(recorded: Any)
     assert (whole.share, whole.clients, whole.refused_requests) == (1.0, 100, 900)
     assert (part.share, part.clients, part.refused_requests) == (0.3, 30, 270)
     assert estimate(policy, most=300) == part
-    assert any("from 30 % of the callers" in line for line in sentences(part))
+    assert any("from 30 % of the customers" in line for line in sentences(part))
     recorded(*records, share=0.5)
     assert estimate(policy, most=300).share == 0.15
     recorded(*records)
@@ -448,7 +449,7 @@ def test_the_sentences_of_an_estimate() -> None:
         fits=(),
     )
     assert sentences(found) == [
-        "In the last 24 h this would have refused 37 of 4,210 clients, 1.2 % of 100,000 requests.",
-        "This is an estimate from 25 % of the callers.",
-        "Ignored: 1 policy that takes precedence for callers that the records do not identify.",
+        "In the last 24 h this would have refused 37 of 4,210 customers, 1.2 % of 100,000 requests.",
+        "This is an estimate from 25 % of the customers.",
+        "Ignored: 1 policy that takes precedence for customers that the records do not identify.",
     ]

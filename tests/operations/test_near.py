@@ -247,9 +247,9 @@ def test_the_command_lists_them(alice: User, search: Endpoint, settings: Any) ->
     policy = RatePolicy.objects.create(endpoint=search, rates="10/month, 10/day fixed_window")
     RatePolicy.objects.create(counted_per="tenant", rates="9/month")
     spend(alice, 8, scope="search")
-    text = f" 80 %  8 of 10  user:{alice.pk}: 10/month at search (policy {policy.pk})"
+    text = f" 80 %  8 of 10  user:{alice.pk}: 10/month for search (policy {policy.pk})"
     assert text in run("near").splitlines()
-    assert " 88 %  8 of 9  tenant:acme\\n“é”: 9/month at all endpoints" in run("near")
+    assert " 88 %  8 of 9  tenant:acme\\n“é”: 9/month for all endpoints" in run("near")
     assert run("near", "--window", "day").count("10/day") == 1
     assert run("near", "--level", "100") == ""
 

@@ -49,7 +49,7 @@ def refuse(people: list[User]) -> None:
 
 def rows_of(text: str) -> list[list[str]]:
     """Return the table of places that refused, cell by cell."""
-    [table] = re.findall(r"Refused in the last 24 hours.*?<tbody>(.*?)</tbody>", text)
+    [table] = re.findall(r"Refusals in the last 24 hours.*?<tbody>(.*?)</tbody>", text)
     cells = [re.findall(r"<t[hd].*?>(.*?)</t[hd]>", row) for row in re.findall(r"<tr.*?</tr>", table)]
     return [[re.sub(r"<[^>]+>", "", cell).strip() for cell in row] for row in cells]
 
@@ -57,14 +57,14 @@ def rows_of(text: str) -> list[list[str]]:
 def test_explain_begins_with_the_refusals_of_an_organisations_people(operator: Client, people: list[User]) -> None:
     refuse(people)
     text = explain(operator, **ACME)
-    assert "Refused in the last 24 hours: tenant:acme" in text
+    assert "Refusals in the last 24 hours: tenant:acme" in text
     [[place, times, by, callers, _last]] = rows_of(text)
     assert (place, times) == ("GET search", "2")
     assert {*by.split(", ")} == {"all endpoints: 2/hour", "search: 3/hour per tenant"}
     assert {*callers.split(", ")} == {"user alice", "user bob"}
     assert f"?user={people[0].pk}" in text
-    assert "Callers" not in explain(operator, user=people[0].pk).partition("What applies now")[0]
-    assert "No refusal of this caller" in explain(operator, identifier_tenant="other")
+    assert "Customers" not in explain(operator, user=people[0].pk).partition("Limits that apply now")[0]
+    assert "No refusals of this customer" in explain(operator, identifier_tenant="other")
 
 
 def test_all_that_refused_an_organisation_is_boosted(operator: Client, people: list[User]) -> None:
@@ -139,7 +139,7 @@ def test_explain_says_whose_plan_it_is_and_when_its_months_begin(operator: Clien
     assert "plan         Pro (assigned to tenant:acme)" in shown
     assert "all endpoints: 3/month per tenant of tenant:acme: 3 of 3 left" in shown
     assert "(months begin on day 15)" in shown
-    assert "all endpoints: 2/hour of tenant:acme: each of its callers has one" in shown
+    assert "all endpoints: 2/hour of tenant:acme: each of its clients has one" in shown
     assert "tenant:acme" not in run("explain", "--identifier", "tenant=other")
 
 

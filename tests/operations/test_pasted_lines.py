@@ -38,7 +38,7 @@ def test_a_file_that_is_too_long_is_refused_without_reading_it_all(line: str, co
     text = line * (3_000_000 // len(line))
     tracemalloc.start()
     try:
-        with pytest.raises(ValidationError, match="More than 25,000 lines"):
+        with pytest.raises(ValidationError, match="There are more than 25,000 lines"):
             lines_of(text, columns)
         assert tracemalloc.get_traced_memory()[1] < 25_000_000
     finally:

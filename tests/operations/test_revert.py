@@ -239,7 +239,7 @@ def test_what_is_forbidden_is_left_and_what_needs_it_too(scene: dict[str, Any]) 
     with transaction.atomic():
         mixed(scene)
     revert = undone(forbidden=lambda now, then: "no" if isinstance(now or then, Plan) and then is not None else "")
-    on_deleted_plan = f"The plan with the id {pk} is deleted; restore or create that first."
+    on_deleted_plan = f"The plan with the id {pk} is deleted. Restore or create it first."
     assert {(kind, text) for kind, _later, text in left(revert)} == {
         ("plan", "no"),
         ("ratepolicy", on_deleted_plan),
@@ -288,7 +288,7 @@ def test_fields_that_only_make_sense_together_stay_together(scene: dict[str, Any
     saved = last_save()
     policy.update(user=bob)
     ((kind, later, obstacle),) = left(undone(saved))
-    assert (kind, later, "Choose one audience" in obstacle) == ("ratepolicy", ("user",), True)
+    assert (kind, later, "Choose only one audience" in obstacle) == ("ratepolicy", ("user",), True)
 
 
 def test_the_hash_names_the_state_that_was_compared(scene: dict[str, Any]) -> None:
@@ -383,10 +383,10 @@ def test_every_field_is_restored_under_the_old_primary_key(
     ("recorded", "message"),
     [
         ({"colour": "red"}, "This version has fields that no longer exist (colour)"),
-        ({"rates": "10/fortnight"}, "cannot be read any more"),
-        ({"counted_per": "tenants"}, "Nothing is counted per 'tenants'"),
+        ({"rates": "10/fortnight"}, "is no longer valid"),
+        ({"counted_per": "tenants"}, "'tenants' is not a choice for “counted per”"),
         ({"mode": None}, "mode: This field cannot be null."),
-        ({"plan": 4711}, "The plan with the id 4711 is deleted; restore or create that first."),
+        ({"plan": 4711}, "The plan with the id 4711 is deleted. Restore or create it first."),
     ],
 )
 def test_a_version_that_is_not_valid_any_more_is_refused(

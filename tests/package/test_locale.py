@@ -138,15 +138,15 @@ def operator(settings: Any) -> Iterator[Client]:
 
 
 HEADINGS = {
-    "policies": ["Ratenregel zur Änderung auswählen"],
-    "add policy": ["Ratenregel hinzufügen", "Ausprobieren"],
-    "give back": ["Zurückgeben oder zurücksetzen", "Wer", "Limit", "Verbraucht", "Übrig"],
-    "explained": ["Erklären", "Aufrufer und Anfrage", "Was jetzt gilt"],
-    "traffic": ["Anfragen", "Endpunkte", "Aktivste Aufrufer", "Neueste Ablehnungen"],
+    "policies": ["Regel zur Änderung auswählen"],
+    "add policy": ["Regel hinzufügen", "Ausprobieren"],
+    "give back": ["Gutschreiben oder zurücksetzen", "Wer", "Limit", "Verbraucht", "Übrig"],
+    "explained": ["Erklären", "Kunde und Anfrage", "Jetzt geltende Limits"],
+    "traffic": ["Anfragen", "Endpunkte", "Aktivste Kunden", "Letzte Ablehnungen"],
     "health": ["Zustand", "Ausfälle von Redis"],
     "matrix": ["Geltende Raten nach Tarif", "Endpunkt", "alle"],
-    "history": ["Regeländerung zum Ansehen auswählen"],
-    "restore": ["Die Version vor 02.11.2026 09:30 UTC wiederherstellen"],
+    "history": ["Verlauf"],
+    "restore": ["Version vor 02.11.2026 09:30 UTC wiederherstellen"],
     "copy": ["Tarif Free kopieren"],
 }
 
@@ -182,8 +182,8 @@ def test_form_errors_are_in_german(operator: Client) -> None:
     def said(**fields: Any) -> str:
         return " ".join(Reader(operator.post("/admin/django_ratequota/ratepolicy/add/", form | fields)).texts)
 
-    assert "Wählen Sie eine Zielgruppe: Benutzer, Subjekt, Liste oder Tarif" in said()
-    assert "Schreiben Sie Art:Wert, etwa ip:203.0.113.7; die Art" in said(subject="acme", user="", plan="")
+    assert "Wählen Sie nur eine Zielgruppe (Benutzer, Subjekt, Liste oder Tarif)" in said()
+    assert "Geben Sie Art:Wert ein, etwa ip:203.0.113.7. Die Art" in said(subject="acme", user="", plan="")
     wrong = said(rates="100/fortnight")
     assert "erwartet bei Zeichen 5: eine Zeiteinheit (s, min, hour, day, week oder month), nicht 'fort" in wrong
     assert "expected" not in wrong, "neither the field nor the model has an English message"

@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 IDENTIFIERS = {"tenant": "tests.project.views.tenant", "api_key": "tests.project.views.api_key"}
 ACME, KEY = {"tenant": "acme"}, {"api_key": "k1"}
 BOTH = {**ACME, **KEY}
-WRITE = "Write kind:value, where kind is one of tenant, api_key, such as tenant:acme."
+WRITE = "Enter kind:value, such as tenant:acme. The kind is one of tenant, api_key."
 
 
 @pytest.fixture(autouse=True)
@@ -283,7 +283,7 @@ class TestWhatIsShown:
         pk = str(alice.pk)
         assert self.explanation(user_id=pk)[1] == "no plan is assigned, and there is no default plan"
         assign("tenant:acme", 2)
-        other = "; a request with tenant may be on another plan"
+        other = ", but a request with tenant may be on another plan"
         assert self.explanation(user_id=pk)[1] == "no plan is assigned, and there is no default plan" + other
         assert self.explanation(user_id=pk, identifiers={"tenant": "globex"})[1].endswith("no default plan")
         PlanAssignment.objects.create(user=alice, plan=plan_of(5))
@@ -326,7 +326,7 @@ class TestValidation:
             ("2001:db8::1", WRITE),
             ("acme", WRITE),
             ("tenant:", WRITE),
-            ("tenant: acme", "Write tenant:acme, without a space after the colon."),
+            ("tenant: acme", "Enter tenant:acme without a space after the colon."),
             ("org:acme", WRITE),
             ("tenant:a\x00b", "A subject cannot contain NUL characters."),
         ],
@@ -339,5 +339,5 @@ class TestValidation:
     def test_without_identifiers_only_users_can_be_on_a_plan(self, settings: Any) -> None:
         settings.RATEQUOTA, plan = {}, plan_of(1)
         for subject in ("tenant:acme", "user:"):
-            with pytest.raises(ValidationError, match="IDENTIFIERS'\\] is empty, so only users can be on a plan"):
+            with pytest.raises(ValidationError, match="IDENTIFIERS'\\] is empty"):
                 PlanAssignment(subject=subject, plan=plan).clean_fields()

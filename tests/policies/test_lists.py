@@ -57,7 +57,7 @@ def test_explain_names_the_list_and_the_entry(bots: SubjectList) -> None:
     member = ListMember.objects.create(
         subject_list=bots, subject="ip:203.0.113.0/24", ends_at=timezone.now() - timedelta(hours=1)
     )
-    assert reason() == "lost: the caller's entry in the list Bad bots has ended, or has not started yet"
+    assert reason() == "lost: the customer's entry in the list Bad bots has ended or has not started yet"
     RatePolicy.objects.update(mode="off")
     assert reason() == "lost: it is switched off"
     RatePolicy.objects.update(mode="enforce")

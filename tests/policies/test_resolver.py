@@ -76,8 +76,8 @@ def test_identifiers_go_by_the_order_of_caller(caller: list[str], first: str, se
     policy = f"policy {winner.pk} for {first}:{values[first]} comes first"
     assert {c.reason for c in explain(asking)} == {
         f"wins: {first}:{values[first]} is the most specific audience here",
-        f"lost: {policy}: CALLER, then IDENTIFIERS, names {first} before {second}",
-        f"lost: {policy}: identifiers come before addresses",
+        f"lost: {policy}, because CALLER and IDENTIFIERS list {first} before {second}",
+        f"lost: {policy}, because identifiers come before addresses",
     }
 
 
@@ -86,14 +86,14 @@ def test_explain_says_what_a_block_outranks(alice: User) -> None:
     block = RatePolicy.objects.create(subject="ip:203.0.113.0/24", rates="blocked")
     narrow = RatePolicy.objects.create(subject=f"ip:{ADDRESS}", rates="9/min")
     assert [c.reason for c in explain(context(alice))] == [
-        f"lost: policy {block.pk} blocks ip:203.0.113.0/24, and no other policy outranks that",
-        f"lost: policy {block.pk} blocks ip:203.0.113.0/24, and no other policy outranks that",
-        "wins: blocked for ip:203.0.113.0/24, which no other policy outranks",
+        f"lost: policy {block.pk} blocks ip:203.0.113.0/24, which takes precedence over all other policies",
+        f"lost: policy {block.pk} blocks ip:203.0.113.0/24, which takes precedence over all other policies",
+        "wins: a block of ip:203.0.113.0/24 takes precedence over all other policies",
     ]
     RatePolicy.objects.filter(pk=narrow.pk).update(rates="blocked")
     assert [c.reason for c in explain(context(alice))] == [
-        f"lost: policy {narrow.pk} blocks ip:{ADDRESS}, and no other policy outranks that",
-        f"wins: blocked for ip:{ADDRESS}, which no other policy outranks",
+        f"lost: policy {narrow.pk} blocks ip:{ADDRESS}, which takes precedence over all other policies",
+        f"wins: a block of ip:{ADDRESS} takes precedence over all other policies",
         f"lost: policy {narrow.pk} for ip:{ADDRESS} has the longer prefix",
     ]
 
@@ -116,7 +116,7 @@ def test_counted_per(alice: User, counted_per: str, named: dict[str, Any], subje
     assert limits(resolve(asking)) == ([] if subject is None else [f"{subject.format(plan=plan.pk)} 5/hour"])
     [candidate] = explain(asking)
     assert candidate.won is (subject is not None)
-    assert candidate.won or candidate.reason == f"lost: the caller has no {counted_per} to count by"
+    assert candidate.won or candidate.reason == f"lost: the customer has no {counted_per} to count by"
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_the_endpoint_named_by_the_scope_comes_first_and_sets_the_cost() -> None
         ({"ends_at": NOW}, "it has ended"),
         ({"plan": "free"}, "policy {winner} for the user is more specific"),
         ({"user": "alice", "starts_at": NOW - DAY}, "policy {winner} for the same audience is newer"),
-        ({"user": "alice"}, "policy {winner} for the same audience is dated"),
+        ({"user": "alice"}, "policy {winner} for the same audience has dates"),
     ],
 )
 def test_explain_says_why_a_policy_lost(alice: User, fields: dict[str, Any], reason: str) -> None:
@@ -253,9 +253,9 @@ def test_explain_counts_the_policies_of_other_callers_by_kind(alice: User) -> No
     assert [c.policy.id for c in explain(context(alice, identifiers=TENANT), others)] == [own.pk]
     assert others == {"ip": 2, "tenant": 1, "plan": 1}
     assert sorted(others_in_words(others)) == [  # else in the database's order
-        "1 more policy is for other callers (plan).",
-        "1 more policy is for other callers (tenant).",
-        "2 more policies are for other callers (ip).",
+        "1 more policy is for other customers (plan).",
+        "1 more policy is for other customers (tenant).",
+        "2 more policies are for other customers (ip).",
     ]
 
 

@@ -82,7 +82,7 @@ def test_explain_says_what_decides() -> None:
     write(RatePolicy.objects.create(rates="10/hour"), "thirty")
     [candidate] = explain_caller(DescribedCaller(user_id=None, address="203.0.113.7"), scope=None).candidates
     assert candidate.won
-    assert candidate.reason.endswith("its rates 'thirty' cannot be read: on_error decides")
+    assert candidate.reason.endswith("its rates 'thirty' cannot be read, so on_error applies")
 
 
 @pytest.fixture
@@ -100,9 +100,10 @@ def test_the_check_names_them(broken: list[RatePolicy]) -> None:
     assert check_rates(databases=None) == []
     found = check_rates(databases=["default"])
     assert [message.id for message in found] == ["django_ratequota.W012"] * 2
+    end = "cannot be read, so on_error applies."
     assert [message.msg for message in found] == [
-        f"Policy {broken[0].pk} (plan Free at all endpoints): rates 'ten per hour' cannot be read; on_error decides.",
-        f"Policy {broken[2].pk} (everyone at all endpoints): rates '<b>five</b>' cannot be read; on_error decides.",
+        f"Policy {broken[0].pk} (plan Free for all endpoints): rates 'ten per hour' {end}",
+        f"Policy {broken[2].pk} (everyone for all endpoints): rates '<b>five</b>' {end}",
     ]
 
 

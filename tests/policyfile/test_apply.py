@@ -109,7 +109,7 @@ def test_a_conflicting_concurrent_edit_rolls_the_import_back(sample: None, file:
 
     name = file("version: 1\nplans:\n- {slug: free, name: F}\n- {slug: new, name: New}\n")
     before = export()
-    conflict = pytest.raises(CommandError, match="A change made meanwhile conflicts with this file")
+    conflict = pytest.raises(CommandError, match="Another change conflicts with this file")
     with connection.execute_wrapper(insert_first), conflict:
         run("import", name)
     assert inserted

@@ -23,13 +23,13 @@ DIFF = """\
 + policy pro × all endpoints: rates 1/s
 """
 
-LEFT = "Kept although the file does not name them: 1 policy; --prune deletes them\n"
+LEFT = "Kept although the file does not contain them: 1 policy. Delete them with --prune.\n"
 
 
 def test_dry_run_prints_the_changes_of_the_import(sample: None, file: Any) -> None:
     history, revision, before = PolicyChange.objects.count(), default_limiter().stored_revision(), export()
     assert run("import", file(EDITED), "--dry-run") == (
-        f"{DIFF}Dry run: 1 to create, 3 to change, 0 to delete; nothing was changed\n{LEFT}"
+        f"{DIFF}Dry run: 1 to create, 3 to change, 0 to delete. No changes were made.\n{LEFT}"
     )
     assert (history, revision, before) == (
         PolicyChange.objects.count(),

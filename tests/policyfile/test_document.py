@@ -101,8 +101,8 @@ def test_files_are_read_in_any_encoding_and_layout(
         json.dumps(document, separators=(",", ":")).encode(),
     ):
         path.write_bytes(raw)
-        assert run("import", str(path), "--prune") == f"Nothing to do: the database equals {path}\n"
+        assert run("import", str(path), "--prune") == f"No changes, because the database equals {path}\n"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(SAMPLE.encode())))
-    assert run("import", "-") == "Nothing to do: the database equals <stdin>\n"
+    assert run("import", "-") == "No changes, because the database equals <stdin>\n"
     with pytest.raises(CommandError, match=r"none\.yaml cannot be read: No such file or directory"):
         run("import", str(tmp_path / "none.yaml"))

@@ -18,33 +18,33 @@ from tests.support.commands import run
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
-TIME = "is not a time with a time zone; write one such as 2026-01-31T12:00:00Z"
+TIME = "is not a time with a time zone such as 2026-01-31T12:00:00Z"
 
 #: A file with its problems: each is in a comment of its line, "path: message", with " & " between them; … = anything.
 WRONG = f"""\
 version: 1
-plan: []  #! plan: there is no such field; did you mean plans?
+plan: []  #! plan: there is no such field. Did you mean plans?
 plans:
 - free  #! plans[0]: this must be a mapping of fields to values, not text
 - slug: x  #! plans[1].name: is missing
 - name: x
   slug:  #! plans[2].slug: is missing
-- name: yes  #! plans[3].name: this must be text, but YAML reads 'yes' as true or false: put it in quotes
-  slug: 1  #! plans[3].slug: this must be text, but YAML reads '1' as a number: put it in quotes
+- name: yes  #! plans[3].name: this must be text, but YAML reads 'yes' as true or false. Put it in quotes
+  slug: 1  #! plans[3].slug: this must be text, but YAML reads '1' as a number. Put it in quotes
 - name: [a]  #! plans[4].name: this must be text, not a list
   slug: a b  #! plans[4].slug: Enter a valid “slug” consisting of letters, numbers, underscores or hyphens.
 - slug: a
-  name: Pro  #! plans[5].name: is already used by plan 'pro', which this file does not name…
+  name: Pro  #! plans[5].name: is already used by plan 'pro', which this file does not…
 - slug: a  #! plans[6].slug: is already used by plans[5] at line 12…
   name: A
-  default_for: authenticated  #! plans[6].default_for: is already used by plan 'free', which this file does not name…
+  default_for: authenticated  #! plans[6].default_for: is already used by plan 'free', which this file does not…
 - slug: b
   name: A  #! plans[7].name: is already used by plans[6] at line 14…
 - slug: c
   name: C
-  default_for: anonymus  #! plans[8].default_for: 'anonymus' must be one of authenticated, anonymous; did you mean an…
+  default_for: anonymus  #! plans[8].default_for: 'anonymus' must be one of authenticated, anonymous. Did you mean an…
 endpoints:
-- name: all  #! endpoints[0].name: 'all' stands for all endpoints together in headers; choose another name.
+- name: all  #! endpoints[0].name: Choose another name. In headers, 'all' means all endpoints together.
   cost: 0  #! endpoints[0].cost: Ensure this value is greater than or equal to 1.
 - name: e
   cost: 010  #! endpoints[1].cost: this must be a whole number, not '010'
@@ -54,44 +54,44 @@ endpoints:
 - name: f
   cost: {"9" * 5000}  #! endpoints[2].cost: this must be a whole number, not '{"9" * 39}…
   routes: [[/a]]  #! endpoints[2].routes: this must be text, not a list
-  methods: [GET, GTE]  #! endpoints[2].methods: 'GTE' is not an HTTP method; choose from GET, POST, PUT, PATCH, DELET…
+  methods: [GET, GTE]  #! endpoints[2].methods: 'GTE' is not an HTTP method. Choose from GET, POST, PUT, PATCH, DELET…
 subject_lists:
 - name: Bad bots
 members:
-- subject_list: Bad bots  #! members[0]: Choose a user, or write a subject: exactly one of them.
+- subject_list: Bad bots  #! members[0]: Choose either a user or a subject.
 - subject_list: Bad bots
   subject: ip:198.51.100.0/24
 - subject_list: Bad bots  #! members[2].subject_list: is already used by members[1] at line 38…
   subject: 198.51.100.0/24
-- subject_list: Bad bot  #! members[3].subject_list: no subject_list has the name 'Bad bot'; did you mean Bad bots?
-  subject: ip:198.51.100.1/24  #! members[3].subject: 198.51.100.1/24 has host bits set; write an address such as 203…
+- subject_list: Bad bot  #! members[3].subject_list: no subject_list has the name 'Bad bot'. Did you mean Bad bots?
+  subject: ip:198.51.100.1/24  #! members[3].subject: 198.51.100.1/24 has host bits set. Enter an address such as 203…
 policies:
-- rates: 10/mn  #! policies[0].rates: expected a unit (s, min, hour, day, week or month) at character 4, not 'mn'; wr…
-- rats: 10/min  #! policies[1].rats: there is no such field; did you mean rates?
+- rates: 10/mn  #! policies[0].rates: expected a unit (s, min, hour, day, week or month) at character 4, not 'mn' (e…
+- rats: 10/min  #! policies[1].rats: there is no such field. Did you mean rates?
 - rates:  #! policies[2].rates: is missing
 - rates: 1/s
   rates: 2/s  #! policies[3].rates: is already set at line 48
-  cost: 1  #! policies[3].cost: there is no such field; choose from endpoint, user, subject, subject_list, plan, …
-- rates: 1/s  #! policies[4]: Choose one audience: user, subject, list or plan; leave the others empty.
-  plan: fre  #! policies[4].plan: no plan has the name 'fre'; did you mean free?
-  endpoint: serch  #! policies[4].endpoint: no endpoint has the name 'serch'; did you mean search?
+  cost: 1  #! policies[3].cost: there is no such field. Choose from endpoint, user, subject, subject_list, plan, …
+- rates: 1/s  #! policies[4]: Choose only one audience (user, subject, list or plan). Leave the others empty.
+  plan: fre  #! policies[4].plan: no plan has the name 'fre'. Did you mean free?
+  endpoint: serch  #! policies[4].endpoint: no endpoint has the name 'serch'. Did you mean search?
   user: bob  #! policies[4].user: no user has the name 'bob'
 - rates: 1/s
-  mode: Logg  #! policies[5].mode: 'Logg' must be one of enforce, log, off; did you mean log?
-  counted_per: us  #! policies[5].counted_per: Nothing is counted per 'us'; choose caller, ip, plan, everyone.
-  subject: mail:x  #! policies[5].subject: Write kind:value, where kind is one of ip, such as ip:203.0.113.7.
+  mode: Logg  #! policies[5].mode: 'Logg' must be one of enforce, log, off. Did you mean log?
+  counted_per: us  #! policies[5].counted_per: 'us' is not a choice for “counted per”. Choose caller, ip, pl…
+  subject: mail:x  #! policies[5].subject: Enter kind:value, such as ip:203.0.113.7. The kind is one of ip.
 - {{rates: 1/s, subject: 192.0.2.1}}
 - {{rates: 2/s, subject: "ip:::ffff:192.0.2.1"}}  #! policies[7]: this audience, endpoint and counted_per without dat…
 - rates: 1/s
   starts_at: 2026-02-01T00:00:00Z
-  ends_at: 2026-02-01T00:00:00Z  #! policies[8].ends_at: The end must lie after the start.
+  ends_at: 2026-02-01T00:00:00Z  #! policies[8].ends_at: The end must be after the start.
 - rates: 1/s
   starts_at: 2026-02-01  #! policies[9].starts_at: '2026-02-01' {TIME}
   ends_at: soon  #! policies[9].ends_at: 'soon' {TIME}
 - rates: 1/s
   starts_at: 0001-01-01T00:00:00+14:00  #! policies[10].starts_at: '0001-01-01T00:00:00+14:00' {TIME}
   ends_at: [7]  #! policies[10].ends_at: a list {TIME}
-- rates: 60  #! policies[11].rates: expected '/' at character 3, but the text ends; write for example 60/min
+- rates: 60  #! policies[11].rates: expected '/' at character 3, but the text ends (example: 60/min)
 - rates: [1/s]  #! policies[12].rates: this must be text, not a list
 assignments:
 - subject: acme  #! assignments[0].plan: is missing & assignments[0].starts_at: is missing & assignments[0].subject: …
@@ -99,13 +99,13 @@ assignments:
   plan: free
   starts_at: 2026-01-01T00:00:00Z
   anchor: 15th  #! assignments[1].anchor: this must be a whole number, not '15th'
-- plan: free  #! assignments[2]: Choose a user, or write a subject: exactly one of them.
+- plan: free  #! assignments[2]: Choose either a user or a subject.
   starts_at: 2026-01-01T00:00:00Z
   anchor: 32  #! assignments[2].anchor: Ensure this value is less than or equal to 31.
 """
 
-LIST = "this must be a list, not {}; write [] for none, or leave the section out to change nothing in it"
-VERSION = "1: version: write version: 1; there is no other version"
+LIST = "this must be a list, not {}. Enter [] for none or leave out the section to keep its objects."
+VERSION = "1: version: enter version: 1, the only one there is"
 OF_A_FILE = {
     "plans: []": [VERSION],
     "version: 2": [VERSION],
@@ -119,7 +119,7 @@ OF_A_FILE = {
     ],
     "version: 1\nplans: []\nplans: []": ["3: plans: is already set at line 2"],
     "version: 1\nplans:\n- ? [a]\n  : b": [
-        "3: plans[0].a list: there is no such field; choose from slug, …",
+        "3: plans[0].a list: there is no such field. Choose from slug, …",
     ],
 }
 
@@ -151,7 +151,7 @@ def test_all_problems_are_reported_and_nothing_is_changed(
         EDITED.replace("rates: blocked", "rates: \x1b[31m").replace("\x1b", "é").replace("slug: pro", "slug: p")
     )
     before = export(), PolicyChange.objects.count()
-    with pytest.raises(CommandError, match=f"3 problems in {re.escape(name)}; nothing was changed"):
+    with pytest.raises(CommandError, match=f"3 problems in {re.escape(name)}. No changes were made."):
         run("import", name, "--prune")
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(": ")[0] for line in lines] == [f"{name}:29", f"{name}:37", f"{name}:42"]
@@ -174,7 +174,7 @@ def test_stored_values_are_not_validated_again(sample: None, settings: Any) -> N
     text = export()
     settings.RATEQUOTA = plain
     assert not apply_file(text, prune=True).changes
-    assert "Nothing is counted per 'tenant'" in refused(text.replace("rates: 5/s\n", "rates: 6/s\n"))[-1]
+    assert "'tenant' is not a choice for “counted per”" in refused(text.replace("rates: 5/s\n", "rates: 6/s\n"))[-1]
 
 
 def test_users_are_named_by_username_field(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,7 +167,7 @@ def test_a_plan_resolver_without_a_default_plan_is_warned_of(settings: Any) -> N
     for callers, missing in (("", "anonymous and authenticated"), ("anonymous", "authenticated")):
         Plan.objects.filter(pk=plan.pk).update(default_for=callers)
         [message] = check_plans(databases=["default"])
-        assert message.msg.endswith(f"no plan is the default for {missing} callers.")
+        assert message.msg.endswith(f"no plan is the default for {missing} clients.")
     settings.RATEQUOTA = {**settings.RATEQUOTA, "PLAN_RESOLVER": ""}
     assert check_plans(databases=["default"]) == []
 

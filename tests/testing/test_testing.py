@@ -162,9 +162,12 @@ class TestPolicies:
         for policies, text in (
             (
                 {"search": "3/fortnight"},
-                r"policies\['search'\]: rates: expected a unit .* write for example 3/min$",
+                r"policies\['search'\]: rates: expected a unit .* \(example: 3/min\)$",
             ),
-            ({None: Policy("3/min", counted_per="nobody")}, r"policies\[None\]: counted_per: Nothing is counted per"),
+            (
+                {None: Policy("3/min", counted_per="nobody")},
+                r"policies\[None\]: counted_per: 'nobody' is not a choice for “counted per”",
+            ),
             ({None: Policy("3/min", reasons="x")}, "RatePolicy.* 'reasons'"),
             ({None: Policy("3/min", subject="acme")}, r"policies\[None\]: subject: "),
             ({None: Policy("3/min", plan="a", user=1)}, "a user, a subject, a list or a plan"),

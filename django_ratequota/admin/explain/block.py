@@ -46,7 +46,7 @@ class BlockPage(OverridePage):
         if request.GET.get("from") == "traffic":  # which shows the block of a network, too
             back = self.admin.page_url("traffic")
         if not names:
-            text = gettext("Only a user, a subject or an address can be blocked, not this caller: %(caller)s")
+            text = gettext("Only users, subjects and addresses can be blocked, not %(caller)s.")
             self.admin.message_user(request, text % {"caller": shown(caller) or "—"}, messages.ERROR)
             return HttpResponseRedirect(back)
         in_force = blocks.blocks_in_force(names)
@@ -61,7 +61,7 @@ class BlockPage(OverridePage):
         operator = Caller(request)
         context = {
             "title": _("Block"),
-            "lead": _("A blocked caller is refused at once, and no other policy outranks that."),
+            "lead": _("A block refuses every request at once. It takes precedence over all other policies."),
             "cautions": [text for block in proposed.values() if (text := blocks.caution(block, operator))],
             "in_force": [
                 (name, own[0], caller_text(name, users), _until(own[0]), ChangeReasonForm(auto_id=f"id_{name}_%s"))
@@ -81,7 +81,7 @@ class BlockPage(OverridePage):
 
     def _end(self, request: Any, own: list[RatePolicy], users: Mapping[str, str]) -> None:
         """End all blocks of one name: there may be another one that was sent twice."""
-        text = gettext("That block has ended already.")
+        text = gettext("That block has already ended.")
         with saving(RatePolicy):
             for block in own:
                 text = gettext("No longer blocked: %(audience)s.") % {"audience": audience_text(block, users)}
@@ -136,5 +136,5 @@ def _recent(block: RatePolicy) -> str:
         "%(requests)s request in the last hour", "%(requests)s requests in the last hour", impact.refused_requests
     )
     if impact.refused_clients > 1:
-        text = gettext("%(requests)s requests of %(callers)s callers in the last hour")
+        text = gettext("%(requests)s requests from %(callers)s customers in the last hour")
     return (gettext("at least %s") % text if impact.share < 1 else text) % words

@@ -49,7 +49,7 @@ class BoostPage(CallerPage, OverridePage):
         names = caller_names(one.boost.subject for one in found)
         context = {
             "title": _("Boost"),
-            "lead": _("Temporary overrides. They end by themselves. Units already used stay counted."),
+            "lead": _("Temporary overrides. They end by themselves. Units already used stay used."),
             "form": form,
             "rows": [
                 {
@@ -63,7 +63,7 @@ class BoostPage(CallerPage, OverridePage):
                 for name, one in proposals.items()
             ],
             "fields": [field for field in form if field.name not in proposals],
-            "yes": _("Yes, grant them"),
+            "yes": _("Yes, boost"),
             "back": back,
         }
         return self.render(request, "override.html", context, form)

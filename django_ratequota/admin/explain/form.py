@@ -36,7 +36,7 @@ class ExplainForm(forms.Form):
     plan = forms.ChoiceField(
         label=_("Plan"),
         help_text=_("PLAN_RESOLVER cannot run without a request. Choose the plan that it would return."),
-        error_messages={"required": _("Choose the plan that PLAN_RESOLVER would return for this caller.")},
+        error_messages={"required": _("Choose the plan that PLAN_RESOLVER would return for this customer.")},
     )
     endpoint = forms.ModelChoiceField(
         Endpoint.objects.all(),
@@ -44,13 +44,13 @@ class ExplainForm(forms.Form):
         required=False,
         to_field_name="name",
         empty_label=_("none"),
-        help_text=_("The scope that the code names."),
+        help_text=_("The scope that the code specifies."),
     )
     path = forms.CharField(
         label=_("Path"),
         required=False,
         widget=AdminTextInputWidget,
-        help_text=_("The requested path, such as /api/reports/7/, or a route as listed for endpoints."),
+        help_text=_("The requested path, such as /api/reports/7/, or a route from the list of an endpoint."),
     )
     method = forms.ChoiceField(
         label=_("Method"),
@@ -63,14 +63,14 @@ class ExplainForm(forms.Form):
         min_value=0,
         max_value=MAX_UNITS,
         widget=AdminIntegerFieldWidget,
-        help_text=_("Units; empty = the cost that the view declares, or the endpoint's."),
+        help_text=_("Units. Empty = the cost declared by the view or the endpoint."),
     )
 
     def __init__(self, data: Any, *, user: forms.ModelChoiceField[Any], subjects: str) -> None:
         """Take ``user``, the field that finds users, and the address of ``SubjectsPage``."""
         super().__init__(data)
-        user.required, user.label, user.help_text = False, _("User"), _("Empty = an anonymous caller.")
-        user.error_messages["invalid_choice"] = _("There is no such user. Choose one, or enter a user's id.")
+        user.required, user.label, user.help_text = False, _("User"), _("Empty = an anonymous client.")
+        user.error_messages["invalid_choice"] = _("There is no such user. Choose a user or enter the id of one.")
         identifiers = {f"{IDENTIFIER}{name}": _identifier_field(name, subjects) for name in settings.identifiers}
         self.fields = {"user": user, "ip": self.fields["ip"], **identifiers, **self.fields}
         plan: Any = self.fields["plan"]
@@ -86,7 +86,7 @@ class ExplainForm(forms.Form):
         values = {kind: data.get(f"{IDENTIFIER}{kind}") for kind in settings.identifiers}
         identifiers = {kind: value for kind, value in values.items() if value}
         if not self.errors and not (data["user"] or data["ip"] or identifiers):
-            raise ValidationError(_("Enter a caller: a user, an IP address or another identifier."))
+            raise ValidationError(_("Enter a user, an IP address or another identifier."))
         user, endpoint, slug = data.get("user"), data.get("endpoint"), data.get("plan")
         self.query = ExplainQuery(
             user_id=None if user is None else str(user.pk),

@@ -79,7 +79,7 @@ class OverrideForm(forms.Form):
         values, chosen = self.cleaned_data, self.cleaned_data.get("until")
         if "until" in values and not self.errors and not values["ends_at"]:
             if not chosen:
-                self.add_error("until", _("Choose until when, or enter a date."))
+                self.add_error("until", _("Choose a duration or enter a date."))
             elif chosen != _NEVER:
                 values["ends_at"] = timezone.now().replace(microsecond=0) + _LENGTHS[chosen][0]
         return values

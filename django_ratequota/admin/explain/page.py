@@ -30,7 +30,7 @@ from .counter_rows import counter_rows, fullest_first
 from .form import data_of, explain_form, find_caller
 from .refusals import find_refusal, refusal_details, refused_places
 
-#: Most policies listed, winners first: a caller may have as many dated ones.
+#: Maximum number of policies listed, winners first, because a caller may have that many dated ones.
 _MAX_CANDIDATES = 200
 
 
@@ -134,7 +134,8 @@ class ExplainPage(AdminPage):
             "admitted": decision.allowed,
             "degraded": decision.error
             and unanswered(
-                decision.error, _("Usage cannot be shown. Until Redis answers, the policies' “on error” decides.")
+                decision.error,
+                _("Usage cannot be shown. Until Redis answers, the “on error” of each policy applies."),
             ),
             "outages": outage_texts(48, explanation.resolution.policy_ids),
             "endpoints": [shown(endpoint.name) for endpoint in explanation.context.endpoints]
@@ -205,22 +206,22 @@ def _subjects(refusal: Refusal | None, explanation: Explanation | None) -> set[s
 def _verdict(explanation: Explanation) -> str:
     """Return in words whether the next request would be admitted, and else when to try again."""
     decision, cost = explanation.decision, explanation.resolution.cost
-    units = ngettext("The next request, of %(count)d unit,", "The next request, of %(count)d units,", cost)
+    units = ngettext("The next request (%(count)d unit)", "The next request (%(count)d units)", cost)
     names = limit_names(decision.violated, explanation.resolution.buckets)
     words = {"request": units % {"count": cost}, "by": limits_text(names), "why": shown(explanation.exempt)}
     if explanation.exempt:
-        text = gettext("Nothing limits this request: %(why)s.")
+        text = gettext("This request is not limited (%(why)s).")
     elif decision.allowed and decision.degraded:
-        text = gettext("%(request)s would be admitted, because “on error” decides while Redis does not answer.")
+        text = gettext("%(request)s would be admitted, because “on error” applies while Redis does not answer.")
     elif explanation.everywhere:
-        text = gettext("Refused now: %(by)s.") if names else gettext("Every limit of this caller has room.")
+        text = gettext("Refused now by %(by)s.") if names else gettext("This customer has room in every limit.")
     elif decision.allowed:
         text = gettext("%(request)s would be admitted.")
     elif decision.retry_after_us is None:
-        text = gettext("%(request)s would be refused by %(by)s, and waiting does not help.")
+        text = gettext("%(request)s would be refused by %(by)s. Waiting does not help.")
     elif decision.degraded:
         text = gettext("%(request)s would be refused by %(by)s.")
     else:
         words["until"] = clock_and_wait(decision.at_us, decision.retry_after_us)
-        text = gettext("%(request)s would be refused by %(by)s, until %(until)s.")
+        text = gettext("%(request)s would be refused by %(by)s until %(until)s.")
     return text % words

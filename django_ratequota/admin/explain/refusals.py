@@ -22,7 +22,7 @@ from ..usage.labels import explain_url
 
 #: The id of a refusal: ten letters and digits.
 _ID = re.compile(r"[0-9A-Za-z]{10}", re.ASCII)
-#: Most callers that are named for each place where an organisation was refused.
+#: Maximum number of callers that are listed for each place where an organisation was refused.
 _MAX_PEOPLE = 3
 
 

@@ -13,10 +13,10 @@ from django.utils.translation import gettext_lazy as _
 from ...monitoring.timeline import Span, Timeline
 from ..formatting import number_text
 
-#: Where the bars are in the drawing of ``chart.html``, in SVG user units.
+#: The place of the bars in the drawing of ``chart.html``, in SVG user units.
 _LEFT, _ACROSS, _BOTTOM, _DOWN = 76, 618, 216, 202
 #: The parts of a bar, the lowest first: the class in plots.css, and its name.
-_SERIES = {"admitted": _("admitted"), "would": _("admitted, would be refused"), "refused": _("refused")}
+_SERIES = {"admitted": _("admitted"), "would": _("admitted (log only)"), "refused": _("refused")}
 _TITLES: dict[Span, Any] = {
     "hour": _("Requests per minute"),
     "day": _("Requests per 15 minutes"),

@@ -15,14 +15,14 @@ from ...monitoring.refusals import Refusal
 from ...monitoring.timeline import Counts, Span
 from ..formatting import number_text, percent
 
-SPANS: dict[Span, Any] = {"hour": _("last hour"), "day": _("last day"), "week": _("last week")}
+SPANS: dict[Span, Any] = {"hour": _("last hour"), "day": _("last 24 hours"), "week": _("last week")}
 #: Newest refusals that are searched for those of a selected endpoint or policy.
 _SEARCHED = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """What the operator selected: a span of time, and all requests, those of an endpoint, or those of a policy."""
+    """The operator's selection: a span of time and all requests, those of an endpoint or those of a policy."""
 
     span: Span = "hour"
     #: 0 = requests that belong to no endpoint; None = all requests.

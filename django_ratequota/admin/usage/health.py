@@ -86,14 +86,14 @@ def _problems(name: str, info: dict[str, str]) -> list[str]:
     found, ratio = [], memory_ratio(info) or 0
     if info.get("evicted_keys", "0") != "0":
         text = gettext(
-            "%(name)s has evicted keys. Evicted counters start again at zero, so callers may have exceeded their "
+            "%(name)s has evicted keys. Evicted counters restart at zero, so customers may have exceeded their "
             "limits. Set maxmemory-policy to noeviction."
         )
         found.append(text % {"name": shown(name)})
     if ratio >= NEARLY_FULL:
         text = gettext(
-            "%(name)s uses %(percent)s %% of its maxmemory. Once it is full, it counts nothing, and the “on error” "
-            "of each policy decides. Raise maxmemory, or move other data to another server."
+            "%(name)s uses %(percent)s %% of its maxmemory. When its memory is full, it stops counting and the “on "
+            "error” of each policy applies. Raise maxmemory or move other data to another server."
         )
         found.append(text % {"name": shown(name), "percent": number_text(int(ratio * 100))})
     return found

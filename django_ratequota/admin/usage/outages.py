@@ -39,7 +39,10 @@ def sentence(away: Away) -> str:
         for outcome, text in _OUTCOMES.items()
         if away.requests[outcome]
     ]
-    return gettext("Redis was away %(span)s: %(requests)s.") % {"span": _span(away), "requests": ", ".join(parts)}
+    return gettext("Redis was unavailable %(span)s (%(requests)s).") % {
+        "span": _span(away),
+        "requests": ", ".join(parts),
+    }
 
 
 def _span(away: Away) -> str:

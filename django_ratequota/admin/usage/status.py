@@ -23,23 +23,21 @@ _STATES = {
     "behind": _("behind"),
     "silent": _("not reporting"),
 }
-#: What is wrong in these states. In the others, a worker loads the newest policies before its next decision.
+#: The problem in each of these states. In the others, a worker loads the latest policies before its next decision.
 _TROUBLE = {
     "behind": _("Older policies still apply on %(workers)s. Check the log there."),
-    "silent": _("No reports come from %(workers)s. A silent worker has ended, hangs or cannot reach Redis."),
+    "silent": _("No reports come from %(workers)s. A silent worker has stopped, hangs or cannot reach Redis."),
 }
 _LATE = _(
-    "Counts of quotas on %(workers)s have waited for the database for up to %(age)s. They are lost if the worker is "
+    "Quota usage on %(workers)s has been waiting for the database for up to %(age)s. It is lost if the worker is "
     "killed. Check the log there."
 )
 _OTHER_SITE = _(
-    "Another site, with another SECRET_KEY, uses the same counters on %(workers)s. Give each site its own PREFIX, "
-    "unless they share their policies."
+    "Another site with another SECRET_KEY uses the same counters on %(workers)s. Give each site its own PREFIX "
+    "unless the sites share their policies."
 )
-_AWAY = _(
-    "Redis at %(server)s gives no decisions on %(workers)s (%(reason)s), so the “on error” of each policy decides."
-)
-_UNDECIDED = _("In the last minute, “on error” decided requests on %(workers)s (%(reason)s): %(message)s")
+_AWAY = _("Redis at %(server)s is unavailable on %(workers)s (%(reason)s), so the “on error” of each policy applies.")
+_UNDECIDED = _("In the last minute, “on error” was applied to requests on %(workers)s (%(reason)s): %(message)s")
 _FAILED = _("In the last minute, on %(workers)s: %(message)s")
 #: Workers that a sentence names.
 _NAMED = 3
@@ -81,7 +79,7 @@ def current_status() -> Status:
     """Return the status now."""
     found, reason = reply(lambda: (default_limiter().stored_revision(), _reports()))
     if found is None:
-        text = unanswered(reason, _("Until it does, the “on error” of each policy decides."))
+        text = unanswered(reason, _("The “on error” of each policy applies until it does."))
         return Status(text=text, kind="bad", answered=False, problems=[text])
     revision, reports = found
     if not reports and settings.statistics_seconds:
@@ -95,7 +93,7 @@ def current_status() -> Status:
     return Status(
         text=problems[0] if problems else gettext("All changes are live."),
         kind="bad" if problems else "good",
-        revision=gettext("Revision %(revision)s, published %(time)s") % live if live else "",
+        revision=gettext("Policy version %(revision)s, published %(time)s") % live if live else "",
         problems=problems,
         workers=workers,
     )

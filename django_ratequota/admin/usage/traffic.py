@@ -1,4 +1,4 @@
-"""The page Traffic: requests over time, by endpoint and by caller, and the newest refusals."""
+"""The page Traffic: requests over time, by endpoint and by caller, and the latest refusals."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from .outages import outage_texts
 #: Endpoints, callers and refusals that are listed.
 _MOST = 10
 #: The columns by which callers can be sorted.
-_COLUMNS = {"admitted": _("Admitted"), "would_refuse": _("Would be refused"), "refused": _("Refused")}
+_COLUMNS = {"admitted": _("Admitted"), "would_refuse": _("Log only"), "refused": _("Refused")}
 
 
 class TrafficPage(AdminPage):
-    """What was requested in the last hour, day or week, of all endpoints or of one."""
+    """The requests of the last hour, day or week to all endpoints or to one."""
 
     path, name = "traffic/", "traffic"
     media = forms.Media(css={"all": ["django_ratequota/plots.css", "django_ratequota/usage.css"]})
@@ -112,7 +112,7 @@ class TrafficPage(AdminPage):
             # Requests are counted by endpoint or by policy, not by both.
             endpoint_id=int(found["endpoint"]) if found["endpoint"] and policy is None else None,
             policy_id=policy,
-            # Whom a policy admitted is not counted by caller.
+            # Admitted requests are not counted by policy and caller.
             order=found["order"] or ("admitted" if policy is None else "refused"),
         )
 

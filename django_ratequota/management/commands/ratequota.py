@@ -19,7 +19,7 @@ from .. import callers, maintenance, overrides, personal_data, policyfile, undo,
 class Command(BaseCommand):
     """One command with a verb for each task; ``explain``, ``near``, ``status`` and ``export`` only read."""
 
-    help = "Explain, export, import, boost and undo limits, block callers, and look after the counters."
+    help = "Explain, export, import, boost and undo limits, block customers and maintain the counters."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Add the verbs; the function of each is its option ``run``, and may yield lines to print."""
@@ -46,5 +46,5 @@ def _in_words(error: Exception) -> str:
     if isinstance(error, DatabaseError):
         for problem in check_migrated(databases=[policy_alias()]):
             return f"{problem.msg} {problem.hint}"
-        return f"The database did not answer: {error}"
+        return f"The database is unavailable: {error}"
     return f"Redis did not answer ({error.reason}): {error}" if isinstance(error, StoreError) else str(error)

@@ -33,7 +33,7 @@ def test_a_network_is_blocked_and_unblocked(desk: Desks, scene: Scene) -> None:
 def test_a_refusal_in_traffic_leads_to_its_block(desk: Desks, scene: Scene) -> None:
     own = desk()
     page = own.open(PAGES["traffic"].path(scene))
-    refusals = page.locator("section").filter(has=page.get_by_role("heading", name="Newest refusals"))
+    refusals = page.locator("section").filter(has=page.get_by_role("heading", name="Latest refusals"))
     refusals.get_by_role("row").filter(has_text="dave").first.get_by_role("link", name="Block…").click()
     # The narrowest choice has the focus: arrow keys move on to the address, and to its network.
     expect(page.get_by_role("radio", name="user dave")).to_be_focused()

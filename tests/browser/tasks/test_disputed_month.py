@@ -33,7 +33,7 @@ def test_a_disputed_month(desk: Desks, scene: Scene) -> None:
         expect(page.get_by_role("row", name="Total")).to_contain_text("1,100")
     expect(page.locator(".ratequota-quotas-days tbody tr")).to_have_count(3)
     expect(page.get_by_role("row", name="Total").locator("td").last).to_have_text("900")
-    entry = page.get_by_role("region", name="Given back by operators").locator("tbody tr")
+    entry = page.get_by_role("region", name="Refunds by operators").locator("tbody tr")
     expect(entry).to_have_count(1)
     for text in ("superuser", "exports", "150", "Ticket 4711"):
         expect(entry).to_contain_text(text)

@@ -25,8 +25,8 @@ def test_a_limit_is_halved_and_the_save_is_undone(desk: Desks, scene: Scene) -> 
         page.get_by_role("navigation", name="Rate quotas").get_by_role("link", name="History").click()
         page.locator("#result_list tbody tr").first.locator("th a").click()
         expect(page.locator("#content-main")).to_contain_text("5/min")
-        page.get_by_role("link", name="Undo this save…").click()
-        page.get_by_role("button", name="Undo this save").click()
+        page.get_by_role("link", name="Undo this change…").click()
+        page.get_by_role("button", name="Undo this change").click()
         expect(page.locator(".messagelist .success")).to_be_visible()
     scene.free_search.refresh_from_db()
     assert scene.free_search.rates == "10/min"

@@ -32,7 +32,7 @@ def test_last_nights_outage(desk: Desks, scene: Scene) -> None:
     own = desk()
     page = own.open(PAGES["home"].path(scene))
     times = (f"{timezone.localtime(moment):%H:%M}" for moment in (began, ended))
-    told = f"{'–'.join(times)}: 40 requests were admitted without limits."
+    told = f"{'–'.join(times)} (40 requests were admitted without limits)."
     expect(page.locator(".ratequota-home")).to_contain_text(told)
     own.look()
     with own.task(actions=2):

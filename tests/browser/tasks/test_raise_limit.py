@@ -31,7 +31,7 @@ def test_a_customers_limit_is_raised_until_friday(desk: Desks, scene: Scene) -> 
         expect(page.get_by_label("Rates instead of")).to_have_value("20/hour")
         page.get_by_label("Or until: Date").fill(f"{friday:%Y-%m-%d}")
         page.get_by_label("Reason").fill("Ticket 4714")
-        page.get_by_role("button", name="Yes, grant them").click()
+        page.get_by_role("button", name="Yes, boost").click()
         expect(page.locator(".messagelist .success")).to_contain_text("20/hour until")
     assert [ask(page, "carol").status for _ in range(3)] == [200, 200, 429]
     boost = RatePolicy.objects.get(user=scene.carol)

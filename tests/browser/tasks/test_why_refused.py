@@ -28,7 +28,7 @@ def test_a_refused_customer_is_told_why(desk: Desks, scene: Scene) -> None:
     with own.task(actions=3):
         page.get_by_label("Customer or refusal").fill("carol")
         page.get_by_label("Customer or refusal").press("Enter")
-        recent = page.locator("section").filter(has_text="Refused in the last 24 hours")
+        recent = page.locator("section").filter(has_text="Refusals in the last 24 hours")
         expect(recent.get_by_role("row").filter(has_text="GET search")).to_contain_text("search: 10/hour")
         recent.get_by_role("link", name="GET search").click()
         expect(sentence).to_have_text(told)
