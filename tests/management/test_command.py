@@ -175,7 +175,7 @@ def test_status_shows_store_revision_last_change_and_ledger(
 
 
 def test_status_undoes_the_last_edit_although_policies_were_published_since(alice: User) -> None:
-    change = PolicyChange.objects.first()
+    change = PolicyChange.objects.latest("pk")
     run("publish")
     assert f"to undo it   manage.py ratequota undo {change.change_id}\n" in run("status")
 
