@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -207,7 +207,11 @@ def _explanation_lines(explanation: Explanation) -> Iterator[str]:
         yield "No policy applies, so requests are not limited"
         return
     yield "policies"
-    statuses = {(s.bucket.policy_id, s.bucket.rate): s for s in explanation.decision.statuses}
+    decision = explanation.decision
+    found: Iterable[BucketStatus] = decision.statuses
+    if decision.blocked_by and not decision.degraded:  # the check of a blocked client reads no counters
+        found = counters.peek(explanation.resolution.buckets).values()
+    statuses = {(s.bucket.policy_id, s.bucket.rate): s for s in found}
     names = subject_names([explanation.customer, *(bucket.subject for bucket in explanation.resolution.buckets)])
 
     def counter(bucket: Bucket) -> str:

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
+from django.db import Error as DatabaseError
 
 from ..changes.writer import write_publication
 from ..conf import settings
+from ..exceptions import StoreError
 from ..models import PolicyChange, QuotaWindow
 from ..monitoring.health import (
-    Health,
     has_late_checkpoint,
     is_of_another_site,
     reports,
@@ -23,6 +24,7 @@ from ..monitoring.health import (
 )
 from ..monitoring.rollup import KEEP_DAYS, MANY_ROWS, roll_up
 from ..operations.purge import purge as delete_keys
+from ..operations.states import KINDS
 from ..policies.unreadable import describe_unreadable, find_unreadable
 from ..runtime import default_limiter
 from ..store.base import NEARLY_FULL, memory_ratio, server_version
@@ -48,7 +50,7 @@ def add_verbs(verbs: Any) -> None:
     verb.set_defaults(run=checkpoint)
     add_timeout(verb)
     verbs.add_parser("status", help="Show Redis, the policy version and every worker.").set_defaults(run=status)
-    verb = verbs.add_parser("purge", help="Delete every key of this app in Redis, before you remove the app.")
+    verb = verbs.add_parser("purge", help="Delete every key of this app in Redis before you remove the app.")
     verb.set_defaults(run=purge)
     verb.add_argument("--no-input", action="store_true", help="Delete them without asking.")
 
@@ -147,13 +149,31 @@ def _agreed(what: str) -> bool:
 
 
 def status(_command: BaseCommand, _options: dict[str, Any]) -> Iterator[str]:
-    """Yield line by line, so that what was read before an error is shown."""
-    limiter = default_limiter()
-    if limiter.store.absent:
-        yield f"store        none: {limiter.store.absent}"
+    """Yield what can be read, line by line; then raise the first error of what cannot."""
+    if absent := default_limiter().store.absent:
+        yield f"store        none: {absent}"
         yield from _policies()
         return
-    for server, info in limiter.store.info().items():
+    errors: list[Exception] = []
+    parts = {
+        "store": _store,
+        "version": _version,
+        "last change": _policies,
+        "ledger": _ledger,
+        "workers": _workers,
+    }
+    for name, read in parts.items():
+        try:
+            yield from read()
+        except (StoreError, DatabaseError) as error:
+            errors.append(error)
+            yield f"{name:<13}could not be read: {error}"
+    if errors:
+        raise errors[0]
+
+
+def _store() -> Iterator[str]:
+    for server, info in default_limiter().store.info().items():
         name, version = server_version(info)
         # Some servers leave fields out.
         up, policy, evicted = (
@@ -163,23 +183,26 @@ def status(_command: BaseCommand, _options: dict[str, Any]) -> Iterator[str]:
         yield f"eviction     {policy}, {evicted} keys evicted"
         if (ratio := memory_ratio(info) or 0) >= NEARLY_FULL:
             yield f"memory       {ratio:.0%} of maxmemory, each policy's on_error applies when it is full"
-    revision = limiter.stored_revision()
+
+
+def _version() -> Iterator[str]:
     yield f"keys         {settings.prefix}:*"
-    yield f"version      {revision or 'none published yet'}"
-    yield from _policies()
-    rows = QuotaWindow.objects.count()
-    yield f"ledger       {rows} rows{': many, see manage.py check --database default' if rows > MANY_ROWS else ''}"
-    yield from _workers(reports(), revision)
+    yield f"version      {default_limiter().stored_revision() or 'none published yet'}"
 
 
 def _policies() -> Iterator[str]:
-    """Yield what the database tells of the policies."""
-    newest = PolicyChange.objects.exclude(model="counter").order_by("-pk").first()
+    """Yield what the database tells of the policies; a publication is no change, because it cannot be undone."""
+    newest = PolicyChange.objects.filter(model__in=KINDS).order_by("-pk").first()
     yield f"last change  {f'{newest.at:%Y-%m-%d %H:%M:%S %Z} {newest}' if newest else 'none'}"
     if newest:
         yield f"to undo it   manage.py ratequota undo {newest.change_id}"
     for policy in find_unreadable():
         yield f"unreadable   {describe_unreadable(policy)}"
+
+
+def _ledger() -> Iterator[str]:
+    rows = QuotaWindow.objects.count()
+    yield f"ledger       {rows} rows{': many, see manage.py check --database default' if rows > MANY_ROWS else ''}"
 
 
 #: Words for the values of ``state_of``. A process without a decision since the revision used no older one.
@@ -192,8 +215,9 @@ _STATES = {
 }
 
 
-def _workers(workers: list[Health], revision: int) -> Iterator[str]:
-    """Yield what the processes reported in the last minute."""
+def _workers() -> Iterator[str]:
+    """Yield what the workers reported in the last minute."""
+    revision, workers = default_limiter().stored_revision(), reports()
     if not workers:
         yield "workers      none has reported in the last minute"
         return

@@ -16,7 +16,7 @@ import pytest
 import redis
 from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
-from django.db import connection
+from django.db import OperationalError, connection
 from django.utils import timezone
 
 from django_ratequota.management import maintenance
@@ -71,6 +71,15 @@ def test_explain_sees_an_edit_that_was_just_made(alice: User) -> None:
     run("explain", "--user", "alice")
     RatePolicy.objects.filter(user=alice).update(rates="blocked")
     assert "would be refused now, by all endpoints: blocked" in run("explain", "--user", "alice")
+
+
+def test_explain_shows_the_counters_of_a_blocked_client(alice: User) -> None:
+    for _ in range(3):
+        check_from(alice, scope="search")
+    run("block", "--user", "alice")
+    text = run("explain", "--user", "alice", "--endpoint", "search")
+    assert "would be refused now, by all endpoints: blocked" in text
+    assert f"search: 10/min of user:{alice.pk}: 7 of 10 left" in text
 
 
 def test_explain_takes_the_plan_that_a_resolver_would_return(alice: User, settings: Any) -> None:
@@ -163,6 +172,46 @@ def test_status_shows_store_revision_last_change_and_ledger(
     counted(subject="user:1", starts_at=timezone.now(), ends_at=timezone.now() + timedelta(days=9), used=1, limit=2)
     monkeypatch.setattr(maintenance, "MANY_ROWS", 0)
     assert "ledger       1 rows: many, see manage.py check --database default\n" in run("status")
+
+
+def test_status_undoes_the_last_edit_although_policies_were_published_since(alice: User) -> None:
+    change = PolicyChange.objects.latest("pk")
+    run("publish")
+    assert f"to undo it   manage.py ratequota undo {change.change_id}\n" in run("status")
+
+
+def status_until_its_error(match: str) -> str:
+    out = io.StringIO()
+    with pytest.raises(CommandError, match=match):
+        call_command("ratequota", "status", stdout=out)
+    return out.getvalue()
+
+
+def test_status_shows_the_last_change_while_redis_is_down(alice: User, settings: Any) -> None:
+    settings.RATEQUOTA = DOWN
+    text = status_until_its_error(r"Redis did not answer \(connection\)")
+    assert "store        could not be read: " in text
+    assert "to undo it   manage.py ratequota undo " in text
+    assert "ledger       0 rows\n" in text
+    assert "workers      could not be read: " in text
+
+
+def test_status_shows_the_last_change_while_redis_is_full(alice: User, redis_client: redis.Redis) -> None:
+    with memory_limit(redis_client, used=2):
+        text = status_until_its_error(r"Redis did not answer \(oom\)")
+    assert "of maxmemory" in text
+    assert "to undo it   manage.py ratequota undo " in text
+
+
+def test_status_shows_redis_while_the_database_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise OperationalError("connection refused")
+
+    monkeypatch.setattr(maintenance, "find_unreadable", fail)
+    text = status_until_its_error("database")
+    assert "version      " in text
+    assert "last change  could not be read: connection refused\n" in text
+    assert "workers      none has reported in the last minute\n" in text
 
 
 def test_status_warns_of_a_server_that_is_nearly_full(redis_client: redis.Redis) -> None:

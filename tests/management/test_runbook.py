@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from typing import Any
 
 import pytest
 from django.core.management import call_command
@@ -57,6 +58,13 @@ def test_one_endpoint_is_exempt() -> None:
     assert admitted()
     undo_as_status_says()
     assert not admitted()
+
+
+def test_blocks_hold_while_redis_is_down(settings: Any) -> None:
+    type_command("update(on_error='allow')")
+    assert not admitted(ATTACKER)
+    settings.RATEQUOTA = {"REDIS_URL": "redis://127.0.0.1:1/0", "TIMEOUT": 5.0, "STATISTICS_SECONDS": 0}
+    assert [admitted(), admitted(ATTACKER)] == [True, False]
 
 
 def test_policies_stop_denying() -> None:
