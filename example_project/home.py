@@ -48,7 +48,8 @@ class Home(LoginView):
 
 def documentation(request: HttpRequest, name: str) -> HttpResponse:
     """Show a page of the documentation as it is written, because the demo needs no network."""
-    pages = {page.stem: page for page in (BASE_DIR / "docs").glob("*.md")}
+    docs = BASE_DIR / "docs"
+    pages = {page.relative_to(docs).with_suffix("").as_posix(): page for page in docs.rglob("*.md")}
     if name not in pages:
         raise Http404
     return HttpResponse(pages[name].read_text("utf-8"), content_type="text/plain; charset=utf-8")

@@ -21,5 +21,5 @@ urlpatterns = [
     # The demo's own page; not needed to limit anything.
     path("", home.Home.as_view(), name="home"),
     path("sign-out/", LogoutView.as_view(next_page="home"), name="sign-out"),
-    path("docs/<slug:name>/", home.documentation, name="documentation"),
+    path("docs/<path:name>/", home.documentation, name="documentation"),
 ]

@@ -95,7 +95,7 @@ def test_a_script_has_to_say_that_it_means_it(redis_client: redis.Redis, monkeyp
 
 @pytest.mark.parametrize(
     ("changed", "text"),
-    [({"REDIS_URL": "memory://"}, "memory://, so each process"), ({"ENABLED": False}, "ENABLED")],
+    [({"REDIS_URL": "memory://"}, "memory://, so each worker"), ({"ENABLED": False}, "ENABLED")],
 )
 def test_without_redis_there_is_nothing_to_delete(settings: Any, changed: dict[str, Any], text: str) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, **changed}
