@@ -30,6 +30,7 @@ PARTS = (
     "ledger",
     "memory",
     "threads",
+    "turns",
     "importing",
 )
 RESULTS = Path(__file__).with_name("RESULTS.md")

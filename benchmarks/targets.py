@@ -70,6 +70,7 @@ TARGETS = (
     Target("calls to Redis per DENY_CACHE_SECONDS, bucket and process", "refused_calls", 1, "calls"),
     Target("DRF request under gunicorn: fewer requests/s than without", "wsgi_loss_percent", 12, "%", why=_FLOOR),
     Target("DRF request under uvicorn: fewer requests/s than without", "asgi_loss_percent", 12, "%", why=_FLOOR),
+    Target("`turn`: p95 of waking late, 4 processes at 100 slots/s", "turn_late_ms", 2, "ms"),
     Target("warm resolve, 10 -> 10,000 policies", "resolve_growth", 1.2),
     Target("warm resolve, 10,000 policies", "resolve_us", 5, "µs"),
     Target("cold user", "cold_queries", 2, "queries"),

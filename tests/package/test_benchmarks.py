@@ -74,13 +74,13 @@ def test_a_target_says_whether_and_by_how_much_it_is_missed() -> None:
 
 @pytest.mark.thorough
 def test_a_quick_run_measures_and_names_missing_packages() -> None:
-    words = [sys.executable, "-m", "benchmarks", "one_decision", "memory", "--quick"]
+    words = [sys.executable, "-m", "benchmarks", "one_decision", "memory", "turns", "--quick"]
     inherited = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
     done = subprocess.run(words, cwd=ROOT, env=inherited, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     measured = {row.split(" | ")[0].strip("| ") for row in done.stdout.splitlines() if row.startswith("|")}
     assert {"Limiter.check, gcra, 5 buckets", "check_request, 3 policies", "DRF: UserRateThrottle"} <= measured
-    assert {"sliding log, bytes an entry", "`check_request`, 3 policies, warm"} <= measured
+    assert {"sliding log, bytes an entry", "`check_request`, 3 policies, warm", "async with turn"} <= measured
     for package in ("django-ratelimit", "limits", "throttled-py", "pyrate-limiter"):
         assert package in measured or any(name.startswith(f"{package}: ") for name in measured)
 
