@@ -284,7 +284,7 @@ class _Queue(_Counter):
     def refund(self, units: int, took: _Took | None) -> None:
         last, full_at = self.last, took.until if took else self.full_at()
         if last <= max(self.now, full_at - self.capacity * self.interval):  # no slot ahead is booked behind it
-            last -= max(0, min(units * self.interval, min(full_at, self.full_at()) - self.now))
+            last -= max(0, min(units * self.interval, full_at - self.now))
         self.write(last)
 
     def write(self, last: int) -> None:
