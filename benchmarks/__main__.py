@@ -31,6 +31,7 @@ PARTS = (
     "resolver",
     "ledger",
     "memory",
+    "turns",
     "setting_up",
 )
 RESULTS = Path(__file__).with_name("RESULTS.md")

@@ -89,6 +89,7 @@ TARGETS = (
         why="A repeated refusal is still a Decision with a status for each bucket, made in Python.",
     ),
     Target("calls to Redis per DENY_CACHE_SECONDS, bucket and process", "refused_calls", 1, "calls"),
+    Target("`turn`: p95 of waking late, 4 processes at 100 slots/s", "turn_late_ms", 2, "ms"),
     Target("finding policies, warm, 10 -> 10,000 policies", "resolve_growth", 1.2),
     Target("finding policies, warm, 10,000 policies", "resolve_us", 5, "µs"),
     Target("a user's first request", "cold_queries", 2, "queries"),

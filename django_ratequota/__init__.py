@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from .enforcement.check_caller import acheck_caller, apeek_caller, check_caller, peek_caller
     from .enforcement.check_request import acheck_request, check_request
+    from .enforcement.turn import turn
     from .enforcement.warm import awarm, warm
     from .engine.decision import Decision
     from .engine.limiter import Limiter
@@ -32,6 +33,7 @@ __all__ = [
     "check_caller",
     "check_request",
     "peek_caller",
+    "turn",
     "warm",
 ]
 
@@ -41,6 +43,7 @@ __getattr__ = lazy_exports(
     {
         "enforcement.check_request": ("acheck_request", "check_request"),
         "enforcement.check_caller": ("acheck_caller", "apeek_caller", "check_caller", "peek_caller"),
+        "enforcement.turn": ("turn",),
         "enforcement.warm": ("awarm", "warm"),
         "engine.rates": ("Rate",),
         "engine.decision": ("Decision",),

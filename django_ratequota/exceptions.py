@@ -93,6 +93,17 @@ class OutOfTime(StoreError):
         super().__init__("timeout", f"no decision within {seconds} s")
 
 
+class NoSlot(RateQuotaError, TimeoutError):
+    """The next slot of a queue is later than ``turn`` may wait; nothing was booked.
+
+    ``retry_after`` is the time until that slot (seconds).
+    """
+
+    def __init__(self, timeout: float, retry_after: float) -> None:
+        super().__init__(f"no slot within {timeout:g} s; the next one is in {retry_after:.1f} s")
+        self.retry_after = retry_after
+
+
 class NewerRevision(RateQuotaError):
     """The policies were published again since the caller's snapshot; nothing was consumed.
 

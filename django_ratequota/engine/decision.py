@@ -99,7 +99,9 @@ class Charge:
         """Subtract refunded units; the rest drains that much earlier."""
         self.units -= units
         rate = self.bucket.rate
-        if rate.algorithm in BURST_ALGORITHMS:
+        if self.bucket.queued:
+            self.level_us -= units * rate.interval_us
+        elif rate.algorithm in BURST_ALGORITHMS:
             self.level_us = max(0, self.level_us - units * self.share * rate.period_us // rate.limit)
 
 

@@ -1,7 +1,8 @@
 """Redis keys: the one place where a key is built.
 
-``{prefix}:{<subject>}:<endpoint>:<algorithm><period>``, such as ``rq:{user:42}:7:tb60``. The subject in braces is
-the Cluster hash tag. A key has at most 128 bytes, and two different counters never share one, whatever the text.
+``{prefix}:{<subject>}:<endpoint>:<algorithm><period>``, such as ``rq:{user:42}:7:tb60``; a queue's ends in ``queue``.
+The subject in braces is the Cluster hash tag. A key has at most 128 bytes, and two different counters never share
+one, whatever the text.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def check_prefix(prefix: str) -> str:
 
 def bucket_key(prefix: str, bucket: Bucket) -> str:
     """Return the key of the bucket's counter."""
-    rate = _rate(bucket.rate.algorithm, bucket.rate.period, bucket.rate.counts)
+    rate = "queue" if bucket.queued else _rate(bucket.rate.algorithm, bucket.rate.period, bucket.rate.counts)
     return f"{prefix}:{beginning(bucket.subject)}{_endpoint(bucket)}:{rate}"
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Generator, Iterable
+from dataclasses import replace
 from datetime import UTC, tzinfo
 from typing import TYPE_CHECKING, Any
 
@@ -168,9 +169,10 @@ class Limiter:
     def acquire(self, bucket: Bucket, timeout: float, cost: int = 1) -> Decision:
         """Book the next free slot of a ``leaky_bucket`` used as a queue, first come, first served.
 
-        When allowed, sleep ``decision.retry_after`` seconds, then go ahead. Refused at once, with nothing booked,
-        when that wait would exceed ``timeout`` (seconds). ``decision.refund(cost)`` gives the slot back, unless
-        another one has been booked behind it.
+        When allowed, sleep ``decision.retry_after`` seconds, then go ahead; ``turn`` does both. Refused at once, with
+        nothing booked, when that wait would exceed ``timeout`` (seconds). ``decision.refund(cost)`` gives the slot
+        back, unless another one has been booked behind it. The queue is a counter of its own, which the other verbs
+        do not see and ``reset`` forgets. It goes on when the rate changes, whatever the new limit, burst and period.
         """
         return self.decide(self._booking(bucket, timeout, cost))
 
@@ -305,7 +307,7 @@ class Limiter:
             raise InvalidBucket(f"acquire needs a leaky_bucket; write the rate as '{bucket.rate} leaky_bucket'")
         if not 0 <= timeout <= MAX_US / 10**6:
             raise InvalidBucket(f"timeout must be seconds, 0 or more, not {timeout!r}")
-        return self._request("acquire", (bucket,), cost)._replace(wait_us=int(timeout * 10**6))
+        return self._request("acquire", (replace(bucket, queued=True),), cost)._replace(wait_us=int(timeout * 10**6))
 
     def _ask_each_server(self, request: LimitRequest) -> Steps:
         if request.revision is not None and self._revision_is_due():
@@ -345,7 +347,9 @@ class Limiter:
 
     def _reset_steps(self, buckets: Iterable[Bucket]) -> Generator[Command, Any, int]:
         buckets = tuple(buckets)
+        leaky = [replace(bucket, queued=True) for bucket in buckets if bucket.rate.algorithm == "leaky_bucket"]
+        queues = {bucket.counter: bucket for bucket in leaky}  # one for all its rates
         try:
-            return (yield from self.backend.reset(buckets))
+            return (yield from self.backend.reset([*(one for one in buckets if not one.queued), *queues.values()]))
         finally:
             self._deny_cache.freed(buckets)

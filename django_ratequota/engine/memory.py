@@ -72,8 +72,8 @@ class _Counter(ABC):
         """Return when nothing is in use any more."""
 
     @abstractmethod
-    def charge(self, units: int, *, slot: bool) -> None:
-        """Add the units; ``slot`` = as one of a queue."""
+    def charge(self, units: int) -> None:
+        """Add the units."""
 
     @abstractmethod
     def refund(self, units: int, took: _Took | None) -> None:
@@ -105,7 +105,7 @@ class _FixedWindow(_Counter):
     def full_at(self) -> int:
         return self.window[1]
 
-    def charge(self, units: int, *, slot: bool) -> None:
+    def charge(self, units: int) -> None:
         self.count += units
 
     def refund(self, units: int, took: _Took | None) -> None:
@@ -143,7 +143,7 @@ class _SlidingLog(_Counter):
     def full_at(self) -> int:
         return self.log[-1][0] + self.period
 
-    def charge(self, units: int, *, slot: bool) -> None:
+    def charge(self, units: int) -> None:
         self.log.append((self.now, units))
         self.since, self.total = self.now, self.total + units
 
@@ -182,7 +182,7 @@ class _SlidingCounter(_Counter):
     def full_at(self) -> int:
         return self.since + (2 if self.current else 1) * self.period
 
-    def charge(self, units: int, *, slot: bool) -> None:
+    def charge(self, units: int) -> None:
         self.current += units
 
     def refund(self, units: int, took: _Took | None) -> None:
@@ -199,8 +199,6 @@ class _Meter(_Counter):
 
     #: Units times period, at ``since``; the limit and the capacity that they were written under.
     level = written = size = 0
-    #: Whether the units above the capacity are booked slots.
-    booked = False
 
     def advance(self) -> None:
         """Nothing expires: units drain from charge to charge."""
@@ -232,15 +230,12 @@ class _Meter(_Counter):
     def full_at(self) -> int:
         return self.fits_at(0, 0)
 
-    def charge(self, units: int, *, slot: bool) -> None:
-        (level, drain), room, added = self.left(), self.capacity * self.period, units * self.period
-        booked = slot or (self.booked and level > room)
-        over = level + added - room
-        if drain > self.limit and over > 0:
-            # A slot begins at the instant in its caller's reply, and the next slot behind it.
-            level -= over - (-(-over * self.limit // drain) if slot else min(over, added))
-        self.level, self.since, self.written, self.size = level + added, self.now, self.limit, self.capacity
-        self.booked = booked and self.level > room
+    def charge(self, units: int) -> None:
+        level, drain = self.left()
+        if drain > self.limit:
+            level = min(level, self.capacity * self.period)
+        self.level, self.since = level + units * self.period, self.now
+        self.written, self.size = self.limit, self.capacity
 
     def refund(self, units: int, took: _Took | None) -> None:
         level = held = max(0, self.level - (self.now - self.since) * self.written)
@@ -249,9 +244,53 @@ class _Meter(_Counter):
             if self.edited:  # which left no more of them
                 size = self.size if self.written < self.limit else max(self.size, self.capacity)
                 held = min(held, size * self.period)
-        if self.booked and level > self.size * self.period and not (took and held >= level):
-            held = 0  # another slot may be booked behind it
         self.level, self.since = level - max(0, min(units * self.period, held, level)), self.now
+
+
+class _Queue(_Counter):
+    """Booked slots: how much later than ``since`` the last one is (µs). As ``queue.lua``, which tells the rules."""
+
+    later = 0
+
+    def advance(self) -> None:
+        """Nothing expires: the last slot counts as so long ago, at most, as a burst takes."""
+
+    @property
+    def interval(self) -> int:
+        return -(-self.period // self.limit)
+
+    @property
+    def last(self) -> int:
+        return max(self.since + self.later, self.now - self.capacity * self.interval)
+
+    def rewind(self, now: int) -> None:
+        self.since = now
+
+    def used(self) -> Fraction:
+        return Fraction(self.full_at() - self.now, self.interval)
+
+    def holds(self) -> bool:
+        return self.since > 0
+
+    def fits_at(self, units: int, room: int) -> int:
+        return self.full_at() + (units - room) * self.interval
+
+    def full_at(self) -> int:
+        return self.last + self.capacity * self.interval
+
+    def charge(self, units: int) -> None:
+        self.write(self.last + units * self.interval)
+
+    def refund(self, units: int, took: _Took | None) -> None:
+        last, full_at = self.last, took.until if took else self.full_at()
+        if last <= max(self.now, full_at - self.capacity * self.interval):  # no slot ahead is booked behind it
+            last -= max(0, min(units * self.interval, full_at - self.now))
+        self.write(last)
+
+    def write(self, last: int) -> None:
+        self.since, self.later = self.now, last - self.now
+        if self.full_at() <= self.now:
+            self.since = 0  # nothing to hold
 
 
 _COUNTERS: dict[str, type[_Counter]] = {
@@ -369,7 +408,7 @@ class Memory:
         """Remove the bucket's counter around ``at_us`` and return it, told the terms; for a peek return a copy."""
         rate = bucket.rate
         # No window holds a part of a unit, but a bucket does, once it has drained so long.
-        kind = _Meter if rate.limit < self._share else _COUNTERS[rate.algorithm]
+        kind = _Meter if rate.limit < self._share else _Queue if bucket.queued else _COUNTERS[rate.algorithm]
         name, window = self._name(bucket, at_us)
         found = deepcopy(self._counters.get(name)) if peek else self._counters.pop(name, None)
         counter = found if isinstance(found, kind) else kind()  # after an edit to another kind, too
@@ -398,7 +437,7 @@ class Memory:
             took = charged and _Took(charged.at_us, charged.at_us + charged.levels_us[at])
             counter.refund(units, took)
         elif request.mode != "peek":
-            counter.charge(units, slot=request.mode == "acquire")
+            counter.charge(units)
 
     def _status(self, counter: _Counter, bucket: Bucket, passed: bool, wait: int | None, now: int) -> BucketStatus:
         used = counter.used()

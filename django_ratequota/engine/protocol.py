@@ -211,7 +211,7 @@ class CheckCommand:
                 since_us, until_us = max(since_us, start), min(until_us, finish)
             windows_us.append(finish - start or rate.period_us)
             enforced = 1 if bucket.mode == "enforce" else 0
-            algorithm = "calendar_window" if unit else rate.algorithm
+            algorithm = "queue" if bucket.queued else "calendar_window" if unit else rate.algorithm
             args += (algorithm, rate.limit, rate.period_us, rate.capacity, enforced, start, finish, 0, 0)
         return since_us, until_us, args, windows_us
 

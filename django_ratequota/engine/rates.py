@@ -128,6 +128,11 @@ class Rate:
         """Return what a request of ``cost`` units takes from the bucket."""
         return 1 if self.counts == "requests" else cost
 
+    @property
+    def interval_us(self) -> int:
+        """µs between the slots of a queue, rounded up: 5,000,000 for ``12/min``."""
+        return -(-self.period_us // self.limit)
+
     @classmethod
     def parse(cls, text: str, algorithm: str = DEFAULT_ALGORITHM) -> Rate:
         """Read one rate, such as ``100/min burst 20 gcra``; ``algorithm`` is the default when it names none.

@@ -9,8 +9,9 @@ from pathlib import Path
 from ..store.commands import Script
 from .rates import ALGORITHMS
 
-#: Files that are branches of one function: the algorithms, and the calendar windows of ``fixed_window``.
-_BRANCHES = ("calendar_window", *ALGORITHMS)
+#: Files that are branches of one function: the algorithms, the calendar windows of ``fixed_window``, and the queue of
+#: ``leaky_bucket``.
+_BRANCHES = ("calendar_window", "queue", *ALGORITHMS)
 
 
 def _compose(*names: str, flags: str = "") -> Script:

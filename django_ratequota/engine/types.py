@@ -42,6 +42,8 @@ class Bucket:
     anchor: int = field(default=1, kw_only=True)
     #: Whether X-RateLimit-* describe it instead of the bucket with the least room.
     leads: bool = field(default=False, kw_only=True)
+    #: Whether its counter is the queue of slots that ``Limiter.acquire`` books, which sets it.
+    queued: bool = field(default=False, kw_only=True)
 
     def __hash__(self) -> int:
         # Because every request hashes its buckets, only the fields that differ most.
@@ -52,6 +54,8 @@ class Bucket:
         """The counter's identity: equal for buckets that share it."""
         endpoint = self.scope if self.endpoint_id is None else self.endpoint_id
         rate = self.rate
+        if self.queued:  # whatever the period: after an edit, slots follow the booked ones
+            return (self.subject, endpoint, self.counted_per, "queue")
         return (self.subject, endpoint, self.counted_per, rate.algorithm, rate.period, rate.counts)
 
     @property

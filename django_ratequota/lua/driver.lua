@@ -113,7 +113,6 @@ for i = 1, count do
   end
   local passed, retry_at = check(b, values[first + i], now, cost, KEYS[first + i])
   if mode == 'acquire' then
-    b.booking = true
     passed = passed or retry_at and retry_at - now <= patience
   elseif mode == 'charge' or mode == 'refund' then
     passed, retry_at = true, nil

@@ -3,9 +3,7 @@
 -- Stores  what token_bucket stores: level times period, time of the last drain (µs), limit and burst.
 -- Admits  when max(0, level - elapsed * limit/period) + cost <= burst.
 -- The level equals the used tokens of a token bucket with the same numbers, and both admit the same requests, so the
--- arithmetic is token_bucket's. As a queue (mode acquire) the level may rise above burst: each unit above it
--- is a booked slot, served first come, first served, one every period/limit. A slot is given back only when
--- none is booked behind it: else the next caller would get the last one's slot as well.
+-- arithmetic is token_bucket's. As a queue (mode acquire) it has another counter; see queue.lua.
 -- Source  https://en.wikipedia.org/wiki/Leaky_bucket#As_a_meter
 
 return algorithm('token_bucket')

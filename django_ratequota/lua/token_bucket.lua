@@ -2,14 +2,14 @@
 --
 -- Stores  one string of 20 bytes: units used times period, time of the last refill (µs) (big-endian doubles), the
 --         limit that it was written under (4 bytes); with a burst of its own, or a limit from 2^32 on, 32 bytes:
---         limit and burst are doubles as well. The burst is negative while booked slots may lie ahead.
+--         limit and burst are doubles as well.
 --         Tokens are burst minus the units used, so an edited limit or burst keeps the usage.
 -- Admits  when min(burst, tokens + elapsed * limit/period) >= cost.
 -- Edited  Until the next charge, usage drains by the faster of the two limits, and counts as at most one full
 --         bucket, the larger of the two. A charge under the slower limit cuts it to one of its own buckets.
 --         So nobody waits longer than the longer of the two rates' times from empty to full.
 -- Refund  takes the part of the charge that has not drained: the oldest units drain first, so its own are the last of
---         the b.level µs. Without b.level, takes the newest units. Takes no slot behind which another one is booked.
+--         the b.level µs. Without b.level, takes the newest units.
 --         It is no usage under the caller's rate, so the state stays under the rate that it was written under.
 -- Exact   while burst * period in µs stays below 2^53 (100,000/day, 2,500,000/hour), as all numbers are then
 --         whole; beyond that the error stays far below a microsecond's refill.
@@ -24,9 +24,6 @@ local function check(b, value, now, cost)
       size = limit
     elseif #value == 32 then
       used, at, limit, size = struct.unpack('>dddd', value)
-      if size < 0 then
-        b.booked, size = true, -size
-      end
     end
     local held = used
     if limit ~= drain or size ~= burst then
@@ -46,9 +43,6 @@ local function check(b, value, now, cost)
     end
     if not (used > 0) then
       used = 0
-    end
-    if b.booked and used <= (b.refunding and size or burst) * period then
-      b.booked = nil
     end
   end
   b.used, b.at = used, at
@@ -71,9 +65,6 @@ local function without(b, units)
       held = math.min(held, (b.written < limit and b.size or math.max(b.size, b.burst)) * b.period)
     end
   end
-  if b.booked and not (b.level and held >= used) then -- the last booked slot is the top of the usage
-    return used
-  end
   return used - math.max(0, math.min(units * b.period, held, used))
 end
 
@@ -85,19 +76,15 @@ local function settle(b, units)
     if units <= 0 then
       used, kept, size = units < 0 and without(b, -units) or b.rewound, b.written or limit, b.size or burst
     else
-      local over = used + units * period - burst * period
-      if drain > limit and over > 0 then
-        -- A slot begins at the instant in its caller's reply, and the next slot behind it.
-        local later = over * limit / drain
-        used = used - over + (b.booking and later + -later % 1 or math.min(over, units * period))
+      if drain > limit then
+        used = math.min(used, burst * period)
       end
       used, drain = used + units * period, limit
     end
-    local queue = (b.booked or b.booking and units > 0) and used > size * period
-    if not queue and size == kept and kept < 4294967296 then
+    if size == kept and kept < 4294967296 then
       value = struct.pack('>ddI4', used, at, kept)
     else
-      value = struct.pack('>dddd', used, at, kept, queue and -size or size)
+      value = struct.pack('>dddd', used, at, kept, size)
     end
     if kept ~= limit or size ~= burst then
       local time = used / kept

@@ -24,12 +24,12 @@ from django_ratequota.engine.keys import bucket_key, window_key
 from django_ratequota.engine.rates import BURST_ALGORITHMS
 from tests.conftest import NOON_US, Clock
 from tests.support.properties import examples
-from tests.support.reference_models import MODELS, CalendarWindow, Charged, Model, Outcome, judge, units_of
+from tests.support.reference_models import MODELS, CalendarWindow, Charged, Model, Outcome, Queue, judge, units_of
 
 SECOND, DAY = 10**6, 86_400 * 10**6
 
-#: What a counter is: one of the algorithms, or a fixed window of the calendar.
-KINDS = (*MODELS, "calendar")
+#: What a counter is: one of the algorithms, a fixed window of the calendar, or a leaky bucket's queue.
+KINDS = (*MODELS, "calendar", "queue")
 #: Few counters a walk, so that each is asked often; a number picks one, counted around.
 COUNTERS = st.integers(0, 2)
 #: Beyond 2**53 µs-units doubles are not exact: a day's 15,000 units and as many in debt stay below.
@@ -80,11 +80,13 @@ class Walk(RuleBasedStateMachine):
         self.buckets: list[Bucket] = []
         self.models: list[Model] = []
         for kind, limit, period, what in zip(kinds, limits, periods, counts, strict=False):
-            algorithm = kind if kind in MODELS else "fixed_window"
-            period = period if kind in MODELS else calendar
-            rate = Rate(limit=limit, counts=what, period=period, algorithm=algorithm)
-            self.buckets.append(Bucket(subject, rate, scope=kind))
-            self.models.append(MODELS[kind]() if kind in MODELS else CalendarWindow())
+            algorithm = {"calendar": "fixed_window", "queue": "leaky_bucket"}.get(kind, kind)
+            rate = Rate(
+                limit=limit, counts=what, period=calendar if kind == "calendar" else period, algorithm=algorithm
+            )
+            self.buckets.append(Bucket(subject, rate, scope=kind, queued=kind == "queue"))
+            # A fixed window of a day is the calendar's.
+            self.models.append(CalendarWindow() if rate.calendar else Queue() if kind == "queue" else MODELS[kind]())
         self.anchor_months(anchor)
         #: Instants worth standing at, of the latest answers.
         self.targets: list[int] = []
@@ -168,10 +170,19 @@ class Walk(RuleBasedStateMachine):
         )
         self.anchor_months(anchor)
 
-    @precondition(lambda self: "leaky_bucket" in self.kinds)
+    @precondition(lambda self: "queue" in self.kinds)
     @rule(cost=COSTS, patience_us=st.sampled_from([0, 1, 10**5, SECOND, 100 * SECOND]), pause=PAUSES)
     def acquire(self, cost: Cost, patience_us: int, pause: Pause) -> None:
-        self.ask("acquire", [self.kinds.index("leaky_bucket")], cost, pause, patience_us=patience_us)
+        self.ask("acquire", [self.kinds.index("queue")], cost, pause, patience_us=patience_us)
+
+    @precondition(lambda self: "queue" in self.kinds)
+    @rule(period=PERIODS, cost=COSTS, pause=PAUSES)
+    def edit_period(self, period: Any, cost: Cost, pause: Pause) -> None:
+        """Of a queue, which goes on."""
+        pick = self.kinds.index("queue")
+        bucket = self.buckets[pick]
+        self.buckets[pick] = replace(bucket, rate=replace(bucket.rate, period=period))
+        self.ask("acquire", [pick], cost, pause, patience_us=100 * SECOND)
 
     @rule(pick=COUNTERS, limit=LIMITS, burst=st.none() | st.integers(1, 200), cost=COSTS)
     def edit(self, pick: int, limit: int, burst: int | None, cost: Cost) -> None:

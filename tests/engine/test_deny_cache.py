@@ -190,7 +190,7 @@ def test_peek_is_always_sent_to_redis(cached: Limiter, redis_client: redis.Redis
 
 
 def test_acquire_is_always_sent_to_redis(cached: Limiter, clock: Clock) -> None:
-    queue = bucket("10/s burst 1 leaky_bucket")
+    queue = bucket("10/s burst 1 leaky_bucket", queued=True)
     refuse(cached, [queue])
     waits = [cached.acquire(queue, timeout=1).retry_after for _ in range(3)]
     assert waits == [0.1, 0.2, 0.3]

@@ -53,6 +53,7 @@ BUCKETS = st.builds(
         (Bucket("plan:3", Rate.parse("5/month")), "rq:{plan:3}:0:fwmonth"),
         (Bucket("everyone", Rate.parse("5/30day gcra")), "rq:{everyone}:0:gc2592000"),
         (Bucket("ip:203.0.113.7", Rate.parse("5/h leaky_bucket")), "rq:{ip:203.0.113.7}:0:lb3600"),
+        (Bucket("user:1", Rate.parse("5/h leaky_bucket"), queued=True), "rq:{user:1}:0:queue"),
         (Bucket("ip:2001:db8:1:2::/64", MINUTE), "rq:{ip:2001:db8:1:2::/64}:0:tb60"),
         (Bucket("ip:2001:0db8:85a3:0000:0000:8a2e:0370:7334/128", MINUTE), None),
         (Bucket("user:1", Rate.parse("5/s sliding_window_log")), "rq:{user:1}:0:sl1"),

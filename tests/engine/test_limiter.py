@@ -15,7 +15,6 @@ import redis
 import redis.asyncio
 
 from django_ratequota import Bucket, Decision, Limiter, Rate
-from django_ratequota.engine.keys import bucket_key
 from django_ratequota.engine.rates import ALGORITHMS, MAX_UNITS
 from django_ratequota.exceptions import InvalidBucket, InvalidCost, RateQuotaError
 from tests.conftest import NOON_US, Clock
@@ -147,16 +146,16 @@ def test_reset_deletes_counters_and_returns_their_number(limiter: Limiter) -> No
 QUEUE = bucket("10/s burst 1 leaky_bucket")
 
 
-def test_slots_are_spaced_and_first_come_first_served(limiter: Limiter, clock: Clock) -> None:
+def test_slots_are_spaced_and_first_come_first_served(either: Limiter, clock: Clock) -> None:
     waits = []
     for _ in range(5):
-        decision = limiter.acquire(QUEUE, timeout=10)
+        decision = either.acquire(QUEUE, timeout=10)
         assert decision.allowed
         waits.append(decision.retry_after)
     clock.advance(0.25)  # two slots and a half later
-    waits.append(limiter.acquire(QUEUE, timeout=10).retry_after)
+    waits.append(either.acquire(QUEUE, timeout=10).retry_after)
     clock.advance(10)
-    waits.append(limiter.acquire(QUEUE, timeout=10).retry_after)
+    waits.append(either.acquire(QUEUE, timeout=10).retry_after)
     assert waits == [0, 0.1, 0.2, 0.3, 0.4, 0.25, 0]
 
 
@@ -165,7 +164,7 @@ def test_acquire_beyond_its_timeout_is_refused_at_once_and_books_nothing(
 ) -> None:
     for _ in range(4):
         limiter.acquire(QUEUE, timeout=1)
-    key = bucket_key("rqtest", QUEUE)
+    [key] = redis_client.keys("rqtest:*")
     before = redis_client.dump(key), redis_client.pexpiretime(key)
     refused = limiter.acquire(QUEUE, timeout=0.399999)
     assert (refused.allowed, refused.retry_after) == (False, 0.4)
@@ -174,6 +173,42 @@ def test_acquire_beyond_its_timeout_is_refused_at_once_and_books_nothing(
     assert (booked.allowed, booked.retry_after) == (True, 0.4)
     clock.advance(0.5)
     assert limiter.acquire(QUEUE, timeout=0).retry_after == 0
+
+
+def test_after_an_edit_the_next_slot_is_behind_the_booked_ones(either: Limiter, clock: Clock) -> None:
+    """Another period began another queue, so both rates ran at once; another limit forgot slots beyond a burst."""
+
+    def book(rate: str) -> float | None:
+        return either.acquire(bucket(f"{rate} leaky_bucket"), timeout=60).retry_after
+
+    assert [book("12/min burst 1") for _ in range(3)] == [0, 5, 10]
+    assert [book("4/s burst 1") for _ in range(2)] == [10.25, 10.5]
+    assert [book("4/s burst 8") for _ in range(2)] == [10.75, 11]
+    assert [book("12/min burst 1") for _ in range(2)] == [16, 21]
+    clock.advance(21)
+    assert [book("12/min burst 4") for _ in range(2)] == [5, 10]
+    clock.advance(11)  # of the burst, one unit a quarter of a second was saved up since the last slot
+    assert [book("4/s burst 8") for _ in range(6)] == [0, 0, 0, 0, 0.25, 0.5]
+    clock.advance(1.5)
+    assert not either.acquire(bucket("4/s burst 1 leaky_bucket"), timeout=0, cost=2).allowed
+    assert book("12/min burst 1") == 4
+
+
+@pytest.mark.parametrize("rate", ["1/s", "60/min burst 3", "2/hour"])
+def test_reset_forgets_a_queue_whatever_rate_it_was_booked_under(limiter: Limiter, rate: str) -> None:
+    for _ in range(3):
+        limiter.acquire(QUEUE, timeout=1)
+    both = [bucket(f"{rate} leaky_bucket"), bucket("7/day leaky_bucket")]
+    assert limiter.reset(both) == 1
+    assert limiter.acquire(QUEUE, timeout=1).retry_after == 0
+    assert limiter.reset([limiter.acquire(QUEUE, timeout=1).statuses[0].bucket]) == 1
+
+
+def test_a_queue_is_a_counter_of_its_own(redis_client: redis.Redis, limiter: Limiter) -> None:
+    limiter.acquire(QUEUE, timeout=1)
+    assert limiter.check([QUEUE]).allowed
+    assert sorted(redis_client.keys("rqtest:*")) == [b"rqtest:{user:1}:0:lb1", b"rqtest:{user:1}:0:queue"]
+    assert limiter.reset([QUEUE]) == 2
 
 
 def test_only_a_leaky_bucket_queues(limiter: Limiter) -> None:

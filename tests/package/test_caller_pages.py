@@ -1,8 +1,9 @@
-"""docs/howto/celery.md, channels.md and costs.md: snippets run, with stand-ins for the libraries they import."""
+"""docs/howto/celery.md, channels.md, costs.md, outbound.md: snippets run, with stand-ins for what they import."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -14,6 +15,7 @@ from django.contrib.auth.models import AnonymousUser, User
 from django.test import Client
 
 import django_ratequota.celery  # noqa: F401 - before the stand-in
+from django_ratequota import Limiter, turn
 from django_ratequota.models import RatePolicy
 from tests.package.test_docs import DOCS, Page
 
@@ -69,6 +71,29 @@ class GraphQLError(Exception):
         self.extensions = extensions
 
 
+class Transport:
+    """Both transports of httpx, and the adapter of requests: what they get is what they return."""
+
+    def handle_request(self, request: Any) -> Any:
+        return request
+
+    async def handle_async_request(self, request: Any) -> Any:
+        return request
+
+    def send(self, request: Any, **options: Any) -> Any:
+        return request, options
+
+
+class HttpClient:
+    """A client of httpx, or a session of requests: a request goes through its transport or the adapter mounted."""
+
+    def __init__(self, *, transport: Any = None) -> None:
+        self.transport = transport
+
+    def mount(self, prefix: str, adapter: Any) -> None:
+        self.prefix, self.transport = prefix, adapter
+
+
 #: Modules that the pages import and that are not installed here -> the names that they use.
 STAND_INS: dict[str, dict[str, Any]] = {
     "celery": {"shared_task": shared_task},
@@ -76,6 +101,9 @@ STAND_INS: dict[str, dict[str, Any]] = {
     "channels.generic": {},
     "channels.generic.websocket": {"AsyncJsonWebsocketConsumer": Consumer},
     "graphql": {"GraphQLError": GraphQLError},
+    "httpx": {"HTTPTransport": Transport, "AsyncHTTPTransport": Transport, "Client": HttpClient},
+    "requests": {"Session": HttpClient},
+    "requests.adapters": {"HTTPAdapter": Transport},
 }
 
 
@@ -177,3 +205,21 @@ def test_a_batch_without_room_is_refused_whole(run: Run, client: Client) -> None
         return response.status_code, response["X-RateLimit-Remaining"]
 
     assert [post(60), post(60), post(40)] == [(200, "40"), (429, "40"), (200, "0")]
+
+
+def test_calls_to_a_partner_wait_for_their_turn_whatever_sends_them(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("outbound.md")
+    waits = list[float]()
+    monkeypatch.setattr(time, "sleep", waits.append)
+    assert sys.modules["with_httpx"].client.transport.handle_request("by httpx") == "by httpx"
+    session = sys.modules["with_requests"].session
+    assert session.transport.send("by requests", timeout=3) == ("by requests", {"timeout": 3})
+    assert [round(wait) for wait in waits] == [5, 10]
+    slots = sys.modules["partner"].slots
+    Limiter().reset([slots])
+    transport = sys.modules["with_httpx"].AsyncInTurn()
+    assert async_to_sync(transport.handle_async_request)("awaited") == "awaited"
+    with pytest.raises(TimeoutError), turn(slots, timeout=0):
+        pytest.fail("no slot was taken")

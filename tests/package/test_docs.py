@@ -56,6 +56,7 @@ _RUN_BY = {
     "howto/celery.md": "package/test_caller_pages.py",
     "howto/channels.md": "package/test_caller_pages.py",
     "howto/costs.md": "package/test_caller_pages.py",
+    "howto/outbound.md": "package/test_caller_pages.py",
     "howto/saas.md": "package/test_saas.py",
     "metrics.md": "package/test_client_pages.py",
     "migrating.md": "package/test_migrating.py",

@@ -25,7 +25,8 @@ PUBLIC = {
     "celery": "rate_limited",
     "decorators": "exempt ratequota",
     "errors": "exception_handler problem_details",
-    "exceptions": "ConfigurationError InvalidBucket InvalidCaller InvalidCost InvalidRate RateQuotaError StoreError",
+    "exceptions": "ConfigurationError InvalidBucket InvalidCaller InvalidCost InvalidRate NoSlot RateQuotaError "
+    "StoreError",
     "headers": "add_headers decision_headers",
     "health": "Health health report",
     "identifiers": "drf_api_key header_api_key header_key jwt_claim login_field login_name login_pair network "
@@ -93,7 +94,7 @@ def test_public_modules_are_documented_and_have_their_names() -> None:
 
 def test_the_package_and_its_faces_export_no_other_names() -> None:
     exported = "Bucket BucketStatus Decision Limiter Rate RateQuotaError"
-    exported += " acheck_caller acheck_request apeek_caller awarm check_caller check_request peek_caller warm"
+    exported += " acheck_caller acheck_request apeek_caller awarm check_caller check_request peek_caller turn warm"
     assert django_ratequota.__all__ == exported.split()
     assert signals.__all__ == PUBLIC["signals"].split()
     assert testing.__all__ == PUBLIC["testing"].split()

@@ -6,6 +6,7 @@ import random
 import struct
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -62,11 +63,11 @@ def half_ahead(client: redis.Redis, key: str) -> None:
 
 
 def overwritten(write: Write) -> Write:
-    def replace(client: redis.Redis, key: str) -> None:
+    def overwrite(client: redis.Redis, key: str) -> None:
         client.delete(key)
         write(client, key)
 
-    return replace
+    return overwrite
 
 
 POISONS = {
@@ -249,7 +250,7 @@ class TestCounters:
     def test_a_queue_goes_on(self, redis_client: redis.Redis, limiter: Limiter, clock: Any) -> None:
         queue = Bucket("everyone", Rate.parse("10/s leaky_bucket"), scope="calls")
         for write in hostile_writes("leaky_bucket", clock.now_us):
-            overwritten(write)(redis_client, bucket_key("rqtest", queue))
+            overwritten(write)(redis_client, bucket_key("rqtest", replace(queue, queued=True)))
             is_sane(limiter.acquire(queue, timeout=5))
 
 

@@ -9,10 +9,10 @@ the first at which more units are free. Where a formula is silent, the rules are
   the usage moves to now, also for a request that is refused;
 * a calendar window is a counter of its own, whatever the clock does, and so is a month with another first day;
 * an edited rate: units used are kept. token_bucket, leaky_bucket and gcra hold the larger of both capacities at most,
-  and drain by the faster limit until the next charge; a charge under the slower limit leaves its capacity at most,
-  a slot booked under it begins at the time that its caller got;
+  and drain by the faster limit until the next charge; a charge under the slower limit leaves its capacity at most.
+  A queue's last slot stays where it is, and what has been saved up since then counts by the present rate;
 * a refund of a known charge: takes of its units what has not drained or expired, the oldest first; and no slot of a
-  queue behind which another is booked.
+  queue behind which another one, still ahead, is booked.
 """
 
 from __future__ import annotations
@@ -96,10 +96,6 @@ class Model(ABC):
     @abstractmethod
     def give_back(self, rate: Rate, now: int, units: int, charged: Charged) -> None:
         """Give back what of a charge is still counted."""
-
-    def book(self, rate: Rate, now: int, units: int) -> None:
-        """Charge units as a slot of a queue."""
-        self.add(rate, now, units)
 
     def clear(self) -> None:
         """Forget everything."""
@@ -303,8 +299,6 @@ class Meter(Model):
     level: Fraction = Fraction(0)
     drained: int = 0
     rate: Rate | None = None
-    #: Whether the units beyond the capacity are booked slots.
-    booked: bool = False
 
     def drain(self, rate: Rate) -> Fraction:
         """Units a µs."""
@@ -322,30 +316,14 @@ class Meter(Model):
     def move(self, rate: Rate, now: int) -> None:
         self.drained = now
 
-    def is_booked(self, rate: Rate, now: int) -> bool:
-        return self.booked and self.used(rate, now) > rate.capacity
-
     def add(self, rate: Rate, now: int, units: int) -> None:
         if units < 0:
-            self.take(rate, now, Fraction(0), Fraction(-units))
-        else:
-            self.charge(rate, now, units, booked=self.is_booked(rate, now))
-
-    def book(self, rate: Rate, now: int, units: int) -> None:
-        self.charge(rate, now, units, booked=True, slot=True)
-
-    def charge(self, rate: Rate, now: int, units: int, *, booked: bool, slot: bool = False) -> None:
+            self.take(rate, now, Fraction(-units))
+            return
         used = self.used(rate, now)
-        at = max(self.drained, now)
         if self.rate and self.rate.limit > rate.limit:
-            over = used + units - rate.capacity
-            if slot and over > 0:  # at the time its caller got, in whole units x µs
-                later = over * rate.period_us * rate.limit / self.rate.limit
-                used += Fraction(ceil(later), rate.period_us) - over
-            else:
-                used = min(used, Fraction(rate.capacity))
-        self.level, self.drained, self.rate = used + units, at, rate
-        self.booked = booked and self.level > rate.capacity
+            used = min(used, Fraction(rate.capacity))
+        self.level, self.drained, self.rate = used + units, max(self.drained, now), rate
 
     def give_back(self, rate: Rate, now: int, units: int, charged: Charged) -> None:
         passed = max(self.drained, now) - charged.at
@@ -353,17 +331,12 @@ class Meter(Model):
         if self.rate and (self.rate.limit, self.rate.capacity) != (rate.limit, rate.capacity):
             slower = self.rate.limit < rate.limit
             left = min(left, Fraction(self.rate.capacity if slower else max(self.rate.capacity, rate.capacity)))
-        self.take(rate, now, left, min(Fraction(units), left))
+        self.take(rate, now, min(Fraction(units), left))
 
-    def take(self, rate: Rate, now: int, left: Fraction, units: Fraction) -> None:
-        """By the rate it was written under. A queue's last slot is all that is used, the units of ``left``."""
-        written = self.rate or rate
-        used, at = self.used(written, now), max(self.drained, now)
-        queue = self.booked and used > written.capacity
-        if queue and left < used:
-            units = Fraction(0)
+    def take(self, rate: Rate, now: int, units: Fraction) -> None:
+        """By the rate it was written under."""
+        used, at = self.used(self.rate or rate, now), max(self.drained, now)
         self.level, self.drained = max(Fraction(0), used - max(Fraction(0), units)), at
-        self.booked = queue and self.level > written.capacity
         if not self.level:
             self.clear()
 
@@ -386,6 +359,55 @@ class Gcra(Meter):
         interval = Fraction(rate.period_us, rate.limit)
         arrival = now + self.used(rate, now) * interval
         return arrival + cost * interval - now <= rate.capacity * interval
+
+
+class Queue(Model):
+    """A slot is c intervals after the last one; as if that were B intervals ago at most, and now at the earliest."""
+
+    def __init__(self) -> None:
+        self.slot: int | None = None
+        self.written = 0
+
+    def interval(self, rate: Rate) -> int:
+        return ceil(Fraction(rate.period_us, rate.limit))
+
+    def last(self, rate: Rate, now: int) -> int:
+        saved = max(now, self.written) - rate.capacity * self.interval(rate)
+        return saved if self.slot is None else max(self.slot, saved)
+
+    def used(self, rate: Rate, now: int) -> Fraction:
+        saved = Fraction(max(now, self.written) - self.last(rate, now), self.interval(rate))
+        return rate.capacity - saved
+
+    def stored(self, rate: Rate) -> int:
+        return self.written
+
+    def move(self, rate: Rate, now: int) -> None:
+        if self.slot is not None:
+            self.slot += now - self.written
+        self.written = now
+
+    def add(self, rate: Rate, now: int, units: int) -> None:
+        if units < 0:
+            self.take(rate, now, -units, self.last(rate, now) + rate.capacity * self.interval(rate))
+        elif units:
+            self.write(rate, now, self.last(rate, now) + units * self.interval(rate))
+
+    def give_back(self, rate: Rate, now: int, units: int, charged: Charged) -> None:
+        self.take(rate, now, units, charged.at + charged.level)
+
+    def take(self, rate: Rate, now: int, units: int, full_at: int) -> None:
+        """Give back units of a booking after which the queue would have been at rest at ``full_at``."""
+        at, last = max(now, self.written), self.last(rate, now)
+        own_slot = full_at - rate.capacity * self.interval(rate)
+        if last > at and last > own_slot:
+            units = 0
+        self.write(rate, now, last - max(0, min(units * self.interval(rate), full_at - at)))
+
+    def write(self, rate: Rate, now: int, slot: int) -> None:
+        self.slot, self.written, self.rate = slot, max(now, self.written), rate
+        if not self.used(rate, now):
+            self.clear()
 
 
 MODELS: dict[str, type[Model]] = {
@@ -437,10 +459,7 @@ def judge(
     outcomes = []
     for model, rate, units, ok, wait, hint in zip(models, rates, costs, passed, waits, hints, strict=True):
         if allowed and ok and verb != "peek" and units:
-            if verb == "acquire":
-                model.book(rate, now, units)
-            else:
-                model.add(rate, now, -units if verb == "refund" else units)
+            model.add(rate, now, -units if verb == "refund" else units)
         remaining, reset, more = model.status(rate, now, claim=hint)
         outcomes.append(Outcome(ok, remaining, wait, reset, more))
     return allowed, outcomes

@@ -4,7 +4,7 @@ from typing import assert_type
 
 import redis
 
-from django_ratequota import Bucket, BucketStatus, Decision, Limiter, Rate, RateQuotaError
+from django_ratequota import Bucket, BucketStatus, Decision, Limiter, Rate, RateQuotaError, turn
 
 
 def limiter(client: redis.Redis) -> Limiter:
@@ -30,6 +30,14 @@ async def waited(engine: Limiter, bucket: Bucket) -> int | None:
     decision = await engine.aacquire(bucket, timeout=1.5)
     assert_type(decision, Decision)
     return decision.binding.remaining if decision.binding else None
+
+
+async def in_turn(engine: Limiter, bucket: Bucket) -> Decision:
+    with turn(bucket):
+        pass
+    async with turn(bucket, timeout=2.5, cost=2, limiter=engine) as decision:
+        assert_type(decision, Decision)
+        return decision
 
 
 def mistakes(engine: Limiter) -> None:

@@ -1,0 +1,282 @@
+"""``turn``: calls of all processes wait for their slots, and give them back when they are not made."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from django.test import override_settings
+
+from django_ratequota import Bucket, Decision, Limiter, Rate, turn
+from django_ratequota.exceptions import InvalidBucket, InvalidCost, NoSlot, RateQuotaError, StoreError
+from tests.conftest import Clock
+from tests.faults.servers import free_port
+from tests.support.threads import on_threads
+
+SECOND = 10**6
+Enter = Callable[[turn], Decision]
+
+
+def slots(rate: str = "20/s burst 1") -> Bucket:
+    return Bucket("partner:maps", Rate.parse(f"{rate} leaky_bucket"), scope="geocode")
+
+
+@pytest.fixture
+def real_limiter(redis_client: redis.Redis) -> Iterator[Limiter]:
+    """A limiter by the server's clock."""
+    limiter = Limiter(client=redis_client, prefix="rqtest", timeout=5)
+    yield limiter
+    limiter.store.close()
+
+
+@pytest.fixture(params=["sync", "async"])
+def enter(request: Any) -> Iterator[Enter]:
+    """Enters the block and leaves it."""
+
+    def plainly(its: turn) -> Decision:
+        with its as decision:
+            return decision
+
+    async def awaiting(its: turn) -> Decision:
+        async with its as decision:
+            return decision
+
+    yield plainly if request.param == "sync" else lambda its: asyncio.run(awaiting(its))
+    gc.collect()
+
+
+def next_slot(limiter: Limiter, bucket: Bucket) -> float | None:
+    """Seconds until a slot that is booked now; then it is given back."""
+    decision = limiter.acquire(bucket, timeout=3600)
+    decision.refund(1)
+    return decision.retry_after
+
+
+# --- Waiting. ---
+
+
+def test_it_enters_at_its_slot(real_limiter: Limiter, enter: Enter) -> None:
+    begun = time.monotonic()
+    decisions = [enter(turn(slots(), limiter=real_limiter)) for _ in range(4)]
+    entered = time.monotonic()
+    booked_us = [decision.at_us + (decision.retry_after_us or 0) for decision in decisions]
+    assert all(later - one >= 50_000 for one, later in itertools.pairwise(booked_us))
+    # The first slot was booked after ``begun``, and nobody enters before his slot.
+    assert entered - begun >= (booked_us[-1] - booked_us[0]) / SECOND
+
+
+def test_one_object_serves_many_threads_at_once(real_limiter: Limiter) -> None:
+    its = turn(slots("200/s burst 1"), limiter=real_limiter)
+
+    def work() -> float:
+        with its:
+            return time.monotonic()
+
+    begun = time.monotonic()
+    entered = sorted(on_threads(16, work))
+    assert all(at - begun >= 0.005 * number for number, at in enumerate(entered))
+
+
+def test_a_burst_enters_at_once(limiter: Limiter, enter: Enter) -> None:
+    its = turn(slots("2/hour burst 3"), limiter=limiter)
+    assert [enter(its).retry_after for _ in range(3)] == [0, 0, 0]
+    with pytest.raises(NoSlot):
+        enter(its)
+
+
+@pytest.mark.parametrize("url", ["redis", "memory://"])
+def test_the_limiter_of_the_settings_books_by_default(
+    redis_client: redis.Redis, enter: Enter, url: str, settings: Any
+) -> None:
+    if url == "memory://":
+        settings.RATEQUOTA, settings.CACHES = {"REDIS_URL": url}, {}
+    bucket = Bucket(f"partner:{url}", Rate.parse("2/hour burst 1 leaky_bucket"))
+    Limiter().reset([bucket])
+    enter(turn(bucket))
+    with pytest.raises(NoSlot):
+        enter(turn(bucket))
+    assert len(redis_client.keys("rqtest:*")) == (url == "redis")
+
+
+def test_nothing_waits_while_the_settings_disable_limits(enter: Enter) -> None:
+    with override_settings(RATEQUOTA={"ENABLED": False}, CACHES={}):
+        assert [enter(turn(slots("1/day burst 1"))).retry_after for _ in range(3)] == [0, 0, 0]
+
+
+# --- No slot. ---
+
+
+def test_without_a_slot_in_time_nothing_is_booked(limiter: Limiter, clock: Clock, enter: Enter) -> None:
+    bucket = slots("12/min burst 1")
+    its = turn(bucket, 4.999, limiter=limiter)
+    enter(its)
+    for _ in range(3):
+        with pytest.raises(TimeoutError, match=r"no slot within 4.999 s; the next one is in 5.0 s") as refused:
+            enter(its)
+        assert isinstance(refused.value, NoSlot)
+        assert isinstance(refused.value, RateQuotaError)
+        assert refused.value.retry_after == 5
+    clock.advance(5)
+    enter(its)
+
+
+def test_mistakes_and_failures_are_raised_as_they_are(limiter: Limiter, enter: Enter) -> None:
+    with pytest.raises(InvalidCost, match="3 units never fit into 20/s burst 2 leaky_bucket"):
+        turn(slots("20/s burst 2"), cost=3)
+    with pytest.raises(InvalidBucket, match="acquire needs a leaky_bucket"):
+        enter(turn(Bucket("partner:maps", Rate.parse("20/s")), limiter=limiter))
+    with pytest.raises(InvalidBucket, match="timeout must be"):
+        enter(turn(slots(), -1, limiter=limiter))
+    with redis.Redis(port=free_port()) as nobody:
+        absent = Limiter(client=nobody, prefix="rqtest")
+        with pytest.raises(StoreError):
+            enter(turn(slots(), limiter=absent))
+        absent.store.close()
+
+
+# --- Giving back. ---
+
+
+def test_a_block_that_fails_keeps_its_slot(limiter: Limiter, clock: Clock) -> None:
+    bucket = slots("12/min burst 1")
+
+    def fail() -> None:
+        with turn(bucket, limiter=limiter):
+            raise LookupError
+
+    async def afail() -> None:
+        async with turn(bucket, limiter=limiter):
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        fail()
+    assert next_slot(limiter, bucket) == 5
+    clock.advance(5)
+    with pytest.raises(LookupError):
+        asyncio.run(afail())
+    assert next_slot(limiter, bucket) == 5
+    gc.collect()
+
+
+@pytest.mark.parametrize("counts", ["", " requests"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, LookupError])
+def test_an_interrupted_thread_gives_its_slot_back(
+    limiter: Limiter, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], counts: str
+) -> None:
+    bucket = slots(f"12{counts}/min burst 1")
+    limiter.acquire(bucket, timeout=0)
+
+    def interrupted(seconds: float) -> None:
+        assert seconds == 5
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(time, "sleep", interrupted)
+        with pytest.raises(error), turn(bucket, limiter=limiter):
+            pytest.fail("it entered")
+    assert next_slot(limiter, bucket) == 5
+
+
+class Watched:
+    """A limiter that says when it has booked, and waits for ``go`` before it asks."""
+
+    def __init__(self, limiter: Limiter) -> None:
+        self._limiter = limiter
+        self.asked, self.go, self.booked = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.fails = False
+
+    async def aacquire(self, *args: Any) -> Decision:
+        self.asked.set()
+        await self.go.wait()
+        if self.fails:
+            raise StoreError("timeout", "no reply")
+        decision = await self._limiter.aacquire(*args)
+        self.booked.set()
+        return decision
+
+    async def adecide(self, *args: Any) -> Decision:
+        await asyncio.sleep(0)
+        return await self._limiter.adecide(*args)
+
+
+def cancelled(
+    limiter: Limiter, bucket: Bucket, story: Callable[[Watched, asyncio.Task[None]], Awaitable[None]]
+) -> None:
+    """Let a task wait for the slot after the first one, and a story cancel it."""
+    limiter.acquire(bucket, timeout=0)
+
+    async def wait(watched: Any) -> None:
+        async with turn(bucket, limiter=watched):
+            pytest.fail("it entered")
+
+    async def run() -> None:
+        watched = Watched(limiter)
+        task = asyncio.create_task(wait(watched))
+        async with asyncio.timeout(20):
+            await story(watched, task)
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    asyncio.run(run())
+    gc.collect()
+
+
+def test_a_task_that_is_cancelled_gives_its_slot_back(limiter: Limiter) -> None:
+    bucket = slots("12/min burst 1")
+
+    async def story(watched: Watched, task: asyncio.Task[None]) -> None:
+        watched.go.set()
+        await watched.booked.wait()
+        assert next_slot(limiter, bucket) == 10
+        task.cancel()
+
+    cancelled(limiter, bucket, story)
+    assert next_slot(limiter, bucket) == 5
+
+
+def test_a_task_that_is_cancelled_while_it_books_gives_its_slot_back(limiter: Limiter) -> None:
+    bucket = slots("12/min burst 1")
+
+    async def story(watched: Watched, task: asyncio.Task[None]) -> None:
+        await watched.asked.wait()
+        task.cancel()
+        await asyncio.sleep(0)
+        task.cancel()  # again, while it gives back: that goes on by itself
+        watched.go.set()
+        await watched.booked.wait()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.gather(*others)
+
+    cancelled(limiter, bucket, story)
+    assert next_slot(limiter, bucket) == 5
+
+
+def test_a_task_that_is_cancelled_while_redis_fails_is_cancelled(limiter: Limiter) -> None:
+    async def story(watched: Watched, task: asyncio.Task[None]) -> None:
+        await watched.asked.wait()
+        task.cancel()
+        watched.fails = True
+        watched.go.set()
+
+    cancelled(limiter, slots("12/min burst 1"), story)
+
+
+def test_a_slot_behind_which_another_one_is_booked_stays_taken(limiter: Limiter) -> None:
+    bucket = slots("12/min burst 1")
+
+    async def story(watched: Watched, task: asyncio.Task[None]) -> None:
+        watched.go.set()
+        await watched.booked.wait()
+        assert limiter.acquire(bucket, timeout=30).retry_after == 10
+        task.cancel()
+
+    cancelled(limiter, bucket, story)
+    assert next_slot(limiter, bucket) == 15
