@@ -78,6 +78,8 @@ class DenyCache:
         version, sent_us = mark
         # Those in log mode too: once one has room again, the reply is another.
         full = [status for status in decision.statuses if not status.allowed]
+        if any(status.bucket.rate.concurrent for status in full):
+            return  # a slot may be released at any moment
         waits = [status.retry_after_us for status in full if status.retry_after_us is not None]
         until_us = sent_us + min([self._lifetime_us, *waits])
         places = {_place(status.bucket) for status in full}

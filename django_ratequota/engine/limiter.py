@@ -146,7 +146,8 @@ class Limiter:
     def check(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:
         """Admit the request and charge every bucket ``cost`` units (1 where its rate counts requests), or refuse it.
 
-        A refusal changes nothing.
+        A refusal changes nothing. A slot of a ``concurrent`` rate is held for a minute at most, or to the end of
+        ``with limiter.check(...) as decision:``.
         """
         return self.decide(LimitRequest(mode="check", buckets=tuple(buckets), cost=cost, settler=self))
 
@@ -247,6 +248,10 @@ class Limiter:
         """
         return self.backend.raise_counters(totals)
 
+    def renew_steps(self, bucket: Bucket, slot_ids: Iterable[int], lease_us: int) -> Generator[Command, Any, int]:
+        """Return the step that prolongs the leases of slots of a concurrent bucket, and returns how many are held."""
+        return self.backend.renew(bucket, tuple(slot_ids), lease_us)
+
     def freed(self, buckets: Iterable[Bucket]) -> None:
         """Forget the refusals by these buckets, as ``raise_steps`` has refunded units."""
         self._deny_cache.freed(buckets)
@@ -268,6 +273,7 @@ class Limiter:
                 if known is not None:
                     return known
             mark = deny_cache.mark()
+        refunds = request.mode == "refund" and request.slot is None
         began_at = time.monotonic()
         try:
             if self.store.clustered:
@@ -287,10 +293,10 @@ class Limiter:
                 self.latency.record(time.monotonic() - began_at)
             raise
         finally:
-            if request.mode == "refund":  # failed or not: a lost reply does not tell
+            if refunds:  # failed or not: a lost reply does not tell
                 deny_cache.freed(request.buckets)
         self.latency.record(time.monotonic() - began_at)
-        if mark is not None:
+        if mark is not None and (refunds or request.mode != "refund"):
             deny_cache.learn(request, decision, mark)
         return decision
 
@@ -317,7 +323,9 @@ class Limiter:
             try:
                 return (yield from self.backend.ask(part))
             finally:
-                if part.mode == "refund":  # by a refused check too, of buckets that it charged before
+                if (
+                    part.mode == "refund" and part.slot is None
+                ):  # by a refused check too, of buckets that it charged before
                     self._deny_cache.freed(part.buckets)
 
         return (yield from decide_per_subject(ask, request))

@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 from ..store.commands import Script
-from .rates import ALGORITHMS
+from .rates import ALGORITHMS, CONCURRENT
 
 #: Files that are branches of one function: the algorithms, and the calendar windows of ``fixed_window``.
-_BRANCHES = ("calendar_window", *ALGORITHMS)
+_BRANCHES = ("calendar_window", *ALGORITHMS, CONCURRENT)
 
 
 def _compose(*names: str, flags: str = "") -> Script:
@@ -41,6 +41,8 @@ DECIDE = _compose("prelude", *_BRANCHES, "driver")
 REPLAY = _compose("prelude", "memory", *_BRANCHES, "replay", flags=" flags=no-writes")
 #: Stores a new revision of the policies.
 PUBLISH = _compose("publish")
+#: Prolongs the leases of slots.
+RENEW = _compose("renew")
 #: Raises counters of calendar windows to the ledger's totals.
 RAISE = _compose("raise")
 #: Stores a process's report on itself.
@@ -57,6 +59,6 @@ FORBIDDEN = _compose("forbidden_commands")
 
 def commands() -> list[str]:
     """Return the commands that the scripts call, and those that are sent without a script."""
-    sources = "".join(script.source for script in (DECIDE, PUBLISH, RAISE, REPORT, COLLECT))
+    sources = "".join(script.source for script in (DECIDE, RENEW, PUBLISH, RAISE, REPORT, COLLECT))
     called = re.findall(r"\bp?call\('([A-Z]+)'", sources)
     return sorted({*called, "DEL", "HGETALL", "HMGET", "LRANGE", "MGET", "SET", "ZRANGE"})
