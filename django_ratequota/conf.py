@@ -160,6 +160,9 @@ class Settings:
     keep_quota_months: int = _key(24, _number(0, 1200, whole=True))
     #: Days for which the database keeps what each day added to a month; 0 = forever.
     keep_quota_days: int = _key(62, _number(0, 36_500, whole=True))
+    #: Seconds after which a slot of a rate such as `20 concurrent` is free again, if the process that holds it was
+    #: killed. While a request runs, its process renews its slot.
+    concurrency_ttl: float = _key(60.0, _number(1, 3600))
     #: Functions that are called when a counter reaches 80 % or 100 % of its limit, as receivers of `quota_threshold`:
     #: one dotted path, or several.
     notify: tuple[str, ...] = _key((), _receivers)

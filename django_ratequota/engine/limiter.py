@@ -30,6 +30,7 @@ from .keys import check_prefix
 from .memory import Memory, Unlimited
 from .protocol import MAX_US, Raised, ScriptBackend, prepare
 from .rates import MAX_UNITS, show
+from .slots import HeldSlot
 from .types import Bucket, check_cost
 
 if TYPE_CHECKING:
@@ -179,6 +180,12 @@ class Limiter:
         """Forget what was counted; returns how many of the buckets had counted anything."""
         limiter = self._acting()
         return drive(limiter._reset_steps(buckets), limiter.store.execute)
+
+    def slots(self, bucket: Bucket) -> list[HeldSlot]:
+        """Return the slots that requests hold of a ``concurrent`` bucket now, the oldest first."""
+        limiter = self._acting()
+        held = drive(limiter.backend.slots(bucket), limiter.store.execute)
+        return sorted(held, key=lambda slot: slot.since_us)
 
     async def acheck(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:
         """``check``, awaited."""

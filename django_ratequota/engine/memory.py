@@ -21,7 +21,7 @@ from .calendar_windows import calendar_window
 from .decision import BY_HAND, CHARGING, Charges, Decision, LimitRequest, Slot, Steps, charge_each
 from .protocol import Raised, bucket_keys
 from .rates import BURST_ALGORITHMS, CONCURRENT
-from .slots import Holder, new_slot
+from .slots import HeldSlot, Holder, new_slot
 from .types import Bucket, BucketStatus
 
 #: Most counters of a process, and of ``on_error = local``. The least recently used are forgotten, which resets their
@@ -422,6 +422,15 @@ class Memory:
             if counter.holds():
                 self._counters[counter.name] = counter
             return counter.renew(slot_ids, now + lease_us) if isinstance(counter, _Slots) else 0
+        yield
+
+    def slots(self, bucket: Bucket) -> Generator[Any, Any, list[HeldSlot]]:
+        """Return the slots that are held of a concurrent bucket."""
+        with self._lock:
+            now = self._clock()
+            counter = self._take(bucket, now, now, peek=True)
+            held = counter.held if isinstance(counter, _Slots) else {}
+            return [HeldSlot(name, since, ends) for name, (since, ends, _units) in held.items()]
         yield
 
     def raise_counters(self, totals: Raised) -> Generator[Any, Any, list[tuple[int, int, int]]]:

@@ -19,7 +19,7 @@ from .calendar_windows import calendar_window
 from .decision import CHARGING, Decision, LimitRequest, Slot, Steps, charge_each
 from .keys import bucket_key, revision_key, window_key
 from .scripts import DECIDE, PUBLISH, RAISE, RENEW
-from .slots import Holder, new_slot
+from .slots import HeldSlot, Holder, new_slot
 from .types import Bucket, BucketStatus
 
 NO_REVISION = -1
@@ -122,6 +122,13 @@ class ScriptBackend:
         packed = struct.pack(f">{len(slot_ids)}d", *slot_ids)
         clock = self._clock() if self._clock else 0
         return int((yield ScriptCall(RENEW, [bucket_key(self._prefix, bucket)], (clock, lease_us, packed))))
+
+    def slots(self, bucket: Bucket) -> Generator[Command, Any, list[HeldSlot]]:
+        """Return the step that reads the slots of a concurrent bucket, and returns those that are held."""
+        (value,) = yield ("MGET", bucket_key(self._prefix, bucket))
+        whole = isinstance(value, bytes) and len(value) % 24 == 0
+        found = [HeldSlot(*map(int, one)) for one in struct.iter_unpack(">ddd", value)] if whole else []
+        return [one for one in found if one.ends_us > self.now_us]
 
     def raise_counters(self, totals: Raised) -> Generator[Command, Any, list[tuple[int, int, int]]]:
         """Return the steps that raise counters to the totals.

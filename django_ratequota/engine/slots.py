@@ -24,8 +24,17 @@ from .types import Bucket
 LEASE_SECONDS = 60.0
 
 
+class HeldSlot(NamedTuple):
+    """A slot that some request holds."""
+
+    id: int
+    since_us: int
+    #: When its lease ends, unless it is renewed.
+    ends_us: int
+
+
 class Held(NamedTuple):
-    """A slot of one bucket."""
+    """A slot of one bucket that a holder has."""
 
     bucket: Bucket
     settler: Settler
@@ -145,6 +154,11 @@ class Holder:
             except StoreError:
                 self._leave(settler, request)
 
+    def abandon(self) -> None:
+        """Leave the release to the thread, where nothing may wait."""
+        for settler, request in self.take():
+            self._leave(settler, request)
+
     def note(self, settler: Settler, request: LimitRequest, answer: Decision) -> None:
         """Note how a release ended; the store's failures are errors of the answer."""
         if answer.error not in ("", "local"):
@@ -155,8 +169,7 @@ class Holder:
 
     def __del__(self) -> None:
         # Garbage is collected at any place, also where a lock is held: so this takes none, and sends nothing.
-        for settler, request in self.take():
-            self._leave(settler, request)
+        self.abandon()
 
 
 def _forget() -> None:
