@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
+from django.core.handlers.asgi import ASGIHandler
 from django.http import FileResponse, HttpResponse, StreamingHttpResponse
 from django.test import AsyncClient, Client
 from django.urls import path
@@ -127,6 +128,16 @@ def refused_later(request: Any) -> HttpResponse:
     return HttpResponse("done")
 
 
+class SyncMiddleware:
+    """It has no async side."""
+
+    def __init__(self, get_response: Any) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: Any) -> Any:
+        return self.get_response(request)
+
+
 urlpatterns = [
     path("plain/", plain),
     path("aplain/", aplain),
@@ -236,6 +247,45 @@ def test_requests_beyond_the_limit_are_refused() -> None:
 def test_a_later_refusal_releases_the_slot() -> None:
     assert Client().get("/refused-later/").status_code == 200
     assert seen == [0]
+
+
+# Django does not close the request's body then, either.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("where", ["/plain/", "/stream/", "/astream/"])
+def test_a_client_that_cannot_be_sent_to_leaves_none(where: str) -> None:
+    """Django closes no response whose ``send`` raises."""
+
+    messages = [{"type": "http.request"}]
+
+    async def receive() -> Any:
+        return messages.pop() if messages else await asyncio.Event().wait()
+
+    async def send(_message: Any) -> None:
+        raise OSError("gone")
+
+    scope = {"type": "http", "method": "GET", "path": where, "headers": [], "query_string": b""}
+
+    async def ask() -> None:
+        request = asyncio.create_task(ASGIHandler()({**scope, "asgi": {"version": "3.0"}}, receive, send))
+        await asyncio.wait([request], timeout=SECONDS)
+        assert isinstance(request.exception(), OSError)
+
+    async_to_sync(ask)()
+    gc.collect()
+    poll(lambda: held() == [], SECONDS, "the slot is released")
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_sync_middleware_changes_nothing(settings: Any, get: Any, place: int) -> None:
+    own = "django_ratequota.middleware.RateQuotaMiddleware"
+    settings.MIDDLEWARE = [own]
+    settings.MIDDLEWARE.insert(place, f"{__name__}.SyncMiddleware")
+    for where in ("/plain/", "/aplain/", "/failing/", "/afailing/"):
+        get(where)
+        assert held() == []
+    assert list(get("/stream/"))
+    assert held() == []
+    assert seen == [1] * 6
 
 
 def test_without_the_middleware_the_end_of_the_response_releases_it(settings: Any, get: Any) -> None:
