@@ -249,6 +249,23 @@ def test_a_later_refusal_releases_the_slot() -> None:
     assert seen == [0]
 
 
+@pytest.mark.parametrize("where", ["/plain/", "/aplain/", "/failing/"])
+def test_a_plain_response_is_sent_when_the_slot_is_free(where: str) -> None:
+    """Else a client's next request may find its last one's slot held."""
+    messages, during = [{"type": "http.request"}], []
+
+    async def receive() -> Any:
+        return messages.pop() if messages else await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        during.append((message["type"], await aheld()))
+
+    scope = {"type": "http", "method": "GET", "path": where, "headers": [], "query_string": b""}
+    async_to_sync(ASGIHandler())({**scope, "asgi": {"version": "3.0"}}, receive, send)
+    assert during == [("http.response.start", 0), ("http.response.body", 0)]
+    assert seen == [1]
+
+
 # Django does not close the request's body then, either.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("where", ["/plain/", "/stream/", "/astream/"])
