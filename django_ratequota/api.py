@@ -49,7 +49,9 @@ class LimitSerializer(serializers.Serializer[Any]):
         allow_null=True, help_text="The endpoint's name, of a deleted one its number; null = all endpoints together."
     )
     rate = serializers.CharField(help_text="Such as 100/min burst 20; of a window, that of its last request.")
-    unit = serializers.CharField(help_text="What the numbers count: units, or requests whatever they cost.")
+    unit = serializers.CharField(
+        help_text="What the numbers count: units, requests whatever they cost, or concurrent requests."
+    )
     counted_per = serializers.CharField(
         help_text="Whose counter it is: user, plan, everyone, an identifier's name; ip = of an anonymous caller."
     )
@@ -73,7 +75,7 @@ class QuotaLimitSerializer(LimitSerializer):
     retry_after = serializers.IntegerField(
         allow_null=True, help_text="Seconds until one unit is free, 0 = now; null = unknown."
     )
-    window = serializers.IntegerField(help_text="Seconds that the rate is counted over.")
+    window = serializers.IntegerField(help_text="Seconds that the rate is counted over; 0 for concurrent requests.")
 
 
 class QuotaUsageSerializer(serializers.Serializer[Any]):
@@ -143,11 +145,12 @@ class UsageView(CallersView):
         limit = describe_limit(bucket, status, at_us)
         starts_us, ends_us = limit["starts_at"], limit["ends_at"]
         remaining, retry_us = limit.pop("remaining"), limit.pop("retry_at")
+        period_us = 0 if bucket.rate.concurrent else bucket.rate.period_us
         return {
             **_told(limit, at_us),
             "remaining": remaining,
             "retry_after": None if retry_us is None else _seconds(retry_us - at_us),
-            "window": _seconds(bucket.rate.period_us if ends_us is None else ends_us - starts_us),
+            "window": _seconds(period_us if ends_us is None else ends_us - starts_us),
         }
 
 
