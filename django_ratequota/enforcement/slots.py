@@ -123,7 +123,8 @@ async def afinish(request: Any, response: Any, holder: Holder) -> None:
 def _is_plain(request: Any, response: Any, holder: Holder) -> bool:
     """Return whether the response has no body to come; else let its end release the slots."""
     if not getattr(response, "streaming", False):
-        vars(request).pop("close", None)
+        if isinstance(vars(request).get("close"), _Close):
+            del request.close  # nothing is left to release
         return True
     by_server = getattr(response, "file_to_stream", None) is not None
     if not (by_server and "wsgi.file_wrapper" in getattr(request, "environ", ())):

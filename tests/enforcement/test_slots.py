@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
+import redis
 from asgiref.sync import async_to_sync
 from django.core.handlers.asgi import ASGIHandler
 from django.http import FileResponse, HttpResponse, StreamingHttpResponse
@@ -320,6 +321,14 @@ def test_an_independent_check_takes_no_slot(check: Check) -> None:
     decision = check(request_from(), "search", again=True)
     assert (decision.allowed, len(held())) == (True, 0)
     assert [str(status.bucket.rate) for status in decision.statuses] == ["1000/hour"]
+
+
+@pytest.mark.parametrize(("where", "calls"), [("/plain/", 2), ("/twice/", 4)])
+def test_a_request_makes_one_call_more(redis_client: redis.Redis, where: str, calls: int) -> None:
+    Client().get("/plain/")  # which loads policies and the script
+    before = redis_client.info("commandstats")["cmdstat_evalsha"]["calls"]
+    assert Client().get(where).status_code == 200
+    assert redis_client.info("commandstats")["cmdstat_evalsha"]["calls"] - before == calls
 
 
 def test_a_free_request_takes_one(check: Check) -> None:
