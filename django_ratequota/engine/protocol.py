@@ -5,6 +5,7 @@ A command is built once and kept for the next check of the same buckets.
 
 from __future__ import annotations
 
+import math
 import struct
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -127,7 +128,8 @@ class ScriptBackend:
         """Return the step that reads the slots of a concurrent bucket, and returns those that are held."""
         (value,) = yield ("MGET", bucket_key(self._prefix, bucket))
         whole = isinstance(value, bytes) and len(value) % 24 == 0
-        found = [HeldSlot(*map(int, one)) for one in struct.iter_unpack(">ddd", value)] if whole else []
+        stored = struct.iter_unpack(">ddd", value) if whole else ()
+        found = [HeldSlot(*map(int, one)) for one in stored if all(map(math.isfinite, one))]
         return [one for one in found if one.ends_us > self.now_us]
 
     def raise_counters(self, totals: Raised) -> Generator[Command, Any, list[tuple[int, int, int]]]:

@@ -225,6 +225,7 @@ def test_junk_under_the_key_counts_as_no_slot(redis_client: redis.Redis, limiter
     bucket = Bucket("user:1", Rate.parse("1 concurrent"))
     for junk in (b"x", b"\xff" * 24, b"\x7f\xf0" + b"\0" * 6, b"\0" * 24_024):
         redis_client.set(bucket_key("rqtest", bucket), junk)
+        assert limiter.slots(bucket) == []
         assert limiter.check([bucket]).allowed
     redis_client.delete(bucket_key("rqtest", bucket))
     redis_client.lpush(bucket_key("rqtest", bucket), "x")

@@ -549,3 +549,18 @@ def test_what_is_held_of_a_subject_is_found_on_its_master(emptied: Cluster) -> N
             assert [len(list(traces_of(subject))) for subject in subjects] == [0 if forgotten else 2] * 10
             for subject in subjects:
                 forget(subject)
+
+
+def test_slots_on_several_servers_are_taken_together(emptied: Cluster, limiter_of: Callable[..., Limiter]) -> None:
+    """A refusal by the shared limit gives the caller's own slot back; the end of the request releases both."""
+    limiter = limiter_of(emptied)
+    mine, all_of_us = Bucket("user:1", Rate.parse("2 concurrent")), Bucket("everyone", Rate.parse("1 concurrent"))
+    with limiter.check([mine, all_of_us]) as first:
+        assert left(first) == [1, 0]
+        refused = limiter.check([mine, all_of_us])
+        assert (refused.allowed, left(refused)) == (False, [1, 0])
+        assert [len(limiter.slots(bucket)) for bucket in (mine, all_of_us)] == [1, 1]
+        (slot,) = limiter.slots(all_of_us)
+        for bucket in (mine, all_of_us):
+            assert drive(limiter.renew_steps(bucket, [slot.id], 60 * 10**6), limiter.store.execute) == 1
+    assert [len(limiter.slots(bucket)) for bucket in (mine, all_of_us)] == [0, 0]
