@@ -68,7 +68,8 @@ class DenyCache:
     def learn(self, request: LimitRequest, decision: Decision, mark: Mark) -> None:
         """Keep a refusal by Redis."""
         if decision.allowed:
-            if self._changes and request.mode != "peek":
+            releases = request.mode == "refund" and request.slot is not None
+            if self._changes and request.mode != "peek" and not releases:
                 charged = [bucket for bucket in request.buckets if _place(bucket) in self._changes]
                 if charged:  # the waits of the refusals by these have grown
                     self.freed(charged)

@@ -280,7 +280,6 @@ class Limiter:
                 if known is not None:
                     return known
             mark = deny_cache.mark()
-        refunds = request.mode == "refund" and request.slot is None
         began_at = time.monotonic()
         try:
             if self.store.clustered:
@@ -300,10 +299,11 @@ class Limiter:
                 self.latency.record(time.monotonic() - began_at)
             raise
         finally:
-            if refunds:  # failed or not: a lost reply does not tell
+            # Failed or not, as a lost reply does not tell. No refusal for want of a slot is kept.
+            if request.mode == "refund" and request.slot is None:
                 deny_cache.freed(request.buckets)
         self.latency.record(time.monotonic() - began_at)
-        if mark is not None and (refunds or request.mode != "refund"):
+        if mark is not None:
             deny_cache.learn(request, decision, mark)
         return decision
 
