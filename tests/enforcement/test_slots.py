@@ -15,6 +15,9 @@ from django.core.handlers.asgi import ASGIHandler
 from django.http import FileResponse, HttpResponse, StreamingHttpResponse
 from django.test import AsyncClient, Client
 from django.urls import path
+from rest_framework.exceptions import NotFound
+from rest_framework.response import Response
+from rest_framework.views import APIView
 
 from django_ratequota import Bucket, Rate, acheck_caller, check_caller, check_request
 from django_ratequota.checks.database import check_concurrent
@@ -129,6 +132,18 @@ def refused_later(request: Any) -> HttpResponse:
     return HttpResponse("done")
 
 
+class Api(APIView):
+    throttle_scope = "search"
+    authentication_classes: list[Any] = []
+
+    def get(self, request: Any) -> Response:
+        if "fails" in request.GET:
+            raise NotFound
+        bucket = Bucket("ip:127.0.0.1", Rate.parse("1 concurrent"), endpoint_id=_endpoint[0], counted_per="ip")
+        seen.extend([len(_held_in_thread()), len(default_limiter().slots(bucket))])
+        return Response({})
+
+
 class SyncMiddleware:
     """It has no async side."""
 
@@ -149,6 +164,7 @@ urlpatterns = [
     path("file/", file),
     path("twice/", twice),
     path("refused-later/", refused_later),
+    path("api/", Api.as_view()),
 ]
 
 
@@ -182,6 +198,16 @@ def test_a_request_holds_one_slot_while_its_view_runs(get: Any, where: str) -> N
             response.close()
         assert held() == []
     assert seen == [1] * 4
+
+
+@pytest.mark.usefixtures("everything_checks")
+def test_several_checks_of_a_request_share_its_slots(get: Any) -> None:
+    """By the middleware before the view, of the policies per address, and by the throttle, of all."""
+    RatePolicy.objects.create(endpoint_id=_endpoint[0], counted_per="ip", rates="1 concurrent")
+    for query in ({}, {}, {"fails": "1"}, {}):
+        assert get("/api/", query).status_code == (404 if query else 200)
+        assert held() == []
+    assert seen == [1, 1] * 3
 
 
 def test_a_sync_stream_holds_it_to_its_end(get: Any) -> None:
