@@ -40,6 +40,8 @@ class Held(NamedTuple):
     settler: Settler
     #: False = the store has not said whether it is held; so it is released, but not renewed.
     sure: bool
+    #: Whether an earlier check had no reply: then a later refusal does not tell that there is no slot.
+    doubtful: bool = False
 
 
 class Unreleased(NamedTuple):
@@ -104,7 +106,8 @@ class Holder:
     def asks(self, settler: Settler, buckets: Iterable[Bucket]) -> None:
         """Note that these buckets are about to be asked for a slot, whose fate is unknown until ``decided``."""
         for bucket in buckets:
-            self._held.setdefault((settler, bucket.counter), Held(bucket, settler, sure=False))
+            name = settler, bucket.counter
+            self._held[name] = Held(bucket, settler, sure=False, doubtful=name in self._held)
 
     def decided(self, decision: Decision) -> None:
         """Note which slots the decision has taken."""
@@ -119,8 +122,8 @@ class Holder:
             if decision.allowed and status.allowed:
                 self._held[name] = Held(bucket, settler, sure=True)
                 holders[self.slot.id] = weakref.ref(self)
-            else:
-                self._held.pop(name, None)
+            elif name in self._held and not self._held[name].doubtful:
+                del self._held[name]
 
     def take(self, kept: frozenset[object] = frozenset()) -> list[tuple[Settler, LimitRequest]]:
         """Return what releases the slots, to be carried out by the caller; those in the ``kept`` counters stay."""

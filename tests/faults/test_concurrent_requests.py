@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 import redis
 
-from django_ratequota import Bucket, Limiter, Rate, check_caller
+from django_ratequota import Bucket, Limiter, Rate, check_caller, check_request
 from django_ratequota.engine.slots import unreleased
 from django_ratequota.models import Endpoint, RatePolicy
 from tests.enforcement.test_propagation import Process
+from tests.project.views import request_from
 from tests.support.properties import scaled
 
 from . import poll
@@ -117,16 +118,22 @@ def ask_and_leave(port: int, path: str, until: Callable[[bytes], object] = bytes
         return came
 
 
-@pytest.mark.parametrize("path", ["/astream/?long=1", "/stream/", "/arun/", "/abroken/"])
+@pytest.mark.parametrize(
+    ("command", "path"),
+    [
+        *((UVICORN, path) for path in ("/astream/?long=1", "/stream/", "/arun/", "/abroken/")),
+        *((GUNICORN, path) for path in ("/run/", "/stream/")),
+    ],
+)
 def test_clients_that_leave_leave_no_slot(
-    path: str, limit: Any, slots: Slots, environment: dict[str, str], tmp_path: Path
+    command: str, path: str, limit: Any, slots: Slots, environment: dict[str, str], tmp_path: Path
 ) -> None:
     limit(8)
-    with serving(UVICORN, environment, tmp_path / "log") as port:
+    with serving(command, environment, tmp_path / "log") as port:
         for _ in range(scaled(200)):
             ask_and_leave(port, path)
         slots.wait_until_free()
-        assert b" 200 OK" in ask_and_leave(port, "/arun/")
+        assert b" 200 OK" in ask_and_leave(port, "/run/")
         slots.wait_until_free()
 
 
@@ -185,7 +192,7 @@ def lossy(settings: Any, proxy: Wire, fresh_policies: None) -> Iterator[Wire]:
     """A policy of one slot for a process that reaches Redis through the proxy."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": proxy.url}
     endpoint = Endpoint.objects.create(name="search")
-    RatePolicy.objects.create(endpoint=endpoint, counted_per="everyone", rates="1 concurrent")
+    RatePolicy.objects.create(endpoint=endpoint, counted_per="everyone", rates="1 concurrent, 100/hour")
     with check_caller(scope="search") as first:
         assert first.allowed
     yield proxy
@@ -203,6 +210,15 @@ def test_a_slot_whose_check_had_no_reply_is_released(lossy: Wire) -> None:
     with check_caller(scope="search") as decision:
         assert decision.error == "connection"
         assert not check_caller(scope="search").allowed
+    assert _is_free()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_later_refusal_releases_a_slot_whose_check_had_no_reply(lossy: Wire) -> None:
+    request = request_from()
+    lossy.cut_after_execution = 1
+    assert check_request(request, "search").error == "connection"
+    assert not check_request(request, "search", 1000).allowed
     assert _is_free()
 
 
