@@ -21,6 +21,8 @@ from django_ratequota.engine.slots import unreleased
 from django_ratequota.exceptions import InvalidRate
 from django_ratequota.utils.sansio import drive
 from tests.conftest import NOON_US, Clock
+from tests.support import server
+from tests.support.projects import run_python
 from tests.support.properties import examples
 
 SECOND = 10**6
@@ -252,3 +254,26 @@ def test_keys_outlive_their_leases_by_a_second_at_most(redis_client: redis.Redis
     assert redis_client.strlen(key) == 24
     decision.holder.release()  # type: ignore[union-attr]
     assert not redis_client.exists(key)
+
+
+FORKED = """
+import os, sys, redis
+from django_ratequota import Bucket, Limiter, Rate
+with redis.Redis.from_url(sys.argv[1]) as client:
+    limiter = Limiter(client=client, prefix="rqtest", timeout=5)
+bucket = Bucket("user:1", Rate.parse("1 concurrent"))
+decision = limiter.check([bucket])
+child = os.fork()
+if child == 0:
+    decision.holder.release()
+    os._exit(0)
+os.waitpid(child, 0)
+print(len(limiter.slots(bucket)))
+decision.holder.release()
+print(len(limiter.slots(bucket)))
+limiter.store.close()
+"""
+
+
+def test_a_forked_child_releases_no_slot_of_its_parent(redis_client: redis.Redis) -> None:
+    assert run_python(FORKED, server.url()) == ["1", "0"]
