@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import AsyncIterator, Generator, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from asgiref.sync import sync_to_async
 
@@ -200,9 +200,9 @@ def _work() -> None:
             _release(left)
         except StoreError as error:
             failure = error
-    for (settler, counter_lease), (bucket, due) in _due().items():
+    for group, (bucket, due) in _due().items():
         try:
-            _renew(settler, bucket, [holder.slot.id for holder in due], counter_lease[1])
+            _renew(group, bucket, [holder.slot.id for holder in due])
         except StoreError as error:
             failure = error
             continue
@@ -226,8 +226,12 @@ def _release(left: Unreleased) -> None:
         unreleased.append(left)
 
 
-#: What is renewed by one command: the settler, and the counter with the length of its leases.
-_Group = tuple[Settler, tuple[object, int]]
+class _Group(NamedTuple):
+    """What is renewed by one command."""
+
+    settler: Settler
+    counter: object
+    lease_us: int
 
 
 def _due() -> dict[_Group, tuple[Bucket, list[Holder]]]:
@@ -237,12 +241,13 @@ def _due() -> dict[_Group, tuple[Bucket, list[Holder]]]:
         if holder is None or now < holder.renew_at:
             continue
         for held in holder.held:
-            group = held.settler, (held.bucket.counter, holder.slot.lease_us)
+            group = _Group(held.settler, held.bucket.counter, holder.slot.lease_us)
             due.setdefault(group, (held.bucket, []))[1].append(holder)
     return due
 
 
-def _renew(settler: Settler, bucket: Bucket, slot_ids: list[int], lease_us: int) -> None:
+def _renew(group: _Group, bucket: Bucket, slot_ids: list[int]) -> None:
+    settler, lease_us = group.settler, group.lease_us
     if isinstance(settler, LocalLimiter):
         steps = settler.renew(bucket, tuple(slot_ids), lease_us)
     elif isinstance(settler, StoreSettler):
