@@ -51,7 +51,9 @@ class LimitSerializer(serializers.Serializer[Any]):
     rate = serializers.CharField(
         help_text="Rate such as 100/min burst 20. For past windows, the rate of the last request."
     )
-    unit = serializers.CharField(help_text="Unit of the numbers: units, or requests regardless of their cost.")
+    unit = serializers.CharField(
+        help_text="Unit of the numbers: units, requests regardless of their cost, or concurrent requests."
+    )
     counted_per = serializers.CharField(
         help_text="Owner of the counter: user, plan, everyone or the name of an identifier. ip = an anonymous client."
     )
@@ -78,7 +80,7 @@ class QuotaLimitSerializer(LimitSerializer):
     retry_after = serializers.IntegerField(
         allow_null=True, help_text="Seconds until one unit is available. 0 = now, null = unknown."
     )
-    window = serializers.IntegerField(help_text="Period of the rate in seconds.")
+    window = serializers.IntegerField(help_text="Period of the rate in seconds. 0 for concurrent requests.")
 
 
 class QuotaUsageSerializer(serializers.Serializer[Any]):
@@ -148,11 +150,12 @@ class UsageView(CallersView):
         limit = describe_limit(bucket, status, at_us)
         starts_us, ends_us = limit["starts_at"], limit["ends_at"]
         remaining, retry_us = limit.pop("remaining"), limit.pop("retry_at")
+        period_us = 0 if bucket.rate.concurrent else bucket.rate.period_us
         return {
             **_told(limit, at_us),
             "remaining": remaining,
             "retry_after": None if retry_us is None else _seconds(retry_us - at_us),
-            "window": _seconds(bucket.rate.period_us if ends_us is None else ends_us - starts_us),
+            "window": _seconds(period_us if ends_us is None else ends_us - starts_us),
         }
 
 

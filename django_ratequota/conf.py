@@ -164,6 +164,9 @@ class Settings:
     keep_quota_months: int = _key(24, _number(0, 1200, whole=True))
     #: Days for which the database keeps the usage of each day of a month; 0 = forever.
     keep_quota_days: int = _key(62, _number(0, 36_500, whole=True))
+    #: Seconds after which a slot of a rate such as `20 concurrent` is free again if the worker that holds it was
+    #: killed. While a request runs, its worker renews the slot.
+    concurrency_ttl: float = _key(60.0, _number(1, 3600))
     #: Receivers of `quota_threshold`, called when a counter reaches 80 % or 100 % of its limit: a dotted path
     #: or a list of them.
     notify: tuple[str, ...] = _key((), _receivers)

@@ -106,14 +106,19 @@ def retry_after_seconds(decision: Decision) -> int | None:
 def _ietf_11(decision: Decision, enforced: list[BucketStatus], wait: int | None) -> dict[str, str]:
     """Render RateLimit-Policy and RateLimit: every enforced bucket.
 
-    ``qu="requests"`` marks rates that count requests, whatever these cost. The draft has no name for units.
+    ``qu="requests"`` marks rates that count requests, whatever these cost, ``qu="concurrent-requests"`` those that
+    limit how many run at once; these have no window. The draft has no name for units.
     """
     # Lists are joined by ", " and integers need no escaping, so only the names need the library.
     policies, limits = [], []
     for status in enforced:
         bucket, next_us = status.bucket, status.next_after_us
         rate = bucket.rate
-        name, policy = _named(bucket.name or bucket.title, rate.limit, rate.counts, status.window_us)
+        if rate.concurrent:
+            name, policy = _named(bucket.name or bucket.title, rate.limit, "concurrent-requests", 0)
+            next_us = None  # nobody knows when a request ends
+        else:
+            name, policy = _named(bucket.name or bucket.title, rate.limit, rate.counts, status.window_us)
         policies.append(policy)
         # The draft: Retry-After should not be earlier than the end of any t.
         until = 0 if next_us is None else -(-next_us // _SECOND)
@@ -150,5 +155,5 @@ def _named(title: str, limit: int, counts: str, window_us: int) -> tuple[str, st
     name = str(http_sf.ser("".join(c if " " <= c <= "~" else "?" for c in title)))
     # The draft has no windows below a second: these are left out.
     window = f";w={window_us // _SECOND}" if window_us >= _SECOND else ""
-    unit = ';qu="requests"' if counts == "requests" else ""
+    unit = "" if counts == "units" else f';qu="{counts}"'
     return name, f"{name};q={limit}{unit}{window}"

@@ -1,5 +1,7 @@
 """Adds the rate limit headers to every response, and enforces every view with ENFORCE_ALL.
 
+It releases the slots of requests under rates such as ``20 concurrent``, see ``enforcement.slots``.
+
 With COUNT_UNCHECKED it also counts requests that views refuse before their check, see ``enforcement.unchecked``.
 """
 
@@ -14,6 +16,7 @@ from .conf import settings
 from .enforcement.check_request import acheck_request, check_request
 from .enforcement.earlier_checks import CHECKS
 from .enforcement.settlement import RESERVED, asettle, settle
+from .enforcement.slots import aend, afinish, end, finish
 from .enforcement.unchecked import conclude_unchecked, refuse_unchecked
 from .headers import add_headers
 from .policies.requests.view_declarations import (
@@ -44,10 +47,18 @@ class RateQuotaMiddleware:
         """Return the response, with the headers of the request's decision."""
         if self._is_async:
             return self._acall(request)
-        return drive(_finish(request, self.get_response(request)), call)
+        try:
+            return drive(_finish(request, self.get_response(request)), call)
+        except BaseException:
+            end(request)
+            raise
 
     async def _acall(self, request: Any) -> Any:
-        return await adrive(_finish(request, await self.get_response(request)), acall)
+        try:
+            return await adrive(_finish(request, await self.get_response(request)), acall)
+        except BaseException as error:
+            await aend(request, error)
+            raise
 
     def _process_view(self, request: Any, view: Any, args: Any, kwargs: Any) -> Any:
         return drive(_check_before_view(request, view, args, kwargs), call)
@@ -92,6 +103,8 @@ def _finish(request: Any, response: Any) -> Generator[Twins, Any, Any]:
             response = yield Twins(refusal_response, arefusal_response, (request, refused))
     if RESERVED in vars(request):
         yield Twins(settle, asettle, (request, response))
+    if checks is not None and checks.holder is not None:
+        yield Twins(finish, afinish, (request, response, checks.holder))
     decision = getattr(request, "ratequota", None)
     if decision is not None:
         add_headers(response, decision, request)

@@ -57,7 +57,9 @@ class CountersPage(CallerPage):
         buckets = [
             bucket
             for bucket in explanation.resolution.buckets
-            if bucket.title in titles and not counters.is_shared(bucket.counted_per, bucket.subject)
+            if bucket.title in titles
+            # Slots that are stuck are so for everybody.
+            and (bucket.rate.concurrent or not counters.is_shared(bucket.counted_per, bucket.subject))
         ]
         if not buckets:
             text = gettext("Select at least one of the customer's own counters.")
@@ -75,6 +77,7 @@ class CountersPage(CallerPage):
                 for one in buckets
             ],
             "store_error": store_error and unanswered(store_error, _NOT_SHOWN),
+            "frees": any(bucket.rate.concurrent for bucket in buckets),
             "form": form,
             "back": back,
         }

@@ -17,6 +17,7 @@ from django.utils import timezone
 from .. import conf
 from ..changes.databases import policy_alias
 from ..changes.validators import visible
+from ..engine.rates import CONCURRENT
 from ..models.fields import ExactField, exact_collation
 from .settings import MIDDLEWARE
 
@@ -118,6 +119,20 @@ def check_outcome(**_: Any) -> Messages:
     text = f"Endpoints with charged statuses ({', '.join(names)}) need the middleware to refund other responses."
     hint = f"Add {MIDDLEWARE!r} to MIDDLEWARE. Without it, all requests are charged except in views under @ratequota."
     return [checks.Warning(text, hint=hint, id="django_ratequota.W006")] if names else []
+
+
+@of_policies
+def check_concurrent(**_: Any) -> Messages:
+    """W030: a policy limits how many requests run at once, and there is no middleware that tells when they end."""
+    from ..models import RatePolicy
+
+    if MIDDLEWARE in django_settings.MIDDLEWARE:
+        return []
+    rates = RatePolicy.objects.filter(rates__icontains=CONCURRENT).exclude(mode="off").values_list("rates", flat=True)
+    found = ", ".join(sorted(set(rates[:10])))
+    text = f"Concurrent requests are limited ({found}), and no middleware releases their slots when they end."
+    hint = f"Add {MIDDLEWARE!r} to MIDDLEWARE. Without it a slot may be held until a client has left, or longer."
+    return [checks.Warning(text, hint=hint, id="django_ratequota.W030")] if found else []
 
 
 @of_policies

@@ -17,11 +17,13 @@ from django.http import HttpRequest
 from django.utils.functional import LazyObject, empty
 
 from ..conf import settings
-from ..engine.decision import Decision, Mode
+from ..engine.decision import Decision, LimitRequest, Mode
 from ..exceptions import InvalidCaller
 from ..policies.requests.caller import DescribedCaller, identifier_text
+from ..policies.resolver import Resolution
 from ..utils.addresses import Address
 from .check_request import Evaluation, is_free
+from .slots import ask_for_slots, new_holder
 from .step_runner import Step, StepRunner, limiter_or_error
 
 
@@ -43,7 +45,9 @@ def check_caller(
     PLAN_RESOLVER: ``plan`` is the slug that it would return; None = the assigned plan, or with PLAN_RESOLVER the
     default plan. ``scope`` names the endpoint, whatever its methods. ``cost`` is in units, None = the endpoint's own.
 
-    Each check is independent: it charges its whole cost, and a refusal refunds nothing. Raises ``InvalidCaller``,
+    Each check is independent: it charges its whole cost, and a refusal refunds nothing. It holds its slots of rates
+    such as ``20 concurrent`` to the end of ``with check_caller(...) as decision:``; without ``with``, until nothing
+    refers to the decision. Raises ``InvalidCaller``,
     ``InvalidCost``, and ``TypeError`` for a scope that is no text. When Redis or the database fails, ``on_error``
     decides.
     """
@@ -114,6 +118,13 @@ class CallerCheck(Evaluation):
             return Decision(allowed=True)
         decision = yield from self.decide()
         return decision if self.mode == "peek" else self.record(decision, decision)
+
+    def ask(self, resolution: Resolution, revision: int | None) -> Generator[Step, Any, Decision]:
+        """Ask for the slots of concurrent rates, too, which the decision holds."""
+        if self.mode == "peek" or not resolution.concurrent:
+            return (yield from super().ask(resolution, revision))
+        asked = LimitRequest(mode=self.mode, buckets=resolution.buckets, cost=self.units, revision=revision)
+        return (yield from ask_for_slots(new_holder(), self.limiter, resolution, asked))
 
 
 def _described(

@@ -37,9 +37,10 @@ from ..policies.resolver import EvaluationContext, Resolution, match_policies, n
 from ..policies.snapshot import Snapshot
 from ..runtime import process
 from ..utils.signals import send_robustly
-from .earlier_checks import CHECKS, Admitted, RequestChecks, again, combine, owed, refund_others
+from .earlier_checks import CHECKS, Admitted, RequestChecks, again, combine, owed, refund_others, release_steps
 from .on_error import decide, decide_without_store
 from .settlement import reserve
+from .slots import ask_for_slots, holder_of
 from .step_runner import Step, StepRunner, limiter_or_error, now_us, read_user, stored_revision, unless_down
 
 #: Sent when a request was refused: ``request``, ``decision``. Receivers' errors are logged, not raised.
@@ -276,6 +277,8 @@ class RequestCheck(Evaluation):
         decision, checks = own, self.checks
         if self.earlier:
             decision = yield from combine(self.earlier, own, self.resolution.buckets if self.resolution else ())
+        if checks.holder is not None and not own.allowed and not self.independent:
+            yield from release_steps(checks.holder)
         return (yield from self.assign(self.record(decision, own if checks.recorded else decision)))
 
     def identify(self) -> Generator[Step, Any, None]:
@@ -290,16 +293,24 @@ class RequestCheck(Evaluation):
 
     def ask(self, resolution: Resolution, revision: int | None) -> Generator[Step, Any, Decision]:
         """Ask for what the earlier checks have not paid, and remember what the response's status may refund."""
-        buckets, costs = resolution.buckets, tuple[int, ...]()
+        buckets, costs, holder = resolution.buckets, tuple[int, ...](), self.checks.holder
+        if resolution.concurrent and self.independent:  # one item of a batch: the request has its slots
+            buckets = tuple(bucket for bucket in buckets if not bucket.rate.concurrent)
         if self.earlier:
             if not self.checks.recorded:  # made before the caller was known: other policies may apply to it
                 self.earlier = yield from refund_others(self.earlier, buckets)
-            buckets, costs = owed(self.earlier, buckets, self.units)
+                if holder is not None:
+                    yield from release_steps(holder, kept=buckets)
+            buckets, costs = owed(self.earlier, buckets, self.units, holder)
             if not buckets and not resolution.blocked_by and not resolution.unreadable:
                 self.is_paid = True
                 return again(self.earlier, resolution.buckets)
         asked = LimitRequest(mode="check", buckets=buckets, cost=self.units, costs=costs, revision=revision)
-        decision = yield from decide(self.limiter, resolution, asked)
+        if resolution.concurrent and not self.independent:
+            holder = holder_of(self.http, self.checks)
+            decision = yield from ask_for_slots(holder, self.limiter, resolution, asked)
+        else:
+            decision = yield from decide(self.limiter, resolution, asked)
         if self.snapshot.by_outcome and decision.allowed:
             reserve(self.http, self.snapshot, decision)
         return decision

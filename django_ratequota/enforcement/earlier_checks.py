@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..engine.decision import Charges, Decision, LimitRequest, Settler, charges_of, take_all
+from ..engine.slots import Holder
 from ..engine.types import Bucket, BucketStatus
 from ..monitoring.records import Recorded
 from .settlement import StoreSettler
@@ -30,6 +31,8 @@ class RequestChecks:
     admitted: Admitted = ()
     #: What is recorded of them; None = nothing, so the next one's record stands for them, too.
     recorded: Recorded | None = None
+    #: The slots that the checks have taken of concurrent buckets; None = of none.
+    holder: Holder | None = None
     #: The check before the view runs, until it is recorded, or another check builds on it.
     first: Any = None
 
@@ -39,8 +42,14 @@ class RequestChecks:
         self.admitted = (*self.admitted, decision) if decision.allowed else ()
 
 
-def owed(earlier: Admitted, buckets: tuple[Bucket, ...], cost: int) -> tuple[tuple[Bucket, ...], tuple[int, ...]]:
-    """Return the buckets to check now, and the units to charge in each; no units = ``cost`` by its rate."""
+def owed(
+    earlier: Admitted, buckets: tuple[Bucket, ...], cost: int, holder: Holder | None = None
+) -> tuple[tuple[Bucket, ...], tuple[int, ...]]:
+    """Return the buckets to check now, and the units to charge in each; no units = ``cost`` by its rate.
+
+    Concurrent buckets of which ``holder`` has a slot are not among them.
+    """
+    held = {one.bucket.counter for one in holder.held} if holder else ()
     paid: dict[object, int] = {}
     for charge in [one for done in earlier for one in charges_of(done) if not one.settled]:
         paid[charge.bucket.counter] = paid.get(charge.bucket.counter, 0) + charge.units
@@ -51,6 +60,8 @@ def owed(earlier: Admitted, buckets: tuple[Bucket, ...], cost: int) -> tuple[tup
     for bucket in buckets:
         counter, whole = bucket.counter, bucket.rate.units(cost)
         units = whole - paid.get(counter, 0)
+        if counter in held:
+            continue
         if (counter in had_room or counter in paid) and (units <= 0 or not had_room.get(counter, True)):
             continue
         unpaid.append(bucket)
@@ -114,6 +125,19 @@ def _each(refunds: list[tuple[Settler | None, LimitRequest]]) -> Generator[Step,
         elif settler:  # this process's own counters: nothing blocks
             refunded.append(settler.decide(refund))
     return refunded
+
+
+def release_steps(holder: Holder, kept: tuple[Bucket, ...] = ()) -> Generator[Step, Any, None]:
+    """Release the slots of the request, but for those of the ``kept`` buckets."""
+    taken = holder.take(_counters(kept))
+    if taken:
+        yield Uncancelled(_release(holder, taken))
+
+
+def _release(holder: Holder, taken: list[tuple[Settler, LimitRequest]]) -> Generator[Step, Any, None]:
+    for settler, request in taken:
+        for answer in (yield from _each([(settler, request)])):
+            holder.note(settler, request, answer)
 
 
 def _counters(buckets: tuple[Bucket, ...]) -> frozenset[object]:

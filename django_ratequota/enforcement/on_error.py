@@ -80,6 +80,7 @@ def decide_without_store(asked: LimitRequest, reason: str, blocked_by: tuple[str
             cost=asked.cost,
             costs=tuple(asked.costs[at] for at in places if asked.costs),
             settler=local,
+            slot=asked.slot,
         )
     )
     return replace(

@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from ..exceptions import StoreError
-from .decision import Charged, Charges, Decision, LimitRequest, Steps, charges_of, take_all
+from .decision import Charged, Charges, Decision, LimitRequest, Slot, Steps, charges_of, take_all
+from .slots import Holder, new_slot, releasing
 from .types import BucketStatus
 
 #: Returns the steps of one atomic call over the buckets of one subject.
@@ -27,11 +28,15 @@ def decide_per_subject(call: AtomicCall, request: LimitRequest) -> Steps:
 
     The statuses have the buckets' order. A refusal leaves out buckets whose server failed after it.
     """
+    slot = request.slot
+    if slot is None and request.mode == "check" and any(bucket.rate.concurrent for bucket in request.buckets):
+        slot = new_slot()
     decisions: list[Decision] = []
     failure: StoreError | None = None
     subjects = sorted(dict.fromkeys(bucket.subject for bucket in request.buckets), key=_is_shared)
     for subject in subjects:
         own = _part(request, subject) if len(subjects) > 1 else request._replace(revision=None)
+        own = own._replace(slot=slot)
         # After a refusal, the other subjects are read, not charged.
         refused = not all(decision.allowed for decision in decisions)
         try:
@@ -40,13 +45,13 @@ def decide_per_subject(call: AtomicCall, request: LimitRequest) -> Steps:
             if refused:
                 continue  # a server that is down does not undo a refusal
             if request.mode == "check":
-                yield from _give_back(call, decisions)
+                yield from _give_back(call, decisions, slot)
             elif request.mode == "refund":
                 failure = error
                 continue
             raise
         if request.mode == "check" and not refused and not decision.allowed:
-            decisions = yield from _give_back(call, decisions)
+            decisions = yield from _give_back(call, decisions, slot)
         decisions.append(decision)
     if failure:
         raise failure
@@ -55,7 +60,7 @@ def decide_per_subject(call: AtomicCall, request: LimitRequest) -> Steps:
     # Each subject's server has a clock of its own.
     units = max((decision.cost for decision in decisions), default=0) if allowed else 0
     charges = Charges((charge for decision in decisions for charge in charges_of(decision)), units=units)
-    return Decision(
+    decision = Decision(
         allowed=allowed,
         statuses=tuple(statuses[bucket.counter] for bucket in request.buckets if bucket.counter in statuses),
         at_us=max((decision.at_us for decision in decisions), default=0),
@@ -64,6 +69,9 @@ def decide_per_subject(call: AtomicCall, request: LimitRequest) -> Steps:
         cost=units,
         _charges=charges if allowed else None,
     )
+    if slot is not request.slot:
+        decision.holder = Holder.of(decision, slot)
+    return decision
 
 
 def _part(request: LimitRequest, subject: str) -> LimitRequest:
@@ -82,12 +90,13 @@ def _part(request: LimitRequest, subject: str) -> LimitRequest:
     )
 
 
-def _give_back(call: AtomicCall, charged: list[Decision]) -> Generator[Any, Any, list[Decision]]:
-    """Refund the decisions and return them with their buckets' statuses after that."""
+def _give_back(call: AtomicCall, charged: list[Decision], slot: Slot | None) -> Generator[Any, Any, list[Decision]]:
+    """Refund the decisions, release their slots, and return them with their buckets' statuses after that."""
     refunded = []
     for decision in charged:
         now: dict[object, BucketStatus] = {}
-        for refund in take_all(charges_of(decision)):  # one call for each cost
+        # One call for each cost, and one for the slots.
+        for refund in take_all(charges_of(decision)) + releasing(decision, slot):
             try:
                 after = yield from call(refund._replace(share=_SHARE))
             except StoreError:

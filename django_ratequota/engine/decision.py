@@ -39,6 +39,14 @@ class Charged(NamedTuple):
     levels_us: tuple[int, ...]
 
 
+class Slot(NamedTuple):
+    """What a request takes of each ``concurrent`` bucket: one slot, until it is released or its lease ends."""
+
+    #: The request's own, from 1 to 2^53 - 1, so that taking, renewing and releasing its slots may be repeated.
+    id: int
+    lease_us: int
+
+
 class LimitRequest(NamedTuple):
     """What a limiter is asked: a verb, the buckets, and how many units. Made by keywords."""
 
@@ -60,6 +68,8 @@ class LimitRequest(NamedTuple):
     settler: Settler | None = None
     #: The part of the decision's remaining time that it may take on a Cluster.
     share: float = 1.0
+    #: What it takes of concurrent buckets, or a refund releases; None = a slot of its own, if it takes any.
+    slot: Slot | None = None
 
     def units(self) -> tuple[int, ...]:
         """Return the units of each bucket, in the buckets' order."""
@@ -77,6 +87,13 @@ class Settler(Protocol):
 
     def decide(self, request: LimitRequest) -> Decision: ...
     async def adecide(self, request: LimitRequest) -> Decision: ...
+
+
+class Releases(Protocol):
+    """Releases the slots of a request, once."""
+
+    def release(self) -> None: ...
+    async def arelease(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -138,12 +155,30 @@ class Decision:
     settler: Settler | None = field(default=None, repr=False, compare=False)
     #: Units charged to each bucket that had room; 0 when refused, and for a peek.
     cost: int = 0
+    #: What releases the slots that it has taken of concurrent buckets; None = it has taken none.
+    holder: Releases | None = field(default=None, repr=False, compare=False)
     # What was charged and not given back; ``charges_of`` makes it on first use, as few decisions settle.
     _charges: Charges | None = field(default=None, repr=False, compare=False)
     # The counters of its own check, where the request's earlier checks add statuses; None = all.
     _own: frozenset[object] | None = field(default=None, repr=False, compare=False)
     # The response headers, once rendered; a copy with other fields does not take them over.
     _headers: dict[str, str] | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __enter__(self) -> Decision:
+        """Return the decision; at the end of the ``with`` block its slots of concurrent rates are released."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.holder is not None:
+            self.holder.release()
+
+    async def __aenter__(self) -> Decision:
+        """``__enter__``, awaited."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self.holder is not None:
+            await self.holder.arelease()
 
     @property
     def degraded(self) -> bool:
@@ -323,7 +358,9 @@ class Decision:
 
 
 def _free_share(status: BucketStatus) -> float:
-    return status.remaining / status.bucket.rate.capacity
+    rate = status.bucket.rate
+    # A slot comes back when a request ends, so that it is told only where nothing else limits.
+    return status.remaining / rate.capacity + rate.concurrent
 
 
 #: The steps to a decision (see ``utils.sansio``).
@@ -335,13 +372,14 @@ def charge_each(
 ) -> Charges:
     """Return the charges of an admitted request of ``units``: the buckets that had room, without those of 0 units.
 
+    A slot of a concurrent bucket is no charge.
     ``costs`` are the units of each bucket, in the order of the statuses; empty = by its rate.
     """
     each = costs or [status.bucket.rate.units(units) for status in statuses]
     charges = (
         Charge(status.bucket, cost, at_us, status.reset_after_us, share)
         for status, cost in zip(statuses, each, strict=False)
-        if cost and status.allowed
+        if cost and status.allowed and not status.bucket.rate.concurrent
     )
     return Charges(charges, units=units)
 

@@ -68,7 +68,8 @@ class DenyCache:
     def learn(self, request: LimitRequest, decision: Decision, mark: Mark) -> None:
         """Keep a refusal by Redis."""
         if decision.allowed:
-            if self._changes and request.mode != "peek":
+            releases = request.mode == "refund" and request.slot is not None
+            if self._changes and request.mode != "peek" and not releases:
                 charged = [bucket for bucket in request.buckets if _place(bucket) in self._changes]
                 if charged:  # the waits of the refusals by these have grown
                     self.freed(charged)
@@ -78,6 +79,8 @@ class DenyCache:
         version, sent_us = mark
         # Those in log mode too: once one has room again, the reply is another.
         full = [status for status in decision.statuses if not status.allowed]
+        if any(status.bucket.rate.concurrent for status in full):
+            return  # a slot may be released at any moment
         waits = [status.retry_after_us for status in full if status.retry_after_us is not None]
         until_us = sent_us + min([self._lifetime_us, *waits])
         places = {_place(status.bucket) for status in full}

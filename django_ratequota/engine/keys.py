@@ -14,6 +14,7 @@ from functools import lru_cache
 from hashlib import blake2b
 
 from ..exceptions import InvalidBucket
+from .rates import CONCURRENT
 from .types import Bucket
 
 _ALGORITHM = {
@@ -23,6 +24,7 @@ _ALGORITHM = {
     "token_bucket": "tb",
     "leaky_bucket": "lb",
     "gcra": "gc",
+    "concurrent": "co",
 }
 #: Subjects that clients cannot choose stay readable; every other kind (API keys, header values) is hashed.
 _READABLE = re.compile(r"(?:everyone|(?:user|plan|ip):[0-9A-Za-z_.:/-]{1,43})", re.ASCII)
@@ -137,6 +139,8 @@ def _per(kind: str) -> str:
 
 @lru_cache
 def _rate(algorithm: str, period: float | str, counts: str) -> str:
+    if algorithm == CONCURRENT:
+        return _ALGORITHM[algorithm]
     if isinstance(period, float | int):
         period_us = round(period * 10**6)
         period = f"{period_us}us" if period_us % 10**6 else str(period_us // 10**6)

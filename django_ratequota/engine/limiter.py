@@ -31,6 +31,7 @@ from .keys import check_prefix
 from .memory import Memory, Unlimited
 from .protocol import MAX_US, Raised, ScriptBackend, prepare
 from .rates import MAX_UNITS, show
+from .slots import HeldSlot
 from .types import Bucket, check_cost
 
 if TYPE_CHECKING:
@@ -147,7 +148,8 @@ class Limiter:
     def check(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:
         """Admit the request and charge every bucket ``cost`` units (1 where its rate counts requests), or refuse it.
 
-        A refusal changes nothing.
+        A refusal changes nothing. A slot of a ``concurrent`` rate is held for a minute at most, or to the end of
+        ``with limiter.check(...) as decision:``.
         """
         return self.decide(LimitRequest(mode="check", buckets=tuple(buckets), cost=cost, settler=self))
 
@@ -180,6 +182,12 @@ class Limiter:
         """Forget what was counted; returns how many of the buckets had counted anything."""
         limiter = self._acting()
         return drive(limiter._reset_steps(buckets), limiter.store.execute)
+
+    def slots(self, bucket: Bucket) -> list[HeldSlot]:
+        """Return the slots that requests hold of a ``concurrent`` bucket now, the oldest first."""
+        limiter = self._acting()
+        held = drive(limiter.backend.slots(bucket), limiter.store.execute)
+        return sorted(held, key=lambda slot: slot.since_us)
 
     async def acheck(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:
         """``check``, awaited."""
@@ -249,6 +257,10 @@ class Limiter:
         """
         return self.backend.raise_counters(totals)
 
+    def renew_steps(self, bucket: Bucket, slot_ids: Iterable[int], lease_us: int) -> Generator[Command, Any, int]:
+        """Return the step that prolongs the leases of slots of a concurrent bucket, and returns how many are held."""
+        return self.backend.renew(bucket, tuple(slot_ids), lease_us)
+
     def freed(self, buckets: Iterable[Bucket]) -> None:
         """Forget the refusals by these buckets, as ``raise_steps`` has refunded units."""
         self._deny_cache.freed(buckets)
@@ -289,7 +301,8 @@ class Limiter:
                 self.latency.record(time.monotonic() - began_at)
             raise
         finally:
-            if request.mode == "refund":  # failed or not: a lost reply does not tell
+            # Failed or not, as a lost reply does not tell. No refusal for want of a slot is kept.
+            if request.mode == "refund" and request.slot is None:
                 deny_cache.freed(request.buckets)
         self.latency.record(time.monotonic() - began_at)
         if mark is not None:
@@ -319,7 +332,9 @@ class Limiter:
             try:
                 return (yield from self.backend.ask(part))
             finally:
-                if part.mode == "refund":  # by a refused check too, of buckets that it charged before
+                if (
+                    part.mode == "refund" and part.slot is None
+                ):  # by a refused check too, of buckets that it charged before
                     self._deny_cache.freed(part.buckets)
 
         return (yield from decide_per_subject(ask, request))

@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 from ..exceptions import NewerRevision
 from ..utils.locks import ForkSafeLock
 from .calendar_windows import calendar_window
-from .decision import BY_HAND, CHARGING, Charges, Decision, LimitRequest, Steps, charge_each
+from .decision import BY_HAND, CHARGING, Charges, Decision, LimitRequest, Slot, Steps, charge_each
 from .protocol import Raised, bucket_keys
-from .rates import BURST_ALGORITHMS
+from .rates import BURST_ALGORITHMS, CONCURRENT
+from .slots import HeldSlot, Holder, new_slot
 from .types import Bucket, BucketStatus
 
 #: Most counters of a process, and of ``on_error = local``. The least recently used are forgotten, which resets their
@@ -30,6 +31,8 @@ SIZE, LOCAL_SIZE = 100_000, 10_000
 FAR_US = 60 * 10**6
 #: Most requests in a log that a refund passes on its way to the request charged; as ``sliding_window_log.lua``.
 MOST_BEHIND = 1000
+#: After this time a request that has found no slot is worth trying again; as ``concurrent.lua``.
+RETRY_US = 10**6
 _Name = tuple[object, ...]
 
 
@@ -46,6 +49,8 @@ class _Counter(ABC):
     period: int
     capacity: int
     window: tuple[int, int]
+    #: The slot that the request takes or releases.
+    slot: Slot | None = None
 
     @abstractmethod
     def advance(self) -> None:
@@ -58,6 +63,10 @@ class _Counter(ABC):
     @abstractmethod
     def used(self) -> Fraction | int:
         """Return the units in use."""
+
+    def has_own(self) -> bool:
+        """Return whether the request needs no room."""
+        return False
 
     def holds(self) -> bool:
         """Return whether anything is in use by the terms of any request."""
@@ -293,11 +302,64 @@ class _Queue(_Counter):
             self.since = 0  # nothing to hold
 
 
+class _Held(NamedTuple):
+    """A slot: since when it is held, when its lease ends, and the units for which it counts."""
+
+    since: int
+    ends: int
+    units: int
+
+
+class _Slots(_Counter):
+    """The slots of concurrent requests, by their ids."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, _Held] = {}
+
+    def advance(self) -> None:
+        lease = self.slot.lease_us if self.slot else self.period
+        for name, (_since, ends, units) in list(self.held.items()):
+            if ends - self.now > lease + FAR_US:
+                self.held[name] = _Held(self.now, self.now + lease, units)
+            elif ends <= self.now:
+                del self.held[name]
+
+    def used(self) -> int:
+        return sum(held.units for held in self.held.values())
+
+    def has_own(self) -> bool:
+        """Return whether the request's slot is held: it takes no second one."""
+        return self.slot is not None and self.slot.id in self.held
+
+    def fits_at(self, units: int, room: int) -> int:
+        return self.now + RETRY_US
+
+    def full_at(self) -> int:
+        return self.now + RETRY_US
+
+    def charge(self, units: int) -> None:
+        if self.slot:
+            known = self.held.get(self.slot.id)
+            since = known.since if known else self.now
+            self.held[self.slot.id] = _Held(since, self.now + self.slot.lease_us, units)
+
+    def refund(self, units: int, took: _Took | None) -> None:
+        if self.slot:
+            self.held.pop(self.slot.id, None)
+
+    def renew(self, slot_ids: Iterable[int], ends: int) -> int:
+        """Prolong the leases of these; returns how many of them are held."""
+        known = [one for one in slot_ids if one in self.held]
+        self.held.update({one: self.held[one]._replace(ends=ends) for one in known})
+        return len(known)
+
+
 _COUNTERS: dict[str, type[_Counter]] = {
     "fixed_window": _FixedWindow,
     "sliding_window_log": _SlidingLog,
     "sliding_window_counter": _SlidingCounter,
     **dict.fromkeys(BURST_ALGORITHMS, _Meter),
+    CONCURRENT: _Slots,
 }
 
 
@@ -345,13 +407,15 @@ class Memory:
         bucket_keys("", buckets)
         if request.revision is not None and self.revision > request.revision:
             raise NewerRevision(self.revision)
-        costs = request.units()
+        costs, slot = request.units(), request.slot
+        if slot is None and mode == "check" and any(bucket.rate.concurrent for bucket in buckets):
+            slot = new_slot()
         with self._lock:
             now = self._clock()
             at_us = request.charged.at_us if request.charged else now
-            counters = [self._take(bucket, now, at_us, peek=mode == "peek") for bucket in buckets]
+            counters = [self._take(bucket, now, at_us, slot=slot, peek=mode == "peek") for bucket in buckets]
             waits = [
-                0 if mode in BY_HAND else self._wait(counter, bucket, cost, now)
+                0 if mode in BY_HAND or counter.has_own() else self._wait(counter, bucket, cost, now)
                 for counter, bucket, cost in zip(counters, buckets, costs, strict=True)
             ]
             passed = [wait is not None and wait <= request.wait_us for wait in waits]
@@ -368,7 +432,7 @@ class Memory:
         found = tuple(statuses)
         charging = allowed and mode in CHARGING
         units = request.cost if charging else 0
-        return Decision(
+        decision = Decision(
             allowed=allowed,
             statuses=found,
             at_us=now,
@@ -378,12 +442,34 @@ class Memory:
             cost=units,
             _charges=charge_each(found, units, now, self._share, costs) if charging else Charges(),
         )
+        if slot is not request.slot:
+            decision.holder = Holder.of(decision, slot)
+        return decision
 
     def reset(self, buckets: Iterable[Bucket]) -> Generator[Any, Any, int]:
         """Forget what was counted; returns how many of the buckets had counted anything."""
         with self._lock:
             now = self._clock()
             return sum(self._counters.pop(self._name(bucket, now)[0], None) is not None for bucket in buckets)
+        yield
+
+    def renew(self, bucket: Bucket, slot_ids: tuple[int, ...], lease_us: int) -> Generator[Any, Any, int]:
+        """Prolong the leases of slots; returns how many of these are held."""
+        with self._lock:
+            now = self._clock()
+            counter = self._take(bucket, now, now, slot=Slot(0, lease_us))
+            if counter.holds():
+                self._counters[counter.name] = counter
+            return counter.renew(slot_ids, now + lease_us) if isinstance(counter, _Slots) else 0
+        yield
+
+    def slots(self, bucket: Bucket) -> Generator[Any, Any, list[HeldSlot]]:
+        """Return the slots that are held of a concurrent bucket."""
+        with self._lock:
+            now = self._clock()
+            counter = self._take(bucket, now, now, peek=True)
+            held = counter.held if isinstance(counter, _Slots) else {}
+            return [HeldSlot(name, since, ends) for name, (since, ends, _units) in held.items()]
         yield
 
     def raise_counters(self, totals: Raised) -> Generator[Any, Any, list[tuple[int, int, int]]]:
@@ -404,15 +490,19 @@ class Memory:
         window = calendar_window(bucket.rate.calendar, at_us, self._zone, bucket.anchor)
         return (*bucket.counter, window.first_day), window[:2]
 
-    def _take(self, bucket: Bucket, now: int, at_us: int, *, peek: bool) -> _Counter:
+    def _take(
+        self, bucket: Bucket, now: int, at_us: int, *, slot: Slot | None = None, peek: bool = False
+    ) -> _Counter:
         """Remove the bucket's counter around ``at_us`` and return it, told the terms; for a peek return a copy."""
         rate = bucket.rate
         # No window holds a part of a unit, but a bucket does, once it has drained so long.
-        kind = _Meter if rate.limit < self._share else _Queue if bucket.queued else _COUNTERS[rate.algorithm]
+        kind = _Queue if bucket.queued else _COUNTERS[rate.algorithm]
+        if rate.limit < self._share and not rate.concurrent:
+            kind = _Meter
         name, window = self._name(bucket, at_us)
         found = deepcopy(self._counters.get(name)) if peek else self._counters.pop(name, None)
         counter = found if isinstance(found, kind) else kind()  # after an edit to another kind, too
-        counter.name = name
+        counter.name, counter.slot = name, slot
         counter.limit, counter.period, counter.capacity = rate.limit, rate.period_us, max(rate.capacity, self._share)
         if not window and counter.since - now > max(counter.period, FAR_US):
             counter.rewind(now)

@@ -5,6 +5,7 @@ A command is built once and kept for the next check of the same buckets.
 
 from __future__ import annotations
 
+import math
 import struct
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -16,9 +17,10 @@ from ..exceptions import InvalidBucket, NewerRevision, StoreError
 from ..store.base import Store
 from ..store.commands import Command, ScriptCall
 from .calendar_windows import calendar_window
-from .decision import CHARGING, Decision, LimitRequest, Steps, charge_each
+from .decision import CHARGING, Decision, LimitRequest, Slot, Steps, charge_each
 from .keys import bucket_key, revision_key, window_key
-from .scripts import DECIDE, PUBLISH, RAISE
+from .scripts import DECIDE, PUBLISH, RAISE, RENEW
+from .slots import HeldSlot, Holder, new_slot
 from .types import Bucket, BucketStatus
 
 NO_REVISION = -1
@@ -69,10 +71,12 @@ class ScriptBackend:
         # The windows of a refund are those of its charge, whatever the time.
         clock, at_us = self._clock, charged.at_us if charged else self.now_us
         known = NO_REVISION if request.revision is None else min(request.revision, MAX_US)
-        since_us, restore = charged.at_us if charged else request.wait_us, request.restore
+        since_us, restore, slot = charged.at_us if charged else request.wait_us, request.restore, request.slot
+        if prepared.is_concurrent and slot is None and mode == "check":
+            slot = new_slot()
         for _ in range(3):
             header = (mode, clock() if clock else 0, known, since_us)
-            asked = header, units, levels_us, restore is not None, request.share
+            asked = header, units, levels_us, restore is not None, request.share, slot
             command, windows_us = prepared.command(asked, at_us)
             numbers = read_reply((yield command), len(buckets))
             outcome, allowed, now_us, stored = numbers[:4]
@@ -84,7 +88,7 @@ class ScriptBackend:
                 # Those of all other decisions follow from their statuses and cost, when they are needed.
                 listed = charging and (request.costs or mode == "charge" or not request.cost)
                 cost = request.cost if charging else 0
-                return Decision(
+                decision = Decision(
                     allowed=allowed == 1,
                     statuses=statuses,
                     at_us=now_us,
@@ -93,6 +97,9 @@ class ScriptBackend:
                     cost=cost,
                     _charges=charge_each(statuses, cost, now_us, costs=units) if listed else None,
                 )
+                if slot is not request.slot:
+                    decision.holder = Holder.of(decision, slot)
+                return decision
             if outcome == NEWER:
                 instead_of = request.revision if stored < known else None
                 raise NewerRevision(stored, instead_of=instead_of)
@@ -110,6 +117,20 @@ class ScriptBackend:
         for together in self._by_server(keys):
             deleted += int((yield ("DEL", *together)))
         return deleted
+
+    def renew(self, bucket: Bucket, slot_ids: tuple[int, ...], lease_us: int) -> Generator[Command, Any, int]:
+        """Return the step that prolongs the leases of slots, and returns how many of these are held."""
+        packed = struct.pack(f">{len(slot_ids)}d", *slot_ids)
+        clock = self._clock() if self._clock else 0
+        return int((yield ScriptCall(RENEW, [bucket_key(self._prefix, bucket)], (clock, lease_us, packed))))
+
+    def slots(self, bucket: Bucket) -> Generator[Command, Any, list[HeldSlot]]:
+        """Return the step that reads the slots of a concurrent bucket, and returns those that are held."""
+        (value,) = yield ("MGET", bucket_key(self._prefix, bucket))
+        whole = isinstance(value, bytes) and len(value) % 24 == 0
+        stored = struct.iter_unpack(">ddd", value) if whole else ()
+        found = [HeldSlot(*map(int, one)) for one in stored if all(map(math.isfinite, one))]
+        return [one for one in found if one.ends_us > self.now_us]
 
     def raise_counters(self, totals: Raised) -> Generator[Command, Any, list[tuple[int, int, int]]]:
         """Return the steps that raise counters to the totals.
@@ -146,8 +167,8 @@ class ScriptBackend:
 
 #: What a command is built for: the script's first arguments (mode, clock in µs, the caller's revision, a time in µs),
 #: the cost of each bucket, how long after its charge each was full again (µs; empty = not known), whether no durable
-#: count may be missing, and the share of the decision's time.
-Asked = tuple[tuple[object, ...], tuple[int, ...], tuple[int, ...], bool, float]
+#: count may be missing, the share of the decision's time, and the slot of its concurrent buckets.
+Asked = tuple[tuple[object, ...], tuple[int, ...], tuple[int, ...], bool, float, Slot | None]
 
 
 class _Sent(NamedTuple):
@@ -172,13 +193,16 @@ class CheckCommand:
         self._zone = zone
         self._buckets = buckets
         self._calendars = [bucket.rate.calendar for bucket in buckets]
-        self._last = _Sent(((), (), (), False, 1.0), 0, 0, ScriptCall(DECIDE, (), ()), [])
+        self._concurrent = [at for at, bucket in enumerate(buckets) if bucket.rate.concurrent]
+        #: Whether a check of them takes a slot.
+        self.is_concurrent = bool(self._concurrent)
+        self._last = _Sent(((), (), (), False, 1.0, None), 0, 0, ScriptCall(DECIDE, (), ()), [])
 
     def command(self, made_for: Asked, now_us: int) -> tuple[ScriptCall, list[int]]:
         """Return the command, and the length of each bucket's window (µs)."""
         last = self._last
         if last.made_for != made_for or not last.since_us <= now_us < last.until_us:
-            header, units, levels_us, complete, share = made_for
+            header, units, levels_us, complete, share, slot = made_for
             since_us, until_us, args, windows_us = self._arguments(now_us)
             args[_STRIDE - 2 :: _STRIDE] = units
             durable, levels = 2 if complete else 1, levels_us or (0,) * len(units)
@@ -186,6 +210,9 @@ class CheckCommand:
                 (durable if bucket.durable else 0) if unit else level_us
                 for bucket, unit, level_us in zip(self._buckets, self._calendars, levels, strict=True)
             ]
+            if slot is not None:
+                for at in self._concurrent:
+                    args[_STRIDE * at + 2], args[_STRIDE * at + _STRIDE - 1] = slot.lease_us, slot.id
             keys = self.keys_at(now_us)
             if header[2] != NO_REVISION:
                 keys = [self._revision_key, *keys]

@@ -1,7 +1,7 @@
 """Rates: how much is allowed, per how long; and rate text, such as ``10/s, 1000/15min burst 50``. The one parser.
 
 rates := rate ("," rate)* | "unlimited" | "blocked"
-rate  := LIMIT ["requests" | "units"] "/" [N] unit ["burst" N] [algorithm]
+rate  := LIMIT ["requests" | "units"] "/" [N] unit ["burst" N] [algorithm] | LIMIT "concurrent" ["requests"]
 unit  := s|sec|second, m|min|minute, h|hour, d|day, w|week, month   (plurals too)
 """
 
@@ -17,6 +17,11 @@ from ..exceptions import InvalidRate
 
 ALGORITHMS = ("fixed_window", "sliding_window_log", "sliding_window_counter", "token_bucket", "leaky_bucket", "gcra")
 DEFAULT_ALGORITHM = "token_bucket"
+#: The algorithm of ``20 concurrent``: how many requests run at once. It counts no requests over time, so it is no
+#: choice where ``ALGORITHMS`` are, and no default.
+CONCURRENT = "concurrent"
+#: Most concurrent requests of one counter, as the server keeps 24 bytes of each and reads all of them in each check.
+MAX_CONCURRENT = 1000
 #: What a rate counts: the units that requests consume, or the requests themselves.
 COUNTS = ("units", "requests")
 #: Algorithms whose capacity (``burst``) may differ from the limit.
@@ -83,7 +88,7 @@ class Rate:
     period: float | Literal["month"]
     #: Capacity B of token_bucket, leaky_bucket and gcra: the most units admitted at one instant; None = ``limit``.
     burst: int | None = None
-    #: One of ``ALGORITHMS``; ``month`` is always ``fixed_window``.
+    #: One of ``ALGORITHMS``, or ``CONCURRENT``; ``month`` is always ``fixed_window``.
     algorithm: str = DEFAULT_ALGORITHM
     #: ``units``: a request takes its cost. ``requests``: it takes 1 whatever its cost, 0 included, and units that are
     #: charged, refunded or settled afterwards leave the counter alone; ``60 requests/min``.
@@ -94,13 +99,18 @@ class Rate:
     period_us: int = field(init=False, repr=False, compare=False)
     #: The calendar unit that the rate's windows are aligned to; "" = none.
     calendar: Literal["", "day", "week", "month"] = field(init=False, repr=False, compare=False)
+    #: Whether it limits how many requests run at once; its period is a second, after which it is worth trying again.
+    concurrent: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "limit", _check_units(gettext_noop("limit"), self.limit))
         if self.counts not in COUNTS:
             text = gettext_noop("a rate counts units or requests, not %(value)s")
             raise InvalidRate(text, value=show(self.counts))
-        if self.algorithm not in ALGORITHMS:
+        object.__setattr__(self, "concurrent", self.algorithm == CONCURRENT)
+        if self.concurrent:
+            self._check_concurrent()
+        elif self.algorithm not in ALGORITHMS:
             text = gettext_noop("unknown algorithm %(name)s (known: %(known)s)")
             raise InvalidRate(text, name=repr(self.algorithm), known=", ".join(ALGORITHMS))
         if self.period == MONTH:
@@ -123,6 +133,13 @@ class Rate:
         calendar = MONTH if self.period == MONTH else _CALENDAR.get(period_us, "")
         object.__setattr__(self, "period_us", period_us)
         object.__setattr__(self, "calendar", calendar if self.algorithm == "fixed_window" else "")
+
+    def _check_concurrent(self) -> None:
+        if self.limit > MAX_CONCURRENT:
+            text = gettext_noop("at most %(most)s requests may be concurrent, not %(limit)s")
+            raise InvalidRate(text, most=MAX_CONCURRENT, limit=self.limit)
+        object.__setattr__(self, "period", 1)
+        object.__setattr__(self, "counts", "requests")
 
     def units(self, cost: int) -> int:
         """Return what a request of ``cost`` units takes from the bucket."""
@@ -199,6 +216,8 @@ def format_period(period: float | Literal["month"]) -> str:
 
 def format_rate(rate: Rate, *, named: bool) -> str:
     """Return the rate as text, with its algorithm where that is to be ``named``."""
+    if rate.concurrent:
+        return f"{rate.limit} {CONCURRENT}"
     text = f"{rate.limit}{' requests' if rate.counts == 'requests' else ''}/{format_period(rate.period)}"
     if rate.burst is not None:
         text += f" burst {rate.burst}"
@@ -262,9 +281,10 @@ class _Written(NamedTuple):
 _NUMBER = "[0-9][0-9_]*"
 #: One rate, as far as it can be read: the match ends where something else is expected.
 _RATE = re.compile(
-    rf"\s*(?:(?P<limit>{_NUMBER})\s*(?:(?P<counts>requests?|units?)\b\s*)?"
+    rf"\s*(?:(?P<limit>{_NUMBER})\s*(?:(?P<concurrent>{CONCURRENT})\b\s*(?:requests?\b\s*)?|"
+    rf"(?:(?P<counts>requests?|units?)\b\s*)?"
     rf"(?:(?P<per>/)\s*(?:(?P<count>{_NUMBER})\s*)?(?:(?P<unit>{'|'.join(_UNIT_NAMES)})(?![a-z])\s*"
-    rf"(?:burst\s+(?P<burst>{_NUMBER})\s*)?(?:(?P<algorithm>{'|'.join(ALGORITHMS)})(?![a-z_])\s*)?)?)?)?",
+    rf"(?:burst\s+(?P<burst>{_NUMBER})\s*)?(?:(?P<algorithm>{'|'.join(ALGORITHMS)})(?![a-z_])\s*)?)?)?)?)?",
     re.ASCII | re.IGNORECASE,
 )
 #: What is expected where the match lacks a part.
@@ -299,10 +319,12 @@ def _read_rate(text: str, start: int = 0, *, more: bool = False) -> tuple[_Writt
     """Return the rate that begins at ``start``, and where it ends: ``more`` = at a comma too."""
     found = next(_RATE.finditer(text, start))  # what it matches may be empty
     end = found.end()
-    if not found["unit"] or not (end == len(text) or (more and text[end] == ",")):
+    if not (found["unit"] or found["concurrent"]) or not (end == len(text) or (more and text[end] == ",")):
         raise _expected(found)
     part = {name: text.lower() for name, text in found.groupdict("").items()}
     limit, count, burst = (int(part[name].replace("_", "") or 1) for name in ("limit", "count", "burst"))
+    if part["concurrent"]:
+        return _Written(Rate(limit=limit, period=1, algorithm=CONCURRENT), named=True), end
     unit, algorithm = _UNIT_NAMES[part["unit"]], part["algorithm"]
     if unit == MONTH and count != 1:
         template = gettext_noop("months are counted one by one, so write %(limit)s/month or %(limit)s/%(days)sday")
@@ -323,7 +345,9 @@ def _read_rate(text: str, start: int = 0, *, more: bool = False) -> tuple[_Writt
 def _expected(found: re.Match[str]) -> InvalidRate:
     """Return the error of a rate that could be read only as far as ``found``."""
     what, among = next((what for part, what in _EXPECTED.items() if not found[part]), ""), ""
-    if not what:
+    if found["concurrent"]:
+        what = gettext_noop("the end")
+    elif not what:
         what, among = gettext_noop("the end, 'burst' and a number, or an algorithm"), f" ({', '.join(ALGORITHMS)})"
     rest = found.string[found.end() :].strip()
     if rest:

@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 
 from ..store.commands import Script
-from .rates import ALGORITHMS
+from .rates import ALGORITHMS, CONCURRENT
 
 #: Files that are branches of one function: the algorithms, the calendar windows of ``fixed_window``, and the queue of
 #: ``leaky_bucket``.
-_BRANCHES = ("calendar_window", "queue", *ALGORITHMS)
+_BRANCHES = ("calendar_window", "queue", *ALGORITHMS, CONCURRENT)
 
 
 def _compose(*names: str, flags: str = "") -> Script:
@@ -42,6 +42,8 @@ DECIDE = _compose("prelude", *_BRANCHES, "driver")
 REPLAY = _compose("prelude", "memory", *_BRANCHES, "replay", flags=" flags=no-writes")
 #: Stores a new revision of the policies.
 PUBLISH = _compose("publish")
+#: Prolongs the leases of slots.
+RENEW = _compose("renew")
 #: Raises counters of calendar windows to the ledger's totals.
 RAISE = _compose("raise")
 #: Stores a process's report on itself.
@@ -60,6 +62,6 @@ FORBIDDEN = _compose("forbidden_commands")
 
 def commands() -> list[str]:
     """Return the commands that the scripts call, and those that are sent without a script."""
-    sources = "".join(script.source for script in (DECIDE, PUBLISH, RAISE, REPORT, COLLECT))
+    sources = "".join(script.source for script in (DECIDE, RENEW, PUBLISH, RAISE, REPORT, COLLECT))
     called = re.findall(r"\bp?call\('([A-Z]+)'", sources)
     return sorted({*called, "DEL", "HGETALL", "HMGET", "LRANGE", "MGET", "SET", "ZRANGE"})

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..exceptions import InvalidCost
-from .rates import DEFAULT_ALGORITHM, MAX_UNITS, MONTH, Rate, as_integer, format_period
+from .rates import CONCURRENT, DEFAULT_ALGORITHM, MAX_UNITS, MONTH, Rate, as_integer, format_period
 
 _SECOND = 10**6
 
@@ -63,9 +63,11 @@ class Bucket:
         """The name in headers and problem bodies: ``name``, or else such as ``search/min``."""
         if self.name:
             return self.name
+        shared = "" if self.counted_per in ("", "caller") else f" per {self.counted_per}"
+        if self.rate.concurrent:
+            return f"{self.scope or 'all'}/{CONCURRENT}{shared}"
         plain = self.rate.algorithm == DEFAULT_ALGORITHM or self.rate.period == MONTH
         algorithm = "" if plain else f" {self.rate.algorithm}"
-        shared = "" if self.counted_per in ("", "caller") else f" per {self.counted_per}"
         counts = " requests" if self.rate.counts == "requests" else ""
         return f"{self.scope or 'all'}/{format_period(self.rate.period)}{counts}{algorithm}{shared}"
 

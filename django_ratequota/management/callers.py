@@ -238,6 +238,8 @@ def _explanation_lines(explanation: Explanation) -> Iterator[str]:
 def _counter_state(status: BucketStatus | None) -> str:
     if status is None:
         return "no live counter"
+    if status.bucket.rate.concurrent:
+        return f"{status.remaining} of {status.limit} slots free"
     when = f"full again in {status.reset_after:.1f} s"
     if not status.allowed:
         wait = status.retry_after

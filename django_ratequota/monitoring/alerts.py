@@ -100,7 +100,7 @@ def crossings(decision: Decision, cost: int) -> Iterator[Crossing]:
 
 
 def _levels_reached(status: BucketStatus) -> tuple[int, ...]:
-    if status.remaining * 5 > status.limit:
+    if status.remaining * 5 > status.limit or status.bucket.rate.concurrent:
         return ()
     if settings.notify_limits == "calendar" and not status.bucket.rate.calendar:
         return ()

@@ -10,7 +10,7 @@ from django.core.exceptions import ValidationError
 from django.utils.translation import gettext as _
 
 from ..changes.validators import canonical_subject
-from ..engine.rates import MAX_UNITS, UNLIMITED, Rate, format_rate
+from ..engine.rates import MAX_CONCURRENT, MAX_UNITS, UNLIMITED, Rate, format_rate
 from ..models import RatePolicy
 from ..monitoring.refusals import Refusal
 from ..policies.facts import PolicyFacts, policy_facts, to_datetime
@@ -129,6 +129,7 @@ def doubled(rates: tuple[Rate, ...] | str, algorithm: str) -> str:
     texts = []
     for rate in rates:
         burst = None if rate.burst is None else min(2 * rate.burst, MAX_UNITS)
-        twice = replace(rate, limit=min(2 * rate.limit, MAX_UNITS), burst=burst)
+        most = MAX_CONCURRENT if rate.concurrent else MAX_UNITS
+        twice = replace(rate, limit=min(2 * rate.limit, most), burst=burst)
         texts.append(format_rate(twice, named=rate.algorithm != algorithm))
     return ", ".join(texts)

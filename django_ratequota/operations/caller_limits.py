@@ -104,7 +104,7 @@ def describe_window(bucket: Bucket, *, used: int | None, window: tuple[int, int]
         "scope": bucket.scope or None,
         "period": bucket.rate.calendar or None,
         "rate": str(bucket.rate),
-        "unit": bucket.rate.counts,
+        "unit": "concurrent requests" if bucket.rate.concurrent else bucket.rate.counts,
         # The kind of the subject, not the subject: a key is a secret.
         "counted_per": bucket.subject.partition(":")[0],
         "limit": bucket.rate.capacity,

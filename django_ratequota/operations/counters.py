@@ -41,13 +41,19 @@ def peek(buckets: Iterable[Bucket]) -> dict[Bucket, BucketStatus]:
 def give_back(buckets: Iterable[Bucket], units: int | None = None, reason: str = "") -> tuple[BucketStatus, ...]:
     """Give units back to each bucket, record that in the history, and return their statuses before.
 
-    ``units`` None = all, which resets the bucket to zero. Subject by subject, each completely or not at all. Raises
-    ``ValidationError`` when a bucket has used fewer units, and ``StoreError`` at the first subject that fails. Those
-    before it stay changed and recorded. Units consumed between peek and reset are not in the statuses.
+    ``units`` None = all, which resets the bucket to zero, and frees the slots of concurrent requests. Subject by
+    subject, each completely or not at all. Raises ``ValidationError`` when a bucket has used fewer units, and
+    ``StoreError`` at the first subject that fails. Those before it stay changed and recorded. Units consumed between
+    peek and reset are not in the statuses.
 
     What durable counters have used is refunded in the ledger, from which Redis follows.
     """
     limiter, alias, buckets = default_limiter(), policy_alias(PolicyChange), list(buckets)
+    if units is not None and buckets:
+        running, buckets = buckets, [bucket for bucket in buckets if not bucket.rate.concurrent]
+        if not buckets:
+            text = _("%(counter)s counts requests that run. Leave the number empty to free all of their slots.")
+            raise ValidationError(text % {"counter": limit_name(running[0])})
     for status in () if units is None else peek(buckets).values():
         if status.used < (units or 0):
             text = _(
@@ -73,6 +79,14 @@ def give_back(buckets: Iterable[Bucket], units: int | None = None, reason: str =
             transaction.on_commit(refund, using=alias, robust=True)
         before += statuses
     return tuple(before)
+
+
+def oldest_slot(bucket: Bucket) -> int | None:
+    """Return since when the oldest slot of a concurrent bucket is held (µs); None = no slot is, or Redis is down."""
+    try:
+        return next((slot.since_us for slot in default_limiter().slots(bucket)), None)
+    except StoreError:
+        return None
 
 
 def _lower(limiter: Limiter, buckets: Sequence[Bucket], units: int | None) -> None:

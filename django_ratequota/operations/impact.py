@@ -84,7 +84,12 @@ def estimate(policy: RatePolicy, hours: int = 24, *, most: int = MOST_ATTEMPTS, 
     """
     until = time.monotonic() + seconds
     facts = policy_facts(policy)
-    rates: tuple[Rate, ...] = () if isinstance(facts.rates, str) else facts.rates
+    # Without the rates that limit how many requests run at once, because attempts are recorded without an end.
+    rates: tuple[Rate, ...] = ()
+    if not isinstance(facts.rates, str):
+        rates = tuple(rate for rate in facts.rates if not rate.concurrent)
+        if not rates:
+            raise NotEstimable(_("Cannot be estimated: how long requests run is not recorded."))
     audience, recorded = RecordedAudience(facts), attempts.recorded_attempts(hours, facts.endpoint_id)
     subjects = _by_subject(facts, recorded)
     until = max(until, time.monotonic() + seconds / 4)

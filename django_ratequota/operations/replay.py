@@ -3,7 +3,7 @@
     replay([Rate.parse("2/s")], [(1_000_000, 1), (1_000_001, 1), (1_000_002, 1)])  # [True, True, False]
 
 Redis runs the algorithms (``lua/replay.lua``) on slices of the attempts, and reads and writes no key. Both functions
-raise ``StoreError`` when it does not answer, and ``ValueError`` on attempts out of order.
+raise ``StoreError`` when it does not answer, and ``ValueError`` on attempts out of order, and on concurrent rates.
 """
 
 from __future__ import annotations
@@ -89,6 +89,8 @@ class _Replayer:
     """The rates, and the current subject's state in each."""
 
     def __init__(self, rates: Sequence[Rate], limiter: Limiter) -> None:
+        if concurrent := [str(rate) for rate in rates if rate.concurrent]:
+            raise ValueError(f"an attempt has no duration, so {concurrent[0]!r} cannot be replayed")
         self._limiter = limiter
         self._rates = rates
         self._states: list[bytes] = [b""] * len(rates)

@@ -50,11 +50,15 @@ def what_to_tell(refusal: Refusal, policies: Mapping[int, RatePolicy], clock: Ca
     used = _("You had used %(used)d.")
     if last.counted_per in ("everyone", "plan"):
         used = _("%(used)d were used.")
+    if rate.concurrent:
+        used = _("%(used)d were running.")
     sentences = [used % {"used": last.limit - last.remaining}]
     if needed > 1:
         sentences.append(_("This request needed %(needed)d.") % {"needed": needed})
     following = _("Waiting does not help, because one request needs more than the limit.")
-    if last.retry_after is not None:
+    if rate.concurrent:
+        following = _("The next request is possible as soon as one of these has ended.")
+    elif last.retry_after is not None:
         at = math.ceil(refusal.at.timestamp() + last.retry_after)
         following = _("The next request is possible at %(time)s.") % {"time": clock(at)}
     limit = _limit(rate, requests=needed == 1, endpoint=last.scope)
@@ -100,7 +104,9 @@ def _limit(rate: Rate, *, requests: bool, endpoint: str) -> str:
     amount = ngettext("%(count)d unit", "%(count)d units", rate.limit)
     if requests:
         amount = ngettext("%(count)d request", "%(count)d requests", rate.limit)
-    if rate.period == MONTH:
+    if rate.concurrent:
+        per = _("at the same time")
+    elif rate.period == MONTH:
         per = _("per month")
     else:
         # The largest unit of which the period is a multiple; fractions of a second are written as they are.

@@ -102,6 +102,8 @@ class Resolution:
     exempt: str
     #: Whether a bucket is durable.
     durable: bool
+    #: Whether a bucket limits how many requests run at once.
+    concurrent: bool
     #: The subject whose assignment gave the plan: ``user:42``, ``tenant:acme``; "" = no assignment did.
     assigned_to: str
 
@@ -252,6 +254,7 @@ def _outcome(applied: list[Applied]) -> dict[str, Any]:
             [(f"{one.place}/unreadable", one.policy) for one in enforced if one.policy.rates == UNREADABLE]
         ),
         "durable": any(bucket.durable for bucket in buckets),
+        "concurrent": any(bucket.rate.concurrent for bucket in buckets),
     }
 
 

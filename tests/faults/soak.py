@@ -16,8 +16,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -37,6 +37,8 @@ from .wire import Wire
 LIMIT = 400
 TIMEOUT = 0.2
 THREADS, TASKS, SUBJECTS = 2, 2, 4
+#: How many may run at once, of how many that try to.
+SLOTS, RUNNERS = 3, 6
 ROUND_SECONDS = 4.0
 
 
@@ -50,6 +52,43 @@ def _patiently(ask: Callable[[], Decision]) -> Decision:
             if time.monotonic() > end:
                 raise
             time.sleep(0.01)  # the breaker answers at once for a second: this loop would take the core meanwhile
+
+
+class Runners:
+    """Threads that run while they hold a slot; counts how many do at once."""
+
+    def __init__(self, limiter: Limiter, mark: str) -> None:
+        self._limiter, self._buckets = limiter, [Bucket(f"user:{mark}", Rate.parse(f"{SLOTS} concurrent"))]
+        self._lock, self._end = threading.Lock(), threading.Event()
+        self.running = self.most = self.ran = 0
+
+    @contextmanager
+    def going_on(self) -> Iterator[None]:
+        """Run while the block does."""
+        threads = [threading.Thread(target=self._work) for _ in range(RUNNERS)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._end.set()
+            for thread in threads:
+                thread.join()
+
+    def _work(self) -> None:
+        while not self._end.is_set():
+            with suppress(StoreError), self._limiter.check(self._buckets) as decision:
+                if decision.allowed:
+                    self._run()
+            self._end.wait(0.01)
+
+    def _run(self) -> None:
+        with self._lock:
+            self.ran, self.running = self.ran + 1, self.running + 1
+            self.most = max(self.most, self.running)
+        self._end.wait(0.005)  # what others could do meanwhile
+        with self._lock:
+            self.running -= 1
 
 
 class Soak:
@@ -70,8 +109,9 @@ class Soak:
     def run(self, number: int) -> Counter[str]:
         """Run one round; returns the outcomes of its requests."""
         singles, clusters = self._loads(self.single, f"{number}s"), self._loads(self.clustered, f"{number}c")
+        runners = [Runners(limiter, f"{number}") for limiter in (self.single, self.clustered)]
         with ExitStack() as stack:
-            for load in (*singles, *clusters):
+            for load in (*singles, *clusters, *runners):
                 stack.enter_context(load.going_on())
             end = time.monotonic() + ROUND_SECONDS
             while time.monotonic() < end:
@@ -79,7 +119,10 @@ class Soak:
         self._mend()
         for load in (*singles, *clusters):
             self._settle(load)
-        return Counter(
+        for each in runners:
+            assert each.most <= SLOTS, f"{each.most} of {SLOTS} ran at once"
+        ran = Counter(ran=sum(each.ran for each in runners))
+        return ran + Counter(
             one.error or ("admitted" if one.allowed else "refused")
             for load in (*singles, *clusters)
             for one in load.asked
@@ -193,6 +236,7 @@ def main(seconds: float, seed: int | None = None) -> None:
                 warm = {name: max(value, warm.get(name, 0)) for name, value in now.items()}
             print(f"round {number}: {now} {dict(total)}", flush=True)
         assert total["admitted"], total
+        assert total["ran"], total
         for name, slack in {"files": 60, "threads": 8, "clients": 40, "MiB": 40}.items():
             assert now[name] <= warm[name] + slack, f"{name} grew from {warm[name]} to {now[name]}"
         print(f"{number} rounds: nothing above its limit; {warm} after the warm-up, {now} at the end")

@@ -562,3 +562,18 @@ def test_a_purge_empties_every_master_of_its_own_keys(emptied: Cluster) -> None:
         assert all(node.command("DBSIZE") > 10 for node in emptied.primaries())
         assert "Deleted 301 keys of rqtest at " in run("purge", "--no-input")
     assert sum(node.command("DBSIZE") for node in emptied.primaries()) == 300
+
+
+def test_slots_on_several_servers_are_taken_together(emptied: Cluster, limiter_of: Callable[..., Limiter]) -> None:
+    """A refusal by the shared limit gives the caller's own slot back; the end of the request releases both."""
+    limiter = limiter_of(emptied)
+    mine, all_of_us = Bucket("user:1", Rate.parse("2 concurrent")), Bucket("everyone", Rate.parse("1 concurrent"))
+    with limiter.check([mine, all_of_us]) as first:
+        assert left(first) == [1, 0]
+        refused = limiter.check([mine, all_of_us])
+        assert (refused.allowed, left(refused)) == (False, [1, 0])
+        assert [len(limiter.slots(bucket)) for bucket in (mine, all_of_us)] == [1, 1]
+        (slot,) = limiter.slots(all_of_us)
+        for bucket in (mine, all_of_us):
+            assert drive(limiter.renew_steps(bucket, [slot.id], 60 * 10**6), limiter.store.execute) == 1
+    assert [len(limiter.slots(bucket)) for bucket in (mine, all_of_us)] == [0, 0]

@@ -10,11 +10,11 @@ from django.utils.translation import gettext
 from ...engine.rates import BLOCKED
 from ...engine.types import Bucket, BucketStatus
 from ...operations.boosts import no_boost_reason
-from ...operations.counters import is_shared, peek
+from ...operations.counters import is_shared, oldest_slot, peek
 from ...operations.explain import Explanation, anchor_of
 from ...policies.limit_names import limit_name
 from ...policies.requests.caller import UNKNOWN
-from ..formatting import bar_percent, clock_and_wait, shown
+from ..formatting import bar_percent, clock, clock_and_wait, shown
 from ..names import caller_text, limits_text
 from ..pages import reply
 
@@ -43,6 +43,7 @@ def counter_rows(
             "anchor": anchor_of(bucket),
             "shared": is_shared(bucket.counted_per, bucket.subject),
             **_standing(statuses.get(bucket), at_us),
+            **(_slots(bucket) if bucket.rate.concurrent and bucket in statuses else {}),
         }
 
     counters: list[dict[str, Any]] = []
@@ -90,3 +91,9 @@ def _standing(status: BucketStatus | None, at_us: int) -> dict[str, Any]:
         "room": clock_and_wait(at_us, status.retry_after_us) if status.retry_after_us else None,
         "never": status.retry_after_us is None,
     }
+
+
+def _slots(bucket: Bucket) -> dict[str, Any]:
+    """Return what replaces the times of a limit of concurrent requests: since when the oldest has been running."""
+    since_us = oldest_slot(bucket)
+    return {"slots": True, "since": None if since_us is None else clock(since_us // 10**6, seconds=True)}

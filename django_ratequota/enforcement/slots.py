@@ -1,0 +1,265 @@
+"""The slots of requests under rates such as ``20 concurrent``: taken by a check, renewed, and released at the end.
+
+A request's slots are released by the first of these that notices its end:
+
+- the middleware: before a plain response is sent, with the last part of a streamed body, and for exceptions,
+- the ``close`` of the request, which Django calls with that of the response that was sent,
+- the body or the holder when it is no longer used; then the thread releases them within a second.
+
+A file that a WSGI server sends by itself is not wrapped, because the server would read it through Python then.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import AsyncIterator, Generator, Iterator
+from typing import Any, NamedTuple
+
+from asgiref.sync import sync_to_async
+
+from ..conf import settings
+from ..engine.decision import Decision, LimitRequest, Settler
+from ..engine.limiter import Limiter
+from ..engine.memory import LocalLimiter
+from ..engine.slots import Holder, Unreleased, holders, new_slot, unreleased
+from ..engine.types import Bucket
+from ..exceptions import StoreError
+from ..monitoring.background import Background
+from ..policies.resolver import Resolution
+from ..utils.shielding import shielded
+from .earlier_checks import CHECKS, RequestChecks
+from .on_error import decide
+from .settlement import StoreSettler
+from .step_runner import Step, StepRunner, limiter_or_error
+
+#: Seconds between two looks at what is to be renewed or released; at most this part of a lease.
+_SECONDS, _SHARE = 1.0, 0.25
+
+
+def new_holder() -> Holder:
+    """Return a holder without slots, and keep its thread running."""
+    renewing.keep()
+    return Holder(new_slot(settings.concurrency_ttl))
+
+
+def holder_of(http: Any, checks: RequestChecks) -> Holder:
+    """Return the holder of a request's slots, which the request's ``close`` releases."""
+    if checks.holder is None:
+        checks.holder = new_holder()
+    # Django has no other hook that the end of a request calls by its name.
+    vars(http).setdefault("close", _Close(http, checks.holder))
+    return checks.holder
+
+
+def ask_for_slots(
+    holder: Holder, limiter: Limiter | StoreError, resolution: Resolution, asked: LimitRequest
+) -> Generator[Step, Any, Decision]:
+    """``decide``, for a holder that takes the slots of an admitted request. Raises ``NewerRevision``."""
+    if not isinstance(limiter, StoreError) and not resolution.blocked_by:
+        # Noted before it is sent: if no reply arrives, they may be taken all the same.
+        holder.asks(StoreSettler(limiter), (bucket for bucket in asked.buckets if bucket.rate.concurrent))
+    decision = yield from decide(limiter, resolution, asked._replace(slot=holder.slot))
+    holder.decided(decision)
+    decision.holder = holder
+    return decision
+
+
+# --- The end of a request. ---
+
+
+class _Close:
+    """A request's ``close`` that releases its slots as well; it makes no cycle of the request."""
+
+    __slots__ = ("_holder", "_request")
+
+    def __init__(self, request: Any, holder: Holder) -> None:
+        self._request, self._holder = weakref.ref(request), holder
+
+    def __call__(self) -> None:
+        request = self._request()
+        try:
+            if request is not None:
+                type(request).close(request)
+        finally:
+            self._holder.release()
+
+
+def end(request: Any) -> None:
+    """Release the slots of a request whose view has ended by an exception that Django does not handle."""
+    holder = _known(request)
+    if holder is not None:
+        holder.release()
+
+
+async def aend(request: Any, error: BaseException) -> None:
+    """``end``, awaited: a sync view of a cancelled task goes on in its thread, so the release waits for that."""
+    holder = _known(request)
+    if holder is None:
+        return
+    if isinstance(error, GeneratorExit):  # nothing may be awaited
+        holder.abandon()
+    else:
+        await shielded(_release_behind_view(holder))
+
+
+async def _release_behind_view(holder: Holder) -> None:
+    await sync_to_async(int, thread_sensitive=True)()
+    await holder.arelease()
+
+
+def finish(request: Any, response: Any, holder: Holder) -> None:
+    """Release the slots before a plain response is sent, or with the end of its body."""
+    if _is_plain(request, response, holder):
+        holder.release()
+
+
+async def afinish(request: Any, response: Any, holder: Holder) -> None:
+    """``finish``, awaited."""
+    if _is_plain(request, response, holder):
+        await holder.arelease()
+
+
+def _is_plain(request: Any, response: Any, holder: Holder) -> bool:
+    """Return whether the response has no body to come; else let its end release the slots."""
+    if not getattr(response, "streaming", False):
+        if isinstance(vars(request).get("close"), _Close):
+            del request.close  # nothing is left to release
+        return True
+    by_server = getattr(response, "file_to_stream", None) is not None
+    if not (by_server and "wsgi.file_wrapper" in getattr(request, "environ", ())):
+        kind = _AsyncBody if response.is_async else _Body
+        response.streaming_content = kind(response.streaming_content, holder)
+    return False
+
+
+def _known(request: Any) -> Holder | None:
+    checks: RequestChecks | None = vars(request).get(CHECKS)
+    return None if checks is None else checks.holder
+
+
+class _Body:
+    """The parts of a body, with whose last the slots are released, or with an error, or when it is closed."""
+
+    def __init__(self, parts: Any, holder: Holder) -> None:
+        self._parts, self._holder = iter(parts), holder
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        try:
+            part: bytes = next(self._parts)
+        except BaseException:
+            self._holder.release()
+            raise
+        return part
+
+    def close(self) -> None:
+        """Release the slots; Django closes the body itself."""
+        self._holder.release()
+
+    def __del__(self) -> None:
+        self._holder.abandon()
+
+
+class _AsyncBody:
+    """``_Body``, awaited."""
+
+    def __init__(self, parts: Any, holder: Holder) -> None:
+        self._parts, self._holder = aiter(parts), holder
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        try:
+            part: bytes = await anext(self._parts)
+        except GeneratorExit:  # nothing may be awaited
+            self._holder.abandon()
+            raise
+        except BaseException:
+            await self._holder.arelease()
+            raise
+        return part
+
+    def __del__(self) -> None:
+        # Django closes no asynchronous body: one whose client left is just no longer used.
+        self._holder.abandon()
+
+
+# --- The thread. ---
+
+
+def _work() -> None:
+    """Release what is left over, and renew the leases of the slots that are held; raises ``StoreError``."""
+    failure = None
+    for _ in range(len(unreleased)):
+        left = unreleased.popleft()
+        try:
+            _release(left)
+        except StoreError as error:
+            failure = error
+    for group, (bucket, due) in _due().items():
+        try:
+            _renew(group, bucket, [holder.slot.id for holder in due])
+        except StoreError as error:
+            failure = error
+            continue
+        for holder in due:
+            holder.renew_at = time.monotonic() + holder.slot.lease_us / 3e6
+    if failure:
+        raise failure
+
+
+def _release(left: Unreleased) -> None:
+    """Release slots once more, until their leases have ended anyway."""
+    settler, request, until = left
+    if time.monotonic() >= until:
+        return
+    try:
+        failed = settler.decide(request).error not in ("", "local")
+    except StoreError:
+        unreleased.append(left)
+        raise
+    if failed:
+        unreleased.append(left)
+
+
+class _Group(NamedTuple):
+    """What is renewed by one command."""
+
+    settler: Settler
+    counter: object
+    lease_us: int
+
+
+def _due() -> dict[_Group, tuple[Bucket, list[Holder]]]:
+    now, due = time.monotonic(), dict[_Group, tuple[Bucket, list[Holder]]]()
+    for reference in list(holders.values()):
+        holder = reference()
+        if holder is None or now < holder.renew_at:
+            continue
+        for held in holder.held:
+            group = _Group(held.settler, held.bucket.counter, holder.slot.lease_us)
+            due.setdefault(group, (held.bucket, []))[1].append(holder)
+    return due
+
+
+def _renew(group: _Group, bucket: Bucket, slot_ids: list[int]) -> None:
+    settler, lease_us = group.settler, group.lease_us
+    if isinstance(settler, LocalLimiter):
+        steps = settler.renew(bucket, tuple(slot_ids), lease_us)
+    elif isinstance(settler, StoreSettler):
+        steps = settler.limiter.renew_steps(bucket, slot_ids, lease_us)
+    else:  # a limiter that the project has made: its slots are held for the time of a lease
+        return
+    StepRunner(limiter_or_error()).run(steps)
+
+
+def _pause() -> float:
+    return min(_SECONDS, float(settings.concurrency_ttl) * _SHARE)
+
+
+#: Each check that takes a slot keeps it running.
+renewing = Background("ratequota-slots", _pause, _work)

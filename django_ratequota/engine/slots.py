@@ -1,0 +1,187 @@
+"""The slots that a request holds of concurrent buckets, until it has ended.
+
+A slot is no charge: nothing refunds it, and its request releases it, once, whoever notices the end first. What could
+not be released, and what nobody has released, is left in ``unreleased`` for a thread to do. If there is none, or the
+process is killed, the slot's lease ends.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from ..exceptions import StoreError
+from ..utils.shielding import shielded
+from .decision import Decision, LimitRequest, Settler, Slot
+from .types import Bucket
+
+#: Seconds of a lease, unless the caller knows better.
+LEASE_SECONDS = 60.0
+
+
+class HeldSlot(NamedTuple):
+    """A slot that some request holds."""
+
+    id: int
+    since_us: int
+    #: When its lease ends, unless it is renewed.
+    ends_us: int
+
+
+class Held(NamedTuple):
+    """A slot of one bucket that a holder has."""
+
+    bucket: Bucket
+    settler: Settler
+    #: False = the store has not said whether it is held; so it is released, but not renewed.
+    sure: bool
+    #: Whether an earlier check had no reply: then a later refusal does not tell that there is no slot.
+    doubtful: bool = False
+
+
+class Unreleased(NamedTuple):
+    """Slots that may be held by a request that has ended."""
+
+    settler: Settler
+    request: LimitRequest
+    #: When their leases have ended (monotonic seconds).
+    until: float
+
+
+#: The holders of this process that have slots, by their ids.
+holders: dict[int, weakref.ref[Holder]] = {}
+#: Bounded, as nothing may empty it where there is no thread; the oldest are dropped, as their leases end first.
+unreleased: deque[Unreleased] = deque(maxlen=10_000)
+
+
+def new_slot(lease_seconds: float = LEASE_SECONDS) -> Slot:
+    """Return a slot with an id that no other request has."""
+    return Slot(secrets.randbits(53) or 1, round(lease_seconds * 10**6))
+
+
+def releasing(decision: Decision, slot: Slot | None) -> list[LimitRequest]:
+    """Return what releases the slots that a decision has taken; nothing where it has taken none."""
+    taken = (status.bucket for status in decision.statuses if decision.allowed and status.allowed)
+    buckets = tuple(bucket for bucket in taken if bucket.rate.concurrent)
+    return [_release(buckets, slot)] if slot and buckets else []
+
+
+def _release(buckets: tuple[Bucket, ...], slot: Slot) -> LimitRequest:
+    return LimitRequest(mode="refund", buckets=buckets, costs=(1,) * len(buckets), slot=slot)
+
+
+class Holder:
+    """The slots of one request: those that it holds, and those of which it is not known."""
+
+    __slots__ = ("__weakref__", "_held", "renew_at", "slot")
+
+    def __init__(self, slot: Slot) -> None:
+        self.slot = slot
+        #: When its leases are due to be renewed (monotonic seconds).
+        self.renew_at = time.monotonic() + slot.lease_us / 3e6
+        # By settler and counter. Each entry is removed by one caller only, as ``pop`` is atomic.
+        self._held: dict[tuple[Settler, object], Held] = {}
+
+    @classmethod
+    def of(cls, decision: Decision, slot: Slot | None) -> Holder | None:
+        """Return the holder of what an admitted decision has taken; None where that is nothing."""
+        taken = releasing(decision, slot)
+        if slot is None or decision.settler is None or not taken:
+            return None
+        holder = cls(slot)
+        holder.asks(decision.settler, taken[0].buckets)
+        holder.decided(decision)
+        return holder
+
+    @property
+    def held(self) -> list[Held]:
+        """The slots that are known to be held."""
+        return [held for held in list(self._held.values()) if held.sure]
+
+    def asks(self, settler: Settler, buckets: Iterable[Bucket]) -> None:
+        """Note that these buckets are about to be asked for a slot, whose fate is unknown until ``decided``."""
+        for bucket in buckets:
+            name = settler, bucket.counter
+            self._held[name] = Held(bucket, settler, sure=False, doubtful=name in self._held)
+
+    def decided(self, decision: Decision) -> None:
+        """Note which slots the decision has taken."""
+        settler = decision.settler
+        if settler is None:
+            return
+        for status in decision.statuses:
+            bucket = status.bucket
+            if not bucket.rate.concurrent:
+                continue
+            name = settler, bucket.counter
+            if decision.allowed and status.allowed:
+                self._held[name] = Held(bucket, settler, sure=True)
+                holders[self.slot.id] = weakref.ref(self)
+            elif name in self._held and not self._held[name].doubtful:
+                del self._held[name]
+
+    def take(self, kept: frozenset[object] = frozenset()) -> list[tuple[Settler, LimitRequest]]:
+        """Return what releases the slots, to be carried out by the caller; those in the ``kept`` counters stay."""
+        taken: dict[Settler, list[Bucket]] = {}
+        for name in list(self._held):
+            held = None if name[1] in kept else self._held.pop(name, None)
+            if held is not None:
+                taken.setdefault(held.settler, []).append(held.bucket)
+        if not self._held:
+            holders.pop(self.slot.id, None)
+        return [(settler, _release(tuple(buckets), self.slot)) for settler, buckets in taken.items()]
+
+    def release(self) -> None:
+        """Release all slots; what the store does not answer is left to the thread."""
+        for settler, request in self.take():
+            try:
+                self.note(settler, request, settler.decide(request))
+            except StoreError:
+                self._leave(settler, request)
+
+    async def arelease(self) -> None:
+        """``release``, awaited; it goes on when the awaiting task is cancelled."""
+        taken = self.take()
+        if taken:
+            await shielded(self._arelease(taken))
+
+    async def _arelease(self, taken: list[tuple[Settler, LimitRequest]]) -> None:
+        for settler, request in taken:
+            try:
+                self.note(settler, request, await settler.adecide(request))
+            except StoreError:
+                self._leave(settler, request)
+
+    def abandon(self) -> None:
+        """Leave the release to the thread, where nothing may wait."""
+        for settler, request in self.take():
+            self._leave(settler, request)
+
+    def note(self, settler: Settler, request: LimitRequest, answer: Decision) -> None:
+        """Note how a release ended; the store's failures are errors of the answer."""
+        if answer.error not in ("", "local"):
+            self._leave(settler, request)
+
+    def _leave(self, settler: Settler, request: LimitRequest) -> None:
+        unreleased.append(Unreleased(settler, request, time.monotonic() + self.slot.lease_us / 1e6))
+
+    def __del__(self) -> None:
+        # Garbage is collected at any place, also where a lock is held: so this takes none, and sends nothing.
+        self.abandon()
+
+
+def _forget() -> None:
+    # A forked child has copies of its parent's slots, which it must not release.
+    for holder in [ref() for ref in holders.values()]:
+        if holder is not None:
+            holder._held.clear()
+    holders.clear()
+    unreleased.clear()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,447 @@
+"""Rates such as ``2 concurrent``: a request holds its slot while it runs, and releases it once, however it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from asgiref.sync import async_to_sync
+from django.core.handlers.asgi import ASGIHandler
+from django.http import FileResponse, HttpResponse, StreamingHttpResponse
+from django.test import AsyncClient, Client
+from django.urls import path
+from rest_framework.exceptions import NotFound
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from django_ratequota import Bucket, Rate, acheck_caller, check_caller, check_request
+from django_ratequota.checks.database import check_concurrent
+from django_ratequota.decorators import ratequota
+from django_ratequota.engine.slots import HeldSlot, unreleased
+from django_ratequota.models import Endpoint, RatePolicy
+from django_ratequota.runtime import default_limiter
+from tests.conftest import Check
+from tests.enforcement.test_check import CLOSED
+from tests.faults import poll
+from tests.project.views import request_from
+from tests.support.failure import Failure
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "served")]
+
+SECONDS = 10.0
+#: How many slots were held while each view or body ran.
+seen: list[int] = []
+
+
+def held() -> list[HeldSlot]:
+    """The slots that are held at the endpoint."""
+    search = Endpoint.objects.get(name="search")
+    bucket = Bucket("everyone", Rate.parse("1 concurrent"), endpoint_id=search.pk, counted_per="everyone")
+    return default_limiter().slots(bucket)
+
+
+async def aheld() -> int:
+    return len(await asyncio.to_thread(_held_in_thread))
+
+
+def _held_in_thread() -> list[HeldSlot]:
+    bucket = Bucket("everyone", Rate.parse("1 concurrent"), endpoint_id=_endpoint[0], counted_per="everyone")
+    return default_limiter().slots(bucket)
+
+
+_endpoint: list[int] = []
+
+
+def look(parts: int = 0, fails: bool = False) -> Iterator[bytes]:
+    for _ in range(parts):
+        seen.append(len(_held_in_thread()))
+        yield b"part"
+    if fails:
+        raise Failure
+
+
+async def alook(parts: int, fails: bool = False) -> AsyncIterator[bytes]:
+    for _ in range(parts):
+        seen.append(await aheld())
+        yield b"part"
+    if fails:
+        raise Failure
+
+
+@ratequota("search")
+def plain(request: Any) -> HttpResponse:
+    seen.append(len(_held_in_thread()))
+    return HttpResponse("done")
+
+
+@ratequota("search")
+async def aplain(request: Any) -> HttpResponse:
+    seen.append(await aheld())
+    return HttpResponse("done")
+
+
+@ratequota("search")
+def failing(request: Any) -> HttpResponse:
+    seen.append(len(_held_in_thread()))
+    raise Failure
+
+
+@ratequota("search")
+async def afailing(request: Any) -> HttpResponse:
+    seen.append(await aheld())
+    raise Failure
+
+
+@ratequota("search")
+def stream(request: Any) -> StreamingHttpResponse:
+    return StreamingHttpResponse(look(2, "fails" in request.GET))
+
+
+@ratequota("search")
+async def astream(request: Any) -> StreamingHttpResponse:
+    return StreamingHttpResponse(alook(2, "fails" in request.GET))
+
+
+@ratequota("search")
+def file(request: Any) -> FileResponse:
+    seen.append(len(_held_in_thread()))
+    found = tempfile.TemporaryFile()  # noqa: SIM115 - the response closes it
+    found.write(b"content")
+    found.seek(0)
+    return FileResponse(found)
+
+
+@ratequota("search")
+def twice(request: Any) -> HttpResponse:
+    assert check_request(request, "search").allowed
+    assert check_request(request, "search", 3).allowed
+    assert check_request(request, "search", again=True).allowed
+    seen.append(len(_held_in_thread()))
+    return HttpResponse("done")
+
+
+@ratequota("search")
+def refused_later(request: Any) -> HttpResponse:
+    assert not check_request(request, "closed", 1000).allowed
+    seen.append(len(_held_in_thread()))
+    return HttpResponse("done")
+
+
+class Api(APIView):
+    throttle_scope = "search"
+    authentication_classes: list[Any] = []
+
+    def get(self, request: Any) -> Response:
+        if "fails" in request.GET:
+            raise NotFound
+        bucket = Bucket("ip:127.0.0.1", Rate.parse("1 concurrent"), endpoint_id=_endpoint[0], counted_per="ip")
+        seen.extend([len(_held_in_thread()), len(default_limiter().slots(bucket))])
+        return Response({})
+
+
+class SyncMiddleware:
+    """It has no async side."""
+
+    def __init__(self, get_response: Any) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: Any) -> Any:
+        return self.get_response(request)
+
+
+urlpatterns = [
+    path("plain/", plain),
+    path("aplain/", aplain),
+    path("failing/", failing),
+    path("afailing/", afailing),
+    path("stream/", stream),
+    path("astream/", astream),
+    path("file/", file),
+    path("twice/", twice),
+    path("refused-later/", refused_later),
+    path("api/", Api.as_view()),
+]
+
+
+@pytest.fixture
+def served(settings: Any) -> Iterator[None]:
+    """An endpoint that serves two requests at once, and another that refuses a cost of 1000."""
+    settings.ROOT_URLCONF = __name__
+    search = Endpoint.objects.create(name="search")
+    RatePolicy.objects.create(endpoint=search, counted_per="everyone", rates="2 concurrent, 1000/hour")
+    RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="closed"), rates="5/hour")
+    seen.clear()
+    _endpoint[:] = [search.pk]
+    yield
+    unreleased.clear()
+
+
+@pytest.fixture(params=["wsgi", "asgi"])
+def get(request: Any) -> Callable[..., Any]:
+    """GET through Django's sync or async handler."""
+    if request.param == "wsgi":
+        return Client(raise_request_exception=False).get
+    return async_to_sync(AsyncClient(raise_request_exception=False).get)
+
+
+@pytest.mark.parametrize("where", ["/plain/", "/aplain/", "/failing/", "/afailing/", "/file/", "/twice/"])
+def test_a_request_holds_one_slot_while_its_view_runs(get: Any, where: str) -> None:
+    for _ in range(4):
+        response = get(where)
+        assert response.status_code == (500 if "failing" in where else 200)
+        if where == "/file/":
+            response.close()
+        assert held() == []
+    assert seen == [1] * 4
+
+
+@pytest.mark.usefixtures("everything_checks")
+def test_several_checks_of_a_request_share_its_slots(get: Any) -> None:
+    """By the middleware before the view, of the policies per address, and by the throttle, of all."""
+    RatePolicy.objects.create(endpoint_id=_endpoint[0], counted_per="ip", rates="1 concurrent")
+    for query in ({}, {}, {"fails": "1"}, {}):
+        assert get("/api/", query).status_code == (404 if query else 200)
+        assert held() == []
+    assert seen == [1, 1] * 3
+
+
+def test_a_sync_stream_holds_it_to_its_end(get: Any) -> None:
+    for _ in range(4):
+        assert list(get("/stream/")) == [b"part"] * 2
+        assert held() == []
+    assert seen == [1] * 8
+
+
+def test_an_async_stream_holds_it_to_its_end() -> None:
+    async def ask() -> None:
+        for _ in range(4):
+            response = await AsyncClient().get("/astream/")
+            assert [part async for part in response.streaming_content] == [b"part"] * 2
+            assert await aheld() == 0
+
+    async_to_sync(ask)()
+    assert seen == [1] * 8
+
+
+def test_a_body_that_raises_releases_it() -> None:
+    with pytest.raises(Failure):
+        list(Client().get("/stream/", {"fails": "1"}))
+    assert held() == []
+
+    async def ask() -> None:
+        response = await AsyncClient().get("/astream/", {"fails": "1"})
+        with pytest.raises(Failure):
+            async for _ in response.streaming_content:
+                pass
+        assert await aheld() == 0
+
+    async_to_sync(ask)()
+
+
+def test_a_body_that_nobody_reads_releases_it(get: Any) -> None:
+    get("/stream/").close()
+    assert held() == []
+    next(iter(get("/stream/")))
+    gc.collect()
+    poll(lambda: held() == [], SECONDS, "the thread has released the slot of a body that was dropped")
+
+
+def test_an_async_body_that_is_dropped_releases_it() -> None:
+    async def ask() -> None:
+        await anext(aiter((await AsyncClient().get("/astream/")).streaming_content))
+
+    async_to_sync(ask)()
+    gc.collect()
+    poll(lambda: held() == [], SECONDS, "the thread has released the slot")
+
+
+def test_requests_beyond_the_limit_are_refused() -> None:
+    first, second = Client().get("/stream/"), Client().get("/stream/")
+    refused = Client().get("/plain/")
+    assert (refused.status_code, refused["Retry-After"]) == (429, "1")
+    assert len(held()) == 2
+    first.close()
+    assert Client().get("/plain/").status_code == 200
+    second.close()
+    assert held() == []
+
+
+def test_a_later_refusal_releases_the_slot() -> None:
+    assert Client().get("/refused-later/").status_code == 200
+    assert seen == [0]
+
+
+@pytest.mark.parametrize("where", ["/plain/", "/aplain/", "/failing/"])
+def test_a_plain_response_is_sent_when_the_slot_is_free(where: str) -> None:
+    """Else a client's next request may find its last one's slot held."""
+    messages, during = [{"type": "http.request"}], []
+
+    async def receive() -> Any:
+        return messages.pop() if messages else await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        during.append((message["type"], await aheld()))
+
+    scope = {"type": "http", "method": "GET", "path": where, "headers": [], "query_string": b""}
+    async_to_sync(ASGIHandler())({**scope, "asgi": {"version": "3.0"}}, receive, send)
+    assert during == [("http.response.start", 0), ("http.response.body", 0)]
+    assert seen == [1]
+
+
+# Django does not close the request's body then, either.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("where", ["/plain/", "/stream/", "/astream/"])
+def test_a_client_that_cannot_be_sent_to_leaves_none(where: str) -> None:
+    """Django closes no response whose ``send`` raises."""
+
+    messages = [{"type": "http.request"}]
+
+    async def receive() -> Any:
+        return messages.pop() if messages else await asyncio.Event().wait()
+
+    async def send(_message: Any) -> None:
+        raise OSError("gone")
+
+    scope = {"type": "http", "method": "GET", "path": where, "headers": [], "query_string": b""}
+
+    async def ask() -> None:
+        request = asyncio.create_task(ASGIHandler()({**scope, "asgi": {"version": "3.0"}}, receive, send))
+        await asyncio.wait([request], timeout=SECONDS)
+        assert isinstance(request.exception(), OSError)
+
+    async_to_sync(ask)()
+    gc.collect()
+    poll(lambda: held() == [], SECONDS, "the slot is released")
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_sync_middleware_changes_nothing(settings: Any, get: Any, place: int) -> None:
+    own = "django_ratequota.middleware.RateQuotaMiddleware"
+    settings.MIDDLEWARE = [own]
+    settings.MIDDLEWARE.insert(place, f"{__name__}.SyncMiddleware")
+    for where in ("/plain/", "/aplain/", "/failing/", "/afailing/"):
+        get(where)
+        assert held() == []
+    assert list(get("/stream/"))
+    assert held() == []
+    assert seen == [1] * 6
+
+
+def test_without_the_middleware_the_end_of_the_response_releases_it(settings: Any, get: Any) -> None:
+    settings.MIDDLEWARE = []
+    for where in ("/plain/", "/failing/", "/file/", "/aplain/"):
+        get(where).close()
+        assert held() == []
+    response = get("/stream/")
+    assert list(response)
+    response.close()
+    assert held() == []
+
+
+def test_an_independent_check_takes_no_slot(check: Check) -> None:
+    decision = check(request_from(), "search", again=True)
+    assert (decision.allowed, len(held())) == (True, 0)
+    assert [str(status.bucket.rate) for status in decision.statuses] == ["1000/hour"]
+
+
+@pytest.mark.parametrize(("where", "calls"), [("/plain/", 2), ("/twice/", 4)])
+def test_a_request_makes_one_call_more(redis_client: redis.Redis, where: str, calls: int) -> None:
+    Client().get("/plain/")  # which loads policies and the script
+    before = redis_client.info("commandstats")["cmdstat_evalsha"]["calls"]
+    assert Client().get(where).status_code == 200
+    assert redis_client.info("commandstats")["cmdstat_evalsha"]["calls"] - before == calls
+
+
+def test_a_free_request_takes_one(check: Check) -> None:
+    request = request_from()
+    assert check(request, "search", 0).allowed
+    assert len(held()) == 1
+    request.close()
+    assert held() == []
+
+
+def test_settling_leaves_it_alone(check: Check) -> None:
+    request = request_from()
+    decision = check(request, "search", 5)
+    decision.refund(5)
+    decision.charge(2)
+    decision.settle(0)
+    assert (decision.remaining, len(held())) == (995, 1)
+    request.close()
+
+
+def test_a_check_asks_for_the_middleware(settings: Any) -> None:
+    assert check_concurrent(databases=["default"]) == []
+    settings.MIDDLEWARE = []
+    (found,) = check_concurrent(databases=["default"])
+    assert (found.id, "2 concurrent, 1000/hour" in found.msg) == ("django_ratequota.W030", True)
+    RatePolicy.objects.update(mode="off")
+    assert check_concurrent(databases=["default"]) == []
+
+
+# --- Without a request. ---
+
+
+def test_a_caller_holds_a_slot_for_the_with_block() -> None:
+    with check_caller(scope="search") as first, check_caller(scope="search") as second:
+        assert first.allowed
+        assert second.allowed
+        assert not check_caller(scope="search").allowed
+        assert len(held()) == 2
+    assert held() == []
+
+    async def ask() -> int:
+        async with await acheck_caller(scope="search") as decision:
+            assert decision.allowed
+            during = await aheld()
+        return during - await aheld()
+
+    assert async_to_sync(ask)() == 1
+
+
+def test_a_decision_that_nobody_refers_to_holds_none() -> None:
+    assert check_caller(scope="search").allowed
+    poll(lambda: held() == [], SECONDS, "the thread has released the slot")
+
+
+def test_leases_are_renewed_while_the_slot_is_held(settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "CONCURRENCY_TTL": 1}
+    with check_caller(scope="search"):
+        (taken,) = held()
+        poll(lambda: held() and held()[0].ends_us > taken.ends_us + 2_000_000, SECONDS, "its lease is renewed thrice")
+        assert (held()[0].id, held()[0].since_us) == (taken.id, taken.since_us)
+    assert held() == []
+
+
+def test_the_lease_of_a_holder_that_is_gone_ends(settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "CONCURRENCY_TTL": 1}
+    decision: Any = check_caller(scope="search")
+    decision.holder.take()  # as if its process had been killed: nothing is renewed or released
+    assert len(held()) == 1
+    poll(lambda: held() == [], SECONDS, "the lease has ended")
+
+
+# --- Without Redis. ---
+
+
+@pytest.mark.parametrize(("on_error", "admitted"), [("allow", 3), ("deny", 0), ("local", 1)])
+def test_while_redis_is_down_on_error_decides(settings: Any, check: Check, on_error: str, admitted: int) -> None:
+    settings.RATEQUOTA = {**CLOSED, "ON_ERROR": on_error, "LOCAL_SHARE": 2}
+    for _ in range(2):
+        requests = [request_from() for _ in range(3)]
+        assert [check(request, "search").allowed for request in requests].count(True) == admitted
+        for request in requests:
+            request.close()
+
+
+def test_in_this_process_alone(settings: Any, get: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": "memory://"}
+    for _ in range(3):
+        assert get("/plain/").status_code == 200
+    assert seen == [1] * 3
+    assert held() == []
