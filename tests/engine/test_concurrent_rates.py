@@ -61,7 +61,7 @@ def test_a_concurrent_rate_is_read_and_normalized(text: str, canonical: str) -> 
         ("0 concurrent", "limit must be a whole number from 1"),
         ("5 concurrent/min", "expected the end at character 13, not '/min'"),
         ("5 concurrent burst 9", "expected the end at character 14, not 'burst 9'"),
-        ("5 concurrent, 6 concurrent", "keep the stricter one"),
+        ("5 concurrent, 6 concurrent", "keep only the stricter one"),
     ],
 )
 def test_an_error_says_what_is_wrong_with_a_concurrent_rate(text: str, error: str) -> None:

@@ -201,4 +201,4 @@ def test_it_outlives_a_policy_file(alice: User, tmp_path: Any) -> None:
     file = tmp_path / "policies.yaml"
     file.write_text(run("export"))
     assert "2 concurrent, 100/hour" in file.read_text()
-    assert "Nothing to do" in run("import", str(file))
+    assert "No changes" in run("import", str(file))
