@@ -5,7 +5,7 @@ A refused request is not an error: it is a ``Decision`` with ``allowed=False``.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 #: Reasons of error replies by a healthy server, which may well decide other commands: it redirects this one, asks to
 #: send it again, or the command's key, script or argument is wrong.
@@ -13,7 +13,10 @@ ANSWERS = frozenset("noscript moved ask tryagain crossslot wrongtype response".s
 
 
 class RateQuotaError(Exception):
-    """Root of every error raised by this package."""
+    """Root of every error raised by this package. Errors can be pickled, as pools of processes do."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self), self.args, vars(self))
 
 
 class InvalidRate(RateQuotaError, ValueError):
@@ -114,3 +117,11 @@ class NewerRevision(RateQuotaError):
     def __init__(self, revision: int, instead_of: int | None = None) -> None:
         super().__init__(f"policies were published at revision {revision}")
         self.revision, self.instead_of = revision, instead_of
+
+
+def _restored(kind: type[RateQuotaError], args: tuple[Any, ...], attributes: dict[str, Any]) -> RateQuotaError:
+    """Return an error as it was, without ``__init__``, whose arguments are not those of the message."""
+    error = kind.__new__(kind, *args)
+    error.args = args
+    vars(error).update(attributes)
+    return error

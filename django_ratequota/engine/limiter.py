@@ -179,7 +179,10 @@ class Limiter:
         return self.decide(self._booking(bucket, timeout, cost))
 
     def reset(self, buckets: Iterable[Bucket]) -> int:
-        """Forget what was counted; returns how many of the buckets had counted anything."""
+        """Forget what was counted; returns how many counters had counted anything.
+
+        A leaky_bucket and its queue are two.
+        """
         limiter = self._acting()
         return drive(limiter._reset_steps(buckets), limiter.store.execute)
 
@@ -317,7 +320,8 @@ class Limiter:
 
     def _booking(self, bucket: Bucket, timeout: float, cost: int) -> LimitRequest:
         if bucket.rate.algorithm != "leaky_bucket":
-            raise InvalidBucket(f"acquire needs a leaky_bucket; write the rate as '{bucket.rate} leaky_bucket'")
+            text = f"acquire needs a leaky_bucket, such as '12/min burst 1 leaky_bucket', not '{bucket.rate}'"
+            raise InvalidBucket(text)
         if not 0 <= timeout <= MAX_US / 10**6:
             raise InvalidBucket(f"timeout must be seconds, 0 or more, not {timeout!r}")
         return self._request("acquire", (replace(bucket, queued=True),), cost)._replace(wait_us=int(timeout * 10**6))
@@ -365,6 +369,7 @@ class Limiter:
         leaky = [replace(bucket, queued=True) for bucket in buckets if bucket.rate.algorithm == "leaky_bucket"]
         queues = {bucket.counter: bucket for bucket in leaky}  # one for all its rates
         try:
-            return (yield from self.backend.reset([*(one for one in buckets if not one.queued), *queues.values()]))
+            deleted = yield from self.backend.reset([bucket for bucket in buckets if not bucket.queued])
+            return deleted + (yield from self.backend.reset(queues.values()))
         finally:
             self._deny_cache.freed(buckets)

@@ -292,7 +292,8 @@ class _Queue(_Counter):
 
     def refund(self, units: int, took: _Took | None) -> None:
         last, full_at = self.last, took.until if took else self.full_at()
-        if last <= max(self.now, full_at - self.capacity * self.interval):  # no slot ahead is booked behind it
+        slot = full_at - self.capacity * self.interval
+        if last == slot or max(last, slot) <= self.now:
             last -= max(0, min(units * self.interval, full_at - self.now))
         self.write(last)
 

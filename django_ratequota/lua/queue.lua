@@ -4,8 +4,9 @@
 -- Admits  a cost at the last slot + cost * interval. The last slot counts as burst * interval ago at the earliest, and
 --         the interval is period/limit, rounded up to whole µs.
 -- Edited  The state knows no rate, and its key no period: so the next slot under any rate is behind all booked ones.
--- Refund  moves the last slot back by the part of the charge that has not drained; takes nothing while a slot ahead
---         of now is booked behind it. Without b.level, takes the newest units.
+-- Refund  moves the last slot back by the part of the charge that has not drained. While a slot is ahead of now, only
+--         the last one gives anything back: others have slots behind them, or are of a queue that was reset. Without
+--         b.level, takes the newest units.
 -- Source  ITU-T I.371, annex A: its TAT, less burst * interval, which does not depend on the burst
 
 local function check(b, value, now, cost)
@@ -39,7 +40,8 @@ local function settle(b, units)
   if units then
     if units < 0 then
       local full_at = b.level and b.since + b.level or last + burst
-      if last <= full_at - burst or last <= at then
+      local slot = full_at - burst
+      if last == slot or last <= at and slot <= at then
         last = last - math.max(0, math.min(-units * interval, full_at - at, last + burst - at))
       end
     else

@@ -159,6 +159,22 @@ def test_slots_are_spaced_and_first_come_first_served(either: Limiter, clock: Cl
     assert waits == [0, 0.1, 0.2, 0.3, 0.4, 0.25, 0]
 
 
+def test_a_slot_of_a_queue_that_was_reset_gives_no_other_one_back(either: Limiter) -> None:
+    """The refund took the slot of a caller who had booked after the reset: two began at once."""
+    either.acquire(QUEUE, timeout=10)
+    before = either.acquire(QUEUE, timeout=10)
+    either.reset([QUEUE])
+    assert either.acquire(QUEUE, timeout=10).retry_after == 0
+    before.refund(1)
+    assert either.acquire(QUEUE, timeout=10).retry_after > 0
+
+
+def test_any_number_of_leaky_buckets_is_reset(either: Limiter) -> None:
+    buckets = [replace(QUEUE, subject=f"partner:{number}") for number in range(260)]
+    either.acquire(buckets[0], timeout=1)
+    assert either.reset(buckets) == 1
+
+
 def test_acquire_beyond_its_timeout_is_refused_at_once_and_books_nothing(
     redis_client: redis.Redis, limiter: Limiter, clock: Clock
 ) -> None:
