@@ -94,18 +94,17 @@ def end(request: Any) -> None:
 
 async def aend(request: Any, error: BaseException) -> None:
     """``end``, awaited: a sync view of a cancelled task goes on in its thread, so the release waits for that."""
-    holder = _known(request)
-    if holder is None:
-        return
-    if isinstance(error, GeneratorExit):  # nothing may be awaited
+    if not isinstance(error, GeneratorExit):
+        await shielded(_release_behind_view(request))
+    elif (holder := _known(request)) is not None:  # nothing may be awaited
         holder.abandon()
-    else:
-        await shielded(_release_behind_view(holder))
 
 
-async def _release_behind_view(holder: Holder) -> None:
+async def _release_behind_view(request: Any) -> None:
     await sync_to_async(int, thread_sensitive=True)()
-    await holder.arelease()
+    holder = _known(request)  # the view may have checked the request only now
+    if holder is not None:
+        await holder.arelease()
 
 
 def finish(request: Any, response: Any, holder: Holder) -> None:
@@ -164,12 +163,19 @@ class _Body:
 
 
 class _AsyncBody:
-    """``_Body``, awaited."""
+    """``_Body``, awaited.
+
+    Each reader is an object of its own, which is dropped as soon as Django stops reading; the response refers only to
+    the first one, and may be kept by an exception.
+    """
 
     def __init__(self, parts: Any, holder: Holder) -> None:
-        self._parts, self._holder = aiter(parts), holder
+        self._parts, self._holder, self._is_kept = aiter(parts), holder, False
 
     def __aiter__(self) -> AsyncIterator[bytes]:
+        if self._is_kept:
+            return _AsyncBody(self._parts, self._holder)
+        self._is_kept = True
         return self
 
     async def __anext__(self) -> bytes:
@@ -192,22 +198,23 @@ class _AsyncBody:
 
 
 def _work() -> None:
-    """Release what is left over, and renew the leases of the slots that are held; raises ``StoreError``."""
-    failure = None
+    """Renew the leases of the slots that are held, and release what is left over; raises ``StoreError``."""
+    failure, renewed, late = None, set[Holder](), set[Holder]()
+    for group, (bucket, due) in _due().items():
+        try:
+            _renew(group, bucket, [holder.slot.id for holder in due])
+            renewed.update(due)
+        except StoreError as error:
+            failure = error
+            late.update(due)
+    for holder in renewed - late:
+        holder.renew_at = time.monotonic() + holder.slot.lease_us / 3e6
     for _ in range(len(unreleased)):
         left = unreleased.popleft()
         try:
             _release(left)
         except StoreError as error:
             failure = error
-    for group, (bucket, due) in _due().items():
-        try:
-            _renew(group, bucket, [holder.slot.id for holder in due])
-        except StoreError as error:
-            failure = error
-            continue
-        for holder in due:
-            holder.renew_at = time.monotonic() + holder.slot.lease_us / 3e6
     if failure:
         raise failure
 

@@ -21,7 +21,7 @@ from .calendar_windows import calendar_window
 from .decision import BY_HAND, CHARGING, Charges, Decision, LimitRequest, Slot, Steps, charge_each
 from .protocol import Raised, bucket_keys
 from .rates import BURST_ALGORITHMS, CONCURRENT
-from .slots import HeldSlot, Holder, new_slot
+from .slots import MOST_LEASE_US, HeldSlot, Holder, new_slot
 from .types import Bucket, BucketStatus
 
 #: Most counters of a process, and of ``on_error = local``. The least recently used are forgotten, which resets their
@@ -320,7 +320,7 @@ class _Slots(_Counter):
     def advance(self) -> None:
         lease = self.slot.lease_us if self.slot else self.period
         for name, (_since, ends, units) in list(self.held.items()):
-            if ends - self.now > lease + FAR_US:
+            if ends - self.now > MOST_LEASE_US + FAR_US:
                 self.held[name] = _Held(self.now, self.now + lease, units)
             elif ends <= self.now:
                 del self.held[name]

@@ -20,8 +20,9 @@ from ..utils.shielding import shielded
 from .decision import Decision, LimitRequest, Settler, Slot
 from .types import Bucket
 
-#: Seconds of a lease, unless the caller knows better.
+#: Seconds of a lease, unless the caller knows better; and of the longest one (µs).
 LEASE_SECONDS = 60.0
+MOST_LEASE_US = 3600 * 10**6
 
 
 class HeldSlot(NamedTuple):
@@ -108,6 +109,7 @@ class Holder:
         for bucket in buckets:
             name = settler, bucket.counter
             self._held[name] = Held(bucket, settler, sure=False, doubtful=name in self._held)
+            holders[self.slot.id] = weakref.ref(self)
 
     def decided(self, decision: Decision) -> None:
         """Note which slots the decision has taken."""
@@ -121,9 +123,10 @@ class Holder:
             name = settler, bucket.counter
             if decision.allowed and status.allowed:
                 self._held[name] = Held(bucket, settler, sure=True)
-                holders[self.slot.id] = weakref.ref(self)
-            elif name in self._held and not self._held[name].doubtful:
+            elif (held := self._held.get(name)) and not held.sure and not held.doubtful:
                 del self._held[name]
+        if not self._held:
+            holders.pop(self.slot.id, None)
 
     def take(self, kept: frozenset[object] = frozenset()) -> list[tuple[Settler, LimitRequest]]:
         """Return what releases the slots, to be carried out by the caller; those in the ``kept`` counters stay."""
@@ -151,11 +154,15 @@ class Holder:
             await shielded(self._arelease(taken))
 
     async def _arelease(self, taken: list[tuple[Settler, LimitRequest]]) -> None:
-        for settler, request in taken:
+        for done, (settler, request) in enumerate(taken):
             try:
                 self.note(settler, request, await settler.adecide(request))
             except StoreError:
                 self._leave(settler, request)
+            except BaseException:  # the event loop ends
+                for left in taken[done:]:
+                    self._leave(*left)
+                raise
 
     def abandon(self) -> None:
         """Leave the release to the thread, where nothing may wait."""

@@ -8,14 +8,15 @@
 --         Never makes a table of the slots: with 1,000 of them, that took longer than all else.
 
 local RETRY_US, SIZE, MOST_BYTES = 1000000, 24, 24000
+-- A lease that ends later was written under a wrong clock. The longest one: other workers may have another TTL.
+local MOST_US = 3600000000 + FAR_US
 
 -- Counts the slots, and finds the own one; false = there is a lease that has ended, or is of a wrong clock.
 local function scan(b, value, now)
   b.others, b.own, b.finish = 0, nil, now
-  local most = b.period + FAR_US
   for at = 1, #value, SIZE do
     local id, _, ends = struct.unpack('>ddd', value, at)
-    if not (ends > now and ends - now <= most) then
+    if not (ends > now and ends - now <= MOST_US) then
       return false
     elseif id == b.id then
       b.own = at
@@ -32,7 +33,7 @@ local function running(b, value, now)
   local parts = {}
   for at = 1, #value, SIZE do
     local id, _, ends = struct.unpack('>ddd', value, at)
-    if ends - now > b.period + FAR_US then
+    if ends - now > MOST_US then
       b.rewound = true
       parts[#parts + 1] = struct.pack('>ddd', id, now, now + b.period)
     elseif ends > now then

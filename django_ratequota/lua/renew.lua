@@ -6,7 +6,7 @@
 -- Returns how many of them are held.
 -- Never   takes a slot: one whose lease has ended, or that was released, stays free, so renewing may come late.
 
-local FAR_US = 60000000
+local MOST_US = 3600000000 + 60000000
 local now, lease, prolonged = tonumber(ARGV[1]), tonumber(ARGV[2]), {}
 if now == 0 then
   local time = redis.call('TIME')
@@ -19,7 +19,7 @@ local value, parts, count, finish = redis.call('MGET', KEYS[1])[1], {}, 0, 0
 if value and #value % 24 == 0 and #value <= 24000 then
   for at = 1, #value, 24 do
     local id, since, ends = struct.unpack('>ddd', value, at)
-    if ends - now > lease + FAR_US then -- stored under a wrong clock, see prelude.lua
+    if ends - now > MOST_US then -- stored under a wrong clock, see concurrent.lua
       since, ends = now, now + lease
     end
     if ends > now then

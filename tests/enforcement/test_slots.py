@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, cast
 
 import pytest
 import redis
@@ -19,10 +21,10 @@ from rest_framework.exceptions import NotFound
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from django_ratequota import Bucket, Rate, acheck_caller, check_caller, check_request
+from django_ratequota import Bucket, Rate, acheck_caller, acheck_request, check_caller, check_request
 from django_ratequota.checks.database import check_concurrent
 from django_ratequota.decorators import ratequota
-from django_ratequota.engine.slots import HeldSlot, unreleased
+from django_ratequota.engine.slots import HeldSlot, Holder, new_slot, unreleased
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.runtime import default_limiter
 from tests.conftest import Check
@@ -55,6 +57,17 @@ def _held_in_thread() -> list[HeldSlot]:
 
 
 _endpoint: list[int] = []
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Collect no garbage in the block, and all of it afterwards."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.collect()
 
 
 def look(parts: int = 0, fails: bool = False) -> Iterator[bytes]:
@@ -132,6 +145,19 @@ def refused_later(request: Any) -> HttpResponse:
     return HttpResponse("done")
 
 
+#: The view has begun, and may go on.
+entered, go_on = threading.Event(), threading.Event()
+
+
+def late(request: Any) -> HttpResponse:
+    """Check the request some time after it has begun."""
+    entered.set()
+    go_on.wait(SECONDS)
+    check_request(request, "search")
+    seen.append(len(_held_in_thread()))
+    return HttpResponse()
+
+
 class Api(APIView):
     throttle_scope = "search"
     authentication_classes: list[Any] = []
@@ -164,6 +190,7 @@ urlpatterns = [
     path("file/", file),
     path("twice/", twice),
     path("refused-later/", refused_later),
+    path("late/", late),
     path("api/", Api.as_view()),
 ]
 
@@ -295,8 +322,16 @@ def test_a_plain_response_is_sent_when_the_slot_is_free(where: str) -> None:
 
 # Django does not close the request's body then, either.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("where", ["/plain/", "/stream/", "/astream/"])
-def test_a_client_that_cannot_be_sent_to_leaves_none(where: str) -> None:
+@pytest.mark.parametrize(
+    ("where", "during"),
+    [
+        ("/plain/", "http.response.start"),
+        ("/stream/", "http.response.start"),
+        ("/astream/", "http.response.start"),
+        ("/astream/", "http.response.body"),
+    ],
+)
+def test_a_client_that_cannot_be_sent_to_leaves_none(where: str, during: str) -> None:
     """Django closes no response whose ``send`` raises."""
 
     messages = [{"type": "http.request"}]
@@ -304,8 +339,9 @@ def test_a_client_that_cannot_be_sent_to_leaves_none(where: str) -> None:
     async def receive() -> Any:
         return messages.pop() if messages else await asyncio.Event().wait()
 
-    async def send(_message: Any) -> None:
-        raise OSError("gone")
+    async def send(message: Any) -> None:
+        if message["type"] == during:
+            raise OSError("gone")
 
     scope = {"type": "http", "method": "GET", "path": where, "headers": [], "query_string": b""}
 
@@ -314,9 +350,74 @@ def test_a_client_that_cannot_be_sent_to_leaves_none(where: str) -> None:
         await asyncio.wait([request], timeout=SECONDS)
         assert isinstance(request.exception(), OSError)
 
+    with uncollected():  # a response that is being sent may be old, and its next collection far off
+        async_to_sync(ask)()
+        if during == "http.response.start":
+            gc.collect()
+        poll(lambda: held() == [], SECONDS, "the slot is released")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_client_that_leaves_before_the_check_leaves_none() -> None:
+    """The middleware saw the end before the thread of a sync view had checked the request."""
+    entered.clear()
+    go_on.clear()
+    left = asyncio.Event()
+    messages = [{"type": "http.request"}]
+
+    async def receive() -> Any:
+        if messages:
+            return messages.pop()
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(_message: Any) -> None:
+        """Nobody is there."""
+
+    scope = {"type": "http", "method": "GET", "path": "/late/", "headers": [], "query_string": b""}
+
+    async def ask() -> None:
+        request = asyncio.create_task(ASGIHandler()({**scope, "asgi": {"version": "3.0"}}, receive, send))
+        await asyncio.to_thread(entered.wait, SECONDS)
+        left.set()
+        asyncio.get_running_loop().call_later(0.05, go_on.set)
+        await asyncio.wait([request], timeout=SECONDS)
+
+    with uncollected():
+        async_to_sync(ask)()
+        assert seen == [1], "it has run, and held its slot"
+        poll(lambda: held() == [], SECONDS, "the slot is released")
+
+
+def test_two_checks_of_a_request_at_once_lose_no_slot() -> None:
+    async def ask() -> None:
+        for _ in range(3):
+            request = request_from()
+            await asyncio.gather(acheck_request(request, "search"), acheck_request(request, "search", 2000))
+            await asyncio.to_thread(request.close)
+            assert await aheld() == 0
+
     async_to_sync(ask)()
-    gc.collect()
-    poll(lambda: held() == [], SECONDS, "the slot is released")
+
+
+def test_a_release_that_is_cancelled_is_left_to_the_thread() -> None:
+    class Ending:
+        """The limiter of an event loop that ends."""
+
+        async def adecide(self, _request: Any) -> Any:
+            raise asyncio.CancelledError
+
+    holder, settler = Holder(new_slot()), cast(Any, Ending())
+    holder.asks(settler, [Bucket("user:1", Rate.parse("1 concurrent"))])
+
+    async def end() -> None:
+        with pytest.raises(asyncio.CancelledError):
+            await holder.arelease()
+
+    unreleased.clear()
+    async_to_sync(end)()
+    assert [left.settler for left in unreleased] == [settler]
+    unreleased.clear()
 
 
 @pytest.mark.parametrize("place", [0, 1])

@@ -245,6 +245,20 @@ def test_a_lease_of_a_wrong_clock_ends_by_the_right_one(either: Limiter, clock: 
     assert held.allowed
 
 
+def test_a_worker_with_a_shorter_lease_leaves_those_of_others_alone(either: Limiter, clock: Clock) -> None:
+    """While a deploy changed CONCURRENCY_TTL, a second request was admitted beside one that ran."""
+    bucket = Bucket("user:1", Rate.parse("1 concurrent"))
+
+    def ask(slot: Slot) -> bool:
+        return either.decide(LimitRequest(mode="check", buckets=(bucket,), slot=slot, settler=either)).allowed
+
+    assert ask(Slot(1, 600 * SECOND))
+    for _ in range(3):
+        assert not ask(Slot(2, SECOND))
+        assert drive(either.renew_steps(bucket, [2], SECOND), either.store.execute) == 0
+        clock.advance(30)
+
+
 def test_keys_outlive_their_leases_by_a_second_at_most(redis_client: redis.Redis, limiter: Limiter) -> None:
     bucket = Bucket("user:1", Rate.parse("3 concurrent"))
     decision = limiter.check([bucket])
