@@ -114,7 +114,7 @@ class TestDisabled:
             response = get("/decorated/")
             assert response.status_code == 200
             assert not [name for name in response.headers if "ratelimit" in name.lower() or name == "Retry-After"]
-        assert threads() == before
+        assert threads() <= before
         assert len(collector.pending) == pending
 
     @pytest.mark.parametrize("mode", ["throttle", "decorator", "ninja"])

@@ -221,7 +221,7 @@ class Traffic:
             same(sums(found), days)
         same(self.invoiced(), lines)
         rows = [row for row in self.file("quotas/?csv=1&level=0&window=month") if row["used"] != "0"]
-        same({(row["caller"], row["endpoint"]): (int(row["used"]), int(row["limit"])) for row in rows}, now)
+        same({(row["customer"], row["endpoint"]): (int(row["used"]), int(row["limit"])) for row in rows}, now)
 
     def usage(self, customer: Customer) -> dict[str, tuple[int, int]]:
         """What the usage endpoint says of this month, which the page for people repeats."""
