@@ -95,7 +95,7 @@ def _measure(parts: list[str], *, write: bool) -> None:
         if not parts or name == BASE or any(part in name for part in parts)
     }
     title = connection.display_name
-    text = markdown(table(title, open_pages(chosen))).replace("###", "##", 1)
+    text = markdown(table(title, open_pages(chosen))).replace("#### ", "## ", 1)
     sys.stdout.write(f"{text}\n")
     if write:
         _write(title, text.replace("\n", f"\n\n{_when(connection)}\n", 1))
