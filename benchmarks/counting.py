@@ -52,7 +52,7 @@ def run(quick: bool = False) -> Result:
 
 
 def obey(orders: IO[str]) -> None:
-    """In a worker: for each number that is ordered, make so many decisions and say what they took, wall and CPU."""
+    """In a worker: for each number that is ordered, make as many decisions and print their wall and CPU time."""
     from benchmarks.ours import checking
     from benchmarks.scene import in_turn, requests_to, write_policies
 

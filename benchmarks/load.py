@@ -33,7 +33,7 @@ class Load:
 
 
 def put(port: int, path: str, seconds: int, *, users: int) -> Load:
-    """Load from ``CONNECTIONS`` clients at once, in the name of so many users in turn.
+    """Load from ``CONNECTIONS`` clients at once, as this number of users in turn.
 
     Raises ``RuntimeError`` when more than 1 % of the answers are not 200: then it is not what was to be measured. (On
     a starved machine one may fail to come in time.)

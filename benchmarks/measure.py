@@ -46,7 +46,7 @@ class Spent:
     server: list[float] = field(default_factory=list)
 
     def add(self, wall: float, client: float, server: float, calls: int) -> None:
-        """Note a block of so many calls."""
+        """Note a block of ``calls`` calls."""
         for seconds, each in zip((wall, client, server), (self.wall, self.client, self.server), strict=True):
             each.append(seconds / calls)
 
@@ -78,7 +78,7 @@ def interleave(
     server: Callable[[], float] = float,
     clocks: tuple[Callable[[], float], Callable[[], float]] = (time.perf_counter, time.process_time),
 ) -> dict[str, Spent]:
-    """In each of so many blocks, call everything so many times in a row; ``server`` returns the server's CPU seconds.
+    """Call everything in blocks, a number of times in a row in each; ``server`` returns the server's CPU seconds.
 
     A machine's speed drifts by 2-4x within minutes, so figures compare only when measured in turn. Each block begins
     with another callable, so that none always follows the same one. One more block warms up and is not recorded.

@@ -37,7 +37,7 @@ _AWAITED = 50
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is measured: so many blocks of so many calls of each candidate."""
+    """The number of blocks, and of each candidate's calls in a block."""
 
     blocks: int
     calls: int

@@ -18,7 +18,7 @@ SLOTS = Bucket("bench:turns", Rate.parse("100/s burst 1 leaky_bucket"))
 
 
 def run(quick: bool = False) -> Result:
-    """Let each process enter so many times, from threads and from tasks."""
+    """Let each process enter a number of times, from threads and from tasks."""
     times, rows, figures = 5 if quick else 200, list[tuple[Cell, ...]](), dict[str, float]()
     with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn")) as pool:
         for name, enter in (("with turn", in_thread), ("async with turn", in_task)):
@@ -32,7 +32,7 @@ def run(quick: bool = False) -> Result:
 
 
 def in_thread(times: int) -> list[float]:
-    """Enter so many times; return how late each time was (ms)."""
+    """Enter a number of times; return how late each time was (ms)."""
     limiter, late = _limiter(), []
     for _ in range(times):
         with turn(SLOTS, limiter=limiter) as booked:

@@ -60,7 +60,7 @@ def rate_limited(name: str, rates: str | None = None, *, cost: int | None = None
                 wait = _wait(scope, buckets, cost)
                 if wait is not None:
                     raise _handed_back(task, wait)
-                (task.request.headers or {}).pop(_WAITS, None)  # its own retries begin anew
+                (task.request.headers or {}).pop(_WAITS, None)  # its own retries wait as new tasks do
             return function(*args, **kwargs)
 
         # ``delay`` compares arguments with it.

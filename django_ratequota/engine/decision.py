@@ -359,7 +359,7 @@ class Decision:
 
 def _free_share(status: BucketStatus) -> float:
     rate = status.bucket.rate
-    # A slot comes back when a request ends, so that it is told only where nothing else limits.
+    # Slots come back when requests end, so a client learns of them only where no other limit applies.
     return status.remaining / rate.capacity + rate.concurrent
 
 

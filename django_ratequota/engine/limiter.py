@@ -336,9 +336,8 @@ class Limiter:
             try:
                 return (yield from self.backend.ask(part))
             finally:
-                if (
-                    part.mode == "refund" and part.slot is None
-                ):  # by a refused check too, of buckets that it charged before
+                # By a refused check too, of buckets that it charged before.
+                if part.mode == "refund" and part.slot is None:
                     self._deny_cache.freed(part.buckets)
 
         return (yield from decide_per_subject(ask, request))

@@ -1,8 +1,8 @@
 """The slots that a request holds of concurrent buckets, until it has ended.
 
-A slot is no charge: nothing refunds it, and its request releases it, once, whoever notices the end first. What could
-not be released, and what nobody has released, is left in ``unreleased`` for a thread to do. If there is none, or the
-process is killed, the slot's lease ends.
+A slot is no charge and is never refunded. Its request releases it once, by the first of several chances. A release
+that fails is left in ``unreleased`` for a thread. If there is no thread, or the process is killed, the slot's lease
+ends.
 """
 
 from __future__ import annotations

@@ -21,10 +21,11 @@ from rest_framework.exceptions import NotFound
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from django_ratequota import Bucket, Rate, acheck_caller, acheck_request, check_caller, check_request
+from django_ratequota import Bucket, Limiter, Rate, acheck_caller, acheck_request, check_caller, check_request
 from django_ratequota.checks.database import check_concurrent
 from django_ratequota.decorators import ratequota
 from django_ratequota.engine.slots import HeldSlot, Holder, new_slot, unreleased
+from django_ratequota.exceptions import StoreError
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.runtime import default_limiter
 from tests.conftest import Check
@@ -517,6 +518,26 @@ def test_leases_are_renewed_while_the_slot_is_held(settings: Any) -> None:
         poll(lambda: held() and held()[0].ends_us > taken.ends_us + 2_000_000, SECONDS, "its lease is renewed thrice")
         assert (held()[0].id, held()[0].since_us) == (taken.id, taken.since_us)
     assert held() == []
+
+
+def test_a_renewal_that_fails_is_repeated_soon(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another bucket of the request was renewed, the failed one waited as long, and its lease could end."""
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "CONCURRENCY_TTL": 1}
+    RatePolicy.objects.create(endpoint_id=_endpoint[0], rates="2 concurrent")
+    renew_steps, failed, renewed = Limiter.renew_steps, list[str](), list[str]()
+
+    def renew(limiter: Limiter, bucket: Bucket, *arguments: Any) -> Any:
+        (failed if bucket.subject == "everyone" else renewed).append(bucket.subject)
+        if bucket.subject == "everyone":
+            raise StoreError("connection", "lost")
+        return renew_steps(limiter, bucket, *arguments)
+
+    monkeypatch.setattr(Limiter, "renew_steps", renew)
+    with check_caller(user=42, scope="search") as decision:
+        holder: Any = decision.holder
+        due_at = holder.renew_at
+        poll(lambda: len(failed) >= 2 and renewed, SECONDS, "one is renewed, and the other fails twice")
+        assert holder.renew_at == due_at
 
 
 def test_the_lease_of_a_holder_that_is_gone_ends(settings: Any) -> None:

@@ -1,4 +1,4 @@
-"""docs/runbook.md: its commands do what whoever is on call relies on."""
+"""docs/runbook.md: its commands do what the person on call relies on."""
 
 from __future__ import annotations
 

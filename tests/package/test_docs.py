@@ -266,7 +266,7 @@ class TypedProject:
             self.serve()
 
     def serve(self) -> None:
-        """Serve the project, anew if it is served already."""
+        """Serve the project, again if it is served already."""
         self.stop()
         address = self.address.removeprefix("http://")
         command = [sys.executable, "-u", "manage.py", "runserver", "--noreload", address]
