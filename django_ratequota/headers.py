@@ -115,10 +115,10 @@ def _ietf_11(decision: Decision, enforced: list[BucketStatus], wait: int | None)
         bucket, next_us = status.bucket, status.next_after_us
         rate = bucket.rate
         if rate.concurrent:
-            name, policy = _named(bucket.name or bucket.title, rate.limit, "concurrent-requests", 0)
+            name, policy = _named(bucket.title, rate.limit, "concurrent-requests", 0)
             next_us = None  # nobody knows when a request ends
         else:
-            name, policy = _named(bucket.name or bucket.title, rate.limit, rate.counts, status.window_us)
+            name, policy = _named(bucket.title, rate.limit, rate.counts, status.window_us)
         policies.append(policy)
         # The draft: Retry-After should not be earlier than the end of any t.
         until = 0 if next_us is None else -(-next_us // _SECOND)

@@ -177,7 +177,7 @@ def _declare_function(function: Any, declared: Declaration) -> Any:
 
 def _declaration(request: Any, view: Any) -> Declaration | None:
     """Return what decorators declare for the method of the view that answers the request."""
-    name = request.method.lower()
+    name = getattr(request, "_request", request).method.lower()
     handler = getattr(view, name, None) if name in view.http_method_names else None
     return _declaration_on(getattr(handler, "__func__", None))
 

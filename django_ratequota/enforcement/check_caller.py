@@ -17,7 +17,7 @@ from django.http import HttpRequest
 from django.utils.functional import LazyObject, empty
 
 from ..conf import settings
-from ..engine.decision import Decision, LimitRequest, Mode
+from ..engine.decision import Decision, Mode
 from ..exceptions import InvalidCaller
 from ..policies.requests.caller import DescribedCaller, identifier_text
 from ..policies.resolver import Resolution
@@ -123,7 +123,7 @@ class CallerCheck(Evaluation):
         """Ask for the slots of concurrent rates, too, which the decision holds."""
         if self.mode == "peek" or not resolution.concurrent:
             return (yield from super().ask(resolution, revision))
-        asked = LimitRequest(mode=self.mode, buckets=resolution.buckets, cost=self.units, revision=revision)
+        asked = self.asked(resolution.buckets, revision)
         return (yield from ask_for_slots(new_holder(), self.limiter, resolution, asked))
 
 

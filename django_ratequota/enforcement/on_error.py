@@ -20,7 +20,6 @@ from ..policies.facts import PolicyFacts
 from ..policies.resolver import Resolution
 from ..runtime import process
 from ..utils.problems import note_problem
-from .settlement import StoreSettler
 from .step_runner import Step
 
 
@@ -38,7 +37,8 @@ def decide(
         if isinstance(limiter, StoreError):
             raise limiter
         durable = resolution.durable and bool(sent.buckets) and ledger.is_kept(limiter)
-        sent = sent._replace(settler=StoreSettler(limiter), restore=restore if durable else None)
+        if durable:
+            sent = sent._replace(restore=restore)
         decision = yield from limiter.steps(sent)
         if durable and counts and decision.allowed:
             if limiter.store.clustered:

@@ -44,6 +44,8 @@ class Bucket:
     leads: bool = field(default=False, kw_only=True)
     #: Whether its counter is the queue of slots that ``Limiter.acquire`` books, which sets it.
     queued: bool = field(default=False, kw_only=True)
+    # ``title`` once it is made, as every response shows it.
+    _title: str = field(default="", init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:
         # Because every request hashes its buckets, only the fields that differ most.
@@ -61,8 +63,11 @@ class Bucket:
     @property
     def title(self) -> str:
         """The name in headers and problem bodies: ``name``, or else such as ``search/min``."""
-        if self.name:
-            return self.name
+        if not self._title:
+            object.__setattr__(self, "_title", self.name or self._made_title())
+        return self._title
+
+    def _made_title(self) -> str:
         shared = "" if self.counted_per in ("", "caller") else f" per {self.counted_per}"
         if self.rate.concurrent:
             return f"{self.scope or 'all'}/{CONCURRENT}{shared}"

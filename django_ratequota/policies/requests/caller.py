@@ -70,7 +70,9 @@ class Caller:
     @cached_property
     def client_address(self) -> ClientAddress:
         """Return the client's address, and its text as part of a subject."""
-        meta = self._request.META
+        request = self._request
+        # REST framework's request looks Django's attributes up by a function.
+        meta = getattr(request, "_request", request).META
         remote = meta.get("REMOTE_ADDR") or ""
         # Without trusted proxies any client could have written the header.
         forwarded = (meta.get("HTTP_X_FORWARDED_FOR") or "") if settings.trusted_proxies else ""
