@@ -98,9 +98,10 @@ class DenyCache:
         denial = self._denials.get(_key(request)) if self._denials else None
         if denial is None or not denial.received_us <= (now_us := self._clock()) < denial.until_us:
             return None
-        newer = denial.version + 1  # what is not known any more
-        if any(self._changes.get(place, newer) > denial.version for place in denial.places):
-            return None
+        version = denial.version
+        for place in denial.places:
+            if self._changes.get(place, version + 1) > version:  # what is not known any more has changed
+                return None
         passed_us = now_us - denial.received_us
         statuses = tuple([_later(status, passed_us) for status in denial.statuses])
         return Decision(
