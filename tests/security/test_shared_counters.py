@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 def own_usage() -> Any:
     page: dict[str, Any] = {}
-    exec(snippet(ROOT / "docs" / "security.md", "usage.py"), page)
+    exec(snippet(ROOT / "docs" / "api.md", "usage.py"), page)
     return page["OwnUsageView"].as_view()
 
 
