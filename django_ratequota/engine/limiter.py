@@ -67,10 +67,6 @@ def _no_defaults() -> dict[str, Any]:
 defaults: Callable[[], dict[str, Any]] = _no_defaults
 
 
-#: Returns the limiter that acts for one which a project has made from the Django settings; ``testing`` sets it.
-acting: Callable[[Limiter], Limiter] | None = None
-
-
 class Limiter:
     """Checks, charges and resets buckets, any number of them in one atomic round trip."""
 
@@ -183,13 +179,11 @@ class Limiter:
 
         A leaky_bucket and its queue are two.
         """
-        limiter = self._acting()
-        return drive(limiter._reset_steps(buckets), limiter.store.execute)
+        return drive(self._reset_steps(buckets), self.store.execute)
 
     def slots(self, bucket: Bucket) -> list[HeldSlot]:
         """Return the slots that requests hold of a ``concurrent`` bucket now, the oldest first."""
-        limiter = self._acting()
-        held = drive(limiter.backend.slots(bucket), limiter.store.execute)
+        held = drive(self.backend.slots(bucket), self.store.execute)
         return sorted(held, key=lambda slot: slot.since_us)
 
     async def acheck(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:
@@ -214,8 +208,7 @@ class Limiter:
 
     async def areset(self, buckets: Iterable[Bucket]) -> int:
         """``reset``, awaited."""
-        limiter = self._acting()
-        return await adrive(limiter._reset_steps(buckets), limiter.store.aexecute)
+        return await adrive(self._reset_steps(buckets), self.store.aexecute)
 
     def publish(self) -> int:
         """Give the policies a new revision and return it: each process reloads before it next asks for a decision."""
@@ -230,13 +223,11 @@ class Limiter:
 
     def decide(self, request: LimitRequest) -> Decision:
         """Carry out a request; raises ``NewerRevision`` too, when it has a revision."""
-        limiter = self._acting()
-        return drive(limiter.steps(request), limiter.store.call().do)
+        return drive(self.steps(request), self.store.call().do)
 
     async def adecide(self, request: LimitRequest) -> Decision:
         """``decide``, awaited."""
-        limiter = self._acting()
-        return await adrive(limiter.steps(request), limiter.store.call().ado)
+        return await adrive(self.steps(request), self.store.call().ado)
 
     @property
     def now_us(self) -> int:
@@ -311,9 +302,6 @@ class Limiter:
         if mark is not None:
             deny_cache.learn(request, decision, mark)
         return decision
-
-    def _acting(self) -> Limiter:
-        return acting(self) if acting and self.by_settings else self
 
     def _request(self, mode: Mode, buckets: Iterable[Bucket], cost: int) -> LimitRequest:
         return LimitRequest(mode=mode, buckets=tuple(buckets), cost=cost, settler=self)

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar
 from copy import copy
+from functools import wraps
 from typing import Any
 
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+
 from ..conf import settings
-from ..engine import limiter
 from ..engine.decision import Decision, LimitRequest, Steps
 from ..engine.keys import revision_key
 from ..engine.limiter import Limiter
@@ -182,12 +185,21 @@ def _install() -> None:
     for name in ("limiter", "local_limiter", "observe", "policies", "record"):
         if not isinstance(getattr(process, name), _PerScene):
             setattr(process, name, _PerScene(name))
-    limiter.acting = _acting
+    for name in ("decide", "adecide", "reset", "areset", "slots"):
+        verb = getattr(Limiter, name)
+        if not hasattr(verb, "__wrapped__"):
+            setattr(Limiter, name, _by_scene(verb))
 
 
-def _acting(own: Limiter) -> Limiter:
-    scene = current_scene()
-    return own if scene is None else scene.acting(own)
+def _by_scene(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the verb of a limiter, which the scene's carries out where the settings made it."""
+
+    @wraps(verb)
+    def act(own: Limiter, *args: Any) -> Any:
+        scene = current_scene() if own.by_settings else None
+        return verb(own if scene is None else scene.acting(own), *args)
+
+    return markcoroutinefunction(act) if iscoroutinefunction(verb) else act
 
 
 def _make_options() -> dict[str, Any]:
