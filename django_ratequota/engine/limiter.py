@@ -31,7 +31,7 @@ from .keys import check_prefix
 from .memory import Memory, Unlimited
 from .protocol import MAX_US, Raised, ScriptBackend, prepare
 from .rates import MAX_UNITS, show
-from .slots import HeldSlot
+from .slots import HeldSlot, Holder, new_slot
 from .types import Bucket, check_cost
 
 if TYPE_CHECKING:
@@ -269,6 +269,10 @@ class Limiter:
         cost, deny_cache, compares = request.cost, self._deny_cache, request.revision is not None
         if type(cost) is not int or not 0 <= cost <= MAX_UNITS:
             request = request._replace(cost=check_cost(cost))
+        if request.mode == "check" and request.slot is None:
+            for bucket in request.buckets:
+                if bucket.rate.concurrent:
+                    return (yield from self._holding(request))
         mark = None
         if deny_cache.enabled and request.buckets:
             if request.mode == "check" and not (self.store.clustered and compares and self._revision_is_due()):
@@ -301,6 +305,13 @@ class Limiter:
         self.latency.record(time.monotonic() - began_at)
         if mark is not None:
             deny_cache.learn(request, decision, mark)
+        return decision
+
+    def _holding(self, request: LimitRequest) -> Steps:
+        """Return the steps of a check that takes a slot of its own, which its decision holds."""
+        slot = new_slot()
+        decision = yield from self.steps(request._replace(slot=slot))
+        decision.holder = Holder.of(decision, slot)
         return decision
 
     def _request(self, mode: Mode, buckets: Iterable[Bucket], cost: int) -> LimitRequest:
