@@ -22,6 +22,7 @@ from ..engine.limiter import Limiter
 from ..engine.types import Bucket
 from ..exceptions import StoreError
 from ..monitoring.health import note_degraded
+from ..store.base import Call
 from ..throttling import StoreUnavailable
 from .limiters import counted_rate, limiter_of
 
@@ -119,7 +120,7 @@ class SimpleRateThrottle(drf.SimpleRateThrottle):
             return []
         bucket = decision.statuses[0].bucket
         try:
-            log = limiter.store.call().do(("LRANGE", bucket_key(limiter.prefix, bucket), "0", "-1"))
+            log = Call(limiter.store).do(("LRANGE", bucket_key(limiter.prefix, bucket), "0", "-1"))
         except StoreError as error:
             note_degraded(error.reason, error)
             return []

@@ -104,7 +104,7 @@ class StepRunner:
         if self._call is None:
             if isinstance(self._limiter, StoreError):
                 raise self._limiter
-            self._call = Call(self._limiter.store, always=False)
+            self._call = Call(self._limiter.store)
         return self._call
 
 

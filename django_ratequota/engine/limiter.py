@@ -18,7 +18,7 @@ from datetime import UTC, tzinfo
 from typing import TYPE_CHECKING, Any
 
 from ..exceptions import ConfigurationError, InvalidBucket, NewerRevision, StoreError, StoreLeftAlone
-from ..store.base import Store
+from ..store.base import Call, Store
 from ..store.commands import Command
 from ..utils.histogram import Histogram
 from ..utils.sansio import adrive, drive
@@ -223,11 +223,11 @@ class Limiter:
 
     def decide(self, request: LimitRequest) -> Decision:
         """Carry out a request; raises ``NewerRevision`` too, when it has a revision."""
-        return drive(self.steps(request), self.store.call().do)
+        return drive(self.steps(request), Call(self.store).do)
 
     async def adecide(self, request: LimitRequest) -> Decision:
         """``decide``, awaited."""
-        return await adrive(self.steps(request), self.store.call().ado)
+        return await adrive(self.steps(request), Call(self.store).ado)
 
     @property
     def now_us(self) -> int:

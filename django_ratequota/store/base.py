@@ -1,6 +1,6 @@
 """Redis as a place to send commands: each returns its reply or raises ``StoreError``, within the decision's deadline.
 
-Logic that talks to Redis yields command tuples (see ``utils.sansio``). ``Store.call()`` carries out those of one
+Logic that talks to Redis yields command tuples (see ``utils.sansio``). A ``Call`` carries out those of one
 decision, under one deadline and behind the circuit breaker. The store chooses the server: the only one, in
 ``server``; the master that a Sentinel names, or the owner of a Cluster's slot, in ``sentinel`` and ``cluster``.
 
@@ -233,13 +233,6 @@ class Store(ABC):
     def close(self) -> None:
         """Close all idle connections of this process's threads; the next command reconnects."""
 
-    def call(self, *, always: bool = False) -> Call:
-        """Return a call for the commands of one decision.
-
-        It raises ``StoreLeftAlone`` while the breaker is open, but for one that is made with ``always``.
-        """
-        return Call(self, always=always)
-
     def execute(self, command: Command) -> Any:
         """Send one command for an operator or a check, even while the breaker is open; raises ``StoreError``."""
         return Call(self, always=True).do(command)
@@ -287,11 +280,14 @@ class AbsentStore(Store):
 
 
 class Call:
-    """The commands of one decision; together they wait for the server for the store's timeout at most."""
+    """The commands of one decision; together they wait for the server for the store's timeout at most.
+
+    It raises ``StoreLeftAlone`` while the breaker is open, unless it is made with ``always``.
+    """
 
     __slots__ = ("_budget", "_store", "always")
 
-    def __init__(self, store: Store, *, always: bool) -> None:
+    def __init__(self, store: Store, *, always: bool = False) -> None:
         self._store = store
         #: Whether it passes an open breaker.
         self.always = always

@@ -18,6 +18,7 @@ from django_ratequota.engine.protocol import ScriptBackend
 from django_ratequota.engine.rates import ALGORITHMS
 from django_ratequota.exceptions import OutOfTime, StoreError
 from django_ratequota.replay import replay
+from django_ratequota.store.base import Call
 from django_ratequota.utils.sansio import drive
 from tests.conftest import Clock
 from tests.support.threads import on_threads
@@ -144,7 +145,7 @@ def test_a_cluster_counts_requests_once_and_gives_them_back(limiter: Limiter, cl
         buckets = (*BOTH, everyone)
         backend = ScriptBackend(limiter.store, "rqtest", UTC, clock)
         steps = decide_per_subject(backend.ask, LimitRequest(mode="check", buckets=buckets, cost=cost))
-        return drive(steps, limiter.store.call().do)
+        return drive(steps, Call(limiter.store).do)
 
     assert remaining(check(0, shared)) == [1000, 9, 9]
     assert remaining(check(30, shared)) == [970, 8, 8]
