@@ -361,7 +361,7 @@ class Call:
 
     def _failed(self, step: Send, budget: Budget, error: Exception) -> StoreError:
         """Return the ``StoreError`` for the error of a step, counted by its breaker."""
-        failure: StoreError = step.server.failure(error, step.command)
+        failure: StoreError = step.server.failure(error)
         if failure.reason == "timeout" and not self._is_fault(step.server.activity, budget):
             failure = OutOfTime(self._store.timeout)
         if step.breaker is not None:

@@ -14,7 +14,7 @@ from ..exceptions import StoreError
 from ..utils.locks import ForkSafeLock
 from .base import Send, ServerActivity, Steps, Store
 from .breaker import Breaker
-from .commands import Command, ScriptCall
+from .commands import Command
 from .connections import Connections
 from .handshake import Handshake
 from .loop_connections import LoopConnections
@@ -105,12 +105,12 @@ class Server:
             if loop.is_closed() or at < len(idle) - _MAX_IDLE_LOOPS:
                 del self._loops[loop]
 
-    def failure(self, error: Exception, command: Command) -> StoreError:
+    def failure(self, error: Exception) -> StoreError:
         """Return the ``StoreError`` for whatever sending the command raised."""
         if isinstance(error, redis.exceptions.ReadOnlyError):
             # A demoted master keeps its connections open; new ones may lead to the new master.
             self.close()
-        return _store_error(error, command)
+        return _store_error(error)
 
     def close(self) -> None:
         """Reuse no connection that is open now; the threads' idle ones are closed at once."""
@@ -151,14 +151,9 @@ class ServerStore(Store):
         self.server.close()
 
 
-def _store_error(error: Exception, command: Command) -> StoreError:
-    """Return the ``StoreError`` for an error of redis-py; its class or the server's prefix is the reason.
-
-    The message of an error in a script names the Lua file and line.
-    """
+def _store_error(error: Exception) -> StoreError:
+    """Return the ``StoreError`` for an error of redis-py; its class or the server's prefix is the reason."""
     message = f"{type(error).__name__}: {error}"
-    if isinstance(command, ScriptCall):
-        message = command.script.locate(message)
     if isinstance(error, redis.exceptions.TimeoutError | TimeoutError):
         return StoreError("timeout", message)
     for kind, reason in _REASONS.items():

@@ -263,7 +263,7 @@ def test_status_shows_the_report_of_each_process(alice: User) -> None:
         "web-3:9",
         revision=0,
         errors={
-            "wrongtype": "WRONGTYPE at gcra.lua:7",
+            "wrongtype": "WRONGTYPE Operation against a key",
             "response": "none",
             "plans.find": "plans.find failed: KeyError",
         },
@@ -289,7 +289,7 @@ def test_status_shows_the_report_of_each_process(alice: User) -> None:
              breaker closed
              error in the last minute: plans.find failed: KeyError
              error in the last minute: response: none
-             error in the last minute: wrongtype: WRONGTYPE at gcra.lua:7
+             error in the last minute: wrongtype: WRONGTYPE Operation against a key
              decided without Redis: none
   web-4:9
              version {revision + 1}, no decisions
