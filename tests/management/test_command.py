@@ -171,7 +171,7 @@ def test_status_shows_store_revision_last_change_and_ledger(
     assert "workers      none has reported in the last minute\n" in text
     counted(subject="user:1", starts_at=timezone.now(), ends_at=timezone.now() + timedelta(days=9), used=1, limit=2)
     monkeypatch.setattr(maintenance, "MANY_ROWS", 0)
-    assert "ledger       1 rows: many, see manage.py check --database default\n" in run("status")
+    assert "ledger       1 rows: many, lower KEEP_QUOTA_MONTHS\n" in run("status")
 
 
 def test_status_undoes_the_last_edit_although_policies_were_published_since(alice: User) -> None:
