@@ -44,8 +44,6 @@ _RECENT = 0.5
 class ServerActivity:
     """What this process knows of one server, in monotonic seconds; 0 = never."""
 
-    __slots__ = ("connect_began_at", "connected_at", "replied_at", "sent_at", "stale_since", "surplus_at")
-
     def __init__(self) -> None:
         #: When the last reply to a command was read, and when that command had been sent.
         self.replied_at = self.sent_at = 0.0
@@ -83,19 +81,6 @@ class Budget:
     callback stalled the event loop. So a wait is divided into slices. A slice that the operating system timed as
     silent counts whole. A wait that ended early counts as one slice at most, however late this process noticed.
     """
-
-    __slots__ = (
-        "_excused",
-        "_in_queue",
-        "_queued",
-        "begun_at",
-        "left",
-        "left_at_begin",
-        "left_at_send",
-        "queued_for",
-        "slice",
-        "total",
-    )
 
     def __init__(self, seconds: float) -> None:
         self.left = self.total = self.left_at_begin = seconds
@@ -284,8 +269,6 @@ class Call:
 
     It raises ``StoreLeftAlone`` while the breaker is open, unless it is made with ``always``.
     """
-
-    __slots__ = ("_budget", "_store", "always")
 
     def __init__(self, store: Store, *, always: bool = False) -> None:
         self._store = store
