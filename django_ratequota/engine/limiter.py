@@ -42,7 +42,6 @@ logger = logging.getLogger("django_ratequota")
 _CLUSTER_REVISION_SECONDS = 1.0
 #: The part of a decision's time that reading the revision may take on a Cluster.
 REVISION_SHARE = 0.5
-_LONG_AGO = -1e18
 
 
 def _checked(clock: Callable[[], int]) -> Callable[[], int]:
@@ -119,9 +118,6 @@ class Limiter:
         self.store = store
         #: How long decisions took, failed ones included.
         self.latency = Histogram()
-        # On a Cluster the revision's key is on one server and most buckets are on others: so it cannot be read with
-        # every decision.
-        self._revision_max_age = _CLUSTER_REVISION_SECONDS if store.clustered else 0.0
         self.prefix = check_prefix(prefix)
         self.time_zone = check_zone(time_zone or UTC)
         #: The injected clock (µs); None = the server's.
@@ -135,10 +131,9 @@ class Limiter:
         )
         #: Whether it admits everything, because of ENABLED = False.
         self.unlimited = isinstance(self.backend, Unlimited)
-        # When the store last compared a caller's revision with its own (monotonic, seconds).
-        self._compared_at = _LONG_AGO
-        # On a Cluster: when the revision was last asked for (monotonic, seconds), and whether that failed.
-        self._asked_at = _LONG_AGO
+        # On a Cluster, where the revision cannot be read with every decision, as its key is on one server and most
+        # buckets are on others: when it was last asked for (monotonic, seconds), and whether that failed.
+        self._asked_at = -_CLUSTER_REVISION_SECONDS
         self._revision_unread = False
 
     def check(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:
@@ -239,7 +234,6 @@ class Limiter:
         try:
             yield from self.backend.ask(LimitRequest(mode="peek", buckets=(), revision=0, share=share))
         except NewerRevision as newer:
-            self._compared_at = time.monotonic()
             return newer.revision
         return 0
 
@@ -263,10 +257,9 @@ class Limiter:
         """Return the steps of a verb, for callers that drive them among steps of their own.
 
         Raises ``NewerRevision`` into the caller when policies newer than the request's have been published. Sends
-        nothing when there are no buckets and the last comparison of revisions is young enough, nor when the deny
-        cache holds the refusal.
+        nothing when the deny cache holds the refusal.
         """
-        cost, deny_cache, compares = request.cost, self._deny_cache, request.revision is not None
+        cost, deny_cache = request.cost, self._deny_cache
         if type(cost) is not int or not 0 <= cost <= MAX_UNITS:
             request = request._replace(cost=check_cost(cost))
         if request.mode == "check" and request.slot is None:
@@ -275,7 +268,7 @@ class Limiter:
                     return (yield from self._holding(request))
         mark = None
         if deny_cache.enabled and request.buckets:
-            if request.mode == "check" and not (self.store.clustered and compares and self._revision_is_due()):
+            if request.mode == "check" and not (self.store.clustered and self._revision_is_due(request)):
                 known = deny_cache.get(request)
                 if known is not None:
                     return known
@@ -284,14 +277,9 @@ class Limiter:
         try:
             if self.store.clustered:
                 decision = yield from self._ask_each_server(request)
-            elif compares and not request.buckets and not self._revision_is_due():
-                return Decision(allowed=True, revision=request.revision or 0, settler=request.settler)
             else:
                 decision = yield from self.backend.ask(request)
-                if compares:
-                    self._compared_at = time.monotonic()
         except NewerRevision:
-            self._compared_at = time.monotonic()
             deny_cache.clear()
             raise
         except StoreError as error:
@@ -326,7 +314,7 @@ class Limiter:
         return self._request("acquire", (replace(bucket, queued=True),), cost)._replace(wait_us=int(timeout * 10**6))
 
     def _ask_each_server(self, request: LimitRequest) -> Steps:
-        if request.revision is not None and self._revision_is_due():
+        if self._revision_is_due(request):
             yield from self._compare(request.revision)
         # Raises for invalid buckets before any of them is charged.
         prepare(self.prefix, self.time_zone, request.buckets)
@@ -341,7 +329,7 @@ class Limiter:
 
         return (yield from decide_per_subject(ask, request))
 
-    def _compare(self, revision: int) -> Generator[Command, Any, None]:
+    def _compare(self, revision: int | None) -> Generator[Command, Any, None]:
         """Compare the revision with the stored one, on a Cluster; raises ``NewerRevision``.
 
         A failure costs no decision: the server of the revision's key need not be the one that decides.
@@ -352,15 +340,14 @@ class Limiter:
             # Not a peek, which would publish nothing where there is no revision.
             request = LimitRequest(mode="check", buckets=(), cost=0, revision=revision, share=REVISION_SHARE)
             yield from self.backend.ask(request)
-            self._compared_at = time.monotonic()
         except StoreError as error:
             self._revision_unread = True
             if not unread:
                 logger.warning("edits of policies take effect late, as their revision cannot be read: %s", error)
 
-    def _revision_is_due(self) -> bool:
-        # On a Cluster nobody asks again while one request does, nor right after that failed.
-        return time.monotonic() - max(self._compared_at, self._asked_at) >= self._revision_max_age
+    def _revision_is_due(self, request: LimitRequest) -> bool:
+        # Nobody asks again while one request does, nor right after that failed.
+        return request.revision is not None and time.monotonic() - self._asked_at >= _CLUSTER_REVISION_SECONDS
 
     def _reset_steps(self, buckets: Iterable[Bucket]) -> Generator[Command, Any, int]:
         buckets = tuple(buckets)

@@ -124,8 +124,6 @@ class SceneLimiter(Limiter):
         self._buckets: dict[object, Bucket] = {}
         # Whether Redis may hold one of its keys.
         self._used = False
-        if fixed:  # nothing can be published, so requests without limits need no Redis
-            self._revision_max_age = float("inf")
 
     def publish(self) -> int:
         """Publish outside of the scene too: a commit in a test is a commit."""
@@ -135,9 +133,11 @@ class SceneLimiter(Limiter):
 
     def steps(self, request: LimitRequest) -> Steps:
         """Return the steps of a verb, noting its buckets."""
+        if self._fixed and not request.buckets:  # nothing can be published, so it needs no Redis
+            return Decision(allowed=True, revision=request.revision or 0, settler=request.settler)
         self._buckets |= {bucket.counter: bucket for bucket in request.buckets}
-        self._used = self._used or bool(request.buckets) or not self._fixed
-        return super().steps(request)
+        self._used = True
+        return (yield from super().steps(request))
 
     def forget_keys(self) -> None:
         """Delete its keys; if Redis fails, they expire by themselves, as do windows that the clock has left."""
