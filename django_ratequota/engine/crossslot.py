@@ -18,9 +18,6 @@ from .types import BucketStatus
 
 #: Returns the steps of one atomic call over the buckets of one subject.
 AtomicCall = Callable[[LimitRequest], Steps]
-#: The part of the decision's remaining time that one of several calls may take: a server that hangs leaves the others
-#: some.
-_SHARE = 0.8
 
 
 def decide_per_subject(call: AtomicCall, request: LimitRequest) -> Steps:
@@ -79,7 +76,6 @@ def _part(request: LimitRequest, subject: str) -> LimitRequest:
         costs=own(request.costs),
         charged=request.charged and Charged(request.charged.at_us, own(request.charged.levels_us)),
         revision=None,
-        share=_SHARE,
     )
 
 
@@ -91,7 +87,7 @@ def _give_back(call: AtomicCall, charged: list[Decision], slot: Slot | None) -> 
         # One call for each cost, and one for the slots.
         for refund in take_all(charges_of(decision)) + releasing(decision, slot):
             try:
-                after = yield from call(refund._replace(share=_SHARE))
+                after = yield from call(refund)
             except StoreError:
                 continue  # its server fails now: the units stay charged until they drain or expire
             now |= {status.bucket.counter: status for status in after.statuses}

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django_ratequota")
 
 _CLUSTER_REVISION_SECONDS = 1.0
-#: The part of a decision's time that reading the revision may take on a Cluster.
-REVISION_SHARE = 0.5
 
 
 def _checked(clock: Callable[[], int]) -> Callable[[], int]:
@@ -229,10 +227,10 @@ class Limiter:
         """The store's clock as this process last saw it, or the injected one."""
         return self.backend.now_us
 
-    def revision_steps(self, share: float = 1.0) -> Generator[Command, Any, int]:
-        """Return the steps of ``stored_revision``; on a Cluster in this share of the decision's time at most."""
+    def revision_steps(self) -> Generator[Command, Any, int]:
+        """Return the steps of ``stored_revision``."""
         try:
-            yield from self.backend.ask(LimitRequest(mode="peek", buckets=(), revision=0, share=share))
+            yield from self.backend.ask(LimitRequest(mode="peek", buckets=(), revision=0))
         except NewerRevision as newer:
             return newer.revision
         return 0
@@ -338,7 +336,7 @@ class Limiter:
         unread, self._revision_unread = self._revision_unread, False
         try:
             # Not a peek, which would publish nothing where there is no revision.
-            request = LimitRequest(mode="check", buckets=(), cost=0, revision=revision, share=REVISION_SHARE)
+            request = LimitRequest(mode="check", buckets=(), cost=0, revision=revision)
             yield from self.backend.ask(request)
         except StoreError as error:
             self._revision_unread = True

@@ -25,15 +25,11 @@ class ScriptCall(Command):
     script: Script
     #: The encoded command; None until it is first sent.
     packed: Any = None
-    #: The share of a decision's remaining time that it may take; only a Cluster's store applies it.
-    share: float
 
-    def __new__(
-        cls, script: Script, keys: Sequence[str], args: Iterable[object], *, share: float = 1.0
-    ) -> ScriptCall:
+    def __new__(cls, script: Script, keys: Sequence[str], args: Iterable[object]) -> ScriptCall:
         """``keys`` and ``args`` are the script's KEYS and ARGV."""
         call = super().__new__(cls, ("EVALSHA", script.sha, len(keys), *keys, *args))
-        call.script, call.share = script, share
+        call.script = script
         return call
 
     @property

@@ -19,6 +19,7 @@ from django_ratequota.engine.rates import ALGORITHMS
 from django_ratequota.exceptions import OutOfTime, StoreError
 from django_ratequota.replay import replay
 from django_ratequota.store.base import Call
+from django_ratequota.store.cluster import SHARE
 from django_ratequota.utils.sansio import drive
 from tests.conftest import Clock
 from tests.support.threads import on_threads
@@ -164,7 +165,7 @@ def test_a_hung_server_leaves_time_to_refund_on_the_others(limiter: Limiter, han
         if left[0] < 0.001:
             raise OutOfTime(1.0)
         if part.buckets[0].subject in hanging and (part.mode == "refund" or part.buckets[0].subject == "everyone"):
-            left[0] -= left[0] * part.share
+            left[0] -= left[0] * SHARE
             raise StoreError("timeout", "no reply")
         left[0] -= 0.001
         return backend.ask(part)
