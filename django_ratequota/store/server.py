@@ -110,7 +110,7 @@ class Server:
         if isinstance(error, redis.exceptions.ReadOnlyError):
             # A demoted master keeps its connections open; new ones may lead to the new master.
             self.close()
-        return _store_error(error)
+        return StoreError(_reason(error), f"{type(error).__name__}: {error}")
 
     def close(self) -> None:
         """Reuse no connection that is open now; the threads' idle ones are closed at once."""
@@ -151,21 +151,19 @@ class ServerStore(Store):
         self.server.close()
 
 
-def _store_error(error: Exception) -> StoreError:
-    """Return the ``StoreError`` for an error of redis-py; its class or the server's prefix is the reason."""
-    message = f"{type(error).__name__}: {error}"
+def _reason(error: Exception) -> str:
+    """Return the reason of the ``StoreError`` for an error of redis-py: by its class, or by the server's prefix."""
+    text = str(error)
     if isinstance(error, redis.exceptions.TimeoutError | TimeoutError):
-        return StoreError("timeout", message)
+        return "timeout"
     for kind, reason in _REASONS.items():
         if isinstance(error, kind):
-            return StoreError(reason, message)
-    if str(error).startswith(_DENIED_IN_SCRIPT):
-        return StoreError("noperm", message)
-    if str(error).startswith(_UNAUTHENTICATED):
-        return StoreError("noauth", message)
-    prefix = str(error).partition(" ")[0]
+            return reason
+    if text.startswith(_DENIED_IN_SCRIPT):
+        return "noperm"
+    if text.startswith(_UNAUTHENTICATED):
+        return "noauth"
+    prefix = text.partition(" ")[0]
     if prefix in _PREFIXES:
-        return StoreError(prefix.lower(), message)
-    if isinstance(error, redis.exceptions.ConnectionError | OSError):
-        return StoreError("connection", message)
-    return StoreError("response", message)
+        return prefix.lower()
+    return "connection" if isinstance(error, redis.exceptions.ConnectionError | OSError) else "response"
