@@ -97,8 +97,10 @@ class DenyCache:
     def get(self, request: LimitRequest) -> Decision | None:
         """Return the refusal that Redis would repeat now; None when Redis has to decide."""
         denial = self._denials.get(_key(request)) if self._denials else None
+        if denial is None:
+            return None
         now_us = self._clock()
-        if denial is None or not denial.received_us <= now_us < denial.until_us:
+        if not denial.received_us <= now_us < denial.until_us:
             return None
         newer = denial.version + 1  # what is not known any more
         if any(self._changes.get(place, newer) > denial.version for place in denial.places):
