@@ -39,8 +39,6 @@ class Save:
     ``changed_by`` opens one for the changes made inside it. Else a save has the changes of one transaction.
     """
 
-    __slots__ = ("_committed", "_sent", "_unpublished", "actor", "change_id", "closed", "reason", "written")
-
     def __init__(self, closed: bool = True, unpublished: Callable[[], None] | None = None) -> None:
         self.change_id = uuid4()
         #: The author and the reason of its first rows that have them.
@@ -88,8 +86,6 @@ class Save:
 class _Transaction:
     """What the changes of one transaction share."""
 
-    __slots__ = ("own", "published", "revision")
-
     def __init__(self) -> None:
         #: The save of the changes made outside of ``changed_by``.
         self.own = Save()
@@ -115,8 +111,6 @@ class _Transaction:
 
 class _Pending:
     """A change that waits for its commit; ``run`` is its hook."""
-
-    __slots__ = ("publishes", "save", "transaction", "using")
 
     def __init__(self, using: str, publishes: bool, save: Save | None) -> None:
         self.using = using

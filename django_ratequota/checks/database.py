@@ -166,21 +166,6 @@ def check_assigned_kinds(**_: Any) -> Messages:
 
 
 @of_policies
-def check_ledger(**_: Any) -> Messages:
-    """W026: the ledger has more than a million rows."""
-    from ..models import QuotaWindow
-    from ..monitoring.rollup import MANY_ROWS
-
-    rows = QuotaWindow.objects.count()
-    text = f"The ledger has {rows} rows, one for each counter and period that is kept in the database."
-    hint = (
-        "Set durable to no or its default on policies that count addresses or guests. Or lower KEEP_QUOTA_MONTHS "
-        "and run manage.py ratequota rollup."
-    )
-    return [checks.Warning(text, hint=hint, id="django_ratequota.W026")] if rows > MANY_ROWS else []
-
-
-@of_policies
 def check_rates(**_: Any) -> Messages:
     """W012: policies have rates that this version cannot read."""
     from ..policies.unreadable import describe_unreadable, find_unreadable

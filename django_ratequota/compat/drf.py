@@ -17,8 +17,7 @@ from rest_framework.throttling import BaseThrottle
 
 from ..enforcement.on_error import decide_without_store
 from ..engine.decision import Decision, LimitRequest
-from ..engine.keys import bucket_key, short
-from ..engine.limiter import Limiter
+from ..engine.keys import short
 from ..engine.types import Bucket
 from ..exceptions import StoreError
 from ..monitoring.health import note_degraded
@@ -44,14 +43,14 @@ class SimpleRateThrottle(drf.SimpleRateThrottle):
 
     num_requests: int
     duration: float
+    #: When the requests of the last period were admitted, newest first (seconds, by the clock of ``timer``).
+    history: list[float]
     #: The engine's decision; None before it, and where DRF's own code decides.
     _decision: Decision | None = None
-    _limiter: Limiter | None = None
-    _history: list[float] | None = None
 
     def allow_request(self, request: Any, view: Any) -> bool:
         """Return whether the request is admitted; raises ``StoreUnavailable`` (503) where ON_ERROR is deny."""
-        self._decision = self._history = None
+        self._decision = None
         if type(self).throttle_success is not SimpleRateThrottle.throttle_success:
             return super().allow_request(request, view)
         if self.rate is None:
@@ -60,6 +59,7 @@ class SimpleRateThrottle(drf.SimpleRateThrottle):
         if self.key is None:
             return True
         self._decision = decision = self._decide(self.key)
+        self.history = _history(decision, self.now, self.duration)
         if decision.denied_by:
             raise StoreUnavailable(decision)
         return self.throttle_success() if decision.allowed else self.throttle_failure()
@@ -71,41 +71,27 @@ class SimpleRateThrottle(drf.SimpleRateThrottle):
 
     def wait(self) -> float | None:
         """Return the seconds until the same request would be admitted; None when waiting cannot help."""
-        if self._decision is None or self._decision.allowed or self._history is not None:
+        decision = self._decision
+        if decision is None or decision.allowed or not decision.statuses:
             return super().wait()
-        return self._decision.retry_after
-
-    @property
-    def history(self) -> list[float]:
-        """Times at which requests of the last period were admitted, newest first (seconds, by ``timer``'s clock).
-
-        Read from Redis on first access, unless it was assigned.
-        """
-        if self._history is None:
-            self._history = self._read_log()
-        return self._history
-
-    @history.setter
-    def history(self, times: list[float]) -> None:
-        self._history = times
+        return decision.retry_after
 
     def _decide(self, key: object) -> Decision:
         clocked = self.timer is not _wall_clock
         self.now = self.timer()
         if self.num_requests < 1:
-            self._history = []
             return Decision(allowed=False)
         own = None if self.cache is default_cache else self.cache
         clock = _read_timer if clocked else None
-        self._limiter = limiter_of(own, setting=f"{type(self).__name__}.cache", clock=clock)
-        if self._limiter is None:
+        limiter = limiter_of(own, setting=f"{type(self).__name__}.cache", clock=clock)
+        if limiter is None:
             return Decision(allowed=True)
         if clocked:
             _timer_us.set(round(self.now * 10**6) + _EPOCH_US)
         rate = counted_rate(self.num_requests, self.duration, "sliding_window_log")
         buckets = (Bucket(f"throttle:{short(str(key))}", rate),)
         try:
-            decision = self._limiter.check(buckets)
+            decision = limiter.check(buckets)
         except StoreError as error:
             note_degraded(error.reason, error)
             return decide_without_store(LimitRequest(mode="check", buckets=buckets), error.reason)
@@ -113,26 +99,18 @@ class SimpleRateThrottle(drf.SimpleRateThrottle):
             self.now = decision.at_us / 10**6
         return decision
 
-    def _read_log(self) -> list[float]:
-        decision, limiter = self._decision, self._limiter
-        if decision is None or limiter is None or not decision.at_us:
-            return []
-        bucket = decision.statuses[0].bucket
-        try:
-            log = limiter.store.call().do(("LRANGE", bucket_key(limiter.prefix, bucket), "0", "-1"))
-        except StoreError as error:
-            note_degraded(error.reason, error)
-            return []
-        epoch_us = 0 if self.timer is _wall_clock else _EPOCH_US
-        numbers = [float(text) for text in log]
-        # Pairs of a time and the number admitted up to it: see lua/sliding_window_log.lua.
-        times: list[float] = []
-        before = 0.0
-        for time_us, total in zip(numbers[::2], numbers[1::2], strict=True):
-            if time_us > decision.at_us - bucket.rate.period_us:
-                times += [(time_us - epoch_us) / 10**6] * int(total - before)
-            before = total
-        return times[::-1]
+
+def _history(decision: Decision, now: float, duration: float) -> list[float]:
+    """Return the times of the requests that are counted (seconds); those between the first and the last are the last.
+
+    The engine knows when the newest one expires, and when the oldest does, which is all that DRF computes with.
+    """
+    if not decision.statuses:
+        return []
+    status = decision.statuses[0]
+    newest, oldest = (now - duration + seconds for seconds in (status.reset_after, status.next_after or 0.0))
+    count = status.used + status.debt
+    return [newest, *[oldest] * (count - 1)] if count else []
 
 
 class AnonRateThrottle(drf.AnonRateThrottle, SimpleRateThrottle):

@@ -13,7 +13,7 @@ from asgiref.sync import sync_to_async
 from django.db import Error as DatabaseError
 from django.utils.functional import LazyObject
 
-from ..engine.limiter import REVISION_SHARE, Limiter
+from ..engine.limiter import Limiter
 from ..exceptions import ConfigurationError, StoreError
 from ..runtime import no_limiter, process
 from ..store.base import Call
@@ -51,7 +51,7 @@ def now_us(limiter: Limiter | StoreError) -> int:
 def stored_revision(limiter: Limiter | StoreError) -> Generator[Command, Any, int]:
     """Return the published revision; 0 where the store does not answer."""
     try:
-        return 0 if isinstance(limiter, StoreError) else (yield from limiter.revision_steps(REVISION_SHARE))
+        return 0 if isinstance(limiter, StoreError) else (yield from limiter.revision_steps())
     except StoreError:
         return 0
 
@@ -104,7 +104,7 @@ class StepRunner:
         if self._call is None:
             if isinstance(self._limiter, StoreError):
                 raise self._limiter
-            self._call = Call(self._limiter.store, always=False)
+            self._call = Call(self._limiter.store)
         return self._call
 
 

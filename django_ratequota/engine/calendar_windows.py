@@ -56,10 +56,10 @@ def _day(second: int, zone: tzinfo) -> date:
     return datetime.fromtimestamp(second, zone).date()
 
 
-def window_end_us(rate: Rate, now_us: int, zone: tzinfo, anchor: int = 1) -> int:
+def window_end_us(rate: Rate, now_us: int, zone: tzinfo) -> int:
     """Return when the rate's window around ``now_us`` ends: by the calendar, or at a multiple of the period."""
     if rate.calendar:
-        return calendar_window(rate.calendar, now_us, zone, anchor).ends_us
+        return calendar_window(rate.calendar, now_us, zone).ends_us
     return now_us - now_us % rate.period_us + rate.period_us
 
 

@@ -66,8 +66,6 @@ class LimitRequest(NamedTuple):
     revision: int | None = None
     #: Charges and refunds after the decision; None = nothing does.
     settler: Settler | None = None
-    #: The part of the decision's remaining time that it may take on a Cluster.
-    share: float = 1.0
     #: What it takes of concurrent buckets, or a refund releases; None = a slot of its own, if it takes any.
     slot: Slot | None = None
 

@@ -18,7 +18,7 @@ from datetime import UTC, tzinfo
 from typing import TYPE_CHECKING, Any
 
 from ..exceptions import ConfigurationError, InvalidBucket, NewerRevision, StoreError, StoreLeftAlone
-from ..store.base import Store
+from ..store.base import Call, Store
 from ..store.commands import Command
 from ..utils.histogram import Histogram
 from ..utils.sansio import adrive, drive
@@ -31,7 +31,7 @@ from .keys import check_prefix
 from .memory import Memory, Unlimited
 from .protocol import MAX_US, Raised, ScriptBackend, prepare
 from .rates import MAX_UNITS, show
-from .slots import HeldSlot
+from .slots import HeldSlot, Holder, new_slot
 from .types import Bucket, check_cost
 
 if TYPE_CHECKING:
@@ -40,9 +40,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django_ratequota")
 
 _CLUSTER_REVISION_SECONDS = 1.0
-#: The part of a decision's time that reading the revision may take on a Cluster.
-REVISION_SHARE = 0.5
-_LONG_AGO = -1e18
 
 
 def _checked(clock: Callable[[], int]) -> Callable[[], int]:
@@ -65,10 +62,6 @@ def _no_defaults() -> dict[str, Any]:
 
 #: Returns the arguments of ``Limiter.open`` by the Django settings; ``runtime`` sets it.
 defaults: Callable[[], dict[str, Any]] = _no_defaults
-
-
-#: Returns the limiter that acts for one which a project has made from the Django settings; ``testing`` sets it.
-acting: Callable[[Limiter], Limiter] | None = None
 
 
 class Limiter:
@@ -123,9 +116,6 @@ class Limiter:
         self.store = store
         #: How long decisions took, failed ones included.
         self.latency = Histogram()
-        # On a Cluster the revision's key is on one server and most buckets are on others: so it cannot be read with
-        # every decision.
-        self._revision_max_age = _CLUSTER_REVISION_SECONDS if store.clustered else 0.0
         self.prefix = check_prefix(prefix)
         self.time_zone = check_zone(time_zone or UTC)
         #: The injected clock (µs); None = the server's.
@@ -139,10 +129,9 @@ class Limiter:
         )
         #: Whether it admits everything, because of ENABLED = False.
         self.unlimited = isinstance(self.backend, Unlimited)
-        # When the store last compared a caller's revision with its own (monotonic, seconds).
-        self._compared_at = _LONG_AGO
-        # On a Cluster: when the revision was last asked for (monotonic, seconds), and whether that failed.
-        self._asked_at = _LONG_AGO
+        # On a Cluster, where the revision cannot be read with every decision, as its key is on one server and most
+        # buckets are on others: when it was last asked for (monotonic, seconds), and whether that failed.
+        self._asked_at = -_CLUSTER_REVISION_SECONDS
         self._revision_unread = False
 
     def check(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:
@@ -183,13 +172,11 @@ class Limiter:
 
         A leaky_bucket and its queue are two.
         """
-        limiter = self._acting()
-        return drive(limiter._reset_steps(buckets), limiter.store.execute)
+        return drive(self._reset_steps(buckets), self.store.execute)
 
     def slots(self, bucket: Bucket) -> list[HeldSlot]:
         """Return the slots that requests hold of a ``concurrent`` bucket now, the oldest first."""
-        limiter = self._acting()
-        held = drive(limiter.backend.slots(bucket), limiter.store.execute)
+        held = drive(self.backend.slots(bucket), self.store.execute)
         return sorted(held, key=lambda slot: slot.since_us)
 
     async def acheck(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:
@@ -214,8 +201,7 @@ class Limiter:
 
     async def areset(self, buckets: Iterable[Bucket]) -> int:
         """``reset``, awaited."""
-        limiter = self._acting()
-        return await adrive(limiter._reset_steps(buckets), limiter.store.aexecute)
+        return await adrive(self._reset_steps(buckets), self.store.aexecute)
 
     def publish(self) -> int:
         """Give the policies a new revision and return it: each process reloads before it next asks for a decision."""
@@ -230,25 +216,22 @@ class Limiter:
 
     def decide(self, request: LimitRequest) -> Decision:
         """Carry out a request; raises ``NewerRevision`` too, when it has a revision."""
-        limiter = self._acting()
-        return drive(limiter.steps(request), limiter.store.call().do)
+        return drive(self.steps(request), Call(self.store).do)
 
     async def adecide(self, request: LimitRequest) -> Decision:
         """``decide``, awaited."""
-        limiter = self._acting()
-        return await adrive(limiter.steps(request), limiter.store.call().ado)
+        return await adrive(self.steps(request), Call(self.store).ado)
 
     @property
     def now_us(self) -> int:
         """The store's clock as this process last saw it, or the injected one."""
         return self.backend.now_us
 
-    def revision_steps(self, share: float = 1.0) -> Generator[Command, Any, int]:
-        """Return the steps of ``stored_revision``; on a Cluster in this share of the decision's time at most."""
+    def revision_steps(self) -> Generator[Command, Any, int]:
+        """Return the steps of ``stored_revision``."""
         try:
-            yield from self.backend.ask(LimitRequest(mode="peek", buckets=(), revision=0, share=share))
+            yield from self.backend.ask(LimitRequest(mode="peek", buckets=(), revision=0))
         except NewerRevision as newer:
-            self._compared_at = time.monotonic()
             return newer.revision
         return 0
 
@@ -272,15 +255,18 @@ class Limiter:
         """Return the steps of a verb, for callers that drive them among steps of their own.
 
         Raises ``NewerRevision`` into the caller when policies newer than the request's have been published. Sends
-        nothing when there are no buckets and the last comparison of revisions is young enough, nor when the deny
-        cache holds the refusal.
+        nothing when the deny cache holds the refusal.
         """
-        cost, deny_cache, compares = request.cost, self._deny_cache, request.revision is not None
+        cost, deny_cache = request.cost, self._deny_cache
         if type(cost) is not int or not 0 <= cost <= MAX_UNITS:
             request = request._replace(cost=check_cost(cost))
+        if request.mode == "check" and request.slot is None:
+            for bucket in request.buckets:
+                if bucket.rate.concurrent:
+                    return (yield from self._holding(request))
         mark = None
         if deny_cache.enabled and request.buckets:
-            if request.mode == "check" and not (self.store.clustered and compares and self._revision_is_due()):
+            if request.mode == "check" and not (self.store.clustered and self._revision_is_due(request)):
                 known = deny_cache.get(request)
                 if known is not None:
                     return known
@@ -289,14 +275,9 @@ class Limiter:
         try:
             if self.store.clustered:
                 decision = yield from self._ask_each_server(request)
-            elif compares and not request.buckets and not self._revision_is_due():
-                return Decision(allowed=True, revision=request.revision or 0, settler=request.settler)
             else:
                 decision = yield from self.backend.ask(request)
-                if compares:
-                    self._compared_at = time.monotonic()
         except NewerRevision:
-            self._compared_at = time.monotonic()
             deny_cache.clear()
             raise
         except StoreError as error:
@@ -312,8 +293,12 @@ class Limiter:
             deny_cache.learn(request, decision, mark)
         return decision
 
-    def _acting(self) -> Limiter:
-        return acting(self) if acting and self.by_settings else self
+    def _holding(self, request: LimitRequest) -> Steps:
+        """Return the steps of a check that takes a slot of its own, which its decision holds."""
+        slot = new_slot()
+        decision = yield from self.steps(request._replace(slot=slot))
+        decision.holder = Holder.of(decision, slot)
+        return decision
 
     def _request(self, mode: Mode, buckets: Iterable[Bucket], cost: int) -> LimitRequest:
         return LimitRequest(mode=mode, buckets=tuple(buckets), cost=cost, settler=self)
@@ -327,7 +312,7 @@ class Limiter:
         return self._request("acquire", (replace(bucket, queued=True),), cost)._replace(wait_us=int(timeout * 10**6))
 
     def _ask_each_server(self, request: LimitRequest) -> Steps:
-        if request.revision is not None and self._revision_is_due():
+        if self._revision_is_due(request):
             yield from self._compare(request.revision)
         # Raises for invalid buckets before any of them is charged.
         prepare(self.prefix, self.time_zone, request.buckets)
@@ -342,7 +327,7 @@ class Limiter:
 
         return (yield from decide_per_subject(ask, request))
 
-    def _compare(self, revision: int) -> Generator[Command, Any, None]:
+    def _compare(self, revision: int | None) -> Generator[Command, Any, None]:
         """Compare the revision with the stored one, on a Cluster; raises ``NewerRevision``.
 
         A failure costs no decision: the server of the revision's key need not be the one that decides.
@@ -351,17 +336,16 @@ class Limiter:
         unread, self._revision_unread = self._revision_unread, False
         try:
             # Not a peek, which would publish nothing where there is no revision.
-            request = LimitRequest(mode="check", buckets=(), cost=0, revision=revision, share=REVISION_SHARE)
+            request = LimitRequest(mode="check", buckets=(), cost=0, revision=revision)
             yield from self.backend.ask(request)
-            self._compared_at = time.monotonic()
         except StoreError as error:
             self._revision_unread = True
             if not unread:
                 logger.warning("edits of policies take effect late, as their revision cannot be read: %s", error)
 
-    def _revision_is_due(self) -> bool:
-        # On a Cluster nobody asks again while one request does, nor right after that failed.
-        return time.monotonic() - max(self._compared_at, self._asked_at) >= self._revision_max_age
+    def _revision_is_due(self, request: LimitRequest) -> bool:
+        # Nobody asks again while one request does, nor right after that failed.
+        return request.revision is not None and time.monotonic() - self._asked_at >= _CLUSTER_REVISION_SECONDS
 
     def _reset_steps(self, buckets: Iterable[Bucket]) -> Generator[Command, Any, int]:
         buckets = tuple(buckets)

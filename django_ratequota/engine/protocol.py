@@ -20,7 +20,7 @@ from .calendar_windows import calendar_window
 from .decision import CHARGING, Decision, LimitRequest, Slot, Steps, charge_each
 from .keys import bucket_key, revision_key, window_key
 from .scripts import DECIDE, PUBLISH, RAISE, RENEW
-from .slots import HeldSlot, Holder, new_slot
+from .slots import HeldSlot
 from .types import Bucket, BucketStatus
 
 NO_REVISION = -1
@@ -71,12 +71,10 @@ class ScriptBackend:
         # The windows of a refund are those of its charge, whatever the time.
         clock, at_us = self._clock, charged.at_us if charged else self.now_us
         known = NO_REVISION if request.revision is None else min(request.revision, MAX_US)
-        since_us, restore, slot = charged.at_us if charged else request.wait_us, request.restore, request.slot
-        if prepared.is_concurrent and slot is None and mode == "check":
-            slot = new_slot()
+        since_us, restore = charged.at_us if charged else request.wait_us, request.restore
         for _ in range(3):
             header = (mode, clock() if clock else 0, known, since_us)
-            asked = header, units, levels_us, restore is not None, request.share, slot
+            asked = header, units, levels_us, restore is not None, request.slot
             command, windows_us = prepared.command(asked, at_us)
             numbers = read_reply((yield command), len(buckets))
             outcome, allowed, now_us, stored = numbers[:4]
@@ -88,7 +86,7 @@ class ScriptBackend:
                 # Those of all other decisions follow from their statuses and cost, when they are needed.
                 listed = charging and (request.costs or mode == "charge" or not request.cost)
                 cost = request.cost if charging else 0
-                decision = Decision(
+                return Decision(
                     allowed=allowed == 1,
                     statuses=statuses,
                     at_us=now_us,
@@ -97,9 +95,6 @@ class ScriptBackend:
                     cost=cost,
                     _charges=charge_each(statuses, cost, now_us, costs=units) if listed else None,
                 )
-                if slot is not request.slot:
-                    decision.holder = Holder.of(decision, slot)
-                return decision
             if outcome == NEWER:
                 instead_of = request.revision if stored < known else None
                 raise NewerRevision(stored, instead_of=instead_of)
@@ -167,8 +162,8 @@ class ScriptBackend:
 
 #: What a command is built for: the script's first arguments (mode, clock in µs, the caller's revision, a time in µs),
 #: the cost of each bucket, how long after its charge each was full again (µs; empty = not known), whether no durable
-#: count may be missing, the share of the decision's time, and the slot of its concurrent buckets.
-Asked = tuple[tuple[object, ...], tuple[int, ...], tuple[int, ...], bool, float, Slot | None]
+#: count may be missing, and the slot of its concurrent buckets.
+Asked = tuple[tuple[object, ...], tuple[int, ...], tuple[int, ...], bool, Slot | None]
 
 
 class _Sent(NamedTuple):
@@ -194,15 +189,13 @@ class CheckCommand:
         self._buckets = buckets
         self._calendars = [bucket.rate.calendar for bucket in buckets]
         self._concurrent = [at for at, bucket in enumerate(buckets) if bucket.rate.concurrent]
-        #: Whether a check of them takes a slot.
-        self.is_concurrent = bool(self._concurrent)
-        self._last = _Sent(((), (), (), False, 1.0, None), 0, 0, ScriptCall(DECIDE, (), ()), [])
+        self._last = _Sent(((), (), (), False, None), 0, 0, ScriptCall(DECIDE, (), ()), [])
 
     def command(self, made_for: Asked, now_us: int) -> tuple[ScriptCall, list[int]]:
         """Return the command, and the length of each bucket's window (µs)."""
         last = self._last
         if last.made_for != made_for or not last.since_us <= now_us < last.until_us:
-            header, units, levels_us, complete, share, slot = made_for
+            header, units, levels_us, complete, slot = made_for
             since_us, until_us, args, windows_us = self._arguments(now_us)
             args[_STRIDE - 2 :: _STRIDE] = units
             durable, levels = 2 if complete else 1, levels_us or (0,) * len(units)
@@ -216,7 +209,7 @@ class CheckCommand:
             keys = self.keys_at(now_us)
             if header[2] != NO_REVISION:
                 keys = [self._revision_key, *keys]
-            command = ScriptCall(DECIDE, keys, (*header, *args), share=share)
+            command = ScriptCall(DECIDE, keys, (*header, *args))
             last = self._last = _Sent(made_for, since_us, until_us, command, windows_us)
         return last.command, last.windows_us
 

@@ -20,11 +20,9 @@ def _compose(*names: str, flags: str = "") -> Script:
     ``flags`` are appended to the first file's ``#!lua`` line.
     """
     source: list[str] = []
-    files: list[tuple[str, int]] = []
     folder = Path(__file__).parent.parent / "lua"
     for name in names:
         body = (folder / f"{name}.lua").read_text().rstrip().splitlines()
-        files.append((f"{name}.lua", len(body)))
         if name in _BRANCHES:
             body[0] = (
                 "local function algorithm(name) " * (name == _BRANCHES[0]) + f"if name == '{name}' then {body[0]}"
@@ -33,7 +31,7 @@ def _compose(*names: str, flags: str = "") -> Script:
         source += body
     source[0] += flags
     text = "\n".join(source) + "\n"
-    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), tuple(files))
+    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
 #: Decides about any number of buckets: check, peek, charge, refund, acquire.

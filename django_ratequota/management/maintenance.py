@@ -202,7 +202,7 @@ def _policies() -> Iterator[str]:
 
 def _ledger() -> Iterator[str]:
     rows = QuotaWindow.objects.count()
-    yield f"ledger       {rows} rows{': many, see manage.py check --database default' if rows > MANY_ROWS else ''}"
+    yield f"ledger       {rows} rows{': many, lower KEEP_QUOTA_MONTHS' if rows > MANY_ROWS else ''}"
 
 
 #: Words for the values of ``state_of``. A process without a decision since the revision used no older one.

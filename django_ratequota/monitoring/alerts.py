@@ -23,6 +23,7 @@ from ..engine.keys import statistics_key
 from ..engine.types import BucketStatus
 from ..exceptions import StoreError
 from ..runtime import default_limiter
+from ..store.base import Call
 from ..utils.bounded_cache import BoundedCache
 from ..utils.locks import ForkSafeLock
 from ..utils.problems import note_problem
@@ -169,7 +170,7 @@ def _claim(crossing: Crossing) -> bool:
         limiter = default_limiter()
         key = statistics_key(limiter.prefix, f"alert:{digest(*crossing.name)}")
         milliseconds = max(1, crossing.sent_for_us // 1000)
-        return bool(limiter.store.call().do(("SET", key, 1, "NX", "PX", milliseconds)))
+        return bool(Call(limiter.store).do(("SET", key, 1, "NX", "PX", milliseconds)))
     except StoreError:
         return True
 

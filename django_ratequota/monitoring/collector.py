@@ -25,6 +25,7 @@ from ..engine.scripts import COLLECT
 from ..exceptions import StoreError
 from ..policies.resolver import EvaluationContext, Resolution
 from ..runtime import default_limiter
+from ..store.base import Call
 from ..store.commands import ScriptCall
 from ..utils.locks import ForkSafeLock
 from .packing import HOUR, KEPT_SECONDS, MINUTES, OUTCOMES, QUARTERS, Records, pack_attempts, pack_counts
@@ -151,7 +152,7 @@ class Collector:
         args += [MAX_FIELDS, MAX_CALLERS, MAX_USAGE_BYTES, MAX_KEPT_REFUSALS]
         args += [_MINUTES_TTL, _TTL, start - KEPT_SECONDS, MAX_KEPT_WOULD_BE]
         command = ScriptCall(COLLECT, [statistics_key(limiter.prefix, name) for name in names], args)
-        return int(limiter.store.call().do(command))
+        return int(Call(limiter.store).do(command))
 
     def _level_for(self, hour: int) -> int:
         """Return the sampling level for an hour's attempts: as Redis returned it, else one below the last hour's."""

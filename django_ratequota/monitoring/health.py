@@ -22,7 +22,7 @@ from ..engine.scripts import REPORT
 from ..exceptions import ANSWERS, StoreError
 from ..policies.cache import policies
 from ..runtime import default_limiter
-from ..store.base import reading
+from ..store.base import Call, reading
 from ..store.commands import ScriptCall
 from ..utils.histogram import BOUNDS, merged
 from ..utils.locks import ForkSafeLock
@@ -122,7 +122,7 @@ def report() -> int:
     limiter, mine = default_limiter(), health()
     keys = [workers_key(limiter.prefix, name) for name in ("", mine.process)]
     args = (mine.process, json.dumps(asdict(mine)), REPORT_TTL)
-    processes = limiter.store.call().do(ScriptCall(REPORT, keys, args))
+    processes = Call(limiter.store).do(ScriptCall(REPORT, keys, args))
     _has_reported = True
     return int(processes)
 

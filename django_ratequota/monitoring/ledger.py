@@ -1,6 +1,6 @@
 """The ledger: what calendar windows have charged and refunded, added to the database each second.
 
-A request appends one entry and waits for nothing. A thread adds the entries up, adds the sums to their rows, and
+A request appends its entries and waits for nothing. A thread adds the entries up, adds the sums to their rows, and
 raises the counters in Redis to the rows, in case Redis lost some or missed a refund. Sums and totals only grow, so
 nothing depends on the order in which processes write, and each step may be repeated but the addition, which
 ``ledger_rows`` carries out exactly once. What a killed process had not written is missing, both ways.
@@ -27,7 +27,7 @@ from ..engine.decision import Decision, LimitRequest, charges_of
 from ..engine.keys import counter_name
 from ..engine.limiter import Limiter
 from ..engine.protocol import Raised
-from ..engine.types import Bucket, BucketStatus
+from ..engine.types import Bucket
 from ..exceptions import StoreError
 from ..runtime import default_limiter
 from ..utils.locks import ForkSafeLock
@@ -57,22 +57,12 @@ class Entry(NamedTuple):
     refunded_us: int = 0
 
 
-class Checked(NamedTuple):
-    """An admitted check: its buckets that had room were charged."""
-
-    statuses: tuple[BucketStatus, ...]
-    #: Units, and those of each bucket, where they differ.
-    cost: int
-    costs: tuple[int, ...]
-    at_us: int
-
-
 class Ledger:
     """The entries of this process that are not in the database yet."""
 
     def __init__(self) -> None:
         #: Appended to by requests, without a lock.
-        self.entries: deque[Entry | Checked] = deque()
+        self.entries: deque[Entry] = deque()
         #: Their sums, the oldest first, but for those of the batch.
         self._sums: Sums = {}
         #: Sums that are being added: the same ones until it is known that they are.
@@ -141,15 +131,7 @@ class Ledger:
         """Replace the entries by their sums."""
         with self._lock:
             for _ in range(len(self.entries)):
-                noted = self.entries.popleft()
-                if isinstance(noted, Entry):
-                    self._add(*noted, zone)
-                    continue
-                statuses, cost, costs, at_us = noted
-                for at, status in enumerate(statuses):
-                    if status.bucket.durable and status.allowed:
-                        units = costs[at] if costs else status.bucket.rate.units(cost)
-                        self._add(status.bucket, units, at_us, 0, zone)
+                self._add(*self.entries.popleft(), zone)
             while len(self._sums) > _MOST:
                 self._sums.pop(next(iter(self._sums)))
                 text = f"the database does not answer: of more than {_MOST} counters, the oldest are lost"
@@ -202,7 +184,7 @@ def is_kept(limiter: Limiter) -> bool:
     return bool(settings.checkpoint_seconds) and not limiter.store.absent and not test_run
 
 
-def note(entries: Iterable[Entry | Checked]) -> None:
+def note(entries: Iterable[Entry]) -> None:
     """Note what was charged to durable buckets, or refunded."""
     ledger.entries.extend(entries)
     if len(ledger.entries) > _MANY:
@@ -211,8 +193,9 @@ def note(entries: Iterable[Entry | Checked]) -> None:
 
 
 def note_check(decision: Decision, request: LimitRequest) -> None:
-    """Note what an admitted check has charged, in one step of a request's way."""
-    note((Checked(decision.statuses, request.cost, request.costs, decision.at_us),))
+    """Note what an admitted check has charged: as ``note_charges``, in fewer calls."""
+    each = zip(decision.statuses, request.units(), strict=True)
+    note([Entry(s.bucket, units, decision.at_us) for s, units in each if s.allowed and s.bucket.durable])
 
 
 def note_charges(decision: Decision) -> None:

@@ -24,7 +24,7 @@ KEEP_DAYS = 35
 #: Days after which a process that has added nothing to the ledger is forgotten.
 _WRITER_DAYS = 35
 _BATCH = 500
-#: Rows of the ledger above which ``status`` and a check warn.
+#: Rows of the ledger above which ``status`` warns.
 MANY_ROWS = 10**6
 
 

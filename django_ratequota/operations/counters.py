@@ -23,6 +23,7 @@ from ..monitoring import ledger, restoring
 from ..policies.limit_names import limit_name
 from ..policies.requests.caller import UNKNOWN, failed_kind
 from ..runtime import default_limiter
+from ..store.base import Call
 
 
 def peek(buckets: Iterable[Bucket]) -> dict[Bucket, BucketStatus]:
@@ -34,7 +35,7 @@ def peek(buckets: Iterable[Bucket]) -> dict[Bucket, BucketStatus]:
     if getattr(limiter, "unlimited", False):
         raise StoreError("disabled", limiter.store.absent)
     parts = in_batches(tuple(buckets), MAX_BUCKETS)
-    decisions = (restoring.peek(limiter, limiter.store.call(), tuple(part)) for part in parts)
+    decisions = (restoring.peek(limiter, Call(limiter.store), tuple(part)) for part in parts)
     return {status.bucket: status for decision in decisions for status in decision.statuses}
 
 

@@ -1,6 +1,6 @@
 """Redis as a place to send commands: each returns its reply or raises ``StoreError``, within the decision's deadline.
 
-Logic that talks to Redis yields command tuples (see ``utils.sansio``). ``Store.call()`` carries out those of one
+Logic that talks to Redis yields command tuples (see ``utils.sansio``). A ``Call`` carries out those of one
 decision, under one deadline and behind the circuit breaker. The store chooses the server: the only one, in
 ``server``; the master that a Sentinel names, or the owner of a Cluster's slot, in ``sentinel`` and ``cluster``.
 
@@ -44,8 +44,6 @@ _RECENT = 0.5
 class ServerActivity:
     """What this process knows of one server, in monotonic seconds; 0 = never."""
 
-    __slots__ = ("connect_began_at", "connected_at", "replied_at", "sent_at", "stale_since", "surplus_at")
-
     def __init__(self) -> None:
         #: When the last reply to a command was read, and when that command had been sent.
         self.replied_at = self.sent_at = 0.0
@@ -83,19 +81,6 @@ class Budget:
     callback stalled the event loop. So a wait is divided into slices. A slice that the operating system timed as
     silent counts whole. A wait that ended early counts as one slice at most, however late this process noticed.
     """
-
-    __slots__ = (
-        "_excused",
-        "_in_queue",
-        "_queued",
-        "begun_at",
-        "left",
-        "left_at_begin",
-        "left_at_send",
-        "queued_for",
-        "slice",
-        "total",
-    )
 
     def __init__(self, seconds: float) -> None:
         self.left = self.total = self.left_at_begin = seconds
@@ -233,13 +218,6 @@ class Store(ABC):
     def close(self) -> None:
         """Close all idle connections of this process's threads; the next command reconnects."""
 
-    def call(self, *, always: bool = False) -> Call:
-        """Return a call for the commands of one decision.
-
-        It raises ``StoreLeftAlone`` while the breaker is open, but for one that is made with ``always``.
-        """
-        return Call(self, always=always)
-
     def execute(self, command: Command) -> Any:
         """Send one command for an operator or a check, even while the breaker is open; raises ``StoreError``."""
         return Call(self, always=True).do(command)
@@ -287,11 +265,12 @@ class AbsentStore(Store):
 
 
 class Call:
-    """The commands of one decision; together they wait for the server for the store's timeout at most."""
+    """The commands of one decision; together they wait for the server for the store's timeout at most.
 
-    __slots__ = ("_budget", "_store", "always")
+    It raises ``StoreLeftAlone`` while the breaker is open, unless it is made with ``always``.
+    """
 
-    def __init__(self, store: Store, *, always: bool) -> None:
+    def __init__(self, store: Store, *, always: bool = False) -> None:
         self._store = store
         #: Whether it passes an open breaker.
         self.always = always
@@ -365,7 +344,7 @@ class Call:
 
     def _failed(self, step: Send, budget: Budget, error: Exception) -> StoreError:
         """Return the ``StoreError`` for the error of a step, counted by its breaker."""
-        failure: StoreError = step.server.failure(error, step.command)
+        failure: StoreError = step.server.failure(error)
         if failure.reason == "timeout" and not self._is_fault(step.server.activity, budget):
             failure = OutOfTime(self._store.timeout)
         if step.breaker is not None:

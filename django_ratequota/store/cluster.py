@@ -17,13 +17,15 @@ from ..exceptions import StoreError
 from ..utils.locks import ForkSafeLock
 from .base import Pause, Send, Steps, Store
 from .breaker import Breaker
-from .commands import Command, ScriptCall
+from .commands import Command
 from .server import Server
 
 Address = tuple[str, int]
 
 #: Commands, besides scripts, whose first argument is a key.
 _KEYED = frozenset({"DEL", "HDEL", "HGETALL", "HMGET", "LRANGE", "LSET", "MGET", "SET", "ZRANGE", "ZREM"})
+#: The part of a decision's remaining time that one command may take: a master that hangs leaves the others some.
+SHARE = 0.8
 #: Seconds between two reads of the slots' owners, while these are out of date.
 _RELOAD_SECONDS = 0.25
 #: Seconds to wait while a subject's keys are moving from one master to another.
@@ -72,10 +74,10 @@ class ClusterStore(Store):
             yield from self._load_slots()
         slot = _slot(command)
         node, asking = self._owner(slot), False
-        redirections, share = 0, command.share if isinstance(command, ScriptCall) else 1.0
+        redirections = 0
         while True:
             try:
-                return (yield Send(node, command, share, asking, node.breaker))
+                return (yield Send(node, command, SHARE, asking, node.breaker))
             except StoreError as error:
                 if not error.answered:
                     self._stale = True

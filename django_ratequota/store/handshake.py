@@ -113,7 +113,8 @@ class Handshake:
         if isinstance(self._model, redis.SSLConnection):
             connection.ssl_context.context = self._context
         try:
-            credentials = await _acredentials(self._provider)
+            # Blocking, in a thread: this package's own threads need that method of the provider anyway.
+            credentials = self._provider and await asyncio.to_thread(_credentials, self._provider)
             async with asyncio.timeout(CONNECT_SECONDS):
                 await adrive(self._login(connection, credentials), acall)
         except BaseException as error:
@@ -201,17 +202,6 @@ def _credentials(provider: Any) -> tuple[str, ...] | None:
     """Return the provider's credentials; any error that it raises becomes a ``ConnectionError``."""
     try:
         return provider and provider.get_credentials()  # type: ignore[no-any-return]
-    except Exception as error:
-        raise redis.ConnectionError(f"no credentials: {error}") from error
-
-
-async def _acredentials(provider: Any) -> tuple[str, ...] | None:
-    """``_credentials``, awaited; in a thread where the provider has no async method."""
-    method = getattr(type(provider), "get_credentials_async", None)
-    if method is None or method is redis.CredentialProvider.get_credentials_async:
-        return provider and await asyncio.to_thread(_credentials, provider)  # type: ignore[no-any-return]
-    try:
-        return await provider.get_credentials_async()  # type: ignore[no-any-return]
     except Exception as error:
         raise redis.ConnectionError(f"no credentials: {error}") from error
 

@@ -157,8 +157,6 @@ class BudgetTimeout:
     that is there. Hence no block waits longer than twice the budget, a stalled loop and the queue aside.
     """
 
-    __slots__ = ("_begun", "_budget", "_loop", "_timeout", "_wake")
-
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
 

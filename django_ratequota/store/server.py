@@ -14,7 +14,7 @@ from ..exceptions import StoreError
 from ..utils.locks import ForkSafeLock
 from .base import Send, ServerActivity, Steps, Store
 from .breaker import Breaker
-from .commands import Command, ScriptCall
+from .commands import Command
 from .connections import Connections
 from .handshake import Handshake
 from .loop_connections import LoopConnections
@@ -105,12 +105,12 @@ class Server:
             if loop.is_closed() or at < len(idle) - _MAX_IDLE_LOOPS:
                 del self._loops[loop]
 
-    def failure(self, error: Exception, command: Command) -> StoreError:
+    def failure(self, error: Exception) -> StoreError:
         """Return the ``StoreError`` for whatever sending the command raised."""
         if isinstance(error, redis.exceptions.ReadOnlyError):
             # A demoted master keeps its connections open; new ones may lead to the new master.
             self.close()
-        return _store_error(error, command)
+        return StoreError(_reason(error), f"{type(error).__name__}: {error}")
 
     def close(self) -> None:
         """Reuse no connection that is open now; the threads' idle ones are closed at once."""
@@ -151,26 +151,19 @@ class ServerStore(Store):
         self.server.close()
 
 
-def _store_error(error: Exception, command: Command) -> StoreError:
-    """Return the ``StoreError`` for an error of redis-py; its class or the server's prefix is the reason.
-
-    The message of an error in a script names the Lua file and line.
-    """
-    message = f"{type(error).__name__}: {error}"
-    if isinstance(command, ScriptCall):
-        message = command.script.locate(message)
+def _reason(error: Exception) -> str:
+    """Return the reason of the ``StoreError`` for an error of redis-py: by its class, or by the server's prefix."""
+    text = str(error)
     if isinstance(error, redis.exceptions.TimeoutError | TimeoutError):
-        return StoreError("timeout", message)
+        return "timeout"
     for kind, reason in _REASONS.items():
         if isinstance(error, kind):
-            return StoreError(reason, message)
-    if str(error).startswith(_DENIED_IN_SCRIPT):
-        return StoreError("noperm", message)
-    if str(error).startswith(_UNAUTHENTICATED):
-        return StoreError("noauth", message)
-    prefix = str(error).partition(" ")[0]
+            return reason
+    if text.startswith(_DENIED_IN_SCRIPT):
+        return "noperm"
+    if text.startswith(_UNAUTHENTICATED):
+        return "noauth"
+    prefix = text.partition(" ")[0]
     if prefix in _PREFIXES:
-        return StoreError(prefix.lower(), message)
-    if isinstance(error, redis.exceptions.ConnectionError | OSError):
-        return StoreError("connection", message)
-    return StoreError("response", message)
+        return prefix.lower()
+    return "connection" if isinstance(error, redis.exceptions.ConnectionError | OSError) else "response"

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar
 from copy import copy
+from functools import wraps
 from typing import Any
 
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+
 from ..conf import settings
-from ..engine import limiter
 from ..engine.decision import Decision, LimitRequest, Steps
 from ..engine.keys import revision_key
 from ..engine.limiter import Limiter
@@ -121,8 +124,6 @@ class SceneLimiter(Limiter):
         self._buckets: dict[object, Bucket] = {}
         # Whether Redis may hold one of its keys.
         self._used = False
-        if fixed:  # nothing can be published, so requests without limits need no Redis
-            self._revision_max_age = float("inf")
 
     def publish(self) -> int:
         """Publish outside of the scene too: a commit in a test is a commit."""
@@ -132,9 +133,11 @@ class SceneLimiter(Limiter):
 
     def steps(self, request: LimitRequest) -> Steps:
         """Return the steps of a verb, noting its buckets."""
+        if self._fixed and not request.buckets:  # nothing can be published, so it needs no Redis
+            return Decision(allowed=True, revision=request.revision or 0, settler=request.settler)
         self._buckets |= {bucket.counter: bucket for bucket in request.buckets}
-        self._used = self._used or bool(request.buckets) or not self._fixed
-        return super().steps(request)
+        self._used = True
+        return (yield from super().steps(request))
 
     def forget_keys(self) -> None:
         """Delete its keys; if Redis fails, they expire by themselves, as do windows that the clock has left."""
@@ -182,12 +185,21 @@ def _install() -> None:
     for name in ("limiter", "local_limiter", "observe", "policies", "record"):
         if not isinstance(getattr(process, name), _PerScene):
             setattr(process, name, _PerScene(name))
-    limiter.acting = _acting
+    for name in ("decide", "adecide", "reset", "areset", "slots"):
+        verb = getattr(Limiter, name)
+        if not hasattr(verb, "__wrapped__"):
+            setattr(Limiter, name, _by_scene(verb))
 
 
-def _acting(own: Limiter) -> Limiter:
-    scene = current_scene()
-    return own if scene is None else scene.acting(own)
+def _by_scene(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the verb of a limiter, which the scene's carries out where the settings made it."""
+
+    @wraps(verb)
+    def act(own: Limiter, *args: Any) -> Any:
+        scene = current_scene() if own.by_settings else None
+        return verb(own if scene is None else scene.acting(own), *args)
+
+    return markcoroutinefunction(act) if iscoroutinefunction(verb) else act
 
 
 def _make_options() -> dict[str, Any]:

@@ -13,32 +13,14 @@ from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 from django.db import IntegrityError, connection
 from django.db.migrations.recorder import MigrationRecorder
-from django.utils import timezone
 
 from django_ratequota.changes.validators import unsupported_constraints
-from django_ratequota.checks.database import (
-    check_assigned_kinds,
-    check_collations,
-    check_ledger,
-    check_migrated,
-)
+from django_ratequota.checks.database import check_assigned_kinds, check_collations, check_migrated
 from django_ratequota.models import Plan, PlanAssignment, RatePolicy
 from django_ratequota.models.fields import exact_collation
-from django_ratequota.monitoring import rollup
 from tests.checks import ids
-from tests.support.windows import counted
 
 DATABASES = ["default"]
-
-
-@pytest.mark.django_db
-def test_a_ledger_of_too_many_rows_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollup, "MANY_ROWS", 1)
-    for number, expected in enumerate(([], ["W026"])):
-        counted(subject=f"user:{number}", starts_at=timezone.now(), ends_at=timezone.now(), used=1, limit=2)
-        found = check_ledger(databases=DATABASES)
-        assert ids(found) == expected
-    assert found[0].msg == "The ledger has 2 rows, one for each counter and period that is kept in the database."
 
 
 @pytest.mark.django_db(transaction=True)

@@ -18,6 +18,8 @@ from django_ratequota.engine.protocol import ScriptBackend
 from django_ratequota.engine.rates import ALGORITHMS
 from django_ratequota.exceptions import OutOfTime, StoreError
 from django_ratequota.replay import replay
+from django_ratequota.store.base import Call
+from django_ratequota.store.cluster import SHARE
 from django_ratequota.utils.sansio import drive
 from tests.conftest import Clock
 from tests.support.threads import on_threads
@@ -144,7 +146,7 @@ def test_a_cluster_counts_requests_once_and_gives_them_back(limiter: Limiter, cl
         buckets = (*BOTH, everyone)
         backend = ScriptBackend(limiter.store, "rqtest", UTC, clock)
         steps = decide_per_subject(backend.ask, LimitRequest(mode="check", buckets=buckets, cost=cost))
-        return drive(steps, limiter.store.call().do)
+        return drive(steps, Call(limiter.store).do)
 
     assert remaining(check(0, shared)) == [1000, 9, 9]
     assert remaining(check(30, shared)) == [970, 8, 8]
@@ -163,7 +165,7 @@ def test_a_hung_server_leaves_time_to_refund_on_the_others(limiter: Limiter, han
         if left[0] < 0.001:
             raise OutOfTime(1.0)
         if part.buckets[0].subject in hanging and (part.mode == "refund" or part.buckets[0].subject == "everyone"):
-            left[0] -= left[0] * part.share
+            left[0] -= left[0] * SHARE
             raise StoreError("timeout", "no reply")
         left[0] -= 0.001
         return backend.ask(part)

@@ -25,6 +25,7 @@ from django_ratequota.monitoring.collector import collector
 from django_ratequota.monitoring.sending import sending
 from django_ratequota.monitoring.timeline import timeline
 from django_ratequota.signals import request_refused
+from django_ratequota.store.base import Call
 from django_ratequota.utils.sansio import drive
 from tests.conftest import Clock
 from tests.project.views import request_from
@@ -222,7 +223,7 @@ def test_charges_of_a_bucket_with_room_do_not_end_the_refusal(cached: Limiter, a
 
 def steps_of(limiter: Limiter, revision: int | None, buckets: list[Bucket] = MINUTE) -> Decision:
     request = LimitRequest(mode="check", buckets=tuple(buckets), revision=revision)
-    return drive(limiter.steps(request), limiter.store.call().do)
+    return drive(limiter.steps(request), Call(limiter.store).do)
 
 
 def test_a_refusal_belongs_to_its_revision(cached: Limiter, asked: Callable[[], int]) -> None:

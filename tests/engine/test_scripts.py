@@ -1,13 +1,11 @@
-"""The scripts: invalid arguments, the file and line of errors, and the protocol of revisions."""
+"""The scripts: invalid arguments, errors, and the protocol of revisions."""
 
 from __future__ import annotations
 
 import hashlib
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.resources import files
 from typing import Any
 
 import pytest
@@ -17,7 +15,7 @@ from django_ratequota import Bucket, Decision, Limiter, Rate
 from django_ratequota.engine.decision import LimitRequest, Mode
 from django_ratequota.engine.keys import bucket_key, revision_key
 from django_ratequota.engine.rates import ALGORITHMS
-from django_ratequota.engine.scripts import DECIDE, PUBLISH
+from django_ratequota.engine.scripts import DECIDE
 from django_ratequota.exceptions import NewerRevision, StoreError
 from django_ratequota.store.commands import Script, ScriptCall
 from django_ratequota.utils.sansio import drive
@@ -47,31 +45,6 @@ def broken_script() -> Script:
     """The script with an error in ``sliding_window_log``."""
     source = DECIDE.source.replace("redis.pcall('LLEN', key)", "redis.call('LLEN')")
     return replace(DECIDE, source=source, sha=hashlib.sha1(source.encode()).hexdigest())
-
-
-def file_line(name: str, number: int) -> str:
-    return (files("django_ratequota") / "lua" / name).read_text().splitlines()[number - 1]
-
-
-# --- Composition. ---
-
-
-@pytest.mark.parametrize("script", [DECIDE, PUBLISH], ids=["decide", "publish"])
-def test_every_line_knows_the_file_it_comes_from(script: Script) -> None:
-    lines = script.source.splitlines()
-    assert script.sha == hashlib.sha1(script.source.encode()).hexdigest()
-    assert lines[0] == "#!lua"
-    assert len(lines) == len(script.lines)
-    for line, (name, number) in zip(lines, script.lines, strict=True):
-        assert file_line(name, number) in line or line == "end)()"
-
-
-def test_a_line_is_located_by_file_and_unknown_lines_are_left_alone() -> None:
-    last = len(DECIDE.lines)
-    assert DECIDE.locate(f"boom user_script:{last}: x") == f"boom driver.lua:{DECIDE.lines[-1][1]}: x"
-    assert DECIDE.locate("user_script:1") == "prelude.lua:1"
-    for line in ("user_script:0", f"user_script:{last + 1}", "no line at all"):
-        assert DECIDE.locate(line) == line
 
 
 # --- Arguments. ---
@@ -156,16 +129,11 @@ def test_the_ttl_follows_the_time_until_the_bucket_is_full(redis_client: redis.R
 # --- Errors. ---
 
 
-def test_an_error_in_an_algorithm_names_its_file_and_writes_nothing(
-    redis_client: redis.Redis, limiter: Limiter
-) -> None:
+def test_an_error_in_an_algorithm_writes_nothing(redis_client: redis.Redis, limiter: Limiter) -> None:
     log = ("sliding_window_log", *MINUTE_ARGS[1:])
     with pytest.raises(StoreError) as caught:
         run(limiter, broken_script(), ["rqtest:1", "rqtest:2"], (*GOOD, *log))
-    [(name, number)] = set(re.findall(r"([a-z_]+\.lua):(\d+)", str(caught.value)))
     assert caught.value.reason == "response"
-    assert name == "sliding_window_log.lua"
-    assert "LLEN" in file_line(name, int(number))
     assert redis_client.keys("rqtest:*") == []
 
 

@@ -165,20 +165,10 @@ class Provider(redis.CredentialProvider):
         return "default", "secret"
 
 
-class AsyncProvider(Provider):
-    async def get_credentials_async(self) -> tuple[str, str]:
-        self.asked += 1
-        await asyncio.sleep(self._seconds)  # as above
-        return "default", "secret"
-
-
-@pytest.mark.parametrize("kind", thorough_after(1, [Provider, AsyncProvider]))
-def test_slow_credentials_break_no_deadline_and_arrive(
-    node: Node, limiters: Make, ask: Ask, kind: type[Provider]
-) -> None:
+def test_slow_credentials_break_no_deadline_and_arrive(node: Node, limiters: Make, ask: Ask) -> None:
     """Credentials used up the time of each decision, so nothing was ever decided."""
     node.command("CONFIG", "SET", "requirepass", "secret")
-    provider = kind(seconds=1.0)
+    provider = Provider(seconds=1.0)
     limiter = limiters(node, timeout=0.1, credential_provider=provider)
     begun = time.monotonic()
     assert failure(ask, limiter, [ENDLESS]) == "timeout"

@@ -173,7 +173,7 @@ def test_an_error_of_the_script_is_logged_and_shown(
     assert [check_request(request_from()).error for _ in range(5)] == ["response"] * 5
     mine = health.health()
     [message] = mine.errors.values()
-    assert "sliding_window_log.lua:" in message
+    assert "user_script:" in message
     [record] = caplog.records
     assert message in record.getMessage()
     report()

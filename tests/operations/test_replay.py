@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from django_ratequota import Bucket, Limiter, Rate
 from django_ratequota.engine.rates import ALGORITHMS, BURST_ALGORITHMS
-from django_ratequota.engine.scripts import DECIDE, REPLAY
+from django_ratequota.engine.scripts import REPLAY
 from django_ratequota.exceptions import StoreError
 from django_ratequota.operations.replay import SLICE, Attempt, replay, replay_each
 from django_ratequota.store.commands import ScriptCall
@@ -143,10 +143,8 @@ def test_a_replay_reads_and_writes_no_key(redis_client: redis.Redis, limiter: Li
     assert redis_client.dbsize() == keys
 
 
-def test_replay_and_checks_share_the_files_of_the_algorithms() -> None:
-    files = [{place for place in script.lines if place[0][:-4] in ALGORITHMS} for script in (DECIDE, REPLAY)]
-    assert files[0] == files[1]
-    assert REPLAY.source.startswith("#!lua flags=no-writes\n"), "the server itself refuses a write"
+def test_the_server_itself_refuses_a_write_by_a_replay() -> None:
+    assert REPLAY.source.startswith("#!lua flags=no-writes\n")
 
 
 @pytest.mark.parametrize(
@@ -179,9 +177,8 @@ GOOD: tuple[object, ...] = (pack(">dd", NOON_US, 1), "token_bucket", 5, SECOND, 
 def test_invalid_arguments_are_refused(limiter: Limiter, position: int, value: object, message: str) -> None:
     args = list(GOOD)
     args[position] = value
-    with pytest.raises(StoreError, match=message) as caught:
+    with pytest.raises(StoreError, match=message):
         limiter.store.execute(ScriptCall(REPLAY, (), args))
-    assert "replay.lua:" in str(caught.value)
     assert limiter.store.execute(ScriptCall(REPLAY, (), GOOD))[0] == b"1"
 
 

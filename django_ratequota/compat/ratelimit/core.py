@@ -31,7 +31,7 @@ from ...monitoring.health import note_degraded
 from ...utils.sansio import Twins, acall, adrive, call, drive
 from ..limiters import counted_rate, limiter_of
 from .key_values import get_ip as _get_ip
-from .key_values import may_block, value_of
+from .key_values import value_of
 
 # django-ratelimit's tests import the first two, and other projects may.
 __all__ = ["_get_ip", "_split_rate", "aget_usage", "ais_ratelimited", "get_usage", "is_ratelimited"]
@@ -69,7 +69,7 @@ def get_usage(request: Any, *args: Any, **kwargs: Any) -> Usage | None:
 
 
 async def aget_usage(request: Any, *args: Any, **kwargs: Any) -> Usage | None:
-    """``get_usage``, awaited; ``key`` and ``rate`` run in a thread where they may read session or database."""
+    """``get_usage``, awaited; ``key`` and ``rate`` run in a thread."""
     return await adrive(_usage_steps(request, *args, **kwargs), acall)
 
 
@@ -82,7 +82,8 @@ def _usage_steps(
     method: Any = ALL,
     increment: bool = False,
 ) -> Generator[Twins, Any, Usage | None]:
-    query = yield Twins(_make_query, _amake_query, (request, group, fn, key, rate, method))
+    # In a thread where it is awaited: key and rate may be functions that read the session or the database.
+    query = yield Twins(_make_query, sync_to_async(_make_query), (request, group, fn, key, rate, method))
     if query is None or query.limiter is None:
         return query and _uncounted(query, increment)
     limiter, buckets = query.limiter, (query.bucket,)
@@ -134,12 +135,6 @@ def _make_query(request: Any, group: str | None, fn: Any, key: Any, rate: Any, m
     # A limit out of reach, because attempts beyond the real one count too.
     rate = counted_rate(MAX_UNITS, seconds, "fixed_window")
     return _Query(Bucket(f"ratelimit:{short(json.dumps(named))}", rate), limit, _limiter())
-
-
-async def _amake_query(*arguments: Any) -> _Query | None:
-    _request, _group, _fn, key, rate, _method = arguments
-    in_thread = may_block(key) or callable(rate) or (isinstance(rate, str) and "." in rate)
-    return await sync_to_async(_make_query)(*arguments) if in_thread else _make_query(*arguments)
 
 
 def _limiter() -> Limiter | None:

@@ -77,8 +77,3 @@ def value_of(key: Any, group: str, request: Any) -> str:
     if not isinstance(value, str):
         raise ImproperlyConfigured(f"a key's function must return text, not {type(value).__name__}")
     return value
-
-
-def may_block(key: Any) -> bool:
-    """Whether ``value_of`` may block: it reads the user, or calls a function of the project."""
-    return not isinstance(key, str) or not (key == "ip" or key.partition(":")[0] in _NAMED)
