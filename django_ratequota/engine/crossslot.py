@@ -13,7 +13,7 @@ from typing import Any
 
 from ..exceptions import StoreError
 from .decision import Charged, Charges, Decision, LimitRequest, Slot, Steps, charges_of, take_all
-from .slots import Holder, new_slot, releasing
+from .slots import releasing
 from .types import BucketStatus
 
 #: Returns the steps of one atomic call over the buckets of one subject.
@@ -28,15 +28,11 @@ def decide_per_subject(call: AtomicCall, request: LimitRequest) -> Steps:
 
     The statuses have the buckets' order. A refusal leaves out buckets whose server failed after it.
     """
-    slot = request.slot
-    if slot is None and request.mode == "check" and any(bucket.rate.concurrent for bucket in request.buckets):
-        slot = new_slot()
     decisions: list[Decision] = []
     failure: StoreError | None = None
     subjects = sorted(dict.fromkeys(bucket.subject for bucket in request.buckets), key=_is_shared)
     for subject in subjects:
         own = _part(request, subject) if len(subjects) > 1 else request._replace(revision=None)
-        own = own._replace(slot=slot)
         # After a refusal, the other subjects are read, not charged.
         refused = not all(decision.allowed for decision in decisions)
         try:
@@ -45,13 +41,13 @@ def decide_per_subject(call: AtomicCall, request: LimitRequest) -> Steps:
             if refused:
                 continue  # a server that is down does not undo a refusal
             if request.mode == "check":
-                yield from _give_back(call, decisions, slot)
+                yield from _give_back(call, decisions, request.slot)
             elif request.mode == "refund":
                 failure = error
                 continue
             raise
         if request.mode == "check" and not refused and not decision.allowed:
-            decisions = yield from _give_back(call, decisions, slot)
+            decisions = yield from _give_back(call, decisions, request.slot)
         decisions.append(decision)
     if failure:
         raise failure
@@ -60,7 +56,7 @@ def decide_per_subject(call: AtomicCall, request: LimitRequest) -> Steps:
     # Each subject's server has a clock of its own.
     units = max((decision.cost for decision in decisions), default=0) if allowed else 0
     charges = Charges((charge for decision in decisions for charge in charges_of(decision)), units=units)
-    decision = Decision(
+    return Decision(
         allowed=allowed,
         statuses=tuple(statuses[bucket.counter] for bucket in request.buckets if bucket.counter in statuses),
         at_us=max((decision.at_us for decision in decisions), default=0),
@@ -69,9 +65,6 @@ def decide_per_subject(call: AtomicCall, request: LimitRequest) -> Steps:
         cost=units,
         _charges=charges if allowed else None,
     )
-    if slot is not request.slot:
-        decision.holder = Holder.of(decision, slot)
-    return decision
 
 
 def _part(request: LimitRequest, subject: str) -> LimitRequest:

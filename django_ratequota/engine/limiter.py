@@ -31,7 +31,7 @@ from .keys import check_prefix
 from .memory import Memory, Unlimited
 from .protocol import MAX_US, Raised, ScriptBackend, prepare
 from .rates import MAX_UNITS, show
-from .slots import HeldSlot
+from .slots import HeldSlot, Holder, new_slot
 from .types import Bucket, check_cost
 
 if TYPE_CHECKING:
@@ -285,7 +285,10 @@ class Limiter:
                 if known is not None:
                     return known
             mark = deny_cache.mark()
-        began_at = time.monotonic()
+        began_at, slot = time.monotonic(), None
+        if request.slot is None and request.mode == "check" and any(one.rate.concurrent for one in request.buckets):
+            slot = new_slot()
+            request = request._replace(slot=slot)
         try:
             if self.store.clustered:
                 decision = yield from self._ask_each_server(request)
@@ -307,6 +310,8 @@ class Limiter:
             # Failed or not, as a lost reply does not tell. No refusal for want of a slot is kept.
             if request.mode == "refund" and request.slot is None:
                 deny_cache.freed(request.buckets)
+        if slot is not None:
+            decision.holder = Holder.of(decision, slot)
         self.latency.record(time.monotonic() - began_at)
         if mark is not None:
             deny_cache.learn(request, decision, mark)

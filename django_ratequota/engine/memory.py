@@ -21,7 +21,7 @@ from .calendar_windows import calendar_window
 from .decision import BY_HAND, CHARGING, Charges, Decision, LimitRequest, Slot, Steps, charge_each
 from .protocol import Raised, bucket_keys
 from .rates import BURST_ALGORITHMS, CONCURRENT
-from .slots import MOST_LEASE_US, HeldSlot, Holder, new_slot
+from .slots import MOST_LEASE_US, HeldSlot
 from .types import Bucket, BucketStatus
 
 #: Most counters of a process, and of ``on_error = local``. The least recently used are forgotten, which resets their
@@ -409,8 +409,6 @@ class Memory:
         if request.revision is not None and self.revision > request.revision:
             raise NewerRevision(self.revision)
         costs, slot = request.units(), request.slot
-        if slot is None and mode == "check" and any(bucket.rate.concurrent for bucket in buckets):
-            slot = new_slot()
         with self._lock:
             now = self._clock()
             at_us = request.charged.at_us if request.charged else now
@@ -433,7 +431,7 @@ class Memory:
         found = tuple(statuses)
         charging = allowed and mode in CHARGING
         units = request.cost if charging else 0
-        decision = Decision(
+        return Decision(
             allowed=allowed,
             statuses=found,
             at_us=now,
@@ -443,9 +441,6 @@ class Memory:
             cost=units,
             _charges=charge_each(found, units, now, self._share, costs) if charging else Charges(),
         )
-        if slot is not request.slot:
-            decision.holder = Holder.of(decision, slot)
-        return decision
 
     def reset(self, buckets: Iterable[Bucket]) -> Generator[Any, Any, int]:
         """Forget what was counted; returns how many of the buckets had counted anything."""

@@ -20,7 +20,7 @@ from .calendar_windows import calendar_window
 from .decision import CHARGING, Decision, LimitRequest, Slot, Steps, charge_each
 from .keys import bucket_key, revision_key, window_key
 from .scripts import DECIDE, PUBLISH, RAISE, RENEW
-from .slots import HeldSlot, Holder, new_slot
+from .slots import HeldSlot
 from .types import Bucket, BucketStatus
 
 NO_REVISION = -1
@@ -72,8 +72,6 @@ class ScriptBackend:
         clock, at_us = self._clock, charged.at_us if charged else self.now_us
         known = NO_REVISION if request.revision is None else min(request.revision, MAX_US)
         since_us, restore, slot = charged.at_us if charged else request.wait_us, request.restore, request.slot
-        if prepared.is_concurrent and slot is None and mode == "check":
-            slot = new_slot()
         for _ in range(3):
             header = (mode, clock() if clock else 0, known, since_us)
             asked = header, units, levels_us, restore is not None, request.share, slot
@@ -88,7 +86,7 @@ class ScriptBackend:
                 # Those of all other decisions follow from their statuses and cost, when they are needed.
                 listed = charging and (request.costs or mode == "charge" or not request.cost)
                 cost = request.cost if charging else 0
-                decision = Decision(
+                return Decision(
                     allowed=allowed == 1,
                     statuses=statuses,
                     at_us=now_us,
@@ -97,9 +95,6 @@ class ScriptBackend:
                     cost=cost,
                     _charges=charge_each(statuses, cost, now_us, costs=units) if listed else None,
                 )
-                if slot is not request.slot:
-                    decision.holder = Holder.of(decision, slot)
-                return decision
             if outcome == NEWER:
                 instead_of = request.revision if stored < known else None
                 raise NewerRevision(stored, instead_of=instead_of)
@@ -194,8 +189,6 @@ class CheckCommand:
         self._buckets = buckets
         self._calendars = [bucket.rate.calendar for bucket in buckets]
         self._concurrent = [at for at, bucket in enumerate(buckets) if bucket.rate.concurrent]
-        #: Whether a check of them takes a slot.
-        self.is_concurrent = bool(self._concurrent)
         self._last = _Sent(((), (), (), False, 1.0, None), 0, 0, ScriptCall(DECIDE, (), ()), [])
 
     def command(self, made_for: Asked, now_us: int) -> tuple[ScriptCall, list[int]]:
