@@ -7,6 +7,7 @@ ends.
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 import time
@@ -25,6 +26,30 @@ LEASE_SECONDS = 60.0
 MOST_LEASE_US = 3600 * 10**6
 
 
+#: How many ids a worker has before they begin anew, of 2^53.
+_IDS = 2**32
+
+
+class _Ids:
+    """The ids of this worker's slots, which no other request has: the worker's number, then a count."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Draw the number and the first id, as in a process that just started."""
+        #: This worker's, from 1.
+        self.number = 1 + secrets.randbelow(2**21 - 1)
+        self._count = itertools.count(secrets.randbelow(_IDS))
+
+    def new(self) -> int:
+        """Return the next id."""
+        return self.number * _IDS + next(self._count) % _IDS
+
+
+ids = _Ids()
+
+
 class HeldSlot(NamedTuple):
     """A slot that some request holds."""
 
@@ -32,6 +57,11 @@ class HeldSlot(NamedTuple):
     since_us: int
     #: When its lease ends, unless it is renewed.
     ends_us: int
+
+    @property
+    def worker(self) -> int:
+        """The number of the worker that took it; any number if that is an older version."""
+        return self.id // _IDS
 
 
 class Held(NamedTuple):
@@ -62,7 +92,7 @@ unreleased: deque[Unreleased] = deque(maxlen=10_000)
 
 def new_slot(lease_seconds: float = LEASE_SECONDS) -> Slot:
     """Return a slot with an id that no other request has."""
-    return Slot(secrets.randbits(53) or 1, round(lease_seconds * 10**6))
+    return Slot(ids.new(), round(lease_seconds * 10**6))
 
 
 def releasing(decision: Decision, slot: Slot | None) -> list[LimitRequest]:
@@ -189,6 +219,7 @@ def _forget() -> None:
             holder._held.clear()
     holders.clear()
     unreleased.clear()
+    ids.begin()
 
 
 os.register_at_fork(after_in_child=_forget)
