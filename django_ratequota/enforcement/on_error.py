@@ -10,8 +10,9 @@ from ..conf import settings
 from ..engine.decision import Decision, LimitRequest
 from ..engine.limiter import Limiter
 from ..engine.protocol import MAX_BUCKETS
+from ..engine.slots import Holder
 from ..engine.types import Bucket
-from ..exceptions import InvalidRate, StoreError
+from ..exceptions import InvalidRate, StoreError, StoreLeftAlone
 from ..monitoring import ledger
 from ..monitoring.health import note_degraded
 from ..monitoring.outages import outages
@@ -25,9 +26,12 @@ from .step_runner import Step
 
 
 def decide(
-    limiter: Limiter | StoreError, resolution: Resolution, asked: LimitRequest
+    limiter: Limiter | StoreError, resolution: Resolution, asked: LimitRequest, holder: Holder | None = None
 ) -> Generator[Step, Any, Decision]:
-    """Check in the store, or decide by ``on_error`` where it does not answer. Raises ``NewerRevision``."""
+    """Check in the store, or decide by ``on_error`` where it does not answer. Raises ``NewerRevision``.
+
+    ``holder`` learns of which slots it is not known whether they are taken.
+    """
     if len(asked.buckets) > MAX_BUCKETS:
         asked = _limit_number(asked)
     counts, blocked_by, unreadable = asked.mode != "peek", resolution.blocked_by, resolution.unreadable
@@ -38,7 +42,10 @@ def decide(
         if isinstance(limiter, StoreError):
             raise limiter
         durable = resolution.durable and bool(sent.buckets) and ledger.is_kept(limiter)
-        sent = sent._replace(settler=StoreSettler(limiter), restore=restore if durable else None)
+        settler = StoreSettler(limiter)
+        sent = sent._replace(settler=settler, restore=restore if durable else None)
+        if holder:
+            holder.asks(settler, sent.buckets)
         decision = yield from limiter.steps(sent)
         if durable and counts and decision.allowed:
             if limiter.store.clustered:
@@ -46,6 +53,8 @@ def decide(
             else:
                 ledger.note_check(decision, sent)
     except StoreError as error:
+        if holder and isinstance(error, StoreLeftAlone):
+            holder.spared(sent.settler, sent.buckets)
         if counts:
             note_degraded(error.reason, error)
             if not blocked_by:

@@ -116,7 +116,7 @@ class Holder:
         #: When its leases are due to be renewed (monotonic seconds).
         self.renew_at = time.monotonic() + slot.lease_us / 3e6
         # By settler and counter. Each entry is removed by one caller only, as ``pop`` is atomic.
-        self._held: dict[tuple[Settler, object], Held] = {}
+        self._held: dict[tuple[Settler | None, object], Held] = {}
 
     @classmethod
     def of(cls, decision: Decision, slot: Slot | None) -> Holder | None:
@@ -137,26 +137,34 @@ class Holder:
     def asks(self, settler: Settler, buckets: Iterable[Bucket]) -> None:
         """Note that these buckets are about to be asked for a slot, whose fate is unknown until ``decided``."""
         for bucket in buckets:
+            if not bucket.rate.concurrent:
+                continue
             name = settler, bucket.counter
             self._held[name] = Held(bucket, settler, sure=False, doubtful=name in self._held)
             holders[self.slot.id] = weakref.ref(self)
+
+    def spared(self, settler: Settler | None, buckets: Iterable[Bucket]) -> None:
+        """Note that these buckets have given no slot, as they refused or were not asked after all."""
+        for bucket in buckets:
+            name = settler, bucket.counter
+            if (held := self._held.get(name)) and not held.sure and not held.doubtful:
+                self._held.pop(name, None)
+        if not self._held:
+            holders.pop(self.slot.id, None)
 
     def decided(self, decision: Decision) -> None:
         """Note which slots the decision has taken."""
         settler = decision.settler
         if settler is None:
             return
+        refused = []
         for status in decision.statuses:
             bucket = status.bucket
-            if not bucket.rate.concurrent:
-                continue
-            name = settler, bucket.counter
-            if decision.allowed and status.allowed:
-                self._held[name] = Held(bucket, settler, sure=True)
-            elif (held := self._held.get(name)) and not held.sure and not held.doubtful:
-                del self._held[name]
-        if not self._held:
-            holders.pop(self.slot.id, None)
+            if not (decision.allowed and status.allowed):
+                refused.append(bucket)
+            elif bucket.rate.concurrent:
+                self._held[settler, bucket.counter] = Held(bucket, settler, sure=True)
+        self.spared(settler, refused)
 
     def take(self, kept: frozenset[object] = frozenset()) -> list[tuple[Settler, LimitRequest]]:
         """Return what releases the slots, to be carried out by the caller; those in the ``kept`` counters stay."""
