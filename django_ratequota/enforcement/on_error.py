@@ -10,8 +10,9 @@ from ..conf import settings
 from ..engine.decision import Decision, LimitRequest
 from ..engine.limiter import Limiter
 from ..engine.protocol import MAX_BUCKETS
+from ..engine.slots import Holder
 from ..engine.types import Bucket
-from ..exceptions import InvalidRate, StoreError
+from ..exceptions import InvalidRate, StoreError, StoreLeftAlone
 from ..monitoring import ledger
 from ..monitoring.health import note_degraded
 from ..monitoring.outages import outages
@@ -24,9 +25,12 @@ from .step_runner import Step
 
 
 def decide(
-    limiter: Limiter | StoreError, resolution: Resolution, asked: LimitRequest
+    limiter: Limiter | StoreError, resolution: Resolution, asked: LimitRequest, holder: Holder | None = None
 ) -> Generator[Step, Any, Decision]:
-    """Check in the store, or decide by ``on_error`` where it does not answer. Raises ``NewerRevision``."""
+    """Check in the store, or decide by ``on_error`` where it does not answer. Raises ``NewerRevision``.
+
+    ``holder`` learns of which slots it is not known whether they are taken.
+    """
     if len(asked.buckets) > MAX_BUCKETS:
         asked = _limit_number(asked)
     counts, blocked_by, unreadable = asked.mode != "peek", resolution.blocked_by, resolution.unreadable
@@ -39,6 +43,8 @@ def decide(
         durable = resolution.durable and bool(sent.buckets) and ledger.is_kept(limiter)
         if durable:
             sent = sent._replace(restore=restore)
+        if holder and sent.settler:
+            holder.asks(sent.settler, sent.buckets)
         decision = yield from limiter.steps(sent)
         if durable and counts and decision.allowed:
             if limiter.store.clustered:
@@ -46,6 +52,8 @@ def decide(
             else:
                 ledger.note_check(decision, sent)
     except StoreError as error:
+        if holder and isinstance(error, StoreLeftAlone):
+            holder.spared(sent.settler, sent.buckets)
         if counts:
             note_degraded(error.reason, error)
             if not blocked_by:

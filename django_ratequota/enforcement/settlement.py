@@ -46,7 +46,8 @@ class StoreSettler(NamedTuple):
         try:
             decision = yield from limiter.steps(request._replace(restore=restore if kept else None))
         except StoreError as error:
-            note_degraded(error.reason, error)
+            if request.slot is None:  # a release is repeated, and no decision
+                note_degraded(error.reason, error)
             # The work is done, so it is billed, and a later refund takes it first.
             decision = _unanswered(request, limiter.now_us, error.reason)
         if not kept:

@@ -56,10 +56,7 @@ def ask_for_slots(
     holder: Holder, limiter: Limiter | StoreError, resolution: Resolution, asked: LimitRequest
 ) -> Generator[Step, Any, Decision]:
     """``decide``, for a holder that takes the slots of an admitted request. Raises ``NewerRevision``."""
-    if not isinstance(limiter, StoreError) and not resolution.blocked_by:
-        # Noted before it is sent: if no reply arrives, they may be taken all the same.
-        holder.asks(StoreSettler(limiter), (bucket for bucket in asked.buckets if bucket.rate.concurrent))
-    decision = yield from decide(limiter, resolution, asked._replace(slot=holder.slot))
+    decision = yield from decide(limiter, resolution, asked._replace(slot=holder.slot), holder)
     holder.decided(decision)
     decision.holder = holder
     return decision

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any
 
-from ..exceptions import StoreError
+from ..exceptions import StoreError, StoreLeftAlone
 from .decision import Charged, Charges, Decision, LimitRequest, Slot, Steps, charges_of, take_all
 from .slots import releasing
 from .types import BucketStatus
@@ -42,6 +42,8 @@ def decide_per_subject(call: AtomicCall, request: LimitRequest) -> Steps:
             elif request.mode == "refund":
                 failure = error
                 continue
+            if decisions and isinstance(error, StoreLeftAlone):
+                raise StoreError(error.reason, str(error)) from error  # to other servers, something was sent
             raise
         if request.mode == "check" and not refused and not decision.allowed:
             decisions = yield from _give_back(call, decisions, request.slot)

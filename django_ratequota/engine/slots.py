@@ -7,6 +7,7 @@ ends.
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 import time
@@ -25,6 +26,30 @@ LEASE_SECONDS = 60.0
 MOST_LEASE_US = 3600 * 10**6
 
 
+#: How many ids a worker has before they begin anew, of 2^53.
+_IDS = 2**32
+
+
+class _Ids:
+    """The ids of this worker's slots, which no other request has: the worker's number, then a count."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Draw the number and the first id, as in a process that just started."""
+        #: This worker's, from 1.
+        self.number = 1 + secrets.randbelow(2**21 - 1)
+        self._count = itertools.count(secrets.randbelow(_IDS))
+
+    def new(self) -> int:
+        """Return the next id."""
+        return self.number * _IDS + next(self._count) % _IDS
+
+
+ids = _Ids()
+
+
 class HeldSlot(NamedTuple):
     """A slot that some request holds."""
 
@@ -32,6 +57,11 @@ class HeldSlot(NamedTuple):
     since_us: int
     #: When its lease ends, unless it is renewed.
     ends_us: int
+
+    @property
+    def worker(self) -> int:
+        """The number of the worker that took it; any number if that is an older version."""
+        return self.id // _IDS
 
 
 class Held(NamedTuple):
@@ -62,7 +92,7 @@ unreleased: deque[Unreleased] = deque(maxlen=10_000)
 
 def new_slot(lease_seconds: float = LEASE_SECONDS) -> Slot:
     """Return a slot with an id that no other request has."""
-    return Slot(secrets.randbits(53) or 1, round(lease_seconds * 10**6))
+    return Slot(ids.new(), round(lease_seconds * 10**6))
 
 
 def releasing(decision: Decision, slot: Slot | None) -> list[LimitRequest]:
@@ -86,7 +116,7 @@ class Holder:
         #: When its leases are due to be renewed (monotonic seconds).
         self.renew_at = time.monotonic() + slot.lease_us / 3e6
         # By settler and counter. Each entry is removed by one caller only, as ``pop`` is atomic.
-        self._held: dict[tuple[Settler, object], Held] = {}
+        self._held: dict[tuple[Settler | None, object], Held] = {}
 
     @classmethod
     def of(cls, decision: Decision, slot: Slot | None) -> Holder | None:
@@ -107,26 +137,34 @@ class Holder:
     def asks(self, settler: Settler, buckets: Iterable[Bucket]) -> None:
         """Note that these buckets are about to be asked for a slot, whose fate is unknown until ``decided``."""
         for bucket in buckets:
+            if not bucket.rate.concurrent:
+                continue
             name = settler, bucket.counter
             self._held[name] = Held(bucket, settler, sure=False, doubtful=name in self._held)
             holders[self.slot.id] = weakref.ref(self)
+
+    def spared(self, settler: Settler | None, buckets: Iterable[Bucket]) -> None:
+        """Note that these buckets have given no slot, as they refused or were not asked after all."""
+        for bucket in buckets:
+            name = settler, bucket.counter
+            if (held := self._held.get(name)) and not held.sure and not held.doubtful:
+                self._held.pop(name, None)
+        if not self._held:
+            holders.pop(self.slot.id, None)
 
     def decided(self, decision: Decision) -> None:
         """Note which slots the decision has taken."""
         settler = decision.settler
         if settler is None:
             return
+        refused = []
         for status in decision.statuses:
             bucket = status.bucket
-            if not bucket.rate.concurrent:
-                continue
-            name = settler, bucket.counter
-            if decision.allowed and status.allowed:
-                self._held[name] = Held(bucket, settler, sure=True)
-            elif (held := self._held.get(name)) and not held.sure and not held.doubtful:
-                del self._held[name]
-        if not self._held:
-            holders.pop(self.slot.id, None)
+            if not (decision.allowed and status.allowed):
+                refused.append(bucket)
+            elif bucket.rate.concurrent:
+                self._held[settler, bucket.counter] = Held(bucket, settler, sure=True)
+        self.spared(settler, refused)
 
     def take(self, kept: frozenset[object] = frozenset()) -> list[tuple[Settler, LimitRequest]]:
         """Return what releases the slots, to be carried out by the caller; those in the ``kept`` counters stay."""
@@ -189,6 +227,7 @@ def _forget() -> None:
             holder._held.clear()
     holders.clear()
     unreleased.clear()
+    ids.begin()
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -19,6 +19,7 @@ from ..conf import settings
 from ..engine.keys import workers_key
 from ..engine.limiter import Limiter
 from ..engine.scripts import REPORT
+from ..engine.slots import ids
 from ..exceptions import ANSWERS, StoreError
 from ..policies.cache import policies
 from ..runtime import default_limiter
@@ -64,6 +65,8 @@ class Health:
     written_until: float = field(default_factory=time.time)
     #: A digest of its SECRET_KEY: other sites have others.
     site: str = ""
+    #: Its number in the ids of the slots that its requests hold; 0 = an older version, which has none.
+    number: int = 0
 
     @property
     def decisions(self) -> int:
@@ -113,6 +116,7 @@ def health() -> Health:
         idle=limiter.latency.idle() if limiter else None,
         written_until=ledger.ledger.written_until(),
         site=digest("site"),
+        number=ids.number,
     )
 
 

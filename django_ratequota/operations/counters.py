@@ -16,10 +16,12 @@ from ..engine.decision import LimitRequest
 from ..engine.keys import counter_name, window_name
 from ..engine.limiter import Limiter
 from ..engine.protocol import MAX_BUCKETS
+from ..engine.slots import HeldSlot
 from ..engine.types import Bucket, BucketStatus
 from ..exceptions import StoreError
 from ..models import PolicyChange
 from ..monitoring import ledger, restoring
+from ..monitoring.health import Health, health, reports
 from ..policies.limit_names import limit_name
 from ..policies.requests.caller import UNKNOWN, failed_kind
 from ..runtime import default_limiter
@@ -82,12 +84,18 @@ def give_back(buckets: Iterable[Bucket], units: int | None = None, reason: str =
     return tuple(before)
 
 
-def oldest_slot(bucket: Bucket) -> int | None:
-    """Return since when the oldest slot of a concurrent bucket is held (µs); None = no slot is, or Redis is down."""
-    try:
-        return next((slot.since_us for slot in default_limiter().slots(bucket)), None)
-    except StoreError:
-        return None
+def slots_by_worker(bucket: Bucket) -> list[tuple[Health | None, list[HeldSlot]]]:
+    """Return the workers that hold slots of a concurrent bucket, with their slots; both the oldest first.
+
+    None stands for all workers without a report. Raises ``StoreError``.
+    """
+    limiter = default_limiter()
+    reported = [] if limiter.store.absent else reports()
+    workers = {worker.number: worker for worker in (*reported, health()) if worker.number}
+    found: dict[int, list[HeldSlot]] = {}
+    for slot in limiter.slots(bucket):
+        found.setdefault(slot.worker if slot.worker in workers else 0, []).append(slot)
+    return [(workers.get(number), held) for number, held in found.items()]
 
 
 def _lower(limiter: Limiter, buckets: Sequence[Bucket], units: int | None) -> None:

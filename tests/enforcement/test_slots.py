@@ -6,6 +6,7 @@ import asyncio
 import gc
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -27,6 +28,7 @@ from django_ratequota.decorators import ratequota
 from django_ratequota.engine.slots import HeldSlot, Holder, new_slot, unreleased
 from django_ratequota.exceptions import StoreError
 from django_ratequota.models import Endpoint, RatePolicy
+from django_ratequota.monitoring.health import health
 from django_ratequota.runtime import default_limiter
 from tests.conftest import Check
 from tests.enforcement.test_check import CLOSED
@@ -559,6 +561,18 @@ def test_while_redis_is_down_on_error_decides(settings: Any, check: Check, on_er
         assert [check(request, "search").allowed for request in requests].count(True) == admitted
         for request in requests:
             request.close()
+
+
+def test_a_refusal_of_a_server_that_is_left_alone_leaves_nothing_to_release(settings: Any, check: Check) -> None:
+    """The thread tried each of up to 10,000 releases once a second, and counted them as decisions by on_error."""
+    settings.RATEQUOTA = {**CLOSED, "ON_ERROR": "deny"}
+    before = Counter(health().degraded)
+    for _ in range(20):
+        request = request_from()
+        assert not check(request, "search").allowed
+        request.close()
+    assert len(unreleased) < 10, "those that were sent, before the breaker opened"
+    assert Counter(health().degraded) - before == {"connection": 20}
 
 
 def test_in_this_process_alone(settings: Any, get: Any) -> None:

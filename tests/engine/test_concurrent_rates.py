@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,7 +18,7 @@ from django_ratequota import Bucket, Limiter, Rate
 from django_ratequota.engine.decision import LimitRequest, Slot
 from django_ratequota.engine.keys import bucket_key
 from django_ratequota.engine.rates import normalize_rates, parse_rates
-from django_ratequota.engine.slots import unreleased
+from django_ratequota.engine.slots import ids, unreleased
 from django_ratequota.exceptions import InvalidRate
 from django_ratequota.utils.sansio import drive
 from tests.conftest import NOON_US, Clock
@@ -177,6 +178,26 @@ def test_each_step_equals_the_exact_model(
 # --- What the model does not say. ---
 
 
+@pytest.mark.parametrize(
+    ("drawn", "first", "second"),
+    [
+        (lambda below: 0, 2**32, 2**32 + 1),
+        (lambda below: below - 1, 2**53 - 1, 2**53 - 2**32),  # the count begins anew, below the next worker's
+    ],
+)
+def test_ids_of_slots_name_their_worker(
+    monkeypatch: pytest.MonkeyPatch, either: Limiter, drawn: Any, first: int, second: int
+) -> None:
+    bucket = Bucket("user:1", Rate.parse("2 concurrent"))
+    with monkeypatch.context() as patch:
+        patch.setattr(secrets, "randbelow", drawn)
+        ids.begin()
+    with either.check([bucket]), either.check([bucket]):
+        assert {slot.id for slot in either.slots(bucket)} == {first, second}
+        assert {slot.worker for slot in either.slots(bucket)} == {ids.number}
+    ids.begin()
+
+
 def test_a_decision_holds_its_slot_for_the_with_block(either: Limiter) -> None:
     bucket = Bucket("user:1", Rate.parse("1 concurrent"))
     with either.check([bucket]) as first:
@@ -273,15 +294,17 @@ def test_keys_outlive_their_leases_by_a_second_at_most(redis_client: redis.Redis
 FORKED = """
 import os, sys, redis
 from django_ratequota import Bucket, Limiter, Rate
+from django_ratequota.engine.slots import ids
 with redis.Redis.from_url(sys.argv[1]) as client:
     limiter = Limiter(client=client, prefix="rqtest", timeout=5)
 bucket = Bucket("user:1", Rate.parse("1 concurrent"))
 decision = limiter.check([bucket])
+number = ids.number
 child = os.fork()
 if child == 0:
     decision.holder.release()
-    os._exit(0)
-os.waitpid(child, 0)
+    os._exit(ids.number == number)
+print(os.waitpid(child, 0)[1])
 print(len(limiter.slots(bucket)))
 decision.holder.release()
 print(len(limiter.slots(bucket)))
@@ -290,4 +313,5 @@ limiter.store.close()
 
 
 def test_a_forked_child_releases_no_slot_of_its_parent(redis_client: redis.Redis) -> None:
-    assert run_python(FORKED, server.url()) == ["1", "0"]
+    """And its own slots are those of another worker."""
+    assert run_python(FORKED, server.url()) == ["0", "1", "0"]

@@ -16,7 +16,7 @@ from django_ratequota.engine.crossslot import decide_per_subject
 from django_ratequota.engine.decision import LimitRequest, charges_of
 from django_ratequota.engine.protocol import ScriptBackend
 from django_ratequota.engine.rates import ALGORITHMS
-from django_ratequota.exceptions import OutOfTime, StoreError
+from django_ratequota.exceptions import OutOfTime, StoreError, StoreLeftAlone
 from django_ratequota.replay import replay
 from django_ratequota.store.base import Call
 from django_ratequota.store.cluster import SHARE
@@ -174,6 +174,23 @@ def test_a_hung_server_leaves_time_to_refund_on_the_others(limiter: Limiter, han
         drive(decide_per_subject(ask, LimitRequest(mode="check", buckets=buckets)), limiter.store.execute)
     refunded = [bucket.subject not in hanging for bucket in buckets[:2]]
     assert remaining(limiter.peek(buckets[:2])) == [1000 if free else 999 for free in refunded]
+
+
+@pytest.mark.parametrize(("left_alone", "error"), [("user:1", StoreLeftAlone), ("everyone", StoreError)])
+def test_a_cluster_is_left_alone_when_none_of_its_servers_was_asked(
+    limiter: Limiter, left_alone: str, error: type[StoreError]
+) -> None:
+    backend = ScriptBackend(limiter.store, "rqtest", UTC, None)
+
+    def ask(part: LimitRequest) -> Any:
+        if part.buckets[0].subject == left_alone:
+            raise StoreLeftAlone("timeout", "not used")
+        return backend.ask(part)
+
+    buckets = (TOKENS, replace(TOKENS, subject="everyone"))
+    with pytest.raises(StoreError) as raised:
+        drive(decide_per_subject(ask, LimitRequest(mode="check", buckets=buckets)), limiter.store.execute)
+    assert (raised.type, raised.value.reason) == (error, "timeout")
 
 
 def test_each_refund_by_hand_is_tried_although_another_fails(limiter: Limiter, clock: Clock) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -107,8 +108,7 @@ def _configure() -> None:
     from django.conf import settings
 
     settings.ROOT_URLCONF = __name__
-    lease = float(os.environ.get("RATEQUOTA_TEST_LEASE", 60))
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "CONCURRENCY_TTL": lease}
+    settings.RATEQUOTA = {**settings.RATEQUOTA, **json.loads(os.environ.get("RATEQUOTA_TEST_CHANGES", "{}"))}
 
 
 def asgi() -> Any:

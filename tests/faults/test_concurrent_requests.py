@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -23,7 +27,8 @@ from tests.support.properties import scaled
 
 from . import poll
 from .running import GO_ON, PIDS, RUNNING, SEEN
-from .test_http_servers import SECONDS, Clients, admitted, editor, environment, serving
+from .servers import Node
+from .test_http_servers import CLIENTS, SECONDS, Clients, admitted, editor, environment, serving
 from .wire import Wire
 
 __all__ = ["editor", "environment"]
@@ -45,8 +50,8 @@ SERVERS = [
 class Slots:
     """What is held at the endpoint, and what ran."""
 
-    def __init__(self, client: redis.Redis, endpoint_id: int) -> None:
-        self.client, self._limiter = client, Limiter(client=client, prefix="rqtest", timeout=5)
+    def __init__(self, client: redis.Redis, endpoint_id: int, store: redis.Redis | None = None) -> None:
+        self.client, self._limiter = client, Limiter(client=store or client, prefix="rqtest", timeout=5)
         rate = Rate.parse("8 concurrent")
         self._bucket = Bucket("everyone", rate, endpoint_id=endpoint_id, counted_per="everyone")
 
@@ -82,6 +87,11 @@ def slots(editor: Process, redis_client: redis.Redis) -> Iterator[Slots]:
     found = Slots(redis_client, editor.run("answer = Endpoint.objects.get().pk"))
     yield found
     found.close()
+
+
+def changed(environment: dict[str, str], **settings: Any) -> dict[str, str]:
+    """The environment of a server with these settings."""
+    return {**environment, "RATEQUOTA_TEST_CHANGES": json.dumps(settings)}
 
 
 @pytest.mark.parametrize(("command", "path"), SERVERS)
@@ -158,7 +168,7 @@ def test_the_slots_of_killed_workers_are_free_when_their_leases_end(
     limit: Any, slots: Slots, environment: dict[str, str], tmp_path: Path
 ) -> None:
     limit(8)
-    with serving(GUNICORN, {**environment, "RATEQUOTA_TEST_LEASE": "2"}, tmp_path / "log") as port:
+    with serving(GUNICORN, changed(environment, CONCURRENCY_TTL=2), tmp_path / "log") as port:
         clients = [threading.Thread(target=_ask, args=[port], daemon=True) for _ in range(8)]
         for client in clients:
             client.start()
@@ -171,6 +181,71 @@ def test_the_slots_of_killed_workers_are_free_when_their_leases_end(
         poll(lambda: _ask(port) == 200, SECONDS, "another worker serves")
         for client in clients:
             client.join(SECONDS)
+
+
+@pytest.mark.parametrize("fault", ["frozen", "killed"])
+def test_eight_run_at_once_although_redis_is_away_for_two_seconds(
+    fault: str,
+    nodes: Callable[..., Node],
+    editor: Process,
+    redis_client: redis.Redis,
+    environment: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    """Four that hold their slots all the time, and many that begin and end meanwhile."""
+    node, lease = nodes("appendonly yes", "appendfsync always"), 30.0
+    endpoint_id = editor.run(
+        "place = Endpoint.objects.get(); RatePolicy.objects.create(endpoint=place, counted_per='everyone', "
+        "rates='8 concurrent', on_error='deny'); answer = place.pk"
+    )
+    with node.client() as client:
+        slots = Slots(redis_client, endpoint_id, client)
+    changes = changed(environment, REDIS_URL=node.url, TIMEOUT=0.5, CONCURRENCY_TTL=lease)
+    with serving(GUNICORN, changes, tmp_path / "log") as port, ThreadPoolExecutor(CLIENTS + 4) as threads:
+        slow = [threads.submit(_ask, port) for _ in range(4)]
+        poll(lambda: slots.running() == 4, SECONDS, "four hold their slots")
+        with asking(port, threads) as statuses:
+            poll(lambda: statuses.count(200) >= 100, SECONDS, "requests are admitted")
+            left_at, before = time.monotonic(), statuses.count(503)
+            node.freeze() if fault == "frozen" else node.kill()
+            poll(lambda: time.monotonic() >= left_at + 2, SECONDS, "it is away for two seconds")
+            poll(lambda: statuses.count(503) >= before + 100, SECONDS, "requests are refused without it")
+            node.thaw() if fault == "frozen" else node.start()
+            before = statuses.count(200)
+            poll(lambda: statuses.count(200) >= before + 100, SECONDS, "requests are admitted again")
+        assert (slots.most(), slots.running(), set(statuses)) == (8, 4, {200, 429, 503})
+        poll(lambda: slots.held() == 4, lease / 2, "those that ended meanwhile are released, before their leases end")
+        slots.client.set(GO_ON, 1)
+        assert [one.result() for one in slow] == [200] * 4
+        poll(lambda: slots.held() == 0, lease / 2, "no slot is held")
+    slots.close()
+    assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+@contextmanager
+def asking(port: int, threads: ThreadPoolExecutor) -> Iterator[list[int]]:
+    """Clients that send one request after the other until the block ends; yields the statuses of their responses."""
+    statuses: list[int] = []
+    enough = threading.Event()
+
+    def ask() -> None:
+        connection = HTTPConnection("127.0.0.1", port, timeout=SECONDS)
+        try:
+            while not enough.is_set():
+                connection.request("GET", "/run/")
+                response = connection.getresponse()
+                response.read()
+                statuses.append(response.status)
+        finally:
+            connection.close()
+
+    clients = [threads.submit(ask) for _ in range(CLIENTS)]
+    try:
+        yield statuses
+    finally:
+        enough.set()
+    for client in clients:
+        client.result()
 
 
 def _ask(port: int) -> int:

@@ -9,14 +9,19 @@ from django.utils.translation import gettext
 
 from ...engine.rates import BLOCKED
 from ...engine.types import Bucket, BucketStatus
+from ...monitoring.health import state_of
 from ...operations.boosts import no_boost_reason
-from ...operations.counters import is_shared, oldest_slot, peek
+from ...operations.counters import is_shared, peek, slots_by_worker
 from ...operations.explain import Explanation, anchor_of
 from ...policies.limit_names import limit_name
 from ...policies.requests.caller import UNKNOWN
 from ..formatting import bar_percent, clock, clock_and_wait, shown
 from ..names import caller_text, limits_text
 from ..pages import reply
+from ..usage.status import STATES
+
+#: Workers of a limit of concurrent requests that are listed, those with the oldest requests first.
+_MOST_WORKERS = 10
 
 
 def counter_rows(
@@ -94,6 +99,15 @@ def _standing(status: BucketStatus | None, at_us: int) -> dict[str, Any]:
 
 
 def _slots(bucket: Bucket) -> dict[str, Any]:
-    """Return what replaces the times of a limit of concurrent requests: since when the oldest has been running."""
-    since_us = oldest_slot(bucket)
-    return {"slots": True, "since": None if since_us is None else clock(since_us // 10**6, seconds=True)}
+    """Return what replaces the times of a limit of concurrent requests: which workers run them, and since when."""
+    found = reply(lambda: slots_by_worker(bucket))[0] or []
+    workers = [
+        {
+            "name": shown(worker.process) if worker else gettext("Workers that do not report"),
+            "state": STATES["silent"] if worker and state_of(worker, 0) == "silent" else "",
+            "running": len(held),
+            "since": clock(held[0].since_us // 10**6),
+        }
+        for worker, held in found[:_MOST_WORKERS]
+    ]
+    return {"slots": True, "workers": workers, "workers_more": len(found) - len(workers)}

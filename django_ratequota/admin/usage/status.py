@@ -16,7 +16,8 @@ from ...runtime import default_limiter
 from ..formatting import duration, number_text, revision_text, shown
 from ..pages import reply, unanswered
 
-_STATES = {
+#: The states of a worker.
+STATES = {
     "live": _("up to date"),
     "idle": _("idle"),
     "fresh": _("no policies loaded yet"),
@@ -66,7 +67,7 @@ class Status:
         return [
             {
                 "name": shown(worker.process),
-                "state": _STATES[state],
+                "state": STATES[state],
                 "bad": state in _TROUBLE,
                 "age": gettext("%(seconds)s s ago") % {"seconds": number_text(round(max(0.0, now - worker.at)))},
                 "decisions": number_text(worker.decisions),
