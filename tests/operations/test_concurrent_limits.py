@@ -131,6 +131,13 @@ def test_explain_names_no_time_at_which_a_slot_is_free(alice: User, operator: Cl
     assert "2 of 2 used, 0 left. <b>Refused.</b> </p>" in text
 
 
+def test_explain_counts_more_requests_than_a_lowered_limit(alice: User, operator: Client) -> None:
+    with hold(alice), hold(alice):
+        RatePolicy.objects.update(rates="1 concurrent, 100/hour")
+        text = words_of(operator.get(f"{APP}/ratepolicy/explain/?user={alice.pk}&endpoint=search"))
+    assert "2 of 1 requests running, 0 more may start." in text
+
+
 def test_slots_can_be_selected_where_only_they_are_limited(alice: User, operator: Client) -> None:
     """Without another counter of the customer there was no checkbox."""
     RatePolicy.objects.update(counted_per="everyone", rates="2 concurrent")

@@ -43,7 +43,7 @@ def counter_rows(
             "anchor": anchor_of(bucket),
             "shared": is_shared(bucket.counted_per, bucket.subject),
             **_standing(statuses.get(bucket), at_us),
-            **(_slots(bucket) if bucket.rate.concurrent and bucket in statuses else {}),
+            **(_slots(statuses[bucket]) if bucket.rate.concurrent and bucket in statuses else {}),
         }
 
     counters: list[dict[str, Any]] = []
@@ -93,7 +93,8 @@ def _standing(status: BucketStatus | None, at_us: int) -> dict[str, Any]:
     }
 
 
-def _slots(bucket: Bucket) -> dict[str, Any]:
-    """Return what replaces the times of a limit of concurrent requests: since when the oldest has been running."""
-    since_us = oldest_slot(bucket)
-    return {"slots": True, "since": None if since_us is None else clock(since_us // 10**6, seconds=True)}
+def _slots(status: BucketStatus) -> dict[str, Any]:
+    """Return how many requests run, which may be more than a lowered limit, and since when the oldest has."""
+    since_us = oldest_slot(status.bucket)
+    since = None if since_us is None else clock(since_us // 10**6, seconds=True)
+    return {"slots": True, "running": status.used + status.debt, "since": since}
