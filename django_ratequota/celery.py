@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .enforcement.check_caller import check_caller
+from .engine.decision import Decision
 from .engine.rates import parse_rates
 from .engine.types import Bucket, check_cost
 from .exceptions import InvalidCost, InvalidRate, StoreError
@@ -41,8 +42,8 @@ def rate_limited(name: str, rates: str | None = None, *, cost: int | None = None
     It decorates the function below ``@shared_task`` or ``@app.task``, once. With ``rates``, such as ``12/min`` or
     ``5/s, 1000/day``, ``name`` is the limit's own, and all tasks with that name share it. No period has more than its
     limit, because the algorithm is sliding_window_log where ``rates`` names none. Without ``rates``, ``name`` is that
-    of an endpoint: the policies that operators edit apply, as in ``check_caller(scope=name)``. ``cost`` is in units,
-    None = 1, or the endpoint's own.
+    of an endpoint: the policies that operators edit apply, as in ``check_caller(scope=name)``. Slots of their rates,
+    such as ``2 concurrent``, are held until the task has ended. ``cost`` is in units, None = 1 or the endpoint's own.
 
     A task that is handed back is not retried: its ``retries`` stay, and no order is promised. Without a worker,
     called or run eagerly, the task is not limited. Raises ``InvalidRate`` and ``InvalidCost`` when decorating.
@@ -57,10 +58,12 @@ def rate_limited(name: str, rates: str | None = None, *, cost: int | None = None
         def limited(*args: Any, **kwargs: Any) -> Any:
             task = current_task
             if task and not task.request.called_directly and not task.request.is_eager:
-                wait = _wait(scope, buckets, cost)
-                if wait is not None:
+                decision, wait = _decided(scope, buckets, cost)
+                if decision is None:
                     raise _handed_back(task, wait)
                 (task.request.headers or {}).pop(_WAITS, None)  # its own retries wait as new tasks do
+                with decision:  # it holds the slots of concurrent rates
+                    return function(*args, **kwargs)
             return function(*args, **kwargs)
 
         # ``delay`` compares arguments with it.
@@ -74,24 +77,27 @@ def _buckets(name: str, rates: str) -> tuple[Bucket, ...]:
     parsed = parse_rates(rates, "sliding_window_log")
     if isinstance(parsed, str):
         raise InvalidRate(f"write a rate such as '12/min', not {rates!r}")
+    if any(rate.concurrent for rate in parsed):
+        # Nothing would renew the slot of a task that takes more than a minute.
+        raise InvalidRate(f"only a policy can have {rates!r}: leave the rates out and name its endpoint")
     # The scope keeps the counters of requests apart, whatever the name.
     return tuple(Bucket(name, rate, scope="task") for rate in parsed)
 
 
-def _wait(scope: str | None, buckets: tuple[Bucket, ...], cost: int | None) -> float | None:
-    """Return how long the task has to wait (s); None = it may run, and is charged."""
+def _decided(scope: str | None, buckets: tuple[Bucket, ...], cost: int | None) -> tuple[Decision | None, float]:
+    """Return the decision by which the task may run; else None, and how long it has to wait (s)."""
     units = 1 if cost is None else cost
     try:
         decision = default_limiter().check(buckets, units) if buckets else check_caller(scope=scope, cost=cost)
     except StoreError as error:
         note_problem("tasks", f"tasks wait for their limits, as Redis is unavailable: {error}")
-        return _LONGEST_WAIT
+        return None, _LONGEST_WAIT
     if decision.allowed:
-        return None
+        return decision, 0.0
     if decision.retry_after is None:  # an operator may lift a block or raise a limit at any time
         note_problem("tasks", f"tasks wait for {scope!r}, which is blocked, or whose limit is below their cost")
-        return _LONGEST_WAIT
-    return decision.retry_after
+        return None, _LONGEST_WAIT
+    return None, decision.retry_after
 
 
 def _handed_back(task: Any, wait: float) -> Exception:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -12,7 +13,9 @@ import redis
 from celery.app.trace import build_tracer
 from celery.exceptions import Retry
 
+from django_ratequota import check_caller
 from django_ratequota.celery import rate_limited
+from django_ratequota.engine.slots import unreleased
 from django_ratequota.exceptions import InvalidCost, InvalidRate
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.utils import problems
@@ -102,6 +105,30 @@ def test_an_endpoints_policies_apply(work: Work) -> None:
     policy.save()
     assert 30 <= waits(run) <= 60
     assert "tasks wait for 'exports'" in problems.recent()["tasks"]
+
+
+def test_a_task_holds_its_slot_while_it_runs(app: celery.Celery) -> None:
+    """The slot was released when the task began."""
+    exports = Endpoint.objects.create(name="exports")
+    RatePolicy.objects.create(endpoint=exports, rates="1 concurrent", counted_per="everyone")
+    seen: list[bool] = []
+
+    @app.task(name="export")
+    @rate_limited("exports")
+    def task() -> None:
+        gc.collect()
+        for left in list(unreleased):  # as the thread does
+            left.settler.decide(left.request)
+        with check_caller(scope="exports") as decision:
+            seen.append(decision.allowed)
+
+    for _ in range(2):
+        run_by_worker(app, task, {})
+    assert seen == [False, False]
+    with check_caller(scope="exports") as decision:
+        assert decision.allowed
+    with pytest.raises(InvalidRate, match="only a policy can have"):
+        rate_limited("partner", "1 concurrent, 5/s")
 
 
 def test_waits_grow_up_to_a_minute(work: Work) -> None:

@@ -175,6 +175,31 @@ def test_explain_tells_how_many_run_in_this_process_alone(settings: Any, alice: 
         assert f"{process_name()}: 1 running, the oldest since " in explained(alice, operator)
 
 
+def test_explain_names_no_time_at_which_a_slot_is_free(alice: User, operator: Client) -> None:
+    """It said "would be refused until 12:00:01" and "Available again at 12:00:01" while requests ran for minutes."""
+    with hold(alice), hold(alice):
+        refused = check_request(request_from(alice), "search")
+        collector.flush()
+        text = words_of(operator.get(f"{APP}/ratepolicy/explain/?id={refused.refusal_id}"))
+    assert "(1 unit) would be refused by search: 2 concurrent.</p>" in text
+    assert "2 of 2 used, 0 left. <b>Refused.</b> </p>" in text
+
+
+def test_explain_counts_more_requests_than_a_lowered_limit(alice: User, operator: Client) -> None:
+    with hold(alice), hold(alice):
+        RatePolicy.objects.update(rates="1 concurrent, 100/hour")
+        text = words_of(operator.get(f"{APP}/ratepolicy/explain/?user={alice.pk}&endpoint=search"))
+    assert "2 of 1 requests running, 0 more may start." in text
+
+
+def test_slots_can_be_selected_where_only_they_are_limited(alice: User, operator: Client) -> None:
+    """Without another counter of the customer there was no checkbox."""
+    RatePolicy.objects.update(counted_per="everyone", rates="2 concurrent")
+    page = words_of(operator.get(f"{APP}/ratepolicy/explain/?user={alice.pk}&endpoint=search"))
+    assert 'name="bucket" value="search/concurrent per everyone"' in page
+    assert "Refund or reset…" in page
+
+
 def test_explain_frees_shared_slots_too(alice: User, operator: Client) -> None:
     RatePolicy.objects.update(counted_per="everyone")
     with hold(alice):

@@ -48,7 +48,7 @@ def counter_rows(
             "anchor": anchor_of(bucket),
             "shared": is_shared(bucket.counted_per, bucket.subject),
             **_standing(statuses.get(bucket), at_us),
-            **(_slots(bucket) if bucket.rate.concurrent and bucket in statuses else {}),
+            **(_slots(statuses[bucket]) if bucket.rate.concurrent and bucket in statuses else {}),
         }
 
     counters: list[dict[str, Any]] = []
@@ -98,9 +98,9 @@ def _standing(status: BucketStatus | None, at_us: int) -> dict[str, Any]:
     }
 
 
-def _slots(bucket: Bucket) -> dict[str, Any]:
-    """Return what replaces the times of a limit of concurrent requests: which workers run them, and since when."""
-    found = reply(lambda: slots_by_worker(bucket))[0] or []
+def _slots(status: BucketStatus) -> dict[str, Any]:
+    """Return how many requests run, which may be more than a lowered limit, in which workers, and since when."""
+    found = reply(lambda: slots_by_worker(status.bucket))[0] or []
     workers = [
         {
             "name": shown(worker.process) if worker else gettext("Workers that do not report"),
@@ -110,4 +110,5 @@ def _slots(bucket: Bucket) -> dict[str, Any]:
         }
         for worker, held in found[:_MOST_WORKERS]
     ]
-    return {"slots": True, "workers": workers, "workers_more": len(found) - len(workers)}
+    more = len(found) - len(workers)
+    return {"slots": True, "running": status.used + status.debt, "workers": workers, "workers_more": more}

@@ -163,7 +163,7 @@ class ExplainPage(AdminPage):
         return {
             "counters": counters,
             "acts": resets or boosts,
-            "own": resets and any(not row.get("shared") and "id" in row for row in counters),
+            "own": resets and any("slots" in row or ("id" in row and not row.get("shared")) for row in counters),
             "counters_url": self.admin.page_url("counters"),
             "lost_policies": [policy for policy in policies.values() if not policy["won"]],
             "nothing": not explanation.candidates and not explanation.built_in,
@@ -219,8 +219,8 @@ def _verdict(explanation: Explanation) -> str:
         text = gettext("%(request)s would be admitted.")
     elif decision.retry_after_us is None:
         text = gettext("%(request)s would be refused by %(by)s. Waiting does not help.")
-    elif decision.degraded:
-        text = gettext("%(request)s would be refused by %(by)s.")
+    elif decision.degraded or (decision.binding and decision.binding.bucket.rate.concurrent):
+        text = gettext("%(request)s would be refused by %(by)s.")  # nobody knows until when
     else:
         words["until"] = clock_and_wait(decision.at_us, decision.retry_after_us)
         text = gettext("%(request)s would be refused by %(by)s until %(until)s.")

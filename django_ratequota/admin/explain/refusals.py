@@ -9,6 +9,7 @@ from typing import Any
 
 from django.utils.translation import gettext_lazy as _
 
+from ...engine.rates import Rate
 from ...models import Plan
 from ...monitoring import refusals
 from ...monitoring.collector import collector
@@ -70,7 +71,11 @@ def refusal_details(model_admin: Any, request: Any, refusal: Refusal, users: Map
                 "used": bucket.limit - bucket.remaining,
                 "remaining": bucket.remaining,
                 "percent": bar_percent(bucket.limit - bucket.remaining, max(1, bucket.limit)),
-                "room": None if bucket.retry_after is None else clock(at + bucket.retry_after),
+                "never": bucket.retry_after is None,
+                # Nobody knows when a running request ends.
+                "room": ""
+                if bucket.retry_after is None or Rate.parse(bucket.rate).concurrent
+                else clock(at + bucket.retry_after),
                 "policy": {"id": bucket.policy_id, "link": links.get(bucket.policy_id or 0, "")},
             }
             for bucket in refusal.buckets
