@@ -35,7 +35,7 @@ class ImpactPage(AdminPage):
         policy, form = self._read_form(request)
         context: dict[str, Any] = {"form": form}
         if policy is not None:
-            advice = about_saved([policy], self.admin.get_queryset(request))[0]
+            advice = about_saved([policy])[0]
             context["advice"] = [*advice, *(about_endpoint(policy.endpoint) if policy.endpoint else ())]
             try:
                 impact = estimate(policy)

@@ -9,7 +9,6 @@ from typing import Any
 from django.contrib import admin
 from django.utils import timezone
 from django.utils.formats import number_format, time_format
-from django.utils.html import format_html
 from django.utils.text import Truncator
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
@@ -45,11 +44,6 @@ def shown_subject(subject: str) -> str:
 def about(row: Any) -> str:
     """The list column with the beginning of a row's description."""
     return shown(row.description)
-
-
-def ltr(text: Any) -> str:
-    """Return the text as HTML that right-to-left pages do not reverse: a rate, key, address, path or scope."""
-    return format_html('<bdi dir="ltr">{}</bdi>', text)
 
 
 def clock(at: float, *, seconds: bool = True) -> str:
