@@ -79,6 +79,7 @@ class CopyPlanPage(AdminPage):
             "title": _("Copy plan %(plan)s") % {"plan": shown(plan.name)},
             "original": gettext("Copy"),
             "form": form,
+            "button": _("Copy"),
             "prepopulated": AdminForm(form, [], {"slug": ["name"]}),
             "policies": plan.policies.count(),
             "default_for": plan.get_default_for_display() if plan.default_for else "",
