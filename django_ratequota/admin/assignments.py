@@ -9,7 +9,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..models import PlanAssignment
 from .filters import ActiveFilter, RelatedFilter
-from .formatting import time_column
+from .formatting import reason_text, time_column
 from .tools import Unlisted
 from .user_or_subject import UserOrSubjectAdmin
 
@@ -27,7 +27,7 @@ class PlanAssignmentAdmin(Unlisted, UserOrSubjectAdmin):
         time_column("ends_at", _("ends at")),
         "active",
         "anchor",
-        "reason_text",
+        reason_text,
         "created_by",
     ]
     list_filter = [ActiveFilter, ("plan", RelatedFilter)]

@@ -13,7 +13,7 @@ from ..policies.facts import EndpointFacts, PolicyFacts, endpoint_facts, policy_
 from ..policies.matching import match_endpoints
 from ..policies.requests.routes import known_routes, known_scopes
 from ..policies.snapshot import Snapshot
-from .numbers import number
+from .texts import number_text
 
 #: Maximum length of a name in a warning.
 _SHOWN_CHARACTERS = 100
@@ -91,9 +91,9 @@ def _costs_too_much(policy: PolicyFacts, endpoint: EndpointFacts | None) -> list
         text
         % {
             "endpoint": endpoint.name,
-            "cost": number(endpoint.cost),
+            "cost": number_text(endpoint.cost),
             "rate": rate,
-            "room": number(rate.capacity),
+            "room": number_text(rate.capacity),
         }
         for rate in rates
         if endpoint is not None and rate.units(endpoint.cost) > rate.capacity
@@ -107,7 +107,12 @@ def _logs_too_much(policy: PolicyFacts) -> list[str]:
         "it. For limits above %(most)s choose “sliding_window_counter”, which stores a few bytes."
     )
     return [
-        text % {"rate": rate, "size": number(rate.limit * _ENTRY_BYTES / 10**6), "most": number(_MOST_LOGGED)}
+        text
+        % {
+            "rate": rate,
+            "size": number_text(round(rate.limit * _ENTRY_BYTES / 10**6, 1)),
+            "most": number_text(_MOST_LOGGED),
+        }
         for rate in (() if isinstance(policy.rates, str) else policy.rates)
         if rate.algorithm == "sliding_window_log" and rate.limit > _MOST_LOGGED
     ]
