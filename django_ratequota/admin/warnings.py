@@ -28,8 +28,7 @@ class WarnsOnSave(RecordedAdmin):
 
         rows = list(policies)
         advice: list[tuple[Any, list[str]]] = [] if endpoint is None else [(endpoint, about_endpoint(endpoint))]
-        if rows:
-            advice += zip(rows, about_saved(rows), strict=True)
+        advice += zip(rows, about_saved(rows), strict=True)
         named: dict[str, list[str]] = {}
         for row, texts in advice:
             for text in texts:

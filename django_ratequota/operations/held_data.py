@@ -46,7 +46,8 @@ def forget(subject: str) -> None:
         if _take_out(subject, mark):
             write_publication("ratequota forget")
         anonymous = Concat(Value(beginning(mark)), Substr("counter", len(beginning(subject)) + 1))
-        _locked(subject)
+        # Locked in the order in which the ledger writes, which begins with them, too.
+        list(_windows(subject).order_by("counter", "first_day").select_for_update())
         # The days first, as they are found by the windows.
         _days(subject).update(counter=anonymous)
         _windows(subject).update(counter=anonymous, subject=mark)
@@ -116,8 +117,3 @@ def _days(subject: str) -> QuerySet[QuotaDay]:
     # By the windows' names, which are in an index.
     rows: QuerySet[Any] = QuotaDay.objects.filter(counter__in=_windows(subject).values("counter"))
     return rows.order_by()
-
-
-def _locked(subject: str) -> list[QuotaWindow]:
-    """Return the subject's windows, locked in the order in which the ledger writes, which begins with them, too."""
-    return list(_windows(subject).order_by("counter", "first_day").select_for_update())

@@ -104,7 +104,7 @@ def estimate(policy: RatePolicy, hours: int = 24, *, most: int = MOST_ATTEMPTS, 
         records = audience.select(subjects[subject])
         own = [peak(rate, records) for rate in rates]
         if not all(map(has_room, rates, own)):
-            left -= _requests(records)
+            left -= sum(record.admitted + record.refused for record in records)
             if left < 0:
                 break
             to_replay.append(records)
@@ -159,10 +159,6 @@ def _refused(rates: Sequence[Rate], subjects: Iterable[Sequence[Attempts]]) -> C
     for walk, admitted in zip(walks, outcomes, strict=True):
         refused.update(caller for (_at, _cost, caller), passed in zip(walk, admitted, strict=True) if not passed)
     return refused
-
-
-def _requests(records: Iterable[Attempts]) -> int:
-    return sum(record.admitted + record.refused for record in records)
 
 
 def sentences(impact: Impact, hours: int = 24) -> list[str]:
