@@ -36,8 +36,8 @@ from .engine.types import BucketStatus
 from .models import PolicyChange
 from .monitoring.alerts import Crossing, digest
 from .operations.differences import Words, name_users
-from .operations.numbers import number
 from .operations.subject_names import customer_emails, subject_names
+from .operations.texts import number_text
 from .policies.limit_names import limit_name
 
 __all__ = ["change_text", "mail_customers", "mail_operators", "post_to", "threshold_text"]
@@ -80,14 +80,14 @@ def mail_customers(*, level: int, status: BucketStatus, at: datetime, cost: int,
     refused = _refused_cost(level, status, cost)
     context = {
         "name": name,
-        "used": number(status.used + status.debt),
-        "limit": number(status.limit),
+        "used": number_text(status.used + status.debt),
+        "limit": number_text(status.limit),
         "unit": unit,
         "rate": _in_words(bucket.rate, unit),
         "endpoint": bucket.scope,
         "resets_at": _resets_at(status, at),
         "level": level,
-        "refused_cost": number(refused) if refused else "",
+        "refused_cost": number_text(refused) if refused else "",
     }
     template = "django_ratequota/mail/quota_threshold"
     with timezone.override(settings.time_zone):
@@ -112,7 +112,7 @@ def _in_words(rate: Rate, unit: str) -> str:
         "month": gettext("%(limit)s %(unit)s per month"),
     }
     text = texts.get(rate.calendar) or gettext("%(limit)s %(unit)s per %(period)s")
-    return text % {"limit": number(rate.limit), "unit": unit, "period": format_period(rate.period)}
+    return text % {"limit": number_text(rate.limit), "unit": unit, "period": format_period(rate.period)}
 
 
 def post_to(url: str, secret: str = "") -> Callable[..., None]:

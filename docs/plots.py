@@ -13,7 +13,7 @@ from benchmarks import overshoot
 from django_ratequota import Rate
 from django_ratequota.engine.calendar_windows import window_end_us
 from django_ratequota.engine.rates import parse_rates
-from django_ratequota.operations.numbers import number
+from django_ratequota.operations.texts import number_text as number
 from django_ratequota.runtime import default_limiter
 from docs.scenarios import (
     SLOTS,

@@ -9,8 +9,8 @@ from django.utils.translation import gettext as _
 
 from django_ratequota.engine.calendar_windows import window_end_us
 from django_ratequota.engine.rates import Rate, format_period
-from django_ratequota.operations.numbers import number
 from django_ratequota.operations.replay import Attempt, replay
+from django_ratequota.operations.texts import number_text as number
 from django_ratequota.runtime import default_limiter
 
 #: 2025-11-03 00:00 UTC, a Monday on which clocks change in no time zone.
@@ -107,8 +107,8 @@ def duration(span_us: int) -> str:
     """Format µs with one unit and at most one decimal: 90 s as ``1.5 min``."""
     for unit, unit_us in (("d", 86_400 * 10**6), ("h", 3600 * 10**6), ("min", 60 * 10**6), ("s", 10**6)):
         if span_us >= unit_us:
-            return f"{number(span_us / unit_us)} {unit}"
-    return f"{number(span_us / 1000)} ms" if span_us else "0"
+            return f"{number(round(span_us / unit_us, 1))} {unit}"
+    return f"{number(round(span_us / 1000, 1))} ms" if span_us else "0"
 
 
 def at_once(units: int) -> Iterator[int]:

@@ -41,8 +41,6 @@ logger = logging.getLogger("django_ratequota")
 
 #: The form field for the reason of a change. The models' own field ``reason`` is the reason why an object exists.
 REASON_FIELD = "change_reason"
-#: The form field that a form adds when it comes back, for the operator to confirm what its errors say.
-CONFIRM_FIELD = "confirm"
 _ROW_KEY = re.compile(r"form-\d+-id")
 #: Maximum number of rows of a list with counts next to filter choices, because each filter's query reads all rows.
 _MOST_COUNTED = 10_000
@@ -121,7 +119,7 @@ class RecordedAdmin(SearchesRelated):
     ) -> Any:
         """Add the field for the reason, and the links of ``pages``."""
         form = context["adminform"].form
-        context["change_reason_form"] = [form[name] for name in (CONFIRM_FIELD, REASON_FIELD) if name in form.fields]
+        context["change_reason_form"] = [form[REASON_FIELD]] if REASON_FIELD in form.fields else []
         context["page_links"] = [] if obj is None else self.links(request, obj)
         return super().render_change_form(request, context, add, change, form_url, obj)
 

@@ -69,7 +69,9 @@ class CopyPlanPage(AdminPage):
 
     def view(self, request: Any, plan: Plan) -> Any:
         """GET asks, POST copies."""
-        form = CopyForm(request.POST or None, initial=_initial(plan))
+        name = gettext("Copy of %(plan)s") % {"plan": plan.name}
+        initial = {"name": name[: Plan._meta.get_field("name").max_length], "description": plan.description}
+        form = CopyForm(request.POST or None, initial=initial)
         if form.is_valid():
             try:
                 return self._copy(request, plan, form)
@@ -79,6 +81,7 @@ class CopyPlanPage(AdminPage):
             "title": _("Copy plan %(plan)s") % {"plan": shown(plan.name)},
             "original": gettext("Copy"),
             "form": form,
+            "button": _("Copy"),
             "prepopulated": AdminForm(form, [], {"slug": ["name"]}),
             "policies": plan.policies.count(),
             "default_for": plan.get_default_for_display() if plan.default_for else "",
@@ -99,12 +102,6 @@ class CopyPlanPage(AdminPage):
         self.admin.message_user(request, f"{shown(copy.name)}: {text}", messages.SUCCESS)
         link = self.object_url(request, Plan, copy.pk, copy)
         return HttpResponseRedirect(link or reverse(f"{self.site.name}:index"))
-
-
-def _initial(plan: Plan) -> dict[str, str]:
-    name = Plan._meta.get_field("name").max_length
-    copy = gettext("Copy of %(plan)s") % {"plan": plan.name}
-    return {"name": copy[:name], "description": plan.description}
 
 
 def _message(plan: Plan, count: int, factor: Decimal) -> str:

@@ -35,7 +35,7 @@ class ImpactPage(AdminPage):
         policy, form = self._read_form(request)
         context: dict[str, Any] = {"form": form}
         if policy is not None:
-            advice = about_saved([policy], self.admin.get_queryset(request))[0]
+            advice = about_saved([policy])[0]
             context["advice"] = [*advice, *(about_endpoint(policy.endpoint) if policy.endpoint else ())]
             try:
                 impact = estimate(policy)
@@ -52,17 +52,15 @@ class ImpactPage(AdminPage):
                 context["store_error"] = unanswered(error.reason, then)
         return TemplateResponse(request, "admin/django_ratequota/ratepolicy/estimate.html", context)
 
-    def _hit(self, policy: RatePolicy, impact: Impact) -> list[dict[str, str]]:
-        """Return the callers affected most, with links to Explain."""
+    def _hit(self, policy: RatePolicy, impact: Impact) -> list[tuple[str, ...]]:
+        """Return the callers affected most, with links to Explain, and how many of their requests."""
         names = caller_names(one.caller for one in impact.hit)
         endpoint = policy.endpoint.name if policy.endpoint else ""
         return [
-            {
-                "caller": caller_text(one.caller, names),
-                "url": explain_url(self.site, one.caller, endpoint),
-                "refused": number_text(one.refused),
-                "requests": number_text(one.requests),
-            }
+            (
+                *(caller_text(one.caller, names), explain_url(self.site, one.caller, endpoint)),
+                *(number_text(one.refused), number_text(one.requests)),
+            )
             for one in impact.hit
         ]
 

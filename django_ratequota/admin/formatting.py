@@ -9,7 +9,6 @@ from typing import Any
 from django.contrib import admin
 from django.utils import timezone
 from django.utils.formats import number_format, time_format
-from django.utils.html import format_html
 from django.utils.text import Truncator
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
@@ -20,6 +19,7 @@ from ..operations.texts import date_and_time, local_time, zone
 from ..operations.texts import day_text as day_text
 from ..operations.texts import isolated as isolated
 from ..operations.texts import moment as moment
+from ..operations.texts import number_text as number_text
 from ..policies.requests.caller import failed_kind
 
 #: Characters of a free text that a cell shows; the whole is a click away.
@@ -47,9 +47,10 @@ def about(row: Any) -> str:
     return shown(row.description)
 
 
-def ltr(text: Any) -> str:
-    """Return the text as HTML that right-to-left pages do not reverse: a rate, key, address, path or scope."""
-    return format_html('<bdi dir="ltr">{}</bdi>', text)
+@admin.display(description=_("reason"), ordering="reason")
+def reason_text(row: Any) -> str:
+    """The list column with a row's reason."""
+    return shown(row.reason)
 
 
 def clock(at: float, *, seconds: bool = True) -> str:
@@ -110,12 +111,6 @@ def duration(seconds: float) -> str:
             return text % count
     days = math.ceil(seconds / 86_400)
     return ngettext("%d day", "%d days", days) % days
-
-
-def number_text(value: float | None) -> str:
-    """A number with two decimals at most; None as 0."""
-    number = round(value or 0, 2)
-    return number_format(int(number) if number == int(number) else number, use_l10n=True, force_grouping=True)
 
 
 def bar_percent(used: int, limit: int) -> int:

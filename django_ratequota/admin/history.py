@@ -18,7 +18,7 @@ from ..operations.states import KINDS
 from .base import AutocompleteAdmin, RecordedAdmin, user_search_fields
 from .diff import describe, kind_and_action, kinds
 from .filters import ConditionFilter, RelatedFilter
-from .formatting import shown, time_column
+from .formatting import reason_text, shown, time_column
 from .search import MOST_NAMED
 from .tools import Unlisted
 
@@ -103,7 +103,7 @@ class PolicyChangeAdmin(Unlisted, AutocompleteAdmin, RecordedAdmin):
     """The history of all changes. It is read-only for everybody."""
 
     pages = ("saves.SavePage", "saves.ChangePage", "revert.RevertPage")
-    list_display = [_AT, "actor", "saved", "what_changed", "reason_text"]
+    list_display = [_AT, "actor", "saved", "what_changed", reason_text]
     list_filter = ["action", KindFilter, PlanFilter, "at", ("actor", RelatedFilter)]
     list_select_related = ["actor"]
     show_full_result_count = False
@@ -163,9 +163,4 @@ class PolicyChangeAdmin(Unlisted, AutocompleteAdmin, RecordedAdmin):
     @admin.display(description=_("changed fields"))
     def what_changed(self, change: Any) -> str:
         """Return the fields that differ in a few words."""
-        return change.what or str(self.get_empty_value_display())
-
-    @admin.display(description=_("reason"), ordering="reason")
-    def reason_text(self, change: PolicyChange) -> str:
-        """Return the reason."""
-        return shown(change.reason) or str(self.get_empty_value_display())
+        return str(change.what)

@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from django.utils import timezone
+from django.utils.translation import gettext
 
 from ..models import Endpoint, PolicyChange, RatePolicy
 from ..monitoring import timeline
@@ -50,23 +51,20 @@ def _refusals(site: Any) -> dict[str, Any]:
     refused = [(pk, counts) for pk, counts in most_refused(hour.endpoints)[:_LISTED] if counts.refused]
     names = dict(Endpoint.objects.filter(pk__in=[pk for pk, _counts in refused]).values_list("pk", "name"))
     users = caller_names([top.caller for top in tops])
+    traffic = model_url(site, RatePolicy, "traffic")
+    endpoints = [
+        (endpoint_name(pk, names), f"{traffic}?endpoint={pk}", number_text(counts.refused)) for pk, counts in refused
+    ]
+    callers = [
+        (caller_text(top.caller, users), explain_url(site, top.caller), number_text(top.counts.refused))
+        for top in tops
+    ]
     return {
         "number": number_text(total.refused),
         "share": percent(total.refused, total.admitted + total.refused),
         "requests": number_text(total.admitted + total.refused),
         "since": moment(hour.starts[0]),
-        "endpoints": [
-            (
-                endpoint_name(pk, names),
-                model_url(site, RatePolicy, "traffic", query={"endpoint": pk}),
-                number_text(counts.refused),
-            )
-            for pk, counts in refused
-        ],
-        "callers": [
-            (caller_text(top.caller, users), explain_url(site, top.caller), number_text(top.counts.refused))
-            for top in tops
-        ],
+        "tops": {gettext("Endpoint"): endpoints, gettext("Customer"): callers},
     }
 
 

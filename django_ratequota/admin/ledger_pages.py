@@ -31,19 +31,17 @@ class LedgerPage(AdminPage):
     def around(
         self, query: Mapping[str, str], choices: list[Any], search: tuple[str, str], following: str
     ) -> dict[str, Any]:
-        """Return the context of the form, and of the links to the first part, the one ``following``, and the file.
+        """Return the context of the form, and of the links to the first part and the one ``following``.
 
         ``search`` is the name and label of the field for subjects.
         """
-        same = {name: value for name, value in query.items() if value and name != "start"}
         name, label = search
         return {
             "choices": choices,
             "search": {"name": name, "label": label, "value": query[name]},
             "subjects": self.admin.page_url("subjects"),
-            "first": self.url(query=same) if query["start"] else "",
-            "next": self.url(query={**same, "start": following}) if following else "",
-            "csv": self.url(query={**same, "csv": "1"}),
+            "start": query["start"],
+            "next": following,
         }
 
 

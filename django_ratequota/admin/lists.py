@@ -12,8 +12,9 @@ from django.utils.translation import gettext_lazy as _
 
 from ..changes.validators import canonical_subject
 from ..models import ListMember, SubjectList
+from ..utils.addresses import networks_around
 from .filters import ActiveFilter, RelatedFilter
-from .formatting import about, when
+from .formatting import about, reason_text, when
 from .permissions import may_see_members
 from .policy_table import PolicyInline, PolicyTableAdmin
 from .tools import Unlisted
@@ -51,7 +52,7 @@ class SubjectListAdmin(PolicyTableAdmin):
 class ListMemberAdmin(Unlisted, UserOrSubjectAdmin):
     """The members of all lists."""
 
-    list_display = ["who", "subject_list", when, "active", "reason_text"]
+    list_display = ["who", "subject_list", when, "active", reason_text]
     list_filter = [ActiveFilter, ("subject_list", RelatedFilter)]
     list_select_related = ["user", "subject_list"]
     show_full_result_count = False
@@ -72,6 +73,6 @@ def _around(text: str) -> list[str]:
         network = ip_network(canonical_subject(text).removeprefix("ip:"))
     except (ValidationError, ValueError):
         return []
-    found = [f"ip:{network.supernet(new_prefix=bits)}" for bits in range(network.prefixlen + 1)]
+    found = networks_around(network)
     # A single address is stored with or without its prefix length.
     return [*found, f"ip:{network.network_address}"] if network.num_addresses == 1 else found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.contrib import admin, messages
+from django.contrib import admin
 from django.db.models import Count, Max
 from django.utils import timezone
 from django.utils.formats import number_format
@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..conf import settings
 from ..models import Plan, PlanAssignment
-from .formatting import about, shown
+from .formatting import about
 from .pages import may_view, model_url
 from .policy_table import PolicyInline, PolicyTableAdmin
 
@@ -68,14 +68,6 @@ class PlanAdmin(PolicyTableAdmin):
         if site.get_model_admin(PlanAssignment).has_add_permission(request):
             found.append((model_url(site, PlanAssignment, "add", query={"plan": obj.pk}), _("Assign this plan")))
         return found
-
-    def save_related(self, request: Any, form: Any, formsets: Any, change: bool) -> None:
-        """Warn about a new slug, which code and files do not know."""
-        super().save_related(request, form, formsets, change)
-        if change and "slug" in form.changed_data:
-            text = _("The slug changed from %(old)s to %(new)s. Change it in policy files and PLAN_RESOLVER as well.")
-            words = {"old": shown(form.initial["slug"]), "new": shown(form.instance.slug)}
-            self.message_user(request, text % words, messages.WARNING)
 
     @admin.display(description=_("customers"))
     def subscribers(self, plan: Any) -> str:

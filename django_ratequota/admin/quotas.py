@@ -70,7 +70,7 @@ class QuotasPage(LedgerPage):
         context = {
             "title": gettext("Quotas: %s") % periods[period],
             "rows": [self._row(row, users, now_us, boosts, period) for row in rows],
-            "lower": self.url(query={**query, "level": str(LEVELS[0])}) if int(query["level"]) > LEVELS[0] else "",
+            "lower": LEVELS[0] if int(query["level"]) > LEVELS[0] else None,
             **self.around(query, choices, ("q", gettext("User or subject")), following),
         }
         return self.render(request, "quotas.html", context)

@@ -79,6 +79,7 @@ class CountersPage(CallerPage):
             "store_error": store_error and unanswered(store_error, _NOT_SHOWN),
             "frees": any(bucket.rate.concurrent for bucket in buckets),
             "form": form,
+            "button": _("Refund"),
             "back": back,
         }
         return self.render(request, "confirm_counters.html", context, form)

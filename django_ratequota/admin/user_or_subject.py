@@ -9,7 +9,6 @@ from django.utils.translation import gettext_lazy as _
 
 from .base import AutocompleteAdmin, RecordedAdmin, user_search_fields
 from .filters import is_active
-from .formatting import shown
 from .names import with_display_name
 
 
@@ -29,8 +28,3 @@ class UserOrSubjectAdmin(AutocompleteAdmin, RecordedAdmin):
     def active(self, row: Any) -> bool:
         """Return whether the row counts now."""
         return is_active(row)
-
-    @admin.display(description=_("reason"), ordering="reason")
-    def reason_text(self, row: Any) -> str:
-        """Return the reason."""
-        return shown(row.reason)

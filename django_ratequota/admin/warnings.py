@@ -28,8 +28,7 @@ class WarnsOnSave(RecordedAdmin):
 
         rows = list(policies)
         advice: list[tuple[Any, list[str]]] = [] if endpoint is None else [(endpoint, about_endpoint(endpoint))]
-        if rows:
-            advice += zip(rows, about_saved(rows, self._visible_policies(request)), strict=True)
+        advice += zip(rows, about_saved(rows), strict=True)
         named: dict[str, list[str]] = {}
         for row, texts in advice:
             for text in texts:
@@ -39,9 +38,3 @@ class WarnsOnSave(RecordedAdmin):
             if more > 0:
                 listed += f" {ngettext('and %(count)d more', 'and %(count)d more', more)}" % {"count": more}
             self.message_user(request, f"{listed}: {text}", messages.WARNING)
-
-    def _visible_policies(self, request: Any) -> Any:
-        """Return the policies that the operator may see: advice names no others."""
-        if not self.admin_site.is_registered(RatePolicy):
-            return RatePolicy.objects.none()
-        return self.admin_site.get_model_admin(RatePolicy).get_queryset(request)

@@ -69,16 +69,6 @@ def beginning(subject: str) -> str:
     return f"{{{subject_tag(subject)}}}:"
 
 
-def renamed(name: str, source: str, target: str) -> str:
-    """Return the name of a counter of ``source`` as that of ``target``, counted per the other kind of subject."""
-    return beginning(target) + name.removeprefix(beginning(source)).replace(per_kind(source), per_kind(target))
-
-
-def per_kind(subject: str) -> str:
-    """Return what the names of the subject's counters contain that are counted per its kind."""
-    return f".{_per(subject.partition(':')[0])}:"
-
-
 def window_name(counter: str, first_day: date) -> tuple[str, str]:
     """Return the tag of the subject, and what names the window among the subject's own; takes ``counter_name``."""
     tag, _braces, name = window_key(counter, first_day)[1:].partition("}:")

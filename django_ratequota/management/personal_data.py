@@ -1,4 +1,4 @@
-"""The verbs ``export-subject``, ``forget`` and ``move`` of ``manage.py ratequota``."""
+"""The verbs ``export-subject`` and ``forget`` of ``manage.py ratequota``."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError
 
-from ..changes.validators import assignable_subject, canonical_subject
+from ..changes.validators import canonical_subject
 from ..conf import settings
 from ..engine.keys import short
 from ..operations import held_data
-from ..operations.differences import object_names
 from ..operations.subjects import find_user
 from ..runtime import default_limiter
 from .maintenance import add_timeout, wait_for_counts, why_unreported
@@ -42,21 +40,9 @@ def add_verbs(verbs: Any) -> None:
     forgetting.add_argument(
         "--yes", action="store_true", help="Delete the data. Without it, the command only shows the changes."
     )
-    moving = verbs.add_parser(
-        "move", help="Move a subject's usage of limits that are kept in the database to another subject."
-    )
-    moving.set_defaults(run=move)
-    moving.add_argument(
-        "--from", dest="source", required=True, metavar="SUBJECT", help="Subject to move from, such as user:7."
-    )
-    moving.add_argument(
-        "--to", dest="target", required=True, metavar="SUBJECT", help="Subject to move to, such as tenant:acme."
-    )
-    moving.add_argument("--reason", default="ratequota move", help="Reason for the history.")
-    for verb in (forgetting, moving):
-        add_timeout(verb)
-        text = "Do not wait for workers, because they have been stopped."
-        verb.add_argument("--no-wait", action="store_true", help=text)
+    add_timeout(forgetting)
+    text = "Do not wait for workers, because they have been stopped."
+    forgetting.add_argument("--no-wait", action="store_true", help=text)
 
 
 def export_subject(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
@@ -80,16 +66,6 @@ def forget(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
         yield "No changes were made yet. Add --yes to delete the data."
 
 
-def move(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
-    """Move the usage, and yield how much that was."""
-    source, target = _subject(options["source"]), _subject(options["target"], exists=True)
-    if source == target:
-        raise CommandError(f"{source} is both subjects. Choose another one.")
-    yield _written(options)
-    moved = held_data.move(source, target, options["reason"])
-    yield f"{moved} windows of {source} are now those of {target}"
-
-
 def _written(options: dict[str, Any]) -> str:
     """Wait until all counts are in the database, if any are kept there; raises ``CommandError``."""
     if options["no_wait"]:
@@ -109,18 +85,11 @@ def _chosen(options: dict[str, Any]) -> str:
     return f"user:{user.pk}"
 
 
-def _subject(text: str, *, exists: bool = False) -> str:
-    """Return the subject as counters have it; raises ``CommandError`` and ``ValidationError``.
-
-    Where it has to exist, it is a user, or of a kind in IDENTIFIERS.
-    """
+def _subject(text: str) -> str:
+    """Return the subject as counters have it; raises ``CommandError``."""
     with suppress(ValidationError):  # a user, or a kind that is no longer in IDENTIFIERS
         text = canonical_subject(text)
     kind, _colon, value = text.partition(":")
     if not kind or not value:
         raise CommandError(f"Enter kind:value, such as tenant:acme or user:7, not {text!r}")
-    if exists and kind != "user":
-        assignable_subject(text)
-    elif exists and not object_names(get_user_model(), [value]):
-        raise CommandError(f"There is no user with the key {value!r}")
     return f"{kind}:{short(value)}"

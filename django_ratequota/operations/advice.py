@@ -4,35 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from functools import reduce
-from operator import attrgetter, or_
-from typing import Any
 
-from django.db.models import Q
 from django.utils.translation import gettext as _
 
 from ..changes.validators import visible
 from ..models import Endpoint, RatePolicy
-from ..policies.facts import POLICY_COLUMNS, EndpointFacts, PolicyFacts, endpoint_facts, policy_facts, policy_of_row
+from ..policies.facts import EndpointFacts, PolicyFacts, endpoint_facts, policy_facts
 from ..policies.matching import match_endpoints
-from ..policies.precedence import strongest
 from ..policies.requests.routes import known_routes, known_scopes
 from ..policies.snapshot import Snapshot
-from ..utils.addresses import is_within, network_from
-from .numbers import number
+from .texts import number_text
 
 #: Maximum length of a name in a warning.
 _SHOWN_CHARACTERS = 100
 #: The largest limit for which a log is kept without a warning, and the bytes of an entry in it.
 _MOST_LOGGED, _ENTRY_BYTES = 100_000, 14
-_AUDIENCE, _GROUP = attrgetter("user", "subject", "plan_id", "list_id"), attrgetter("endpoint_id", "counted_per")
 
 
-def about_policy(
-    policy: PolicyFacts, others: Iterable[PolicyFacts], endpoint: EndpointFacts | None, now_us: int
-) -> list[str]:
+def about_policy(policy: PolicyFacts, endpoint: EndpointFacts | None, now_us: int) -> list[str]:
     """Return warnings about a policy of the endpoint (None = all), the most serious first."""
-    never = _never_applies(policy, endpoint, now_us) or _outranked(policy, others, now_us)
+    never = _never_applies(policy, endpoint, now_us)
     return [never] if never else [*_costs_too_much(policy, endpoint), *_logs_too_much(policy)]
 
 
@@ -53,28 +44,12 @@ def about_endpoint(endpoint: Endpoint) -> list[str]:
     return [text % {"name": visible(endpoint.name)[:_SHOWN_CHARACTERS]}]
 
 
-def about_saved(policies: Iterable[RatePolicy], seen: Any) -> list[list[str]]:
-    """Return the warnings about each policy, saved or not, in their order; the number of queries is constant.
-
-    ``seen`` is a queryset of the policies that the operator may see: no warning mentions another one.
-    """
+def about_saved(policies: Iterable[RatePolicy]) -> list[list[str]]:
+    """Return the warnings about each policy, saved or not, in their order, with one query."""
     facts, now_us = [policy_facts(row) for row in policies], time.time_ns() // 1000
-    rows = seen.filter(reduce(or_, map(_rivals, facts), Q(pk__in=[]))).order_by()
-    others = [policy_of_row(row) for row in rows.values_list(*POLICY_COLUMNS)]
     endpoints = Endpoint.objects.in_bulk({one.endpoint_id for one in facts} - {None})
     known = {None: None, **{pk: endpoint_facts(endpoint) for pk, endpoint in endpoints.items()}}
-    return [about_policy(one, others, known[one.endpoint_id], now_us) for one in facts]
-
-
-def _rivals(policy: PolicyFacts) -> Q:
-    """Return the condition of the policies that apply to all callers of this one."""
-    place = {"endpoint": policy.endpoint_id, "counted_per": policy.counted_per}
-    if policy.network is not None:
-        network = network_from(*policy.network)
-        wider = map(network.supernet, range(network.prefixlen + 1))
-        return Q(subject__in=[policy.subject, *(f"ip:{network}" for network in wider)], **place)
-    audience = {"user": policy.user or None, "subject_list": policy.list_id, "plan": policy.plan_id}
-    return Q(subject=policy.subject, **audience, **place)
+    return [about_policy(one, known[one.endpoint_id], now_us) for one in facts]
 
 
 def matched_routes(endpoint: Endpoint, routes: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -105,31 +80,6 @@ def _never_applies(policy: PolicyFacts, endpoint: EndpointFacts | None, now_us: 
     return ""
 
 
-def _outranked(policy: PolicyFacts, others: Iterable[PolicyFacts], now_us: int) -> str:
-    """Another policy applies to the same callers, as long as this one, and wins: so it does at any time.
-
-    A wider network's applies to the same callers, too; it wins where it is blocked.
-    """
-    start_us = max(policy.starts_us or 0, now_us)
-    for rival in others:
-        lasts = rival.ends_us is None or (policy.ends_us is not None and policy.ends_us <= rival.ends_us)
-        same = _AUDIENCE(rival) == _AUDIENCE(policy) or _contains(rival, policy)
-        if rival.id == policy.id or rival.mode == "off" or not (lasts and same and _GROUP(rival) == _GROUP(policy)):
-            continue
-        if strongest((policy, rival), start_us) is rival:
-            text = _(
-                "This policy never applies, because policy %(id)s (%(rates)s) takes precedence for the same "
-                "customers. End or change that policy instead."
-            )
-            return text % {"id": rival.id, "rates": rival.text}
-    return ""
-
-
-def _contains(rival: PolicyFacts, policy: PolicyFacts) -> bool:
-    wide, narrow = rival.network, policy.network
-    return wide is not None and narrow is not None and is_within(network_from(*narrow), network_from(*wide))
-
-
 def _costs_too_much(policy: PolicyFacts, endpoint: EndpointFacts | None) -> list[str]:
     """No algorithm admits a cost above the capacity, however long the client waits."""
     rates = () if endpoint is None or isinstance(policy.rates, str) else policy.rates
@@ -141,9 +91,9 @@ def _costs_too_much(policy: PolicyFacts, endpoint: EndpointFacts | None) -> list
         text
         % {
             "endpoint": endpoint.name,
-            "cost": number(endpoint.cost),
+            "cost": number_text(endpoint.cost),
             "rate": rate,
-            "room": number(rate.capacity),
+            "room": number_text(rate.capacity),
         }
         for rate in rates
         if endpoint is not None and rate.units(endpoint.cost) > rate.capacity
@@ -157,7 +107,12 @@ def _logs_too_much(policy: PolicyFacts) -> list[str]:
         "it. For limits above %(most)s choose “sliding_window_counter”, which stores a few bytes."
     )
     return [
-        text % {"rate": rate, "size": number(rate.limit * _ENTRY_BYTES / 10**6), "most": number(_MOST_LOGGED)}
+        text
+        % {
+            "rate": rate,
+            "size": number_text(round(rate.limit * _ENTRY_BYTES / 10**6, 1)),
+            "most": number_text(_MOST_LOGGED),
+        }
         for rate in (() if isinstance(policy.rates, str) else policy.rates)
         if rate.algorithm == "sliding_window_log" and rate.limit > _MOST_LOGGED
     ]

@@ -21,9 +21,9 @@ from ..monitoring import attempts
 from ..monitoring.attempts import Attempts, RecordedAttempts
 from ..policies.facts import PolicyFacts, policy_facts
 from .impact_audience import NotEstimable, RecordedAudience, subject_for
-from .numbers import number
 from .replay import replay_each
 from .spans import has_room, peak, spread
+from .texts import number_text
 
 #: Maximum number of attempts that one estimate replays; beyond it, only those of some callers are replayed.
 MOST_ATTEMPTS = 200_000
@@ -104,7 +104,7 @@ def estimate(policy: RatePolicy, hours: int = 24, *, most: int = MOST_ATTEMPTS, 
         records = audience.select(subjects[subject])
         own = [peak(rate, records) for rate in rates]
         if not all(map(has_room, rates, own)):
-            left -= _requests(records)
+            left -= sum(record.admitted + record.refused for record in records)
             if left < 0:
                 break
             to_replay.append(records)
@@ -114,7 +114,7 @@ def estimate(policy: RatePolicy, hours: int = 24, *, most: int = MOST_ATTEMPTS, 
             peaks.append(own)
     if left < 0 and not counted:
         text = _("The impact cannot be estimated, because more than %(most)s requests share one counter.")
-        raise NotEstimable(text % {"most": number(most)})
+        raise NotEstimable(text % {"most": number_text(most)})
     asked: Counter[str] = Counter()
     for record in counted:
         asked[record.caller] += record.admitted + record.refused
@@ -161,10 +161,6 @@ def _refused(rates: Sequence[Rate], subjects: Iterable[Sequence[Attempts]]) -> C
     return refused
 
 
-def _requests(records: Iterable[Attempts]) -> int:
-    return sum(record.admitted + record.refused for record in records)
-
-
 def sentences(impact: Impact, hours: int = 24) -> list[str]:
     """Return the estimate in sentences."""
     if impact.since is None or not impact.requests:
@@ -176,10 +172,10 @@ def sentences(impact: Impact, hours: int = 24) -> list[str]:
     )
     words = {
         "hours": hours,
-        "refused": number(impact.refused_clients),
-        "clients": number(impact.clients),
+        "refused": number_text(impact.refused_clients),
+        "clients": number_text(impact.clients),
         "percent": _percent(impact.refused_requests, impact.requests),
-        "requests": number(impact.requests),
+        "requests": number_text(impact.requests),
     }
     return [text % words, *map(_fit_text, impact.fits), *_reservations(impact)]
 
@@ -206,7 +202,7 @@ def _reservations(impact: Impact) -> list[str]:
             "Ignored: %(count)s policies that take precedence for customers that the records do not identify.",
             impact.unknown_policies,
         )
-        found.append(text % {"count": number(impact.unknown_policies)})
+        found.append(text % {"count": number_text(impact.unknown_policies)})
     return found
 
 
@@ -214,8 +210,8 @@ def _percent(part: float, whole: float) -> str:
     """Return ``1.2 %``; never 0 for some nor 100 for not all."""
     percent = 100 * part / whole if whole else 0.0
     if 0 < percent < 0.1:
-        return f"< {number(0.1)} %"
-    return f"> {number(99.9)} %" if 99.9 < percent < 100 else f"{number(percent)} %"
+        return f"< {number_text(0.1)} %"
+    return f"> {number_text(99.9)} %" if 99.9 < percent < 100 else f"{number_text(round(percent, 1))} %"
 
 
 def _fits(rates: Sequence[Rate], peaks: Sequence[Sequence[int]]) -> tuple[Fit, ...]:

@@ -26,7 +26,7 @@ from ..changes.databases import policy_alias
 from ..changes.validators import check_year, is_address_like, visible
 from ..changes.writer import users_by_login
 from ..policies.facts import to_datetime, to_us
-from .numbers import number
+from .texts import number_text
 
 #: Maximum number of lines at once, with empty ones and comments. A longer file is refused, because servers end
 #: workers that take long, and each line takes 0.2 ms to record in the history.
@@ -63,7 +63,7 @@ def lines_of(text: str, columns: bool = False) -> list[Line]:
             "There are more than %(most)s lines. Split them up or import a policy file with manage.py ratequota "
             "import."
         )
-        raise ValidationError(problem % {"most": number(MAX_LINES)})
+        raise ValidationError(problem % {"most": number_text(MAX_LINES)})
     return [line for line in lines if line.who and line.who[0] != "#"]
 
 

@@ -19,7 +19,7 @@ from ..conf import settings
 from ..exceptions import StoreError
 from ..models import QuotaWindow
 from ..monitoring.timeline import seen_callers
-from ..utils.addresses import is_within, named_network
+from ..utils.addresses import is_within, named_network, networks_around
 from .subject_names import identified_subjects
 
 #: Maximum number of subjects that are offered, and of rows that are read to find them: a subject may have several.
@@ -50,7 +50,7 @@ def find_user(name: str, *, by_key: bool = False) -> Any:
 def policies_in(network: str, policies: QuerySet[Any]) -> list[Any]:
     """Return those of the policies for a network such as ``ip:203.0.113.0/24``, a wider one, or one in it."""
     outer = ip_network(network.removeprefix("ip:"))
-    wider = [f"ip:{outer.supernet(new_prefix=bits)}" for bits in range(outer.prefixlen + 1)]
+    wider = networks_around(outer)
     ends = zip(str(outer[0]), str(outer[-1]), strict=False)
     begins = "".join(one for one, _other in takewhile(lambda pair: pair[0] == pair[1], ends))
     found = policies.filter(Q(subject__in=wider) | subject_begins(f"ip:{begins}", policies.db))

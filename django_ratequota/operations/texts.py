@@ -1,11 +1,11 @@
-"""Times and values as operators read them, in their language and time zone."""
+"""Times and numbers as operators read them, in their language and time zone."""
 
 from __future__ import annotations
 
 from datetime import date, datetime
 
 from django.utils import timezone
-from django.utils.formats import date_format, time_format
+from django.utils.formats import date_format, number_format, time_format
 from django.utils.translation import get_language_bidi
 
 
@@ -36,6 +36,12 @@ def date_and_time(local: datetime, *, seconds: bool = False) -> str:
 def zone(local: datetime) -> str:
     """Return the name of the time's zone."""
     return date_format(local, "T")
+
+
+def number_text(value: float) -> str:
+    """Return a number with two decimals at most."""
+    number = round(value, 2)
+    return number_format(int(number) if number == int(number) else number, use_l10n=True, force_grouping=True)
 
 
 def isolated(text: str) -> str:

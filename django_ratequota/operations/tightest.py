@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
-from types import MappingProxyType
 
 from ..conf import settings
 from ..enforcement.step_runner import now_us
@@ -19,15 +18,13 @@ from ..runtime import default_limiter, process
 from .counters import is_shared, peek
 
 
-def tightest(
-    callers: Iterable[str], scope: str | None = None, of: Mapping[str, str] = MappingProxyType({})
-) -> dict[str, BucketStatus]:
+def tightest(callers: Iterable[str], scope: str | None = None) -> dict[str, BucketStatus]:
     """Return caller -> its own enforced counter with the smallest share left; callers without one are left out.
 
     ``callers`` are subjects such as ``user:42``. Their limits at the endpoint ``scope`` and at all endpoints together
-    are compared; without a scope also those at each endpoint, unless these are too many to ask for. ``of`` names the
-    organisation of callers, such as ``tenant:acme``, as far as it is known. Where only a request shows what plan its
-    caller is on, the limits are compared that no plan changes. Raises ``StoreError`` and ``django.db.Error``.
+    are compared; without a scope also those at each endpoint, unless these are too many to ask for. Where only a
+    request shows what plan its caller is on, the limits are compared that no plan changes. Raises ``StoreError`` and
+    ``django.db.Error``.
     """
     limiter = default_limiter()
     if getattr(limiter, "unlimited", False):
@@ -35,7 +32,7 @@ def tightest(
     overview = process.policies.reload(limiter.stored_revision()).overview
     # Without those that are counted together.
     names = [name for name in callers if name.partition(":")[2] and not is_shared("caller", name)]
-    described = {name: DescribedCaller.named(name, organisation=of.get(name, "")) for name in names}
+    described = {name: DescribedCaller.named(name) for name in names}
     endpoints: tuple[EndpointFacts, ...] = ()
     if scope is not None and scope in overview.by_name:
         endpoints = (overview.by_name[scope],)

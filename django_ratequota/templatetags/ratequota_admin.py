@@ -47,11 +47,20 @@ def ratequota_tools(context: Any) -> dict[str, Any]:
     return {} if site is None or context.get("is_popup") else {"tools": tools(site, context["request"])}
 
 
-@register.simple_tag
-def column_heads(*texts: Any) -> str:
-    """Return the head of a table: one row with these texts."""
-    heads = format_html_join("", '<th scope="col">{}</th>', ([text] for text in texts))
-    return format_html("<thead><tr>{}</tr></thead>", heads)
+@register.simple_block_tag(end_name="endtable")
+def table(content: Any, label: Any, *heads: Any, css: str = "") -> str:
+    """Return a table of the rows in ``content``, without empty heads; a wide one scrolls, and not the page.
+
+    ``label`` names it for screen readers, and ``css`` is its class.
+    """
+    return format_html(
+        '<div class="ratequota-scroll" tabindex="0" role="region" aria-label="{}">'
+        '<table class="{}"><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>',
+        label,
+        css,
+        format_html_join("", '<th scope="col">{}</th>', ([head] for head in heads if head)),
+        content,
+    )
 
 
 def _site(request: Any) -> Any:

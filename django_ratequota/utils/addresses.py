@@ -70,6 +70,11 @@ def named_network(name: str) -> Network | None:
         return None
 
 
+def networks_around(network: Network) -> list[str]:
+    """Return the names of a network and of all wider ones, such as ``ip:203.0.113.0/24``."""
+    return [f"ip:{network.supernet(new_prefix=bits)}" for bits in range(network.prefixlen + 1)]
+
+
 def is_wide(name: str) -> bool:
     """Return whether the name is that of a network wider than /16, or IPv6 /32."""
     network = named_network(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,13 +12,10 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from django_ratequota import Limiter
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
-from django_ratequota.runtime import process
 from tests.admin.test_history import cells
 from tests.admin.test_revert import confirm, revert_url
-from tests.support.operators import client_of, text_of, words_of
-from tests.support.windows import counted
+from tests.support.operators import client_of, text_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "tenants")]
 
@@ -59,34 +56,6 @@ def test_months_begin_on_a_day_that_a_month_may_have(operator: Client, pro: Plan
     page = text_of(operator.post(f"{LIST}add/", form(pro, subject="tenant:acme", anchor=anchor)))
     assert "than or equal to" in page
     assert not PlanAssignment.objects.exists()
-
-
-def test_a_save_that_moves_the_day_asks_first(
-    operator: Client, pro: Plan, limiter: Limiter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """554 used became 0 at once, and nothing said so."""
-    monkeypatch.setattr(process, "limiter", lambda: limiter)
-    days = {"starts_at": datetime(2025, 11, 15, tzinfo=UTC), "ends_at": datetime(2025, 12, 15, tzinfo=UTC)}
-    search = Endpoint.objects.create(name="search")
-    for endpoint_id in (None, search.pk, 10**6):
-        counted(subject="tenant:acme", endpoint_id=endpoint_id, used=554, limit=1000, **days)
-    assign(pro, "tenant:acme", anchor=15, starts_at=datetime(2025, 1, 1, tzinfo=UTC))
-    [row] = PlanAssignment.objects.all()
-    url, data = f"{LIST}{row.pk}/change/", form(pro, subject="tenant:acme", anchor="1", starts_at_0="2025-01-01")
-    expected = [
-        f"554 of 1,000 used ({where}, 1000/month). The counter restarts on 2025-11-21."
-        for where in ("all endpoints", "search")
-    ]
-    page = words_of(operator.post(url, data))
-    assert re.findall(r"554 of [^<]*", page) == expected
-    assert '<input type="checkbox" name="confirm" id="id_confirm"' in page
-    assert PlanAssignment.objects.get().anchor == 15
-    deletion = words_of(operator.get(f"{LIST}{row.pk}/delete/"))
-    assert re.findall(r"554 of [^<]*", deletion) == expected
-    assert 'name="confirm"' not in words_of(operator.get(url))
-    assert operator.post(url, {**data, "anchor": "15"}).status_code == 302
-    assert operator.post(url, {**data, "confirm": "on"}).status_code == 302
-    assert PlanAssignment.objects.get().anchor == 1
 
 
 def test_the_creation_is_shown_once_there_is_one(operator: Client, pro: Plan) -> None:

@@ -81,9 +81,9 @@ def test_many_windows_and_the_counters_of_a_month_have_pages(
     for address, listed in ((ACME, "rows"), (f"{ACME}&month={this_month()}", "counters")):
         page = operator.get(address)
         assert [row["rate"] for row in page.context[listed]] == ["10/month", "11/month"]
-        page = operator.get(page.context["next"])
+        page = operator.get(f"{address}&start={page.context['next']}")
         assert [row["rate"] for row in page.context[listed]] == ["12/month"]
-        assert (page.context["next"], bool(page.context["first"])) == ("", True)
+        assert (page.context["next"], "First page" in text_of(page)) == ("", True)
 
 
 @pytest.mark.parametrize("subject", ["", "tenant:nobody", "\x00", "user:", "x" * 300, "tenant:\ud800"])

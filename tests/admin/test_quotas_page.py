@@ -112,7 +112,7 @@ def test_the_export_has_all_rows_in_batches(operator: Client, monkeypatch: Any) 
     page = operator.get(PAGE)
     assert len(page.context["rows"]) == 2
     pk = QuotaWindow.objects.order_by("pk")[1].pk
-    assert f'href="{PAGE}?window=month&amp;level=80&amp;start=90-{pk}">Next page</a>' in text_of(page)
+    assert f'href="?start=90-{pk}">Next page</a>' in text_of(page)
     assert {row["name"] for row in table(operator.get(CSV))} == {f"user user{number}" for number in range(5)}
     assert table(operator.get(f"{CSV}&level=100")) == []
 

@@ -73,7 +73,7 @@ def test_traffic_of_all_requests(operator: Client, asked: User) -> None:
 
 def test_an_endpoint_is_selected_by_its_row(operator: Client, asked: User, search: Endpoint) -> None:
     page = operator.get(PAGE, {"span": "day", "order": "refused"})
-    assert f'href="?span=day&amp;endpoint={search.pk}&amp;order=refused"' in text_of(page)
+    assert f'href="?span=day&amp;order=refused&amp;endpoint={search.pk}"' in text_of(page)
     page = operator.get(PAGE, {"endpoint": search.pk})
     assert page.context["totals"][:3] == ["3", "2", "2"]
     assert [row[0] for row in rows(page, "callers")] == ["user alice"]
@@ -103,7 +103,7 @@ def test_callers_are_sorted_by_the_column_that_is_chosen(operator: Client, searc
     for query, order in (({}, "978"), ({"order": "refused"}, "789")):
         page = operator.get(PAGE, query)
         assert "".join(row[0][-1] for row in rows(page, "callers")) == order
-        [sorted_by] = re.findall(r'aria-sort="descending"><a href="\?span=hour&amp;order=(\w+)"', text_of(page))
+        [sorted_by] = re.findall(r'aria-sort="descending"><a href="\?order=(\w+)"', text_of(page))
         assert sorted_by == query.get("order", "admitted")
 
 

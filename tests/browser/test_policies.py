@@ -185,21 +185,6 @@ def test_rows_of_a_plan_are_edited_and_added(desk: Desks, scene: Scene) -> None:
     own.shoot("plan", page.locator("#policies-group"))
 
 
-def test_a_click_adds_a_route(desk: Desks, scene: Scene) -> None:
-    page = desk().open(PAGES["endpoint"].path(scene))
-    routes = page.get_by_role("textbox", name="Routes")
-    routes.fill("first")
-    page.get_by_text("Routes of this project").click()
-    button = page.get_by_role("button", name="/plain/", exact=True)
-    button.click()
-    expect(routes).to_have_value("first\n/plain/")
-    button.click()
-    expect(routes).to_have_value("first\n/plain/")
-    expect(routes).to_be_focused()
-    page.get_by_role("button", name="Save and continue editing").click()
-    expect(page.locator(".field-matches li")).to_contain_text(["Views use it as their scope.", "/plain/ (plain)"])
-
-
 @pytest.mark.parametrize("name", ["policies", "override", "plan", "endpoints", "endpoint"])
 def test_viewers_are_offered_nothing_to_write(desk: Desks, scene: Scene, name: str) -> None:
     path = PAGES[name].path(scene)

@@ -145,7 +145,7 @@ class TestWhatIsShown:
 
     def test_a_policy_saved_there_is_warned_about(self, health: Endpoint) -> None:
         policy = RatePolicy.objects.create(endpoint=health, rates="5/hour")
-        assert about_saved([policy], RatePolicy.objects.all()) == [
+        assert about_saved([policy]) == [
             [
                 "This policy never applies, because the endpoint “health” is exempt. "
                 "To use the policy, clear “exempt” on the endpoint."

@@ -1,10 +1,9 @@
-"""``manage.py ratequota export-subject``, ``forget`` and ``move``, and what stays of a deleted user."""
+"""``manage.py ratequota export-subject`` and ``forget``, and what stays of a deleted user."""
 
 from __future__ import annotations
 
 import json
 import re
-from datetime import UTC, date, datetime
 from typing import Any
 
 import pytest
@@ -12,12 +11,10 @@ import redis
 from django.apps import apps
 from django.contrib.auth.models import User
 from django.core.management import CommandError
-from django.db.models import Sum
 from django.test import Client
 
 from django_ratequota import check_request
 from django_ratequota.engine.keys import beginning
-from django_ratequota.exceptions import StoreError
 from django_ratequota.models import (
     ListMember,
     Plan,
@@ -33,13 +30,10 @@ from django_ratequota.monitoring.attempts import recorded_attempts
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.monitoring.ledger import flush
 from django_ratequota.monitoring.packing import unpack_attempts
-from django_ratequota.operations import held_data
 from django_ratequota.operations.blocks import propose_block
-from django_ratequota.runtime import default_limiter
 from tests.project.views import request_from
 from tests.support.commands import run
 from tests.support.operators import text_of
-from tests.support.windows import counted, of_day
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -200,85 +194,18 @@ def test_what_a_process_has_not_written_is_waited_for(free: Plan) -> None:
     RatePolicy.objects.create(rates="1000/month")
     ask("tenant:acme")
     health.report()
-    for verb in (f"forget --subject user:{VALUE} --yes", f"move --from user:{VALUE} --to tenant:acme"):
-        with pytest.raises(CommandError, match="1 of 1 workers have not written their counters within 1 s"):
-            run(*verb.split(), "--timeout", "1")
+    with pytest.raises(CommandError, match="1 of 1 workers have not written their counters within 1 s"):
+        run("forget", "--subject", f"user:{VALUE}", "--yes", "--timeout", "1")
     assert used() == [(f"user:{VALUE}", 10, 10)]
 
 
-@pytest.mark.parametrize("verb", ["forget --subject user:7 --yes", "move --from user:7 --to tenant:acme"])
-def test_where_processes_do_not_report_they_are_stopped_first(verb: str, settings: Any) -> None:
-    """The commands went on, and what processes wrote afterwards had the name again."""
+def test_where_processes_do_not_report_they_are_stopped_first(settings: Any) -> None:
+    """The command went on, and what processes wrote afterwards had the name again."""
+    verb = "forget --subject user:7 --yes"
     settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 0}
     with pytest.raises(CommandError, match=re.escape("Each writes its counters when it stops. Then add --no-wait.")):
         run(*verb.split())
     assert run(*verb.split(), "--no-wait").splitlines()[0] == "Did not wait for workers"
-
-
-def test_usage_stays_where_it_is_while_the_store_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rows moved, and what Redis still counted was refunded by the next reset: -100 on the invoice."""
-    RatePolicy.objects.create(rates="1000/month")
-    ask(f"user:{VALUE}", 10)
-    flush()
-    before, store = used(), default_limiter().store
-
-    def fail(_command: Any) -> Any:
-        raise StoreError("timeout", "no answer")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(store, "execute", fail)
-        with pytest.raises(StoreError):
-            held_data.move(f"user:{VALUE}", "tenant:acme", "")
-    assert used() == before
-
-
-def test_usage_is_moved_to_another_subject() -> None:
-    source, target = f"user:{VALUE}", "tenant:acme"
-    RatePolicy.objects.create(rates="1000/month, 90/day fixed_window, 70/hour fixed_window")
-    for subject in (source, source, target):
-        ask(subject, 3)
-    ask(source, 2).refund(1)
-    flush()
-    past = {"starts_at": datetime(2025, 3, 1, tzinfo=UTC), "ends_at": datetime(2025, 4, 1, tzinfo=UTC)}
-    counted(subject=source, used=40, limit=1000, counter=f"{{{source}}}:0:fwmonth", **past)
-    QuotaWindow.objects.update(written_at=datetime(2025, 5, 1, tzinfo=UTC))
-
-    printed = run("move", "--from", source, "--to", target, "--reason", "OPS-7").splitlines()
-    assert printed[-1] == f"3 windows of {source} are now those of {target}"
-    assert not QuotaWindow.objects.filter(written_at__year=2025).exists(), "all their invoices have changed"
-    assert [(subject, used) for subject, used, _days in used()] == [(target, 40), (target, 10), (target, 10)]
-    assert QuotaDay.objects.aggregate(Sum("charged"), Sum("refunded")) == {"charged__sum": 11, "refunded__sum": 1}
-    assert len({row.counter for row in QuotaDay.objects.all()}) == 1
-    assert [status.used for status in ask(target, 0).statuses] == [10, 10, 3], "what rolls is not moved"
-    assert [status.used for status in ask(source).statuses] == [1, 1, 8]
-    flush()
-    assert sorted(one for one in used() if one[0] == source) == [(source, 1, 0), (source, 1, 1)]
-    to, of = PolicyChange.objects.filter(model="counter", reason="OPS-7")
-    assert (of.object_text, of.before, of.after) == (
-        source,
-        {
-            "all 1000/month": {"used": 47, "remaining": 1953},
-            "all 90/day fixed_window": {"used": 7, "remaining": 83},
-        },
-        {key: {"used": 0, "remaining": 0} for key in ["all 1000/month", "all 90/day fixed_window"]},
-    )
-    states = [state["all 1000/month"]["used"] for state in (to.before, to.after)]
-    assert (to.object_text, states) == (target, [3, 50])
-    assert (of.change_id, of.touched_user, of.actor) == (to.change_id, VALUE, None)
-
-
-def test_many_windows_are_moved_by_a_few_statements(django_assert_max_num_queries: Any) -> None:
-    """Each was written by itself: 100,000 windows took four minutes."""
-    source, target = f"user:{VALUE}", "tenant:acme"
-    bounds = {"starts_at": datetime(2025, 3, 1, tzinfo=UTC), "ends_at": datetime(2025, 4, 1, tzinfo=UTC)}
-    for number in range(1, 201):
-        for subject in (source, target)[: 1 + number % 2]:
-            named = {"subject": subject, "counter": f"{beginning(subject)}{number}:fwmonth", "endpoint_id": number}
-            of_day(counted(used=3, limit=9, **named, **bounds), date(2025, 3, 7), 3)
-    with django_assert_max_num_queries(60):
-        assert held_data.move(source, target, "") == 200
-    assert set(used()) == {(target, 3, 3), (target, 6, 6)}
-    assert QuotaWindow.objects.filter(mixed=True).count() == 100
 
 
 @pytest.mark.parametrize(
@@ -286,9 +213,6 @@ def test_many_windows_are_moved_by_a_few_statements(django_assert_max_num_querie
     [
         ("export-subject --user nobody", "There is no user 'nobody'. For a deleted user, enter --subject user:KEY."),
         ("forget --subject acme --yes", "Enter kind:value, such as tenant:acme or user:7, not 'acme'"),
-        ("move --from user:1 --to tenat:acme", "The kind is one of tenant"),
-        ("move --from user:1 --to user:2", "There is no user with the key '2'"),
-        ("move --from tenant:a --to tenant:a", "tenant:a is both"),
     ],
 )
 def test_a_typo_is_refused(arguments: str, error: str) -> None:
@@ -301,5 +225,4 @@ def test_a_subject_of_nobody_has_nothing(free: Plan) -> None:
     RatePolicy.objects.create(plan=free, rates="1/s")
     for subject in ("user:nobody", "ip:203.0.113.7", "tenant:acme"):
         assert run("forget", "--subject", subject, "--yes").splitlines()[-1] == f"{subject}: no data"
-    assert run("move", "--from", "user:nobody", "--to", "tenant:acme").splitlines()[-1].startswith("0 windows")
     assert not PolicyChange.objects.filter(model__in=["*", "counter"]).exists()

@@ -69,7 +69,7 @@ class BlockPage(OverridePage):
             ],
             "form": form,
             "fields": form,
-            "yes": _("Yes, block"),
+            "button": _("Yes, block"),
             "back": back,
         }
         return self.render(request, "override.html", context, form)

@@ -63,7 +63,7 @@ class BoostPage(CallerPage, OverridePage):
                 for name, one in proposals.items()
             ],
             "fields": [field for field in form if field.name not in proposals],
-            "yes": _("Yes, boost"),
+            "button": _("Yes, boost"),
             "back": back,
         }
         return self.render(request, "override.html", context, form)

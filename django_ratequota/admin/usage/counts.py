@@ -1,13 +1,12 @@
-"""The counts of Traffic: what the operator selected, sums and refusals."""
+"""The counts of Traffic: sums and refusals."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
-from django.utils.http import urlencode
 from django.utils.translation import gettext_lazy as _
 
 from ...monitoring import refusals as recorded_refusals
@@ -18,28 +17,6 @@ from ..formatting import number_text, percent
 SPANS: dict[Span, Any] = {"hour": _("last hour"), "day": _("last 24 hours"), "week": _("last week")}
 #: Newest refusals that are searched for those of a selected endpoint or policy.
 _SEARCHED = 500
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """The operator's selection: a span of time and all requests, those of an endpoint or those of a policy."""
-
-    span: Span = "hour"
-    #: 0 = requests that belong to no endpoint; None = all requests.
-    endpoint_id: int | None = None
-    policy_id: int | None = None
-    #: The outcome by which callers are sorted.
-    order: str = "admitted"
-
-    @property
-    def of(self) -> dict[str, Any]:
-        """The arguments that the functions of ``monitoring.timeline`` take."""
-        return {"span": self.span, "endpoint_id": self.endpoint_id, "policy_id": self.policy_id}
-
-    def query(self, **changes: Any) -> str:
-        """Return the query string of a link to this selection with ``changes``."""
-        values = asdict(replace(self, **changes))
-        return "?" + urlencode({name.removesuffix("_id"): one for name, one in values.items() if one is not None})
 
 
 def sum_counts(counts: Iterable[Counts]) -> Counts:
@@ -59,12 +36,11 @@ def cells(counts: Counts) -> list[str]:
     return [*numbers, percent(counts.refused, counts.admitted + counts.refused)]
 
 
-def newest_refusals(selection: Selection, most: int) -> list[Refusal]:
-    """Return the newest refusals of the selected endpoint or policy, of any time; raises ``StoreError``.
+def newest_refusals(endpoint: int | None, policy: int | None, most: int) -> list[Refusal]:
+    """Return the newest refusals of an endpoint or a policy, None = all, of any time; raises ``StoreError``.
 
-    Of a policy also those that it only logged, which have no id.
+    Of a policy also those that it only logged, which have no id. Endpoint 0 = requests that belong to none.
     """
-    endpoint, policy = selection.endpoint_id, selection.policy_id
     found = recorded_refusals.refusals(most if endpoint is None and policy is None else max(most, _SEARCHED))
     own = [
         one

@@ -12,7 +12,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ...engine.types import BucketStatus
 from ...models import Endpoint
-from ...monitoring.timeline import TopCaller, timeline, top_callers
+from ...monitoring.timeline import Span, TopCaller, timeline, top_callers
 from ...operations.tightest import tightest
 from ...policies.limit_names import limit_name
 from ..explain.block import block_links
@@ -20,7 +20,7 @@ from ..formatting import bar_percent, number_text, shown
 from ..names import caller_names, caller_text, limits_text
 from ..pages import AdminPage, is_id, reply, unanswered
 from .chart import chart
-from .counts import SPANS, Selection, cells, most_refused, newest_refusals, sum_counts
+from .counts import SPANS, cells, most_refused, newest_refusals, sum_counts
 from .labels import endpoint_name, explain_url, refusal_row
 from .outages import outage_texts
 
@@ -43,23 +43,23 @@ class TrafficPage(AdminPage):
     def view(self, request: Any) -> Any:
         """Return the page, or why Redis does not answer."""
         endpoints = dict(Endpoint.objects.order_by("name").values_list("pk", "name"))
-        selection = self._selection(request)
-        policy = self.admin.get_queryset(request).filter(pk=selection.policy_id).first()
-        place = policy.endpoint.name if policy and policy.endpoint else endpoints.get(selection.endpoint_id or 0)
+        span, endpoint_id, policy_id, order = self._selection(request)
+        of: dict[str, Any] = {"span": span, "endpoint_id": endpoint_id, "policy_id": policy_id}
+        policy = self.admin.get_queryset(request).filter(pk=policy_id).first()
+        place = policy.endpoint.name if policy and policy.endpoint else endpoints.get(endpoint_id or 0)
         found, reason = reply(
             lambda: (
-                timeline(**selection.of),
-                top_callers(**selection.of, most=_MOST),
-                newest_refusals(selection, _MOST),
+                timeline(**of),
+                top_callers(**of, most=_MOST),
+                newest_refusals(endpoint_id, policy_id, _MOST),
             )
         )
         context: dict[str, Any] = {
             "title": _("Traffic"),
-            "spans": [(span, text, span == selection.span) for span, text in SPANS.items()],
-            "endpoint_choices": [
-                (pk, endpoint_name(pk, endpoints), pk == selection.endpoint_id)
-                for pk in dict.fromkeys([*endpoints, 0, selection.endpoint_id or 0])
-            ],
+            "span": span,
+            "spans": SPANS,
+            "endpoint_id": endpoint_id,
+            "endpoint_choices": {pk: endpoint_name(pk, endpoints) for pk in (*endpoints, 0, endpoint_id or 0)},
             "policy": policy
             and {"id": policy.pk, "text": shown(policy), "url": self.admin.page_url("change", policy.pk)},
             "outages": outage_texts(),
@@ -67,28 +67,21 @@ class TrafficPage(AdminPage):
         }
         if found is not None:
             over_time, tops, refusals = found
-            by_endpoint, callers = most_refused(over_time.endpoints), _sorted(tops, selection.order)
+            by_endpoint, callers = most_refused(over_time.endpoints), _sorted(tops, order)
             names = caller_names([*(top.caller for top in callers), *(one.caller for one in refusals)])
             pairs = [*((top.caller, "") for top in callers), *((one.caller, one.ip) for one in refusals)]
             blocks = block_links(self.admin, request, pairs, "traffic")
             context |= {
-                "plot": chart(over_time, selection.span),
+                "plot": chart(over_time, span),
                 "totals": cells(sum_counts(over_time.total)),
                 "incomplete": not over_time.complete,
                 "endpoints": [
-                    {
-                        "name": endpoint_name(pk, endpoints),
-                        "cells": cells(counts),
-                        "query": selection.query(endpoint_id=pk),
-                    }
-                    for pk, counts in by_endpoint[:_MOST]
+                    (pk, endpoint_name(pk, endpoints), cells(counts)) for pk, counts in by_endpoint[:_MOST]
                 ],
                 "endpoints_more": max(0, len(by_endpoint) - _MOST),
-                "columns": [
-                    (text, selection.query(order=name), name == selection.order) for name, text in _COLUMNS.items()
-                ],
+                "columns": _COLUMNS,
+                "order": order,
                 "callers": self._callers(callers, names, blocks, place),
-                "two_days": selection.span == "week",
                 "refusals": [
                     refusal_row(self.site, one, names) | {"block": blocks.get((one.caller, one.ip))}
                     for one in refusals
@@ -96,8 +89,11 @@ class TrafficPage(AdminPage):
             }
         return self.render(request, "traffic.html", context)
 
-    def _selection(self, request: Any) -> Selection:
-        """Return the selection in the query string; warns of parameters that are ignored."""
+    def _selection(self, request: Any) -> tuple[Span, int | None, int | None, str]:
+        """Return the span, the endpoint (0 = none, None = all) or the policy, and the order in the query string.
+
+        Warns of parameters that are ignored.
+        """
         visible = self.admin.get_queryset(request)
         checks = {
             "span": SPANS.__contains__,
@@ -107,14 +103,11 @@ class TrafficPage(AdminPage):
         }
         found: dict[str, Any] = self.known_parameters(request, checks)
         policy = int(found["policy"]) if found["policy"] else None
-        return Selection(
-            span=found["span"] or "hour",
-            # Requests are counted by endpoint or by policy, not by both.
-            endpoint_id=int(found["endpoint"]) if found["endpoint"] and policy is None else None,
-            policy_id=policy,
-            # Admitted requests are not counted by policy and caller.
-            order=found["order"] or ("admitted" if policy is None else "refused"),
-        )
+        # Requests are counted by endpoint or by policy, not by both.
+        endpoint = int(found["endpoint"]) if found["endpoint"] and policy is None else None
+        # Admitted requests are not counted by policy and caller.
+        order = found["order"] or ("admitted" if policy is None else "refused")
+        return found["span"] or "hour", endpoint, policy, order
 
     def _callers(
         self, callers: list[TopCaller], names: Mapping[str, str], blocks: Mapping[Any, Any], endpoint: str | None

@@ -174,16 +174,14 @@ class DescribedCaller(Caller):
         self._values = {kind: short(value) for kind, value in (identifiers or {}).items()}
 
     @classmethod
-    def named(cls, name: str, ip: str = "", plan_slug: str | None = None, organisation: str = "") -> DescribedCaller:
+    def named(cls, name: str, ip: str = "", plan_slug: str | None = None) -> DescribedCaller:
         """Return the caller that counters name so: ``user:42``, ``tenant:acme``, ``ip:2001:db8::/64``.
 
-        ``ip`` and ``organisation`` name its address and another subject alike; "" = unknown. Of a network, the caller
-        has the first address.
+        ``ip`` names its address alike; "" = unknown. Of a network, the caller has the first address.
         """
         kind, _colon, value = name.partition(":")
         address = (ip or name if kind == "ip" else ip).removeprefix("ip:").partition("/")[0]
-        pairs = (subject.partition(":")[::2] for subject in (organisation, name) if subject)
-        identifiers = {own: text for own, text in pairs if own not in ("user", "ip")}
+        identifiers = {} if kind in ("", "user", "ip") else {kind: value}
         user_id = value if kind == "user" else None
         return cls(user_id=user_id, address=address or None, identifiers=identifiers, plan_slug=plan_slug)
 
