@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from django.contrib import admin
+from django.contrib.admin.widgets import AdminTextareaWidget
 from django.db.models import QuerySet
 from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext, ngettext
@@ -14,11 +14,36 @@ from django.utils.translation import gettext_lazy as _
 from ..models import Endpoint
 from ..policies.requests.routes import known_routes, known_scopes
 from .formatting import about, shown
+from .fresh_fields import FreshForm
 from .permissions import FOR_CHOSEN
 from .policy_table import WITHOUT, PolicyInline, PolicyTableAdmin
 
 #: Matching routes that an endpoint's page lists; the others are counted.
 _MOST_ROUTES = 20
+
+
+class RoutePicker(AdminTextareaWidget):
+    """A text area above the list of the project's routes; a click adds one."""
+
+    template_name = "django_ratequota/widgets/routes.html"
+
+    class Media:
+        js = ["django_ratequota/routes.js"]
+
+    def get_context(self, name: str, value: Any, attrs: Any) -> dict[str, Any]:
+        """With the routes on offer."""
+        context: dict[str, Any] = super().get_context(name, value, attrs)
+        context["routes"] = known_routes()
+        return context
+
+
+class EndpointForm(FreshForm):
+    """An endpoint's form."""
+
+    class Meta:
+        model = Endpoint
+        fields = ["name", "description", "routes", "methods", "cost", "charged_statuses", "exempt"]
+        widgets = {"routes": RoutePicker(attrs={"rows": 4, "dir": "ltr"})}
 
 
 class EndpointPolicyInline(PolicyInline):
@@ -36,6 +61,7 @@ class EndpointPolicyInline(PolicyInline):
 class EndpointAdmin(PolicyTableAdmin):
     """Endpoints."""
 
+    form = EndpointForm
     list_display = ["name", "some_routes", "methods", "cost", "charged_statuses", "is_exempt", "policy_count", about]
     list_filter = ["exempt"]
     search_fields = ["name", "description", "routes"]
@@ -43,8 +69,8 @@ class EndpointAdmin(PolicyTableAdmin):
     change_list_template = "admin/django_ratequota/endpoint/change_list.html"
 
     def get_readonly_fields(self, request: Any, obj: Any = None) -> list[str]:
-        """Return the routes to choose from, and those that the endpoint matches."""
-        return ["known"] if obj is None else ["known", "matches"]
+        """Return what the endpoint matches."""
+        return [] if obj is None else ["matches"]
 
     def changelist_view(self, request: Any, extra_context: Any = None) -> Any:
         """Return the list; above it are the scopes in code that have no endpoint yet."""
@@ -65,11 +91,6 @@ class EndpointAdmin(PolicyTableAdmin):
         """Return a word for an exempt endpoint alone, because most are not."""
         return gettext("exempt") if endpoint.exempt else ""
 
-    @admin.display(description=_("Routes of this project"))
-    def known(self, _endpoint: Endpoint) -> str:
-        """Return the routes of this project, but for the admin's."""
-        return _listed(_texts(known_routes()))
-
     @admin.display(description=_("matches now"))
     def matches(self, endpoint: Endpoint) -> str:
         """Return the views and routes of this project that the endpoint matches."""
@@ -77,23 +98,18 @@ class EndpointAdmin(PolicyTableAdmin):
 
         found = matched_routes(endpoint, known_routes())
         lines = [gettext("Views use it as their scope.")] if endpoint.name in known_scopes() else []
-        lines += _texts(found[:_MOST_ROUTES])
+        lines += [f"{route} ({name})" if name else route for route, name in found[:_MOST_ROUTES]]
         more = len(found) - _MOST_ROUTES
         if more > 0:
             lines.append(ngettext("and %d more route", "and %d more routes", more) % more)
-        return _listed(lines) if lines else gettext("No view in the URLconf has this scope or matches these routes.")
+        if not lines:
+            return gettext("No view in the URLconf has this scope or matches these routes.")
+        return format_html(
+            '<ul class="ratequota-matches">{}</ul>', format_html_join("", "<li>{}</li>", ([line] for line in lines))
+        )
 
 
 def unknown_scopes() -> list[str]:
     """Return the scopes in code that no endpoint has; until one is created, they match nothing."""
     known = set(Endpoint.objects.values_list("name", flat=True))
     return [scope for scope in known_scopes() if scope not in known]
-
-
-def _texts(routes: Iterable[tuple[str, str]]) -> list[str]:
-    return [f"{route} ({name})" if name else route for route, name in routes]
-
-
-def _listed(lines: Iterable[str]) -> str:
-    items = format_html_join("", "<li>{}</li>", ([line] for line in lines))
-    return format_html('<ul class="ratequota-matches" tabindex="0">{}</ul>', items)
