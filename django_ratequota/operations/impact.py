@@ -164,7 +164,10 @@ def _refused(rates: Sequence[Rate], subjects: Iterable[Sequence[Attempts]]) -> C
 def sentences(impact: Impact, hours: int = 24) -> list[str]:
     """Return the estimate in sentences."""
     if impact.since is None or not impact.requests:
-        none = _("The policy does not apply to any request that was recorded in the last %(hours)d h.")
+        none = _(
+            "The policy does not apply to any request that was recorded in the last %(hours)d h. Explain names the "
+            "policy that takes precedence for a customer."
+        )
         return [none % {"hours": hours}, *_reservations(impact)]
     text = _(
         "In the last %(hours)d h this would have refused %(refused)s of %(clients)s customers, %(percent)s of "
