@@ -49,10 +49,10 @@ def pytest_configure(config: pytest.Config) -> None:
 SLOW = """
     admin/test_admin admin/test_assignments admin/test_every_page admin/test_explain admin/test_history
     admin/test_home admin/test_invoices_page
-    admin/test_lists admin/test_log_only admin/test_matrix admin/test_permissions admin/test_plans
+    admin/test_lists admin/test_matrix admin/test_permissions admin/test_plans
     admin/test_estimate admin/test_quota_history admin/test_quotas_page admin/test_search admin/test_sizes
     admin/test_health admin/test_traffic
-    changes/test_databases changes/test_publication changes/test_reasons changes/test_unpublished
+    changes/test_databases changes/test_publication changes/test_reasons
     enforcement/test_exempt_views enforcement/test_propagation enforcement/test_settlement enforcement/test_slots
     engine/test_concurrency front/test_ninja front/test_openapi monitoring/test_ledger_exact monitoring/test_months
     operations/test_blocks operations/test_boost_all operations/test_boosts operations/test_concurrent_limits
@@ -234,6 +234,12 @@ def operator() -> Any:
 def tenants(settings: Any) -> None:
     """Requests tell their tenant."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.project.views.tenant"}}
+
+
+@pytest.fixture
+def api_keys(settings: Any) -> None:
+    """Requests tell their tenant by a key in a header."""
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.project.views.api_key"}}
 
 
 @pytest.fixture
