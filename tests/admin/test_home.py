@@ -11,12 +11,10 @@ from typing import Any
 import pytest
 import time_machine
 from django.contrib.auth.models import User
-from django.db import transaction
 from django.test import Client, RequestFactory
 from django.utils import timezone
 
 from django_ratequota import check_request
-from django_ratequota.changes.writer import changed_by
 from django_ratequota.engine.keys import statistics_key
 from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
 from django_ratequota.monitoring import health
@@ -25,6 +23,7 @@ from django_ratequota.runtime import default_limiter
 from tests.admin.test_permissions import client_of
 from tests.monitoring.support import record
 from tests.support import operators
+from tests.support.operators import text_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -116,14 +115,6 @@ def test_changes_of_the_day_name_who_changed_what_and_why() -> None:
     assert client.get(one).status_code == 200
 
 
-def test_a_save_of_several_rows_is_one_change() -> None:
-    with changed_by(None, "Imported"), transaction.atomic():
-        for number in range(4):
-            Plan.objects.create(name=f"p{number}", slug=f"p{number}")
-    found = parts(client_of("superuser"))["changes"]
-    assert re.fullmatch(r"Changes in the last 24 hours created: p0 and 3 more .* UTC · Imported All .*", found)
-
-
 @pytest.mark.parametrize(
     ("permissions", "expected"),
     [
@@ -184,3 +175,44 @@ def test_counts_that_another_client_wrote_leave_out_the_refusals_alone() -> None
     found = parts(client_of("superuser"))
     assert found.keys() == PARTS
     assert "The counts cannot be shown." in found["refusals"]
+
+
+# --- The tool bar, and which models the index lists. ---
+
+
+HISTORY = f'href="{HOME}policychange/"'
+
+
+def bar(client: Client, path: str) -> dict[str, str]:
+    """Return the text of each link of the bar, and its ``aria-current``."""
+    found = re.search(r'<nav class="ratequota-tools".*?</nav>', text_of(client.get(f"{HOME}{path}")), re.DOTALL)
+    links = re.findall(r'<a href="[^"]*"(?: aria-current="(\w+)")?>(.*?)</a>', found[0] if found else "")
+    return {text: current for current, text in links}
+
+
+def test_the_bar_is_on_every_page_and_marks_this_one(operator: Client) -> None:
+    plan = Plan.objects.create(name="Free", slug="free")
+    policy = RatePolicy.objects.create(plan=plan, rates="5/min")
+    none = dict.fromkeys(("Explain", "Traffic", "Health", "Quotas", "Invoices", "Matrix", "History"), "")
+    for path in (
+        *("", "plan/", "ratepolicy/", "endpoint/", "subjectlist/", "listmember/", "planassignment/"),
+        *(f"plan/{plan.pk}/change/", f"ratepolicy/{policy.pk}/change/"),
+    ):
+        assert bar(operator, path) == none, path
+    for path, text, current in (
+        ("ratepolicy/traffic/?span=day", "Traffic", "page"),
+        ("ratepolicy/health/", "Health", "page"),
+        ("ratepolicy/quotas/history/", "Quotas", "true"),
+        ("plan/matrix/", "Matrix", "page"),
+        ("policychange/", "History", "page"),
+    ):
+        assert bar(operator, path) == {**none, text: current}, path
+    assert bar(operator, "plan/add/?_popup=1") == {}
+
+
+def test_the_index_lists_what_links_do_not_lead_to(operator: Client) -> None:
+    listed = re.findall(r'<tr class="[^"]*model-(\w+)', text_of(operator.get(HOME)))
+    assert sorted(set(listed)) == ["endpoint", "plan", "ratepolicy", "subjectlist"]
+    only = operators.client_of("view_policychange", name="auditor")
+    assert HISTORY in text_of(only.get("/admin/")), "the way in"
+    assert bar(only, "policychange/") == {"History": "page"}

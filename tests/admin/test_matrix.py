@@ -8,10 +8,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.contrib import admin
 from django.db import connection
 from django.test import Client
-from django.urls import reverse
 from django.utils import timezone
 
 from django_ratequota.models import Endpoint, Plan, RatePolicy
@@ -193,15 +191,3 @@ def test_links_depend_on_permissions(
     assert (f"{BASE}/ratepolicy/add/" in content) is adds
     assert (f"{BASE}/plan/{free.pk}/change/" in content) is ("view_plan" in permissions)
     assert (f"{BASE}/endpoint/{search.pk}/change/" in content) is ("view_endpoint" in permissions)
-
-
-def test_a_site_without_policies_or_endpoints_shows_the_rest(operator: Client, free: Plan, search: Endpoint) -> None:
-    RatePolicy.objects.create(plan=free, rates="71/s")
-    reverse("admin:index")  # the URLs of this process are made with them
-    kept = {model: admin.site._registry.pop(model) for model in (RatePolicy, Endpoint)}
-    try:
-        page = text_of(operator.get(MATRIX)).rpartition('<div id="content-main"')[2]
-    finally:
-        admin.site._registry.update(kept)
-    assert "71/s" in page
-    assert f"{BASE}/ratepolicy/" not in page

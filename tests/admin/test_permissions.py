@@ -146,16 +146,6 @@ def test_edits_take_effect_only_with_permission(operator: str, post: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("operator", "both"), [("superuser", True), ("editor", True), ("viewer", True), ("granter", False)]
-)
-def test_granters_see_other_policies_only_with_the_permission_to_view(operator: str, both: bool) -> None:
-    scene = Scene(operator)
-    assert scene.sees(scene.override)
-    assert scene.sees(scene.policy) is both
-    assert ("20/hour" in scene.client.get(LIST).content.decode()) is both
-
-
-@pytest.mark.parametrize(
     ("operator", "inputs", "actions"),
     [
         ("superuser", True, {"delete_selected"}),
@@ -192,24 +182,6 @@ def test_the_form_names_the_missing_permission_and_keeps_the_input(
     assert 'value="Ticket 4711"' in text
     assert 'value="203.0.113.7"' not in text
     assert all(value in text for value in fields.values())
-
-
-def test_permissions_have_the_names_of_djangos_lists() -> None:
-    for codename, (verb, override) in {
-        "grant_override": ("change", True),
-        "add_ratepolicy": ("add", False),
-        "delete_ratepolicy": ("delete", False),
-    }.items():
-        assert Permission.objects.get(codename=codename).name == permission_name(verb, override=override)
-
-
-def test_rows_without_permission_are_read_only() -> None:
-    scene = Scene("editor")
-    page = scene.client.get(LIST)
-    forms = page.context["cl"].formset.forms
-    assert {form.instance: "mode" in form.fields for form in forms} == {scene.override: False, scene.policy: True}
-    assert len(re.findall(r'<select[^>]* name="form-|<select name="form-', page.content.decode())) == 1
-    assert '<td class="field-mode">enforce</td>' in page.content.decode()
 
 
 def test_the_table_of_an_endpoint_takes_no_override() -> None:

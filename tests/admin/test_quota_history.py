@@ -12,7 +12,7 @@ from django.test import Client
 
 from django_ratequota.admin import quota_history
 from django_ratequota.admin.formatting import day_text
-from django_ratequota.models import Endpoint, PolicyChange, QuotaDay, QuotaWindow, RatePolicy
+from django_ratequota.models import Endpoint, PolicyChange, QuotaWindow, RatePolicy
 from tests.support.operators import client_of, text_of
 from tests.support.windows import counted, given_back, of_day
 
@@ -152,15 +152,6 @@ def test_a_month_is_shown_by_its_days_and_who_gave_back(operator: Client, search
     assert f'href="/admin/django_ratequota/policychange/{entry.pk}/change/"' in text
     assert len(re.findall(r" \(units\)</h3>", text)) == 2
     assert "KEEP_QUOTA_DAYS" not in text
-
-
-def test_days_that_are_gone_are_one_row(operator: Client, search: Endpoint, settings: Any) -> None:
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "KEEP_QUOTA_DAYS": 40}
-    disputed(search)
-    QuotaDay.objects.filter(day=this_month(1)).delete()
-    page = operator.get(f"{ACME}&month={this_month(1)}")
-    assert "Days are kept for 40 days" in text_of(page)
-    assert page.context["counters"][0]["days"][0] == ("earlier days", "300", "0", "300")
 
 
 def test_operators_see_days_and_returns_of_policies_that_they_may_see(search: Endpoint) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from datetime import UTC, datetime
 from typing import Any
 
@@ -31,17 +30,6 @@ def spend(user: Any, times: int, **more: Any) -> None:
     for _ in range(times):
         check_from(user, **more)
     ledger.flush()
-
-
-def test_the_page_lists_who_is_near(operator: Client, alice: User, search: Endpoint) -> None:
-    policy = RatePolicy.objects.create(endpoint=search, rates="10/month")
-    assert "appear here once they are used" in text_of(operator.get(PAGE))
-    spend(alice, 8, scope="search")
-    text = text_of(operator.get(PAGE))
-    assert "user alice" in text
-    assert "8 of 10" in text
-    assert f"boost/?user={alice.pk}&amp;endpoint=search&amp;policy={policy.pk}" in text
-    assert re.search(r" 00:00 UTC \(in \d+ (days?|h|min|s)\)", text), "months begin at midnight"
 
 
 def month() -> RatePolicy:

@@ -20,7 +20,8 @@ from tests.support.operators import text_of, words_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "recording")]
 
-PAGE = "/admin/django_ratequota/ratepolicy/traffic/"
+LIST = "/admin/django_ratequota/ratepolicy/"
+PAGE = f"{LIST}traffic/"
 HOSTILE = "<script>alert(1)</script>\u202e" + "x" * 10_000
 
 
@@ -83,15 +84,6 @@ def test_an_endpoint_is_selected_by_its_row(operator: Client, asked: User, searc
     assert page.context["totals"][:3] == ["1", "0", "0"]
     assert [row[0] for row in rows(page, "callers")] == ["ip:203.0.113.7"]
     assert "No refusals are recorded." in text_of(page)
-
-
-def test_a_policy_stays_selected_where_another_time_is_chosen(
-    operator: Client, asked: User, search: Endpoint
-) -> None:
-    policy = RatePolicy.objects.get(endpoint=search)
-    text = text_of(operator.get(PAGE, {"policy": policy.pk}))
-    assert f'<input type="hidden" name="policy" value="{policy.pk}">' in text
-    assert f"/ratepolicy/{policy.pk}/change/" in text
 
 
 def test_callers_are_sorted_by_the_column_that_is_chosen(operator: Client, search: Endpoint) -> None:
@@ -173,3 +165,20 @@ def test_without_redis_the_page_says_why_once(
         r"Redis was unavailable \d\d:\d\d \(1,234 requests were admitted without limits, 1 request was refused\)\.",
         words,
     )
+
+
+def test_a_log_only_policy_leads_to_what_it_would_have_refused(
+    operator: Client, redis_client: Any, search: Endpoint
+) -> None:
+    policy = RatePolicy.objects.create(endpoint=search, rates="1/day", mode="log")
+    for _ in range(3):
+        check_request(request_from(address="203.0.113.7"), scope="search")
+    collector.flush()
+    link = re.search(r'href="([^"]*)">Log-only refusals</a>', text_of(operator.get(LIST)))
+    assert link is not None
+    assert f'href="{link[1]}"' in text_of(operator.get(f"{LIST}{policy.pk}/change/"))
+    page = text_of(operator.get(html.unescape(link[1])))
+    refusals = page[page.index('<section aria-labelledby="ratequota-refusals">') :]
+    [row] = re.findall(r"<tr>\s*<th scope=\"row\">.*?</tr>", refusals, re.S)
+    for text in (" (log only)<", ">2<", "ip:203.0.113.7", "GET search"):
+        assert text in row

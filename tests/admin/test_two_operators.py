@@ -73,21 +73,6 @@ def last_difference() -> tuple[str, dict[str, tuple[Any, Any]]]:
     return str(change.actor), changed
 
 
-@pytest.mark.parametrize("edit", [{"rates": "10/min"}, {"rates": "blocked"}])
-@pytest.mark.parametrize("others", [{"mode": "log"}, {"reason": "OPS-1"}])
-def test_an_older_form_takes_nothing_back(
-    anna: Client, ben: Client, policy: RatePolicy, edit: dict[str, str], others: dict[str, str]
-) -> None:
-    url = form_url(policy)
-    old = opened(ben, url)
-    saved(anna, url, opened(anna, url), **edit)
-    saved(ben, url, old, **others)
-    ((name, value),) = others.items()
-    assert last_difference() == ("ben", {name: (getattr(policy, name), value)})
-    policy.refresh_from_db()
-    assert (policy.rates, getattr(policy, name)) == (edit["rates"], value)
-
-
 def test_a_field_that_both_changed_is_refused_once(anna: Client, ben: Client, policy: RatePolicy) -> None:
     url = form_url(policy)
     old = opened(ben, url)
@@ -113,14 +98,6 @@ def test_it_is_refused_again_where_it_was_changed_again(anna: Client, ben: Clien
     RatePolicy.objects.filter(pk=policy.pk).update(rates="32/min")
     page = save(ben, url, {**form_of(page), "_save": "1"})
     assert "Code or a command changed rates from 31/min to 32/min at" in words_of(page)
-
-
-def test_the_same_change_by_both_is_no_conflict(anna: Client, ben: Client, policy: RatePolicy) -> None:
-    url = form_url(policy)
-    old = opened(ben, url)
-    saved(anna, url, opened(anna, url), rates="10/min")
-    saved(ben, url, old, rates="10/min", mode="log")
-    assert last_difference() == ("ben", {"mode": ("enforce", "log")})
 
 
 def test_a_refused_form_shows_what_is_stored_where_its_operator_changed_nothing(
@@ -157,45 +134,6 @@ def row(form: dict[str, str], prefix: str, obj: Any) -> str:
     own = re.compile(rf"{prefix}-\d+-id")
     (name,) = (name for name, value in form.items() if own.fullmatch(name) and value == str(obj.pk))
     return name.removesuffix("id")
-
-
-@pytest.mark.parametrize("place", ["plan", "endpoint"])
-def test_rows_of_a_table(anna: Client, ben: Client, free: Plan, search: Endpoint, place: str) -> None:
-    policies = [
-        RatePolicy.objects.create(plan=free, endpoint=search, rates="30/min", counted_per=name)
-        for name in ("caller", "ip")
-    ]
-    url = form_url(free if place == "plan" else search)
-    old = opened(ben, url)
-    rows = [row(old, "policies", policy) for policy in policies]
-    saved(anna, url, opened(anna, url), **{f"{rows[0]}rates": "10/min", f"{rows[1]}rates": "blocked"})
-    saved(ben, url, old, **{f"{rows[0]}mode": "log"})
-    assert last_difference() == ("ben", {"mode": ("enforce", "log")})
-    page = save(ben, url, old, **{f"{rows[1]}rates": "5/s", f"{rows[0]}rates": "10/min"})
-    assert words_of(page).count("anna changed rates from 30/min to blocked at") == 1
-    assert "anna changed" not in words_of(page).split(f'name="{rows[1]}')[0]
-    assert [policy.rates for policy in RatePolicy.objects.order_by("pk")] == ["10/min", "blocked"]
-    saved(ben, url, {**form_of(page), "_save": "1"})
-    assert [policy.rates for policy in RatePolicy.objects.order_by("pk")] == ["10/min", "5/s"]
-
-
-def test_the_list_of_policies(anna: Client, ben: Client, policy: RatePolicy) -> None:
-    other = RatePolicy.objects.create(rates="1/s")
-    url = f"{POLICIES}?mode__exact=enforce"
-    old = opened(ben, url)
-    mine, others = (f"{row(old, 'form', one)}mode" for one in (policy, other))
-    saved(anna, url, opened(anna, url), **{mine: "off"})
-    saved(ben, url, old, **{others: "log"})
-    assert last_difference() == ("ben", {"mode": ("enforce", "log")})
-    page = save(ben, url, old, **{mine: "log"})
-    assert "anna changed mode from enforce to off at" in words_of(page)
-    policy.refresh_from_db()
-    assert policy.mode == "off"
-    # The row is shown although the list's filter leaves it out by now.
-    assert f'href="/admin/django_ratequota/ratepolicy/{policy.pk}/change/' in page.content.decode()
-    saved(ben, url, {**form_of(page), "_save": "1"})
-    policy.refresh_from_db()
-    assert policy.mode == "log"
 
 
 def test_every_other_form(anna: Client, ben: Client, alice: User, free: Plan, search: Endpoint) -> None:
@@ -306,9 +244,9 @@ def fields_of(url: str, form: dict[str, str]) -> dict[tuple[str, int, str], str]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.thorough)])
-def test_nothing_is_lost_in_200_edits_of_two_operators(
-    anna: Client, ben: Client, free: Plan, search: Endpoint, seed: int
+@pytest.mark.parametrize(("seed", "most"), [(1, 80), pytest.param(2, 200, marks=pytest.mark.thorough)])
+def test_nothing_is_lost_in_many_edits_of_two_operators(
+    anna: Client, ben: Client, free: Plan, search: Endpoint, seed: int, most: int
 ) -> None:
     dice = random.Random(seed)
     policies = [
@@ -325,7 +263,7 @@ def test_nothing_is_lost_in_200_edits_of_two_operators(
     pages: dict[str, dict[str, Open]] = {"anna": {}, "ben": {}}
     clients = {"anna": anna, "ben": ben}
     edits = refused = 0
-    while edits < 200:
+    while edits < most:
         name, url = dice.choice([*clients]), dice.choice(urls)
         page = pages[name].get(url)
         if page is None or dice.random() < 0.2:
@@ -352,7 +290,7 @@ def test_nothing_is_lost_in_200_edits_of_two_operators(
         if written:
             history.append((name, written))
         stored |= written
-    assert refused > 10
+    assert refused > most / 20
     for (kind, pk, column), value in stored.items():
         model = {"ratepolicy": RatePolicy, "endpoint": Endpoint, "plan": Plan}[kind]
         assert str(getattr(model.objects.get(pk=pk), column)) == value

@@ -46,14 +46,14 @@ PARTS = {
         enforcement/test_refunds faults/test_script_flush faults/test_connecting faults/test_distance
         faults/test_djangos_cache engine/test_memory engine/test_calendar_windows""",
     "requests": """enforcement/test_check front/test_throttling front/test_decorators front/test_middleware
-        front/test_throttle_scope front/test_rest_decorators enforcement/test_modes checks/test_modes
+        front/test_throttle_scope front/test_rest_decorators enforcement/test_modes
         front/test_headers front/test_responses checks/test_store checks/test_server_settings checks/test_network
         checks/test_settings package/test_package
         admin/test_admin admin/test_matrix package/test_locale monitoring/test_health compat/test_drf
         compat/test_ratelimit security/test_mails_of_refusals security/test_forwarded_headers
         security/test_passwords""",
     "database": """models/test_models models/test_migrations policies/test_cache policies/test_snapshot
-        policies/test_unreadable changes/test_writer operations/test_revert admin/test_copy_plan
+        policies/test_unreadable changes/test_writer operations/test_revert admin/test_plans
         monitoring/test_rollup changes/test_publication
         changes/test_saves monitoring/test_ledger monitoring/test_restoring policies/test_lists
         admin/test_assignments""",
