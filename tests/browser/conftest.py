@@ -65,14 +65,8 @@ def base_url(live_server: Any) -> str:
 
 
 @pytest.fixture
-def traffic() -> bool:
-    """Whether callers have asked for something before the test; a module may say otherwise."""
-    return True
-
-
-@pytest.fixture
 def scene(
-    live_server: Any, fresh_policies: None, checkpointing: None, monkeypatch: pytest.MonkeyPatch, traffic: bool
+    live_server: Any, fresh_policies: None, checkpointing: None, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Scene]:
     """The rows that the pages show, and what callers did so far; nothing else in Redis.
 
@@ -82,8 +76,7 @@ def scene(
     monkeypatch.setattr(collector, "_CHUNK_SECONDS", 0.0)  # else the first flush may be too early for them
     collector.collector.clear()
     scene = Scene()
-    if traffic:
-        scene.traffic()
+    scene.traffic()
     yield scene
     collector.collector.clear()
 

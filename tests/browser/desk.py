@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import BrowserContext, ConsoleMessage, Locator, Page, Request, Response
+from playwright.sync_api import APIResponse, BrowserContext, ConsoleMessage, Locator, Page, Request, Response
 
 #: Django says nothing of breaches of its policy, the browser tells the page alone: onto the console with them.
 _TELL_BREACHES = """
@@ -167,6 +167,11 @@ def findings(page: Page, axe: Axe, part: str | None = None) -> list[str]:
         for one in violations
         for node in one["nodes"]
     ]
+
+
+def ask(page: Page, who: str) -> APIResponse:
+    """One request of the API, by an HTTP client beside the browser."""
+    return page.request.get("/search/", headers={"Authorization": f"Name {who}"})
 
 
 #: Opens a desk for an operator, by name.

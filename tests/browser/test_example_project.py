@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 from collections.abc import Iterator
 
@@ -12,8 +11,6 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from tests.package.test_example_project import Demo, Place
 
 from .desk import Desk
-
-EXPLAIN = "/admin/django_ratequota/ratepolicy/explain/"
 
 
 @pytest.fixture(scope="module")
@@ -93,21 +90,6 @@ def sign_in_to_the_admin(page: Page) -> None:
     page.get_by_role("button", name="Log in").click()
 
 
-def test_each_request_shows_what_becomes_of_it(own: Desk) -> None:
-    page = own.open("/")
-    own.expect_status("/api/reports/", 401)
-    expect(send(page, "reports")).to_contain_text("so nothing was counted")
-    own.expect_status("/api/login/", 400)
-    expect(send(page, "login")).to_contain_text(re.compile("[1-4] of 5 left"))
-    expect(send(page, "status")).to_contain_text("19 of 20 left")
-    expect(send(page, "completions")).to_contain_text("200")
-    page.locator("#log > li").first.get_by_text("Headers and body").click()
-    expect(page.locator("#log pre").first).to_contain_text("as many words as there are units to pay for")
-    page.get_by_role("radio", name="carol plan Enterprise").check()
-    own.look(once=True)
-    expect(send(page, "exports", burst=True)).to_contain_text("20 admitted, 0 refused")
-
-
 def test_who_is_signed_in_sees_their_own_limits(own: Desk) -> None:
     page = own.open("/")
     page.get_by_role("button", name="sign in as bob").click()
@@ -124,17 +106,3 @@ def test_who_is_signed_in_sees_their_own_limits(own: Desk) -> None:
     expect(send(page, "exports")).to_contain_text("Needs a user")
     page.get_by_role("button", name="Sign out").click()
     expect(page.get_by_role("button", name="sign in as bob")).to_be_visible()
-
-
-def test_a_keyboard_suffices(own: Desk) -> None:
-    page = own.open("/")
-    page.get_by_role("radio", name="anonymous").focus()
-    for _ in range(2):
-        page.keyboard.press("ArrowDown")
-    expect(page.get_by_role("radio", name="bob plan Pro")).to_be_checked()
-    page.get_by_role("button", name="Send one request to search").focus()
-    page.keyboard.press("Enter")
-    expect(page.locator("#log > li").first).to_contain_text("GET /api/search/?q=report as bob")
-    page.get_by_role("link", name="Tutorial").focus()
-    page.keyboard.press("Enter")
-    expect(page.get_by_text("# Tutorial")).to_be_visible()

@@ -18,46 +18,22 @@ def test_a_cell_is_a_click_from_its_policy(desk: Desks, scene: Scene) -> None:
     page = own.open(PAGES["matrix"].path(scene))
     own.shoot("matrix")
     page.locator(".ratequota-matrix a", has_text="10/min, Free for search").click()
-    page.get_by_label("Rates").fill("12/min")
-    page.get_by_role("button", name="Save", exact=True).click()
-    expect(page.get_by_text("was changed successfully")).to_be_visible()
-    own.open(PAGES["matrix"].path(scene))
-    expect(page.locator(".ratequota-matrix a", has_text="12/min, Free for search")).to_be_visible()
-    # A place without a policy of its own leads to a new one for that place.
-    page.get_by_role("link", name="Add: Pro for reports").click()
-    page.get_by_label("Rates").fill("50/min")
-    page.get_by_role("button", name="Save", exact=True).click()
-    expect(page.get_by_text("was added successfully")).to_be_visible()
-    assert RatePolicy.objects.get(plan=scene.pro, endpoint=scene.reports).rates == "50/min"
+    expect(page.get_by_label("Rates")).to_have_value("10/min")
 
 
-def test_plans_and_endpoints_are_paged_and_filtered(desk: Desks, scene: Scene) -> None:
+def test_inherited_cells_have_a_colour_and_names_stay_in_sight(desk: Desks, scene: Scene) -> None:
     Plan.objects.bulk_create([Plan(name=f"Reseller {n:02}", slug=f"r{n}") for n in range(40)])
     Endpoint.objects.bulk_create([Endpoint(name=f"part-{n:02}") for n in range(40)])
     shared = Endpoint.objects.get(name="part-30")
     RatePolicy.objects.create(endpoint=shared, rates="40/min")
     RatePolicy.objects.create(endpoint=shared, plan=Plan.objects.get(name="Reseller 25"), rates="41/min")
-    own = desk()
-    page = own.open(PAGES["matrix"].path(scene))
-    own.look()
-    page.get_by_role("navigation", name="Plans").get_by_role("link", name="2", exact=True).click()
-    page.get_by_role("navigation", name="Endpoints").get_by_role("link", name="2", exact=True).click()
-    expect(page.get_by_role("columnheader", name="Reseller 25")).to_be_visible()
+    page = desk().open(f"{PAGES['matrix'].path(scene)}?p=2&pp=2")
     inherited = page.get_by_role("link", name="40/min , Reseller 26 for part-30, inherited from everyone")
     plain = page.get_by_role("link", name="41/min , Reseller 25 for part-30", exact=True)
-    expect(inherited).to_be_visible()
-    expect(plain).to_be_visible()
     colours = [one.evaluate("e => getComputedStyle(e.parentElement).backgroundColor") for one in (inherited, plain)]
     assert colours[0] != colours[1]
-    own.look()
     # Scrolled inside its box, the names of the row and the column stay in sight.
     page.set_viewport_size({"width": 390, "height": 800})
     inherited.evaluate("e => e.scrollIntoView({block: 'center', inline: 'center'})")
     for name in (page.get_by_role("rowheader", name="part-30"), page.get_by_role("columnheader", name="Reseller 26")):
         expect(name).to_be_in_viewport()
-    page.get_by_label("Endpoint", exact=True).fill("part-30")
-    page.get_by_label("Plan", exact=True).fill("Reseller 25")
-    page.get_by_role("button", name="Filter").click()
-    expect(page.get_by_role("columnheader")).to_have_text(["Endpoint", "everyone", "Reseller 25"])
-    expect(page.get_by_role("rowheader")).to_have_text(["all endpoints", "part-30"])
-    own.look()

@@ -1,4 +1,4 @@
-"""Every page in other languages: nothing reversed from right to left, nothing too wide, the main columns in sight."""
+"""Every page, by every kind of operator and in other languages: answered, accessible, no wider than the window."""
 
 from __future__ import annotations
 
@@ -71,6 +71,24 @@ def language(request: pytest.FixtureRequest, settings: Any) -> str:
     """The language of the project."""
     settings.LANGUAGE_CODE = request.param
     return str(request.param)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_superusers_see_every_page(desk: Desks, scene: Scene, name: str) -> None:
+    own = desk("superuser")
+    own.open(PAGES[name].path(scene))
+    own.look()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_others_see_what_they_may(desk: Desks, scene: Scene, name: str) -> None:
+    viewers = desk("viewer")
+    viewers.open(PAGES[name].path(scene), PAGES[name].viewer)
+    if PAGES[name].viewer == 200:
+        viewers.look(once=True)
+
+
+# --- In other languages. ---
 
 
 @pytest.mark.parametrize("name", PAGES)
