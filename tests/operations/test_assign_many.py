@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.core.exceptions import ValidationError
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.db import connection
 from django.test import Client
@@ -19,14 +18,9 @@ from django_ratequota.operations.assign_many import Assigned, assign
 from django_ratequota.operations.pasted_lines import lines_of
 from tests.support.operators import words_of
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "api_keys")]
 
 DAY = timedelta(days=1)
-
-
-@pytest.fixture(autouse=True)
-def _tenants(settings: Any) -> None:
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.project.views.api_key"}}
 
 
 @pytest.fixture
@@ -56,14 +50,6 @@ def test_who_is_on_the_plan_already_is_left_alone(free: Plan, pro: Plan) -> None
         *(users[name].pk for name in names if name != "on-pro"),
         "tenant:acme",
     }
-
-
-def test_one_bad_line_and_nobody_is_assigned(pro: Plan) -> None:
-    lines = lines_of("tenant:acme\ngone\nip:203.0.113.7\ntenant:beta until 2001-01-01")
-    with pytest.raises(ValidationError) as refused:
-        assign(pro, lines)
-    assert [problem.partition(",")[0] for problem in refused.value.messages] == ["Line 2", "Line 3", "Line 4"]
-    assert not PlanAssignment.objects.exists()
 
 
 def test_the_lines_reasons_come_before_that_of_all(pro: Plan) -> None:

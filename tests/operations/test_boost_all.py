@@ -75,25 +75,6 @@ def test_all_that_refused_is_boosted_at_once(operator: Client, alice: User) -> N
     assert not boost_all(operator, user=alice.pk), "the policies that refused are not in force now"
 
 
-def test_an_empty_row_is_left_out(operator: Client, alice: User) -> None:
-    url = boost_all(operator, user=alice.pk)
-    rows = fields(words_of(operator.get(url)))
-    kept = {name: "7/hour" if rates == "4/hour" else "" for name, rates in rows.items()}
-    assert operator.post(url, {**kept, "until": "day", "reason": "R"}).status_code == 302
-    [boost] = RatePolicy.objects.filter(user=alice, ends_at__isnull=False)
-    assert (boost.rates, boost.endpoint and boost.endpoint.name) == ("7/hour", "search")
-
-
-def test_nothing_is_granted_if_a_policy_is_not_in_force_any_more(operator: Client, alice: User) -> None:
-    url = boost_all(operator, user=alice.pk)
-    rows = fields(words_of(operator.get(url)))
-    RatePolicy.objects.filter(endpoint__name="reports").delete()
-    before = RatePolicy.objects.count()
-    page = words_of(operator.post(url, {**rows, "until": "hour", "reason": "R"}, follow=True))
-    assert "That policy does not apply to this request." in page
-    assert RatePolicy.objects.count() == before
-
-
 def test_boosts_are_granted_together_or_not_at_all(
     operator: Client, alice: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -156,16 +156,6 @@ def test_a_typed_date_replaces_the_choice(operator: Client, alice: User, time: s
     assert RatePolicy.objects.get(user=alice).ends_at == datetime(2100, 2, 3, *end, tzinfo=UTC)
 
 
-def test_boosts_work_without_time_zones(operator: Client, alice: User, settings: Any) -> None:
-    settings.USE_TZ = False
-    RatePolicy.objects.filter(plan__isnull=False).update(rates="5/month")
-    assert boosted(operator, boost_url(alice), "9/month").status_code == 302
-    assert remaining_units(alice)["search/month"] == 9
-    boost = RatePolicy.objects.get(user=alice)
-    assert boost.ends_at is not None
-    assert timezone.is_naive(boost.ends_at)
-
-
 def test_a_boost_starts_no_earlier_than_the_override_it_replaces(alice: User) -> None:
     """Boosts start on a whole second, and of two dated policies the one that started last wins."""
     half = timezone.now().replace(microsecond=500_000) - timedelta(days=1)
@@ -232,15 +222,6 @@ def test_the_reason_why_no_boost_is_offered_is_shown(
     page = operator.get(f"{BOOST}?{urlencode({**caller, 'policy': winner.pk})}", follow=True)
     assert reason in unescape(page.content.decode())
     assert RatePolicy.objects.count() == 1
-
-
-def test_a_boost_admits_a_blocked_caller(operator: Client, alice: User) -> None:
-    block = RatePolicy.objects.create(rates="blocked")
-    assert not check_from(alice).allowed
-    page = words_of(operator.get(boost_url(alice, block)))
-    assert re.search(r'name="\w+-rates"(?! value)', page)
-    assert boosted(operator, boost_url(alice, block), "5/min").status_code == 302
-    assert check_from(alice).allowed
 
 
 @pytest.mark.parametrize("policy", ["", "4711", "x"])

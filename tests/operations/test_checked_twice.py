@@ -92,14 +92,6 @@ def test_a_check_without_a_charge_is_recorded_where_its_endpoint_is_new(endpoint
     assert (attempts.endpoint_ids, attempts.cost, attempts.admitted) == ((endpoints["search"].pk,), 1, 1)
 
 
-def test_a_refusal_by_a_later_check_is_one_request(endpoints: dict[Any, Any]) -> None:
-    RatePolicy.objects.create(endpoint=endpoints["search"], rates="50/day")
-    assert not ask(CHECKS["dearer in the view"])
-    collector.flush()
-    [attempts] = recorded_attempts().attempts
-    assert (attempts.admitted, attempts.refused) == (0, 1)
-
-
 def test_checks_of_two_callers_are_two_attempts(endpoints: dict[Any, Any]) -> None:
     """The user was not known at the first check, so it counted for the address."""
     RatePolicy.objects.create(rates="1000/day")

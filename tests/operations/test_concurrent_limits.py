@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
-from django.utils import timezone
 
 from django_ratequota import Rate, check_caller, check_request
 from django_ratequota.engine.slots import unreleased
@@ -130,32 +129,19 @@ def test_explain_frees_shared_slots_too(alice: User, operator: Client) -> None:
         assert [status.remaining for status in hold(alice).statuses] == [1, 98]
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        "ratepolicy/",
-        "ratepolicy/{policy}/change/",
-        "ratepolicy/traffic/",
-        "plan/matrix/",
-        "ratepolicy/health/",
-        "ratepolicy/quotas/",
-        "ratepolicy/explain/?id={refusal}",
-        "ratepolicy/boost/?user={user}&endpoint=search&policy={policy}",
-        "plan/{plan}/change/",
-        "policychange/",
-        "",
-    ],
-)
-def test_pages_show_the_rate(alice: User, operator: Client, page: str) -> None:
+def test_pages_show_the_rate(alice: User, operator: Client) -> None:
     with hold(alice), hold(alice):
         refused = check_request(request_from(alice), "search")
     collector.flush()
     policy = RatePolicy.objects.get()
-    values = {"policy": policy.pk, "user": alice.pk, "plan": policy.plan_id, "refusal": refused.refusal_id}
-    response = operator.get(f"{APP}/{page.format(**values)}")
-    assert response.status_code == 200
-    if page.startswith(("plan/matrix", "ratepolicy/?", "ratepolicy/explain", "ratepolicy/boost")):
-        assert "concurrent" in response.content.decode()
+    for page in (
+        "plan/matrix/",
+        f"plan/{policy.plan_id}/change/",
+        "ratepolicy/traffic/",
+        f"ratepolicy/explain/?id={refused.refusal_id}",
+        f"ratepolicy/boost/?user={alice.pk}&endpoint=search&policy={policy.pk}",
+    ):
+        assert "2 concurrent" in words_of(operator.get(f"{APP}/{page}")), page
 
 
 def test_log_only_refuses_nobody_and_tells_what_it_would_have(alice: User) -> None:
@@ -180,12 +166,6 @@ def test_it_is_not_estimated_nor_replayed(alice: User) -> None:
         estimate(policy)
 
 
-def test_the_form_says_that_it_is_not_estimated(operator: Client) -> None:
-    data = {"counted_per": "caller", "algorithm": "token_bucket", "mode": "enforce", "rates": "2 concurrent"}
-    page = operator.post(f"{APP}/ratepolicy/impact/", data)
-    assert "Cannot be estimated: how long requests run is not recorded." in words_of(page)
-
-
 def test_units_are_given_back_to_the_other_limits(alice: User) -> None:
     with hold(alice):
         run("give-back", "--user", "alice", "--endpoint", "search", "--units", "1")
@@ -194,11 +174,3 @@ def test_units_are_given_back_to_the_other_limits(alice: User) -> None:
 
 def test_a_boost_doubles_it_within_the_bound() -> None:
     assert doubled((Rate.parse("600 concurrent"), Rate.parse("5/s")), "token_bucket") == "1000 concurrent, 10/s"
-
-
-def test_it_outlives_a_policy_file(alice: User, tmp_path: Any) -> None:
-    RatePolicy.objects.update(starts_at=timezone.now())
-    file = tmp_path / "policies.yaml"
-    file.write_text(run("export"))
-    assert "2 concurrent, 100/hour" in file.read_text()
-    assert "No changes" in run("import", str(file))

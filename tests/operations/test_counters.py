@@ -18,15 +18,12 @@ from tests.support.requests import check_from
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
-IDENTIFIERS = {"tenant": "tests.project.views.api_key"}
-
 
 def remaining(decision: Decision) -> list[int]:
     return [status.remaining for status in decision.statuses]
 
 
-def test_the_command_records_an_entry_for_each_subject(alice: User, settings: Any) -> None:
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
+def test_the_command_records_an_entry_for_each_subject(alice: User, api_keys: None) -> None:
     RatePolicy.objects.create(rates="5/hour")
     RatePolicy.objects.create(rates="6/hour", counted_per="tenant")
     RatePolicy.objects.create(rates="7/hour", counted_per="everyone")

@@ -11,8 +11,6 @@ from django.utils import timezone
 
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, QuotaWindow, RatePolicy
 from django_ratequota.monitoring.ledger import flush
-from django_ratequota.operations.counters import give_back
-from django_ratequota.operations.explain_query import ExplainQuery
 from django_ratequota.operations.near import Row, near_rows
 from django_ratequota.operations.running_windows import Chosen, current_periods
 from tests.support.commands import run
@@ -89,14 +87,6 @@ def test_no_redis_is_needed(alice: User, settings: Any, changes: dict[str, Any])
     settings.RATEQUOTA = {**settings.RATEQUOTA, **changes}
     [row] = part()[0]
     assert (row.used, row.percent, row.ends_at) == (8, 80, QuotaWindow.objects.get().ends_at)
-
-
-def test_a_reset_counter_is_listed_with_nothing_used(alice: User) -> None:
-    RatePolicy.objects.create(rates="10/month")
-    spend(alice, 8)
-    give_back(ExplainQuery(user_id=str(alice.pk)).explain().resolution.buckets)
-    assert listed(level=50) == []
-    assert listed() == [(f"user:{alice.pk}", 0, 10)]
 
 
 def test_an_edited_limit_a_boost_and_another_plan_count_at_once(alice: User, free: Plan) -> None:
@@ -211,27 +201,6 @@ def test_a_plan_and_an_identifier_are_listed_by_the_policy_that_applied(
     per_tenant.ends_at = timezone.now() - timedelta(hours=1)
     per_tenant.save()
     assert listed() == [(f"plan:{free.pk}", 5, 10)]
-
-
-@pytest.fixture
-def three(alice: User, search: Endpoint, free: Plan) -> dict[str, RatePolicy]:
-    """A policy of a plan, one of an endpoint, one of a tenant, each with a counter."""
-    PlanAssignment.objects.create(user=alice, plan=free)
-    found = {
-        "plan": RatePolicy.objects.create(plan=free, rates="10/month"),
-        "endpoint": RatePolicy.objects.create(endpoint=search, rates="20/month", counted_per="everyone"),
-    }
-    spend(alice, 5, scope="search")
-    return found
-
-
-def test_the_list_is_filtered(three: dict[str, RatePolicy], alice: User, search: Endpoint) -> None:
-    of_plan, of_endpoint = (f"user:{alice.pk}", 5, 10), ("everyone", 5, 20)
-
-    assert set(listed()) == {of_plan, of_endpoint}
-    assert listed(policies=RatePolicy.objects.filter(endpoint=search)) == [of_endpoint]
-    assert listed(policies=RatePolicy.objects.filter(plan__isnull=False)) == [of_plan]
-    assert listed(subjects=frozenset([f"user:{alice.pk}", "every"])) == [of_plan]
 
 
 def test_ended_windows_are_not_listed(alice: User) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from html import unescape
-from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
@@ -14,7 +13,7 @@ from django_ratequota import check_request
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
 from django_ratequota.monitoring import refusals
 from django_ratequota.monitoring.collector import collector
-from tests.admin.test_explain import LIST, explain
+from tests.admin.test_explain import explain
 from tests.operations.test_boost_all import boost_all, fields
 from tests.project.views import request_from
 from tests.support.commands import run
@@ -22,14 +21,12 @@ from tests.support.operators import client_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "recording")]
 
-IDENTIFIERS = {"tenant": "tests.project.views.api_key"}
 ACME = {"identifier_tenant": "acme"}
 
 
 @pytest.fixture
-def people(settings: Any) -> list[User]:
+def people(api_keys: None) -> list[User]:
     """Return two people of acme; everyone has 2 an hour, and each tenant 3 at search."""
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
     search = Endpoint.objects.create(name="search")
     RatePolicy.objects.create(rates="2/hour")
     RatePolicy.objects.create(endpoint=search, counted_per="tenant", rates="3/hour")
@@ -99,26 +96,6 @@ def test_boosting_all_is_offered_only_where_something_can_be_boosted(operator: C
     assert not boost_all(client_of("view_ratepolicy", name="viewer"), user=people[0].pk)
 
 
-def boost_links(text: str) -> dict[str, str]:
-    """Return the link to a boost of each counter."""
-    cards = re.findall(r'<li class="ratequota-counter">(.*?)</li>', text)
-    found = {}
-    for card in cards:
-        [title] = re.findall(r"<b>(.*?)</b>", card)
-        found[title] = unescape(re.search(r'href="([^"]*/boost/[^"]*)"', card)[1])  # type: ignore[index]
-    return found
-
-
-def test_a_boost_of_a_limit_for_each_caller_holds_for_each_of_them(operator: Client, people: list[User]) -> None:
-    RatePolicy.objects.filter(counted_per="tenant").delete()
-    link = boost_links(explain(operator, **ACME))["all endpoints: 2/hour"]
-    [name] = fields(operator.get(link).content.decode())
-    operator.post(link, {name: "4/hour", "until": "hours", "reason": "R"})
-    for user in people:
-        assert [ask(user) for _ in range(5)] == [True] * 4 + [False]
-    assert [ask(people[0], "other"), ask(User.objects.create(username="carol"), "other")] == [False, True]
-
-
 @pytest.fixture
 def pro(people: list[User]) -> Plan:
     """Put acme on the plan Pro, from the 15th to the 15th; its people are on no plan of their own."""
@@ -141,19 +118,6 @@ def test_explain_says_whose_plan_it_is_and_when_its_months_begin(operator: Clien
     assert "(months begin on day 15)" in shown
     assert "all endpoints: 2/hour of tenant:acme: each of its clients has one" in shown
     assert "tenant:acme" not in run("explain", "--identifier", "tenant=other")
-
-
-@pytest.mark.parametrize("verb", ["reset", "grant"])
-def test_a_months_units_are_given_back_to_an_organisation(
-    operator: Client, people: list[User], pro: Plan, verb: str
-) -> None:
-    RatePolicy.objects.filter(counted_per="caller").delete()
-    assert [ask(people[0]) for _ in range(4)] == [True] * 3 + [False]
-    url = f"{LIST}counters/?identifier_tenant=acme&bucket=all/month+per+tenant"
-    units = {"reset": {}, "grant": {"units": "1"}}[verb]
-    assert operator.post(url, {**units, "reason": "R"}).status_code == 302
-    given = {"reset": 3, "grant": 1}[verb]
-    assert [ask(people[1]) for _ in range(given + 1)] == [True] * given + [False]
 
 
 def test_a_refusal_is_explained_by_the_organisations_plan(operator: Client, people: list[User], pro: Plan) -> None:

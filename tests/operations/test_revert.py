@@ -12,11 +12,9 @@ from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.utils import timezone
 
-from django_ratequota.changes.writer import changed_by, field_values
+from django_ratequota.changes.writer import field_values
 from django_ratequota.models import Endpoint, ListMember, Plan, PlanAssignment, PolicyChange, RatePolicy, SubjectList
-from django_ratequota.operations.differences import who_changed
 from django_ratequota.operations.revert import Revert, apply, of_object, of_save, plan
-from django_ratequota.operations.texts import moment
 from tests.support.properties import thorough_after
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "tenants")]
@@ -109,7 +107,7 @@ def after_undo(now: World, before: World, after: World) -> World:
     return then
 
 
-@pytest.mark.parametrize("seed", thorough_after(12, range(100)))
+@pytest.mark.parametrize("seed", thorough_after(6, range(100)))
 def test_any_saves_are_undone_in_any_order(seed: int) -> None:
     """Undos are saves as well: they are undone among the others."""
     random = Random(seed)
@@ -265,22 +263,6 @@ def test_values_that_others_have_by_now_refuse_the_whole_undo(scene: dict[str, A
 # --- Later changes. ---
 
 
-def test_later_changes_of_the_same_field_are_named_and_stay(scene: dict[str, Any]) -> None:
-    policy = RatePolicy.objects.filter(pk=scene["free_all"].pk)
-    policy.update(rates="9/s", mode="log")
-    saved = last_save()
-    bob = User.objects.create(username="bob")
-    with changed_by(bob):
-        policy.update(mode="off", reason="B")
-    policy.update(reason="C")
-    (step,) = plan(of_save(saved)).steps
-    at = moment(PolicyChange.objects.filter(actor=bob)[0].at)
-    assert step.later is not None
-    assert who_changed(step.later, step.last) == [f"bob changed mode from log only to off at {at}."]
-    assert left(undone(saved)) == [("ratepolicy", ("mode",), "")]
-    assert policy.values_list("rates", "mode", "reason").get() == ("1/s", "off", "C")
-
-
 def test_fields_that_only_make_sense_together_stay_together(scene: dict[str, Any]) -> None:
     alice, bob = User.objects.get(username="alice"), User.objects.create(username="bob")
     policy = RatePolicy.objects.filter(pk=scene["free_all"].pk)
@@ -289,15 +271,6 @@ def test_fields_that_only_make_sense_together_stay_together(scene: dict[str, Any
     policy.update(user=bob)
     ((kind, later, obstacle),) = left(undone(saved))
     assert (kind, later, "Choose only one audience" in obstacle) == ("ratepolicy", ("user",), True)
-
-
-def test_the_hash_names_the_state_that_was_compared(scene: dict[str, Any]) -> None:
-    RatePolicy.objects.update(mode="off")
-    rows = of_save(last_save())
-    seen = plan(rows).seen
-    assert plan(rows).seen == seen
-    RatePolicy.objects.filter(pk=scene["pro_all"].pk).update(rates="9/s")
-    assert plan(rows).seen != seen
 
 
 # --- A version of one object. ---
@@ -401,14 +374,6 @@ def test_a_version_that_is_not_valid_any_more_is_refused(
         assert message in step.obstacle
         assert state() == before
         RatePolicy.objects.filter(pk=scene["free_all"].pk).delete()
-
-
-def test_a_value_that_another_object_has_by_now_is_in_the_way(scene: dict[str, Any]) -> None:
-    Plan.objects.filter(pk=scene["free"].pk).update(name="F", slug="f", default_for="")
-    change = last("update")
-    Plan.objects.create(name="Free", slug="other")
-    (step,) = plan(of_object(change)).steps
-    assert step.obstacle == "name: Plan with this Name already exists."
 
 
 def test_fields_that_the_version_lacks_keep_their_values(scene: dict[str, Any]) -> None:

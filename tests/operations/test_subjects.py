@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.core.checks import run_checks
 from django.db import connection, transaction
 from django.test import Client
 from django.utils import timezone
 
 from django_ratequota import check_request
-from django_ratequota.models import ListMember, Plan, PlanAssignment, QuotaWindow, RatePolicy, SubjectList
+from django_ratequota.models import ListMember, Plan, PlanAssignment, RatePolicy, SubjectList
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.operations.subject_names import MAX_NAME, identified_subjects, subject_names, subjects_named
 from django_ratequota.operations.subjects import MAX_OFFERED, known_subjects
@@ -142,15 +141,6 @@ def test_names_are_cut_and_harmless(value: Any, name: str) -> None:
     assert subject_names(["tenant:acme"]) == {"tenant:acme": name}
 
 
-@pytest.mark.parametrize(
-    "path", ["tests.operations.test_subjects.nothing", "tests.operations.test_subjects.anames_of", 7]
-)
-def test_a_setting_that_cannot_be_called_is_reported(settings: Any, path: Any) -> None:
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "SUBJECT_NAMES": path}
-    [found] = [one for one in run_checks() if one.id == "django_ratequota.E001"]
-    assert "write the dotted path of (subjects) -> {subject: name}" in str(found.hint).lower()
-
-
 def everywhere() -> None:
     """Write acme's subject wherever operators may find it."""
     plan = Plan.objects.create(name="Pro", slug="pro")
@@ -245,14 +235,6 @@ def test_operators_are_offered_what_they_may_see(
         assert page.json() == {"subjects": [[f"tenant:{value}", ""] for value in found]}
 
 
-def test_offered_subjects_have_names_in_one_call() -> None:
-    for subject in ("tenant:acme", "tenant:b"):
-        PlanAssignment.objects.create(subject=subject, plan=Plan.objects.create(name=subject, slug=subject[-1]))
-    page = staff(None).get(SUBJECTS, {"q": "tenant:"})
-    assert page.json()["subjects"] == [["tenant:acme", "Acme GmbH"], ["tenant:b", ""]]
-    assert len(asked) == 1
-
-
 @pytest.mark.parametrize(
     "path",
     [f"{LIST}add/", f"{MEMBERS}add/", PAGE, "/admin/django_ratequota/"],
@@ -317,17 +299,6 @@ def test_commands_show_names(verb: str) -> None:
     check_key("acme")
     assert f"all endpoints: 5/hour per tenant of {SHOWN}:" in run(verb, "--identifier", "tenant=acme")
     assert len(asked) == 1
-
-
-def test_the_usage_of_a_month_has_names() -> None:
-    everywhere()
-    QuotaWindow.objects.filter(subject="tenant:seen").update(subject="tenant:acme")
-    month = QuotaWindow.objects.get(subject="tenant:acme").starts_at.strftime("%Y-%m")
-    assert SHOWN in run("usage", "--month", month)
-    for machine in ("csv", "json"):
-        text = run("usage", "--month", month, "--format", machine)
-        assert '"Acme GmbH"' in text
-        assert '"tenant:acme"' in text
 
 
 def test_a_subject_is_found_by_its_value_alone() -> None:

@@ -120,15 +120,6 @@ def test_where_only_a_request_tells_the_plan_the_limits_that_no_plan_changes_are
     assert found([name]) == {name: ("all/day", 1, 4)}
 
 
-def test_an_organisation_has_its_own(settings: Any) -> None:
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.project.views.api_key"}}
-    RatePolicy.objects.create(rates="3/day", counted_per="tenant")
-    check_request(request_from(User.objects.create(username="alice"), headers={"X-Api-Key": "acme"}))
-    assert found(["tenant:acme"]) == {"tenant:acme": ("all/day per tenant", 1, 3)}
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "CALLER": ["tenant", "user", "ip"]}
-    assert found(["tenant:acme"]) == {"tenant:acme": ("all/day per tenant", 1, 3)}
-
-
 def test_nothing_is_consumed(redis_client: redis.Redis) -> None:
     RatePolicy.objects.create(rates="10/day")
     for _ in range(20):

@@ -21,9 +21,8 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 
 @pytest.fixture
-def alice(settings: Any) -> User:
+def alice(api_keys: None) -> User:
     """A user on Free, at the endpoint exports."""
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.project.views.api_key"}}
     user = User.objects.create(username="alice")
     PlanAssignment.objects.create(user=user, plan=Plan.objects.create(name="Free", slug="free"))
     Endpoint.objects.create(name="exports")
