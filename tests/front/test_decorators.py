@@ -18,7 +18,7 @@ from django_ratequota.exceptions import InvalidCost
 from django_ratequota.models import Endpoint, RatePolicy
 from tests.conftest import Get
 from tests.project import views
-from tests.project.views import Units, request_from
+from tests.project.views import request_from
 
 EVERY_KIND = ["/decorated/", "/adecorated/", "/class/", "/aclass/", "/astacked/", "/amethod/"]
 
@@ -64,14 +64,6 @@ def test_a_view_that_is_not_blocked_decides_for_itself(get: Get, search: Endpoin
     assert (late.status_code, late.json()) == (200, {"allowed": False})
     assert late["X-RateLimit-Remaining"] == "0"
     assert int(late["Retry-After"]) > 0
-
-
-@pytest.mark.parametrize("awaited", [False, True])
-def test_the_cost_may_be_an_enum(search: Endpoint, awaited: bool) -> None:
-    RatePolicy.objects.create(endpoint=search, rates="7/hour")
-    view = ratequota(scope="search", cost=Units.THREE)(views.aplain if awaited else views.plain)
-    run = async_to_sync(view) if awaited else view
-    assert [run(request_from()).status_code for _ in range(3)] == [200, 200, 429]
 
 
 def of_request(request: Any) -> Any:

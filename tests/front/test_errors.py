@@ -85,15 +85,6 @@ def test_other_errors_are_drfs(client: Client) -> None:
     assert response.json() == {"detail": 'Method "POST" not allowed.'}
 
 
-def test_errors_that_drf_does_not_handle_stay_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: Any, request: Any) -> Any:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(Search, "get", fail)
-    with pytest.raises(ZeroDivisionError):
-        Search.as_view()(APIRequestFactory().get("/"))
-
-
 class Never(BaseThrottle):
     def allow_request(self, request: Any, view: Any) -> bool:
         return False

@@ -252,25 +252,6 @@ def test_the_text_of_a_threshold(settings: Any) -> None:
         assert subject == f"Rate limits: {expected}"
 
 
-def test_notify_mails_once_a_limit_is_nearly_used_up(settings: Any, alice: User) -> None:
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "NOTIFY": "django_ratequota.notify.mail_operators"}
-    RatePolicy.objects.create(rates="5/month")
-    with isolated():
-        for _ in range(4):
-            check_request(request_from(alice))
-    wait_until_sent()
-    [sent] = mail.outbox
-    assert sent.subject.endswith(f"Rate limits: user:{alice.pk} has used 80 % of all endpoints: 5/month")
-
-
-def test_without_notify_no_decision_is_looked_at(settings: Any) -> None:
-    before = list(quota_threshold.receivers)
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "NOTIFY": ["django_ratequota.notify.mail_operators"]}
-    assert len(quota_threshold.receivers) == len(before) + 1
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "NOTIFY": []}
-    assert len(quota_threshold.receivers) == len(before)
-
-
 def fails(**_: Any) -> None:
     raise RuntimeError("mine")
 
@@ -338,16 +319,6 @@ def test_a_customer_is_mailed_what_is_used_and_when_it_is_free_again() -> None:
 
 
 @pytest.mark.usefixtures("tenants")
-def test_a_project_overrides_the_mail_by_templates(settings: Any, tmp_path: Path) -> None:
-    (tmp_path / "django_ratequota/mail").mkdir(parents=True)
-    body = "{{ rate }} {{ level }}{{ refused_cost }}{{ endpoint }} {{ resets_at|date:'H:i T' }}"
-    (tmp_path / "django_ratequota/mail/quota_threshold.txt").write_text(body)
-    settings.TEMPLATES = [{**settings.TEMPLATES[0], "DIRS": [tmp_path]}]
-    [sent] = mailed(80, status_of("10/15min", 8))
-    assert sent.body == "10 units per 15min 80 06:20 CET\n"
-
-
-@pytest.mark.usefixtures("tenants")
 def test_the_pages_templates_tell_what_is_counted(settings: Any, tmp_path: Path) -> None:
     (tmp_path / "django_ratequota/mail").mkdir(parents=True)
     for one in (one for one in snippets(PAGE) if one.language == "html"):
@@ -400,14 +371,6 @@ def test_a_customer_gets_one_mail_for_a_level_and_window(settings: Any, alice: U
 def post_threshold(receiver: Any, used: int = 8, **more: Any) -> None:
     status = status_of(more.pop("rate", "10/month"), used, **more)
     receiver(level=80, status=status, at=AT, cost=1, signal=quota_threshold)
-
-
-def test_a_chat_gets_the_text(webhook: Webhook) -> None:
-    post_threshold(post_to(webhook.url))
-    wait_until_sent()
-    [message] = webhook.posted
-    assert list(message) == ["text"]
-    assert message["text"].startswith("Rate limits: `tenant:acme` has used 80 % of all endpoints: 10/month\nUsed: 8")
 
 
 @pytest.mark.parametrize("event", ["threshold", "save"])

@@ -158,16 +158,6 @@ def test_the_usage_endpoint_is_typed(generate: Any) -> None:
     assert "429" in operation["responses"]
 
 
-def test_the_usage_endpoint_is_typed_by_drf_spectacular_alone(generate: Any) -> None:
-    from drf_spectacular.openapi import AutoSchema as Plain
-
-    found, complaints = generate(schema=Plain, patterns=[path("quota/", include("django_ratequota.urls"))])
-    assert complaints == set()
-    assert set(found["components"]["schemas"]) == {
-        *("QuotaLimit", "QuotaUsage", "QuotaWindow", "PaginatedQuotaWindowList")
-    }
-
-
 @pytest.mark.parametrize("handler", [None, PROBLEMS])
 def test_what_is_documented_is_what_is_sent(
     generate: Any, client: Client, handler: str | None, settings: Any, monkeypatch: pytest.MonkeyPatch

@@ -12,29 +12,12 @@ from django.utils.html import escape
 from django_ratequota import Bucket, Decision, Limiter, Rate
 from django_ratequota.responses import problem, refusal_response, refusal_text, status_code
 
-BLOCKED = Decision(allowed=False, blocked_by=("search/blocked",))
-DENIED = Decision(allowed=False, denied_by=("all/hour", "search/hour"), error="timeout")
-DOWN = "Requests cannot be counted right now."
-TYPES = "https://iana.org/assignments/http-problem-types#"
-
 
 @pytest.fixture
 def refused(limiter: Limiter) -> Decision:
     buckets = [Bucket("user:1", Rate.parse("2/min"), scope="search"), Bucket("user:1", Rate.parse("9/min"))]
     limiter.check(buckets, cost=2)
     return limiter.check(buckets)
-
-
-def test_each_refusal_as_a_problem(refused: Decision) -> None:
-    quota = {"type": f"{TYPES}quota-exceeded", "title": "Quota exceeded", "status": 429}
-    reduced = {"type": f"{TYPES}temporary-reduced-capacity", "title": "Temporarily reduced capacity", "status": 503}
-    for decision, kind, detail, violated, wait in (
-        (refused, quota, "Too many requests. Try again in 30 seconds.", ["search/min"], 30),
-        (BLOCKED, quota, "Requests are blocked.", ["search/blocked"], None),
-        (DENIED, reduced, f"{DOWN} Try again in 1 second.", ["all/hour", "search/hour"], 1),
-    ):
-        named = {"violated_policies": violated, "violated-policies": violated}
-        assert problem(decision) == {**kind, "detail": detail, **named, "retry_after": wait}
 
 
 def test_waits_are_in_units_that_people_count_in_and_never_too_short(refused: Decision) -> None:

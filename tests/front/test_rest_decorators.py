@@ -15,7 +15,6 @@ from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.routers import SimpleRouter
-from rest_framework.throttling import BaseThrottle
 from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
@@ -224,11 +223,6 @@ class StaffFree(QuotaThrottle):
         return request.user.is_staff or super().allow_request(request, view)
 
 
-class Never(BaseThrottle):
-    def allow_request(self, request: Any, view: Any) -> bool:
-        return False
-
-
 @pytest.mark.parametrize(
     "classes", [[QuotaThrottle, QuotaThrottle], [QuotaThrottle, StaffFree], [StaffFree, QuotaThrottle, StaffFree]]
 )
@@ -258,16 +252,6 @@ def test_each_view_of_a_request_makes_its_own_check(search: Endpoint) -> None:
     assert QuotaThrottle().allow_request(request, Bare())
     assert not QuotaThrottle().allow_request(request, Bare(throttle_scope="search"))
     assert not QuotaThrottle().allow_request(Request(request_from()), Bare(throttle_scope="search"))
-
-
-def test_other_throttles_refuse_where_the_view_decides_about_the_quota(search: Endpoint) -> None:
-    @api_view()
-    @throttle_classes([QuotaThrottle, Never])
-    @ratequota("search", block=False)
-    def view(request: Any) -> Response:
-        return answer(request)
-
-    assert view(request_from()).status_code == 429
 
 
 # --- Errors when decorating. ---

@@ -70,13 +70,6 @@ class Page(HTMLParser):
 
 
 class TestPage:
-    def test_a_refusal_text_has_reason_wait_and_reference(self) -> None:
-        response = page(refused(refusal_id="abcdefghij"))
-        assert words(response) == (
-            "Quota exceeded Too many requests. Try again in 30 seconds. Reference: abcdefghij."
-        )
-        assert (response.status_code, response["Retry-After"], response["Vary"]) == (429, "30", "Accept")
-
     def test_a_long_wait_ends_at_a_time_of_day_never_too_early(self, time_machine: Any, settings: Any) -> None:
         time_machine.move_to(NOW + 1, tick=False)
         assert words(page(refused(119))).endswith("Try again in 119 seconds.")
@@ -93,13 +86,6 @@ class TestPage:
         assert words(page(refused(None))) == "Quota exceeded Too many requests."
         blocked = Decision(allowed=False, blocked_by=("search/blocked",))
         assert words(page(blocked)) == "Quota exceeded Requests are blocked."
-
-    def test_a_store_that_is_down(self) -> None:
-        response = page(DENIED)
-        assert response.status_code == 503
-        assert words(response) == (
-            "Temporarily reduced capacity Requests cannot be counted right now. Try again in 1 second."
-        )
 
     def test_is_allowed_by_a_strict_policy_and_readable_by_everybody(self) -> None:
         found = Page(page(refused(refusal_id="abcdefghij")).content.decode())

@@ -15,7 +15,7 @@ from django.utils.functional import SimpleLazyObject
 from django.views import View
 from django.views.decorators.cache import never_cache
 from rest_framework.decorators import action, api_view
-from rest_framework.exceptions import AuthenticationFailed, ValidationError
+from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.mixins import ListModelMixin
 from rest_framework.response import Response
 from rest_framework.routers import DefaultRouter
@@ -291,32 +291,6 @@ def test_explain_of_a_scope_finds_the_view_of_a_method(scopes: Any) -> None:
     arguments = ExplainQuery(ip="203.0.113.7", endpoint="files", cost=3).request_arguments()
     assert arguments["scope"] == "files"
     assert ExplainQuery(ip="203.0.113.7", endpoint="elsewhere", path="/search/").explain().resolution.cost == 1
-
-
-class TestCostsThatRaise:
-    def view(self, error: Exception, *, below: bool) -> Any:
-        def cost(request: Any, view: Any) -> int:
-            raise error
-
-        def priced(request: Any) -> Response:
-            return Response({"ran": True})
-
-        declare, wrap = throttle_scope("search", cost=cost), api_view()
-        return wrap(declare(priced)) if below else declare(wrap(priced))
-
-    @pytest.mark.parametrize("below", [False, True])
-    def test_the_endpoint_s_cost_counts(self, scopes: Any, caplog: Any, below: bool) -> None:
-        Endpoint.objects.filter(name="search").update(cost=2)
-        response = self.view(RuntimeError("nothing"), below=below)(APIRequestFactory().get("/"))
-        assert (response.status_code, left(response)) == (200, {"all": MANY - 2, "search": MANY - 2})
-        name = "cost of priced.get" if below else "throttle_cost of priced"
-        [record] = [one for one in caplog.records if "raised" in one.message]
-        assert record.message == f"{name} raised RuntimeError: nothing; the endpoint's cost counts"
-
-        caplog.clear()
-        response = self.view(ValidationError(), below=below)(APIRequestFactory().get("/"))
-        assert (response.status_code, left(response)) == (400, {"all": MANY - 4, "search": MANY - 4})
-        assert "the endpoint's cost counts" not in caplog.text
 
 
 # --- Errors when decorating. ---
