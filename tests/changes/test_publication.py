@@ -14,13 +14,14 @@ from django.core.management import call_command
 from django.core.management.sql import emit_post_migrate_signal
 from django.db import OperationalError, connections, transaction
 from django.db.models import QuerySet
-from django.test import RequestFactory, TestCase
+from django.test import Client, RequestFactory, TestCase
 
 from django_ratequota import check_request
 from django_ratequota.changes.publication import publication_pending
 from django_ratequota.changes.writer import changed_by, write_counted, write_publication
 from django_ratequota.models import Plan, PolicyChange, RatePolicy
 from django_ratequota.runtime import default_limiter
+from tests.admin.test_admin import BASE, list_form, plan_form
 from tests.enforcement.test_propagation import Process, environment, migrated  # noqa: F401 - fixtures
 from tests.support.failure import Failure, fail
 
@@ -240,3 +241,39 @@ def test_the_process_that_migrates_reads_policies_again() -> None:
     QuerySet(RatePolicy).update(rates="9/hour")
     emit_post_migrate_signal(verbosity=0, interactive=False, db="default")
     assert limits() == [9]
+
+
+# --- The message after an edit that is saved while Redis is down. ---
+
+
+DOWN_MESSAGE = (
+    "The change is saved, but Redis did not answer. Every worker applies it within 7 seconds (POLL_SECONDS)."
+)
+
+
+@pytest.fixture
+def policy() -> RatePolicy:
+    return RatePolicy.objects.create(plan=Plan.objects.create(name="Free", slug="free"), rates="1/s")
+
+
+def messages_after(operator: Client, path: str, form: dict[str, Any]) -> list[str]:
+    response = operator.post(f"{BASE}/{path}", form, follow=True)
+    assert len(response.redirect_chain) == 1, response.content
+    return [str(message) for message in response.context["messages"]]
+
+
+@pytest.mark.parametrize("atomic", [False, True], ids=["autocommit", "ATOMIC_REQUESTS"])
+def test_an_unpublished_edit_shows_when_it_will_apply(
+    operator: Client, policy: RatePolicy, atomic: bool, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The only message was "changed successfully", while workers used the old policy for up to POLL_SECONDS."""
+    plan = Plan.objects.get(pk=policy.plan_id)
+    added = messages_after(operator, "plan/add/", plan_form(Plan(name="Pro", slug="pro"), {"rates": "9/s"}))
+    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", atomic)
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": DOWN, "POLL_SECONDS": 7}
+    unchanged = messages_after(operator, f"plan/{plan.pk}/change/", plan_form(plan))
+    assert "Redis" not in " ".join(added + unchanged)
+    copy = {"name": "Max", "slug": "max", "factor": "1", "reason": "Ticket 4711"}
+    for path, form in (("ratepolicy/", list_form(policy, mode="log")), (f"plan/{plan.pk}/copy/", copy)):
+        found = messages_after(operator, path, form)
+        assert (len(found) >= 2, found.count(DOWN_MESSAGE)) == (True, 1), path
