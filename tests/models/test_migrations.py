@@ -10,7 +10,6 @@ from django.apps import apps
 from django.core.management import call_command
 from django.db import IntegrityError, connection, transaction
 
-from django_ratequota.changes.validators import unsupported_constraints
 from django_ratequota.models import Plan, RatePolicy
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
@@ -50,10 +49,3 @@ def test_migrations_can_be_reversed_and_applied_again() -> None:
     RatePolicy.objects.create(rates="1/s")
     with pytest.raises(IntegrityError), transaction.atomic():
         RatePolicy.objects.create(rates="2/s")
-
-
-def test_sqlmigrate_prints_the_sql() -> None:
-    out = io.StringIO()
-    call_command("sqlmigrate", "django_ratequota", "0001", stdout=out)
-    assert out.getvalue().count("CREATE TABLE") == len(TABLES)
-    assert ("ratequota_policy_one_undated" in out.getvalue()) is (not unsupported_constraints(RatePolicy, "default"))
