@@ -77,18 +77,6 @@ def test_plans_swap_names_and_defaults(names: str, defaults: tuple[str, str, str
     assert PolicyChange.objects.count() - history == len(recorded)
 
 
-def test_a_new_plan_takes_the_name_and_default_of_a_pruned_or_changed_one(sample: None) -> None:
-    plans = (
-        "- {slug: gold, name: Free, default_for: authenticated}\n- {slug: pro, name: Best}\n- {slug: new, name: Pro}"
-    )
-    apply_file(f"version: 1\nplans:\n{plans}", prune=True)
-    assert set(Plan.objects.values_list("slug", "name", "default_for")) == {
-        ("gold", "Free", "authenticated"),
-        ("pro", "Best", ""),
-        ("new", "Pro", ""),
-    }
-
-
 def test_compared_rows_are_locked(sample: None) -> None:
     with CaptureQueriesContext(
         connection,

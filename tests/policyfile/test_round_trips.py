@@ -11,12 +11,11 @@ from django.db import models
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_ratequota.changes.writer import changed_by
 from django_ratequota.models import Endpoint, ListMember, Plan, PlanAssignment, PolicyChange, RatePolicy, SubjectList
 from django_ratequota.policyfile import apply_file
 from tests.policyfile.examples import JANUARY, delete_all_rows, export, slugs, texts
-from tests.support.commands import run
 from tests.support.properties import examples
+from tests.support.requests import check_from
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "tenants")]
 
@@ -48,7 +47,9 @@ VALUES = {
     "cost": st.sampled_from([1, 2, 10**12]),
     "charged_statuses": st.sampled_from(["", "401, 5xx"]),
     "counted_per": st.sampled_from(["caller", "ip", "plan", "everyone"]),
-    "rates": st.sampled_from(["10/min", "1/s, 2/month", "unlimited", "blocked", "5/30s", "7/day leaky_bucket"]),
+    "rates": st.sampled_from(
+        ["10/min", "1/s, 2/month", "unlimited", "blocked", "5/30s, 2 concurrent", "7/day leaky_bucket"]
+    ),
     "anchor": st.sampled_from([None, 1, 31]),
     "reason": texts.map(lambda text: text[:200]),
 }
@@ -165,14 +166,37 @@ def test_an_import_turns_any_content_into_any_other(one: dict[Any, Rows], other:
     assert (stored(), export(form, assignments=True)) == (expected, text)
 
 
-def test_an_import_of_the_same_file_does_nothing_after_an_undo_and_a_restore(alice: User, free: Plan) -> None:
-    end = JANUARY.replace(microsecond=123_456)
-    RatePolicy.objects.create(user=alice, rates="1/s", starts_at=JANUARY, ends_at=end + timedelta(days=1))
-    PlanAssignment.objects.create(user=alice, plan=free, starts_at=end)
-    text = export(assignments=True)
-    with changed_by(None, "by mistake"):
-        RatePolicy.objects.all().update(ends_at=None)
-        PlanAssignment.objects.all().delete()
-    run("undo", str(PolicyChange.objects.latest("pk").change_id))
-    assert export(assignments=True) == text
-    assert not apply_file(text, prune=True).changes
+# --- Where only the order of creation says which policy or plan wins. ---
+
+
+def limits_of(user: User) -> list[int]:
+    """Return the limits of the policies that win, here and in a copy of this database."""
+    limits = []
+    for copy in (False, True):
+        if copy:
+            text = export(assignments=True)
+            delete_all_rows()
+            apply_file(text)
+            assert export(assignments=True) == text
+        limits += [status.limit for status in check_from(user).statuses]
+    return limits
+
+
+LATER = {"ends_at": JANUARY + timedelta(days=9999)}
+
+
+@pytest.mark.parametrize("names", ["ab", "ba"])
+@pytest.mark.parametrize("of", [{}, {"starts_at": JANUARY}, LATER, "assignments", "one audience"], ids=str)
+def test_of_equals_the_newest_wins(alice: User, names: str, of: Any) -> None:
+    for number, name in enumerate(names, start=1):
+        if of == "one audience":
+            RatePolicy.objects.create(rates=f"{number}/min", starts_at=JANUARY)
+        elif of == "assignments":
+            plan = Plan.objects.create(name=name, slug=name)
+            RatePolicy.objects.create(plan=plan, rates=f"{number}/min")
+            PlanAssignment.objects.create(user=alice, plan=plan, starts_at=JANUARY)
+        else:
+            listed = SubjectList.objects.create(name=name)
+            ListMember.objects.create(subject_list=listed, subject="ip:203.0.113.7")
+            RatePolicy.objects.create(subject_list=listed, rates=f"{number}/min", **of)
+    assert limits_of(alice) == [2, 2]
