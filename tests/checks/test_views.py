@@ -18,7 +18,6 @@ from rest_framework.decorators import api_view, throttle_classes
 from rest_framework.response import Response
 from rest_framework.throttling import BaseThrottle
 from rest_framework.views import APIView
-from rest_framework.viewsets import ViewSet
 
 from django_ratequota.api import UsageView
 from django_ratequota.checks.views import (
@@ -185,17 +184,6 @@ def test_a_declaration_needs_a_throttle(project: Any, view: Any, expected: list[
     assert ids(found) == expected
     if found:
         assert found[0].msg == "The @throttle_scope of these views has no effect: /0/."
-
-
-def test_a_declaration_of_an_action_needs_a_throttle(project: Any) -> None:
-    class Things(ViewSet):
-        throttle_classes = []
-        list = SEARCH(plain)
-        create = plain
-
-    for actions, expected in (({"get": "list"}, ["W022"]), ({"post": "create"}, [])):
-        project(Things.as_view(actions))
-        assert ids(check_declared()) == expected
 
 
 def test_a_declaration_for_ninja_needs_ninja_s_throttle(project: Any) -> None:
