@@ -244,9 +244,9 @@ def fields_of(url: str, form: dict[str, str]) -> dict[tuple[str, int, str], str]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("seed", "most"), [(1, 80), pytest.param(2, 200, marks=pytest.mark.thorough)])
-def test_nothing_is_lost_in_many_edits_of_two_operators(
-    anna: Client, ben: Client, free: Plan, search: Endpoint, seed: int, most: int
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.thorough)])
+def test_nothing_is_lost_in_200_edits_of_two_operators(
+    anna: Client, ben: Client, free: Plan, search: Endpoint, seed: int
 ) -> None:
     dice = random.Random(seed)
     policies = [
@@ -263,7 +263,7 @@ def test_nothing_is_lost_in_many_edits_of_two_operators(
     pages: dict[str, dict[str, Open]] = {"anna": {}, "ben": {}}
     clients = {"anna": anna, "ben": ben}
     edits = refused = 0
-    while edits < most:
+    while edits < 200:
         name, url = dice.choice([*clients]), dice.choice(urls)
         page = pages[name].get(url)
         if page is None or dice.random() < 0.2:
@@ -290,7 +290,7 @@ def test_nothing_is_lost_in_many_edits_of_two_operators(
         if written:
             history.append((name, written))
         stored |= written
-    assert refused > most / 20
+    assert refused > 10
     for (kind, pk, column), value in stored.items():
         model = {"ratepolicy": RatePolicy, "endpoint": Endpoint, "plan": Plan}[kind]
         assert str(getattr(model.objects.get(pk=pk), column)) == value
