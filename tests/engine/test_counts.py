@@ -29,25 +29,6 @@ def remaining(decision: Decision) -> list[int]:
     return [status.remaining for status in decision.statuses]
 
 
-# --- Counting. ---
-
-
-# --- Units charged and refunded by hand. ---
-
-
-@pytest.mark.parametrize("verb", ["charge", "refund"])
-@pytest.mark.parametrize("of", ["limiter", "decision"])
-@pytest.mark.parametrize("awaited", [False, True])
-def test_units_by_hand_leave_the_count_of_requests_alone(limiter: Limiter, verb: str, of: str, awaited: bool) -> None:
-    decision = limiter.check(BOTH, 100)
-    name = f"a{verb}" if awaited else verb
-    method: Any = getattr(decision if of == "decision" else limiter, name)
-    method = async_to_sync(method) if awaited else method
-    after = method(50) if of == "decision" else method(BOTH, 50)
-    assert remaining(limiter.peek(BOTH)) == [850 if verb == "charge" else 950, 9]
-    assert len(after.statuses) == 2
-
-
 def test_a_decision_over_requests_only_has_no_units_to_settle(limiter: Limiter) -> None:
     decision = limiter.check([CALLS], 5)
     assert decision.charge(5) is decision.refund(5) is decision.settle(100) is decision
