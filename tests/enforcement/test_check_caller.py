@@ -213,11 +213,6 @@ class TestEndpoint:
         assert left(ask(user=alice, scope="exports", cost=5)) == [3]
         assert left(ask(user=alice, scope="elsewhere")) == left(ask(user=alice)) == []
 
-    def test_no_route_matches(self, ask: CheckCaller) -> None:
-        everywhere = Endpoint.objects.create(name="everywhere", routes="*\n/*")
-        RatePolicy.objects.create(endpoint=everywhere, rates="10/hour")
-        assert left(ask(ip="203.0.113.7")) == []
-
     def test_charges_stay_where_only_some_statuses_count(self, ask: CheckCaller, exports: Endpoint) -> None:
         """There is no response whose status could refund them."""
         Endpoint.objects.update(charged_statuses="401")
@@ -282,17 +277,6 @@ class TestIndependence:
 
 
 class TestOneRoundTrip:
-    def test_a_known_caller_is_one_command_and_no_query(
-        self, alice: User, exports: Endpoint, django_assert_num_queries: Any
-    ) -> None:
-        RatePolicy.objects.create(rates="100/hour")
-        RatePolicy.objects.create(endpoint=exports, rates="50/hour, 20/hour gcra")
-        check_caller(user=alice, scope="exports")
-        with monitored() as commands, django_assert_num_queries(0):
-            decision = check_caller(user=alice, scope="exports")
-        assert commands == ["EVALSHA"]
-        assert room(decision) == ["96/100", "46/50", "16/20"]
-
     def test_awaited_it_calls_no_function_and_no_thread_either(
         self, settings: Any, django_assert_num_queries: Any
     ) -> None:

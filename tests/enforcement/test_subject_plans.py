@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 import pytest
@@ -13,12 +11,10 @@ from django.http import HttpRequest, JsonResponse
 from django.test import Client
 from django.urls import path
 
-from django_ratequota import Limiter, check_request
+from django_ratequota import check_request
 from django_ratequota.decorators import ratequota
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
-from django_ratequota.runtime import process
 from django_ratequota.testing import Policy, override_policies
-from tests.conftest import Clock
 from tests.project.urls import urlpatterns as project_urls
 from tests.project.views import request_from
 
@@ -75,27 +71,6 @@ def test_months_begin_on_the_tenants_day_where_no_policy_is_for_plans(pro: Plan,
     assignment.anchor = 20
     assignment.save()
     assert days() == [20, 20]
-
-
-def test_a_trial_begins_no_new_month(
-    pro: Plan, free: Plan, clock: Clock, limiter: Limiter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """554 used became 0 at once when it began, and again when it ended; the end of the plan did so as well."""
-    monkeypatch.setattr(process, "limiter", lambda: limiter)
-    RatePolicy.objects.create(counted_per="tenant", rates="1000/month")
-    day, (alice,) = partial(datetime, 2025, tzinfo=UTC), staff("alice")
-    own = PlanAssignment.objects.create(subject="tenant:acme", plan=pro, anchor=15, starts_at=day(10, 15))
-
-    def left(at: datetime, cost: int = 1) -> int:
-        clock.now_us = round(at.timestamp()) * 10**6
-        return check_request(request_from(alice), cost=cost).statuses[0].remaining
-
-    assert left(day(11, 20), 554) == 446
-    PlanAssignment.objects.create(subject="tenant:acme", plan=free, starts_at=day(11, 20), ends_at=day(12, 4))
-    assert [left(day(11, 20)), left(day(12, 4))] == [445, 444]
-    own.ends_at = day(12, 10)
-    own.save()
-    assert [left(day(12, 10)), left(day(12, 15))] == [443, 999]
 
 
 def test_a_plan_that_cannot_be_read_does_not_abort_the_transaction_of_the_view(
