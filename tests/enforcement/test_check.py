@@ -29,7 +29,7 @@ from django_ratequota.policies.cache import policies
 from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.runtime import default_limiter
 from django_ratequota.signals import request_refused
-from django_ratequota.testing import override_policies
+from django_ratequota.testing import Policy, override_policies
 from tests.conftest import Check, Get
 from tests.project.views import NameAuthentication, Units, request_from
 from tests.support import server
@@ -506,3 +506,18 @@ class TestWhatARequestDoesOnce:
         response = get(path)
         assert ("RateLimit" in response.headers) is (rates != "blocked")
         assert len(rendered) == 1
+
+
+def test_a_refusal_without_redis_has_no_id(get: Get, settings: Any) -> None:
+    """Its record goes to Redis, which is down: nobody would find it there."""
+    settings.RATEQUOTA = {**CLOSED, "ENFORCE_ALL": True, "STATISTICS_SECONDS": 20}
+    for on_error, status in (("deny", 503), ("local", 429)):
+        with override_policies({None: Policy("1/hour", on_error=on_error)}):
+            responses = [
+                get("/plain/", headers={"Accept": accept}) for accept in ("text/html", "application/json") * 2
+            ]
+        assert responses[-1].status_code == responses[-2].status_code == status
+        for response in responses[2:]:
+            assert "X-RateLimit-Refusal" not in response.headers
+            assert "refusal_id" not in response.content.decode()
+            assert "eference" not in response.content.decode()

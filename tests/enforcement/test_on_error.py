@@ -145,12 +145,3 @@ def test_a_refusal_has_a_retry_after_and_no_numbers(get: Callable[..., Any], pat
     assert [rate_headers(response) for response in responses] == [[], [], []]
     assert ["Retry-After" in response.headers for response in responses] == [False, False, True]
     assert 1740 <= int(responses[2].headers["Retry-After"]) <= 1800
-
-
-@pytest.mark.usefixtures("down", "search")
-def test_a_door_that_is_closed_says_when_to_come_back(get: Callable[..., Any]) -> None:
-    policy("4/hour")
-    policy("4/hour", "deny", endpoint=Endpoint.objects.get())
-    response = get("/decorated/")
-    assert (response.status_code, response.headers["Retry-After"], rate_headers(response)) == (503, "1", [])
-    assert get("/bare/").status_code == 200

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import redis
@@ -12,10 +11,6 @@ import redis
 from django_ratequota import Bucket, Limiter, Rate
 from tests.enforcement.test_check import monitored
 from tests.support.threads import on_threads
-
-
-def bucket(rate: str, **more: Any) -> Bucket:
-    return Bucket("user:1", Rate.parse(rate), **more)
 
 
 @pytest.fixture
@@ -28,7 +23,7 @@ def real_limiter(redis_client: redis.Redis) -> Iterator[Limiter]:
 
 def test_sixty_four_threads_on_one_limit_of_a_thousand(real_limiter: Limiter) -> None:
     """DRF's own throttles read, add and write: 50 threads were admitted 400 of 400 at a limit of 100."""
-    asked = [bucket("1000/3650day")]
+    asked = [Bucket("user:1", Rate.parse("1000/3650day"))]
 
     def work() -> int:
         return sum(real_limiter.check(asked).allowed for _ in range(25))
@@ -38,7 +33,7 @@ def test_sixty_four_threads_on_one_limit_of_a_thousand(real_limiter: Limiter) ->
 
 
 def test_event_loops_on_threads_and_threads_share_one_limit(real_limiter: Limiter) -> None:
-    asked = [bucket("100/3650day")]
+    asked = [Bucket("user:1", Rate.parse("100/3650day"))]
 
     async def ask() -> int:
         decisions = await asyncio.gather(*(real_limiter.acheck(asked) for _ in range(10)))
@@ -50,7 +45,7 @@ def test_event_loops_on_threads_and_threads_share_one_limit(real_limiter: Limite
     assert sum(on_threads(8, work)) == 100
 
 
-THREE = [bucket("10/min"), bucket("100/hour sliding_window_log"), bucket("1000/month")]
+THREE = [Bucket("user:1", Rate.parse(rate)) for rate in ("10/min", "100/hour sliding_window_log", "1000/month")]
 
 
 @pytest.mark.parametrize("verb", ["check", "peek", "charge", "refund"])

@@ -16,7 +16,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from django_ratequota import Bucket, Limiter, Rate
 from django_ratequota.engine.rates import ALGORITHMS
-from django_ratequota.exceptions import StoreError
+from django_ratequota.exceptions import InvalidBucket, StoreError
 from tests.conftest import Clock
 from tests.engine.test_against_reference import Walk
 from tests.support.properties import examples
@@ -83,6 +83,10 @@ class TestVerbs:
         assert run(limiter, "reset", [MINUTE]) == 1
         assert run(limiter, "reset", [MINUTE]) == 0
         assert run(limiter, "peek", [MINUTE]).remaining == 10
+
+    def test_two_buckets_of_one_counter_are_refused(self) -> None:
+        with pytest.raises(InvalidBucket, match="two buckets share"):
+            Limiter().check([MINUTE, MINUTE])
 
     def test_limiters_of_one_prefix_share_counters(self, run: Run) -> None:
         Limiter().reset([MINUTE])

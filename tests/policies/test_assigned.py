@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import permutations
 from typing import Any
 
@@ -25,6 +25,7 @@ from django_ratequota.policies.facts import Assignment, UserEntry
 from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.policies.resolver import Resolution
 from django_ratequota.runtime import default_limiter
+from django_ratequota.testing import isolated
 from tests.enforcement.test_check import database_down
 from tests.policies.test_cache import queries
 from tests.project.views import request_from
@@ -73,6 +74,18 @@ class TestWhosePlanCounts:
             assert limits(ask(ip=None, identifiers={"tenant": other})) == [9], other
         assert limits(ask(ip=None, identifiers={"api_key": "acme"})) == [9]
         assert limits(ask(ip=None, identifiers=ACME)) == [2]
+
+    def test_a_plan_begins_and_ends_while_it_is_in_memory(self) -> None:
+        plan_of(9, default_for="anonymous")
+        with isolated() as scene:
+            now = datetime.fromtimestamp(scene.clock() / 10**6, UTC)
+            assign("tenant:acme", 2, starts_at=now + timedelta(hours=1), ends_at=now + timedelta(hours=2))
+            assert limits(check_caller(ip=None, identifiers=ACME)) == [9]
+            found = []
+            for seconds in (3599.999, 0.001, 3599.999, 0.001):
+                scene.clock.advance(seconds)
+                assert queries(lambda: found.extend(limits(check_caller(ip=None, identifiers=ACME)))) == 0
+        assert found == [9, 2, 2, 9]
 
     def test_plan_resolver_and_plan_replace_all_assignments(self, settings: Any) -> None:
         plan_of(9)

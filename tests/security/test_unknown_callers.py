@@ -141,10 +141,10 @@ def test_a_plan_resolver_that_raises_puts_nobody_beyond_the_default_plan(setting
     free = Plan.objects.create(name="Free", slug="free", default_for="anonymous")
     RatePolicy.objects.create(plan=free, rates="3/hour")
     RatePolicy.objects.create(counted_per="plan", rates="100/hour")
-    decisions = [check_request(request_from(tenant=RuntimeError("down"))) for _ in range(4)]
+    decisions = [check_request(request_from(tenant=RuntimeError("down\nERROR forged"))) for _ in range(4)]
     assert [decision.allowed for decision in decisions] == [True] * 3 + [False]
     assert {status.bucket.subject for status in decisions[0].statuses} == {"ip:203.0.113.7", f"plan:{free.pk}"}
-    assert [one.message for one in caplog.records] == [f"{TENANT} failed: RuntimeError: down"]
+    assert [one.message for one in caplog.records] == [f"{TENANT} failed: RuntimeError: down\\nERROR forged"]
 
 
 def test_slugs_that_clients_make_up_are_logged_once_a_minute(settings: Any, caplog: Any) -> None:
