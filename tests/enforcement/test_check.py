@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -19,7 +18,7 @@ from django.test import override_settings
 from django.utils.functional import SimpleLazyObject
 from rest_framework.request import Request
 
-from django_ratequota import Decision, Limiter, acheck_request, check_request, conf, headers
+from django_ratequota import Decision, acheck_request, check_request, conf, headers
 from django_ratequota.exceptions import InvalidCost
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.monitoring.health import health
@@ -28,10 +27,10 @@ from django_ratequota.operations.counters import give_back
 from django_ratequota.operations.explain import explain_caller
 from django_ratequota.policies.cache import policies
 from django_ratequota.policies.requests.caller import DescribedCaller
-from django_ratequota.runtime import default_limiter, process
+from django_ratequota.runtime import default_limiter
 from django_ratequota.signals import request_refused
 from django_ratequota.testing import Policy, override_policies
-from tests.conftest import Check, Clock, Get
+from tests.conftest import Check, Get
 from tests.project.views import NameAuthentication, Units, request_from
 from tests.support import server
 
@@ -105,20 +104,6 @@ class TestOneRoundTrip:
         assert commands == ["EVALSHA"]
         assert room(decision) == ["92/100", "42/50", "992/1000", "12/20"]
 
-    def test_users_take_no_query_while_none_has_a_policy_or_plan_of_their_own(
-        self, alice: User, django_assert_num_queries: Any
-    ) -> None:
-        """Tests of projects count queries, see docs/testing.md."""
-        RatePolicy.objects.create(rates="100/hour")
-        with django_assert_num_queries(9):
-            check_request(request_from())
-        with django_assert_num_queries(0):
-            check_request(request_from(alice))
-        RatePolicy.objects.create(user=User.objects.create(username="bob"), rates="200/hour")
-        check_request(request_from())
-        with django_assert_num_queries(2):
-            check_request(request_from(alice))
-
     @pytest.mark.parametrize("rates", [None, "unlimited", "blocked"])
     def test_a_request_without_buckets_asks_all_the_same(self, rates: str | None) -> None:
         if rates:
@@ -167,12 +152,6 @@ class TestCost:
         RatePolicy.objects.create(rates="10/hour")
         assert left(check(request_from(), "search", cost)) == [expected]
 
-    def test_the_dearest_matching_endpoint_counts_where_no_scope_is_named(self, client: Any) -> None:
-        Endpoint.objects.create(name="cheap", routes="/bare/", cost=2)
-        Endpoint.objects.create(name="dear", routes="bare", cost=5)
-        RatePolicy.objects.create(rates="10/hour")
-        assert client.get("/bare/")["X-RateLimit-Remaining"] == "5"
-
     @pytest.mark.parametrize("cost", [-1, True, False, 1.0, float("nan"), float("inf"), 10**30, 10**12 + 1, "1", [1]])
     def test_what_is_no_number_of_units_is_an_error_that_charges_nothing(self, check: Check, cost: Any) -> None:
         RatePolicy.objects.create(rates="10/hour")
@@ -181,30 +160,6 @@ class TestCost:
         assert left(check(request_from())) == [9]
         with override_settings(RATEQUOTA={"CACHE": "local"}), pytest.raises(InvalidCost):
             check(request_from(), None, cost)
-
-
-class TestOncePerRequest:
-    def test_a_later_block_refuses_what_was_admitted_before(self, check: Check, search: Endpoint) -> None:
-        RatePolicy.objects.create(rates="10/hour")
-        RatePolicy.objects.create(endpoint=search, rates="blocked")
-        request = request_from()
-        assert check(request).allowed
-        decision = check(request, "search")
-        assert (decision.allowed, decision.blocked_by, room(decision)) == (False, ("search/blocked",), ["10/10"])
-        assert room(check(request_from(), None, 0)) == ["10/10"]
-
-    def test_an_edit_in_the_midst_of_a_request_does_not_charge_it_twice(self, check: Check) -> None:
-        policy = RatePolicy.objects.create(rates="10/hour")
-        request = request_from()
-        assert room(check(request)) == ["9/10"]
-        policy.rates = "20/hour"
-        policy.save()
-        assert room(check(request_from())) == ["18/20"]
-        decision = check(request)
-        assert decision.allowed
-        decision.charge(1)
-        # Two requests, one unit settled, and this.
-        assert room(check(request_from())) == ["16/20"]
 
 
 class TestSettling:
@@ -270,27 +225,6 @@ class TestRefusedSignal:
 
 
 class TestEdits:
-    def test_a_block_and_the_edit_that_lifts_it(self, check: Check) -> None:
-        policy = RatePolicy.objects.create(rates="3/hour")
-        assert left(check(request_from())) == [2]
-        policy.rates = "blocked"
-        policy.save()
-        for _ in range(2):
-            decision = check(request_from())
-            assert (decision.allowed, decision.blocked_by, decision.retry_after) == (False, ("all/blocked",), None)
-        policy.rates = "3/hour"
-        policy.save()
-        assert left(check(request_from())) == [1]
-        policy.delete()
-        assert check(request_from()).statuses == ()
-
-    def test_blocked_outweighs_what_has_room_and_charges_nothing(self, check: Check, search: Endpoint) -> None:
-        RatePolicy.objects.create(rates="5/hour")
-        RatePolicy.objects.create(endpoint=search, rates="blocked")
-        decision = check(request_from(), "search")
-        assert (decision.allowed, decision.violated, decision.statuses) == (False, ("search/blocked",), ())
-        assert left(check(request_from())) == [4]
-
     def test_asking_again_for_newer_policies_consumes_nothing(self, check: Check) -> None:
         RatePolicy.objects.create(rates="10/hour")
         for expected in (9, 8, 7):
@@ -349,27 +283,6 @@ class TestEdits:
 
 
 class TestDates:
-    @pytest.fixture
-    def now(self, limiter: Limiter, clock: Clock, monkeypatch: Any) -> datetime:
-        """The present, on a clock moved by hand that stands for the store's."""
-        clock.now_us = time.time_ns() // 10**9 * 10**6
-        monkeypatch.setattr(process, "limiter", lambda: limiter)
-        return datetime.fromtimestamp(clock.now_us / 10**6, UTC)
-
-    def test_policies_start_and_end_on_time_without_any_change(
-        self, check: Check, now: datetime, clock: Clock, django_assert_num_queries: Any
-    ) -> None:
-        hour = timedelta(hours=1)
-        RatePolicy.objects.create(rates="5/s")
-        RatePolicy.objects.create(rates="7/s", starts_at=now - hour, ends_at=now)
-        RatePolicy.objects.create(rates="9/s", starts_at=now + hour, ends_at=now + 2 * hour)
-        seen = [check(request_from()).statuses[0].limit]
-        with django_assert_num_queries(0):
-            for seconds in (3599, 1, 3599, 1):
-                clock.advance(seconds)
-                seen.append(check(request_from()).statuses[0].limit)
-        assert seen == [5, 5, 9, 9, 5]
-
     @pytest.mark.parametrize("hours", [-20, 20])
     def test_a_process_with_a_wrong_clock_goes_by_the_stores(self, check: Check, settings: Any, hours: int) -> None:
         now = datetime.now(UTC)

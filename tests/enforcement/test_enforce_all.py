@@ -9,7 +9,7 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.contrib import admin
 from django.contrib.auth.models import User
-from django.db import connection, transaction
+from django.db import connection
 from django.test import AsyncClient, Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import include, path
@@ -244,13 +244,6 @@ class TestTheUser:
         assert not reads()
         RatePolicy.objects.update(ends_at=ended + timedelta(days=3))
         assert reads()
-
-    def test_an_override_binds_in_the_transaction_that_writes_it(self, alice: User) -> None:
-        RatePolicy.objects.create(rates="100/hour")
-        assert left(check_request(request_from(alice))) == [99]
-        with transaction.atomic():
-            RatePolicy.objects.create(user=alice, rates="7/hour")
-            assert left(check_request(request_from(alice))) == [5]
 
 
 @pytest.mark.slow

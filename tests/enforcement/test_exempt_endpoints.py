@@ -9,16 +9,14 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from django_ratequota import check_caller, check_request
+from django_ratequota import check_request
 from django_ratequota.checks.database import check_outcome
 from django_ratequota.checks.views import check_unlimited
 from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.operations.advice import about_saved
-from django_ratequota.operations.caller_limits import caller_limits
 from django_ratequota.operations.explain_query import ExplainQuery
 from django_ratequota.policies.matching import match_endpoints
-from django_ratequota.policies.requests.caller import DescribedCaller
 from tests.conftest import Check, Get
 from tests.enforcement.test_check import room
 from tests.policies.test_resolver import picture
@@ -55,12 +53,6 @@ class TestRequests:
             assert response.status_code == 200
             assert [name for name in response.headers if "ratelimit" in name.lower()] == []
         assert len(collector.pending) == 0, "nothing is counted"
-
-    def test_so_is_a_matching_scope(self, check: Check, health: Endpoint, blocked: None) -> None:
-        decision = check(request_from(), "health")
-        assert (decision.allowed, decision.statuses) == (True, ())
-        assert check_caller(ip=ADDRESS, scope="health").allowed
-        assert not check(request_from(), "everything").allowed
 
     def test_the_next_request_sees_an_edit(self, check: Check, health: Endpoint) -> None:
         RatePolicy.objects.create(rates="5/hour")
@@ -116,18 +108,6 @@ class TestMethods:
 
 
 class TestWhatIsShown:
-    def test_the_limits_of_a_caller_leave_it_out(self, health: Endpoint) -> None:
-        other = Endpoint.objects.create(name="other")
-        for endpoint in (None, health, other):
-            RatePolicy.objects.create(endpoint=endpoint, rates="5/hour")
-        caller = DescribedCaller(user_id=None, address=ADDRESS)
-
-        def titles(scope: str | None) -> list[str]:
-            return [bucket.title for bucket, _status in caller_limits(caller, scope).limits]
-
-        assert (titles(None), titles("other")) == (["all/hour", "other/hour"],) * 2
-        assert titles("health") == []
-
     def test_explain_says_so(self, health: Endpoint, blocked: None) -> None:
         explanation = ExplainQuery(ip="127.0.0.1", path="/plain/").explain()
         assert explanation.decision.allowed

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 from django.http import HttpRequest, JsonResponse
-from django.urls import path
 
 from django_ratequota import Decision, acheck_request, check_request
 from django_ratequota.decorators import ratequota
@@ -17,30 +16,12 @@ from django_ratequota.enforcement.settlement import StoreSettler
 from django_ratequota.engine.decision import charges_of
 from django_ratequota.engine.rates import ALGORITHMS
 from django_ratequota.models import Endpoint, RatePolicy
-from tests.conftest import Check, Get, Settle
+from tests.conftest import Check, Settle
 from tests.enforcement.test_check import CLOSED, left, monitored
 from tests.project.views import request_from
 from tests.support.snippets import ROOT, snippet
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
-
-MOST, USED = 100, 30
-
-
-def complete(request: HttpRequest) -> JsonResponse:
-    """The view of docs/howto/costs.md: it reserves the most that it may take, and gives the rest back."""
-    decision = check_request(request, "completions", MOST)
-    if not decision.allowed:
-        return JsonResponse({}, status=429)
-    decision.refund(MOST - USED)
-    return JsonResponse({})
-
-
-urlpatterns = [
-    path("completions/", complete),
-    path("decorated/", ratequota("completions")(complete)),
-    path("plain/", ratequota(lambda request: JsonResponse({}))),
-]
 
 
 @pytest.fixture
@@ -58,28 +39,6 @@ def counted(request: Any, settings: Any) -> str:
 
 def free(scope: str | None = None) -> list[int]:
     return left(check_request(request_from(), scope, 0))
-
-
-# --- Quota is not washed. ---
-
-
-@pytest.mark.urls(__name__)
-@pytest.mark.parametrize(("path", "everywhere"), [("/completions/", True), ("/decorated/", False)])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_completion_costs_what_it_used(
-    get: Get, settings: Any, completions: Endpoint, path: str, everywhere: bool, algorithm: str
-) -> None:
-    """Each check refunded units that it had never charged, so that clients made room by requests."""
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": everywhere}
-    RatePolicy.objects.create(rates="100000/3650day", algorithm=algorithm)
-    RatePolicy.objects.create(endpoint=completions, rates="1000/day", algorithm=algorithm)
-    for _ in range(20):
-        get("/plain/")
-    remaining = [100_000 - 20, 1000]
-    for _ in range(3):
-        assert get(path).status_code == 200
-        remaining = [units - USED for units in remaining]
-        assert left(check_request(request_from(address="127.0.0.1"), "completions", 0)) == remaining
 
 
 @pytest.mark.parametrize(("on_error", "left_over"), [("allow", None), ("local", 220)])

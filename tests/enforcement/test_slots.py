@@ -43,23 +43,32 @@ SECONDS = 10.0
 seen: list[int] = []
 
 
+#: The key of the endpoint, for views in any thread.
+_endpoint: list[int] = []
+
+
 def held() -> list[HeldSlot]:
     """The slots that are held at the endpoint."""
-    search = Endpoint.objects.get(name="search")
-    bucket = Bucket("everyone", Rate.parse("1 concurrent"), endpoint_id=search.pk, counted_per="everyone")
-    return default_limiter().slots(bucket)
-
-
-async def aheld() -> int:
-    return len(await asyncio.to_thread(_held_in_thread))
-
-
-def _held_in_thread() -> list[HeldSlot]:
     bucket = Bucket("everyone", Rate.parse("1 concurrent"), endpoint_id=_endpoint[0], counted_per="everyone")
     return default_limiter().slots(bucket)
 
 
-_endpoint: list[int] = []
+async def aheld() -> int:
+    return len(await asyncio.to_thread(held))
+
+
+async def asgi(where: str, send: Any, left: asyncio.Event | None = None) -> None:
+    """Let Django's ASGI handler serve a GET, whose client is gone once ``left`` is set."""
+    messages = [{"type": "http.request"}]
+
+    async def receive() -> Any:
+        if messages:
+            return messages.pop()
+        await (left or asyncio.Event()).wait()
+        return {"type": "http.disconnect"}
+
+    scope = {"type": "http", "method": "GET", "path": where, "headers": [], "query_string": b""}
+    await ASGIHandler()({**scope, "asgi": {"version": "3.0"}}, receive, send)
 
 
 @contextmanager
@@ -75,7 +84,7 @@ def uncollected() -> Iterator[None]:
 
 def look(parts: int = 0, fails: bool = False) -> Iterator[bytes]:
     for _ in range(parts):
-        seen.append(len(_held_in_thread()))
+        seen.append(len(held()))
         yield b"part"
     if fails:
         raise Failure
@@ -91,7 +100,7 @@ async def alook(parts: int, fails: bool = False) -> AsyncIterator[bytes]:
 
 @ratequota("search")
 def plain(request: Any) -> HttpResponse:
-    seen.append(len(_held_in_thread()))
+    seen.append(len(held()))
     return HttpResponse("done")
 
 
@@ -103,7 +112,7 @@ async def aplain(request: Any) -> HttpResponse:
 
 @ratequota("search")
 def failing(request: Any) -> HttpResponse:
-    seen.append(len(_held_in_thread()))
+    seen.append(len(held()))
     raise Failure
 
 
@@ -125,7 +134,7 @@ async def astream(request: Any) -> StreamingHttpResponse:
 
 @ratequota("search")
 def file(request: Any) -> FileResponse:
-    seen.append(len(_held_in_thread()))
+    seen.append(len(held()))
     found = tempfile.TemporaryFile()  # noqa: SIM115 - the response closes it
     found.write(b"content")
     found.seek(0)
@@ -137,14 +146,14 @@ def twice(request: Any) -> HttpResponse:
     assert check_request(request, "search").allowed
     assert check_request(request, "search", 3).allowed
     assert check_request(request, "search", again=True).allowed
-    seen.append(len(_held_in_thread()))
+    seen.append(len(held()))
     return HttpResponse("done")
 
 
 @ratequota("search")
 def refused_later(request: Any) -> HttpResponse:
     assert not check_request(request, "closed", 1000).allowed
-    seen.append(len(_held_in_thread()))
+    seen.append(len(held()))
     return HttpResponse("done")
 
 
@@ -157,7 +166,7 @@ def late(request: Any) -> HttpResponse:
     entered.set()
     go_on.wait(SECONDS)
     check_request(request, "search")
-    seen.append(len(_held_in_thread()))
+    seen.append(len(held()))
     return HttpResponse()
 
 
@@ -169,7 +178,7 @@ class Api(APIView):
         if "fails" in request.GET:
             raise NotFound
         bucket = Bucket("ip:127.0.0.1", Rate.parse("1 concurrent"), endpoint_id=_endpoint[0], counted_per="ip")
-        seen.extend([len(_held_in_thread()), len(default_limiter().slots(bucket))])
+        seen.extend([len(held()), len(default_limiter().slots(bucket))])
         return Response({})
 
 
@@ -309,16 +318,12 @@ def test_a_later_refusal_releases_the_slot() -> None:
 @pytest.mark.parametrize("where", ["/plain/", "/aplain/", "/failing/"])
 def test_a_plain_response_is_sent_when_the_slot_is_free(where: str) -> None:
     """Else a client's next request may find its last one's slot held."""
-    messages, during = [{"type": "http.request"}], []
-
-    async def receive() -> Any:
-        return messages.pop() if messages else await asyncio.Event().wait()
+    during: list[tuple[str, int]] = []
 
     async def send(message: Any) -> None:
         during.append((message["type"], await aheld()))
 
-    scope = {"type": "http", "method": "GET", "path": where, "headers": [], "query_string": b""}
-    async_to_sync(ASGIHandler())({**scope, "asgi": {"version": "3.0"}}, receive, send)
+    async_to_sync(asgi)(where, send)
     assert during == [("http.response.start", 0), ("http.response.body", 0)]
     assert seen == [1]
 
@@ -337,19 +342,12 @@ def test_a_plain_response_is_sent_when_the_slot_is_free(where: str) -> None:
 def test_a_client_that_cannot_be_sent_to_leaves_none(where: str, during: str) -> None:
     """Django closes no response whose ``send`` raises."""
 
-    messages = [{"type": "http.request"}]
-
-    async def receive() -> Any:
-        return messages.pop() if messages else await asyncio.Event().wait()
-
     async def send(message: Any) -> None:
         if message["type"] == during:
             raise OSError("gone")
 
-    scope = {"type": "http", "method": "GET", "path": where, "headers": [], "query_string": b""}
-
     async def ask() -> None:
-        request = asyncio.create_task(ASGIHandler()({**scope, "asgi": {"version": "3.0"}}, receive, send))
+        request = asyncio.create_task(asgi(where, send))
         await asyncio.wait([request], timeout=SECONDS)
         assert isinstance(request.exception(), OSError)
 
@@ -366,21 +364,12 @@ def test_a_client_that_leaves_before_the_check_leaves_none() -> None:
     entered.clear()
     go_on.clear()
     left = asyncio.Event()
-    messages = [{"type": "http.request"}]
-
-    async def receive() -> Any:
-        if messages:
-            return messages.pop()
-        await left.wait()
-        return {"type": "http.disconnect"}
 
     async def send(_message: Any) -> None:
         """Nobody is there."""
 
-    scope = {"type": "http", "method": "GET", "path": "/late/", "headers": [], "query_string": b""}
-
     async def ask() -> None:
-        request = asyncio.create_task(ASGIHandler()({**scope, "asgi": {"version": "3.0"}}, receive, send))
+        request = asyncio.create_task(asgi("/late/", send, left))
         await asyncio.to_thread(entered.wait, SECONDS)
         left.set()
         asyncio.get_running_loop().call_later(0.05, go_on.set)

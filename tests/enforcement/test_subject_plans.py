@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 import pytest
-from asgiref.sync import async_to_sync
 from django.contrib.auth.models import User
 from django.db import connections
 from django.http import HttpRequest, JsonResponse
 from django.test import Client
 from django.urls import path
 
-from django_ratequota import Limiter, acheck_request, check_request
+from django_ratequota import check_request
 from django_ratequota.decorators import ratequota
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
-from django_ratequota.runtime import process
 from django_ratequota.testing import Policy, override_policies
-from tests.conftest import Clock
 from tests.project.urls import urlpatterns as project_urls
 from tests.project.views import request_from
 
@@ -76,55 +71,6 @@ def test_months_begin_on_the_tenants_day_where_no_policy_is_for_plans(pro: Plan,
     assignment.anchor = 20
     assignment.save()
     assert days() == [20, 20]
-
-
-def test_a_trial_begins_no_new_month(
-    pro: Plan, free: Plan, clock: Clock, limiter: Limiter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """554 used became 0 at once when it began, and again when it ended; the end of the plan did so as well."""
-    monkeypatch.setattr(process, "limiter", lambda: limiter)
-    RatePolicy.objects.create(counted_per="tenant", rates="1000/month")
-    day, (alice,) = partial(datetime, 2025, tzinfo=UTC), staff("alice")
-    own = PlanAssignment.objects.create(subject="tenant:acme", plan=pro, anchor=15, starts_at=day(10, 15))
-
-    def left(at: datetime, cost: int = 1) -> int:
-        clock.now_us = round(at.timestamp()) * 10**6
-        return check_request(request_from(alice), cost=cost).statuses[0].remaining
-
-    assert left(day(11, 20), 554) == 446
-    PlanAssignment.objects.create(subject="tenant:acme", plan=free, starts_at=day(11, 20), ends_at=day(12, 4))
-    assert [left(day(11, 20)), left(day(12, 4))] == [445, 444]
-    own.ends_at = day(12, 10)
-    own.save()
-    assert [left(day(12, 10)), left(day(12, 15))] == [443, 999]
-
-
-@pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])
-def test_a_tenants_people_share_its_quota_and_each_has_the_rate_of_the_plan(pro: Plan, awaited: bool) -> None:
-    RatePolicy.objects.create(plan=pro, counted_per="tenant", rates="6/month")
-    RatePolicy.objects.create(plan=pro, counted_per="caller", rates="3/min")
-    PlanAssignment.objects.create(subject="tenant:acme", plan=pro, anchor=15)
-    alice, bob, carol = staff("alice", "bob", "carol")
-    (dave,) = staff("dave", tenant="globex")
-    ask = async_to_sync(acheck_request) if awaited else check_request
-
-    def left(user: User) -> dict[str, int]:
-        decision = ask(request_from(user))
-        assert not decision.degraded
-        return {status.bucket.subject: status.remaining for status in decision.statuses}
-
-    seen = [left(user) for user in (alice, alice, alice, bob)]
-    assert seen[-2:] == [
-        {"tenant:acme": 3, f"user:{alice.pk}": 0},
-        {"tenant:acme": 2, f"user:{bob.pk}": 2},
-    ]
-    refused = ask(request_from(alice))
-    assert [status.bucket.counted_per for status in refused.refusing] == ["caller"]
-    left(bob)
-    left(bob)
-    refused = ask(request_from(carol))
-    assert [status.bucket.subject for status in refused.refusing] == ["tenant:acme"]
-    assert left(dave) == {}, "another tenant is on no plan"
 
 
 def test_a_plan_that_cannot_be_read_does_not_abort_the_transaction_of_the_view(

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import redis
-from django.test import override_settings
 
 from django_ratequota import Bucket, Decision, Limiter, Rate, turn
 from django_ratequota.exceptions import InvalidBucket, InvalidCost, NoSlot, RateQuotaError, StoreError
@@ -102,11 +101,6 @@ def test_the_limiter_of_the_settings_books_by_default(
     with pytest.raises(NoSlot):
         enter(turn(bucket))
     assert len(redis_client.keys("rqtest:*")) == (url == "redis")
-
-
-def test_nothing_waits_while_the_settings_disable_limits(enter: Enter) -> None:
-    with override_settings(RATEQUOTA={"ENABLED": False}, CACHES={}):
-        assert [enter(turn(slots("1/day burst 1"))).retry_after for _ in range(3)] == [0, 0, 0]
 
 
 # --- No slot. ---
@@ -267,16 +261,3 @@ def test_a_task_that_is_cancelled_while_redis_fails_is_cancelled(limiter: Limite
         watched.go.set()
 
     cancelled(limiter, slots("12/min burst 1"), story)
-
-
-def test_a_slot_behind_which_another_one_is_booked_stays_taken(limiter: Limiter) -> None:
-    bucket = slots("12/min burst 1")
-
-    async def story(watched: Watched, task: asyncio.Task[None]) -> None:
-        watched.go.set()
-        await watched.booked.wait()
-        assert limiter.acquire(bucket, timeout=30).retry_after == 10
-        task.cancel()
-
-    cancelled(limiter, bucket, story)
-    assert next_slot(limiter, bucket) == 15

@@ -123,12 +123,6 @@ def test_table(limiter: Limiter, clock: Clock, rate: str, table: list[Row]) -> N
         assert found == expected, f"at {seconds} s, cost {cost}"
 
 
-# --- Charge and refund. ---
-
-
-# --- Waits. ---
-
-
 # --- What is written, and what is not. ---
 
 
@@ -328,29 +322,3 @@ def test_a_refund_passes_a_thousand_requests_at_most(either: Limiter, clock: Clo
     assert either.peek([asked]).remaining == 100_000 - behind
     clock.advance(us=behind)
     assert either.peek([asked]).remaining == 100_000
-
-
-# --- A clock that goes back. ---
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_rewound_clock_mints_no_capacity_and_is_not_stored(limiter: Limiter, clock: Clock, algorithm: str) -> None:
-    """A stored wrong time would count as refill time once the clock is right again."""
-    day = 86_400
-    steps = {"min": (1, 59), "25h": (1, 59, 3600, day), "30day": (1, 59, 3600, day, 25 * day)}
-    each = [(period, back) for period, backs in steps.items() for back in backs]
-    for number, (period, back) in enumerate(each):
-        asked = [bucket(f"10/{period} {algorithm}", f"user:{number}")]
-        assert limiter.check(asked, 9).allowed
-        clock.advance(-back)
-        limiter.charge(asked, 1)
-        for _ in range(3):
-            [status] = limiter.check(asked).statuses
-            assert (status.allowed, status.remaining) == (False, 0)
-            assert status.retry_after_us
-            assert status.reset_after_us > 0
-            clock.advance(-0.5)
-        clock.advance(back + 1.5)
-        assert limiter.peek(asked, 0).statuses[0].remaining == 0
-        limiter.refund(asked, 1)
-        assert limiter.peek(asked, 0).statuses[0].remaining == 1

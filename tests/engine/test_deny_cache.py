@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -125,19 +124,6 @@ def test_next_after_is_unknown_once_units_came_back(cached: Limiter, clock: Cloc
         assert cached.peek(asked).statuses[0].next_after_us
 
 
-def test_it_asks_again_at_retry_after_and_is_admitted(
-    cached: Limiter, clock: Clock, asked: Callable[[], int]
-) -> None:
-    wait = refuse(cached, [bucket("1/s")]).retry_after_us
-    assert wait == 10**6
-    clock.advance(us=wait - 1)
-    asked()
-    refused = cached.check([bucket("1/s")])
-    assert (refused.allowed, refused.retry_after_us, asked()) == (False, 1, 0)
-    clock.advance(us=1)
-    assert cached.check([bucket("1/s")]).allowed
-
-
 def test_a_cost_that_never_fits_is_repeated(cached: Limiter, clock: Clock, asked: Callable[[], int]) -> None:
     assert cached.check(MINUTE, 2).retry_after is None
     asked()
@@ -199,16 +185,6 @@ def test_acquire_is_always_sent_to_redis(cached: Limiter, clock: Clock) -> None:
 
 
 # --- What ends a refusal earlier. ---
-
-
-@pytest.mark.parametrize("subject", ["user:1", "everyone"])
-def test_a_refund_in_this_process_ends_the_refusal_at_once(subject: str, cached: Limiter) -> None:
-    buckets = [bucket("5/min", subject), bucket("100/hour", subject, scope="all")]
-    admitted = cached.check(buckets)
-    for free in (lambda: admitted.refund(1), lambda: cached.reset(buckets[:1])):
-        refuse(cached, buckets)
-        free()
-        assert cached.check(buckets).allowed
 
 
 def test_charges_of_a_bucket_with_room_do_not_end_the_refusal(cached: Limiter, asked: Callable[[], int]) -> None:
@@ -385,27 +361,6 @@ def test_a_refund_while_an_answer_is_on_its_way_counts_though_many_come_after_it
 
     assert not knows(denials, learn(denials, "user:1", meanwhile=refunds))
     assert knows(denials, learn(denials, "user:1"))
-
-
-@pytest.mark.slow
-def test_threads_that_check_and_refund_get_no_wrong_refusal(redis_client: redis.Redis) -> None:
-    """After a refund has returned, its client is admitted, whatever other threads do meanwhile."""
-    limiter = Limiter(client=redis_client, prefix="rqtest", timeout=5, deny_cache_seconds=60)
-    wrong: list[str] = []
-
-    def spend_and_refund(number: int) -> None:
-        mine = [bucket("1/hour", f"user:{number}"), bucket("1000000/hour", "everyone")]
-        for _ in range(60):
-            if not (admitted := limiter.check(mine)).allowed:
-                wrong.append(f"user {number} was refused after a refund")
-            if limiter.check(mine).allowed or limiter.check(mine).allowed:
-                wrong.append(f"user {number} was admitted twice")
-            admitted.refund(1)
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(spend_and_refund, range(8)))
-    limiter.store.close()
-    assert wrong == []
 
 
 # --- Compared with a limiter without the cache. ---

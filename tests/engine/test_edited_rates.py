@@ -34,18 +34,6 @@ def empty_to_full_us(rate: Rate, share: int = 1) -> int:
     return rate.period_us * (2 if rate.algorithm == "sliding_window_counter" else 1)
 
 
-# --- In Redis. ---
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_plans_of_several_limits_share_one_bucket(limiter: Limiter, clock: Clock, algorithm: str) -> None:
-    """Load shedding by priority: one plan may use what the other leaves, in any order of requests."""
-    burst = " burst 80" if algorithm in BURST_ALGORITHMS else ""
-    free, pro = [bucket(f"80/min{burst} {algorithm}")], [bucket(f"100/min {algorithm}")]
-    found = [(limiter.check(free, 10).allowed, limiter.check(pro, 10).allowed) for _ in range(7)]
-    assert found == [(True, True)] * 4 + [(False, True)] * 2 + [(False, False)]
-
-
 EDITS = st.lists(
     st.tuples(
         st.integers(1, 12) | st.integers(13, 20_000),
@@ -65,9 +53,6 @@ def rates_of(algorithm: str, period: float, edits: list[Any]) -> list[Rate]:
         Rate(limit=limit, period=period, burst=burst if meter else None, algorithm=algorithm)
         for limit, burst, *_ in edits
     ]
-
-
-# --- In each process: the same rules, by its share. ---
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -14,9 +14,9 @@ import pytest
 import redis
 import redis.asyncio
 
-from django_ratequota import Bucket, Decision, Limiter, Rate
-from django_ratequota.engine.rates import ALGORITHMS, MAX_UNITS
-from django_ratequota.exceptions import InvalidBucket, InvalidCost, RateQuotaError
+from django_ratequota import Bucket, Limiter, Rate
+from django_ratequota.engine.rates import ALGORITHMS
+from django_ratequota.exceptions import InvalidBucket
 from tests.conftest import NOON_US, Clock
 from tests.project.views import Units
 
@@ -146,29 +146,6 @@ def test_reset_deletes_counters_and_returns_their_number(limiter: Limiter) -> No
 QUEUE = bucket("10/s burst 1 leaky_bucket")
 
 
-def test_slots_are_spaced_and_first_come_first_served(either: Limiter, clock: Clock) -> None:
-    waits = []
-    for _ in range(5):
-        decision = either.acquire(QUEUE, timeout=10)
-        assert decision.allowed
-        waits.append(decision.retry_after)
-    clock.advance(0.25)  # two slots and a half later
-    waits.append(either.acquire(QUEUE, timeout=10).retry_after)
-    clock.advance(10)
-    waits.append(either.acquire(QUEUE, timeout=10).retry_after)
-    assert waits == [0, 0.1, 0.2, 0.3, 0.4, 0.25, 0]
-
-
-def test_a_slot_of_a_queue_that_was_reset_gives_no_other_one_back(either: Limiter) -> None:
-    """The refund took the slot of a caller who had booked after the reset: two began at once."""
-    either.acquire(QUEUE, timeout=10)
-    before = either.acquire(QUEUE, timeout=10)
-    either.reset([QUEUE])
-    assert either.acquire(QUEUE, timeout=10).retry_after == 0
-    before.refund(1)
-    assert either.acquire(QUEUE, timeout=10).retry_after > 0
-
-
 def test_any_number_of_leaky_buckets_is_reset(either: Limiter) -> None:
     buckets = [replace(QUEUE, subject=f"partner:{number}") for number in range(260)]
     either.acquire(buckets[0], timeout=1)
@@ -189,25 +166,6 @@ def test_acquire_beyond_its_timeout_is_refused_at_once_and_books_nothing(
     assert (booked.allowed, booked.retry_after) == (True, 0.4)
     clock.advance(0.5)
     assert limiter.acquire(QUEUE, timeout=0).retry_after == 0
-
-
-def test_after_an_edit_the_next_slot_is_behind_the_booked_ones(either: Limiter, clock: Clock) -> None:
-    """Another period began another queue, so both rates ran at once; another limit forgot slots beyond a burst."""
-
-    def book(rate: str) -> float | None:
-        return either.acquire(bucket(f"{rate} leaky_bucket"), timeout=60).retry_after
-
-    assert [book("12/min burst 1") for _ in range(3)] == [0, 5, 10]
-    assert [book("4/s burst 1") for _ in range(2)] == [10.25, 10.5]
-    assert [book("4/s burst 8") for _ in range(2)] == [10.75, 11]
-    assert [book("12/min burst 1") for _ in range(2)] == [16, 21]
-    clock.advance(21)
-    assert [book("12/min burst 4") for _ in range(2)] == [5, 10]
-    clock.advance(11)  # of the burst, one unit a quarter of a second was saved up since the last slot
-    assert [book("4/s burst 8") for _ in range(6)] == [0, 0, 0, 0, 0.25, 0.5]
-    clock.advance(1.5)
-    assert not either.acquire(bucket("4/s burst 1 leaky_bucket"), timeout=0, cost=2).allowed
-    assert book("12/min burst 1") == 4
 
 
 @pytest.mark.parametrize("rate", ["1/s", "60/min burst 3", "2/hour"])
@@ -246,26 +204,6 @@ def run() -> Iterator[Callable[[Coroutine[Any, Any, Any]], Any]]:
     """``asyncio.run``; then collect garbage inside the test, as warnings are errors."""
     yield asyncio.run
     gc.collect()
-
-
-def test_async_verbs_answer_as_their_twins(limiter: Limiter, run: Callable[..., Any]) -> None:
-    def story(subject: str) -> list[tuple[str, tuple[Bucket, ...], int]]:
-        asked = (bucket("10/min", subject), bucket("100/hour", subject, mode="log"))
-        costs = zip(
-            ("check", "peek", "check", "charge", "check", "refund", "check"), (3, 8, 8, 30, 1, 25, 2), strict=True
-        )
-        return [(verb, asked, cost) for verb, cost in costs]
-
-    async def asynchronous() -> list[Decision]:
-        return [await getattr(limiter, f"a{verb}")(asked, cost) for verb, asked, cost in story("user:2")]
-
-    plain = [getattr(limiter, verb)(asked, cost) for verb, asked, cost in story("user:1")]
-    awaited = run(asynchronous())
-    assert [decision.allowed for decision in plain] != [True] * 7
-    for one, other in zip(plain, awaited, strict=True):
-        here = [replace(status, bucket=MINUTE) for status in one.statuses]
-        there = [replace(status, bucket=MINUTE) for status in other.statuses]
-        assert (one.allowed, one.at_us, here) == (other.allowed, other.at_us, there)
 
 
 def test_async_acquire_settle_and_reset(limiter: Limiter, run: Callable[..., Any]) -> None:
@@ -329,20 +267,6 @@ def test_an_async_client_can_be_passed_as_client(redis_client: redis.Redis, cloc
 # --- Bad input. ---
 
 
-@pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize(
-    "cost",
-    [-1, True, False, 1.0, 0.5, float("nan"), float("inf"), 10**30, MAX_UNITS + 1, 10**5000, None, "1", b"1", [1]],
-    ids=lambda cost: f"{type(cost).__name__} {ascii(cost)[:6] if cost != 10**5000 else 'huge'}",
-)
-def test_a_cost_that_is_no_number_of_units(redis_client: redis.Redis, limiter: Limiter, verb: str, cost: Any) -> None:
-    with pytest.raises(InvalidCost, match="a cost is a whole number from 0 to 1000000000000") as caught:
-        getattr(limiter, verb)([MINUTE], cost)
-    assert isinstance(caught.value, RateQuotaError)
-    assert isinstance(caught.value, ValueError)
-    assert redis_client.keys("rqtest:*") == []
-
-
 @pytest.mark.parametrize("two", TWOS, ids=lambda two: type(two).__name__)
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "refund"])
 def test_a_cost_is_anything_that_is_a_whole_number(limiter: Limiter, two: Any, verb: str) -> None:
@@ -399,11 +323,6 @@ def test_two_buckets_of_one_counter_are_refused(limiter: Limiter, twin: Bucket) 
     for ask in (limiter.check, limiter.peek, limiter.charge, limiter.refund, limiter.reset):
         with pytest.raises(InvalidBucket, match="so one counter; keep one"):
             ask([MINUTE, twin])
-
-
-def test_the_first_call_may_bring_anything_that_text_can_hold(limiter: Limiter) -> None:
-    for subject in ("", "}{", "\0", "\ud800", "user:" + "x" * 10**6, "é" * 100):
-        assert limiter.check([bucket("10/min", subject, scope=subject)]).statuses[0].remaining == 9
 
 
 # --- Names. ---

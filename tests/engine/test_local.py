@@ -5,7 +5,6 @@ That each algorithm is exact is compared in ``test_memory``; here a unit counts 
 
 from __future__ import annotations
 
-import asyncio
 from datetime import UTC
 
 import pytest
@@ -13,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratequota import Bucket, Rate
-from django_ratequota.engine.decision import Decision, LimitRequest, Mode
+from django_ratequota.engine.decision import Decision, LimitRequest
 from django_ratequota.engine.memory import LocalLimiter
 from django_ratequota.engine.rates import ALGORITHMS, BURST_ALGORITHMS
 from tests.conftest import Clock
@@ -41,10 +40,6 @@ def ask(limiter: LocalLimiter, *buckets: Bucket, cost: int = 1) -> bool:
 
 def peek(limiter: LocalLimiter, asked: Bucket, cost: int = 1) -> Decision:
     return limiter.decide(LimitRequest(mode="peek", buckets=(asked,), cost=cost))
-
-
-def by_hand(limiter: LocalLimiter, verb: Mode, asked: Bucket, cost: int) -> Decision:
-    return limiter.decide(LimitRequest(mode=verb, buckets=(asked,), cost=cost, settler=limiter))
 
 
 def admitted(limiter: LocalLimiter, asked: Bucket, times: int = 100) -> int:
@@ -153,9 +148,6 @@ def test_a_cost_above_the_share_passes_with_an_empty_counter(clock: Clock, algor
     assert not ask(limiter, asked)
 
 
-# --- Verbs. ---
-
-
 def test_buckets_with_counters_of_their_own(clock: Clock) -> None:
     limiter = limiter_of(1, clock)
     buckets = [
@@ -169,27 +161,6 @@ def test_buckets_with_counters_of_their_own(clock: Clock) -> None:
     assert [admitted(limiter, one) for one in buckets] == [2] * 6
     # Another limit is no other counter.
     assert admitted(limiter, bucket("3/min")) == 1
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_only_admitted_units_change_a_counter(clock: Clock, algorithm: str) -> None:
-    limiter, asked = limiter_of(1, clock), bucket(f"2/min {algorithm}")
-    assert check(limiter).statuses == ()
-    assert (check(limiter, asked, cost=3).retry_after, peek(limiter, asked).allowed, len(limiter)) == (None, True, 0)
-    assert all(ask(limiter, asked, cost=0) for _ in range(9))
-    assert ask(limiter, asked)
-    for _ in range(5):
-        assert (peek(limiter, asked).allowed, peek(limiter, asked, 2).allowed) == (True, False)
-    assert admitted(limiter, asked) == 1
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_its_decisions_settle_here(clock: Clock, algorithm: str) -> None:
-    limiter, asked = limiter_of(1, clock), bucket(f"10/min {algorithm}")
-    decision = by_hand(limiter, "charge", asked, 4)
-    assert (decision.allowed, decision.degraded, decision.remaining) == (True, True, 6)
-    assert decision.charge(2).remaining == 4
-    assert asyncio.run(decision.arefund(4)).remaining == 8
 
 
 # --- The bound on counters, and eviction. ---

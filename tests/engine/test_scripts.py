@@ -137,27 +137,7 @@ def test_an_error_in_an_algorithm_writes_nothing(redis_client: redis.Redis, limi
     assert redis_client.keys("rqtest:*") == []
 
 
-@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "sliding_window_log"])
-@pytest.mark.parametrize("value", [b"", b"12", b"x" * 15, b"x" * 17, b"x" * 100], ids=len)
-def test_values_that_are_no_state_count_as_zero(
-    redis_client: redis.Redis, limiter: Limiter, algorithm: str, value: bytes
-) -> None:
-    asked = replace(MINUTE, rate=Rate.parse(f"10/min {algorithm}"))
-    redis_client.set(bucket_key("rqtest", asked), value)
-    assert [limiter.check([asked]).statuses[0].remaining for _ in range(2)] == [9, 8]
-
-
 # --- Flushed scripts. ---
-
-
-def test_after_script_flush_the_count_goes_on_exactly(redis_client: redis.Redis, limiter: Limiter) -> None:
-    """NOSCRIPT means that nothing ran, so sending again is safe."""
-    for _ in range(3):
-        assert limiter.check([MINUTE]).allowed
-        redis_client.script_flush()
-    assert limiter.peek([MINUTE]).statuses[0].remaining == 7
-    redis_client.script_flush()
-    assert limiter.publish() > NOON_US
 
 
 def test_loading_takes_one_more_command_once(redis_client: redis.Redis, limiter: Limiter) -> None:
@@ -184,13 +164,6 @@ def test_a_caller_behind_the_stored_revision_gets_newer_revision_and_consumes_no
     assert set(redis_client.keys("rqtest:*")) == PUBLISHED
     decision = judge(limiter, MINUTE, revision=published)
     assert (decision.allowed, decision.revision, decision.statuses[0].remaining) == (True, published, 9)
-
-
-def test_a_call_without_buckets_gets_newer_revision_too(limiter: Limiter) -> None:
-    published = limiter.publish()
-    with pytest.raises(NewerRevision):
-        judge(limiter, revision=published - 1)
-    assert judge(limiter, revision=published).allowed
 
 
 @pytest.mark.parametrize("verb", ["check", "peek"])

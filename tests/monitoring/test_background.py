@@ -13,11 +13,12 @@ import redis
 from django_ratequota import check_request
 from django_ratequota.engine.keys import workers_key
 from django_ratequota.exceptions import StoreError
-from django_ratequota.models import RatePolicy
+from django_ratequota.models import Outage, RatePolicy
 from django_ratequota.monitoring import background
 from django_ratequota.monitoring.background import Background
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.monitoring.health import reports
+from django_ratequota.monitoring.outages import outages
 from django_ratequota.monitoring.sending import sending
 from django_ratequota.monitoring.timeline import timeline
 from django_ratequota.runtime import default_limiter
@@ -179,6 +180,7 @@ def sent(redis_client: redis.Redis, fresh_policies: None, settings: Any) -> Iter
 
 
 @pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("checkpointing")  # else no outage is written
 def test_a_request_has_its_decision_and_a_report_sent(sent: Callable[..., None], redis_client: redis.Redis) -> None:
     sent(0)
     collector.clear()  # what other tests have recorded
@@ -188,6 +190,8 @@ def test_a_request_has_its_decision_and_a_report_sent(sent: Callable[..., None],
     sent(0.01)
     check_request(request_from())
     poll(lambda: sum(slot.admitted for slot in timeline("hour").total) == 1, 30, "it is counted")
+    outages.note("timeout", {1: "allow"})
+    poll(Outage.objects.exists, 30, "an outage is written")
     redis_client.delete(workers_key("rqtest"))
     poll(reports, 30, "a report")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import tracemalloc
 from typing import Any
 
 import pytest
@@ -13,14 +12,13 @@ from django_ratequota import check_request
 from django_ratequota.exceptions import StoreError
 from django_ratequota.models import RatePolicy
 from django_ratequota.monitoring.attempts import recorded_attempts
-from django_ratequota.monitoring.collector import MAX_PENDING, collector
+from django_ratequota.monitoring.collector import collector
 from django_ratequota.monitoring.packing import HOUR
 from django_ratequota.monitoring.records import stored_name
 from django_ratequota.monitoring.refusals import find_refusal, refusals
 from django_ratequota.monitoring.timeline import Counts, timeline, top_callers
 from tests.monitoring.support import record, total
 from tests.project.views import request_from
-from tests.support.properties import scaled
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "recording")]
 
@@ -35,21 +33,6 @@ def test_without_statistics_nothing_is_recorded(settings: Any, redis_client: red
     assert (decision.allowed, decision.refusal_id) == (False, "")
     collector.flush()
     assert redis_client.keys("rqtest:{statistics}*") == []
-
-
-def test_recording_adds_no_round_trip_to_a_request(redis_client: redis.Redis, monkeypatch: Any) -> None:
-    from django_ratequota.store.connections import Connections
-
-    RatePolicy.objects.create(rates="3/day")
-    check_request(request_from())
-    sent: list[Any] = []
-    plain = Connections.send
-    monkeypatch.setattr(
-        Connections, "send", lambda self, command, *rest: sent.append(command) or plain(self, command, *rest)
-    )
-    for _ in range(5):
-        check_request(request_from())
-    assert [command[0] for command in sent] == ["EVALSHA"] * 5
 
 
 def test_with_redis_down_a_flush_drops_the_records(settings: Any) -> None:
@@ -85,30 +68,6 @@ def test_a_process_holds_no_more_records_than_its_bound(monkeypatch: Any) -> Non
     assert len(collector.pending) == 10
     collector.flush()
     assert total(timeline("hour").total) == Counts(10, 0, 0)
-
-
-@pytest.mark.thorough
-@pytest.mark.slow
-def test_many_callers_stay_within_the_bounds(redis_client: redis.Redis) -> None:
-    now = int(time.time())
-    used = redis_client.info("memory")["used_memory"]
-    callers = scaled(50) * MAX_PENDING
-    for begin in range(0, callers, MAX_PENDING):
-        if begin + MAX_PENDING == callers:
-            tracemalloc.start()
-        for caller in range(begin, begin + MAX_PENDING):
-            name = f"ip:{caller >> 16}.{caller >> 8 & 255}.{caller & 255}.1"
-            collector.pending.append(record(now, name, ip=name, endpoint_ids=(1,), policy_ids=(1, 2)))
-        collector.flush()
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    grown = redis_client.info("memory")["used_memory"] - used
-    print(f"\nprocess: {peak / 2**20:.1f} MiB at most, Redis: {grown / 2**20:.2f} MiB for the hour")
-    assert peak < 64 * 2**20
-    # Two hashes of counts, three lists of callers, and the usage.
-    assert grown < 4 * 2**20
-    assert recorded_attempts().share < 1
-    assert total(timeline("hour").total).admitted == callers
 
 
 @pytest.mark.parametrize(

@@ -20,13 +20,11 @@ from django.utils import timezone
 
 from django_ratequota import Bucket, Decision, Rate, check_request
 from django_ratequota.engine.keys import counter_name
-from django_ratequota.exceptions import StoreError
 from django_ratequota.models import Endpoint, LedgerWriter, QuotaDay, QuotaWindow, RatePolicy
 from django_ratequota.monitoring import ledger, ledger_rows
 from django_ratequota.monitoring.background import Background
 from django_ratequota.monitoring.ledger import Entry, flush
 from django_ratequota.monitoring.rollup import forget_windows
-from django_ratequota.runtime import default_limiter
 from tests.faults import poll
 from tests.project.views import request_from
 from tests.support.projects import run_python
@@ -67,20 +65,6 @@ def test_a_row_is_the_sum_of_what_was_charged_and_refunded(ask: Ask, alice: User
     assert row.starts_at.day == row.ends_at.day == 1
     assert list(QuotaDay.objects.filter(counter=row.counter).values_list("charged", "refunded")) == [(112, 30)]
     assert (flush(), ledger.ledger.raised) == (0, 0)
-
-
-def test_two_processes_that_settle_in_any_order_lose_nothing(ask: Ask) -> None:
-    a, b = ledger.ledger, ledger.Ledger()
-    decisions = [ask(1000) for _ in range(3)]
-    flush()
-    for own, decision in zip((a, b, a), decisions, strict=True):
-        ledger.ledger = own
-        decision.settle(10)
-    for own in (b, a):
-        ledger.ledger = own
-        flush()
-    assert used() == [(3000, 2970)]
-    assert (ask(2).remaining, a.raised, b.raised) == (10_000 - 32, 0, 0)
 
 
 def test_other_rates_than_calendar_windows_are_not_kept(ask: Ask) -> None:
@@ -156,28 +140,6 @@ def test_without_figures_no_limiter_is_made(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 # --- What goes wrong meanwhile. ---
-
-
-def test_a_refund_whose_reply_is_lost_is_billed_as_a_refund(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_request(request_from(User.objects.create(username="bob")), cost=990)
-    decision = ask(5010)
-    with monkeypatch.context() as patch:
-        _lose_replies(patch)
-        decision.settle(110)
-    flush()
-    assert used() == [(990, 0), (5010, 4900)]
-    assert ask().remaining == 10_000 - 111
-
-
-def test_a_settlement_whose_reply_is_lost_is_settled_by_the_next(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    decision = ask(100)
-    with monkeypatch.context() as patch:
-        _lose_replies(patch)
-        decision.settle(500)
-    decision.settle(200)
-    flush()
-    assert used() == [(500, 300)]
-    assert ask().remaining == 10_000 - 201
 
 
 @pytest.mark.parametrize("committed", [True, False])
@@ -260,19 +222,6 @@ def test_a_process_that_ends_writes_the_rest_and_waits_two_seconds_at_most(
     poll(lambda: all(one.name != "ratequota-ending" for one in threading.enumerate()), 20, "the thread ends")
 
 
-def test_a_killed_process_leaves_its_last_second_unwritten_both_ways(ask: Ask) -> None:
-    """A low count was then taken for a loss, and 120 units in Redis became 5010."""
-    decision = ask(5010)
-    flush()
-    decision.settle(120)
-    ask(7)
-    ledger.forget()
-    assert ask().remaining == 10_000 - 128, "Redis has both"
-    flush()
-    assert (used(), ledger.ledger.raised) == ([(5011, 0)], 0)
-    assert ask().remaining == 10_000 - 129
-
-
 def test_a_writer_whose_row_is_gone_loses_nothing(ask: Ask) -> None:
     """As it wrote nothing for a month, or in a database that was restored from a backup."""
     ask(3)
@@ -298,20 +247,6 @@ def test_rows_are_written_in_one_order(ask: Ask) -> None:
     for model in (QuotaWindow, QuotaDay):
         counters = list(model.objects.order_by("pk").values_list("counter", flat=True))
         assert (counters, len(counters)) == (sorted(counters), 8)
-
-
-def test_days_and_policies_of_one_window_are_added_at_once(ask: Ask) -> None:
-    decision = ask(5)
-    bucket, at_us = decision.statuses[0].bucket, decision.at_us
-    other = replace(bucket, policy_id=bucket.policy_id + 1, rate=Rate.parse("20/month"))
-    refunds = [Entry(bucket, 1, at_us, at_us + days * _DAY_US) for days in (2, 1, 1)]
-    ledger.note([Entry(other, 7, at_us), *refunds, Entry(bucket, 6, at_us)])
-    assert (flush(), used()) == (1, [(18, 3)])
-    row = QuotaWindow.objects.get()
-    assert row.mixed
-    days = QuotaDay.objects.order_by("day", "policy_id").values_list("policy_id", "charged", "refunded")
-    own = bucket.policy_id
-    assert list(days) == [(own, 11, 0), (other.policy_id, 7, 0), (own, 0, 2), (own, 0, 1)]
 
 
 def test_what_waits_is_late_while_it_cannot_be_written(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,10 +310,3 @@ def test_a_process_of_celery_s_pool_writes_what_waits_when_it_ends() -> None:
     """It runs none of Python's exit functions."""
     environment = {"DJANGO_SETTINGS_MODULE": "tests.project.settings", "DATABASE_URL": "sqlite://:memory:"}
     assert run_python(_POOL_PROCESS, **environment) == ["[[3], [4]]"]
-
-
-def _lose_replies(patch: pytest.MonkeyPatch) -> None:
-    def lose(*_: Any, **__: Any) -> Any:
-        raise StoreError("timeout", "no reply")
-
-    patch.setattr(default_limiter().backend, "ask", lose)

@@ -126,18 +126,6 @@ def test_refused_responses_carry_the_refusal_id() -> None:
         assert find_refusal(response["X-RateLimit-Refusal"]) is not None
 
 
-def test_redis_drops_the_oldest_refusals_beyond_its_bound(
-    monkeypatch: Any, redis_client: redis.Redis, refused: Callable[..., str]
-) -> None:
-    monkeypatch.setattr("django_ratequota.monitoring.collector.MAX_KEPT_REFUSALS", 3)
-    now, ids = int(time.time()), []
-    for ago in (5, 4, 3, 2, 1):
-        ids.append(refused(now - ago * 60))
-        collector.flush()
-    assert [find_refusal(one) is not None for one in ids] == [False, False, True, True, True]
-    assert redis_client.hlen(statistics_key("rqtest", "refusals")) == 6
-
-
 def test_refusals_expire_after_48_hours(redis_client: redis.Redis, refused: Callable[..., str]) -> None:
     ids = []
     for hours in (50, 47):

@@ -16,7 +16,7 @@ from django.test.utils import CaptureQueriesContext
 from django_ratequota import Decision, check_request
 from django_ratequota.exceptions import StoreError
 from django_ratequota.models import QuotaWindow, RatePolicy
-from django_ratequota.monitoring import ledger, restoring
+from django_ratequota.monitoring import restoring
 from django_ratequota.monitoring.ledger import flush
 from django_ratequota.operations.caller_limits import caller_limits
 from django_ratequota.operations.counters import give_back, peek
@@ -69,20 +69,6 @@ def test_a_refused_first_request_forgets_nothing(ask: Ask, lose: Lose) -> None:
     assert not ask().allowed
     everyone.delete()
     assert ask().remaining == 8
-
-
-def test_an_older_snapshot_is_raised_at_the_next_flush(ask: Ask, redis_client: redis.Redis) -> None:
-    RatePolicy.objects.update(rates="10000/month")
-    ask(100)
-    key = redis_client.keys("rqtest:*fwmonth*")[0]
-    older = redis_client.get(key)
-    ask(900).refund(50)
-    flush()
-    redis_client.set(key, older, ex=1000)  # type: ignore[arg-type]
-    ask()
-    flush()
-    assert ledger.ledger.raised == 900 + 50
-    assert ask().remaining == 10_000 - 952
 
 
 def test_a_request_reads_nothing_itself_and_each_counter_once(
@@ -182,18 +168,6 @@ def test_without_redis_nothing_is_given_back_in_the_database(ask: Ask, settings:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": "memory://"}
     give_back([ask(7).statuses[0].bucket])
     assert (ask().remaining, flush(), used()) == (9, 0, [])
-
-
-def test_units_charged_by_hand_after_a_loss_are_added_to_what_is_restored(ask: Ask, lose: Lose) -> None:
-    """A process that settles a request from before the loss wrote a count that lacked the ledger's units."""
-    RatePolicy.objects.update(rates="100/month")
-    decision = ask(40)
-    lose()
-    check_request(request_from(User.objects.create(username="bob")))  # who notices it
-    decision.charge(30)
-    assert ask().remaining == 29
-    flush()
-    assert used() == [1, 71]
 
 
 def test_pages_and_clients_see_what_will_be_restored(ask: Ask, lose: Lose, alice: User) -> None:

@@ -5,28 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
-from string import Formatter
 
 import pytest
 import redis
 
 from benchmarks import overshoot, population
-from benchmarks.measure import Spent, Table, interleave, markdown
+from benchmarks.measure import Spent, interleave
 from benchmarks.server import packed, recorded
-from benchmarks.summary import ROWS, summarize
-from benchmarks.targets import TARGETS, compare
 from django_ratequota.models import PlanAssignment, RatePolicy
 from tests.support import server
 
 ROOT = Path(__file__).parents[2]
-
-
-def test_blocks_take_turns_and_rotate_who_begins() -> None:
-    made: list[str] = []
-    interleave({name: lambda name=name: made.append(name) for name in "abc"}, blocks=3, times=2)
-    assert "".join(made) == "aabbcc" + "bbccaa" + "ccaabb" + "aabbcc"
 
 
 def test_each_clock_is_read_around_all_blocks_but_the_first() -> None:
@@ -49,42 +39,6 @@ def test_a_ratio_compares_what_ran_in_the_same_block() -> None:
         one.add(9, 300 * slowness, 100 * slowness, calls=100)
         two.add(9, 500 * slowness, 300 * slowness, calls=100 * faster)
     assert two.times(one) == 2
-
-
-def test_a_table_aligns_numbers_and_shows_three_digits() -> None:
-    table = Table("Title", ("what", "times"), [("one", 1.0), ("more | less", 1234.5), ("none", "")], "Note.")
-    assert markdown(table).splitlines() == [
-        "#### Title",
-        "",
-        "| what         | times |",
-        "| ------------ | ----: |",
-        "| one          |  1.00 |",
-        "| more \\| less | 1,234 |",
-        "| none         |       |",
-        "",
-        "Note.",
-    ]
-
-
-def test_a_target_says_whether_and_by_how_much_it_is_missed() -> None:
-    rows = compare({"check_request_3": 1.05, "decisions_3": 30_000.0, "log_entry_bytes": 20.0}, whole=False).rows
-    assert [row[1:] for row in rows] == [
-        ("≤ 1.05 ×", "1.05 ×", "met"),
-        ("≥ 40,000", "30,000", "not met, by 25%"),
-        ("≤ 16 bytes", "20 bytes", "not met, by 25%"),
-    ]
-    absent = Counter(row[3] for row in compare({}, whole=True).rows)
-    assert absent == {"not measured": len(TARGETS) - 3, "needs PostgreSQL": 3}
-
-
-def test_the_report_begins_with_the_answers_whose_figures_are_known() -> None:
-    rows = summarize({"decisions_1": 91_234.5, "decisions_3": 50_000.0}).rows
-    assert rows == [
-        ("How many decisions can Redis make?", "91,234 per second and core with one limit each, 50,000 with three.")
-    ]
-    text = "".join(answer for _, answer in ROWS)
-    names = {name for _, name, _, _ in Formatter().parse(text) if name}
-    assert len(summarize(dict.fromkeys(names, 1.0)).rows) == 5
 
 
 def test_commands_are_recorded_as_they_were_sent(redis_client: redis.Redis) -> None:

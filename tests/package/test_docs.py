@@ -27,7 +27,7 @@ from django.contrib.auth.models import User
 from django.core.management import call_command
 
 import django_ratequota
-from django_ratequota import Rate, checks, conf, runtime, signals
+from django_ratequota import checks, conf, runtime, signals
 from django_ratequota.changes import publication
 from django_ratequota.conf import KEYS
 from django_ratequota.enforcement import check_request as enforcement
@@ -368,14 +368,6 @@ def test_the_plots_are_up_to_date(redis_client: object) -> None:
     """``make pages`` draws them."""
     for file, drawing in plots.draw().items():
         assert (plots.IMAGES / file).read_text() == drawing, file
-
-
-@pytest.mark.parametrize("algorithm", ["gcra", "leaky_bucket"])
-@pytest.mark.parametrize("rates", ["60/min", "60/min burst 10"])
-def test_algorithms_called_equal_decide_the_same(redis_client: object, algorithm: str, rates: str) -> None:
-    same, bucket = Rate.parse(rates, algorithm), Rate.parse(rates, "token_bucket")
-    shown = [[(one.admitted, one.refused) for one in plots.scenarios([rate])] for rate in (same, bucket)]
-    assert shown[0] == shown[1]
 
 
 def test_rates_in_the_table_are_valid() -> None:

@@ -40,8 +40,7 @@ DATABASES["default"]["OPTIONS"] = {"init_command": "PRAGMA synchronous = OFF", "
 RUN = "import django, sys; django.setup(); from tests.package import saas_traffic as s; s.main(eval(sys.argv[1]))"
 
 
-def test_the_page_is_short_and_so_is_the_code_it_asks_for() -> None:
-    assert len((DOCS / "howto" / "saas.md").read_text().split()) <= 1500
+def test_the_code_that_the_page_asks_for_is_short() -> None:
     found = []
     for one in PAGE:
         if one not in OWN and (one.language == "yaml" or one.file.endswith(".py")):

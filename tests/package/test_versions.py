@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import configparser
 import re
-import sys
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import django
 import pytest
 import yaml
 
@@ -139,37 +137,3 @@ def test_hooks_pin_what_lint_runs() -> None:
     assert all("==" in pin for pin in pins)
     linters = {str(pin) for pin in PROJECT["dependency-groups"]["lint"]}
     assert {pin for pin in pins if pin.startswith("ruff")} <= linters
-
-
-def test_a_server_has_the_version_of_its_leg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "server"
-    for server, factor, fits in (
-        ("Redis server v=7.0.15", "redis70", True),
-        ("Redis server v=8.0.2", "redis70", False),
-        ("Valkey server v=9.1.2", "valkey91", True),
-        ("Valkey server v=7.0.1", "redis70", False),
-    ):
-        program.write_text(f"#!/bin/sh\necho '{server} sha=00000000:1 malloc=libc bits=64 build=0'\n")
-        program.chmod(0o755)
-        monkeypatch.setitem(leg.SERVERS, factor, lambda: str(program))
-        found, name = leg.find_server(factor)
-        assert found == (str(program) if fits else None)
-        assert server.partition("v=")[2] in name
-
-
-def test_a_missing_server_is_reported(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.setitem(leg.SERVERS, "redis70", lambda: None)
-    monkeypatch.setenv("RATEQUOTA_MATRIX", str(tmp_path / "legs"))
-    name = f"py{sys.version_info[0]}{sys.version_info[1]}-redis70"
-    assert leg.main(name, []) == 0
-    assert capsys.readouterr().out == (tmp_path / "legs").read_text() == f"not run: {name}: no redis70 is here\n"
-
-
-def test_a_leg_fails_with_versions_other_than_its_name(capsys: pytest.CaptureFixture[str]) -> None:
-    python = f"py{sys.version_info[0]}{sys.version_info[1]}"
-    assert leg.mismatches([python, f"django{django.VERSION[0]}{django.VERSION[1]}", "drfnew", "uuid"]) == []
-    assert leg.main(f"{python}-django11-drfnew-valkey91", []) == 1
-    assert f"it has Django {django.__version__}" in capsys.readouterr().out
-    assert len(leg.mismatches(["py27"])) == 1

