@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,6 +68,12 @@ def test_the_first_of_several_servers_is_the_primary(node: Node, ask: Ask, separ
     assert ask(separator.join(servers) if separator else servers) == [9, 8]
 
 
+def test_a_unix_socket(nodes: Callable[..., Node], tmp_path: Path, ask: Ask) -> None:
+    path = tmp_path / "s"
+    nodes(f"unixsocket {path}")
+    assert ask(f"unix://{path}?db=1") == [9, 8]
+
+
 def test_pool_class_parser_and_timeouts_of_the_cache_do_not_matter(node: Node, ask: Ask) -> None:
     options = {"pool_class": "redis.BlockingConnectionPool", "socket_timeout": 9, "retry_on_timeout": True}
     assert ask(node.url, parser_class="redis._parsers._RESP2Parser", **options) == [9, 8]
@@ -74,6 +81,10 @@ def test_pool_class_parser_and_timeouts_of_the_cache_do_not_matter(node: Node, a
 
 def test_tls_with_a_certificate_to_verify(terminator: Wire, trusted: str, ask: Ask) -> None:
     assert ask(f"rediss://:secret@127.0.0.1:{terminator.port}", ssl_ca_certs=trusted) == [9, 8]
+
+
+def test_tls_without_verification(terminator: Wire, ask: Ask) -> None:
+    assert ask(f"rediss://127.0.0.1:{terminator.port}", password="secret", ssl_cert_reqs="none") == [9, 8]
 
 
 @pytest.mark.parametrize(

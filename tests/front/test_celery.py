@@ -1,4 +1,4 @@
-"""``django_ratequota.celery``: tasks run by a worker's tracer."""
+"""``django_ratequota.celery``, without a worker; those are in faults/test_celery_workers.py."""
 
 from __future__ import annotations
 
