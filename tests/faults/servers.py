@@ -75,13 +75,14 @@ class Node(Address):
         with self.client() as client:
             return dict(client.info(section))
 
-    def start(self) -> Self:
-        """Start the server, on the port that it had before, and wait until it answers PING."""
+    def start(self, *, wait: bool = True) -> Self:
+        """Start the server, on the port that it had before; with ``wait``, until it answers PING."""
         assert self._process is None, "it runs already"
         for _ in range(10):
             self._spawn()
             try:
-                poll(self._answers, PATIENCE, f"the server on port {self.port} answers")
+                if wait:
+                    poll(self._answers, PATIENCE, f"the server on port {self.port} answers")
             except _PortTaken:
                 self.kill()
                 self.port = free_port()
@@ -91,6 +92,11 @@ class Node(Address):
             else:
                 return self
         raise AssertionError(f"ten ports were taken:\n{self.log}")
+
+    def change(self, *lines: str) -> None:
+        """Add lines to the configuration file, for the next start."""
+        with (self.directory / "server.conf").open("a") as config:
+            config.writelines(f"{line}\n" for line in lines)
 
     def freeze(self) -> None:
         """SIGSTOP: connections stay open, and nothing replies."""
@@ -106,6 +112,12 @@ class Node(Address):
             self._process.kill()
             self._process.wait(timeout=PATIENCE)
             self._process = None
+
+    def stop(self) -> None:
+        """SIGTERM: it saves if it is configured to."""
+        self._running().terminate()
+        self._running().wait(timeout=PATIENCE)
+        self._process = None
 
     def close(self) -> None:
         """Kill it, if it runs, and remove its files."""

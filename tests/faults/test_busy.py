@@ -96,6 +96,22 @@ def test_a_stalled_event_loop(
         assert not events
 
 
+def test_a_stall_after_most_of_the_time_is_used(node: Node, limiters: Make, events: list[tuple[str, str]]) -> None:
+    with Wire(node) as wire:
+        limiter = limiters(wire, timeout=0.1)
+
+        async def run() -> str:
+            assert await aoutcome(limiter) == "decided"
+            wire.round_trip = 0.11
+            task = asyncio.create_task(aoutcome(limiter))
+            await asyncio.sleep(0.085)  # most of the timeout is used, and the reply is not there yet
+            time.sleep(0.2)  # noqa: ASYNC251 - the stall, during which the reply arrives
+            return await task
+
+        assert asyncio.run(run()) == "decided"
+        assert not events
+
+
 GEVENT = """
 import json, sys
 from gevent import monkey

@@ -1,4 +1,4 @@
-"""Real workers of Celery: what ``rate_limited`` promises while they are stopped."""
+"""Real workers of Celery: what ``rate_limited`` promises while they are stopped, and amid an edit."""
 
 from __future__ import annotations
 
@@ -36,6 +36,22 @@ def note(number):
 @rate_limited("partner", "4/s")
 def of_its_own(number):
     note(number)
+
+
+@app.task
+@rate_limited("exports")
+def of_an_endpoint(number):
+    note(number)
+
+
+@app.task
+def edit(rates):
+    from django_ratequota.models import RatePolicy
+
+    policy = RatePolicy.objects.get()
+    policy.rates = rates
+    policy.save()
+    note("edited")
 """
 MORE_SETTINGS = """
 import os
@@ -48,6 +64,10 @@ import django
 django.setup()
 from django.core.management import call_command
 call_command("migrate", verbosity=0)
+from django_ratequota.models import Endpoint, RatePolicy
+RatePolicy.objects.create(
+    endpoint=Endpoint.objects.create(name="exports"), rates="20/s sliding_window_log", counted_per="everyone"
+)
 """
 #: Sends tasks: their name, and an argument for each.
 SEND = """
@@ -65,10 +85,29 @@ class Workers:
 
     def __init__(self, folder: Path, client: redis.Redis, environment: dict[str, str]) -> None:
         self._client, self._folder, self._environment = client, folder, environment
-        command = "celery --app tasks worker --pool threads --concurrency 4 --without-gossip --without-mingle"
+        command = [
+            sys.executable,
+            "-m",
+            "celery",
+            "--app",
+            "tasks",
+            "worker",
+            "--pool",
+            "threads",
+            "--concurrency",
+            "4",
+        ]
         self.processes = [
             subprocess.Popen(
-                [sys.executable, "-m", *command.split(), "--hostname", f"{name}@here"],
+                [
+                    *command,
+                    "--loglevel",
+                    "ERROR",
+                    "--without-gossip",
+                    "--without-mingle",
+                    "--hostname",
+                    f"{name}@here",
+                ],
                 cwd=folder,
                 env={**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", **environment},
                 stdout=subprocess.DEVNULL,
@@ -95,7 +134,7 @@ class Workers:
         return int(second) * 10**6 + int(us)
 
     def times(self) -> list[int]:
-        return sorted(at for _number, at in self.ran())
+        return sorted(at for number, at in self.ran() if number != "edited")
 
 
 def most_in_a_second(times: list[int]) -> int:
@@ -137,3 +176,18 @@ def test_stopped_workers_do_not_catch_up(workers: Workers) -> None:
     assert sorted((number for number, _ in workers.ran()), key=int) == numbers, "each ran once"
     # Twice the limit, because a busy machine delays a task between its check and its note.
     assert most_in_a_second(workers.times()) <= 8
+
+
+def test_an_edit_holds_for_tasks_that_wait(workers: Workers) -> None:
+    """Tasks went on at the old rate: 20/s."""
+    workers.send("of_an_endpoint", *[str(number) for number in range(100)])
+    poll(lambda: len(workers.times()) >= 20, 60, "twenty have run")
+    workers.send("edit", "2/s sliding_window_log")
+    poll(lambda: any(number == "edited" for number, _ in workers.ran()), 30, "the policy is edited")
+    [edited_at] = [at for number, at in workers.ran() if number == "edited"]
+    poll(lambda: workers.now_us() > edited_at + 5 * 10**6, 30, "five seconds")
+    after = [at for at in workers.times() if at > edited_at + 10**6]
+    assert after
+    assert most_in_a_second(after) <= 6
+    numbers = [number for number, _ in workers.ran()]
+    assert len(numbers) == len(set(numbers)), "each ran once"

@@ -13,6 +13,7 @@ import redis
 import redis.asyncio.cluster
 import redis.cluster
 from asgiref.sync import async_to_sync
+from django.contrib.auth.models import User
 from django.test import override_settings
 
 from django_ratequota import Bucket, Decision, Limiter, Rate, acheck_request, check_request
@@ -21,6 +22,7 @@ from django_ratequota.engine.keys import bucket_key, counter_name, revision_key
 from django_ratequota.engine.rates import ALGORITHMS
 from django_ratequota.exceptions import NewerRevision, StoreError
 from django_ratequota.models import Endpoint, Plan, RatePolicy
+from django_ratequota.monitoring import ledger
 from django_ratequota.monitoring.ledger import window_of
 from django_ratequota.monitoring.traces import forget, traces_of
 from django_ratequota.runtime import default_limiter
@@ -510,6 +512,31 @@ def test_a_count_is_restored_while_others_are_charged_once(
     drive(limiter.steps(request), limiter.store.execute)
     assert asked == [(month,)]
     assert left(limiter.peek([minute, month])) == pytest.approx(remaining, abs=2)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("fresh_policies", "checkpointing")
+def test_what_a_master_has_lost_is_restored_before_the_next_request(emptied: Cluster) -> None:
+    """The revision lives on another master, and does not tell."""
+    with override_settings(RATEQUOTA=settings_of(emptied)):
+        RatePolicy.objects.create(rates="1000/month")
+        revision = emptied.owner(revision_key("rqtest"))
+        month = Bucket("", Rate.parse("1000/month"))
+
+        def owner(user: User) -> Node:
+            return emptied.owner(bucket_key("rqtest", replace(month, subject=f"user:{user.pk}")))
+
+        users = (User.objects.create(username=f"u{n}") for n in range(50))
+        user = next(user for user in users if owner(user) is not revision)
+
+        def ask(cost: int = 1) -> int | None:
+            return check_request(request_from(user), cost=cost).remaining
+
+        assert ask(500) == 500
+        ledger.flush()
+        assert ask(20) == 480
+        owner(user).command("FLUSHALL")
+        assert ask() == 479
 
 
 def test_what_is_held_of_a_subject_is_found_on_its_master(emptied: Cluster) -> None:

@@ -6,6 +6,7 @@ Four processes count one quota, with eight threads or tasks each, and write to t
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tests.support.properties import thorough_after
 
 from . import poll
 from .cluster import Cluster
+from .servers import Node
 from .test_http_servers import GUNICORN, SECONDS, serving
 
 LIMIT = 6000
@@ -120,6 +122,41 @@ def test_a_flushed_redis(crowds: Crowds, redis_client: redis.Redis) -> None:
     assert LIMIT <= crowd.admitted <= LIMIT + counted - kept
     assert {error for _, error, *_ in crowd.found} == {""}
     assert crowd.write() == crowd.admitted
+
+
+def test_a_server_that_is_replaced_by_an_empty_one(crowds: Crowds, node: Node) -> None:
+    crowd = crowds(node.url)
+    crowd.start()
+    kept = crowd.warm_up()
+    node.kill()
+    dead_us = time.time_ns() // 1000
+    node.start()
+    crowd.stop()
+    before = sum(allowed for allowed, _, at_us, _ in crowd.found if at_us <= dead_us)
+    print(f"\n{before} admitted by the first, {kept} of them kept; {crowd.admitted} admitted of {LIMIT}")
+    assert before >= kept > 0
+    # Requests whose replies were lost when the server died were not admitted, and are not in the ledger.
+    assert LIMIT <= crowd.admitted <= LIMIT + before - kept
+    assert crowd.write() == crowd.admitted
+
+
+def test_a_server_that_is_replaced_by_an_older_snapshot(crowds: Crowds, node: Node) -> None:
+    crowd = crowds(node.url)
+    crowd.start()
+    crowd.go_on(5)
+    with node.client() as client:
+        [key] = client.keys("rqtest:{user:*")
+        older = used_of(client.get(key))
+        client.save()
+    crowd.warm_up()
+    node.kill()
+    node.start()
+    crowd.stop()
+    print(f"\n{older} in the snapshot; {crowd.admitted} admitted of {LIMIT}")
+    assert LIMIT <= crowd.admitted <= LIMIT + LIMIT - older
+    assert crowd.write() == crowd.admitted
+    with node.client() as client:
+        assert used_of(client.get(key)) >= crowd.admitted, "raised to the row"
 
 
 def test_a_flushed_cluster(crowds: Crowds, cluster: Cluster) -> None:

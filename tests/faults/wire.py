@@ -32,10 +32,14 @@ class Wire(Address):
         self.target = target
         #: Seconds added before each reply, and between its bytes.
         self.delay = self.trickle = 0.0
+        #: How many of the next requests are passed on before the cuts below apply.
+        self.spare = 0
         #: How many of the next requests never reach the server: the connection is closed instead.
         self.cut_before_request_is_passed_on = 0
         #: How many of the next requests are executed and then never answered: the connection is closed instead.
         self.cut_after_execution = 0
+        #: Requests so far without greetings; cut ones included.
+        self.requests = 0
         #: Requests that came in on forgotten connections.
         self.unheard = 0
         #: Connections that are open now.
@@ -114,7 +118,10 @@ class Wire(Address):
         words = request.upper().split(b"\r\n", 3)
         if not GREETINGS.isdisjoint(words[2:3]):
             return "pass"
-        if self.cut_before_request_is_passed_on > 0:
+        self.requests += 1
+        if self.spare > 0:
+            self.spare -= 1
+        elif self.cut_before_request_is_passed_on > 0:
             self.cut_before_request_is_passed_on -= 1
             return "cut"
         elif self.cut_after_execution > 0:
