@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import redis
 from benchmarks import overshoot, population
 from benchmarks.measure import Spent, interleave
 from benchmarks.server import packed, recorded
+from benchmarks.targets import TARGETS, compare
 from django_ratequota.models import PlanAssignment, RatePolicy
 from tests.support import server
 
@@ -39,6 +41,17 @@ def test_a_ratio_compares_what_ran_in_the_same_block() -> None:
         one.add(9, 300 * slowness, 100 * slowness, calls=100)
         two.add(9, 500 * slowness, 300 * slowness, calls=100 * faster)
     assert two.times(one) == 2
+
+
+def test_a_target_says_whether_and_by_how_much_it_is_missed() -> None:
+    rows = compare({"check_request_3": 1.05, "decisions_3": 30_000.0, "log_entry_bytes": 20.0}, whole=False).rows
+    assert [row[1:] for row in rows] == [
+        ("≤ 1.05 ×", "1.05 ×", "met"),
+        ("≥ 40,000", "30,000", "not met, by 25%"),
+        ("≤ 16 bytes", "20 bytes", "not met, by 25%"),
+    ]
+    absent = Counter(row[3] for row in compare({}, whole=True).rows)
+    assert absent == {"not measured": len(TARGETS) - 3, "needs PostgreSQL": 3}
 
 
 def test_commands_are_recorded_as_they_were_sent(redis_client: redis.Redis) -> None:
