@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratequota import Bucket, Limiter, Rate
-from django_ratequota.engine.keys import bucket_key, check_prefix, counter_name, renamed, revision_key
+from django_ratequota.engine.keys import bucket_key, check_prefix, revision_key
 from django_ratequota.engine.rates import ALGORITHMS
 from django_ratequota.exceptions import InvalidBucket
 from tests.support.properties import examples
@@ -174,15 +174,3 @@ def test_bad_prefixes(redis_client: redis.Redis, prefix: Any) -> None:
     if prefix:
         with pytest.raises(InvalidBucket, match="PREFIX must be 1 to 16 ASCII letters"):
             Limiter(client=redis_client, prefix=prefix)
-
-
-@pytest.mark.parametrize("rate", ["5/month", "5/day fixed_window", "5 requests/day fixed_window"])
-@pytest.mark.parametrize(("per", "then"), [("caller", "caller"), ("api_key", "tenant"), ("ip", "ip")])
-def test_a_counter_is_renamed_for_another_subject(rate: str, per: str, then: str) -> None:
-    source, target = "api_key:k.1:x", "tenant:acme"
-    for place in ({}, {"endpoint_id": 7}, {"scope": "search"}, {"scope": "a scope"}):
-        before, after = (
-            counter_name(Bucket(subject, Rate.parse(rate), counted_per=counted, **place))
-            for subject, counted in ((source, per), (target, then))
-        )
-        assert renamed(before, source, target) == after
