@@ -51,16 +51,13 @@ def _row(spent: Any) -> tuple[float, ...]:
 def _note(counters: int) -> Any:
     """A ledger with the entries of this number of checks."""
     from django_ratequota.engine.rates import Rate
-    from django_ratequota.engine.types import Bucket, BucketStatus
-    from django_ratequota.monitoring.ledger import Checked, Ledger
+    from django_ratequota.engine.types import Bucket
+    from django_ratequota.monitoring.ledger import Entry, Ledger
 
     ledger, rate, now_us = Ledger(), Rate.parse("10000/month"), time.time_ns() // 1000
     for number in range(counters):
         bucket = Bucket(f"tenant:{number}", rate, endpoint_id=7, counted_per="caller", policy_id=3, durable=True)
-        status = BucketStatus(
-            bucket=bucket, allowed=True, remaining=1, retry_after_us=0, reset_after_us=1, window_us=1
-        )
-        ledger.entries.append(Checked((status,), 1, (), now_us + number))
+        ledger.entries.append(Entry(bucket, 1, now_us + number))
     return ledger
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import NamedTuple
 
 from ..utils.locks import ForkSafeLock
@@ -154,12 +153,17 @@ def _later(status: BucketStatus, passed_us: int) -> BucketStatus:
     wait_us, reset_us, next_us = status.retry_after_us, status.reset_after_us, status.next_after_us
     if not wait_us and not reset_us:
         return status
-    return replace(
-        status,
+    # Not ``replace``, which takes three times as long.
+    return BucketStatus(
+        bucket=status.bucket,
+        allowed=status.allowed,
+        remaining=status.remaining,
         retry_after_us=wait_us and wait_us - passed_us,
         reset_after_us=reset_us - passed_us if reset_us > passed_us else 0,
         # Once units came back, only Redis knows when the next ones do.
         next_after_us=next_us - passed_us if next_us is not None and next_us > passed_us else None,
+        window_us=status.window_us,
+        debt=status.debt,
     )
 
 

@@ -260,10 +260,6 @@ class Limiter:
         cost, deny_cache = request.cost, self._deny_cache
         if type(cost) is not int or not 0 <= cost <= MAX_UNITS:
             request = request._replace(cost=check_cost(cost))
-        if request.mode == "check" and request.slot is None:
-            for bucket in request.buckets:
-                if bucket.rate.concurrent:
-                    return (yield from self._holding(request))
         mark = None
         if deny_cache.enabled and request.buckets:
             if request.mode == "check" and not (self.store.clustered and self._revision_is_due(request)):
@@ -271,6 +267,10 @@ class Limiter:
                 if known is not None:
                     return known
             mark = deny_cache.mark()
+        if request.mode == "check" and request.slot is None:
+            for bucket in request.buckets:
+                if bucket.rate.concurrent:
+                    return (yield from self._holding(request))
         began_at = time.monotonic()
         try:
             if self.store.clustered:
