@@ -15,6 +15,7 @@ from itertools import islice
 from typing import Any
 
 from ..conf import settings
+from ..engine.rates import Rate
 from ..policies.limit_names import limit_names
 from ..store.base import reading
 from ..utils.addresses import is_within, named_network
@@ -32,8 +33,7 @@ class RefusedBucket:
 
     #: ``search/min``, as in the headers.
     title: str
-    #: Canonical rate text.
-    rate: str
+    rate: Rate
     policy_id: int | None
     #: Whom it counts.
     subject: str
@@ -171,6 +171,8 @@ def _refusal(refusal_id: str, described: dict[str, Any], count: int) -> Refusal:
         "violated": tuple(described["violated"]),
         "against": tuple(described.get("against", ())),
         "endpoint_ids": tuple(described.get("endpoint_ids", ())),
-        "buckets": tuple(RefusedBucket(**bucket) for bucket in described["buckets"]),
+        "buckets": tuple(
+            RefusedBucket(**bucket | {"rate": Rate.parse(bucket["rate"])}) for bucket in described["buckets"]
+        ),
     }
     return Refusal(**described, id=refusal_id, count=count)

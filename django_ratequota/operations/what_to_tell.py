@@ -45,7 +45,7 @@ def what_to_tell(refusal: Refusal, policies: Mapping[int, RatePolicy], clock: Ca
     if not refusing:
         return ""
     last = max(refusing, key=lambda bucket: math.inf if bucket.retry_after is None else bucket.retry_after)
-    rate = Rate.parse(last.rate)
+    rate = last.rate
     needed = rate.units(refusal.cost)
     used = _("You had used %(used)d.")
     if last.counted_per in ("everyone", "plan"):

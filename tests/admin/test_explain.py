@@ -16,6 +16,7 @@ from django.core.management import CommandError
 from django.test import Client
 from django.utils import timezone
 
+from django_ratequota import Rate
 from django_ratequota.exceptions import StoreError
 from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.monitoring import refusals
@@ -103,7 +104,7 @@ def refused(user: User, **fields: Any) -> Refusal:
     policy = RatePolicy.objects.filter(endpoint__name="search", plan__isnull=False).first()
     bucket = {
         "title": "search/min",
-        "rate": "10/min",
+        "rate": Rate.parse("10/min"),
         "policy_id": policy and policy.pk,
         "subject": f"user:{user.pk}",
         "scope": "search",

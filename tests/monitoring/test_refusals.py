@@ -45,7 +45,7 @@ def test_a_refusal_is_found_by_its_id(search: Endpoint) -> None:
     assert (refusal.scope, refusal.method, refusal.cost, refusal.error) == ("search", "GET", 1, "")
     assert (refusal.violated, refusal.revision) == (("search/day",), decisions[1].revision)
     [bucket] = refusal.buckets
-    assert (bucket.title, bucket.rate, bucket.policy_id) == ("search/day", "1/day", tight.pk)
+    assert (bucket.title, str(bucket.rate), bucket.policy_id) == ("search/day", "1/day", tight.pk)
     assert (bucket.subject, bucket.refused, bucket.limit, bucket.remaining) == (f"user:{alice.pk}", True, 1, 0)
     assert bucket.retry_after == bucket.reset_after == pytest.approx(86_400, abs=60)
     assert {one.id for one in refusals()} == ids

@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import redis
 from django.contrib.auth.models import User
 from django.test import Client
 
 from django_ratequota import Rate, check_caller, check_request
 from django_ratequota.engine.decision import LimitRequest, Slot
+from django_ratequota.engine.keys import statistics_key
 from django_ratequota.engine.slots import unreleased
 from django_ratequota.headers import decision_headers
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
@@ -182,6 +184,20 @@ def test_explain_names_no_time_at_which_a_slot_is_free(alice: User, operator: Cl
         text = words_of(operator.get(f"{APP}/ratepolicy/explain/?id={refused.refusal_id}"))
     assert "(1 unit) would be refused by search: 2 concurrent.</p>" in text
     assert "2 of 2 used, 0 left. <b>Refused.</b> </p>" in text
+
+
+def test_explain_stays_up_where_another_client_wrote_a_rate(
+    alice: User, operator: Client, redis_client: redis.Redis
+) -> None:
+    with hold(alice), hold(alice):
+        refused = check_request(request_from(alice), "search")
+    collector.flush()
+    key = statistics_key(default_limiter().prefix, "refusals")
+    written: Any = redis_client.hget(key, refused.refusal_id)
+    redis_client.hset(key, refused.refusal_id, written.replace(b"2 concurrent", b"some words"))
+    page = operator.get(f"{APP}/ratepolicy/explain/?id={refused.refusal_id}")
+    assert page.status_code == 200
+    assert "The refusal cannot be looked up." in words_of(page)
 
 
 def test_explain_counts_more_requests_than_a_lowered_limit(alice: User, operator: Client) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 from django.utils.translation import gettext_lazy as _
 
-from ...engine.rates import Rate
 from ...models import Plan
 from ...monitoring import refusals
 from ...monitoring.collector import collector
@@ -74,7 +73,7 @@ def refusal_details(model_admin: Any, request: Any, refusal: Refusal, users: Map
                 "never": bucket.retry_after is None,
                 # Nobody knows when a running request ends.
                 "room": ""
-                if bucket.retry_after is None or Rate.parse(bucket.rate).concurrent
+                if bucket.retry_after is None or bucket.rate.concurrent
                 else clock(at + bucket.retry_after),
                 "policy": {"id": bucket.policy_id, "link": links.get(bucket.policy_id or 0, "")},
             }
