@@ -26,7 +26,7 @@ LEASE_SECONDS = 60.0
 MOST_LEASE_US = 3600 * 10**6
 
 
-#: How many ids a worker has before they begin anew, of 2^53.
+#: How many ids a worker has before they start over, of 2^53.
 _IDS = 2**32
 
 

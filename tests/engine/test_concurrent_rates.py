@@ -182,7 +182,7 @@ def test_each_step_equals_the_exact_model(
     ("drawn", "first", "second"),
     [
         (lambda below: 0, 2**32, 2**32 + 1),
-        (lambda below: below - 1, 2**53 - 1, 2**53 - 2**32),  # the count begins anew, below the next worker's
+        (lambda below: below - 1, 2**53 - 1, 2**53 - 2**32),  # the count starts over, below the next worker's
     ],
 )
 def test_ids_of_slots_name_their_worker(

@@ -38,7 +38,7 @@ def counted() -> Iterator[None]:
 def parts(count: int) -> Iterator[bytes]:
     with counted():
         for _ in range(count):
-            time.sleep(WORK)
+            time.sleep(WORK)  # the view's work
             yield b"part"
 
 
@@ -57,7 +57,7 @@ async def broken() -> AsyncIterator[bytes]:
 @ratequota("search")
 def run(request: HttpRequest) -> HttpResponse:
     with counted():
-        time.sleep(WORK)
+        time.sleep(WORK)  # the view's work
     return HttpResponse("done")
 
 
@@ -75,7 +75,7 @@ def slow(request: HttpRequest) -> HttpResponse:
         for _ in range(6000):
             if client.exists(GO_ON):
                 break
-            time.sleep(2 * WORK)
+            time.sleep(2 * WORK)  # between two looks; the number of looks ends it
     return HttpResponse("done")
 
 
