@@ -86,7 +86,7 @@ class StoreError(RateQuotaError):
 
 
 class StoreLeftAlone(StoreError):
-    """The circuit breaker is open, so nothing was sent; ``reason`` is that of the failure that opened it."""
+    """Nothing was sent: the circuit breaker is open, and ``reason`` is that of its failure, or there is no server."""
 
 
 class OutOfTime(StoreError):

@@ -58,6 +58,26 @@ class OncePerSettings(Generic[T]):
         self._made = None
 
 
+class _NoRedis(Limiter):
+    """Fails every decision, because the settings name no Redis."""
+
+    def __init__(self, error: ConfigurationError) -> None:
+        self.by_settings, self.problem = True, str(error)
+        self.open(AbsentStore("configuration", self.problem, intended=False), prefix="rq")
+
+
+def or_failing(make: Callable[[], Limiter]) -> Callable[[], Limiter]:
+    """Return ``make``, except that its limiter fails every decision where the settings name no Redis."""
+
+    def limiter() -> Limiter:
+        try:
+            return make()
+        except ConfigurationError as error:
+            return _NoRedis(error)
+
+    return limiter
+
+
 def _local_limiter() -> LocalLimiter:
     try:
         return LocalLimiter(settings.local_share, settings.time_zone)
@@ -79,8 +99,8 @@ class Process:
     observe: Callable[[Decision, int], None]
 
     def __init__(self) -> None:
-        #: Returns the limiter by the settings in force; raises ``ConfigurationError``.
-        self.limiter: OncePerSettings[Limiter] = OncePerSettings(Limiter)
+        #: Returns the limiter by the settings in force; it fails every decision where these name no Redis.
+        self.limiter: OncePerSettings[Limiter] = OncePerSettings(or_failing(Limiter))
         #: Returns the limiter that decides under ``on_error = local`` while Redis does not answer.
         self.local_limiter = OncePerSettings(_local_limiter)
 
@@ -100,15 +120,10 @@ os.register_at_fork(after_in_child=process.limiter.forget)
 
 def default_limiter() -> Limiter:
     """Return this process's limiter by the settings; raises ``StoreError`` where these name no Redis."""
-    try:
-        return process.limiter()
-    except ConfigurationError as error:
-        raise no_limiter(error) from error
-
-
-def no_limiter(error: ConfigurationError) -> StoreError:
-    """Return the error of decisions while the settings name no Redis."""
-    return StoreError("configuration", str(error))
+    limiter = process.limiter()
+    if isinstance(limiter, _NoRedis):
+        raise StoreError("configuration", limiter.problem)
+    return limiter
 
 
 def store_from_settings(settings: Settings) -> Store:

@@ -14,9 +14,9 @@ from ..engine.keys import bucket_key
 from ..engine.rates import Rate
 from ..engine.scripts import FORBIDDEN, commands
 from ..engine.types import Bucket
-from ..exceptions import ConfigurationError, StoreError
-from ..runtime import default_limiter
-from ..store.base import Call, server_version
+from ..exceptions import StoreError
+from ..runtime import default_limiter, process
+from ..store.base import AbsentStore, Call, server_version
 from ..store.commands import ScriptCall
 
 #: The oldest servers whose scripts may carry a shebang, so that a full memory refuses them before they write.
@@ -33,13 +33,13 @@ def check_store(**_: Any) -> list[checks.CheckMessage]:
     """
     if not conf.settings.enabled or conf.settings.in_memory:
         return []
+    store = process.limiter().store
+    if isinstance(store, AbsentStore):
+        return [_unconfigured(store.message)]
+    call = Call(store, always=True)
     try:
-        store = default_limiter().store
-        call = Call(store, always=True)
         servers = store.info(call)
     except StoreError as error:
-        if isinstance(error.__cause__, ConfigurationError):
-            return [_unconfigured(str(error))]
         if "cluster support disabled" in str(error):
             return [_cluster_error("CLUSTER is True, but the server is not a node of a Cluster.", "False")]
         return _forbidden(call) if error.reason == "noperm" else _unusable(error)

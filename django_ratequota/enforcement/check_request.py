@@ -10,6 +10,7 @@ database. So sync and async checks are the same code.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -41,7 +42,7 @@ from .earlier_checks import CHECKS, Admitted, RequestChecks, again, combine, owe
 from .on_error import decide, decide_without_store
 from .settlement import StoreSettler, reserve
 from .slots import ask_for_slots, holder_of
-from .step_runner import Step, StepRunner, limiter_or_error, now_us, read_user, stored_revision, unless_down
+from .step_runner import Step, StepRunner, read_user, unless_down
 
 #: Sent when a request was refused: ``request``, ``decision``. Receivers' errors are logged, not raised.
 request_refused = Signal()
@@ -66,7 +67,7 @@ def check_request(
     and ``TypeError`` for a scope that is no text. When Redis or the database fails, the policies' ``on_error``
     decides.
     """
-    limiter = limiter_or_error()
+    limiter = process.limiter()
     return StepRunner(limiter).run(RequestCheck(limiter, request, scope, cost, independent=again).run())
 
 
@@ -74,12 +75,12 @@ async def acheck_request(
     request: Any, scope: str | None = None, cost: int | None = None, *, again: bool = False
 ) -> Decision:
     """``check_request``, awaited."""
-    limiter = limiter_or_error()
+    limiter = process.limiter()
     check = RequestCheck(limiter, request, scope, cost, independent=again, awaited=True)
     return await StepRunner(limiter).arun(check.run())
 
 
-def is_free(limiter: Limiter | StoreError, exemption: Exemption | None, method: str) -> bool:
+def is_free(limiter: Limiter, exemption: Exemption | None, method: str) -> bool:
     """Whether requests of this method are not counted: ENABLED is off, or ``@exempt`` covers their view."""
     # Under ENABLED = False a test's own limiter still enforces its policies.
     switched_off = not settings.enabled and getattr(limiter, "unlimited", False)
@@ -122,7 +123,7 @@ class Evaluation:
     #: What the request costs.
     units: int
 
-    def __init__(self, limiter: Limiter | StoreError, scope: str | None, cost: int | None) -> None:
+    def __init__(self, limiter: Limiter, scope: str | None, cost: int | None) -> None:
         """Raises ``InvalidCost``, and ``TypeError`` for a scope. ``cost`` None = the endpoint's own."""
         self.limiter = limiter
         self.scope = scope if scope is None or type(scope) is str else scope_name(scope)
@@ -155,7 +156,9 @@ class Evaluation:
         policies = process.policies
         known = policies.current()
         if known is None:
-            revision = yield from stored_revision(self.limiter)
+            revision = 0
+            with suppress(StoreError):
+                revision = yield from self.limiter.revision_steps()
             self.snapshot = yield partial(policies.reload, revision)
             return None
         self.pending = False  # else there would be no current snapshot
@@ -186,7 +189,7 @@ class Evaluation:
             # While the database is down shared policies still apply.
             read = partial(policies.load_user, user_id)
             entry = policies.user(user_id, self.pending) or (yield from unless_down(read, NOBODY))
-        context = EvaluationContext(caller, entry, self.endpoints, self.scope, self.snapshot, now_us(self.limiter))
+        context = EvaluationContext(caller, entry, self.endpoints, self.scope, self.snapshot, self.limiter.now_us)
         if self.identified and (self.pending is None or policies.assigned_kinds != ()):
             resolution: Resolution = yield partial(resolve_assigned, context)
         elif settings.identifiers or settings.plan_resolver:  # they may read the database
@@ -216,7 +219,7 @@ class Evaluation:
             cost=self.units,
             costs=costs,
             revision=revision,
-            settler=None if isinstance(limiter, StoreError) else StoreSettler(limiter),
+            settler=StoreSettler(limiter),
         )
 
     def replaced(self, resolution: Resolution, own: Decision) -> Recorded | None:
@@ -244,7 +247,7 @@ class RequestCheck(Evaluation):
 
     def __init__(
         self,
-        limiter: Limiter | StoreError,
+        limiter: Limiter,
         request: Any,
         scope: str | None,
         cost: int | None,

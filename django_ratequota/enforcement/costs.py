@@ -17,11 +17,11 @@ from django.http import UnreadablePostError
 
 from ..engine.rates import MAX_UNITS, as_integer
 from ..engine.types import check_cost
+from ..runtime import process
 from ..utils.problems import note_problem
 from ..utils.sansio import Twins
 from .check_request import exemption_of_request, is_free
 from .settlement import status_of
-from .step_runner import limiter_or_error
 
 #: A declared cost: units, or a function of the request; None = the endpoint's own.
 Cost = int | Callable[[Any], int | Awaitable[int]] | None
@@ -53,7 +53,7 @@ def units_of(cost: object) -> int:
 def is_counted(request: Any) -> bool:
     """Return whether checks of the request may count it: ENABLED is on, and ``@exempt`` does not cover its view."""
     http = getattr(request, "_request", request)
-    return not is_free(limiter_or_error(), exemption_of_request(request, http), http.method or "GET")
+    return not is_free(process.limiter(), exemption_of_request(request, http), http.method or "GET")
 
 
 def check_declared(cost: Any, *arguments: str) -> Any:

@@ -25,7 +25,7 @@ from .step_runner import Step
 
 
 def decide(
-    limiter: Limiter | StoreError, resolution: Resolution, asked: LimitRequest, holder: Holder | None = None
+    limiter: Limiter, resolution: Resolution, asked: LimitRequest, holder: Holder | None = None
 ) -> Generator[Step, Any, Decision]:
     """Check in the store, or decide by ``on_error`` where it does not answer. Raises ``NewerRevision``.
 
@@ -38,8 +38,6 @@ def decide(
     # A blocked request consumes nothing, but asks the store too: so it sees the edit that lifts the block.
     sent = asked._replace(buckets=(), costs=()) if blocked_by or denied_by else asked
     try:
-        if isinstance(limiter, StoreError):
-            raise limiter
         durable = resolution.durable and bool(sent.buckets) and ledger.is_kept(limiter)
         if durable:
             sent = sent._replace(restore=restore)

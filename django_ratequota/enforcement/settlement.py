@@ -21,8 +21,9 @@ from ..monitoring import ledger
 from ..monitoring.health import note_degraded
 from ..monitoring.restoring import restore
 from ..policies.snapshot import Snapshot
+from ..runtime import process
 from ..utils.shielding import shielded
-from .step_runner import Step, StepRunner, limiter_or_error
+from .step_runner import Step, StepRunner
 
 #: The attribute of Django's request with its reservations; most requests have none.
 RESERVED = "ratequota_reserved"
@@ -72,7 +73,7 @@ def _unanswered(request: LimitRequest, now_us: int, reason: str) -> Decision:
 
 def _runner() -> StepRunner:
     # By the settings now in force, and in this process, which may have been forked since the decision.
-    return StepRunner(limiter_or_error())
+    return StepRunner(process.limiter())
 
 
 class Reservation(NamedTuple):

@@ -27,11 +27,12 @@ from ..engine.types import Bucket
 from ..exceptions import StoreError
 from ..monitoring.background import Background
 from ..policies.resolver import Resolution
+from ..runtime import process
 from ..utils.shielding import shielded
 from .earlier_checks import CHECKS, RequestChecks
 from .on_error import decide
 from .settlement import StoreSettler
-from .step_runner import Step, StepRunner, limiter_or_error
+from .step_runner import Step, StepRunner
 
 #: Seconds between two looks at what is to be renewed or released; at most this part of a lease.
 _SECONDS, _SHARE = 1.0, 0.25
@@ -53,7 +54,7 @@ def holder_of(http: Any, checks: RequestChecks) -> Holder:
 
 
 def ask_for_slots(
-    holder: Holder, limiter: Limiter | StoreError, resolution: Resolution, asked: LimitRequest
+    holder: Holder, limiter: Limiter, resolution: Resolution, asked: LimitRequest
 ) -> Generator[Step, Any, Decision]:
     """``decide``, for a holder that takes the slots of an admitted request. Raises ``NewerRevision``."""
     decision = yield from decide(limiter, resolution, asked._replace(slot=holder.slot), holder)
@@ -258,7 +259,7 @@ def _renew(group: _Group, bucket: Bucket, slot_ids: list[int]) -> None:
         steps = settler.limiter.renew_steps(bucket, slot_ids, lease_us)
     else:  # a limiter that the project has made: its slots are held for the time of a lease
         return
-    StepRunner(limiter_or_error()).run(steps)
+    StepRunner(process.limiter()).run(steps)
 
 
 def _pause() -> float:

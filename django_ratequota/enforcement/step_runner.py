@@ -5,7 +5,6 @@ Checks yield them (see ``utils.sansio``), so that sync and async ones are the sa
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,8 +13,6 @@ from django.db import Error as DatabaseError
 from django.utils.functional import LazyObject
 
 from ..engine.limiter import Limiter
-from ..exceptions import ConfigurationError, StoreError
-from ..runtime import no_limiter, process
 from ..store.base import Call
 from ..store.commands import Command
 from ..utils.sansio import Twins, acall, adrive, call, drive
@@ -35,27 +32,6 @@ class Uncancelled(NamedTuple):
 Step = Command | Callable[[], Any] | Twins | Uncancelled
 
 
-def limiter_or_error() -> Limiter | StoreError:
-    """Return the limiter of the settings in force, or the error that explains why there is none."""
-    try:
-        return process.limiter()
-    except ConfigurationError as error:
-        return no_limiter(error)
-
-
-def now_us(limiter: Limiter | StoreError) -> int:
-    """Return the store's time, as this process last saw it (µs); without a limiter this machine's."""
-    return time.time_ns() // 1000 if isinstance(limiter, StoreError) else limiter.backend.now_us
-
-
-def stored_revision(limiter: Limiter | StoreError) -> Generator[Command, Any, int]:
-    """Return the published revision; 0 where the store does not answer."""
-    try:
-        return 0 if isinstance(limiter, StoreError) else (yield from limiter.revision_steps())
-    except StoreError:
-        return 0
-
-
 def unless_down(read: Callable[[], Result], otherwise: Default) -> Generator[Step, Any, Result | Default]:
     """Return what ``read`` returns from the database; ``otherwise`` while that is down."""
     try:
@@ -64,15 +40,12 @@ def unless_down(read: Callable[[], Result], otherwise: Default) -> Generator[Ste
         return otherwise
 
 
-class StepRunner:
+class StepRunner(Call):
     """Runs the steps of one request; its commands share one deadline."""
 
-    __slots__ = ("_call", "_limiter")
-
-    def __init__(self, limiter: Limiter | StoreError) -> None:
-        """``limiter`` is the one that yields the commands; an error yields none."""
-        self._limiter = limiter
-        self._call: Call | None = None
+    def __init__(self, limiter: Limiter) -> None:
+        """``limiter`` is the one that yields the commands."""
+        super().__init__(limiter.store)
 
     def run(self, steps: Generator[Step, Any, Result]) -> Result:
         """Run steps in this thread; returns their result."""
@@ -88,7 +61,7 @@ class StepRunner:
             return step()
         if isinstance(step, Twins):
             return call(step)
-        return self.run(step.steps) if isinstance(step, Uncancelled) else self._shared_call().do(step)
+        return self.run(step.steps) if isinstance(step, Uncancelled) else super().do(step)
 
     async def ado(self, step: Step) -> Any:
         """``do``, awaited."""
@@ -98,14 +71,7 @@ class StepRunner:
             return await acall(step)
         if isinstance(step, Uncancelled):
             return await shielded(self.arun(step.steps))
-        return await self._shared_call().ado(step)
-
-    def _shared_call(self) -> Call:
-        if self._call is None:
-            if isinstance(self._limiter, StoreError):
-                raise self._limiter
-            self._call = Call(self._limiter.store)
-        return self._call
+        return await super().ado(step)
 
 
 def read_user(request: Any) -> Twins:
@@ -113,7 +79,7 @@ def read_user(request: Any) -> Twins:
     return Twins(_read_user, _auser, (request,))
 
 
-def twins(limiter: Limiter | StoreError, steps: Generator[Step, Any, Any]) -> Twins:
+def twins(limiter: Limiter, steps: Generator[Step, Any, Any]) -> Twins:
     """Return all these steps as one, for a generator of ``Twins``."""
     runner = StepRunner(limiter)
     return Twins(runner.run, runner.arun, (steps,))

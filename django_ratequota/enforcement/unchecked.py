@@ -21,7 +21,7 @@ from ..policies.resolver import Resolution
 from ..runtime import process
 from ..utils.sansio import Twins
 from .check_request import RequestCheck, is_free
-from .step_runner import Step, limiter_or_error, twins, unless_down
+from .step_runner import Step, twins, unless_down
 
 
 class FirstCheck(RequestCheck):
@@ -104,7 +104,7 @@ def refuse_unchecked(request: Any, scope: str | None, cost: int | None) -> Twins
     Its result is the decision that refuses the request, None where the view may run. ``scope`` and ``cost`` are those
     of the view's own check. Sends nothing where no policy is counted per ip.
     """
-    limiter = limiter_or_error()
+    limiter = process.limiter()
     return twins(limiter, FirstCheck(limiter, request, scope, cost).refuse())
 
 

@@ -15,7 +15,7 @@ from django.db import close_old_connections
 from ..engine.limiter import Limiter
 from ..exceptions import StoreError
 from ..runtime import process
-from .step_runner import Step, StepRunner, limiter_or_error
+from .step_runner import Step, StepRunner
 
 logger = logging.getLogger("django_ratequota")
 
@@ -26,21 +26,19 @@ def warm() -> None:
     Call it in each worker after the fork, because connections are not inherited. While Redis, its settings or the
     database fail, it logs the error instead of raising it: the worker starts, and its requests try again.
     """
-    limiter = limiter_or_error()
+    limiter = process.limiter()
     StepRunner(limiter).run(_steps(limiter))
 
 
 async def awarm() -> None:
     """``warm``, awaited: connects for the event loop that it is awaited in."""
-    limiter = limiter_or_error()
+    limiter = process.limiter()
     await StepRunner(limiter).arun(_steps(limiter))
 
 
-def _steps(limiter: Limiter | StoreError) -> Generator[Step, Any, None]:
+def _steps(limiter: Limiter) -> Generator[Step, Any, None]:
     policies, revision = process.policies, 0
     try:
-        if isinstance(limiter, StoreError):
-            raise limiter
         revision = yield from limiter.revision_steps()
     except StoreError as error:
         logger.warning("not connected to Redis before the first request: %s", error)

@@ -13,7 +13,7 @@ from typing import Literal
 from ..exceptions import StoreError
 from ..monitoring.health import health
 from ..policies.cache import policies
-from ..runtime import default_limiter
+from ..runtime import process
 from ..store.base import memory_ratio
 from ..utils.histogram import BOUNDS, Histogram
 from .tally import tally as decisions
@@ -58,24 +58,17 @@ class Metric:
 
 
 def latency() -> Histogram:
-    """Return how long this process's decisions took; empty where the settings name no Redis."""
-    try:
-        return default_limiter().latency
-    except StoreError:
-        return Histogram()
+    """Return how long this process's decisions took."""
+    return process.limiter().latency
 
 
 def _stores() -> Iterable[Sample]:
-    try:
-        breakers = default_limiter().store.breakers
-    except StoreError:
-        return []
-    return [((breaker.server,), float(not breaker.open)) for breaker in breakers]
+    return [((breaker.server,), float(not breaker.open)) for breaker in process.limiter().store.breakers]
 
 
 def _memory() -> Iterable[Sample]:
     try:
-        infos = default_limiter().store.info()
+        infos = process.limiter().store.info()
     except StoreError:
         return []
     ratios = {server: memory_ratio(info) for server, info in infos.items()}

@@ -17,15 +17,14 @@ from typing import Any
 from ..changes.publication import published_at
 from ..conf import settings
 from ..engine.keys import workers_key
-from ..engine.limiter import Limiter
 from ..engine.scripts import REPORT
 from ..engine.slots import ids
 from ..exceptions import ANSWERS, StoreError
 from ..policies.cache import policies
-from ..runtime import default_limiter
+from ..runtime import default_limiter, process
 from ..store.base import Call, reading
 from ..store.commands import ScriptCall
-from ..utils.histogram import BOUNDS, merged
+from ..utils.histogram import BOUNDS
 from ..utils.locks import ForkSafeLock
 from ..utils.problems import forget as forget_problems
 from ..utils.problems import recent, remember
@@ -98,22 +97,17 @@ def note_degraded(reason: str, error: Exception) -> None:
 
 def health() -> Health:
     """Return this process's state now. Sends nothing to Redis and never fails."""
-    try:
-        limiter: Limiter | None = default_limiter()
-    except StoreError:
-        limiter = None
-    snapshot = policies.current()
-    breakers = limiter.store.breakers if limiter else ()
+    limiter, snapshot = process.limiter(), policies.current()
     return Health(
         process=process_name(),
         at=time.time(),
         revision=snapshot.revision if snapshot else 0,
         policies_age=time.time() - snapshot.loaded_at if snapshot else 0.0,
         degraded=dict(_degraded),
-        down={breaker.server: breaker.reason for breaker in breakers if breaker.open},
+        down={breaker.server: breaker.reason for breaker in limiter.store.breakers if breaker.open},
         errors=recent(),
-        latency=limiter.latency.last_minute() if limiter else merged(()),
-        idle=limiter.latency.idle() if limiter else None,
+        latency=limiter.latency.last_minute(),
+        idle=limiter.latency.idle(),
         written_until=ledger.ledger.written_until(),
         site=digest("site"),
         number=ids.number,

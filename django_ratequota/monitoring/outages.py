@@ -20,8 +20,7 @@ from django.db import connections, transaction
 from django.utils import timezone
 
 from ..changes.databases import policy_alias
-from ..exceptions import StoreError
-from ..runtime import default_limiter
+from ..runtime import process
 from ..utils.locks import ForkSafeLock
 from ..utils.problems import note_problem
 from .health import process_name
@@ -75,10 +74,7 @@ class Outages:
 
     def flush(self) -> None:
         """Write what has changed; while the database does not answer, the next flush does."""
-        try:
-            limiter = default_limiter()
-        except StoreError:
-            return
+        limiter = process.limiter()
         with self._lock:
             row = self._last
             # It goes on without requests: this process leaves the server alone.

@@ -10,7 +10,6 @@ from django.db import Error as DatabaseError
 from django.utils.module_loading import import_string
 
 from ..conf import settings
-from ..enforcement.step_runner import limiter_or_error, now_us
 from ..engine.calendar_windows import calendar_window
 from ..engine.types import Bucket, BucketStatus
 from ..exceptions import StoreError
@@ -64,9 +63,9 @@ def caller_limits(caller: Caller, scope: str | None = None, *, ask: bool = True)
     Without ``ask`` Redis is not called, and limits have no status. With ``ENABLED = False`` there are no limits.
     Raises ``LookupError`` when no endpoint has that name, and ``django.db.Error`` when no policies were ever read.
     """
-    limiter, policies = limiter_or_error(), process.policies
+    limiter, policies = process.limiter(), process.policies
     snapshot = newest_policies() if ask else policies.current() or policies.reload(0)
-    resolution, more = _resolve(caller, snapshot, scope, now_us(limiter))
+    resolution, more = _resolve(caller, snapshot, scope, limiter.now_us)
     if getattr(limiter, "unlimited", False):
         return CallerLimits(limits=(), blocked_by=(), truncated=False, at_us=0)
     buckets = _shown(resolution.buckets)
@@ -78,7 +77,7 @@ def caller_limits(caller: Caller, scope: str | None = None, *, ask: bool = True)
         limits=tuple((bucket, statuses.get(bucket)) for bucket in shown),
         blocked_by=resolution.blocked_by,
         truncated=more or len(buckets) > len(shown),
-        at_us=now_us(limiter),
+        at_us=limiter.now_us,
     )
 
 

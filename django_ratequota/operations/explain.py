@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 
 from ..conf import settings
 from ..enforcement.on_error import decide
-from ..enforcement.step_runner import Step, StepRunner, limiter_or_error, now_us
+from ..enforcement.step_runner import Step, StepRunner
 from ..engine.decision import Decision, LimitRequest
 from ..engine.protocol import MAX_BUCKETS
 from ..engine.types import Bucket, check_cost
@@ -95,7 +95,7 @@ def explain_caller(
             endpoints, more = snapshot.overview.limiting(entry, MOST_ENDPOINTS)
             snapshot = snapshot.overview.snapshot
         assigned = assigned_to(caller, entry)
-        context = EvaluationContext(caller, entry, endpoints, scope, snapshot, now_us(limiter), assigned)
+        context = EvaluationContext(caller, entry, endpoints, scope, snapshot, limiter.now_us, assigned)
         others: Counter[str] = Counter()
         exemption = exemption_of(view)
         resolution = exempt(resolve(context), name, exemption, caller)
@@ -125,7 +125,7 @@ def explain_caller(
             more=more,
         )
 
-    limiter = limiter_or_error()
+    limiter = process.limiter()
     return StepRunner(limiter).run(steps())
 
 

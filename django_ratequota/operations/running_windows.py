@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from django.db.models import Q, QuerySet
 
-from ..enforcement.step_runner import limiter_or_error, now_us
 from ..engine.types import Bucket
 from ..models import QuotaWindow, RatePolicy
 from ..policies.facts import to_datetime
+from ..runtime import process
 
 #: Percentages of a limit that operators choose from, beside 0 for all.
 LEVELS = (50, 80, 100)
@@ -74,7 +74,7 @@ def correct(row: QuotaWindow, bucket: Bucket) -> None:
 
 def time_us() -> int:
     """Return Redis' time as this process last saw it (µs since 1970), also where settings name no Redis."""
-    return now_us(limiter_or_error())
+    return process.limiter().now_us
 
 
 def _current(period: str) -> QuerySet[QuotaWindow]:

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ..conf import settings
-from ..enforcement.step_runner import now_us
 from ..engine.protocol import MAX_BUCKETS
 from ..engine.types import Bucket, BucketStatus
 from ..policies.assigned import contexts_of, is_plan_open
@@ -38,7 +37,7 @@ def tightest(callers: Iterable[str], scope: str | None = None) -> dict[str, Buck
         endpoints = (overview.by_name[scope],)
     elif scope is None and len(overview.limited) * len(described) <= MAX_BUCKETS:
         endpoints = overview.limited
-    contexts = contexts_of(list(described.values()), overview.snapshot, now_us(limiter))
+    contexts = contexts_of(list(described.values()), overview.snapshot, limiter.now_us)
     buckets = {
         name: _own_buckets(replace(context, endpoints=endpoints))
         for name, context in zip(described, contexts, strict=True)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Never
 
-from ..exceptions import OutOfTime, StoreError
+from ..exceptions import OutOfTime, StoreError, StoreLeftAlone
 from ..utils.sansio import adrive, drive
 from .breaker import Breaker
 from .commands import Command
@@ -244,17 +244,18 @@ class Store(ABC):
 
 
 class AbsentStore(Store):
-    """Refuses every command, with ``absent`` as the message; its limiter sends none for decisions."""
+    """Refuses every command, because the settings name no server."""
 
     timeout, exposed = 0.0, False
 
-    def __init__(self, reason: str, absent: str) -> None:
-        """``reason`` is the label of its ``StoreError``s; ``absent``, their message, tells why there is no server."""
-        self.absent, self._reason = absent, reason
+    def __init__(self, reason: str, message: str, *, intended: bool = True) -> None:
+        """``reason`` and ``message`` are those of its ``StoreError``s. Not ``intended`` = the settings are wrong."""
+        self._reason, self.message = reason, message
+        self.absent = message if intended else ""
 
     def steps(self, command: Command, always: bool = True) -> Never:
         """Raise ``StoreError``."""
-        raise StoreError(self._reason, self.absent)
+        raise StoreLeftAlone(self._reason, self.message)
 
     def survey_steps(self, command: Command, only: str = "") -> Never:
         """Raise ``StoreError``."""
