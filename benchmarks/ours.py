@@ -15,6 +15,7 @@ from django_ratequota import Decision, Limiter, check_request
 from django_ratequota.enforcement.earlier_checks import CHECKS
 from django_ratequota.engine.rates import ALGORITHMS, DEFAULT_ALGORITHM
 from django_ratequota.engine.scripts import DECIDE
+from django_ratequota.headers import _SENT
 from django_ratequota.throttling import _DECISION, QuotaThrottle
 
 OURS = "django-ratequota"
@@ -79,6 +80,7 @@ def throttling(requests: Requests) -> Callable[[int], QuotaThrottle]:
 
     def throttle(n: int) -> QuotaThrottle:
         vars(plain[n]).pop(CHECKS, None)
+        vars(plain[n]).pop(_SENT, None)
         vars(rest[n]).pop(_DECISION, None)
         view.headers = {}  # of this response: what an earlier one says would be added to
         asked = QuotaThrottle()

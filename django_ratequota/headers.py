@@ -17,7 +17,7 @@ from .conf import settings
 from .engine.decision import Decision
 from .engine.types import BucketStatus
 
-#: The attribute of Django's request with the headers that its responses got.
+#: The attribute of Django's request with the headers of its decisions.
 _SENT = "ratequota_headers"
 _SECOND = 10**6
 #: Headers that may let a shared cache serve a response again (RFC 9111); CDNs and proxies put their own first.
@@ -62,15 +62,15 @@ def add_headers(response: Any, decision: Decision, request: Any) -> None:
         response["Cache-Control"] = "no-store"
     http = getattr(request, "_request", request)
     # Of earlier decisions as well: a view may check a request again after its throttle.
-    sent = vars(http).setdefault(_SENT, {})
+    sent = vars(http).setdefault(_SENT, [])
     if _is_shared(response, http):
-        for name, value in sent.items():
+        for name, value in [item for each in sent for item in each.items()]:
             if response.get(name) == value:
                 del response[name]
         return
+    sent.append(headers)
     for name, value in headers.items():
-        if name not in response:
-            response[name] = sent[name] = value
+        response.setdefault(name, value)
 
 
 def _is_shared(response: Any, http: Any) -> bool:

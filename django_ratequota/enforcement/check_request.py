@@ -40,7 +40,7 @@ from ..runtime import process
 from ..utils.signals import send_robustly
 from .earlier_checks import CHECKS, Admitted, RequestChecks, again, combine, owed, refund_others, release_steps
 from .on_error import decide, decide_without_store
-from .settlement import StoreSettler, reserve
+from .settlement import reserve, store_settler
 from .slots import ask_for_slots, holder_of
 from .step_runner import Step, StepRunner, read_user, unless_down
 
@@ -212,15 +212,7 @@ class Evaluation:
 
     def asked(self, buckets: tuple[Bucket, ...], revision: int | None, costs: tuple[int, ...] = ()) -> LimitRequest:
         """Return what is asked of the limiter; ``costs`` are the units of each bucket, () = by its rate."""
-        limiter = self.limiter
-        return LimitRequest(
-            mode=self.mode,
-            buckets=buckets,
-            cost=self.units,
-            costs=costs,
-            revision=revision,
-            settler=StoreSettler(limiter),
-        )
+        return LimitRequest(self.mode, buckets, self.units, store_settler(self.limiter), costs, revision)
 
     def replaced(self, resolution: Resolution, own: Decision) -> Recorded | None:
         """Return what the record of this check replaces; None = nothing."""

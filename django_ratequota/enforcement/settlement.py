@@ -8,6 +8,7 @@ endpoint's buckets get the units back: the decorator does it, or else the middle
 from __future__ import annotations
 
 from collections.abc import Generator
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
@@ -60,6 +61,10 @@ class StoreSettler(NamedTuple):
         else:
             ledger.note_charges(decision)
         return decision
+
+
+#: Returns the settler of a limiter.
+store_settler = lru_cache(maxsize=8)(StoreSettler)
 
 
 def _unanswered(request: LimitRequest, now_us: int, reason: str) -> Decision:

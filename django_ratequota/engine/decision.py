@@ -48,24 +48,24 @@ class Slot(NamedTuple):
 
 
 class LimitRequest(NamedTuple):
-    """What a limiter is asked: a verb, the buckets, and how many units. Made by keywords."""
+    """What a limiter is asked: a verb, the buckets, and how many units. All but the first six fields by keywords."""
 
     mode: Mode
     buckets: tuple[Bucket, ...]
     #: Units; rates that count requests take 1, and none of those that are charged or refunded by hand.
     cost: int = 1
+    #: Charges and refunds after the decision; None = nothing does.
+    settler: Settler | None = None
     #: Units of each bucket, where they differ; same order and length as ``buckets``; empty = ``cost`` by its rate.
     costs: tuple[int, ...] = ()
+    #: The revision of the policies that the buckets are made from; None = they are not from the database.
+    revision: int | None = None
     #: The longest wait that ``acquire`` may book (µs).
     wait_us: int = 0
     #: The units that a refund takes, ``cost`` of each bucket; None = the newest.
     charged: Charged | None = None
     #: Restores durable counts that the store does not have; None = these are 0.
     restore: Restore | None = None
-    #: The revision of the policies that the buckets are made from; None = they are not from the database.
-    revision: int | None = None
-    #: Charges and refunds after the decision; None = nothing does.
-    settler: Settler | None = None
     #: What it takes of concurrent buckets, or a refund releases; None = a slot of its own, if it takes any.
     slot: Slot | None = None
 
@@ -131,7 +131,7 @@ class Charges(list[Charge]):
         self.latest: Decision | None = None
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Decision:
     """The outcome of one check: allowed or not, and how each bucket stands. Read it only, as its statuses."""
 
@@ -140,23 +140,23 @@ class Decision:
     statuses: tuple[BucketStatus, ...] = ()
     #: The store's clock at the decision, µs since the Unix epoch; 0 when the store was not reached.
     at_us: int = 0
+    #: The revision of the policies; 0 without policies from the database.
+    revision: int = 0
+    settler: Settler | None = field(default=None, repr=False, compare=False)
+    #: Units charged to each bucket that had room; 0 when refused, and for a peek.
+    cost: int = 0
+    # What was charged and not given back; ``charges_of`` makes it on first use, as few decisions settle.
+    _charges: Charges | None = field(default=None, repr=False, compare=False)
     #: Names of the policies whose rates are ``blocked``; these have no bucket.
     blocked_by: tuple[str, ...] = ()
     #: Names of the policies that deny because the store gave no decision.
     denied_by: tuple[str, ...] = ()
     #: Why the store gave no decision (``timeout``, ``readonly`` ...); "" when it gave one.
     error: str = ""
-    #: The revision of the policies; 0 without policies from the database.
-    revision: int = 0
     #: Finds the refusal in the admin; 10 letters and digits on a refusal that was recorded, else "".
     refusal_id: str = ""
-    settler: Settler | None = field(default=None, repr=False, compare=False)
-    #: Units charged to each bucket that had room; 0 when refused, and for a peek.
-    cost: int = 0
     #: What releases the slots that it has taken of concurrent buckets; None = it has taken none.
     holder: Releases | None = field(default=None, repr=False, compare=False)
-    # What was charged and not given back; ``charges_of`` makes it on first use, as few decisions settle.
-    _charges: Charges | None = field(default=None, repr=False, compare=False)
     # The counters of its own check, where the request's earlier checks add statuses; None = all.
     _own: frozenset[object] | None = field(default=None, repr=False, compare=False)
     # The response headers, once rendered; a copy with other fields does not take them over.

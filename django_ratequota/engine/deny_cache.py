@@ -104,13 +104,7 @@ class DenyCache:
                 return None
         passed_us = now_us - denial.received_us
         statuses = tuple([_later(status, passed_us) for status in denial.statuses])
-        return Decision(
-            allowed=False,
-            statuses=statuses,
-            at_us=denial.at_us + passed_us,
-            revision=request.revision or 0,
-            settler=request.settler,
-        )
+        return Decision(False, statuses, denial.at_us + passed_us, request.revision or 0, request.settler)
 
     def freed(self, buckets: Iterable[Bucket]) -> None:
         """Forget the refusals by these buckets, those on their way too, as units came back."""
@@ -155,15 +149,15 @@ def _later(status: BucketStatus, passed_us: int) -> BucketStatus:
         return status
     # Not ``replace``, which takes three times as long.
     return BucketStatus(
-        bucket=status.bucket,
-        allowed=status.allowed,
-        remaining=status.remaining,
-        retry_after_us=wait_us and wait_us - passed_us,
-        reset_after_us=reset_us - passed_us if reset_us > passed_us else 0,
+        status.bucket,
+        status.allowed,
+        status.remaining,
+        wait_us and wait_us - passed_us,
+        reset_us - passed_us if reset_us > passed_us else 0,
+        status.window_us,
         # Once units came back, only Redis knows when the next ones do.
-        next_after_us=next_us - passed_us if next_us is not None and next_us > passed_us else None,
-        window_us=status.window_us,
-        debt=status.debt,
+        next_us - passed_us if next_us is not None and next_us > passed_us else None,
+        status.debt,
     )
 
 

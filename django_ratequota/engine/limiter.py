@@ -140,7 +140,7 @@ class Limiter:
         A refusal changes nothing. A slot of a ``concurrent`` rate is held for a minute at most, or to the end of
         ``with limiter.check(...) as decision:``.
         """
-        return self.decide(LimitRequest(mode="check", buckets=tuple(buckets), cost=cost, settler=self))
+        return self.decide(LimitRequest("check", tuple(buckets), cost, self))
 
     def peek(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:
         """What ``check`` would decide now; changes nothing."""
@@ -282,13 +282,13 @@ class Limiter:
             raise
         except StoreError as error:
             if not isinstance(error, StoreLeftAlone):
-                self.latency.record(time.monotonic() - began_at)
+                self.latency.record(began_at)
             raise
         finally:
             # Failed or not, as a lost reply does not tell. No refusal for want of a slot is kept.
             if request.mode == "refund" and request.slot is None:
                 deny_cache.freed(request.buckets)
-        self.latency.record(time.monotonic() - began_at)
+        self.latency.record(began_at)
         if mark is not None:
             deny_cache.learn(request, decision, mark)
         return decision
@@ -301,7 +301,7 @@ class Limiter:
         return decision
 
     def _request(self, mode: Mode, buckets: Iterable[Bucket], cost: int) -> LimitRequest:
-        return LimitRequest(mode=mode, buckets=tuple(buckets), cost=cost, settler=self)
+        return LimitRequest(mode, tuple(buckets), cost, self)
 
     def _booking(self, bucket: Bucket, timeout: float, cost: int) -> LimitRequest:
         if bucket.rate.algorithm != "leaky_bucket":

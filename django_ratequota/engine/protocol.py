@@ -86,15 +86,8 @@ class ScriptBackend:
                 # Those of all other decisions follow from their statuses and cost, when they are needed.
                 listed = charging and (request.costs or mode == "charge" or not request.cost)
                 cost = request.cost if charging else 0
-                return Decision(
-                    allowed=allowed == 1,
-                    statuses=statuses,
-                    at_us=now_us,
-                    revision=request.revision or 0,
-                    settler=request.settler,
-                    cost=cost,
-                    _charges=charge_each(statuses, cost, now_us, costs=units) if listed else None,
-                )
+                charges = charge_each(statuses, cost, now_us, costs=units) if listed else None
+                return Decision(allowed == 1, statuses, now_us, request.revision or 0, request.settler, cost, charges)
             if outcome == NEWER:
                 instead_of = request.revision if stored < known else None
                 raise NewerRevision(stored, instead_of=instead_of)
@@ -269,14 +262,14 @@ def statuses_of(
         passed, remaining, wait_us, reset_us, next_us = numbers[at : at + _EACH]
         statuses.append(
             BucketStatus(
-                bucket=bucket,
-                allowed=passed == 1,
-                remaining=remaining if remaining > 0 else 0,
-                retry_after_us=None if wait_us < 0 else wait_us,
-                reset_after_us=reset_us,
-                window_us=window_us,
-                next_after_us=next_us or None,
-                debt=-remaining if remaining < 0 else 0,
+                bucket,
+                passed == 1,
+                remaining if remaining > 0 else 0,
+                None if wait_us < 0 else wait_us,
+                reset_us,
+                window_us,
+                next_us or None,
+                -remaining if remaining < 0 else 0,
             )
         )
         at += _EACH

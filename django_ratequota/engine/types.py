@@ -77,11 +77,12 @@ class Bucket:
         return f"{self.scope or 'all'}/{format_period(self.rate.period)}{counts}{algorithm}{shared}"
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class BucketStatus:
     """One bucket at the instant of the decision, the request's own units included when it was admitted.
 
-    Read it only. Not frozen, as every decision makes some, and frozen ones take more than twice as long to make.
+    Read it only. Not frozen, and made by position where every decision makes some: frozen ones take more than twice
+    as long to make, and those made by keywords three times.
     """
 
     bucket: Bucket

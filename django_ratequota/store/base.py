@@ -82,17 +82,19 @@ class Budget:
     silent counts whole. A wait that ended early counts as one slice at most, however late this process noticed.
     """
 
+    #: When the present command began, what was left then, and when it had a connection; None before.
+    begun_at = 0.0
+    left_at_begin: float
+    left_at_send: float | None = None
+    #: The server's activity while a task waits in the queue for a connection, else None.
+    queued_for: ServerActivity | None = None
+    #: Seconds counted in the queue since the last connection; seconds not counted, as slices were late; seconds not
+    #: counted in the queue, as the server replied to others.
+    _in_queue = _excused = _queued = 0.0
+
     def __init__(self, seconds: float) -> None:
-        self.left = self.total = self.left_at_begin = seconds
+        self.left = self.total = seconds
         self.slice = max(seconds / _SLICES, _SHORTEST)
-        #: When the present command began, what was left then, and when it had a connection; None before.
-        self.begun_at = 0.0
-        self.left_at_send: float | None = None
-        #: The server's activity while a task waits in the queue for a connection, else None.
-        self.queued_for: ServerActivity | None = None
-        #: Seconds counted in the queue since the last connection; seconds not counted, as slices were late; seconds
-        #: not counted in the queue, as the server replied to others.
-        self._in_queue = self._excused = self._queued = 0.0
 
     def connected(self) -> None:
         """Give back the time in the queue: the command begins only now.
@@ -166,11 +168,11 @@ class Send(NamedTuple):
     #: A ``server.Server``, which is not imported here, as it imports redis-py.
     server: Any
     command: Command
+    #: Counts how it ends, and refuses it while open.
+    breaker: Breaker | None = None
     #: The share of the decision's remaining time that it may take.
     share: float = 1.0
     asking: bool = False
-    #: Counts how it ends, and refuses it while open.
-    breaker: Breaker | None = None
 
 
 class Pause(NamedTuple):
@@ -283,46 +285,57 @@ class Call:
         store = self._store
         if store.server is None:
             return drive(store.steps(command, self.always), self.step)
-        return self.step(Send(store.server, command, breaker=store.breaker))
+        return self._send(store.server, command, store.breaker)
 
     async def ado(self, command: Command) -> Any:
         """``do``, awaited."""
         store = self._store
         if store.server is None:
             return await adrive(store.steps(command, self.always), self.astep)
-        return await self.astep(Send(store.server, command, breaker=store.breaker))
+        return await self._asend(store.server, command, store.breaker)
 
     def step(self, step: Send | Pause) -> Any:
         """Carry out one step of a command, within what is left of the budget."""
         if isinstance(step, Pause):
             return time.sleep(self._pause(step))
-        budget = self._begin(step)
-        try:
-            reply = step.server.threads.send(step.command, budget, step.asking)
-        except Exception as error:  # no request may fail by an error of redis-py
-            raise self._failed(step, budget, error) from error
-        finally:
-            if budget is not self._budget:
-                self._budget.left -= budget.total - budget.left
-        if step.breaker is not None and step.breaker.failures:
-            step.breaker.succeeded()
-        return reply
+        return self._send(*step)
 
     async def astep(self, step: Send | Pause) -> Any:
         """``step``, awaited."""
         if isinstance(step, Pause):
             return await asyncio.sleep(self._pause(step))
-        budget = self._begin(step)
+        return await self._asend(*step)
+
+    def _send(
+        self, server: Any, command: Command, breaker: Breaker | None, share: float = 1.0, asking: bool = False
+    ) -> Any:
+        """Send one command as ``Send`` describes it."""
+        budget = self._begin(server, breaker, share)
         try:
-            connections = await step.server.tasks()
-            reply = await connections.send(step.command, budget, step.asking)
+            reply = server.threads.send(command, budget, asking)
         except Exception as error:  # no request may fail by an error of redis-py
-            raise self._failed(step, budget, error) from error
+            raise self._failed(server, breaker, budget, error) from error
         finally:
             if budget is not self._budget:
                 self._budget.left -= budget.total - budget.left
-        if step.breaker is not None and step.breaker.failures:
-            step.breaker.succeeded()
+        if breaker is not None and breaker.failures:
+            breaker.succeeded()
+        return reply
+
+    async def _asend(
+        self, server: Any, command: Command, breaker: Breaker | None, share: float = 1.0, asking: bool = False
+    ) -> Any:
+        """``_send``, awaited."""
+        budget = self._begin(server, breaker, share)
+        try:
+            reply = await (await server.tasks()).send(command, budget, asking)
+        except Exception as error:  # no request may fail by an error of redis-py
+            raise self._failed(server, breaker, budget, error) from error
+        finally:
+            if budget is not self._budget:
+                self._budget.left -= budget.total - budget.left
+        if breaker is not None and breaker.failures:
+            breaker.succeeded()
         return reply
 
     def _pause(self, step: Pause) -> float:
@@ -331,25 +344,25 @@ class Call:
         self._budget.left -= step.seconds
         return step.seconds
 
-    def _begin(self, step: Send) -> Budget:
-        """Return the budget of the step; raises ``StoreLeftAlone`` and ``OutOfTime``."""
+    def _begin(self, server: Any, breaker: Breaker | None, share: float) -> Budget:
+        """Return the budget of a command; raises ``StoreLeftAlone`` and ``OutOfTime``."""
         budget = self._budget
         if budget.left < NOTHING:
             raise OutOfTime(self._store.timeout)
-        if step.breaker is not None and step.breaker.open and not self.always:
-            step.breaker.take_probe(step.server.activity.surplus_at)
-        if step.share < 1.0:
-            budget = Budget(budget.left * step.share)
+        if breaker is not None and breaker.open and not self.always:
+            breaker.take_probe(server.activity.surplus_at)
+        if share < 1.0:
+            budget = Budget(budget.left * share)
         budget.begun_at, budget.left_at_begin, budget.left_at_send = time.monotonic(), budget.left, None
         return budget
 
-    def _failed(self, step: Send, budget: Budget, error: Exception) -> StoreError:
-        """Return the ``StoreError`` for the error of a step, counted by its breaker."""
-        failure: StoreError = step.server.failure(error)
-        if failure.reason == "timeout" and not self._is_fault(step.server.activity, budget):
+    def _failed(self, server: Any, breaker: Breaker | None, budget: Budget, error: Exception) -> StoreError:
+        """Return the ``StoreError`` for the error of a command, counted by the breaker."""
+        failure: StoreError = server.failure(error)
+        if failure.reason == "timeout" and not self._is_fault(server.activity, budget):
             failure = OutOfTime(self._store.timeout)
-        if step.breaker is not None:
-            step.breaker.count(failure)
+        if breaker is not None:
+            breaker.count(failure)
         return failure
 
     def _is_fault(self, activity: ServerActivity, budget: Budget) -> bool:

@@ -77,7 +77,7 @@ class ClusterStore(Store):
         redirections = 0
         while True:
             try:
-                return (yield Send(node, command, SHARE, asking, node.breaker))
+                return (yield Send(node, command, node.breaker, SHARE, asking))
             except StoreError as error:
                 if not error.answered:
                     self._stale = True
@@ -154,7 +154,7 @@ class ClusterStore(Store):
         for node in nodes:
             try:
                 # Because a node may hang, time is left for the others and for the command itself.
-                ranges = yield Send(node, ("CLUSTER", "SLOTS"), 0.5, breaker=node.breaker)
+                ranges = yield Send(node, ("CLUSTER", "SLOTS"), node.breaker, 0.5)
             except StoreError as error:
                 failure = error
                 continue

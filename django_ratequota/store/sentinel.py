@@ -71,7 +71,7 @@ class SentinelStore(Store):
             command = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service)
             try:
                 # Because a sentinel may be dead, time is left for the others and for the master.
-                address = yield Send(sentinel, command, 1 / (len(sentinels) - place + 1))
+                address = yield Send(sentinel, command, share=1 / (len(sentinels) - place + 1))
             except StoreError as error:
                 problem = str(error)
                 continue

@@ -140,7 +140,7 @@ class ServerStore(Store):
 
     def steps(self, command: Command, always: bool) -> Steps:
         """Send to the server."""
-        return (yield Send(self.server, command, breaker=self.breaker))
+        return (yield Send(self.server, command, self.breaker))
 
     def survey_steps(self, command: Command, only: str = "") -> Steps:
         """Ask the server."""

@@ -26,10 +26,11 @@ class Histogram:
         # One slice per ten seconds of the last minute: its number since the clock's zero, and its counts.
         self._slices = [(-1, [0] * (len(BOUNDS) + 1)) for _ in range(_SLICES)]
 
-    def record(self, seconds: float) -> None:
-        """Count one duration."""
-        bin_ = bisect_left(BOUNDS, seconds)
+    def record(self, began_at: float) -> None:
+        """Count the duration since then, by the clock."""
         now = self.recorded_at = self._clock()
+        seconds = now - began_at
+        bin_ = bisect_left(BOUNDS, seconds)
         number = int(now // _SLICE_SECONDS)
         at, counts = self._slices[number % _SLICES]
         if at != number:

@@ -42,8 +42,8 @@ def test_quantiles_without_durations_and_above_the_last_bound(histogram: Histogr
         assert quantile(histogram.counts, share) is None
         assert quantile(histogram.last_minute(), share) is None
         assert quantile(merged([]), share) is None
-    histogram.record(0.001)
-    histogram.record(60.0)
+    histogram.record(-0.001)
+    histogram.record(-60.0)
     assert quantile(histogram.counts, 0.5) == BOUNDS[bisect_left(BOUNDS, 0.001)]
     assert quantile(histogram.counts, 0.99) == float("inf")
 
@@ -56,7 +56,7 @@ def test_quantiles_without_durations_and_above_the_last_bound(histogram: Histogr
 def test_a_quantile_is_within_one_bin_of_the_sorted_durations(durations: list[float], share: float) -> None:
     histogram = Histogram(lambda: 0.0)
     for duration in durations:
-        histogram.record(duration)
+        histogram.record(-duration)
     # The smallest duration that this many did not exceed.
     exact = sorted(durations)[max(0, ceil(share * len(durations)) - 1)]
     assert quantile(histogram.counts, share) == (*BOUNDS, float("inf"))[bisect_left(BOUNDS, exact)]
@@ -69,7 +69,7 @@ def test_the_last_minute_moves_with_the_clock(histogram: Histogram, seconds: Sec
     seconds.now = 1000.0
     seen = []
     for _ in range(10):
-        histogram.record(0.001)
+        histogram.record(seconds() - 0.001)
         seen.append(sum(histogram.last_minute()))
         seconds.now += 10
     # The seventh slice is the one that is filling.
@@ -81,13 +81,13 @@ def test_it_keeps_a_duration_for_a_minute_and_forgets_it_after_seventy_seconds()
     for begin in (0.0, 5.0, 9.999, 1000.0, 86_405.5):
         seconds = Seconds()
         histogram, seconds.now = Histogram(seconds), begin
-        histogram.record(0.001)
+        histogram.record(begin - 0.001)
         minute = histogram.last_minute()
         for later, kept in ((0, 1), (30, 1), (59.999, 1), (70, 0), (75, 0), (140, 0), (10**6, 0)):
             seconds.now = begin + later
             assert sum(histogram.last_minute()) == kept, (begin, later)
         assert sum(histogram.counts) == 1
-        histogram.record(2.0)
+        histogram.record(seconds() - 2.0)
         assert [at for at, count in enumerate(histogram.last_minute()) if count] == [bisect_left(BOUNDS, 2.0)]
         assert sum(minute) == 1, "what was returned does not change"
 
@@ -99,8 +99,8 @@ def test_merged_is_all_of_them_together() -> None:
     one, two, both = (Histogram(lambda: 0.0) for _ in range(3))
     for histogram, durations in ((one, (0.001, 0.002, 20.0)), (two, (0.001, 0.1))):
         for duration in durations:
-            histogram.record(duration)
-            both.record(duration)
+            histogram.record(-duration)
+            both.record(-duration)
     assert merged([one.counts, two.counts]) == both.counts
     assert merged([one.counts]) == one.counts
     assert merged(()) == [0] * BINS
