@@ -285,57 +285,46 @@ class Call:
         store = self._store
         if store.server is None:
             return drive(store.steps(command, self.always), self.step)
-        return self._send(store.server, command, store.breaker)
+        return self.step(Send(store.server, command, store.breaker))
 
     async def ado(self, command: Command) -> Any:
         """``do``, awaited."""
         store = self._store
         if store.server is None:
             return await adrive(store.steps(command, self.always), self.astep)
-        return await self._asend(store.server, command, store.breaker)
+        return await self.astep(Send(store.server, command, store.breaker))
 
     def step(self, step: Send | Pause) -> Any:
         """Carry out one step of a command, within what is left of the budget."""
         if isinstance(step, Pause):
             return time.sleep(self._pause(step))
-        return self._send(*step)
+        budget = self._begin(step)
+        try:
+            reply = step.server.threads.send(step.command, budget, step.asking)
+        except Exception as error:  # no request may fail by an error of redis-py
+            raise self._failed(step, budget, error) from error
+        finally:
+            if budget is not self._budget:
+                self._budget.left -= budget.total - budget.left
+        if step.breaker is not None and step.breaker.failures:
+            step.breaker.succeeded()
+        return reply
 
     async def astep(self, step: Send | Pause) -> Any:
         """``step``, awaited."""
         if isinstance(step, Pause):
             return await asyncio.sleep(self._pause(step))
-        return await self._asend(*step)
-
-    def _send(
-        self, server: Any, command: Command, breaker: Breaker | None, share: float = 1.0, asking: bool = False
-    ) -> Any:
-        """Send one command as ``Send`` describes it."""
-        budget = self._begin(server, breaker, share)
+        budget = self._begin(step)
         try:
-            reply = server.threads.send(command, budget, asking)
+            connections = await step.server.tasks()
+            reply = await connections.send(step.command, budget, step.asking)
         except Exception as error:  # no request may fail by an error of redis-py
-            raise self._failed(server, breaker, budget, error) from error
+            raise self._failed(step, budget, error) from error
         finally:
             if budget is not self._budget:
                 self._budget.left -= budget.total - budget.left
-        if breaker is not None and breaker.failures:
-            breaker.succeeded()
-        return reply
-
-    async def _asend(
-        self, server: Any, command: Command, breaker: Breaker | None, share: float = 1.0, asking: bool = False
-    ) -> Any:
-        """``_send``, awaited."""
-        budget = self._begin(server, breaker, share)
-        try:
-            reply = await (await server.tasks()).send(command, budget, asking)
-        except Exception as error:  # no request may fail by an error of redis-py
-            raise self._failed(server, breaker, budget, error) from error
-        finally:
-            if budget is not self._budget:
-                self._budget.left -= budget.total - budget.left
-        if breaker is not None and breaker.failures:
-            breaker.succeeded()
+        if step.breaker is not None and step.breaker.failures:
+            step.breaker.succeeded()
         return reply
 
     def _pause(self, step: Pause) -> float:
@@ -344,25 +333,25 @@ class Call:
         self._budget.left -= step.seconds
         return step.seconds
 
-    def _begin(self, server: Any, breaker: Breaker | None, share: float) -> Budget:
-        """Return the budget of a command; raises ``StoreLeftAlone`` and ``OutOfTime``."""
+    def _begin(self, step: Send) -> Budget:
+        """Return the budget of the step; raises ``StoreLeftAlone`` and ``OutOfTime``."""
         budget = self._budget
         if budget.left < NOTHING:
             raise OutOfTime(self._store.timeout)
-        if breaker is not None and breaker.open and not self.always:
-            breaker.take_probe(server.activity.surplus_at)
-        if share < 1.0:
-            budget = Budget(budget.left * share)
+        if step.breaker is not None and step.breaker.open and not self.always:
+            step.breaker.take_probe(step.server.activity.surplus_at)
+        if step.share < 1.0:
+            budget = Budget(budget.left * step.share)
         budget.begun_at, budget.left_at_begin, budget.left_at_send = time.monotonic(), budget.left, None
         return budget
 
-    def _failed(self, server: Any, breaker: Breaker | None, budget: Budget, error: Exception) -> StoreError:
-        """Return the ``StoreError`` for the error of a command, counted by the breaker."""
-        failure: StoreError = server.failure(error)
-        if failure.reason == "timeout" and not self._is_fault(server.activity, budget):
+    def _failed(self, step: Send, budget: Budget, error: Exception) -> StoreError:
+        """Return the ``StoreError`` for the error of a step, counted by its breaker."""
+        failure: StoreError = step.server.failure(error)
+        if failure.reason == "timeout" and not self._is_fault(step.server.activity, budget):
             failure = OutOfTime(self._store.timeout)
-        if breaker is not None:
-            breaker.count(failure)
+        if step.breaker is not None:
+            step.breaker.count(failure)
         return failure
 
     def _is_fault(self, activity: ServerActivity, budget: Budget) -> bool:
