@@ -201,6 +201,8 @@ def _subject_name(subject: str, names: Mapping[str, str]) -> str:
 def _explanation_lines(explanation: Explanation) -> Iterator[str]:
     plan = explanation.plan
     yield f"plan         {plan.name if plan else 'none'} ({explanation.plan_source})"
+    if scope := explanation.scope_without_endpoint:
+        yield f"scope        {scope}: no endpoint has this name, so the view has no limits of its own"
     if explanation.exempt:
         yield f"exempt       never limited: {explanation.exempt}"
     if not explanation.candidates and not explanation.built_in and not explanation.others:
