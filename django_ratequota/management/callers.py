@@ -91,16 +91,20 @@ def explain(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     yield from _explanation_lines(query.explain())
 
 
-def list_near(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
+def list_near(command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     """Yield the subjects of windows of one length, a line each; raises ``CommandError`` where none are kept."""
     chosen = Chosen(level=int(options["level"]))
     periods = current_periods()
     if not periods and (why := why_not_kept()):
         raise CommandError(why)
+    listed = False
     for period in [options["window"]] if options["window"] else periods[:1]:
         for batch in all_near(period, chosen):
             names = subject_names(row.bucket.subject for row in batch)
             yield from (_line(row, names) for row in batch)
+            listed = listed or bool(batch)
+    if not listed:
+        command.stderr.write(f"All customers are below {chosen.level} % of their calendar limits")
 
 
 def _line(row: Row, names: Mapping[str, str]) -> str:
