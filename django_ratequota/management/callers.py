@@ -246,11 +246,11 @@ def _counter_state(status: BucketStatus | None) -> str:
         return "no live counter"
     if status.bucket.rate.concurrent:
         return f"{status.remaining} of {status.limit} slots free"
-    when = f"full again in {status.reset_after:.1f} s"
+    when = f", full again in {status.reset_after:.1f} s" if status.reset_after else ""
     if not status.allowed:
         wait = status.retry_after
-        when = "never enough for this cost" if wait is None else f"room again in {wait:.1f} s"
-    return f"{status.remaining} of {status.limit} left, {when}"
+        when = ", never enough for this cost" if wait is None else f", room again in {wait:.1f} s"
+    return f"{status.remaining} of {status.limit} left{when}"
 
 
 def _verdict(explanation: Explanation) -> str:
