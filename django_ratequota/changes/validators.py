@@ -47,7 +47,10 @@ def canonical_subject(text: str) -> str:
         raise ValidationError(_("Choose the user instead of %(subject)s."), params={"subject": visible(text)})
     if not colon or not value or kind not in known:
         raise ValidationError(
-            _("Enter kind:value, such as ip:203.0.113.7. The kind is one of %(known)s."),
+            _(
+                "Enter kind:value, such as ip:203.0.113.7. The kind is one of %(known)s. RATEQUOTA['IDENTIFIERS'] "
+                "adds kinds."
+            ),
             params={"known": ", ".join(known)},
         )
     if "\x00" in value:

@@ -71,6 +71,7 @@ def _unconfigured(problem: str) -> checks.CheckMessage:
     )
     if conf.settings.redis_url or not _debugging():
         return checks.Error(problem, hint=hint, id="django_ratequota.E002")
+    problem = problem.rstrip(".")
     text = f"Limits need Redis, but none is configured. {problem}. Each policy's on_error applies until then."
     return checks.Warning(text, hint=hint, id="django_ratequota.W019")
 

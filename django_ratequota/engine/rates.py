@@ -297,9 +297,12 @@ _EXPECTED = {
 
 def _read_rates(text: str) -> list[_Written] | Literal["unlimited", "blocked"]:
     _check_text(text)
-    word = text.strip().lower()
-    if word == UNLIMITED or word == BLOCKED:
-        return word
+    words = [word.strip() for word in text.lower().split(",")]
+    for word in (UNLIMITED, BLOCKED):
+        if words == [word]:
+            return word
+        if word in words:
+            raise InvalidRate(gettext_noop("%(word)s cannot be combined with other rates"), word=word)
     written, end = [], -1
     while end < len(text):
         one, end = _read_rate(text, end + 1, more=True)
@@ -355,7 +358,8 @@ def _expected(found: re.Match[str]) -> InvalidRate:
     else:
         text = gettext_noop("expected %(what)s%(known)s at character %(at)s, but the text ends (example: %(rate)s)")
     limit = int((found["limit"] or "0").replace("_", ""))
-    rate = f"{limit if 1 <= limit <= MAX_UNITS else 100}/min"
+    limit = limit if 1 <= limit <= MAX_UNITS else 100
+    rate = f"{limit} {CONCURRENT}" if found["concurrent"] else f"{limit}/min"
     return InvalidRate(text, what=what, known=among, at=found.end() + 1, rest=show(rest), rate=rate)
 
 

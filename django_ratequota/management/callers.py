@@ -91,16 +91,20 @@ def explain(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     yield from _explanation_lines(query.explain())
 
 
-def list_near(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
+def list_near(command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     """Yield the subjects of windows of one length, a line each; raises ``CommandError`` where none are kept."""
     chosen = Chosen(level=int(options["level"]))
     periods = current_periods()
     if not periods and (why := why_not_kept()):
         raise CommandError(why)
+    listed = False
     for period in [options["window"]] if options["window"] else periods[:1]:
         for batch in all_near(period, chosen):
             names = subject_names(row.bucket.subject for row in batch)
             yield from (_line(row, names) for row in batch)
+            listed = listed or bool(batch)
+    if not listed:
+        command.stderr.write(f"All customers are below {chosen.level} % of their calendar limits")
 
 
 def _line(row: Row, names: Mapping[str, str]) -> str:
@@ -201,6 +205,8 @@ def _subject_name(subject: str, names: Mapping[str, str]) -> str:
 def _explanation_lines(explanation: Explanation) -> Iterator[str]:
     plan = explanation.plan
     yield f"plan         {plan.name if plan else 'none'} ({explanation.plan_source})"
+    if scope := explanation.scope_without_endpoint:
+        yield f"scope        {scope}: no endpoint has this name, so the view has no limits of its own"
     if explanation.exempt:
         yield f"exempt       never limited: {explanation.exempt}"
     if not explanation.candidates and not explanation.built_in and not explanation.others:
@@ -240,11 +246,11 @@ def _counter_state(status: BucketStatus | None) -> str:
         return "no live counter"
     if status.bucket.rate.concurrent:
         return f"{status.remaining} of {status.limit} slots free"
-    when = f"full again in {status.reset_after:.1f} s"
+    when = f", full again in {status.reset_after:.1f} s" if status.reset_after else ""
     if not status.allowed:
         wait = status.retry_after
-        when = "never enough for this cost" if wait is None else f"room again in {wait:.1f} s"
-    return f"{status.remaining} of {status.limit} left, {when}"
+        when = ", never enough for this cost" if wait is None else f", room again in {wait:.1f} s"
+    return f"{status.remaining} of {status.limit} left{when}"
 
 
 def _verdict(explanation: Explanation) -> str:

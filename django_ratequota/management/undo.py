@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -25,9 +26,16 @@ def add_verbs(verbs: Any) -> None:
     )
     verb.set_defaults(run=undo_save)
     text = "Change id from the output of import or boost, or from the URL of the change's page in the admin."
-    verb.add_argument("change_id", type=UUID, help=text)
+    verb.add_argument("change_id", type=_change_id, help=text)
     verb.add_argument("--dry-run", action="store_true", help="Show the changes without making them.")
     verb.add_argument("--reason", default="", help="Reason for the history.")
+
+
+def _change_id(text: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError:
+        raise ArgumentTypeError(f"write a change id, such as import and boost print, not {text[:100]!r}") from None
 
 
 def undo_save(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:

@@ -60,6 +60,13 @@ class Explanation:
         return [bucket for bucket in self.resolution.buckets if bucket.policy_id is None]
 
     @property
+    def scope_without_endpoint(self) -> str:
+        """The scope of the request if no endpoint has that name; "" = there is one, or it would limit nothing."""
+        scope = self.context.scope
+        known = scope in self.context.snapshot.names or any(bucket.scope == scope for bucket in self.built_in)
+        return "" if scope is None or known or self.exempt else scope
+
+    @property
     def customer(self) -> str:
         """The caller as counters name it; where neither user nor address is known, its first identifier."""
         caller = self.context.caller

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError
 
 from ..changes.validators import assignable_subject, canonical_subject
@@ -202,4 +203,8 @@ def _user_id(user: Any) -> str:
     key = getattr(user, "pk", user)
     if key is None:
         raise ValueError(f"{user!r} has no primary key: save the user first")
+    try:
+        get_user_model()._meta.pk.to_python(key)
+    except ValidationError:
+        raise ValueError(f"write a user or a primary key, not {key!r:.80}") from None
     return str(key)

@@ -203,6 +203,13 @@ def test_the_plan_of_a_plan_resolver_is_entered_in_the_form(operator: Client, al
     assert "gold is not one of the available choices." in explain(operator, user=alice.pk, plan="gold")
 
 
+def test_a_scope_in_code_without_an_endpoint_is_named(operator: Client) -> None:
+    sentence = "The code specifies the scope “search”, but no endpoint has this name."
+    assert sentence in explain(operator, ip="203.0.113.7", path="/decorated/")
+    Endpoint.objects.create(name="search", methods="POST")
+    assert sentence not in explain(operator, ip="203.0.113.7", path="/decorated/")
+
+
 def test_a_route_is_found_by_its_url_name(operator: Client) -> None:
     endpoint = Endpoint.objects.create(name="items", routes="v1:*")
     RatePolicy.objects.create(endpoint=endpoint, counted_per="ip", rates="5/min")

@@ -195,6 +195,9 @@ def test_without_redis_commands_stop_unless_debug_is_on(settings: Any, capsys: A
     assert warning.msg.startswith("Limits need Redis, but none is configured. CACHES['default'] is django.core.")
     for way in ("RATEQUOTA['REDIS_URL'] = 'memory://'", "RATEQUOTA['ENABLED'] = False"):
         assert way in str(warning.hint)
+    settings.RATEQUOTA = {"CACHE": "nowhere"}
+    [warning] = check_store()
+    assert "The connection 'nowhere' doesn't exist. Each policy's on_error applies until then." in warning.msg
     call_command("check")
     assert "W019" in capsys.readouterr().err
 

@@ -60,7 +60,7 @@ def test_a_concurrent_rate_is_read_and_normalized(text: str, canonical: str) -> 
     [
         ("1001 concurrent", "at most 1000 requests may be concurrent, not 1001"),
         ("0 concurrent", "limit must be a whole number from 1"),
-        ("5 concurrent/min", "expected the end at character 13, not '/min'"),
+        ("5 concurrent/min", "expected the end at character 13, not '/min' \\(example: 5 concurrent\\)"),
         ("5 concurrent burst 9", "expected the end at character 14, not 'burst 9'"),
         ("5 concurrent, 6 concurrent", "keep only the stricter one"),
     ],

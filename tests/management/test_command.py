@@ -74,6 +74,22 @@ def test_explain_resolves_a_path_and_its_view() -> None:
     assert "admin-login: 5/min per address of ip:203.0.113.7: 5 of 5 left" in text
 
 
+def test_explain_says_that_the_views_scope_has_no_endpoint(settings: Any) -> None:
+    line = "scope        search: no endpoint has this name, so the view has no limits of its own"
+    assert line in run("explain", "--ip", "203.0.113.7", "--path", "/decorated/").splitlines()
+    assert "scope " not in run("explain", "--ip", "203.0.113.7", "--path", "/quota/usage/")
+    Endpoint.objects.create(name="search", methods="POST")
+    assert "scope " not in run("explain", "--ip", "203.0.113.7", "--path", "/decorated/")
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "ENABLED": False}
+    assert "scope " not in run("explain", "--ip", "203.0.113.7", "--path", "/quota/usage/")
+
+
+def test_explain_does_not_say_when_a_full_counter_will_be_full() -> None:
+    RatePolicy.objects.create(rates="5/min")
+    text = run("explain", "--ip", "203.0.113.7")
+    assert "         all endpoints: 5/min of ip:203.0.113.7: 5 of 5 left" in text.splitlines()
+
+
 @pytest.mark.parametrize("args", [["--endpoint", "usage"], ["--path", "/quota/usage/"]])
 def test_explain_shows_the_built_in_limit_of_the_usage_endpoint(args: list[str]) -> None:
     RatePolicy.objects.create(rates="5/min")

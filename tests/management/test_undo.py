@@ -52,5 +52,5 @@ def test_an_unknown_id_is_refused(free: Plan) -> None:
     unknown = PolicyChange()
     with pytest.raises(CommandError, match="No change has the id"):
         undo(unknown)
-    with pytest.raises(CommandError, match="invalid UUID value"):
+    with pytest.raises(CommandError, match="write a change id, such as import and boost print, not '4711'"):
         run("undo", "4711")

@@ -139,7 +139,7 @@ def test_subjects_are_stored_in_canonical_form() -> None:
 def test_invalid_subjects_are_refused() -> None:
     for text, message in (
         ("203.0.113.7/24", "203.0.113.7/24 has host bits set. Enter an address such as 203.0.113.7 or a network"),
-        ("acme", "Enter kind:value, such as ip:203.0.113.7. The kind is one of ip, tenant."),
+        ("acme", "Enter kind:value, such as ip:203.0.113.7. The kind is one of ip, tenant. RATEQUOTA['IDENTIFIERS']"),
         ("tenant:", "Enter kind:value"),
         (":acme", "Enter kind:value"),
         ("user:42", "Choose the user instead of user:42."),

@@ -209,9 +209,10 @@ def test_ended_windows_are_not_listed(alice: User) -> None:
     assert (current_periods(), listed()) == ([], [])
 
 
-def test_the_command_lists_them(alice: User, search: Endpoint, settings: Any) -> None:
+def test_the_command_lists_them(alice: User, search: Endpoint, settings: Any, capsys: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.operations.test_near.hostile"}}
     assert run("near") == ""
+    assert capsys.readouterr().err == "All customers are below 80 % of their calendar limits\n"
     policy = RatePolicy.objects.create(endpoint=search, rates="10/month, 10/day fixed_window")
     RatePolicy.objects.create(counted_per="tenant", rates="9/month")
     spend(alice, 8, scope="search")
@@ -219,7 +220,9 @@ def test_the_command_lists_them(alice: User, search: Endpoint, settings: Any) ->
     assert text in run("near").splitlines()
     assert " 88 %  8 of 9  tenant:acme\\n“é”: 9/month for all endpoints" in run("near")
     assert run("near", "--window", "day").count("10/day") == 1
+    assert capsys.readouterr().err == ""
     assert run("near", "--level", "100") == ""
+    assert capsys.readouterr().err == "All customers are below 100 % of their calendar limits\n"
 
 
 def hostile(_request: Any) -> str:

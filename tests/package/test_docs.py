@@ -39,6 +39,7 @@ from example_project.seed import ADMIN
 from tests.faults.servers import free_port
 from tests.package.test_example_project import Demo, Place, browser_of, place, request
 from tests.support import server
+from tests.support.projects import SETTINGS, run_python
 from tests.support.snippets import ROOT, Snippet, links, snippets
 
 __all__ = ["place"]
@@ -186,6 +187,15 @@ def slugs(page: Path) -> set[str]:
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     plain = [re.sub(r"\[(.*?)\]\(.*?\)", r"\1", heading) for heading in headings]
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in plain}
+
+
+def test_the_asgi_module_names_its_settings(tmp_path: Path) -> None:
+    """A server imports it in a process without settings."""
+    (tmp_path / "mysite").mkdir()
+    (tmp_path / "mysite/settings.py").write_text(f"{SETTINGS}INSTALLED_APPS += ['django_ratequota']\n")
+    [module] = [one.text for one in snippets(DOCS / "deployment.md") if one.file == "mysite/asgi.py"]
+    (tmp_path / "mysite/asgi.py").write_text(module)
+    assert run_python("import mysite.asgi as module; print(module.__name__)", folder=tmp_path) == ["mysite.asgi"]
 
 
 def test_links_lead_somewhere() -> None:

@@ -170,6 +170,7 @@ class TestPolicies:
             ({None: Policy("3/min", subject="acme")}, r"policies\[None\]: subject: "),
             ({None: Policy("3/min", plan="a", user=1)}, "a user, a subject, a list or a plan"),
             ({None: Policy("3/min", user=User(username="x"))}, "save the user first"),
+            ({None: Policy("3/min", user="alice")}, "write a user or a primary key, not 'alice'"),
             ({"no name": "3/min"}, "endpoint 'no name': name: "),
             ({None: 3}, f"{anything}3"),
             ({None: b"3/min"}, f"{anything}b'3/min'"),

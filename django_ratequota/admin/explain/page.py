@@ -140,6 +140,7 @@ class ExplainPage(AdminPage):
             "outages": outage_texts(48, explanation.resolution.policy_ids),
             "endpoints": [shown(endpoint.name) for endpoint in explanation.context.endpoints]
             or [_("%(name)s (built-in limit)") % {"name": shown(bucket.scope)} for bucket in explanation.built_in],
+            "scope_without_endpoint": shown(explanation.scope_without_endpoint),
             "more_endpoints": MOST_ENDPOINTS if explanation.more else 0,
         }
 
