@@ -146,7 +146,12 @@ def _alias_pool(alias: str) -> Any:
         cache: Any = caches[alias]
     except Exception as error:  # whatever its backend raises, its settings are to blame
         raise ConfigurationError(f"CACHES has no alias {alias!r} that works: {_safe_text(error)}") from None
-    return client_of_cache(cache, f"CACHES[{alias!r}]").connection_pool
+    name = f"CACHES[{alias!r}]"
+    client = client_of_cache(cache, name)
+    if not hasattr(client, "connection_pool"):
+        kind = type(client).__name__
+        raise ConfigurationError(f"{name} cannot be used: its {kind} has no connection pool; set REDIS_URL")
+    return client.connection_pool
 
 
 def client_of_cache(cache: Any, name: str) -> Any:
