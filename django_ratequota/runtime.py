@@ -37,20 +37,26 @@ T = TypeVar("T")
 class OncePerSettings(Generic[T]):
     """Makes one object from the settings, however many threads ask at once, and another when they change."""
 
-    def __init__(self, make: Callable[[], T]) -> None:
-        self._make = make
+    def __init__(self, make: Callable[[], T], otherwise: Callable[[ConfigurationError], T] | None = None) -> None:
+        """``otherwise`` makes what is returned until ``make`` stops raising ``ConfigurationError``."""
+        self._make, self._otherwise = make, otherwise
         self._lock = ForkSafeLock()
         self._made: tuple[int, T] | None = None
 
     def __call__(self) -> T:
-        """Return the object; raises whatever making it raises."""
+        """Return the object; raises what making it raises."""
         made = self._made
         if made is not None and made[0] == settings.generation:
             return made[1]
         with self._lock:
             made = self._made
             if made is None or made[0] != settings.generation:
-                made = self._made = (settings.generation, self._make())
+                try:
+                    made = self._made = (settings.generation, self._make())
+                except ConfigurationError as error:
+                    if self._otherwise is None:
+                        raise
+                    return self._otherwise(error)  # not kept: what a cache's own code failed for may pass
             return made[1]
 
     def forget(self) -> None:
@@ -58,24 +64,12 @@ class OncePerSettings(Generic[T]):
         self._made = None
 
 
-class _NoRedis(Limiter):
+class NoRedis(Limiter):
     """Fails every decision, because the settings name no Redis."""
 
     def __init__(self, error: ConfigurationError) -> None:
         self.by_settings, self.problem = True, str(error)
         self.open(AbsentStore("configuration", self.problem, intended=False), prefix="rq")
-
-
-def or_failing(make: Callable[[], Limiter]) -> Callable[[], Limiter]:
-    """Return ``make``, except that its limiter fails every decision where the settings name no Redis."""
-
-    def limiter() -> Limiter:
-        try:
-            return make()
-        except ConfigurationError as error:
-            return _NoRedis(error)
-
-    return limiter
 
 
 def _local_limiter() -> LocalLimiter:
@@ -100,7 +94,7 @@ class Process:
 
     def __init__(self) -> None:
         #: Returns the limiter by the settings in force; it fails every decision where these name no Redis.
-        self.limiter: OncePerSettings[Limiter] = OncePerSettings(or_failing(Limiter))
+        self.limiter: OncePerSettings[Limiter] = OncePerSettings(Limiter, NoRedis)
         #: Returns the limiter that decides under ``on_error = local`` while Redis does not answer.
         self.local_limiter = OncePerSettings(_local_limiter)
 
@@ -121,7 +115,7 @@ os.register_at_fork(after_in_child=process.limiter.forget)
 def default_limiter() -> Limiter:
     """Return this process's limiter by the settings; raises ``StoreError`` where these name no Redis."""
     limiter = process.limiter()
-    if isinstance(limiter, _NoRedis):
+    if isinstance(limiter, NoRedis):
         raise StoreError("configuration", limiter.problem)
     return limiter
 
@@ -152,7 +146,12 @@ def _alias_pool(alias: str) -> Any:
         cache: Any = caches[alias]
     except Exception as error:  # whatever its backend raises, its settings are to blame
         raise ConfigurationError(f"CACHES has no alias {alias!r} that works: {_safe_text(error)}") from None
-    return client_of_cache(cache, f"CACHES[{alias!r}]").connection_pool
+    name = f"CACHES[{alias!r}]"
+    client = client_of_cache(cache, name)
+    if not hasattr(client, "connection_pool"):
+        kind = type(client).__name__
+        raise ConfigurationError(f"{name} cannot be used: its {kind} has no connection pool; set REDIS_URL")
+    return client.connection_pool
 
 
 def client_of_cache(cache: Any, name: str) -> Any:

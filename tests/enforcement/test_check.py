@@ -16,6 +16,7 @@ from django.contrib.auth.models import AnonymousUser, User
 from django.db import OperationalError, connection
 from django.test import override_settings
 from django.utils.functional import SimpleLazyObject
+from django_redis.pool import ConnectionFactory
 from rest_framework.request import Request
 
 from django_ratequota import Decision, acheck_request, check_request, conf, headers
@@ -450,6 +451,21 @@ class TestRedisDown:
         settings.RATEQUOTA = {**unusable, "ON_ERROR": on_error}
         decision = check(request_from())
         assert (decision.allowed, decision.error) == (on_error == "allow", "configuration")
+
+    def test_a_cache_that_could_not_be_made_is_made_by_a_later_request(self, check: Check, settings: Any) -> None:
+        """A connection factory may fetch its password; workers that began while that failed stayed without Redis."""
+        RatePolicy.objects.create(rates="10/hour")
+        fetching = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url()}
+        settings.CACHES = {**settings.CACHES, "fetching": fetching}
+        settings.RATEQUOTA = {"PREFIX": "rqtest", "CACHE": "fetching"}
+
+        def connect(*_: Any) -> None:
+            raise OSError
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ConnectionFactory, "connect", connect)
+            assert check(request_from()).error == "configuration"
+        assert left(check(request_from())) == [9]
 
 
 @pytest.mark.slow

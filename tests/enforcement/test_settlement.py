@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import weakref
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from django_ratequota.enforcement.settlement import StoreSettler
 from django_ratequota.engine.decision import charges_of
 from django_ratequota.engine.rates import ALGORITHMS
 from django_ratequota.models import Endpoint, RatePolicy
+from django_ratequota.runtime import default_limiter
 from tests.conftest import Check, Settle
 from tests.enforcement.test_check import CLOSED, left, monitored
 from tests.project.views import request_from
@@ -52,6 +55,17 @@ def test_the_view_of_the_docs_answers_without_redis(
     settings.RATEQUOTA = CLOSED
     response = page["complete"](request_from())
     assert (response.status_code, json.loads(response.content)["left"]) == (200, left_over)
+
+
+def test_a_limiter_is_forgotten_once_the_settings_change(settings: Any) -> None:
+    """The last eight stayed, with their connections to the server."""
+    RatePolicy.objects.create(rates="9/hour")
+    check_request(request_from())
+    before = weakref.ref(default_limiter())
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "LOCAL_SHARE": 2}
+    check_request(request_from())
+    gc.collect()
+    assert before() is None
 
 
 class TestLaterChecks:

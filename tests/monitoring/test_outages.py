@@ -77,6 +77,14 @@ def test_blocked_requests_would_be_refused_anyway(policies: dict[str, RatePolicy
     assert not Outage.objects.exists()
 
 
+def test_settings_that_name_no_redis_are_an_outage(policies: dict[str, RatePolicy], settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": "http://127.0.0.1/"}
+    ask(allow=2, deny=1)
+    outages.flush()
+    [row] = Outage.objects.all()
+    assert (row.allow, row.deny, row.reason) == (2, 1, "configuration")
+
+
 def test_an_outage_goes_on_while_the_server_is_left_alone(policies: dict[str, RatePolicy]) -> None:
     with time_machine.travel(NOON, tick=False) as now:
         ask(allow=3)  # opens the breaker

@@ -68,8 +68,20 @@ class PublicAgain(Api):
         return Response({}, headers={"Cache-Control": "public, max-age=60"})
 
 
+class More(PublicAgain):
+    throttle_scope = "more"
+
+
+class Forwarding(Api):
+    """Lets another view with a throttle of its own answer."""
+
+    def get(self, request: Any) -> Any:
+        return More.as_view()(request._request)
+
+
 urlpatterns = [
     path("api/public-again/", PublicAgain.as_view()),
+    path("api/forwarding/", Forwarding.as_view()),
     path("outside/", cache_page(60, cache="local")(ratequota(page))),
     path("inside/", ratequota(cache_page(60, cache="local")(page))),
     path("api/outside/", cache_page(60, cache="local")(Api.as_view())),
@@ -120,10 +132,11 @@ def test_a_cached_view(settings: Any, url: str, middleware: bool) -> None:
     assert rates(alice) == set(), "so that proxies, which are told that they may keep it, have nothing to give away"
 
 
-def test_a_view_that_checks_again() -> None:
+@pytest.mark.parametrize("url", ["/api/public-again/", "/api/forwarding/"])
+def test_a_view_that_checks_again(url: str) -> None:
     """Its headers were from the throttle's check, and not recognized after the view's own check."""
-    Endpoint.objects.create(name="more")
-    response = Client().get("/api/public-again/", REMOTE_ADDR=ALICE)
+    RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="more"), rates="9/hour", counted_per="ip")
+    response = Client().get(url, REMOTE_ADDR=ALICE)
     assert (response.status_code, rates(response)) == (200, set())
 
 
