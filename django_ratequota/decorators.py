@@ -12,6 +12,7 @@ from typing import Any, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.http import HttpRequest
+from django.http.response import HttpResponseBase
 from django.utils.module_loading import import_string
 
 from .enforcement.check_request import acheck_request, check_request
@@ -115,8 +116,8 @@ def _run(view: Any, declared: Declaration, request: Any, args: Any, kwargs: Any)
         if plain:  # REST framework turns its exceptions into responses later
             yield Twins(settle, asettle, (request, error))
         raise
-    yield Twins(settle, asettle, (request, response))
-    if response is not None:  # Django raises a better error for such a view
+    if isinstance(response, HttpResponseBase):  # else an outer decorator makes one of it, or Django raises an error
+        yield Twins(settle, asettle, (request, response))
         add_headers(response, getattr(request, "ratequota", decision), request)
     return response
 

@@ -9,7 +9,7 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation, ValidationError
 from django.core.management import call_command
-from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
 from django.test import AsyncClient, Client
 from django.urls import path
 from django.utils.decorators import method_decorator
@@ -87,7 +87,13 @@ def checking(request: Any) -> HttpResponse:
     return answer(request)
 
 
+def as_json(view: Any) -> Any:
+    """A decorator of other packages: makes a response of what the view returns."""
+    return lambda request: JsonResponse(view(request))
+
+
 urlpatterns = [
+    path("json/", as_json(ratequota("login")(lambda request: {"user": 1}))),
     path("plain/", answer),
     path("aplain/", aanswer),
     path("decorated/", ratequota("login")(answer)),
@@ -197,6 +203,15 @@ def test_a_view_that_returns_nothing_is_told_so_by_django() -> None:
         with pytest.raises(ValueError, match="didn't return an HttpResponse object"):
             Client().get("/nothing/")
         assert left()[0] == 4, "a 500"
+
+
+def test_what_an_outer_decorator_makes_a_response_of_is_settled_by_that(get: Any) -> None:
+    """It was refunded as an error, and the headers were written into the data."""
+    with login("200"):
+        response = get("/json/")
+        assert response.json() == {"user": 1}
+        assert remaining(response, "login/hour") == 4
+        assert left()[0] == 3
 
 
 def test_streams_are_settled_when_they_begin(get: Any) -> None:
