@@ -271,7 +271,7 @@ class Limiter:
             for bucket in request.buckets:
                 if bucket.rate.concurrent:
                     return (yield from self._holding(request))
-        began_at = time.monotonic()
+        began_at = self.latency.clock()
         try:
             if self.store.clustered:
                 decision = yield from self._ask_each_server(request)

@@ -16,7 +16,8 @@ class Histogram:
     """Counts of durations in the bins of ``BOUNDS``; bounded, and cheap enough for every request."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+        #: Returns seconds; durations begin and end by it.
+        self.clock = clock
         #: Since the process began: one count per bin, the last for durations above all bounds.
         self.counts = [0] * (len(BOUNDS) + 1)
         #: Sum of all durations, in seconds.
@@ -28,7 +29,7 @@ class Histogram:
 
     def record(self, began_at: float) -> None:
         """Count the duration since then, by the clock."""
-        now = self.recorded_at = self._clock()
+        now = self.recorded_at = self.clock()
         seconds = now - began_at
         bin_ = bisect_left(BOUNDS, seconds)
         number = int(now // _SLICE_SECONDS)
@@ -42,11 +43,11 @@ class Histogram:
 
     def idle(self) -> float | None:
         """Return the seconds since the last duration was recorded; None before the first."""
-        return None if self.recorded_at is None else self._clock() - self.recorded_at
+        return None if self.recorded_at is None else self.clock() - self.recorded_at
 
     def last_minute(self) -> list[int]:
         """Return the counts of the last 60 to 70 seconds."""
-        oldest = int(self._clock() // _SLICE_SECONDS) - _SLICES
+        oldest = int(self.clock() // _SLICE_SECONDS) - _SLICES
         return merged(counts for number, counts in self._slices if number > oldest)
 
 
