@@ -79,16 +79,8 @@ def decide_without_store(asked: LimitRequest, reason: str, blocked_by: tuple[str
         denied_by = ["all"]
     places = [at for at, action in enumerate(actions) if action == "local"]
     local = process.local_limiter()
-    decision = local.decide(
-        LimitRequest(
-            mode="peek" if denied_by or blocked_by or not places else asked.mode,
-            buckets=tuple(asked.buckets[at] for at in places),
-            cost=asked.cost,
-            costs=tuple(asked.costs[at] for at in places if asked.costs),
-            settler=local,
-            slot=asked.slot,
-        )
-    )
+    mode = "peek" if denied_by or blocked_by or not places else asked.mode
+    decision = local.decide(asked.part(places)._replace(mode=mode, settler=local, revision=None))
     return replace(
         decision,
         allowed=decision.allowed and not denied_by and not blocked_by,
@@ -105,9 +97,7 @@ def _action(of: Bucket | PolicyFacts) -> str:
 
 def _limit_number(asked: LimitRequest) -> LimitRequest:
     """Return the request of the first ``MAX_BUCKETS`` buckets: enforced ones before those in log mode."""
-    buckets, costs = asked.buckets, asked.costs
+    buckets = asked.buckets
     text = f"a request has {len(buckets)} limits, of which {MAX_BUCKETS} are checked: merge policies or endpoints"
     note_problem("buckets", text)
-    order = sorted(range(len(buckets)), key=lambda at: buckets[at].mode != "enforce")[:MAX_BUCKETS]
-    chosen = tuple(buckets[at] for at in order)
-    return asked._replace(buckets=chosen, costs=tuple(costs[at] for at in order if costs))
+    return asked.part(sorted(range(len(buckets)), key=lambda at: buckets[at].mode != "enforce")[:MAX_BUCKETS])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from ..exceptions import StoreError
 from ..store.commands import Command
@@ -14,6 +14,7 @@ from ..utils.shielding import shielded
 from .rates import BURST_ALGORITHMS
 from .types import Bucket, BucketStatus, check_cost
 
+T = TypeVar("T")
 Mode = Literal["check", "peek", "charge", "refund", "acquire"]
 
 #: Restores counts of durable buckets, in their windows around an instant (µs).
@@ -78,6 +79,15 @@ class LimitRequest(NamedTuple):
             return (cost,) * len(buckets)
         request = 0 if by_hand else 1
         return tuple([cost if bucket.rate.counts == "units" else request for bucket in buckets])
+
+    def part(self, places: Sequence[int]) -> LimitRequest:
+        """Return the request about the buckets in these places alone, in this order."""
+
+        def own(values: tuple[T, ...]) -> tuple[T, ...]:
+            return tuple([values[at] for at in places]) if values else ()
+
+        charged = self.charged and Charged(self.charged.at_us, own(self.charged.levels_us))
+        return self._replace(buckets=own(self.buckets), costs=own(self.costs), charged=charged)
 
 
 class Settler(Protocol):
