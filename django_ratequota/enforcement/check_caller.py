@@ -21,7 +21,6 @@ from ..engine.decision import Decision, Mode
 from ..exceptions import InvalidCaller
 from ..policies.requests.caller import DescribedCaller, identifier_text
 from ..policies.resolver import Resolution
-from ..runtime import process
 from ..utils.addresses import Address
 from .check_request import Evaluation, is_free
 from .slots import ask_for_slots, new_holder
@@ -108,7 +107,7 @@ class CallerCheck(Evaluation):
         self, mode: Mode, scope: str | None, cost: int | None, user: Any, describe: Callable[[], DescribedCaller]
     ) -> None:
         """``describe`` returns the caller of ``user``; it may query the database for a lazy user not read yet."""
-        super().__init__(process.limiter(), scope, cost)
+        super().__init__(scope, cost)
         self.mode, self._user, self._describe = mode, user, describe
 
     def run(self) -> Generator[Step, Any, Decision]:

@@ -67,17 +67,16 @@ def check_request(
     and ``TypeError`` for a scope that is no text. When Redis or the database fails, the policies' ``on_error``
     decides.
     """
-    limiter = process.limiter()
-    return StepRunner(limiter).run(RequestCheck(limiter, request, scope, cost, independent=again).run())
+    check = RequestCheck(request, scope, cost, independent=again)
+    return StepRunner(check.limiter).run(check.run())
 
 
 async def acheck_request(
     request: Any, scope: str | None = None, cost: int | None = None, *, again: bool = False
 ) -> Decision:
     """``check_request``, awaited."""
-    limiter = process.limiter()
-    check = RequestCheck(limiter, request, scope, cost, independent=again, awaited=True)
-    return await StepRunner(limiter).arun(check.run())
+    check = RequestCheck(request, scope, cost, independent=again, awaited=True)
+    return await StepRunner(check.limiter).arun(check.run())
 
 
 def is_free(limiter: Limiter, exemption: Exemption | None, method: str) -> bool:
@@ -123,9 +122,9 @@ class Evaluation:
     #: What the request costs.
     units: int
 
-    def __init__(self, limiter: Limiter, scope: str | None, cost: int | None) -> None:
+    def __init__(self, scope: str | None, cost: int | None) -> None:
         """Raises ``InvalidCost``, and ``TypeError`` for a scope. ``cost`` None = the endpoint's own."""
-        self.limiter = limiter
+        self.limiter = process.limiter()
         self.scope = scope if scope is None or type(scope) is str else scope_name(scope)
         self.cost = None if cost is None else check_cost(cost)
         #: Whether a transaction of this thread has changed policies; None = find out.
@@ -238,17 +237,10 @@ class RequestCheck(Evaluation):
     """A check of an HTTP request."""
 
     def __init__(
-        self,
-        limiter: Limiter,
-        request: Any,
-        scope: str | None,
-        cost: int | None,
-        *,
-        independent: bool = False,
-        awaited: bool = False,
+        self, request: Any, scope: str | None, cost: int | None, *, independent: bool = False, awaited: bool = False
     ) -> None:
         """``independent``: earlier and later checks of the request do not matter. ``awaited``: in an event loop."""
-        super().__init__(limiter, scope, cost)
+        super().__init__(scope, cost)
         self.request, self.http = request, getattr(request, "_request", request)
         self.independent, self.awaited = independent, awaited
         http = self.http

@@ -35,6 +35,7 @@ class FirstCheck(RequestCheck):
         """Return the decision that refuses the request; None where its view may run."""
         if "ratequota" in vars(self.http) or is_free(self.limiter, self.exemption, self.method):
             return None
+        self.caller, self.identified = Unidentified(self.request), True
         decision = yield from self.decide()
         resolution = self.resolution
         if not decision.allowed and (resolution is None or (yield from self._binds_everybody(decision, resolution))):
@@ -57,11 +58,6 @@ class FirstCheck(RequestCheck):
             vars(self.http).setdefault("ratequota", decision)  # else that of an independent check
             return None
         return (yield from self.assign(decision))
-
-    def identify(self) -> Generator[Step, Any, None]:
-        """Set a ``caller`` of whom only the address is known."""
-        self.caller, self.identified = Unidentified(self.request), True
-        yield from ()
 
     def ask(self, resolution: Resolution, revision: int | None) -> Generator[Step, Any, Decision]:
         """Ask nothing where no policy is counted per ip."""
@@ -104,8 +100,8 @@ def refuse_unchecked(request: Any, scope: str | None, cost: int | None) -> Twins
     Its result is the decision that refuses the request, None where the view may run. ``scope`` and ``cost`` are those
     of the view's own check. Sends nothing where no policy is counted per ip.
     """
-    limiter = process.limiter()
-    return twins(limiter, FirstCheck(limiter, request, scope, cost).refuse())
+    check = FirstCheck(request, scope, cost)
+    return twins(check.limiter, check.refuse())
 
 
 def conclude_unchecked(check: FirstCheck, status: int) -> Twins:
