@@ -112,17 +112,18 @@ def _refund(earlier: Admitted, kept: frozenset[object] = frozenset()) -> Generat
     refunds = [
         (decision.settler, refund)
         for decision in earlier
+        if decision.settler
         for refund in take_all([c for c in charges_of(decision) if not (c.settled or c.bucket.counter in kept)])
     ]
     return (yield Uncancelled(_each(refunds))) if refunds else []
 
 
-def _each(refunds: list[tuple[Settler | None, LimitRequest]]) -> Generator[Step, Any, list[Decision]]:
+def _each(refunds: list[tuple[Settler, LimitRequest]]) -> Generator[Step, Any, list[Decision]]:
     refunded: list[Decision] = []
     for settler, refund in refunds:
         if isinstance(settler, StoreSettler):
             refunded.append((yield from settler.steps(refund)))
-        elif settler:  # this process's own counters: nothing blocks
+        else:  # this process's own counters: nothing blocks
             refunded.append(settler.decide(refund))
     return refunded
 
@@ -135,9 +136,8 @@ def release_steps(holder: Holder, kept: tuple[Bucket, ...] = ()) -> Generator[St
 
 
 def _release(holder: Holder, taken: list[tuple[Settler, LimitRequest]]) -> Generator[Step, Any, None]:
-    for settler, request in taken:
-        for answer in (yield from _each([(settler, request)])):
-            holder.note(settler, request, answer)
+    for (settler, request), answer in zip(taken, (yield from _each(taken)), strict=True):
+        holder.note(settler, request, answer)
 
 
 def _counters(buckets: tuple[Bucket, ...]) -> frozenset[object]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import AsyncIterator, Generator, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from asgiref.sync import sync_to_async
 
@@ -22,7 +22,7 @@ from ..conf import settings
 from ..engine.decision import Decision, LimitRequest, Settler
 from ..engine.limiter import Limiter
 from ..engine.memory import LocalLimiter
-from ..engine.slots import Holder, Unreleased, holders, new_slot, unreleased
+from ..engine.slots import Holder, holders, is_released, new_slot, unreleased
 from ..engine.types import Bucket
 from ..exceptions import StoreError
 from ..monitoring.background import Background
@@ -198,9 +198,9 @@ class _AsyncBody:
 def _work() -> None:
     """Renew the leases of the slots that are held, and release what is left over; raises ``StoreError``."""
     failure, renewed, late = None, set[Holder](), set[Holder]()
-    for group, (bucket, due) in _due().items():
+    for (settler, _counter, lease_us), (bucket, due) in _due().items():
         try:
-            _renew(group, bucket, [holder.slot.id for holder in due])
+            _renew(settler, bucket, [holder.slot.id for holder in due], lease_us)
             renewed.update(due)
         except StoreError as error:
             failure = error
@@ -210,49 +210,29 @@ def _work() -> None:
     for _ in range(len(unreleased)):
         left = unreleased.popleft()
         try:
-            _release(left)
+            done = time.monotonic() >= left.until or is_released(left.settler.decide(left.request))
         except StoreError as error:
-            failure = error
+            failure, done = error, False
+        if not done:
+            unreleased.append(left)
     if failure:
         raise failure
 
 
-def _release(left: Unreleased) -> None:
-    """Release slots once more, until their leases have ended anyway."""
-    settler, request, until = left
-    if time.monotonic() >= until:
-        return
-    try:
-        failed = settler.decide(request).error not in ("", "local")
-    except StoreError:
-        unreleased.append(left)
-        raise
-    if failed:
-        unreleased.append(left)
-
-
-class _Group(NamedTuple):
-    """What is renewed by one command."""
-
-    settler: Settler
-    counter: object
-    lease_us: int
-
-
-def _due() -> dict[_Group, tuple[Bucket, list[Holder]]]:
-    now, due = time.monotonic(), dict[_Group, tuple[Bucket, list[Holder]]]()
+def _due() -> dict[tuple[Settler, object, int], tuple[Bucket, list[Holder]]]:
+    """Return the holders whose slots are due, by what one command renews: settler, counter, lease (µs)."""
+    now, due = time.monotonic(), dict[tuple[Settler, object, int], tuple[Bucket, list[Holder]]]()
     for reference in list(holders.values()):
         holder = reference()
         if holder is None or now < holder.renew_at:
             continue
         for held in holder.held:
-            group = _Group(held.settler, held.bucket.counter, holder.slot.lease_us)
+            group = held.settler, held.bucket.counter, holder.slot.lease_us
             due.setdefault(group, (held.bucket, []))[1].append(holder)
     return due
 
 
-def _renew(group: _Group, bucket: Bucket, slot_ids: list[int]) -> None:
-    settler, lease_us = group.settler, group.lease_us
+def _renew(settler: Settler, bucket: Bucket, slot_ids: list[int], lease_us: int) -> None:
     if isinstance(settler, LocalLimiter):
         steps = settler.renew(bucket, tuple(slot_ids), lease_us)
     elif isinstance(settler, StoreSettler):
