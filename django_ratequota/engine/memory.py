@@ -52,8 +52,7 @@ class _Counter(ABC):
     #: The slot that the request takes or releases.
     slot: Slot | None = None
 
-    @abstractmethod
-    def advance(self) -> None:
+    def advance(self) -> None:  # noqa: B027 - where units drain from charge to charge, nothing expires
         """Forget what has expired."""
 
     def rewind(self, now: int) -> None:
@@ -209,9 +208,6 @@ class _Meter(_Counter):
     #: Units times period, at ``since``; the limit and the capacity that they were written under.
     level = written = size = 0
 
-    def advance(self) -> None:
-        """Nothing expires: units drain from charge to charge."""
-
     @property
     def edited(self) -> bool:
         return (self.written, self.size) != (self.limit, self.capacity)
@@ -260,9 +256,6 @@ class _Queue(_Counter):
     """Booked slots: how much later than ``since`` the last one is (µs). As ``queue.lua``, which tells the rules."""
 
     later = 0
-
-    def advance(self) -> None:
-        """Nothing expires: the last slot counts as so long ago, at most, as a burst takes."""
 
     @property
     def interval(self) -> int:
@@ -370,19 +363,15 @@ class Memory:
     #: ``error`` of its decisions.
     error = ""
 
-    def __init__(
-        self, zone: tzinfo, clock: Callable[[], int] | None = None, *, share: int = 1, size: int = SIZE
-    ) -> None:
-        """``zone`` aligns calendar windows; ``clock`` returns µs since the Unix epoch (None = this machine's).
-
-        ``share`` is the number of processes that divide each limit, ``size`` bounds the counters.
-        """
+    def __init__(self, zone: tzinfo, clock: Callable[[], int] | None = None) -> None:
+        """``zone`` aligns calendar windows; ``clock`` returns µs since the Unix epoch (None = this machine's)."""
         #: The newest revision that this process has published; 0 = none.
         self.revision = 0
-        self._zone, self._clock, self._share = zone, clock or _wall_us, share
+        self._zone, self._clock = zone, clock or _wall_us
         #: The least recently used first.
         self._counters = OrderedDict[_Name, _Counter]()
-        self._size = size
+        #: The number of processes that divide each limit, and the most counters.
+        self._share, self._size = 1, SIZE
         self._lock = ForkSafeLock()
 
     def __len__(self) -> int:
@@ -423,10 +412,8 @@ class Memory:
             for at, (counter, bucket, wait) in enumerate(zip(counters, buckets, waits, strict=True)):
                 if allowed and passed[at] and costs[at]:
                     self._settle(counter, request, at, costs[at])
-                if mode != "peek" and counter.holds():
-                    self._counters[counter.name] = counter
-                    if len(self._counters) > self._size:
-                        self._counters.popitem(last=False)
+                if mode != "peek":
+                    self._keep(counter)
                 statuses.append(self._status(counter, bucket, passed[at], wait, now))
         found = tuple(statuses)
         charging = allowed and mode in CHARGING
@@ -454,8 +441,7 @@ class Memory:
         with self._lock:
             now = self._clock()
             counter = self._take(bucket, now, now, slot=Slot(0, lease_us))
-            if counter.holds():
-                self._counters[counter.name] = counter
+            self._keep(counter)
             return counter.renew(slot_ids, now + lease_us) if isinstance(counter, _Slots) else 0
         yield
 
@@ -507,6 +493,13 @@ class Memory:
         counter.window = window or (start, start + counter.period)
         counter.advance()
         return counter
+
+    def _keep(self, counter: _Counter) -> None:
+        """Put a counter back that was taken."""
+        if counter.holds():
+            self._counters[counter.name] = counter
+            if len(self._counters) > self._size:
+                self._counters.popitem(last=False)
 
     def _wait(self, counter: _Counter, bucket: Bucket, cost: int, now: int) -> int | None:
         """Return the µs until ``cost`` fits; 0 when it does, None when it never can."""
@@ -567,7 +560,8 @@ class LocalLimiter(Memory):
         self, share: int, zone: tzinfo, clock: Callable[[], int] | None = None, size: int = LOCAL_SIZE
     ) -> None:
         """``share`` is the number of processes that divide a limit."""
-        super().__init__(zone, clock or _steady_us, share=share, size=size)
+        super().__init__(zone, clock or _steady_us)
+        self._share, self._size = share, size
 
     async def adecide(self, request: LimitRequest) -> Decision:
         """``decide``, for async callers; it does not wait."""
