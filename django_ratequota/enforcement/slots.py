@@ -105,20 +105,8 @@ async def _release_behind_view(request: Any) -> None:
         await holder.arelease()
 
 
-def finish(request: Any, response: Any, holder: Holder) -> None:
-    """Release the slots before a plain response is sent, or with the end of its body."""
-    if _is_plain(request, response, holder):
-        holder.release()
-
-
-async def afinish(request: Any, response: Any, holder: Holder) -> None:
-    """``finish``, awaited."""
-    if _is_plain(request, response, holder):
-        await holder.arelease()
-
-
-def _is_plain(request: Any, response: Any, holder: Holder) -> bool:
-    """Return whether the response has no body to come; else let its end release the slots."""
+def is_plain(request: Any, response: Any, holder: Holder) -> bool:
+    """Return whether the response has no body to come, so that its slots end now; else let its end release them."""
     if not getattr(response, "streaming", False):
         if isinstance(vars(request).get("close"), _Close):
             del request.close  # nothing is left to release
