@@ -24,7 +24,7 @@ from ..policies.resolver import Resolution
 from ..utils.addresses import Address
 from .check_request import Evaluation, is_free
 from .slots import ask_for_slots, new_holder
-from .step_runner import Step, StepRunner
+from .step_runner import Step, arun, run
 
 
 def check_caller(
@@ -52,7 +52,7 @@ def check_caller(
     decides.
     """
     check = CallerCheck("check", scope, cost, user, partial(_described, user, ip, identifiers, plan))
-    return StepRunner(check.limiter).run(check.run())
+    return run(check.steps())
 
 
 async def acheck_caller(
@@ -66,7 +66,7 @@ async def acheck_caller(
 ) -> Decision:
     """``check_caller``, awaited."""
     check = CallerCheck("check", scope, cost, user, partial(_described, user, ip, identifiers, plan))
-    return await StepRunner(check.limiter).arun(check.run())
+    return await arun(check.steps())
 
 
 def peek_caller(
@@ -83,7 +83,7 @@ def peek_caller(
     ``charge`` of the decision charges the caller afterwards, for a failed attempt for example, and never refuses.
     """
     check = CallerCheck("peek", scope, cost, user, partial(_described, user, ip, identifiers, plan))
-    return StepRunner(check.limiter).run(check.run())
+    return run(check.steps())
 
 
 async def apeek_caller(
@@ -97,7 +97,7 @@ async def apeek_caller(
 ) -> Decision:
     """``peek_caller``, awaited."""
     check = CallerCheck("peek", scope, cost, user, partial(_described, user, ip, identifiers, plan))
-    return await StepRunner(check.limiter).arun(check.run())
+    return await arun(check.steps())
 
 
 class CallerCheck(Evaluation):
@@ -110,7 +110,7 @@ class CallerCheck(Evaluation):
         super().__init__(scope, cost)
         self.mode, self._user, self._describe = mode, user, describe
 
-    def run(self) -> Generator[Step, Any, Decision]:
+    def steps(self) -> Generator[Step, Any, Decision]:
         """Check the caller, or peek."""
         unread = isinstance(self._user, LazyObject) and self._user._wrapped is empty
         self.caller, self.identified = (yield self._describe) if unread else self._describe(), True

@@ -42,7 +42,7 @@ from .earlier_checks import CHECKS, Admitted, RequestChecks, again, combine, owe
 from .on_error import decide, decide_without_store
 from .settlement import reserve, store_settler
 from .slots import ask_for_slots, holder_of
-from .step_runner import Step, StepRunner, read_user, unless_down
+from .step_runner import Step, arun, read_user, run, unless_down
 
 #: Sent when a request was refused: ``request``, ``decision``. Receivers' errors are logged, not raised.
 request_refused = Signal()
@@ -67,16 +67,14 @@ def check_request(
     and ``TypeError`` for a scope that is no text. When Redis or the database fails, the policies' ``on_error``
     decides.
     """
-    check = RequestCheck(request, scope, cost, independent=again)
-    return StepRunner(check.limiter).run(check.run())
+    return run(RequestCheck(request, scope, cost, independent=again).steps())
 
 
 async def acheck_request(
     request: Any, scope: str | None = None, cost: int | None = None, *, again: bool = False
 ) -> Decision:
     """``check_request``, awaited."""
-    check = RequestCheck(request, scope, cost, independent=again, awaited=True)
-    return await StepRunner(check.limiter).arun(check.run())
+    return await arun(RequestCheck(request, scope, cost, independent=again, awaited=True).steps())
 
 
 def is_free(limiter: Limiter, exemption: Exemption | None, method: str) -> bool:
@@ -265,7 +263,7 @@ class RequestCheck(Evaluation):
         #: Whether the earlier checks have paid for all that this one asks for.
         self.is_paid = False
 
-    def run(self) -> Generator[Step, Any, Decision]:
+    def steps(self) -> Generator[Step, Any, Decision]:
         """Check the request, and set ``request.ratequota``."""
         if is_free(self.limiter, self.exemption, self.method):
             return (yield from self.assign(Decision(allowed=True)))

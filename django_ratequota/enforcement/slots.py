@@ -27,12 +27,11 @@ from ..engine.types import Bucket
 from ..exceptions import StoreError
 from ..monitoring.background import Background
 from ..policies.resolver import Resolution
-from ..runtime import process
 from ..utils.shielding import shielded
 from .earlier_checks import CHECKS, RequestChecks
 from .on_error import decide
 from .settlement import StoreSettler
-from .step_runner import Step, StepRunner
+from .step_runner import Step, run
 
 #: Seconds between two looks at what is to be renewed or released; at most this part of a lease.
 _SECONDS, _SHARE = 1.0, 0.25
@@ -227,7 +226,7 @@ def _renew(settler: Settler, bucket: Bucket, slot_ids: list[int], lease_us: int)
         steps = settler.limiter.renew_steps(bucket, slot_ids, lease_us)
     else:  # a limiter that the project has made: its slots are held for the time of a lease
         return
-    StepRunner(process.limiter()).run(steps)
+    run(steps)
 
 
 def _pause() -> float:

@@ -21,7 +21,7 @@ from ..policies.resolver import Resolution
 from ..runtime import process
 from ..utils.sansio import Twins
 from .check_request import RequestCheck, is_free
-from .step_runner import Step, twins, unless_down
+from .step_runner import Step, arun, run, unless_down
 
 
 class FirstCheck(RequestCheck):
@@ -100,10 +100,9 @@ def refuse_unchecked(request: Any, scope: str | None, cost: int | None) -> Twins
     Its result is the decision that refuses the request, None where the view may run. ``scope`` and ``cost`` are those
     of the view's own check. Sends nothing where no policy is counted per ip.
     """
-    check = FirstCheck(request, scope, cost)
-    return twins(check.limiter, check.refuse())
+    return Twins(run, arun, (FirstCheck(request, scope, cost).refuse(),))
 
 
 def conclude_unchecked(check: FirstCheck, status: int) -> Twins:
     """Return the step that records the first check of a request whose view made none; see ``FirstCheck.conclude``."""
-    return twins(check.limiter, check.conclude(status))
+    return Twins(run, arun, (check.conclude(status),))
