@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..conf import settings
-from ..engine.decision import Decision, LimitRequest
+from ..engine.decision import Decision, LimitRequest, charges_of
 from ..engine.limiter import Limiter
 from ..engine.protocol import MAX_BUCKETS
 from ..engine.slots import Holder
@@ -85,6 +85,7 @@ def decide_without_store(asked: LimitRequest, reason: str, blocked_by: tuple[str
         decision,
         allowed=decision.allowed and not denied_by and not blocked_by,
         at_us=0,
+        _charges=charges_of(decision),  # by the clock of this process
         blocked_by=blocked_by,
         denied_by=tuple(denied_by),
         error=reason,

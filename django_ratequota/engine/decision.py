@@ -155,6 +155,8 @@ class Decision:
     settler: Settler | None = field(default=None, repr=False, compare=False)
     #: Units charged to each bucket that had room; 0 when refused, and for a peek.
     cost: int = 0
+    # The units of each bucket that had room, in the order of the statuses; empty = nothing was charged.
+    _units: tuple[int, ...] = field(default=(), repr=False, compare=False)
     # What was charged and not given back; ``charges_of`` makes it on first use, as few decisions settle.
     _charges: Charges | None = field(default=None, repr=False, compare=False)
     #: Names of the policies whose rates are ``blocked``; these have no bucket.
@@ -165,6 +167,8 @@ class Decision:
     error: str = ""
     #: Finds the refusal in the admin; 10 letters and digits on a refusal that was recorded, else "".
     refusal_id: str = ""
+    # Processes that divide the limits, see ``Charge``.
+    _share: int = field(default=1, repr=False, compare=False)
     #: What releases the slots that it has taken of concurrent buckets; None = it has taken none.
     holder: Releases | None = field(default=None, repr=False, compare=False)
     # The counters of its own check, where the request's earlier checks add statuses; None = all.
@@ -375,31 +379,16 @@ def _free_share(status: BucketStatus) -> float:
 Steps = Generator[Command, Any, Decision]
 
 
-def charge_each(
-    statuses: Sequence[BucketStatus], units: int, at_us: int, share: int = 1, costs: Sequence[int] = ()
-) -> Charges:
-    """Return the charges of an admitted request of ``units``: the buckets that had room, without those of 0 units.
-
-    A slot of a concurrent bucket is no charge.
-    ``costs`` are the units of each bucket, in the order of the statuses; empty = by its rate.
-    """
-    each = costs or [status.bucket.rate.units(units) for status in statuses]
-    charges = (
-        Charge(status.bucket, cost, at_us, status.reset_after_us, share)
-        for status, cost in zip(statuses, each, strict=False)
-        if cost and status.allowed and not status.bucket.rate.concurrent
-    )
-    return Charges(charges, units=units)
-
-
 def charges_of(decision: Decision) -> Charges:
-    """Return what the decision charged, the newest last; always the same list."""
-    charges = decision._charges
-    if charges is None:
-        # A peek, and a decision without the store, has a cost of 0. A check of 0 units lists its charges itself.
-        charges = charge_each(decision.statuses, decision.cost, decision.at_us) if decision.cost else Charges()
-        decision._charges = charges
-    return charges
+    """Return what the decision charged, the newest last; always the same list. A slot is no charge."""
+    if decision._charges is None:
+        charges = (
+            Charge(status.bucket, units, decision.at_us, status.reset_after_us, decision._share)
+            for status, units in zip(decision.statuses, decision._units, strict=False)
+            if units and status.allowed and not status.bucket.rate.concurrent
+        )
+        decision._charges = Charges(charges, units=decision.cost)
+    return decision._charges
 
 
 def take(charges: Sequence[Charge], units: int) -> list[LimitRequest]:

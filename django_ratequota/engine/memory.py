@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from ..exceptions import NewerRevision
 from ..utils.locks import ForkSafeLock
 from .calendar_windows import calendar_window
-from .decision import BY_HAND, CHARGING, Charges, Decision, LimitRequest, Slot, Steps, charge_each
+from .decision import BY_HAND, CHARGING, Decision, LimitRequest, Slot, Steps
 from .protocol import Raised, bucket_keys
 from .rates import BURST_ALGORITHMS, CONCURRENT
 from .slots import MOST_LEASE_US, HeldSlot
@@ -415,18 +415,17 @@ class Memory:
                 if mode != "peek":
                     self._keep(counter)
                 statuses.append(self._status(counter, bucket, passed[at], wait, now))
-        found = tuple(statuses)
         charging = allowed and mode in CHARGING
-        units = request.cost if charging else 0
         return Decision(
             allowed=allowed,
-            statuses=found,
+            statuses=tuple(statuses),
             at_us=now,
             error=self.error,
             revision=request.revision or 0,
             settler=request.settler,
-            cost=units,
-            _charges=charge_each(found, units, now, self._share, costs) if charging else Charges(),
+            cost=request.cost if charging else 0,
+            _units=costs if charging else (),
+            _share=self._share,
         )
 
     def reset(self, buckets: Iterable[Bucket]) -> Generator[Any, Any, int]:

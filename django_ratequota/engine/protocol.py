@@ -17,7 +17,7 @@ from ..exceptions import InvalidBucket, NewerRevision, StoreError
 from ..store.base import Store
 from ..store.commands import Command, ScriptCall
 from .calendar_windows import calendar_window
-from .decision import CHARGING, Decision, LimitRequest, Slot, Steps, charge_each
+from .decision import CHARGING, Decision, LimitRequest, Slot, Steps
 from .keys import bucket_key, revision_key, window_key
 from .scripts import DECIDE, PUBLISH, RAISE, RENEW
 from .slots import HeldSlot
@@ -80,12 +80,8 @@ class ScriptBackend:
                 self._offset_us = now_us - time.monotonic_ns() // 1000
             if outcome == DECIDED:
                 statuses = statuses_of(numbers, buckets, windows_us)
-                charging = allowed == 1 and mode in CHARGING
-                # Those of all other decisions follow from their statuses and cost, when they are needed.
-                listed = charging and (request.costs or mode == "charge" or not request.cost)
-                cost = request.cost if charging else 0
-                charges = charge_each(statuses, cost, now_us, costs=units) if listed else None
-                return Decision(allowed == 1, statuses, now_us, request.revision or 0, request.settler, cost, charges)
+                cost, units = (request.cost, units) if allowed == 1 and mode in CHARGING else (0, ())
+                return Decision(allowed == 1, statuses, now_us, request.revision or 0, request.settler, cost, units)
             if outcome == NEWER:
                 instead_of = request.revision if stored < known else None
                 raise NewerRevision(stored, instead_of=instead_of)
