@@ -16,6 +16,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from ..exceptions import NewerRevision
+from ..store.base import Store
 from ..utils.locks import ForkSafeLock
 from .calendar_windows import calendar_window
 from .decision import BY_HAND, CHARGING, Decision, LimitRequest, Slot, Steps
@@ -570,7 +571,7 @@ class LocalLimiter(Memory):
 _memories: dict[tuple[str, tzinfo], Memory] = {}
 
 
-def process_memory(prefix: str, zone: tzinfo, clock: Callable[[], int] | None) -> Memory:
+def process_memory(_store: Store, prefix: str, zone: tzinfo, clock: Callable[[], int] | None) -> Memory:
     """Return the counters that all limiters of the prefix share in this process; an injected clock has its own."""
     return Memory(zone, clock) if clock else _memories.setdefault((prefix, zone), Memory(zone))
 
