@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
@@ -324,9 +325,9 @@ class Decision:
     def _take(self, cost: int) -> list[LimitRequest]:
         charges = charges_of(self)
         own = [charge for charge in charges if charge.bucket.rate.counts == "units"]
-        held: dict[object, int] = {}
+        held = Counter[object]()
         for charge in own:
-            held[charge.bucket.counter] = held.get(charge.bucket.counter, 0) + charge.units
+            held[charge.bucket.counter] += charge.units
         # What an earlier check paid is not given back here, and so stays among the request's units.
         cost = min(cost, max(held.values(), default=0))
         charges.units = max(0, charges.units - cost)
