@@ -23,7 +23,8 @@ from ..policies.requests.caller import DescribedCaller, identifier_text
 from ..policies.resolver import Resolution
 from ..utils.addresses import Address
 from .check_request import Evaluation, is_free
-from .slots import ask_for_slots, new_holder
+from .on_error import decide
+from .slots import new_holder
 from .step_runner import Step, arun, run
 
 
@@ -121,10 +122,8 @@ class CallerCheck(Evaluation):
 
     def ask(self, resolution: Resolution, revision: int | None) -> Generator[Step, Any, Decision]:
         """Ask for the slots of concurrent rates, too, which the decision holds."""
-        if self.mode == "peek" or not resolution.concurrent:
-            return (yield from super().ask(resolution, revision))
-        asked = self.asked(resolution.buckets, revision)
-        return (yield from ask_for_slots(new_holder(), self.limiter, resolution, asked))
+        holder = new_holder() if resolution.concurrent and self.mode != "peek" else None
+        return decide(self.limiter, resolution, self.asked(resolution.buckets, revision), holder)
 
 
 def _described(

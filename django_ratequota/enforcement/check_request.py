@@ -41,7 +41,7 @@ from ..utils.signals import send_robustly
 from .earlier_checks import CHECKS, Admitted, RequestChecks, again, combine, owed, refund_others, release_steps
 from .on_error import decide, decide_without_store
 from .settlement import reserve, store_settler
-from .slots import ask_for_slots, holder_of
+from .slots import holder_of
 from .step_runner import Step, arun, read_user, run, unless_down
 
 #: Sent when a request was refused: ``request``, ``decision``. Receivers' errors are logged, not raised.
@@ -205,7 +205,7 @@ class Evaluation:
 
     def ask(self, resolution: Resolution, revision: int | None) -> Generator[Step, Any, Decision]:
         """Ask Redis, or decide by ``on_error``; raises ``NewerRevision`` where ``revision`` is not the last."""
-        return decide(self.limiter, resolution, self.asked(resolution.buckets, revision))
+        raise NotImplementedError
 
     def asked(self, buckets: tuple[Bucket, ...], revision: int | None, costs: tuple[int, ...] = ()) -> LimitRequest:
         """Return what is asked of the limiter; ``costs`` are the units of each bucket, () = by its rate."""
@@ -302,12 +302,8 @@ class RequestCheck(Evaluation):
             if not buckets and not resolution.blocked_by and not resolution.unreadable:
                 self.is_paid = True
                 return again(self.earlier, resolution.buckets)
-        asked = self.asked(buckets, revision, costs)
-        if resolution.concurrent and not self.independent:
-            holder = holder_of(self.http, self.checks)
-            decision = yield from ask_for_slots(holder, self.limiter, resolution, asked)
-        else:
-            decision = yield from decide(self.limiter, resolution, asked)
+        taker = holder_of(self.http, self.checks) if resolution.concurrent and not self.independent else None
+        decision = yield from decide(self.limiter, resolution, self.asked(buckets, revision, costs), taker)
         if self.snapshot.by_outcome and decision.allowed:
             reserve(self.http, self.snapshot, decision)
         return decision

@@ -29,8 +29,10 @@ def decide(
 ) -> Generator[Step, Any, Decision]:
     """Check in the store, or decide by ``on_error`` where it does not answer. Raises ``NewerRevision``.
 
-    ``holder`` learns of which slots it is not known whether they are taken.
+    ``holder`` takes the slots of an admitted request, and learns of which it is not known whether they are taken.
     """
+    if holder:
+        asked = asked._replace(slot=holder.slot)
     if len(asked.buckets) > MAX_BUCKETS:
         asked = _limit_number(asked)
     counts, blocked_by, unreadable = asked.mode != "peek", resolution.blocked_by, resolution.unreadable
@@ -65,7 +67,12 @@ def decide(
     if denied_by:
         names = (*decision.denied_by, *denied_by)
         decision = replace(decision, allowed=False, denied_by=names, error=decision.error or "rates")
-    return replace(decision, allowed=False, blocked_by=blocked_by) if blocked_by else decision
+    if blocked_by:
+        decision = replace(decision, allowed=False, blocked_by=blocked_by)
+    if holder:
+        holder.decided(decision)
+        decision.holder = holder
+    return decision
 
 
 def decide_without_store(asked: LimitRequest, reason: str, blocked_by: tuple[str, ...] = ()) -> Decision:

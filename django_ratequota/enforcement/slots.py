@@ -13,25 +13,22 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from asgiref.sync import sync_to_async
 
 from ..conf import settings
-from ..engine.decision import Decision, LimitRequest, Settler
-from ..engine.limiter import Limiter
+from ..engine.decision import Settler
 from ..engine.memory import LocalLimiter
 from ..engine.slots import Holder, holders, is_released, new_slot, unreleased
 from ..engine.types import Bucket
 from ..exceptions import StoreError
 from ..monitoring.background import Background
-from ..policies.resolver import Resolution
 from ..utils.shielding import shielded
 from .earlier_checks import CHECKS, RequestChecks
-from .on_error import decide
 from .settlement import StoreSettler
-from .step_runner import Step, run
+from .step_runner import run
 
 #: Seconds between two looks at what is to be renewed or released; at most this part of a lease.
 _SECONDS, _SHARE = 1.0, 0.25
@@ -50,16 +47,6 @@ def holder_of(http: Any, checks: RequestChecks) -> Holder:
     # Django has no other hook that the end of a request calls by its name.
     vars(http).setdefault("close", _Close(http, checks.holder))
     return checks.holder
-
-
-def ask_for_slots(
-    holder: Holder, limiter: Limiter, resolution: Resolution, asked: LimitRequest
-) -> Generator[Step, Any, Decision]:
-    """``decide``, for a holder that takes the slots of an admitted request. Raises ``NewerRevision``."""
-    decision = yield from decide(limiter, resolution, asked._replace(slot=holder.slot), holder)
-    holder.decided(decision)
-    decision.holder = holder
-    return decision
 
 
 # --- The end of a request. ---
