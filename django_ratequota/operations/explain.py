@@ -131,7 +131,7 @@ def explain_caller(
 
 def _why_exempt(limiter: Any, resolution: Resolution, exemption: Exemption | None, method: str) -> str:
     """Return why the request is exempt; "" = it is not."""
-    if getattr(limiter, "unlimited", False):
+    if limiter.unlimited:
         return _("RATEQUOTA['ENABLED'] is False")
     if exemption is not None and exemption.covers(method):
         return _("@exempt decorates the view")
