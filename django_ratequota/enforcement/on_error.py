@@ -36,7 +36,7 @@ def decide(
     if len(asked.buckets) > MAX_BUCKETS:
         asked = _limit_number(asked)
     counts, blocked_by, unreadable = asked.mode != "peek", resolution.blocked_by, resolution.unreadable
-    denied_by = tuple(name for name, policy in unreadable if _action(policy) == "deny") if unreadable else ()
+    denied_by = tuple(name for name, policy in unreadable if action_of(policy) == "deny") if unreadable else ()
     # A blocked request consumes nothing, but asks the store too: so it sees the edit that lifts the block.
     sent = asked._replace(buckets=(), costs=()) if blocked_by or denied_by else asked
     try:
@@ -57,7 +57,7 @@ def decide(
         if counts:
             note_degraded(error.reason, error)
             if not blocked_by:
-                actions = {each.policy_id: _action(each) for each in asked.buckets if each.mode == "enforce"}
+                actions = {each.policy_id: action_of(each) for each in asked.buckets if each.mode == "enforce"}
                 outages.note(error.reason, actions)
         asked = asked._replace(mode="peek") if denied_by else asked
         decision = decide_without_store(asked, error.reason, blocked_by)
@@ -80,7 +80,7 @@ def decide_without_store(asked: LimitRequest, reason: str, blocked_by: tuple[str
 
     ``reason`` is why the store did not decide.
     """
-    actions = [_action(bucket) if bucket.mode == "enforce" else "allow" for bucket in asked.buckets]
+    actions = [action_of(bucket) if bucket.mode == "enforce" else "allow" for bucket in asked.buckets]
     denied_by = [bucket.title for bucket, action in zip(asked.buckets, actions, strict=True) if action == "deny"]
     if reason == "database" and settings.on_error == "deny":
         denied_by = ["all"]
@@ -99,7 +99,8 @@ def decide_without_store(asked: LimitRequest, reason: str, blocked_by: tuple[str
     )
 
 
-def _action(of: Bucket | PolicyFacts) -> str:
+def action_of(of: Bucket | PolicyFacts) -> str:
+    """Return what happens while the store gives no decision: allow, deny or local."""
     return of.on_error or settings.on_error
 
 

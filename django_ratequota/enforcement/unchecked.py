@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-from ..conf import settings
 from ..engine.decision import Decision
 from ..engine.rates import BLOCKED
 from ..policies.requests.caller import Unidentified
@@ -21,6 +20,7 @@ from ..policies.resolver import Resolution
 from ..runtime import process
 from ..utils.sansio import Twins
 from .check_request import RequestCheck, is_free
+from .on_error import action_of
 from .step_runner import Step, arun, run, unless_down
 
 
@@ -78,8 +78,7 @@ class FirstCheck(RequestCheck):
         if None in refusing:  # the usage endpoint's built-in limit
             return True
         for policy in resolution.winners:
-            denied = decision.denied_by and policy.mode == "enforce"
-            denied = denied and (policy.on_error or settings.on_error) == "deny"
+            denied = decision.denied_by and policy.mode == "enforce" and action_of(policy) == "deny"
             if policy.id not in refusing and not denied:
                 continue
             group = self.snapshot.groups[policy.endpoint_id]["ip"]
