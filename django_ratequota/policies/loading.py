@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from itertools import chain
 from operator import itemgetter
 from typing import Any
 
@@ -59,8 +58,9 @@ def _with_read_rows(snapshot: Snapshot, ids: Mapping[str, list[int]] | None) -> 
 
     def read(model: str, rows: Any, facts: Callable[[Any], Any]) -> dict[int, Any]:
         """Return the facts of each row by its id; None for ids without a row."""
-        wanted = None if ids is None else ids.get(model, [])
-        return dict.fromkeys(wanted or ()) | {row[0]: facts(row) for row in _found(rows.order_by(), wanted)}
+        rows, wanted = rows.order_by(), [] if ids is None else ids.get(model, [])
+        batches = [rows] if ids is None else [rows.filter(pk__in=batch) for batch in in_batches(wanted)]
+        return dict.fromkeys(wanted) | {row[0]: facts(row) for batch in batches for row in batch}
 
     policies, members = RatePolicy.objects.filter(user__isnull=True), ListMember.objects
     # Plain rows, because model objects would double the time that loading takes.
@@ -97,13 +97,6 @@ def without_ended(snapshot: Snapshot) -> Snapshot:
 def not_ended(rows: Any) -> Any:
     """Return the queryset of policies or members without those that ended long ago."""
     return rows.exclude(ends_at__lt=timezone.now() - _KEPT)
-
-
-def _found(rows: Any, ids: Sequence[int] | None) -> Iterator[Any]:
-    """Return the rows with these primary keys, in batches; all rows if ``ids`` is None."""
-    if ids is None:
-        return iter(rows)
-    return chain.from_iterable(rows.filter(pk__in=batch) for batch in in_batches(ids))
 
 
 def load_entries(keys: Collection[str | SubjectKey]) -> dict[str | SubjectKey, UserEntry]:
