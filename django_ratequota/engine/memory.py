@@ -72,9 +72,9 @@ class _Counter(ABC):
         """Return whether anything is in use by the terms of any request."""
         return bool(self.used())
 
-    @abstractmethod
     def fits_at(self, units: int, room: int) -> int:
-        """Return when the units fit into ``room`` units, which they do not now."""
+        """Return when the units fit into ``room`` units, which they do not now: at last when nothing is in use."""
+        return self.full_at()
 
     @abstractmethod
     def full_at(self) -> int:
@@ -107,9 +107,6 @@ class _FixedWindow(_Counter):
 
     def used(self) -> int:
         return self.count
-
-    def fits_at(self, units: int, room: int) -> int:
-        return self.window[1]
 
     def full_at(self) -> int:
         return self.window[1]
@@ -325,9 +322,6 @@ class _Slots(_Counter):
     def has_own(self) -> bool:
         """Return whether the request's slot is held: it takes no second one."""
         return self.slot is not None and self.slot.id in self.held
-
-    def fits_at(self, units: int, room: int) -> int:
-        return self.now + RETRY_US
 
     def full_at(self) -> int:
         return self.now + RETRY_US
