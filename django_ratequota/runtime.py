@@ -17,6 +17,7 @@ from .conf import Settings, settings
 from .engine import limiter
 from .engine.limiter import Limiter
 from .engine.memory import LocalLimiter, Unlimited, process_memory
+from .engine.protocol import ScriptBackend
 from .exceptions import ConfigurationError, StoreError
 from .store import breaker
 from .store.base import AbsentStore, Store
@@ -190,7 +191,7 @@ def limiter_options() -> dict[str, Any]:
     """Return the arguments of ``Limiter.open`` by the settings in force; raises ``ConfigurationError``."""
     return {
         "store": store_from_settings(settings),
-        "memory": process_memory if settings.in_memory else None,
+        "backend": process_memory if settings.in_memory else ScriptBackend,
         "prefix": settings.prefix,
         "time_zone": settings.time_zone,
         "deny_cache_seconds": 0.0 if settings.in_memory else settings.deny_cache_seconds,
@@ -201,7 +202,7 @@ def _limiter_defaults() -> dict[str, Any]:
     if settings.enabled:
         return limiter_options()
     store = AbsentStore("disabled", "RATEQUOTA['ENABLED'] is False, so limits are not enforced")
-    return {"store": store, "memory": lambda _prefix, zone, clock: Unlimited(zone, clock), "prefix": settings.prefix}
+    return {"store": store, "backend": lambda _s, _p, zone, clock: Unlimited(zone, clock), "prefix": settings.prefix}
 
 
 def _send_store_state(state: str, server: str, reason: str, seconds: float) -> None:

@@ -189,15 +189,15 @@ def _cost(request: Any, view: Any, declared: Declaration | None) -> int | None:
     """
     own = declared.cost if declared else None
     cost = getattr(view, "throttle_cost", None) if own is None else own
-    if cost is None or (callable(cost) and not is_counted(request)):
-        return None
-    if own is None:
-        return units_of(_computed(cost, request, view) if callable(cost) else cost)
     if not callable(cost):
-        return units_of(cost)
+        return None if cost is None else units_of(cost)
+    if not is_counted(request):
+        return None
+    if declared is None or own is None:
+        return units_of(_computed(cost, request, view))
     if iscoroutinefunction(cost):
         cost = async_to_sync(cost)
-    return units_of(cost(request) if declared and declared.checks else cost(request, view))
+    return units_of(cost(request) if declared.checks else cost(request, view))
 
 
 def _cost_name(request: Any, view: Any, declared: Declaration | None) -> str:

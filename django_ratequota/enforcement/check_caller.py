@@ -21,11 +21,11 @@ from ..engine.decision import Decision, Mode
 from ..exceptions import InvalidCaller
 from ..policies.requests.caller import DescribedCaller, identifier_text
 from ..policies.resolver import Resolution
-from ..runtime import process
 from ..utils.addresses import Address
 from .check_request import Evaluation, is_free
-from .slots import ask_for_slots, new_holder
-from .step_runner import Step, StepRunner
+from .on_error import decide
+from .slots import new_holder
+from .step_runner import Step, arun, run
 
 
 def check_caller(
@@ -53,7 +53,7 @@ def check_caller(
     decides.
     """
     check = CallerCheck("check", scope, cost, user, partial(_described, user, ip, identifiers, plan))
-    return StepRunner(check.limiter).run(check.run())
+    return run(check.steps())
 
 
 async def acheck_caller(
@@ -67,7 +67,7 @@ async def acheck_caller(
 ) -> Decision:
     """``check_caller``, awaited."""
     check = CallerCheck("check", scope, cost, user, partial(_described, user, ip, identifiers, plan))
-    return await StepRunner(check.limiter).arun(check.run())
+    return await arun(check.steps())
 
 
 def peek_caller(
@@ -84,7 +84,7 @@ def peek_caller(
     ``charge`` of the decision charges the caller afterwards, for a failed attempt for example, and never refuses.
     """
     check = CallerCheck("peek", scope, cost, user, partial(_described, user, ip, identifiers, plan))
-    return StepRunner(check.limiter).run(check.run())
+    return run(check.steps())
 
 
 async def apeek_caller(
@@ -98,7 +98,7 @@ async def apeek_caller(
 ) -> Decision:
     """``peek_caller``, awaited."""
     check = CallerCheck("peek", scope, cost, user, partial(_described, user, ip, identifiers, plan))
-    return await StepRunner(check.limiter).arun(check.run())
+    return await arun(check.steps())
 
 
 class CallerCheck(Evaluation):
@@ -108,10 +108,10 @@ class CallerCheck(Evaluation):
         self, mode: Mode, scope: str | None, cost: int | None, user: Any, describe: Callable[[], DescribedCaller]
     ) -> None:
         """``describe`` returns the caller of ``user``; it may query the database for a lazy user not read yet."""
-        super().__init__(process.limiter(), scope, cost)
+        super().__init__(scope, cost)
         self.mode, self._user, self._describe = mode, user, describe
 
-    def run(self) -> Generator[Step, Any, Decision]:
+    def steps(self) -> Generator[Step, Any, Decision]:
         """Check the caller, or peek."""
         unread = isinstance(self._user, LazyObject) and self._user._wrapped is empty
         self.caller, self.identified = (yield self._describe) if unread else self._describe(), True
@@ -122,10 +122,8 @@ class CallerCheck(Evaluation):
 
     def ask(self, resolution: Resolution, revision: int | None) -> Generator[Step, Any, Decision]:
         """Ask for the slots of concurrent rates, too, which the decision holds."""
-        if self.mode == "peek" or not resolution.concurrent:
-            return (yield from super().ask(resolution, revision))
-        asked = self.asked(resolution.buckets, revision)
-        return (yield from ask_for_slots(new_holder(), self.limiter, resolution, asked))
+        holder = new_holder() if resolution.concurrent and self.mode != "peek" else None
+        return decide(self.limiter, resolution, self.asked(resolution.buckets, revision), holder)
 
 
 def _described(

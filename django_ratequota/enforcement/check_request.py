@@ -41,8 +41,8 @@ from ..utils.signals import send_robustly
 from .earlier_checks import CHECKS, Admitted, RequestChecks, again, combine, owed, refund_others, release_steps
 from .on_error import decide, decide_without_store
 from .settlement import reserve, store_settler
-from .slots import ask_for_slots, holder_of
-from .step_runner import Step, StepRunner, read_user, unless_down
+from .slots import holder_of
+from .step_runner import Step, arun, read_user, run, unless_down
 
 #: Sent when a request was refused: ``request``, ``decision``. Receivers' errors are logged, not raised.
 request_refused = Signal()
@@ -67,24 +67,19 @@ def check_request(
     and ``TypeError`` for a scope that is no text. When Redis or the database fails, the policies' ``on_error``
     decides.
     """
-    limiter = process.limiter()
-    return StepRunner(limiter).run(RequestCheck(limiter, request, scope, cost, independent=again).run())
+    return run(RequestCheck(request, scope, cost, independent=again).steps())
 
 
 async def acheck_request(
     request: Any, scope: str | None = None, cost: int | None = None, *, again: bool = False
 ) -> Decision:
     """``check_request``, awaited."""
-    limiter = process.limiter()
-    check = RequestCheck(limiter, request, scope, cost, independent=again, awaited=True)
-    return await StepRunner(limiter).arun(check.run())
+    return await arun(RequestCheck(request, scope, cost, independent=again, awaited=True).steps())
 
 
 def is_free(limiter: Limiter, exemption: Exemption | None, method: str) -> bool:
     """Whether requests of this method are not counted: ENABLED is off, or ``@exempt`` covers their view."""
-    # Under ENABLED = False a test's own limiter still enforces its policies.
-    switched_off = not settings.enabled and getattr(limiter, "unlimited", False)
-    return switched_off or (exemption is not None and exemption.covers(method))
+    return limiter.unlimited or (exemption is not None and exemption.covers(method))
 
 
 def exemption_of_request(request: Any, http: Any) -> Exemption | None:
@@ -123,9 +118,9 @@ class Evaluation:
     #: What the request costs.
     units: int
 
-    def __init__(self, limiter: Limiter, scope: str | None, cost: int | None) -> None:
+    def __init__(self, scope: str | None, cost: int | None) -> None:
         """Raises ``InvalidCost``, and ``TypeError`` for a scope. ``cost`` None = the endpoint's own."""
-        self.limiter = limiter
+        self.limiter = process.limiter()
         self.scope = scope if scope is None or type(scope) is str else scope_name(scope)
         self.cost = None if cost is None else check_cost(cost)
         #: Whether a transaction of this thread has changed policies; None = find out.
@@ -208,7 +203,7 @@ class Evaluation:
 
     def ask(self, resolution: Resolution, revision: int | None) -> Generator[Step, Any, Decision]:
         """Ask Redis, or decide by ``on_error``; raises ``NewerRevision`` where ``revision`` is not the last."""
-        return decide(self.limiter, resolution, self.asked(resolution.buckets, revision))
+        raise NotImplementedError
 
     def asked(self, buckets: tuple[Bucket, ...], revision: int | None, costs: tuple[int, ...] = ()) -> LimitRequest:
         """Return what is asked of the limiter; ``costs`` are the units of each bucket, () = by its rate."""
@@ -238,17 +233,10 @@ class RequestCheck(Evaluation):
     """A check of an HTTP request."""
 
     def __init__(
-        self,
-        limiter: Limiter,
-        request: Any,
-        scope: str | None,
-        cost: int | None,
-        *,
-        independent: bool = False,
-        awaited: bool = False,
+        self, request: Any, scope: str | None, cost: int | None, *, independent: bool = False, awaited: bool = False
     ) -> None:
         """``independent``: earlier and later checks of the request do not matter. ``awaited``: in an event loop."""
-        super().__init__(limiter, scope, cost)
+        super().__init__(scope, cost)
         self.request, self.http = request, getattr(request, "_request", request)
         self.independent, self.awaited = independent, awaited
         http = self.http
@@ -273,7 +261,7 @@ class RequestCheck(Evaluation):
         #: Whether the earlier checks have paid for all that this one asks for.
         self.is_paid = False
 
-    def run(self) -> Generator[Step, Any, Decision]:
+    def steps(self) -> Generator[Step, Any, Decision]:
         """Check the request, and set ``request.ratequota``."""
         if is_free(self.limiter, self.exemption, self.method):
             return (yield from self.assign(Decision(allowed=True)))
@@ -312,12 +300,8 @@ class RequestCheck(Evaluation):
             if not buckets and not resolution.blocked_by and not resolution.unreadable:
                 self.is_paid = True
                 return again(self.earlier, resolution.buckets)
-        asked = self.asked(buckets, revision, costs)
-        if resolution.concurrent and not self.independent:
-            holder = holder_of(self.http, self.checks)
-            decision = yield from ask_for_slots(holder, self.limiter, resolution, asked)
-        else:
-            decision = yield from decide(self.limiter, resolution, asked)
+        taker = holder_of(self.http, self.checks) if resolution.concurrent and not self.independent else None
+        decision = yield from decide(self.limiter, resolution, self.asked(buckets, revision, costs), taker)
         if self.snapshot.by_outcome and decision.allowed:
             reserve(self.http, self.snapshot, decision)
         return decision

@@ -7,6 +7,7 @@ settles the units of its own check. Independent checks (``again=True``, one item
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
@@ -45,21 +46,21 @@ class RequestChecks:
 def owed(
     earlier: Admitted, buckets: tuple[Bucket, ...], cost: int, holder: Holder | None = None
 ) -> tuple[tuple[Bucket, ...], tuple[int, ...]]:
-    """Return the buckets to check now, and the units to charge in each; no units = ``cost`` by its rate.
+    """Return the buckets to check now, and the units to charge in each; their rates make units of the whole ``cost``.
 
     Concurrent buckets of which ``holder`` has a slot are not among them.
     """
     held = {one.bucket.counter for one in holder.held} if holder else ()
-    paid: dict[object, int] = {}
+    paid = Counter[object]()
     for charge in [one for done in earlier for one in charges_of(done) if not one.settled]:
-        paid[charge.bucket.counter] = paid.get(charge.bucket.counter, 0) + charge.units
+        paid[charge.bucket.counter] += charge.units
     # Buckets in log mode that had no room are checked, too, though not charged.
     had_room = {status.bucket.counter: status.allowed for done in earlier for status in done.statuses}
     unpaid: list[Bucket] = []
     costs: list[int] = []
     for bucket in buckets:
         counter, whole = bucket.counter, bucket.rate.units(cost)
-        units = whole - paid.get(counter, 0)
+        units = whole - paid[counter]
         if counter in held:
             continue
         if (counter in had_room or counter in paid) and (units <= 0 or not had_room.get(counter, True)):
@@ -67,7 +68,7 @@ def owed(
         unpaid.append(bucket)
         # Above the capacity, check the whole cost: it can never be admitted, and no wait helps.
         costs.append(whole if whole > bucket.rate.capacity else units)
-    return tuple(unpaid), () if all(units == cost for units in costs) else tuple(costs)
+    return tuple(unpaid), tuple(costs)
 
 
 def again(earlier: Admitted, buckets: tuple[Bucket, ...]) -> Decision:
@@ -92,11 +93,8 @@ def combine(earlier: Admitted, decision: Decision, buckets: tuple[Bucket, ...]) 
     for refunded in (yield from _refund(earlier)):
         if refunded.degraded == decision.degraded:
             now |= {status.bucket.counter: status for status in refunded.statuses}
-    statuses_now = [
-        status if (later := now.get(status.bucket.counter)) is None else _since_refund(status, later)
-        for status in decision.statuses
-    ]
-    return replace(decision, statuses=tuple(statuses_now))
+    found = [_since_refund(status, now.get(status.bucket.counter, status)) for status in decision.statuses]
+    return replace(decision, statuses=tuple(found))
 
 
 def refund_others(earlier: Admitted, buckets: tuple[Bucket, ...]) -> Generator[Step, Any, Admitted]:
@@ -112,17 +110,18 @@ def _refund(earlier: Admitted, kept: frozenset[object] = frozenset()) -> Generat
     refunds = [
         (decision.settler, refund)
         for decision in earlier
+        if decision.settler
         for refund in take_all([c for c in charges_of(decision) if not (c.settled or c.bucket.counter in kept)])
     ]
     return (yield Uncancelled(_each(refunds))) if refunds else []
 
 
-def _each(refunds: list[tuple[Settler | None, LimitRequest]]) -> Generator[Step, Any, list[Decision]]:
+def _each(refunds: list[tuple[Settler, LimitRequest]]) -> Generator[Step, Any, list[Decision]]:
     refunded: list[Decision] = []
     for settler, refund in refunds:
         if isinstance(settler, StoreSettler):
             refunded.append((yield from settler.steps(refund)))
-        elif settler:  # this process's own counters: nothing blocks
+        else:  # this process's own counters: nothing blocks
             refunded.append(settler.decide(refund))
     return refunded
 
@@ -135,9 +134,8 @@ def release_steps(holder: Holder, kept: tuple[Bucket, ...] = ()) -> Generator[St
 
 
 def _release(holder: Holder, taken: list[tuple[Settler, LimitRequest]]) -> Generator[Step, Any, None]:
-    for settler, request in taken:
-        for answer in (yield from _each([(settler, request)])):
-            holder.note(settler, request, answer)
+    for (settler, request), answer in zip(taken, (yield from _each(taken)), strict=True):
+        holder.note(settler, request, answer)
 
 
 def _counters(buckets: tuple[Bucket, ...]) -> frozenset[object]:

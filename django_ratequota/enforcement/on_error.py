@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..conf import settings
-from ..engine.decision import Decision, LimitRequest
+from ..engine.decision import Decision, LimitRequest, charges_of
 from ..engine.limiter import Limiter
 from ..engine.protocol import MAX_BUCKETS
 from ..engine.slots import Holder
@@ -29,12 +29,14 @@ def decide(
 ) -> Generator[Step, Any, Decision]:
     """Check in the store, or decide by ``on_error`` where it does not answer. Raises ``NewerRevision``.
 
-    ``holder`` learns of which slots it is not known whether they are taken.
+    ``holder`` takes the slots of an admitted request, and learns of which it is not known whether they are taken.
     """
+    if holder:
+        asked = asked._replace(slot=holder.slot)
     if len(asked.buckets) > MAX_BUCKETS:
         asked = _limit_number(asked)
     counts, blocked_by, unreadable = asked.mode != "peek", resolution.blocked_by, resolution.unreadable
-    denied_by = tuple(name for name, policy in unreadable if _action(policy) == "deny") if unreadable else ()
+    denied_by = tuple(name for name, policy in unreadable if action_of(policy) == "deny") if unreadable else ()
     # A blocked request consumes nothing, but asks the store too: so it sees the edit that lifts the block.
     sent = asked._replace(buckets=(), costs=()) if blocked_by or denied_by else asked
     try:
@@ -55,7 +57,7 @@ def decide(
         if counts:
             note_degraded(error.reason, error)
             if not blocked_by:
-                actions = {each.policy_id: _action(each) for each in asked.buckets if each.mode == "enforce"}
+                actions = {each.policy_id: action_of(each) for each in asked.buckets if each.mode == "enforce"}
                 outages.note(error.reason, actions)
         asked = asked._replace(mode="peek") if denied_by else asked
         decision = decide_without_store(asked, error.reason, blocked_by)
@@ -65,7 +67,12 @@ def decide(
     if denied_by:
         names = (*decision.denied_by, *denied_by)
         decision = replace(decision, allowed=False, denied_by=names, error=decision.error or "rates")
-    return replace(decision, allowed=False, blocked_by=blocked_by) if blocked_by else decision
+    if blocked_by:
+        decision = replace(decision, allowed=False, blocked_by=blocked_by)
+    if holder:
+        holder.decided(decision)
+        decision.holder = holder
+    return decision
 
 
 def decide_without_store(asked: LimitRequest, reason: str, blocked_by: tuple[str, ...] = ()) -> Decision:
@@ -73,41 +80,33 @@ def decide_without_store(asked: LimitRequest, reason: str, blocked_by: tuple[str
 
     ``reason`` is why the store did not decide.
     """
-    actions = [_action(bucket) if bucket.mode == "enforce" else "allow" for bucket in asked.buckets]
+    actions = [action_of(bucket) if bucket.mode == "enforce" else "allow" for bucket in asked.buckets]
     denied_by = [bucket.title for bucket, action in zip(asked.buckets, actions, strict=True) if action == "deny"]
     if reason == "database" and settings.on_error == "deny":
         denied_by = ["all"]
     places = [at for at, action in enumerate(actions) if action == "local"]
     local = process.local_limiter()
-    decision = local.decide(
-        LimitRequest(
-            mode="peek" if denied_by or blocked_by or not places else asked.mode,
-            buckets=tuple(asked.buckets[at] for at in places),
-            cost=asked.cost,
-            costs=tuple(asked.costs[at] for at in places if asked.costs),
-            settler=local,
-            slot=asked.slot,
-        )
-    )
+    mode = "peek" if denied_by or blocked_by or not places else asked.mode
+    decision = local.decide(asked.part(places)._replace(mode=mode, settler=local, revision=None))
     return replace(
         decision,
         allowed=decision.allowed and not denied_by and not blocked_by,
         at_us=0,
+        _charges=charges_of(decision),  # by the clock of this process
         blocked_by=blocked_by,
         denied_by=tuple(denied_by),
         error=reason,
     )
 
 
-def _action(of: Bucket | PolicyFacts) -> str:
+def action_of(of: Bucket | PolicyFacts) -> str:
+    """Return what happens while the store gives no decision: allow, deny or local."""
     return of.on_error or settings.on_error
 
 
 def _limit_number(asked: LimitRequest) -> LimitRequest:
     """Return the request of the first ``MAX_BUCKETS`` buckets: enforced ones before those in log mode."""
-    buckets, costs = asked.buckets, asked.costs
+    buckets = asked.buckets
     text = f"a request has {len(buckets)} limits, of which {MAX_BUCKETS} are checked: merge policies or endpoints"
     note_problem("buckets", text)
-    order = sorted(range(len(buckets)), key=lambda at: buckets[at].mode != "enforce")[:MAX_BUCKETS]
-    chosen = tuple(buckets[at] for at in order)
-    return asked._replace(buckets=chosen, costs=tuple(costs[at] for at in order if costs))
+    return asked.part(sorted(range(len(buckets)), key=lambda at: buckets[at].mode != "enforce")[:MAX_BUCKETS])

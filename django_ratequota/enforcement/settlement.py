@@ -22,9 +22,8 @@ from ..monitoring import ledger
 from ..monitoring.health import note_degraded
 from ..monitoring.restoring import restore
 from ..policies.snapshot import Snapshot
-from ..runtime import process
 from ..utils.shielding import shielded
-from .step_runner import Step, StepRunner
+from .step_runner import Step, arun, run
 
 #: The attribute of Django's request with its reservations; most requests have none.
 RESERVED = "ratequota_reserved"
@@ -36,10 +35,10 @@ class StoreSettler(NamedTuple):
     limiter: Limiter
 
     def decide(self, request: LimitRequest) -> Decision:
-        return _runner().run(self.steps(request))
+        return run(self.steps(request))
 
     async def adecide(self, request: LimitRequest) -> Decision:
-        return await _runner().arun(self.steps(request))
+        return await arun(self.steps(request))
 
     def steps(self, request: LimitRequest) -> Generator[Step, Any, Decision]:
         """Yield the steps of either verb, for a check to run among its own."""
@@ -74,11 +73,6 @@ def _unanswered(request: LimitRequest, now_us: int, reason: str) -> Decision:
         units = zip(request.buckets, request.units(), strict=True)
         charges = Charges(Charge(bucket, taken, now_us, level_us=0, share=1) for bucket, taken in units if taken)
     return Decision(allowed=True, error=reason, _charges=charges)
-
-
-def _runner() -> StepRunner:
-    # By the settings now in force, and in this process, which may have been forked since the decision.
-    return StepRunner(process.limiter())
 
 
 class Reservation(NamedTuple):

@@ -13,26 +13,22 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import AsyncIterator, Generator, Iterator
-from typing import Any, NamedTuple
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 from asgiref.sync import sync_to_async
 
 from ..conf import settings
-from ..engine.decision import Decision, LimitRequest, Settler
-from ..engine.limiter import Limiter
+from ..engine.decision import Settler
 from ..engine.memory import LocalLimiter
-from ..engine.slots import Holder, Unreleased, holders, new_slot, unreleased
+from ..engine.slots import Holder, holders, is_released, new_slot, unreleased
 from ..engine.types import Bucket
 from ..exceptions import StoreError
 from ..monitoring.background import Background
-from ..policies.resolver import Resolution
-from ..runtime import process
 from ..utils.shielding import shielded
 from .earlier_checks import CHECKS, RequestChecks
-from .on_error import decide
 from .settlement import StoreSettler
-from .step_runner import Step, StepRunner
+from .step_runner import run
 
 #: Seconds between two looks at what is to be renewed or released; at most this part of a lease.
 _SECONDS, _SHARE = 1.0, 0.25
@@ -51,16 +47,6 @@ def holder_of(http: Any, checks: RequestChecks) -> Holder:
     # Django has no other hook that the end of a request calls by its name.
     vars(http).setdefault("close", _Close(http, checks.holder))
     return checks.holder
-
-
-def ask_for_slots(
-    holder: Holder, limiter: Limiter, resolution: Resolution, asked: LimitRequest
-) -> Generator[Step, Any, Decision]:
-    """``decide``, for a holder that takes the slots of an admitted request. Raises ``NewerRevision``."""
-    decision = yield from decide(limiter, resolution, asked._replace(slot=holder.slot), holder)
-    holder.decided(decision)
-    decision.holder = holder
-    return decision
 
 
 # --- The end of a request. ---
@@ -105,20 +91,8 @@ async def _release_behind_view(request: Any) -> None:
         await holder.arelease()
 
 
-def finish(request: Any, response: Any, holder: Holder) -> None:
-    """Release the slots before a plain response is sent, or with the end of its body."""
-    if _is_plain(request, response, holder):
-        holder.release()
-
-
-async def afinish(request: Any, response: Any, holder: Holder) -> None:
-    """``finish``, awaited."""
-    if _is_plain(request, response, holder):
-        await holder.arelease()
-
-
-def _is_plain(request: Any, response: Any, holder: Holder) -> bool:
-    """Return whether the response has no body to come; else let its end release the slots."""
+def is_plain(request: Any, response: Any, holder: Holder) -> bool:
+    """Return whether the response has no body to come, so that its slots end now; else let its end release them."""
     if not getattr(response, "streaming", False):
         if isinstance(vars(request).get("close"), _Close):
             del request.close  # nothing is left to release
@@ -198,9 +172,9 @@ class _AsyncBody:
 def _work() -> None:
     """Renew the leases of the slots that are held, and release what is left over; raises ``StoreError``."""
     failure, renewed, late = None, set[Holder](), set[Holder]()
-    for group, (bucket, due) in _due().items():
+    for (settler, _counter, lease_us), (bucket, due) in _due().items():
         try:
-            _renew(group, bucket, [holder.slot.id for holder in due])
+            _renew(settler, bucket, [holder.slot.id for holder in due], lease_us)
             renewed.update(due)
         except StoreError as error:
             failure = error
@@ -210,56 +184,36 @@ def _work() -> None:
     for _ in range(len(unreleased)):
         left = unreleased.popleft()
         try:
-            _release(left)
+            done = time.monotonic() >= left.until or is_released(left.settler.decide(left.request))
         except StoreError as error:
-            failure = error
+            failure, done = error, False
+        if not done:
+            unreleased.append(left)
     if failure:
         raise failure
 
 
-def _release(left: Unreleased) -> None:
-    """Release slots once more, until their leases have ended anyway."""
-    settler, request, until = left
-    if time.monotonic() >= until:
-        return
-    try:
-        failed = settler.decide(request).error not in ("", "local")
-    except StoreError:
-        unreleased.append(left)
-        raise
-    if failed:
-        unreleased.append(left)
-
-
-class _Group(NamedTuple):
-    """What is renewed by one command."""
-
-    settler: Settler
-    counter: object
-    lease_us: int
-
-
-def _due() -> dict[_Group, tuple[Bucket, list[Holder]]]:
-    now, due = time.monotonic(), dict[_Group, tuple[Bucket, list[Holder]]]()
+def _due() -> dict[tuple[Settler, object, int], tuple[Bucket, list[Holder]]]:
+    """Return the holders whose slots are due, by what one command renews: settler, counter, lease (µs)."""
+    now, due = time.monotonic(), dict[tuple[Settler, object, int], tuple[Bucket, list[Holder]]]()
     for reference in list(holders.values()):
         holder = reference()
         if holder is None or now < holder.renew_at:
             continue
         for held in holder.held:
-            group = _Group(held.settler, held.bucket.counter, holder.slot.lease_us)
+            group = held.settler, held.bucket.counter, holder.slot.lease_us
             due.setdefault(group, (held.bucket, []))[1].append(holder)
     return due
 
 
-def _renew(group: _Group, bucket: Bucket, slot_ids: list[int]) -> None:
-    settler, lease_us = group.settler, group.lease_us
+def _renew(settler: Settler, bucket: Bucket, slot_ids: list[int], lease_us: int) -> None:
     if isinstance(settler, LocalLimiter):
         steps = settler.renew(bucket, tuple(slot_ids), lease_us)
     elif isinstance(settler, StoreSettler):
         steps = settler.limiter.renew_steps(bucket, slot_ids, lease_us)
     else:  # a limiter that the project has made: its slots are held for the time of a lease
         return
-    StepRunner(process.limiter()).run(steps)
+    run(steps)
 
 
 def _pause() -> float:

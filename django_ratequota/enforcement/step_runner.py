@@ -12,7 +12,7 @@ from asgiref.sync import sync_to_async
 from django.db import Error as DatabaseError
 from django.utils.functional import LazyObject
 
-from ..engine.limiter import Limiter
+from ..runtime import process
 from ..store.base import Call
 from ..store.commands import Command
 from ..utils.sansio import Twins, acall, adrive, call, drive
@@ -40,20 +40,18 @@ def unless_down(read: Callable[[], Result], otherwise: Default) -> Generator[Ste
         return otherwise
 
 
-class StepRunner(Call):
-    """Runs the steps of one request; its commands share one deadline."""
+def run(steps: Generator[Step, Any, Result]) -> Result:
+    """Run steps in this thread, whose commands share one deadline; returns their result."""
+    return drive(steps, _StepCall(process.limiter().store).do)
 
-    def __init__(self, limiter: Limiter) -> None:
-        """``limiter`` is the one that yields the commands."""
-        super().__init__(limiter.store)
 
-    def run(self, steps: Generator[Step, Any, Result]) -> Result:
-        """Run steps in this thread; returns their result."""
-        return drive(steps, self.do)
+async def arun(steps: Generator[Step, Any, Result]) -> Result:
+    """``run``, awaited; functions run in a thread."""
+    return await adrive(steps, _StepCall(process.limiter().store).ado)
 
-    async def arun(self, steps: Generator[Step, Any, Result]) -> Result:
-        """``run``, awaited; functions run in a thread."""
-        return await adrive(steps, self.ado)
+
+class _StepCall(Call):
+    """Carries out the steps of one request."""
 
     def do(self, step: Step) -> Any:
         """Run one step in this thread."""
@@ -61,7 +59,7 @@ class StepRunner(Call):
             return step()
         if isinstance(step, Twins):
             return call(step)
-        return self.run(step.steps) if isinstance(step, Uncancelled) else super().do(step)
+        return drive(step.steps, self.do) if isinstance(step, Uncancelled) else super().do(step)
 
     async def ado(self, step: Step) -> Any:
         """``do``, awaited."""
@@ -70,19 +68,13 @@ class StepRunner(Call):
         if isinstance(step, Twins):
             return await acall(step)
         if isinstance(step, Uncancelled):
-            return await shielded(self.arun(step.steps))
+            return await shielded(adrive(step.steps, self.ado))
         return await super().ado(step)
 
 
 def read_user(request: Any) -> Twins:
     """Return the step that reads the request's user."""
     return Twins(_read_user, _auser, (request,))
-
-
-def twins(limiter: Limiter, steps: Generator[Step, Any, Any]) -> Twins:
-    """Return all these steps as one, for a generator of ``Twins``."""
-    runner = StepRunner(limiter)
-    return Twins(runner.run, runner.arun, (steps,))
 
 
 async def _auser(request: Any) -> Any:

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-from ..conf import settings
 from ..engine.decision import Decision
 from ..engine.rates import BLOCKED
 from ..policies.requests.caller import Unidentified
@@ -21,7 +20,8 @@ from ..policies.resolver import Resolution
 from ..runtime import process
 from ..utils.sansio import Twins
 from .check_request import RequestCheck, is_free
-from .step_runner import Step, twins, unless_down
+from .on_error import action_of
+from .step_runner import Step, arun, run, unless_down
 
 
 class FirstCheck(RequestCheck):
@@ -35,6 +35,7 @@ class FirstCheck(RequestCheck):
         """Return the decision that refuses the request; None where its view may run."""
         if "ratequota" in vars(self.http) or is_free(self.limiter, self.exemption, self.method):
             return None
+        self.caller, self.identified = Unidentified(self.request), True
         decision = yield from self.decide()
         resolution = self.resolution
         if not decision.allowed and (resolution is None or (yield from self._binds_everybody(decision, resolution))):
@@ -58,11 +59,6 @@ class FirstCheck(RequestCheck):
             return None
         return (yield from self.assign(decision))
 
-    def identify(self) -> Generator[Step, Any, None]:
-        """Set a ``caller`` of whom only the address is known."""
-        self.caller, self.identified = Unidentified(self.request), True
-        yield from ()
-
     def ask(self, resolution: Resolution, revision: int | None) -> Generator[Step, Any, Decision]:
         """Ask nothing where no policy is counted per ip."""
         if resolution.buckets or resolution.blocked_by or resolution.unreadable:
@@ -82,8 +78,7 @@ class FirstCheck(RequestCheck):
         if None in refusing:  # the usage endpoint's built-in limit
             return True
         for policy in resolution.winners:
-            denied = decision.denied_by and policy.mode == "enforce"
-            denied = denied and (policy.on_error or settings.on_error) == "deny"
+            denied = decision.denied_by and policy.mode == "enforce" and action_of(policy) == "deny"
             if policy.id not in refusing and not denied:
                 continue
             group = self.snapshot.groups[policy.endpoint_id]["ip"]
@@ -104,10 +99,9 @@ def refuse_unchecked(request: Any, scope: str | None, cost: int | None) -> Twins
     Its result is the decision that refuses the request, None where the view may run. ``scope`` and ``cost`` are those
     of the view's own check. Sends nothing where no policy is counted per ip.
     """
-    limiter = process.limiter()
-    return twins(limiter, FirstCheck(limiter, request, scope, cost).refuse())
+    return Twins(run, arun, (FirstCheck(request, scope, cost).refuse(),))
 
 
 def conclude_unchecked(check: FirstCheck, status: int) -> Twins:
     """Return the step that records the first check of a request whose view made none; see ``FirstCheck.conclude``."""
-    return twins(check.limiter, check.conclude(status))
+    return Twins(run, arun, (check.conclude(status),))

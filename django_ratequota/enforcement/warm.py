@@ -12,10 +12,9 @@ from typing import Any
 from django.db import Error as DatabaseError
 from django.db import close_old_connections
 
-from ..engine.limiter import Limiter
 from ..exceptions import StoreError
 from ..runtime import process
-from .step_runner import Step, StepRunner
+from .step_runner import Step, arun, run
 
 logger = logging.getLogger("django_ratequota")
 
@@ -26,20 +25,18 @@ def warm() -> None:
     Call it in each worker after the fork, because connections are not inherited. While Redis, its settings or the
     database fail, it logs the error instead of raising it: the worker starts, and its requests try again.
     """
-    limiter = process.limiter()
-    StepRunner(limiter).run(_steps(limiter))
+    run(_steps())
 
 
 async def awarm() -> None:
     """``warm``, awaited: connects for the event loop that it is awaited in."""
-    limiter = process.limiter()
-    await StepRunner(limiter).arun(_steps(limiter))
+    await arun(_steps())
 
 
-def _steps(limiter: Limiter) -> Generator[Step, Any, None]:
+def _steps() -> Generator[Step, Any, None]:
     policies, revision = process.policies, 0
     try:
-        revision = yield from limiter.revision_steps()
+        revision = yield from process.limiter().revision_steps()
     except StoreError as error:
         logger.warning("not connected to Redis before the first request: %s", error)
     with suppress(DatabaseError):  # which is logged where it is read

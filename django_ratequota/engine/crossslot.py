@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..exceptions import StoreError, StoreLeftAlone
-from .decision import Charged, Charges, Decision, LimitRequest, Slot, Steps, charges_of, take_all
+from .decision import Charges, Decision, LimitRequest, Slot, Steps, charges_of, take_all
 from .slots import releasing
 from .types import BucketStatus
 
@@ -29,7 +29,8 @@ def decide_per_subject(call: AtomicCall, request: LimitRequest) -> Steps:
     failure: StoreError | None = None
     subjects = sorted(dict.fromkeys(bucket.subject for bucket in request.buckets), key=_is_shared)
     for subject in subjects:
-        own = _part(request, subject) if len(subjects) > 1 else request._replace(revision=None)
+        places = [at for at, bucket in enumerate(request.buckets) if bucket.subject == subject]
+        own = request.part(places)._replace(revision=None)  # which is compared apart
         # After a refusal, the other subjects are read, not charged.
         refused = not all(decision.allowed for decision in decisions)
         try:
@@ -63,21 +64,6 @@ def decide_per_subject(call: AtomicCall, request: LimitRequest) -> Steps:
         settler=request.settler,
         cost=units,
         _charges=charges if allowed else None,
-    )
-
-
-def _part(request: LimitRequest, subject: str) -> LimitRequest:
-    """Return the part of the request about one subject; the revision is compared apart."""
-    places = [at for at, bucket in enumerate(request.buckets) if bucket.subject == subject]
-
-    def own(values: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(values[at] for at in places) if values else ()
-
-    return request._replace(
-        buckets=tuple(request.buckets[at] for at in places),
-        costs=own(request.costs),
-        charged=request.charged and Charged(request.charged.at_us, own(request.charged.levels_us)),
-        revision=None,
     )
 
 

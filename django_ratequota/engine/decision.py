@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from ..exceptions import StoreError
 from ..store.commands import Command
@@ -14,6 +15,7 @@ from ..utils.shielding import shielded
 from .rates import BURST_ALGORITHMS
 from .types import Bucket, BucketStatus, check_cost
 
+T = TypeVar("T")
 Mode = Literal["check", "peek", "charge", "refund", "acquire"]
 
 #: Restores counts of durable buckets, in their windows around an instant (µs).
@@ -78,6 +80,15 @@ class LimitRequest(NamedTuple):
             return (cost,) * len(buckets)
         request = 0 if by_hand else 1
         return tuple([cost if bucket.rate.counts == "units" else request for bucket in buckets])
+
+    def part(self, places: Sequence[int]) -> LimitRequest:
+        """Return the request about the buckets in these places alone, in this order."""
+
+        def own(values: tuple[T, ...]) -> tuple[T, ...]:
+            return tuple([values[at] for at in places]) if values else ()
+
+        charged = self.charged and Charged(self.charged.at_us, own(self.charged.levels_us))
+        return self._replace(buckets=own(self.buckets), costs=own(self.costs), charged=charged)
 
 
 class Settler(Protocol):
@@ -145,6 +156,8 @@ class Decision:
     settler: Settler | None = field(default=None, repr=False, compare=False)
     #: Units charged to each bucket that had room; 0 when refused, and for a peek.
     cost: int = 0
+    # The units of each bucket that had room, in the order of the statuses; empty = nothing was charged.
+    _units: tuple[int, ...] = field(default=(), repr=False, compare=False)
     # What was charged and not given back; ``charges_of`` makes it on first use, as few decisions settle.
     _charges: Charges | None = field(default=None, repr=False, compare=False)
     #: Names of the policies whose rates are ``blocked``; these have no bucket.
@@ -155,6 +168,8 @@ class Decision:
     error: str = ""
     #: Finds the refusal in the admin; 10 letters and digits on a refusal that was recorded, else "".
     refusal_id: str = ""
+    # Processes that divide the limits, see ``Charge``.
+    _share: int = field(default=1, repr=False, compare=False)
     #: What releases the slots that it has taken of concurrent buckets; None = it has taken none.
     holder: Releases | None = field(default=None, repr=False, compare=False)
     # The counters of its own check, where the request's earlier checks add statuses; None = all.
@@ -310,9 +325,9 @@ class Decision:
     def _take(self, cost: int) -> list[LimitRequest]:
         charges = charges_of(self)
         own = [charge for charge in charges if charge.bucket.rate.counts == "units"]
-        held: dict[object, int] = {}
+        held = Counter[object]()
         for charge in own:
-            held[charge.bucket.counter] = held.get(charge.bucket.counter, 0) + charge.units
+            held[charge.bucket.counter] += charge.units
         # What an earlier check paid is not given back here, and so stays among the request's units.
         cost = min(cost, max(held.values(), default=0))
         charges.units = max(0, charges.units - cost)
@@ -365,31 +380,16 @@ def _free_share(status: BucketStatus) -> float:
 Steps = Generator[Command, Any, Decision]
 
 
-def charge_each(
-    statuses: Sequence[BucketStatus], units: int, at_us: int, share: int = 1, costs: Sequence[int] = ()
-) -> Charges:
-    """Return the charges of an admitted request of ``units``: the buckets that had room, without those of 0 units.
-
-    A slot of a concurrent bucket is no charge.
-    ``costs`` are the units of each bucket, in the order of the statuses; empty = by its rate.
-    """
-    each = costs or [status.bucket.rate.units(units) for status in statuses]
-    charges = (
-        Charge(status.bucket, cost, at_us, status.reset_after_us, share)
-        for status, cost in zip(statuses, each, strict=False)
-        if cost and status.allowed and not status.bucket.rate.concurrent
-    )
-    return Charges(charges, units=units)
-
-
 def charges_of(decision: Decision) -> Charges:
-    """Return what the decision charged, the newest last; always the same list."""
-    charges = decision._charges
-    if charges is None:
-        # A peek, and a decision without the store, has a cost of 0. A check of 0 units lists its charges itself.
-        charges = charge_each(decision.statuses, decision.cost, decision.at_us) if decision.cost else Charges()
-        decision._charges = charges
-    return charges
+    """Return what the decision charged, the newest last; always the same list. A slot is no charge."""
+    if decision._charges is None:
+        charges = (
+            Charge(status.bucket, units, decision.at_us, status.reset_after_us, decision._share)
+            for status, units in zip(decision.statuses, decision._units, strict=False)
+            if units and status.allowed and not status.bucket.rate.concurrent
+        )
+        decision._charges = Charges(charges, units=decision.cost)
+    return decision._charges
 
 
 def take(charges: Sequence[Charge], units: int) -> list[LimitRequest]:

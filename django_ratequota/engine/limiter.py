@@ -107,11 +107,11 @@ class Limiter:
         time_zone: tzinfo | None = None,
         clock: Callable[[], int] | None = None,
         deny_cache_seconds: float = 0.0,
-        memory: Callable[[str, tzinfo, Callable[[], int] | None], Memory] | None = None,
+        backend: Callable[[Store, str, tzinfo, Callable[[], int] | None], ScriptBackend | Memory] = ScriptBackend,
     ) -> None:
         """Take the store and what is known of it; ``__init__`` ends in this. Raises ``InvalidBucket``.
 
-        ``memory`` returns the counters of this process that serve instead of the store, by prefix, zone and clock.
+        ``backend`` returns what keeps the counters, by store, prefix, zone and clock.
         """
         self.store = store
         #: How long decisions took, failed ones included.
@@ -122,11 +122,7 @@ class Limiter:
         self.clock = clock = clock and _checked(clock)
         self._deny_cache = DenyCache(deny_cache_seconds, clock)
         #: What keeps its counters.
-        self.backend: ScriptBackend | Memory = (
-            memory(self.prefix, self.time_zone, clock)
-            if memory
-            else ScriptBackend(store, self.prefix, self.time_zone, clock)
-        )
+        self.backend = backend(store, self.prefix, self.time_zone, clock)
         #: Whether it admits everything, because of ENABLED = False.
         self.unlimited = isinstance(self.backend, Unlimited)
         # On a Cluster, where the revision cannot be read with every decision, as its key is on one server and most

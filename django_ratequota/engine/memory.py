@@ -16,9 +16,10 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from ..exceptions import NewerRevision
+from ..store.base import Store
 from ..utils.locks import ForkSafeLock
 from .calendar_windows import calendar_window
-from .decision import BY_HAND, CHARGING, Charges, Decision, LimitRequest, Slot, Steps, charge_each
+from .decision import BY_HAND, CHARGING, Decision, LimitRequest, Slot, Steps
 from .protocol import Raised, bucket_keys
 from .rates import BURST_ALGORITHMS, CONCURRENT
 from .slots import MOST_LEASE_US, HeldSlot
@@ -52,8 +53,7 @@ class _Counter(ABC):
     #: The slot that the request takes or releases.
     slot: Slot | None = None
 
-    @abstractmethod
-    def advance(self) -> None:
+    def advance(self) -> None:  # noqa: B027 - where units drain from charge to charge, nothing expires
         """Forget what has expired."""
 
     def rewind(self, now: int) -> None:
@@ -72,9 +72,9 @@ class _Counter(ABC):
         """Return whether anything is in use by the terms of any request."""
         return bool(self.used())
 
-    @abstractmethod
     def fits_at(self, units: int, room: int) -> int:
-        """Return when the units fit into ``room`` units, which they do not now."""
+        """Return when the units fit into ``room`` units, which they do not now: at last when nothing is in use."""
+        return self.full_at()
 
     @abstractmethod
     def full_at(self) -> int:
@@ -107,9 +107,6 @@ class _FixedWindow(_Counter):
 
     def used(self) -> int:
         return self.count
-
-    def fits_at(self, units: int, room: int) -> int:
-        return self.window[1]
 
     def full_at(self) -> int:
         return self.window[1]
@@ -209,9 +206,6 @@ class _Meter(_Counter):
     #: Units times period, at ``since``; the limit and the capacity that they were written under.
     level = written = size = 0
 
-    def advance(self) -> None:
-        """Nothing expires: units drain from charge to charge."""
-
     @property
     def edited(self) -> bool:
         return (self.written, self.size) != (self.limit, self.capacity)
@@ -260,9 +254,6 @@ class _Queue(_Counter):
     """Booked slots: how much later than ``since`` the last one is (µs). As ``queue.lua``, which tells the rules."""
 
     later = 0
-
-    def advance(self) -> None:
-        """Nothing expires: the last slot counts as so long ago, at most, as a burst takes."""
 
     @property
     def interval(self) -> int:
@@ -332,9 +323,6 @@ class _Slots(_Counter):
         """Return whether the request's slot is held: it takes no second one."""
         return self.slot is not None and self.slot.id in self.held
 
-    def fits_at(self, units: int, room: int) -> int:
-        return self.now + RETRY_US
-
     def full_at(self) -> int:
         return self.now + RETRY_US
 
@@ -370,19 +358,15 @@ class Memory:
     #: ``error`` of its decisions.
     error = ""
 
-    def __init__(
-        self, zone: tzinfo, clock: Callable[[], int] | None = None, *, share: int = 1, size: int = SIZE
-    ) -> None:
-        """``zone`` aligns calendar windows; ``clock`` returns µs since the Unix epoch (None = this machine's).
-
-        ``share`` is the number of processes that divide each limit, ``size`` bounds the counters.
-        """
+    def __init__(self, zone: tzinfo, clock: Callable[[], int] | None = None) -> None:
+        """``zone`` aligns calendar windows; ``clock`` returns µs since the Unix epoch (None = this machine's)."""
         #: The newest revision that this process has published; 0 = none.
         self.revision = 0
-        self._zone, self._clock, self._share = zone, clock or _wall_us, share
+        self._zone, self._clock = zone, clock or _wall_us
         #: The least recently used first.
         self._counters = OrderedDict[_Name, _Counter]()
-        self._size = size
+        #: The number of processes that divide each limit, and the most counters.
+        self._share, self._size = 1, SIZE
         self._lock = ForkSafeLock()
 
     def __len__(self) -> int:
@@ -423,23 +407,20 @@ class Memory:
             for at, (counter, bucket, wait) in enumerate(zip(counters, buckets, waits, strict=True)):
                 if allowed and passed[at] and costs[at]:
                     self._settle(counter, request, at, costs[at])
-                if mode != "peek" and counter.holds():
-                    self._counters[counter.name] = counter
-                    if len(self._counters) > self._size:
-                        self._counters.popitem(last=False)
+                if mode != "peek":
+                    self._keep(counter)
                 statuses.append(self._status(counter, bucket, passed[at], wait, now))
-        found = tuple(statuses)
         charging = allowed and mode in CHARGING
-        units = request.cost if charging else 0
         return Decision(
             allowed=allowed,
-            statuses=found,
+            statuses=tuple(statuses),
             at_us=now,
             error=self.error,
             revision=request.revision or 0,
             settler=request.settler,
-            cost=units,
-            _charges=charge_each(found, units, now, self._share, costs) if charging else Charges(),
+            cost=request.cost if charging else 0,
+            _units=costs if charging else (),
+            _share=self._share,
         )
 
     def reset(self, buckets: Iterable[Bucket]) -> Generator[Any, Any, int]:
@@ -454,8 +435,7 @@ class Memory:
         with self._lock:
             now = self._clock()
             counter = self._take(bucket, now, now, slot=Slot(0, lease_us))
-            if counter.holds():
-                self._counters[counter.name] = counter
+            self._keep(counter)
             return counter.renew(slot_ids, now + lease_us) if isinstance(counter, _Slots) else 0
         yield
 
@@ -507,6 +487,13 @@ class Memory:
         counter.window = window or (start, start + counter.period)
         counter.advance()
         return counter
+
+    def _keep(self, counter: _Counter) -> None:
+        """Put a counter back that was taken."""
+        if counter.holds():
+            self._counters[counter.name] = counter
+            if len(self._counters) > self._size:
+                self._counters.popitem(last=False)
 
     def _wait(self, counter: _Counter, bucket: Bucket, cost: int, now: int) -> int | None:
         """Return the µs until ``cost`` fits; 0 when it does, None when it never can."""
@@ -567,7 +554,8 @@ class LocalLimiter(Memory):
         self, share: int, zone: tzinfo, clock: Callable[[], int] | None = None, size: int = LOCAL_SIZE
     ) -> None:
         """``share`` is the number of processes that divide a limit."""
-        super().__init__(zone, clock or _steady_us, share=share, size=size)
+        super().__init__(zone, clock or _steady_us)
+        self._share, self._size = share, size
 
     async def adecide(self, request: LimitRequest) -> Decision:
         """``decide``, for async callers; it does not wait."""
@@ -577,7 +565,7 @@ class LocalLimiter(Memory):
 _memories: dict[tuple[str, tzinfo], Memory] = {}
 
 
-def process_memory(prefix: str, zone: tzinfo, clock: Callable[[], int] | None) -> Memory:
+def process_memory(_store: Store, prefix: str, zone: tzinfo, clock: Callable[[], int] | None) -> Memory:
     """Return the counters that all limiters of the prefix share in this process; an injected clock has its own."""
     return Memory(zone, clock) if clock else _memories.setdefault((prefix, zone), Memory(zone))
 

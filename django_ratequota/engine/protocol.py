@@ -17,7 +17,7 @@ from ..exceptions import InvalidBucket, NewerRevision, StoreError
 from ..store.base import Store
 from ..store.commands import Command, ScriptCall
 from .calendar_windows import calendar_window
-from .decision import CHARGING, Decision, LimitRequest, Slot, Steps, charge_each
+from .decision import CHARGING, Decision, LimitRequest, Slot, Steps
 from .keys import bucket_key, revision_key, window_key
 from .scripts import DECIDE, PUBLISH, RAISE, RENEW
 from .slots import HeldSlot
@@ -33,8 +33,6 @@ MAX_US = 2**53 - 1
 #: Most commands kept, some 3 kB each; the least recently used are forgotten.
 _CACHE_SIZE = 2048
 _FOREVER = 2**63
-#: Arguments of a bucket, the last two of them its cost, and what is known of its past.
-_STRIDE = 9
 #: Numbers of a reply per bucket.
 _EACH = 5
 
@@ -82,12 +80,8 @@ class ScriptBackend:
                 self._offset_us = now_us - time.monotonic_ns() // 1000
             if outcome == DECIDED:
                 statuses = statuses_of(numbers, buckets, windows_us)
-                charging = allowed == 1 and mode in CHARGING
-                # Those of all other decisions follow from their statuses and cost, when they are needed.
-                listed = charging and (request.costs or mode == "charge" or not request.cost)
-                cost = request.cost if charging else 0
-                charges = charge_each(statuses, cost, now_us, costs=units) if listed else None
-                return Decision(allowed == 1, statuses, now_us, request.revision or 0, request.settler, cost, charges)
+                cost, units = (request.cost, units) if allowed == 1 and mode in CHARGING else (0, ())
+                return Decision(allowed == 1, statuses, now_us, request.revision or 0, request.settler, cost, units)
             if outcome == NEWER:
                 instead_of = request.revision if stored < known else None
                 raise NewerRevision(stored, instead_of=instead_of)
@@ -178,55 +172,46 @@ class CheckCommand:
         """Raises ``InvalidBucket`` when two buckets share a counter, or there are too many."""
         self._keys = bucket_keys(prefix, buckets)
         self._revision_key = revision_key(prefix)
-        self._zone = zone
-        self._buckets = buckets
-        self._calendars = [bucket.rate.calendar for bucket in buckets]
-        self._concurrent = [at for at, bucket in enumerate(buckets) if bucket.rate.concurrent]
-        self._last = _Sent(((), (), (), False, None), 0, 0, ScriptCall(DECIDE, (), ()), [])
+        self._zone, self._buckets = zone, buckets
+        self._last: _Sent | None = None
 
     def command(self, made_for: Asked, now_us: int) -> tuple[ScriptCall, list[int]]:
         """Return the command, and the length of each bucket's window (µs)."""
         last = self._last
-        if last.made_for != made_for or not last.since_us <= now_us < last.until_us:
-            header, units, levels_us, complete, slot = made_for
-            since_us, until_us, args, windows_us = self._arguments(now_us)
-            args[_STRIDE - 2 :: _STRIDE] = units
-            durable, levels = 2 if complete else 1, levels_us or (0,) * len(units)
-            args[_STRIDE - 1 :: _STRIDE] = [
-                (durable if bucket.durable else 0) if unit else level_us
-                for bucket, unit, level_us in zip(self._buckets, self._calendars, levels, strict=True)
-            ]
-            if slot is not None:
-                for at in self._concurrent:
-                    args[_STRIDE * at + 2], args[_STRIDE * at + _STRIDE - 1] = slot.lease_us, slot.id
-            keys = self.keys_at(now_us)
-            if header[2] != NO_REVISION:
-                keys = [self._revision_key, *keys]
-            command = ScriptCall(DECIDE, keys, (*header, *args))
-            last = self._last = _Sent(made_for, since_us, until_us, command, windows_us)
+        if last is None or last.made_for != made_for or not last.since_us <= now_us < last.until_us:
+            last = self._last = self._build(made_for, now_us)
         return last.command, last.windows_us
 
     def keys_at(self, now_us: int) -> list[str]:
         """Return the key of each bucket's counter; of a calendar window, the one around ``now_us``."""
-        return [
-            window_key(key, calendar_window(unit, now_us, self._zone, bucket.anchor).first_day) if unit else key
-            for key, unit, bucket in zip(self._keys, self._calendars, self._buckets, strict=True)
-        ]
+        keys = list(self._keys)
+        for at, bucket in enumerate(self._buckets):
+            if unit := bucket.rate.calendar:
+                keys[at] = window_key(keys[at], calendar_window(unit, now_us, self._zone, bucket.anchor).first_day)
+        return keys
 
-    def _arguments(self, now_us: int) -> tuple[int, int, list[object], list[int]]:
-        since_us, until_us = 0, _FOREVER
-        args: list[object] = []
-        windows_us = []
-        for bucket, unit in zip(self._buckets, self._calendars, strict=True):
+    def _build(self, made_for: Asked, now_us: int) -> _Sent:
+        header, units, levels_us, complete, slot = made_for
+        since_us, until_us, windows_us = 0, _FOREVER, list[int]()
+        args: list[object] = [*header]
+        for at, (bucket, cost) in enumerate(zip(self._buckets, units, strict=True)):
             rate, start, finish = bucket.rate, 0, 0
-            if unit:
-                start, finish, _ = calendar_window(unit, now_us, self._zone, bucket.anchor)
+            algorithm, period_us, past = rate.algorithm, rate.period_us, levels_us[at] if levels_us else 0
+            if rate.calendar:
+                start, finish, _ = calendar_window(rate.calendar, now_us, self._zone, bucket.anchor)
                 since_us, until_us = max(since_us, start), min(until_us, finish)
+                algorithm, past = "calendar_window", (2 if complete else 1) if bucket.durable else 0
+            elif bucket.queued:
+                algorithm = "queue"
+            elif rate.concurrent and slot is not None:
+                period_us, past = slot.lease_us, slot.id
             windows_us.append(finish - start or rate.period_us)
             enforced = 1 if bucket.mode == "enforce" else 0
-            algorithm = "queue" if bucket.queued else "calendar_window" if unit else rate.algorithm
-            args += (algorithm, rate.limit, rate.period_us, rate.capacity, enforced, start, finish, 0, 0)
-        return since_us, until_us, args, windows_us
+            args += (algorithm, rate.limit, period_us, rate.capacity, enforced, start, finish, cost, past)
+        keys = self.keys_at(now_us)
+        if header[2] != NO_REVISION:
+            keys = [self._revision_key, *keys]
+        return _Sent(made_for, since_us, until_us, ScriptCall(DECIDE, keys, args), windows_us)
 
 
 #: ``CheckCommand`` by prefix, time zone of calendar windows, and buckets.

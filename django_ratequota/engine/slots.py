@@ -106,6 +106,11 @@ def _release(buckets: tuple[Bucket, ...], slot: Slot) -> LimitRequest:
     return LimitRequest(mode="refund", buckets=buckets, costs=(1,) * len(buckets), slot=slot)
 
 
+def is_released(answer: Decision) -> bool:
+    """Return whether a release has reached what counts its slots."""
+    return answer.error in ("", "local")
+
+
 class Holder:
     """The slots of one request: those that it holds, and those of which it is not known."""
 
@@ -119,15 +124,11 @@ class Holder:
         self._held: dict[tuple[Settler | None, object], Held] = {}
 
     @classmethod
-    def of(cls, decision: Decision, slot: Slot | None) -> Holder | None:
+    def of(cls, decision: Decision, slot: Slot) -> Holder | None:
         """Return the holder of what an admitted decision has taken; None where that is nothing."""
-        taken = releasing(decision, slot)
-        if slot is None or decision.settler is None or not taken:
-            return None
         holder = cls(slot)
-        holder.asks(decision.settler, taken[0].buckets)
         holder.decided(decision)
-        return holder
+        return holder if holder._held else None
 
     @property
     def held(self) -> list[Held]:
@@ -139,9 +140,11 @@ class Holder:
         for bucket in buckets:
             if not bucket.rate.concurrent:
                 continue
-            name = settler, bucket.counter
-            self._held[name] = Held(bucket, settler, sure=False, doubtful=name in self._held)
-            holders[self.slot.id] = weakref.ref(self)
+            self._note(Held(bucket, settler, sure=False, doubtful=(settler, bucket.counter) in self._held))
+
+    def _note(self, held: Held) -> None:
+        self._held[held.settler, held.bucket.counter] = held
+        holders[self.slot.id] = weakref.ref(self)
 
     def spared(self, settler: Settler | None, buckets: Iterable[Bucket]) -> None:
         """Note that these buckets have given no slot, as they refused or were not asked after all."""
@@ -163,7 +166,7 @@ class Holder:
             if not (decision.allowed and status.allowed):
                 refused.append(bucket)
             elif bucket.rate.concurrent:
-                self._held[settler, bucket.counter] = Held(bucket, settler, sure=True)
+                self._note(Held(bucket, settler, sure=True))
         self.spared(settler, refused)
 
     def take(self, kept: frozenset[object] = frozenset()) -> list[tuple[Settler, LimitRequest]]:
@@ -209,7 +212,7 @@ class Holder:
 
     def note(self, settler: Settler, request: LimitRequest, answer: Decision) -> None:
         """Note how a release ended; the store's failures are errors of the answer."""
-        if answer.error not in ("", "local"):
+        if not is_released(answer):
             self._leave(settler, request)
 
     def _leave(self, settler: Settler, request: LimitRequest) -> None:

@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 
 from ..conf import settings
 from ..enforcement.on_error import decide
-from ..enforcement.step_runner import Step, StepRunner
+from ..enforcement.step_runner import Step, run
 from ..engine.decision import Decision, LimitRequest
 from ..engine.protocol import MAX_BUCKETS
 from ..engine.types import Bucket, check_cost
@@ -133,12 +133,12 @@ def explain_caller(
         )
 
     limiter = process.limiter()
-    return StepRunner(limiter).run(steps())
+    return run(steps())
 
 
 def _why_exempt(limiter: Any, resolution: Resolution, exemption: Exemption | None, method: str) -> str:
     """Return why the request is exempt; "" = it is not."""
-    if getattr(limiter, "unlimited", False):
+    if limiter.unlimited:
         return _("RATEQUOTA['ENABLED'] is False")
     if exemption is not None and exemption.covers(method):
         return _("@exempt decorates the view")

@@ -224,8 +224,12 @@ def subject_key(subject: str) -> SubjectKey:
     return kind, value
 
 
+#: The columns of Endpoint that ``endpoint_facts`` reads.
+ENDPOINT_COLUMNS = ("pk", "name", "routes", "methods", "cost", "charged_statuses", "exempt")
+
+
 def endpoint_facts(endpoint: Any) -> EndpointFacts:
-    """Return the facts of an ``Endpoint``."""
+    """Return the facts of an ``Endpoint``, which may be a named row."""
     return EndpointFacts(
         id=endpoint.pk,
         name=endpoint.name,

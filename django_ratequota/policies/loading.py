@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 from django.contrib.auth import get_user_model
@@ -16,6 +16,7 @@ from ..changes.writer import in_batches
 from ..conf import settings
 from .change_feed import ENDPOINT, LIST, MEMBER, PLAN, POLICY
 from .facts import (
+    ENDPOINT_COLUMNS,
     MEMBER_COLUMNS,
     NOBODY,
     POLICY_COLUMNS,
@@ -40,42 +41,42 @@ _KEPT = timedelta(days=1)
 
 def load_snapshot(revision: int) -> Snapshot:
     """Read all shared policies from the database (five queries). Raises ``django.db.Error``."""
-    return _with_read_rows(Snapshot(revision=revision), {})
+    return _with_read_rows(Snapshot(revision=revision), None)
 
 
 def update_snapshot(snapshot: Snapshot, rows: Iterable[tuple[str, int]]) -> Snapshot:
     """Read the rows, (model, primary key) each, and return the snapshot with them. Raises ``django.db.Error``."""
-    ids: dict[str, list[int]] = {PLAN: [], ENDPOINT: [], POLICY: [], LIST: [], MEMBER: []}
+    ids: dict[str, list[int]] = {}
     for model, pk in rows:
-        ids[model].append(pk)
+        ids.setdefault(model, []).append(pk)
     return _with_read_rows(snapshot, ids)
 
 
-def _with_read_rows(snapshot: Snapshot, ids: Mapping[str, list[int]]) -> Snapshot:
-    """Return the snapshot with the rows of these ids, by model; of a model that is missing in ``ids``, all rows."""
+def _with_read_rows(snapshot: Snapshot, ids: Mapping[str, list[int]] | None) -> Snapshot:
+    """Return the snapshot with the rows of these ids, by model; None = all rows of all models."""
     from ..models import Endpoint, ListMember, Plan, RatePolicy, SubjectList
 
-    def read(model: str, rows: Any) -> Iterator[Any]:
-        return _found(rows.order_by(), ids.get(model))
+    def read(model: str, rows: Any, facts: Callable[[Any], Any]) -> dict[int, Any]:
+        """Return the facts of each row by its id; None for ids without a row."""
+        rows, wanted = rows.order_by(), [] if ids is None else ids.get(model, [])
+        batches = [rows] if ids is None else [rows.filter(pk__in=batch) for batch in in_batches(wanted)]
+        return dict.fromkeys(wanted) | {row[0]: facts(row) for batch in batches for row in batch}
 
-    plans = (
-        PlanFacts(id=plan.pk, name=plan.name, slug=plan.slug, default_for=plan.default_for)
-        for plan in read(PLAN, Plan.objects)
-    )
-    shared = _active_facts(RatePolicy.objects.filter(user__isnull=True), ids.get(POLICY))
-    members = read(MEMBER, not_ended(ListMember.objects).values_list(*MEMBER_COLUMNS))
-    found: dict[str, dict[int, Any]] = {
-        "plans": {plan.id: plan for plan in plans},
-        "endpoints": {row.pk: endpoint_facts(row) for row in read(ENDPOINT, Endpoint.objects)},
-        "policies": {policy.id: policy for policy in shared},
-        "lists": dict(read(LIST, SubjectList.objects.values_list("pk", "name"))),
-        "members": {row[0]: member_facts(*row) for row in members},
-    }
-    models = (PLAN, ENDPOINT, POLICY, LIST, MEMBER)
-    missing = (dict.fromkeys(ids.get(model, ())) for model in models)
+    policies, members = RatePolicy.objects.filter(user__isnull=True), ListMember.objects
+    # Plain rows, because model objects would double the time that loading takes.
     return with_rows(
-        snapshot, **{name: {**none, **rows} for (name, rows), none in zip(found.items(), missing, strict=True)}
+        snapshot,
+        plans=read(PLAN, Plan.objects.values_list("pk", "name", "slug", "default_for"), _plan),
+        endpoints=read(ENDPOINT, Endpoint.objects.values_list(*ENDPOINT_COLUMNS, named=True), endpoint_facts),
+        policies=read(POLICY, not_ended(policies).values_list(*POLICY_COLUMNS), policy_of_row),
+        lists=read(LIST, SubjectList.objects.values_list("pk", "name"), itemgetter(1)),
+        members=read(MEMBER, not_ended(members).values_list(*MEMBER_COLUMNS), lambda row: member_facts(*row)),
     )
+
+
+def _plan(row: tuple[Any, ...]) -> PlanFacts:
+    pk, name, slug, default_for = row
+    return PlanFacts(id=pk, name=name, slug=slug, default_for=default_for)
 
 
 def held_policies(snapshot: Snapshot) -> Iterator[PolicyFacts]:
@@ -98,13 +99,6 @@ def not_ended(rows: Any) -> Any:
     return rows.exclude(ends_at__lt=timezone.now() - _KEPT)
 
 
-def _found(rows: Any, ids: Sequence[int] | None) -> Iterator[Any]:
-    """Return the rows with these primary keys, in batches; all rows if ``ids`` is None."""
-    if ids is None:
-        return iter(rows)
-    return chain.from_iterable(rows.filter(pk__in=batch) for batch in in_batches(ids))
-
-
 def load_entries(keys: Collection[str | SubjectKey]) -> dict[str | SubjectKey, UserEntry]:
     """Read the entries of users (two queries per 500) and of subjects (one); ``NOBODY`` for those without rows."""
     from ..models import RatePolicy
@@ -114,7 +108,8 @@ def load_entries(keys: Collection[str | SubjectKey]) -> dict[str | SubjectKey, U
     policies: dict[str | SubjectKey, list[PolicyFacts]] = {}
     assignments: dict[Any, list[Assignment]] = {}
     for batch in in_batches(users):
-        for policy in _active_facts(RatePolicy.objects.filter(user_id__in=batch)):
+        own = not_ended(RatePolicy.objects.filter(user_id__in=batch)).order_by()
+        for policy in map(policy_of_row, own.values_list(*POLICY_COLUMNS)):
             policies.setdefault(policy.user, []).append(policy)
         assignments |= _assignments("user_id", batch)
     for batch in in_batches(subjects):
@@ -179,10 +174,3 @@ def _may_exist(user_id: str) -> bool:
     # The id may belong to no row of the user model, as a token's service account.
     key = primary_key(get_user_model(), user_id)
     return key is not None and str(key) == user_id  # "010" parses as 10, and is not that user
-
-
-def _active_facts(policies: Any, ids: Sequence[int] | None = None) -> list[PolicyFacts]:
-    """Return the facts of a queryset's policies (only ``ids`` if not None), without those that ended long ago."""
-    rows = not_ended(policies).order_by()
-    # Plain rows, because model objects would double the time that loading takes.
-    return [policy_of_row(row) for row in _found(rows.values_list(*POLICY_COLUMNS), ids)]

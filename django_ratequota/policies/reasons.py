@@ -93,8 +93,7 @@ def explain(
         for policy in rivals:
             why = why_exempt(policy)
             if policy is winner and not why:
-                reason = _("wins: %(why)s") % {"why": _why_won(won[policy.id], context, entries)}
-                candidates.append(Candidate(policy=policy, won=True, reason=reason, buckets=won[policy.id].buckets))
+                candidates.append(_winner(won[policy.id], context, entries))
                 continue
             why = why or _why_not(policy, context, subject, entries)
             why = why or (_("no policy applies here") if winner is None else why_beaten(policy, winner))
@@ -105,15 +104,7 @@ def explain(
 def explain_winners(context: EvaluationContext, resolution: Resolution) -> tuple[Candidate, ...]:
     """Return the policies of the resolution and why each won, without those that lost."""
     entries = _entries(context, resolution.winners)
-    return tuple(
-        Candidate(
-            policy=one.policy,
-            won=True,
-            reason=_("wins: %(why)s") % {"why": _why_won(one, context, entries)},
-            buckets=one.buckets,
-        )
-        for one in resolution.applied
-    )
+    return tuple(_winner(one, context, entries) for one in resolution.applied)
 
 
 def _entries(context: EvaluationContext, policies: Iterable[PolicyFacts]) -> list[MemberFacts]:
@@ -122,9 +113,9 @@ def _entries(context: EvaluationContext, policies: Iterable[PolicyFacts]) -> lis
     return members.entries_of(context.caller, members.kinds_of(lists)) if lists else []
 
 
-def _why_won(applied: Applied, context: EvaluationContext, entries: list[MemberFacts]) -> str:
-    """Return why the policy won, and what else its counters depend on."""
-    policy, endpoint, _buckets = applied
+def _winner(applied: Applied, context: EvaluationContext, entries: list[MemberFacts]) -> Candidate:
+    """Return the winner of a contest, why it won, and what else its counters depend on."""
+    policy, endpoint, buckets = applied
     reasons = [why_first(policy)]
     if policy.list_id is not None:
         own = (entry for entry in entries if entry.list_id == policy.list_id and entry.active(context.now_us))
@@ -135,7 +126,8 @@ def _why_won(applied: Applied, context: EvaluationContext, entries: list[MemberF
         reasons.append(_("only responses with status %(statuses)s stay charged") % statuses)
     if policy.rates == UNREADABLE:
         reasons.append(_("its rates %(unread)r cannot be read, so on_error applies") % {"unread": policy.text})
-    return "; ".join(reasons)
+    reason = _("wins: %(why)s") % {"why": "; ".join(reasons)}
+    return Candidate(policy=policy, won=True, reason=reason, buckets=buckets)
 
 
 def others_in_words(others: Mapping[str, int]) -> list[str]:

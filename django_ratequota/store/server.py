@@ -138,10 +138,6 @@ class ServerStore(Store):
         self.breaker = server.breaker
         self.exposed = server.trusting and server.remote
 
-    def steps(self, command: Command, always: bool) -> Steps:
-        """Send to the server."""
-        return (yield Send(self.server, command, self.breaker))
-
     def survey_steps(self, command: Command, only: str = "") -> Steps:
         """Ask the server."""
         return {self.server.name: (yield Send(self.server, command))}

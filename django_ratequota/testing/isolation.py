@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar
 from copy import copy
+from datetime import tzinfo
 from functools import wraps
 from typing import Any
 
@@ -46,11 +47,11 @@ class Scene:
         #: Records a decision and returns the id of a refusal, as in production; no thread sends the counts to Redis.
         self.record = Collector().record
         self._name = secrets.token_hex(5)
-        self._limiters: list[SceneLimiter] = []
-        # One for each settings that the test overrides.
-        self.limiter: OncePerSettings[Limiter] = OncePerSettings(self._make_limiter, NoRedis)
-        #: By prefix, time zone and clock: the limiters that act for the project's own.
-        self._acting: dict[object, SceneLimiter] = {}
+        #: By the settings, which tests override, name, time zone and clock.
+        self._limiters: dict[object, SceneLimiter] = {}
+        self.limiter = OncePerSettings[Limiter](
+            lambda: self._find(self._name, settings.time_zone, self.clock), NoRedis
+        )
         self.local_limiter = OncePerSettings(
             lambda: LocalLimiter(settings.local_share, settings.time_zone, self.clock)
         )
@@ -59,7 +60,7 @@ class Scene:
 
     def reset(self) -> None:
         """Forget everything that was counted."""
-        for made in self._limiters:
+        for made in list(self._limiters.values()):
             made.forget_keys()
         self.local_limiter.forget()
         self._sent_until.clear()
@@ -94,31 +95,26 @@ class Scene:
         """Return the limiter that acts for one of the project's own: with fresh counters and the scene's clock."""
         if own.unlimited:
             return own
-        prefix, *rest = own.prefix, own.time_zone, own.clock
-        if (prefix, rest) == (settings.prefix, [settings.time_zone, None]):
-            return self.limiter()
-        name = self._name if prefix == settings.prefix else digest(self._name, prefix)[: len(self._name)]
-        key = (settings.generation, name, *rest)
-        if key not in self._acting:
-            self._acting[key] = self._make_limiter(name, clock=own.clock or self.clock, time_zone=own.time_zone)
-        return self._acting[key]
+        same = own.prefix == settings.prefix
+        name = self._name if same else digest(self._name, own.prefix)[: len(self._name)]
+        return self._find(name, own.time_zone, own.clock or self.clock)
 
-    def _make_limiter(self, name: str = "", **own: Any) -> SceneLimiter:
-        fixed = isinstance(self.policies, FixedPolicies)
-        made = SceneLimiter(name or self._name, fixed=fixed, **{"clock": self.clock, **own})
-        self._limiters.append(made)
-        return made
+    def _find(self, name: str, zone: tzinfo, clock: Callable[[], int]) -> Limiter:
+        key = settings.generation, name, zone, clock
+        if key not in self._limiters:
+            fixed = isinstance(self.policies, FixedPolicies)
+            self._limiters.setdefault(key, SceneLimiter(name, zone, clock, fixed=fixed))
+        return self._limiters[key]
 
 
 class SceneLimiter(Limiter):
     """A limiter on the settings' server, with keys that no other scene, process or test run has."""
 
-    def __init__(self, name: str, *, fixed: bool, **own: Any) -> None:
-        """``own`` are options of ``Limiter.open`` instead of the settings'."""
+    def __init__(self, name: str, zone: tzinfo, clock: Callable[[], int], *, fixed: bool) -> None:
         # An ACL may demand that keys begin with the project's prefix. 16 characters are the most.
         # By limiter_options, because a test's own policies are enforced although ENABLED may be False.
-        own |= {"prefix": f"{settings.prefix[:5]}:{name}", "deny_cache_seconds": 0.0}
-        self.open(**{**_options(), **own})
+        own = {"prefix": f"{settings.prefix[:5]}:{name}", "time_zone": zone, "clock": clock}
+        self.open(**_options() | own | {"deny_cache_seconds": 0.0})
         self._fixed = fixed
         #: One of each counter.
         self._buckets: dict[object, Bucket] = {}
