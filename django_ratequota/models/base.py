@@ -1,4 +1,4 @@
-"""The base of models whose changes are recorded in the transaction that makes them.
+"""The bases of the models; the changes of most are recorded in the transaction that makes them.
 
 Saves and deletions are recorded by Django's signals, which it also sends for what a user's deletion takes along;
 ``update``, ``bulk_create`` and ``bulk_update``, for which it sends none, by the manager.
@@ -7,7 +7,7 @@ Saves and deletions are recorded by Django's signals, which it also sends for wh
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from django.apps import apps
 from django.core.exceptions import ValidationError
@@ -77,6 +77,16 @@ class TrackingQuerySet(PrimaryQuerySet):
         rows = self._chain()  # type: ignore[attr-defined]
         rows.query.clear_where()
         return rows, list(keys)
+
+
+class UnrecordedModel(models.Model):
+    """A model whose changes are not recorded; its rows are read where they are written."""
+
+    objects = models.Manager.from_queryset(PrimaryQuerySet)()
+
+    class Meta:
+        abstract = True
+        default_permissions: ClassVar[tuple[str, ...]] = ()
 
 
 TrackingManager = models.Manager.from_queryset(TrackingQuerySet)

@@ -7,11 +7,11 @@ from django.db.models import F
 from django.db.models.functions import Mod
 from django.utils.translation import gettext_lazy as _
 
-from ..changes.databases import PrimaryQuerySet
+from .base import UnrecordedModel
 from .fields import ExactField
 
 
-class UsageCount(models.Model):
+class UsageCount(UnrecordedModel):
     """Requests of one hour in one series, written by ``ratequota rollup`` before Redis drops them."""
 
     starts_at = models.DateTimeField(_("starts at"), help_text=_("Start of the hour."))
@@ -26,12 +26,9 @@ class UsageCount(models.Model):
         _("log only"), help_text=_("Admitted requests that a log only policy would have refused.")
     )
 
-    objects = models.Manager.from_queryset(PrimaryQuerySet)()
-
-    class Meta:
+    class Meta(UnrecordedModel.Meta):
         verbose_name = _("usage count")
         verbose_name_plural = _("usage counts")
-        default_permissions = ()
         ordering = ["-starts_at", "place"]
         constraints = [models.UniqueConstraint(fields=["starts_at", "place"], name="ratequota_usage_one_row")]
 
@@ -39,7 +36,7 @@ class UsageCount(models.Model):
         return f"{self.place} {self.starts_at:%Y-%m-%d %H:%M}"
 
 
-class QuotaWindow(models.Model):
+class QuotaWindow(UnrecordedModel):
     """The units that one counter has charged and refunded in one window; both only grow (``monitoring.ledger``)."""
 
     class Period(models.TextChoices):
@@ -90,12 +87,9 @@ class QuotaWindow(models.Model):
     limit = models.PositiveBigIntegerField(_("limit"), help_text=_("The limit of that rate."))
     written_at = models.DateTimeField(_("written at"), help_text=_("Time of the latest update."))
 
-    objects = models.Manager.from_queryset(PrimaryQuerySet)()
-
-    class Meta:
+    class Meta(UnrecordedModel.Meta):
         verbose_name = _("quota window")
         verbose_name_plural = _("quota windows")
-        default_permissions = ()
         ordering = ["-first_day", "counter"]
         constraints = [models.UniqueConstraint(fields=["counter", "first_day"], name="ratequota_quota_one_row")]
         # The fullest of the windows that run now, also those of some policies or of an endpoint, without their rows.
@@ -110,7 +104,7 @@ class QuotaWindow(models.Model):
         return f"{self.counter} {self.first_day}: {self.used} / {self.limit}"
 
 
-class QuotaDay(models.Model):
+class QuotaDay(UnrecordedModel):
     """The units that one day added to a month in ``QuotaWindow``, by policy; kept for KEEP_QUOTA_DAYS.
 
     Of a month that several policies have limited, as long as the month: an invoice has a line for each of its plans.
@@ -125,12 +119,9 @@ class QuotaDay(models.Model):
     rate = models.CharField(_("rate"), max_length=100, help_text=_("The policy's rate on that day."))
     limit = models.PositiveBigIntegerField(_("limit"), help_text=_("The limit of that rate."))
 
-    objects = models.Manager.from_queryset(PrimaryQuerySet)()
-
-    class Meta:
+    class Meta(UnrecordedModel.Meta):
         verbose_name = _("quota day")
         verbose_name_plural = _("quota days")
-        default_permissions = ()
         ordering = ["day", "counter"]
         # By the day first: the rollup deletes by it, and what is written now is together.
         constraints = [
@@ -143,19 +134,16 @@ class QuotaDay(models.Model):
         return f"{self.counter} {self.day}: {self.charged - self.refunded}"
 
 
-class LedgerWriter(models.Model):
+class LedgerWriter(UnrecordedModel):
     """A process that adds to the ledger, and how many of its batches are in it: each is added exactly once."""
 
     id = models.UUIDField(_("writer"), primary_key=True, help_text=_("A random id of the worker."))
     batches = models.PositiveBigIntegerField(_("batches"), help_text=_("Number of batches in the ledger."))
     written_at = models.DateTimeField(_("written at"), help_text=_("Time at which the last batch was added."))
 
-    objects = models.Manager.from_queryset(PrimaryQuerySet)()
-
-    class Meta:
+    class Meta(UnrecordedModel.Meta):
         verbose_name = _("ledger writer")
         verbose_name_plural = _("ledger writers")
-        default_permissions = ()
 
     def __str__(self) -> str:
         return f"{self.id}: {self.batches}"

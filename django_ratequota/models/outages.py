@@ -5,10 +5,10 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from ..changes.databases import PrimaryQuerySet
+from .base import UnrecordedModel
 
 
-class Outage(models.Model):
+class Outage(UnrecordedModel):
     """A time in which one worker got no decisions from Redis, and what ``on_error`` made of its requests.
 
     Its worker writes all of the row each time (``monitoring.outages``). Several workers' rows are joined when they
@@ -34,13 +34,10 @@ class Outage(models.Model):
     )
     policies = models.JSONField(_("policies"), help_text=_("Number of requests by policy id and “on error”."))
 
-    objects = models.Manager.from_queryset(PrimaryQuerySet)()
-
-    class Meta:
+    class Meta(UnrecordedModel.Meta):
         verbose_name = _("outage")
         verbose_name_plural = _("outages")
         ordering = ["-began_at"]
-        default_permissions = ()
         # As for ``PolicyChange``.
         required_db_features = ["supports_json_field"]
 

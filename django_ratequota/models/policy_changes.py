@@ -8,12 +8,12 @@ from django.conf import settings as django_settings
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from ..changes.databases import PrimaryQuerySet
 from ..changes.validators import visible
+from .base import UnrecordedModel
 from .fields import ExactField, optional_reference
 
 
-class PolicyChange(models.Model):
+class PolicyChange(UnrecordedModel):
     """One change of a policy, written in the change's own transaction, and never deleted.
 
     Rows have users' keys, not their names, which are looked up when they are shown. Only ``ratequota forget`` edits
@@ -73,9 +73,7 @@ class PolicyChange(models.Model):
     after = models.JSONField(_("after"), null=True, help_text=_("The fields after the change."))
     at = models.DateTimeField(_("time"), auto_now_add=True, db_index=True, help_text=_("Time of the change."))
 
-    objects = models.Manager.from_queryset(PrimaryQuerySet)()
-
-    class Meta:
+    class Meta(UnrecordedModel.Meta):
         verbose_name = _("policy change")
         verbose_name_plural = _("policy changes")
         default_permissions = ("view",)
@@ -99,17 +97,14 @@ class PolicyChange(models.Model):
         return f"{action}: {name}" if name else action  # a publication has no object
 
 
-class SaveLock(models.Model):
+class SaveLock(UnrecordedModel):
     """The one row that each save of an operator writes first, so that it waits for the one before it."""
 
     taken_at = models.DateTimeField(_("taken at"), auto_now=True, help_text=_("Time at which the last save began."))
 
-    objects = models.Manager.from_queryset(PrimaryQuerySet)()
-
-    class Meta:
+    class Meta(UnrecordedModel.Meta):
         verbose_name = _("save lock")
         verbose_name_plural = _("save locks")
-        default_permissions = ()
 
     def __str__(self) -> str:
         return f"{self.taken_at}"
