@@ -13,6 +13,7 @@ from ..changes.validators import assignable_subject, check_dates, visible
 from .base import TrackedModel
 from .fields import (
     cascade,
+    description,
     optional_reference,
     optional_subject,
     optional_time,
@@ -39,9 +40,7 @@ class Plan(TrackedModel):
         unique=True,
         help_text=_("Name in code and policy files. PLAN_RESOLVER returns it."),
     )
-    description = models.TextField(
-        _("description"), blank=True, help_text=_("A text for operators. Clients never see it.")
-    )
+    description = description()
     position = models.PositiveIntegerField(
         _("position"),
         default=0,
@@ -164,9 +163,7 @@ class SubjectList(TrackedModel):
     name = models.CharField(
         _("name"), max_length=100, unique=True, help_text=_("Name of this list, such as Bad bots.")
     )
-    description = models.TextField(
-        _("description"), blank=True, help_text=_("A text for operators. Clients never see it.")
-    )
+    description = description()
 
     class Meta(TrackedModel.Meta):
         verbose_name = _("subject list")

@@ -12,6 +12,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..engine.rates import MAX_UNITS
 from .base import TrackedModel
+from .fields import description
 
 _STATUS = re.compile(r"[1-5](?:xx|[0-9]{2})", re.ASCII)
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
@@ -26,9 +27,7 @@ class Endpoint(TrackedModel):
         unique=True,
         help_text=_("The scope in the code (throttle_scope, ratequota(scope=...)). Clients see it in headers."),
     )
-    description = models.TextField(
-        _("description"), blank=True, help_text=_("A text for operators. Clients never see it.")
-    )
+    description = description()
     routes = models.TextField(
         _("routes"),
         blank=True,

@@ -166,6 +166,11 @@ def optional_time(verbose_name: Any, help_text: Any) -> models.DateTimeField[Any
     return models.DateTimeField(verbose_name, null=True, blank=True, help_text=help_text)
 
 
+def description() -> models.TextField[Any, Any]:
+    """Return the field for what operators write about an object."""
+    return models.TextField(_("description"), blank=True, help_text=_("A text for operators. Clients never see it."))
+
+
 def reason() -> models.CharField[Any, Any]:
     """Return the field for the note of a row, which is why the row exists; each change has a reason of its own."""
     text = _("A ticket or a contract, for example. Shown in lists.")
