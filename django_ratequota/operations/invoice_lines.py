@@ -16,8 +16,8 @@ from django.utils.translation import gettext as _
 
 from ..conf import settings
 from ..engine.rates import Rate
-from ..models import Endpoint, Plan, PolicyChange, QuotaDay, QuotaWindow, RatePolicy
-from ..monitoring.ledger_rows import stored_subject
+from ..models import Endpoint, Plan, PolicyChange, QuotaWindow, RatePolicy
+from ..monitoring.ledger_rows import limited_by, stored_subject
 from ..policies.facts import to_datetime, to_us
 from .past_windows import local_date
 from .subject_names import names_of
@@ -219,19 +219,14 @@ def _mixed(windows: Iterable[QuotaWindow]) -> _Months:
     """Return what each policy has limited of mixed months, in the order in which they last charged anything."""
     month = QuotaWindow.Period.MONTH
     mixed = {(one.counter, one.first_day): one for one in windows if one.mixed and one.period == month}
-    found: dict[tuple[str, date], dict[int, _Part]] = {}
-    if mixed:
-        counters, first_days = (set(of) for of in zip(*mixed, strict=True))
-        for day in QuotaDay.objects.filter(counter__in=counters, first_day__in=first_days).order_by("day", "pk"):
-            window = mixed.get((day.counter, day.first_day))
-            if window is not None:
-                parts = found.setdefault((day.counter, day.first_day), {})
-                part = parts.setdefault(day.policy_id, _Part([window], day.policy_id, day.rate, day.limit, 0))
-                part.rate, part.limit = day.rate, day.limit
-                part.used += day.charged - day.refunded
-                if day.charged:
-                    parts[day.policy_id] = parts.pop(day.policy_id)
-    return found
+    return {
+        key: {
+            policy: _Part([mixed[key]], policy, str(rate), rate.capacity, used)
+            for policy, (used, rate) in policies.items()
+        }
+        for key, policies in limited_by(mixed).items()
+        if key in mixed
+    }
 
 
 def _parts(windows: list[QuotaWindow], months: _Months, sources: Mapping[int, _Source]) -> list[_Part]:
