@@ -70,6 +70,19 @@ def reading_and_writing(model: type[models.Model]) -> Iterator[str]:
         yield alias
 
 
+@contextmanager
+def committing(model: type[models.Model]) -> Iterator[str]:
+    """Open a transaction of a thread of ours, and yield the alias that the model is written to.
+
+    It is committed where AUTOCOMMIT is off, too.
+    """
+    alias = policy_alias(model)
+    with transaction.atomic(using=alias):
+        yield alias
+    if not connections[alias].in_atomic_block:
+        connections[alias].commit()
+
+
 def subject_begins(text: str, alias: str) -> models.Q:
     """Return the condition that a row's subject begins with the text, which is looked up in an index."""
     found = models.Q(subject__startswith=text)

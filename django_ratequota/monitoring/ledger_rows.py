@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.apps import apps
-from django.db import DatabaseError, DataError, connections, transaction
+from django.db import DatabaseError, DataError, connections
 from django.utils import timezone
 
-from ..changes.databases import policy_alias
+from ..changes.databases import committing, policy_alias
 from ..engine.calendar_windows import CalendarWindow
 from ..engine.keys import short
 from ..engine.protocol import Raised
@@ -119,14 +119,11 @@ def add(sums: Sums, writer: UUID, batch: int) -> Raised:
 
 
 def _add(sums: Sums, writer: UUID, batch: int) -> Raised:
-    alias = policy_alias(_model("QuotaWindow"))
-    with transaction.atomic(using=alias):
+    with committing(_model("QuotaWindow")):
         # First, as a transaction on SQLite has to begin with a write.
-        added = _claim(writer, batch)
-        totals = add_once(sums) if added else {at: (*of, _ends_us(sums[at])) for at, of in totals_of(sums).items()}
-    if not connections[alias].in_atomic_block:
-        connections[alias].commit()  # where AUTOCOMMIT is off
-    return totals
+        if _claim(writer, batch):
+            return add_once(sums)
+        return {window: (*totals, _ends_us(sums[window])) for window, totals in totals_of(sums).items()}
 
 
 def add_once(sums: Sums) -> Raised:

@@ -16,10 +16,9 @@ from uuid import UUID, uuid4
 
 from django.apps import apps
 from django.db import Error as DatabaseError
-from django.db import connections, transaction
 from django.utils import timezone
 
-from ..changes.databases import policy_alias
+from ..changes.databases import committing
 from ..runtime import process
 from ..utils.locks import ForkSafeLock
 from ..utils.problems import note_problem
@@ -86,20 +85,13 @@ class Outages:
             writing, self._unwritten = self._unwritten, {}
             rows = deepcopy(list(writing.values()))  # requests go on counting
         try:
-            _save(rows)
+            with committing(type(rows[0])) as alias:
+                for row in rows:
+                    row.save(using=alias)  # updates it, or inserts it where there is none
         except DatabaseError as error:
             note_problem("outages", f"an outage of Redis cannot be written, it is tried again: {error}")
             with self._lock:
                 self._unwritten = writing | self._unwritten
-
-
-def _save(rows: list[Any]) -> None:
-    alias = policy_alias(type(rows[0]))
-    with transaction.atomic(using=alias):
-        for row in rows:
-            row.save(using=alias)  # updates it, or inserts it where there is none
-    if not connections[alias].in_atomic_block:
-        connections[alias].commit()  # where AUTOCOMMIT is off
 
 
 #: This process's own.
