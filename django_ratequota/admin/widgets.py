@@ -6,8 +6,9 @@ from typing import Any
 
 from django import forms
 from django.contrib.admin.widgets import AutocompleteSelect
-from django.core.exceptions import ValidationError
 from django.utils.translation import gettext
+
+from ..changes.validators import primary_key
 
 
 class SafeAutocomplete(AutocompleteSelect):
@@ -21,15 +22,8 @@ class SafeAutocomplete(AutocompleteSelect):
 
     def optgroups(self, name: str, value: Any, attrs: Any = None) -> Any:
         """Return the options of the values that can be keys."""
-        return super().optgroups(name, [key for key in value if self._can_be_key(key)], attrs)
-
-    def _can_be_key(self, value: Any) -> bool:
-        key = self.field.target_field
-        try:
-            key.run_validators(key.to_python(value))
-        except ValidationError:
-            return False
-        return True
+        keys = [key for key in value if primary_key(self.field.related_model, key) is not None]
+        return super().optgroups(name, keys, attrs)
 
 
 class RowAutocomplete(SafeAutocomplete):
