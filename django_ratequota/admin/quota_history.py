@@ -8,8 +8,9 @@ from typing import Any
 from django.utils.translation import gettext
 
 from ..conf import settings
-from ..models import Endpoint, PolicyChange, QuotaWindow, RatePolicy
+from ..models import Endpoint, PolicyChange, QuotaWindow
 from ..monitoring.ledger_rows import Totals, stored_subject
+from ..operations.differences import policies_by_id
 from ..operations.past_windows import Month, by_day, given_back, local_date
 from .formatting import day_text, moment, number_text, shown, when
 from .ledger_pages import LedgerPage, choice, share
@@ -106,8 +107,7 @@ class QuotaHistoryPage(LedgerPage):
     def _named(self, windows: list[QuotaWindow]) -> dict[int, dict[str, Any]]:
         """Return window id -> its rate, its endpoint, and for whom its policy is, with that one's address."""
         endpoints = dict(Endpoint.objects.filter(pk__in={w.endpoint_id for w in windows}).values_list("pk", "name"))
-        related = RatePolicy.objects.select_related("user", "subject_list", "plan", "endpoint")
-        policies = related.in_bulk({window.policy_id for window in windows if window.policy_id})
+        policies = policies_by_id(window.policy_id for window in windows)
         found = {}
         for window in windows:
             pk, policy = window.endpoint_id, policies.get(window.policy_id or 0)

@@ -13,7 +13,7 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 
 from ..changes.validators import primary_key, visible
-from ..models import PolicyChange
+from ..models import PolicyChange, RatePolicy
 from .states import KINDS
 from .texts import isolated, moment
 
@@ -122,6 +122,17 @@ def object_name(model: type[models.Model], pk: Any) -> str:
 def deleted(pk: Any) -> str:
     """Return the text in place of a deleted object's name."""
     return _("deleted (id %(pk)s)") % {"pk": pk}
+
+
+def policies_by_id(
+    ids: Iterable[int | None], among: models.QuerySet[RatePolicy] | None = None
+) -> dict[int, RatePolicy]:
+    """Return the policies with these ids that still exist, with the objects that their texts name, in one query.
+
+    With ``among`` only those of them.
+    """
+    found = RatePolicy.objects.all() if among is None else among
+    return found.select_related("user", "subject_list", "plan", "endpoint").in_bulk({pk for pk in ids if pk})
 
 
 def object_names(model: type[models.Model], ids: Iterable[Any], name: Callable[[Any], str] = str) -> dict[str, str]:

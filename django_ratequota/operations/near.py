@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
-
-from django.db.models import QuerySet
 
 from ..conf import settings
 from ..engine.keys import counter_name
@@ -19,6 +17,7 @@ from ..policies.requests.caller import Caller, DescribedCaller
 from ..policies.resolver import EvaluationContext, make_buckets, resolve_uncached
 from ..policies.snapshot import Snapshot
 from . import running_windows
+from .differences import policies_by_id
 from .explain import newest_policies
 from .running_windows import Chosen
 
@@ -81,7 +80,7 @@ def _fitting(chosen: Chosen, rows: Sequence[QuotaWindow]) -> list[Row]:
     Of several rows of one counter, after its policy has changed, the first is returned.
     """
     snapshot, now_us = newest_policies(), running_windows.time_us()
-    policies = _policies(row.policy_id for row in rows)
+    policies = policies_by_id(row.policy_id for row in rows)
     contexts = contexts_of([_caller(row, snapshot) for row in rows], snapshot.overview.snapshot, now_us)
     live: dict[object, tuple[QuotaWindow, Bucket]] = {}
     for row, context in zip(rows, contexts, strict=True):
@@ -92,7 +91,7 @@ def _fitting(chosen: Chosen, rows: Sequence[QuotaWindow]) -> list[Row]:
             context.endpoints, context.scope = (endpoint,), endpoint.name
         if bucket := _bucket(row, context, policies.get(row.policy_id or 0)):
             live.setdefault(bucket.counter, (row, bucket))
-    policies = _policies((bucket.policy_id for _row, bucket in live.values()), chosen.policies)
+    policies = policies_by_id((bucket.policy_id for _row, bucket in live.values()), chosen.policies)
     found = []
     for row, bucket in live.values():
         running_windows.correct(row, bucket)
@@ -130,10 +129,3 @@ def _caller(row: QuotaWindow, snapshot: Snapshot) -> DescribedCaller:
     kind, _colon, value = row.subject.partition(":")
     plan = snapshot.plans.get(int(value)) if kind == "plan" and value.isdecimal() else None
     return DescribedCaller.named(row.subject, plan_slug=plan.slug if plan else None)
-
-
-def _policies(ids: Iterable[int | None], among: QuerySet[RatePolicy] | None = None) -> dict[int, RatePolicy]:
-    """Return the policies with these ids; with ``among`` only those of them."""
-    found = RatePolicy.objects.all() if among is None else among
-    wanted = {pk for pk in ids if pk}
-    return found.select_related("user", "subject_list", "plan", "endpoint").in_bulk(wanted) if wanted else {}

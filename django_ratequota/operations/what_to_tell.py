@@ -12,6 +12,7 @@ from django.utils.translation import ngettext, ngettext_lazy
 from ..engine.rates import BLOCKED, MONTH, UNITS, Rate
 from ..models import RatePolicy
 from ..monitoring.refusals import Refusal, RefusedBucket
+from .differences import policies_by_id
 
 #: Period of a rate (µs) -> its words; the longest first.
 _PER = {
@@ -25,9 +26,7 @@ _PER = {
 
 def policies_of(refusal: Refusal) -> dict[int, RatePolicy]:
     """Return the policies that a refusal names and that still exist, by id."""
-    named = (*refusal.against, *(bucket.policy_id for bucket in refusal.buckets))
-    ids = {pk for pk in named if pk is not None}
-    return RatePolicy.objects.select_related("plan", "endpoint", "user", "subject_list").in_bulk(ids)
+    return policies_by_id((*refusal.against, *(bucket.policy_id for bucket in refusal.buckets)))
 
 
 def what_to_tell(refusal: Refusal, policies: Mapping[int, RatePolicy], clock: Callable[[float], str]) -> str:
@@ -114,8 +113,6 @@ def _limit(rate: Rate, *, requests: bool, endpoint: str) -> str:
         per = str(_PER[size] % {"count": rate.period_us // size}) if size else f"/ {rate.period} s"
     text = _("%(amount)s %(per)s for %(endpoint)s") if endpoint else _("%(amount)s %(per)s")
     limit = text % {"amount": amount % {"count": rate.limit}, "per": per, "endpoint": endpoint}
-    return (
-        limit
-        if rate.burst is None
-        else _("%(limit)s, up to %(burst)d at once") % {"limit": limit, "burst": rate.burst}
-    )
+    if rate.burst is None:
+        return limit
+    return _("%(limit)s, up to %(burst)d at once") % {"limit": limit, "burst": rate.burst}

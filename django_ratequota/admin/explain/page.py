@@ -10,10 +10,11 @@ from django.http import HttpResponseRedirect
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from ...models import Endpoint, Plan, RatePolicy
+from ...models import Endpoint, Plan
 from ...monitoring import refusals
 from ...monitoring.refusals import Refusal
 from ...operations.boosts import boostable
+from ...operations.differences import policies_by_id
 from ...operations.explain import MOST_ENDPOINTS, Explanation
 from ...operations.explain_query import ExplainQuery, many_clients
 from ...operations.subjects import policies_in
@@ -177,8 +178,7 @@ class ExplainPage(AdminPage):
     ) -> dict[int, dict[str, Any]]:
         """Return what the page shows of each policy by id; of those that the operator may not see, only winners."""
         listed = sorted(candidates, key=lambda one: not one.won)[:_MAX_CANDIDATES]
-        related = RatePolicy.objects.select_related("user", "subject_list", "plan", "endpoint")
-        rows = related.in_bulk([one.policy.id for one in listed])
+        rows = policies_by_id(one.policy.id for one in listed)
         found = {}
         for one in listed:
             pk, row = one.policy.id, rows.get(one.policy.id)  # None = deleted since the snapshot was taken

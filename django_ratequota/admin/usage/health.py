@@ -11,6 +11,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ...monitoring.rollup import KEEP_DAYS
+from ...operations.differences import policies_by_id
 from ...operations.outages import Away, outages
 from ...runtime import default_limiter
 from ...store.base import NEARLY_FULL, memory_ratio, server_version
@@ -53,8 +54,7 @@ class HealthPage(AdminPage):
     def _outages(self, request: Any, away: list[Away]) -> list[dict[str, Any]]:
         """Return the outages, each with those of its policies that decided most."""
         most = [one.most(_ASKED) for one in away]
-        policies = self.admin.get_queryset(request).select_related("user", "subject_list", "plan", "endpoint")
-        seen = policies.in_bulk({pk for pks in most for pk in pks}) if away else {}
+        seen = policies_by_id((pk for pks in most for pk in pks), self.admin.get_queryset(request))
         return [
             {
                 "text": sentence(one),
