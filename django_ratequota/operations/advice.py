@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from django.utils.translation import gettext as _
 
 from ..changes.validators import visible
+from ..engine.rates import Rate
 from ..models import Endpoint, RatePolicy
 from ..policies.facts import EndpointFacts, PolicyFacts, endpoint_facts, policy_facts
 from ..policies.matching import match_endpoints
@@ -23,8 +24,14 @@ _MOST_LOGGED, _ENTRY_BYTES = 100_000, 14
 
 def about_policy(policy: PolicyFacts, endpoint: EndpointFacts | None, now_us: int) -> list[str]:
     """Return warnings about a policy of the endpoint (None = all), the most serious first."""
-    never = _never_applies(policy, endpoint, now_us)
-    return [never] if never else [*_costs_too_much(policy, endpoint), *_logs_too_much(policy)]
+    if never := _never_applies(policy, endpoint, now_us):
+        return [never]
+    rates = () if isinstance(policy.rates, str) else policy.rates
+    costly = [
+        _costs_too_much(rate, endpoint) for rate in rates if endpoint and rate.units(endpoint.cost) > rate.capacity
+    ]
+    logs = (rate for rate in rates if rate.algorithm == "sliding_window_log")
+    return [*costly, *(_logs_too_much(rate) for rate in logs if rate.limit > _MOST_LOGGED)]
 
 
 def about_endpoint(endpoint: Endpoint) -> list[str]:
@@ -80,39 +87,21 @@ def _never_applies(policy: PolicyFacts, endpoint: EndpointFacts | None, now_us: 
     return ""
 
 
-def _costs_too_much(policy: PolicyFacts, endpoint: EndpointFacts | None) -> list[str]:
+def _costs_too_much(rate: Rate, endpoint: EndpointFacts) -> str:
     """No algorithm admits a cost above the capacity, however long the client waits."""
-    rates = () if endpoint is None or isinstance(policy.rates, str) else policy.rates
     text = _(
         "A request to “%(endpoint)s” costs %(cost)s units and is always refused, because “%(rate)s” has room for at "
         "most %(room)s. Raise the limit, raise the burst or lower the cost."
     )
-    return [
-        text
-        % {
-            "endpoint": endpoint.name,
-            "cost": number_text(endpoint.cost),
-            "rate": rate,
-            "room": number_text(rate.capacity),
-        }
-        for rate in rates
-        if endpoint is not None and rate.units(endpoint.cost) > rate.capacity
-    ]
+    words = {"endpoint": endpoint.name, "cost": number_text(endpoint.cost), "rate": rate}
+    return text % {**words, "room": number_text(rate.capacity)}
 
 
-def _logs_too_much(policy: PolicyFacts) -> list[str]:
+def _logs_too_much(rate: Rate) -> str:
     """A log stores each request of the period, and Redis searches it for every decision."""
     text = _(
         "“%(rate)s” stores every request of the period, up to %(size)s MB for each customer. Redis searches all of "
         "it. For limits above %(most)s choose “sliding_window_counter”, which stores a few bytes."
     )
-    return [
-        text
-        % {
-            "rate": rate,
-            "size": number_text(round(rate.limit * _ENTRY_BYTES / 10**6, 1)),
-            "most": number_text(_MOST_LOGGED),
-        }
-        for rate in (() if isinstance(policy.rates, str) else policy.rates)
-        if rate.algorithm == "sliding_window_log" and rate.limit > _MOST_LOGGED
-    ]
+    size = number_text(round(rate.limit * _ENTRY_BYTES / 10**6, 1))
+    return text % {"rate": rate, "size": size, "most": number_text(_MOST_LOGGED)}
