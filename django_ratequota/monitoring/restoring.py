@@ -11,7 +11,6 @@ import os
 from collections import deque
 from collections.abc import Collection, Generator
 from concurrent.futures import Future
-from contextlib import suppress
 from typing import Any
 
 from django.db import Error as DatabaseError
@@ -86,22 +85,18 @@ def _read(windows: Collection[Window]) -> Future[_Found]:
 
 def _read_all() -> None:
     """Read the rows for all requests that wait."""
-    asked = []
-    with suppress(IndexError):
-        while True:
-            asked.append(_waiting.popleft())
+    waiting = [_waiting.popleft() for _ in range(len(_waiting))]
+    # Without those whose task was cancelled.
+    asked = {future: windows for windows, future in waiting if future.set_running_or_notify_cancel()}
     if not asked:
         return
     try:
-        found: _Found | DatabaseError = totals_of({window for windows, _ in asked for window in windows})
+        found = totals_of(set().union(*asked.values()))
     except DatabaseError as error:
-        found = error
-    for _, future in asked:
-        if not future.set_running_or_notify_cancel():
-            continue  # its task was cancelled
-        if isinstance(found, DatabaseError):
-            future.set_exception(found)
-        else:
+        for future in asked:
+            future.set_exception(error)
+    else:
+        for future in asked:
             future.set_result(found)
 
 
