@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from copy import copy
 from typing import Any
 
@@ -39,10 +40,8 @@ def related_objects(
         name = relation.target_field.attname
         keys = set()
         for state in states:
-            try:
+            with suppress(ValidationError):  # the object of that state names it
                 keys.add(read_value(relation, state.get(relation.name)))
-            except ValidationError:  # the object of that state names it
-                continue
         rows = relation.related_model._base_manager.filter(**{f"{name}__in": keys - {None}})
         stored = {getattr(row, name): row for row in rows}
         found[relation.name] = {**created.get(relation.related_model, {}), **stored}

@@ -78,10 +78,8 @@ def known_subjects(text: str, tables: Iterable[QuerySet[Any]], *, seen: bool) ->
             found.update(_beginning(rows, prefix))
         # Statistics count callers only.
         if seen and prefix.partition(":")[0] in settings.caller and len(found) < MAX_OFFERED:
-            try:
+            with suppress(StoreError):  # the database knows some
                 found.update(seen_callers(prefix, MAX_OFFERED))
-            except StoreError:
-                pass  # the database knows some
     kinds = ("ip", *settings.identifiers)
     return sorted(one for one in found if one.partition(":")[0] in kinds)[:MAX_OFFERED]
 
