@@ -21,6 +21,8 @@ from .records import DecisionRecord
 
 KEPT_SECONDS = 48 * 3600
 MINUTE, QUARTER, HOUR, DAY = 60, 900, 3600, 86_400
+#: With the one that runs now.
+_KEPT_HOURS = KEPT_SECONDS // HOUR + 1
 OUTCOMES = ("admitted", "refused", "would_refuse")
 
 
@@ -82,10 +84,14 @@ def unpack_attempts(chunk: bytes) -> list[Any]:
     return json.loads(zlib.decompress(chunk))  # type: ignore[no-any-return]
 
 
+def key_of(name: str) -> str:
+    """Return one of the statistics' keys, by its name."""
+    return statistics_key(default_limiter().prefix, name)
+
+
 def read(command: str, name: str, *args: object) -> Any:
     """Return Redis' reply to a command on one key of the statistics; raises ``StoreError``."""
-    limiter = default_limiter()
-    return limiter.store.execute((command, statistics_key(limiter.prefix, name), *args))
+    return default_limiter().store.execute((command, key_of(name), *args))
 
 
 def read_pairs(kind: Literal["hash", "zset"], *names: str, prefix: str = "") -> list[list[tuple[str, str]]]:
@@ -93,16 +99,14 @@ def read_pairs(kind: Literal["hash", "zset"], *names: str, prefix: str = "") -> 
 
     With ``prefix`` only those that begin with it. Raises ``StoreError``.
     """
-    limiter = default_limiter()
-    keys = [statistics_key(limiter.prefix, name) for name in names]
-    reply = limiter.store.execute(ScriptCall(READ_PAIRS, keys, (kind, prefix)))
+    reply = default_limiter().store.execute(ScriptCall(READ_PAIRS, [*map(key_of, names)], (kind, prefix)))
     return [list(zip(*[iter(flat)] * 2, strict=True)) for flat in json.loads(reply)]
 
 
-def kept_hours(number: int) -> range:
+def kept_hours(number: int = _KEPT_HOURS) -> range:
     """Return the last ``number`` hours since the Unix epoch, as far back as hours are kept."""
     current = int(time.time() // HOUR)
-    return range(current - min(number, KEPT_SECONDS // HOUR + 1) + 1, current + 1)
+    return range(current - min(number, _KEPT_HOURS) + 1, current + 1)
 
 
 def _outcomes(allowed: bool, against: tuple[int | None, ...]) -> tuple[int, ...]:

@@ -125,7 +125,7 @@ def seen_callers(prefix: str, most: int) -> list[str]:
     Of each hour the busiest callers are known. Names that statistics keep in another form are left out.
     """
     found: dict[str, None] = {}
-    for hour in reversed(kept_hours(49)):
+    for hour in reversed(kept_hours()):
         if len(found) >= most:
             break
         for members in read_pairs("zset", f"admitted:{hour}", f"refused:{hour}", prefix=f"t|{prefix}"):

@@ -10,17 +10,16 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from ..engine.keys import beginning, statistics_key
+from ..engine.keys import beginning
 from ..engine.scripts import SCAN
 from ..runtime import default_limiter
 from ..store.commands import Command, ScriptCall
-from .packing import HOUR, OUTCOMES, kept_hours, pack_attempts, read, read_pairs, unpack_attempts
+from .packing import HOUR, OUTCOMES, kept_hours, key_of, pack_attempts, read, read_pairs, unpack_attempts
 from .records import stored_name
 from .refusals import read_refusals
 
 #: Keys that a step of SCAN looks at.
 _STEP = 1_000
-_HOURS = 49
 #: Where refusals are kept -> their ids by time.
 _REFUSALS = {"refusals": ("refused_at", "refused_more"), "would_be": ("would_be_at",)}
 #: A kind (counter, refusals, would_be, requests by the hour, attempts), values, and the commands that delete it.
@@ -36,16 +35,16 @@ def traces_of(subject: str) -> Iterator[Trace]:
         ids = [refusal_id.decode() for refusal_id in read("ZRANGE", times[0], 0, -1)]
         for one in read_refusals(ids, key):
             if name in (one.caller, one.ip, *one.subjects):
-                lists = (("ZREM", _key(listed), one.id) for listed in times)
-                yield key, asdict(one), (*lists, ("HDEL", _key(key), one.id, f"{one.id}:count"))
-    for hour in kept_hours(_HOURS):
+                lists = (("ZREM", key_of(listed), one.id) for listed in times)
+                yield key, asdict(one), (*lists, ("HDEL", key_of(key), one.id, f"{one.id}:count"))
+    for hour in kept_hours():
         keys = [f"{outcome}:{hour}" for outcome in OUTCOMES]
         for outcome, key, members in zip(OUTCOMES, keys, read_pairs("zset", *keys), strict=True):
             for member, count in members:
                 series, _bar, caller = member.partition("|")
                 if caller == name:
                     values = {"hour": hour * HOUR, "series": series, "outcome": outcome, "count": float(count)}
-                    yield "requests", values, (("ZREM", _key(key), member),)
+                    yield "requests", values, (("ZREM", key_of(key), member),)
         yield from _attempts(f"usage:{hour}", name)
 
 
@@ -81,9 +80,5 @@ def _attempts(key: str, name: str) -> Iterator[Trace]:
         # Other processes append chunks meanwhile; none is ever moved.
         others = [[*row[:2], "" if row[2] == name else row[2], *row[3:]] for row in rows if row[1] != name]
         for row in own:
-            deletion = (("LSET", _key(key), at, pack_attempts(others)),) if row is own[-1] else ()
+            deletion = (("LSET", key_of(key), at, pack_attempts(others)),) if row is own[-1] else ()
             yield "attempts", dict(zip(_ATTEMPT, row, strict=True)), deletion
-
-
-def _key(name: str) -> str:
-    return statistics_key(default_limiter().prefix, name)
