@@ -19,7 +19,7 @@ class AssignPage(LinesPage):
     path = "<path:object_id>/assign/"
     name = "assign"
     title = _("Assign customers to plan %(name)s")
-    button = _("Assign customers")
+    link = _("Assign customers")
     label = _("Customers, one per line")
     help_text = _(
         "A login name or a subject such as tenant:acme, optionally followed by until 2026-12-31 and # reason. Choose "

@@ -56,16 +56,13 @@ class CopyPlanPage(AdminPage):
 
     path = "<path:object_id>/copy/"
     name = "copy"
+    link = _("Copy plan")
 
     def has_permission(self, request: Any, obj: Any = None) -> bool:
         """Return whether the operator sees the plan, and may add plans, and policies where the plan has any."""
         if not self.admin.has_add_permission(request) or not self.admin.has_view_permission(request, obj):
             return False
         return may(request.user, "add", override=False) or obj is None or not obj.policies.exists()
-
-    def links(self, request: Any, obj: Any) -> list[tuple[str, Any]]:
-        """Return the link, where the operator may copy the plan."""
-        return [(self.url(obj), _("Copy plan"))] if self.has_permission(request, obj) else []
 
     def view(self, request: Any, plan: Plan) -> Any:
         """GET asks, POST copies."""

@@ -22,7 +22,7 @@ class AddMembersPage(LinesPage):
     name = "add_members"
     verb: ClassVar[str] = "add"
     title = _("Add members to %(name)s")
-    button = _("Add members")
+    link = _("Add members")
     label = _("Members, one per line")
     help_text = _(
         "203.0.113.7, 203.0.113.0/24, tenant:acme or a login name, optionally followed by until 2026-12-31 and # "
@@ -60,7 +60,7 @@ class RemoveMembersPage(AddMembersPage):
     name = "remove_members"
     verb = "delete"
     title = _("Remove members from %(name)s")
-    button = _("Remove members")
+    link = _("Remove members")
 
     def links(self, request: Any, obj: Any) -> list[tuple[str, Any]]:
         """Return the links to this page, and to the list's members."""

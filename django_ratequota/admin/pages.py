@@ -38,6 +38,8 @@ class AdminPage:
     name: ClassVar[str]
     #: Styles and scripts of this page alone, besides those of the model admin.
     media: ClassVar[forms.Media] = forms.Media()
+    #: Text of the link to the page on the form of its object; "" = no link.
+    link: ClassVar[Any] = ""
 
     def __init__(self, model_admin: ModelAdmin[Any]) -> None:
         self.admin: Any = model_admin
@@ -53,12 +55,12 @@ class AdminPage:
 
     def links(self, request: Any, obj: Any) -> list[tuple[str, Any]]:
         """Return the links, (address, text), that the form of ``obj`` has to this page."""
-        return []
+        return [(self.url(obj), self.link)] if self.link and self.has_permission(request, obj) else []
 
-    def url(self, obj: Any = None, *args: str, query: dict[str, str] | None = None) -> str:
+    def url(self, obj: Any = None, *, query: dict[str, str] | None = None) -> str:
         """Return the page's address."""
         ids = [] if obj is None else [quote(obj.pk)]
-        return str(self.admin.page_url(self.name, *ids, *args, query=query))
+        return str(self.admin.page_url(self.name, *ids, query=query))
 
     def object_url(self, request: Any, model: type[Model], pk: Any, obj: Any = None) -> str:
         """Return the address of the object's change page; "" where the operator may not open it."""

@@ -58,9 +58,8 @@ class LinesForm(ChangeReasonForm):
 class LinesPage(AdminPage):
     """Applies all of the lines, or lists the bad ones and changes nothing."""
 
-    #: ``title`` has a place for the ``name`` of the object that the page is about.
+    #: ``title`` has a place for the ``name`` of the object that the page is about; ``link`` is its button, too.
     title: ClassVar[Any]
-    button: ClassVar[Any]
     label: ClassVar[Any]
     help_text: ClassVar[Any]
 
@@ -71,10 +70,6 @@ class LinesPage(AdminPage):
     def back(self, request: Any, obj: Any) -> str:
         """Return the address of the page to go on with."""
         return str(self.admin.page_url("change", quote(obj.pk)))
-
-    def links(self, request: Any, obj: Any) -> list[tuple[str, Any]]:
-        """Return the link to this page."""
-        return [(self.url(obj), self.button)] if self.has_permission(request, obj) else []
 
     def view(self, request: Any, obj: Any) -> Any:
         """GET asks for the lines, POST applies them."""
@@ -91,8 +86,8 @@ class LinesPage(AdminPage):
                 return HttpResponseRedirect(self.back(request, obj))
         context = {
             "title": self.title % {"name": shown(obj)},
-            "original": str(self.button),
-            "button": self.button,
+            "original": str(self.link),
+            "button": self.link,
             "form": form,
             "back": self.back(request, obj),
         }
