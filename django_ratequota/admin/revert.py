@@ -101,10 +101,8 @@ class RevertPage(AdminPage):
         done, left = len(revert.done), len(revert.left)
         text = ngettext("%(count)d object was restored.", "%(count)d objects were restored.", done) % {"count": done}
         if left:
-            stay = ngettext("%(count)d object stays unchanged.", "%(count)d objects stay unchanged.", left) % {
-                "count": left
-            }
-            text = f"{text} {stay}"
+            stay = ngettext("%(count)d object stays unchanged.", "%(count)d objects stay unchanged.", left)
+            text = f"{text} {stay % {'count': left}}"
         self.admin.message_user(request, text, messages.WARNING if left else messages.SUCCESS)
 
     def _described(self, revert: Revert) -> dict[str, Any]:

@@ -15,13 +15,7 @@ from ..changes.writer import write_publication
 from ..conf import settings
 from ..exceptions import StoreError
 from ..models import PolicyChange, QuotaWindow
-from ..monitoring.health import (
-    has_late_checkpoint,
-    is_of_another_site,
-    reports,
-    state_of,
-    wait_until_written,
-)
+from ..monitoring.health import has_late_checkpoint, is_of_another_site, reports, state_of, wait_until_written
 from ..monitoring.rollup import KEEP_DAYS, MANY_ROWS, roll_up
 from ..operations.purge import purge as delete_keys
 from ..operations.states import KINDS
@@ -155,13 +149,7 @@ def status(_command: BaseCommand, _options: dict[str, Any]) -> Iterator[str]:
         yield from _policies()
         return
     errors: list[Exception] = []
-    parts = {
-        "store": _store,
-        "version": _version,
-        "last change": _policies,
-        "ledger": _ledger,
-        "workers": _workers,
-    }
+    parts = {"store": _store, "version": _version, "last change": _policies, "ledger": _ledger, "workers": _workers}
     for name, read in parts.items():
         try:
             yield from read()

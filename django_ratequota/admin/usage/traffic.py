@@ -48,11 +48,7 @@ class TrafficPage(AdminPage):
         policy = self.admin.get_queryset(request).filter(pk=policy_id).first()
         place = policy.endpoint.name if policy and policy.endpoint else endpoints.get(endpoint_id or 0)
         found, reason = reply(
-            lambda: (
-                timeline(**of),
-                top_callers(**of, most=_MOST),
-                newest_refusals(endpoint_id, policy_id, _MOST),
-            )
+            lambda: (timeline(**of), top_callers(**of, most=_MOST), newest_refusals(endpoint_id, policy_id, _MOST))
         )
         context: dict[str, Any] = {
             "title": _("Traffic"),
