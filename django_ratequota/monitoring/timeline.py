@@ -42,7 +42,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """Counts over time, in slots of equal length, and their sums by endpoint and by policy."""
+    """Counts over time, in slots of equal length, and their sums by endpoint."""
 
     #: When each slot begins (aware), oldest first; the last one is still being counted.
     starts: tuple[datetime, ...]
@@ -50,8 +50,6 @@ class Timeline:
     total: tuple[Counts, ...]
     #: By endpoint id; 0 = requests that belong to no endpoint.
     endpoints: dict[int, Counts]
-    #: By policy id: requests that the policy applied to, and those that it refused.
-    policies: dict[int, Counts]
     #: False where more endpoints and policies were active than Redis counts apart: their sums lack requests.
     complete: bool = True
 
@@ -88,7 +86,6 @@ def timeline(span: Span, *, endpoint_id: int | None = None, policy_id: int | Non
         starts=tuple(datetime.fromtimestamp(start, UTC) for start in starts),
         total=tuple(Counts(*counts) for counts in slots.values()),
         endpoints={int(series[1:]): Counts(*counts) for series, counts in sums.items() if series[0] == "e"},
-        policies={int(series[1:]): Counts(*counts) for series, counts in sums.items() if series[0] == "p"},
         complete=complete,
     )
 

@@ -25,7 +25,7 @@ def draw(*counts: Counts, span: Span = "hour") -> str:
     begin = _NOW.replace(minute=0)
     total = (*counts, *(Counts() for _ in range(slots - len(counts))))
     starts = tuple(begin + timedelta(minutes=step * number) for number in range(slots))
-    found = chart(Timeline(starts=starts, total=total, endpoints={}, policies={}), span)
+    found = chart(Timeline(starts=starts, total=total, endpoints={}), span)
     return render_to_string("admin/django_ratequota/ratepolicy/chart.html", {"plot": found})
 
 
