@@ -16,7 +16,6 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from threading import Semaphore
 from typing import Any
 from urllib.error import HTTPError
@@ -63,7 +62,7 @@ _room: Semaphore
 
 def mail_operators(**event: Any) -> None:
     """Mail what a save changed, or how full a limit is, to Django's ``MANAGERS``."""
-    _send_later(partial(mail_managers, *_text(event)))
+    _send_later(mail_managers, *_text(event))
 
 
 def mail_customers(*, level: int, status: BucketStatus, at: datetime, cost: int, **_: Any) -> None:
@@ -92,7 +91,7 @@ def mail_customers(*, level: int, status: BucketStatus, at: datetime, cost: int,
     template = "django_ratequota/mail/quota_threshold"
     with timezone.override(settings.time_zone):
         subject, text = (render_to_string(f"{template}{part}.txt", context) for part in ("_subject", ""))
-    _send_later(partial(send_mail, " ".join(subject.split()), f"{text.strip()}\n", None, [address]))
+    _send_later(send_mail, " ".join(subject.split()), f"{text.strip()}\n", None, [address])
 
 
 def _customer(subject: str) -> tuple[str, str]:
@@ -130,10 +129,10 @@ def post_to(url: str, secret: str = "") -> Callable[..., None]:
     def post(**event: Any) -> None:
         if key:
             name, data = _event(event)
-            _send_later(partial(_post, url, json.dumps(data).encode(), key, name))
+            _send_later(_post, url, json.dumps(data).encode(), key, name)
         else:
             text = "\n".join(_text(event, _for_chat)).translate(_CHAT_ESCAPES)
-            _send_later(partial(_post, url, json.dumps({"text": text}).encode()))
+            _send_later(_post, url, json.dumps({"text": text}).encode())
 
     return post
 
@@ -229,7 +228,7 @@ def change_text(
     """Return a subject, and a text with the values before and after of the first changes of a save."""
     rows = list(changes[: _LISTED + 1])
     name_users(rows)
-    more = changes.count() - _LISTED if len(rows) > _LISTED else 0
+    number = changes.count() if len(rows) > _LISTED else len(rows)
     who = quote(actor) if actor else "code or a command"
     words = Words(rows)
     lines = [f"By: {who}", f"Reason: {quote(reason) if reason else 'none'}", ""]
@@ -239,11 +238,11 @@ def change_text(
             for label, *values in words.table(row):
                 before, after = (quote(value) if value else "empty" for value in values)
                 lines.append(f"  {label}: {before} → {after}")
-    if more:
-        lines.append(f"and {more} more")
+    if number > _LISTED:
+        lines.append(f"and {number - _LISTED} more")
     subject = _title(rows[0], quote) if rows else "policies changed"
-    if len(rows) > 1:
-        subject += f" and {more + min(len(rows), _LISTED) - 1} more"
+    if number > 1:
+        subject += f" and {number - 1} more"
     return " ".join(f"Rate limits: {subject}".split())[:200], "\n".join(lines)
 
 
@@ -276,21 +275,21 @@ def _post(url: str, data: bytes, key: bytes = b"", name: str = "") -> None:
         raise
 
 
-def _send_later(send: Callable[[], object]) -> None:
+def _send_later(send: Callable[..., object], *args: Any) -> None:
     """Call ``send`` on a thread; a process that ends, such as a command, ends after it."""
     if not _room.acquire(blocking=False):
         logger.error("a notification was dropped: %d are waiting already", _MOST_WAITING)
         return
     try:
-        _sender.submit(_send, send)
+        _sender.submit(_send, send, *args)
     except RuntimeError as error:  # no thread can be started
         logger.error("a notification could not be sent: %s", error)
 
 
-def _send(send: Callable[[], object]) -> None:
+def _send(send: Callable[..., object], *args: Any) -> None:
     _room.release()
     try:
-        send()
+        send(*args)
     except Exception as error:
         # The class only: a message may hold the webhook's address, which is a secret.
         logger.error("a notification was not sent: %s", type(error).__name__)
