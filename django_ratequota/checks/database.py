@@ -24,7 +24,7 @@ from .settings import MIDDLEWARE
 Messages = list[checks.CheckMessage]
 
 
-def of_policies(check: Callable[..., Messages]) -> Callable[..., Messages]:
+def of_policies(check: Callable[[], Messages]) -> Callable[..., Messages]:
     """Make a check run where Django checks the policies' database, once that is migrated."""
 
     @wraps(check)
@@ -40,7 +40,7 @@ def of_policies(check: Callable[..., Messages]) -> Callable[..., Messages]:
 
 
 @of_policies
-def check_migrated(**_: Any) -> Messages:
+def check_migrated() -> Messages:
     """W009: a migration of this app is not applied. E008: all are, and a column or a table is missing."""
     from django.db.migrations.loader import MigrationLoader
 
@@ -79,7 +79,7 @@ def _models() -> Iterator[Any]:
 
 
 @of_policies
-def check_collations(**_: Any) -> Messages:
+def check_collations() -> Messages:
     """W028: MySQL or MariaDB takes subjects or counters for equal that differ in case, accents or trailing blanks."""
     connection = connections[alias := policy_alias()]
     collation = exact_collation(connection)
@@ -105,7 +105,7 @@ def check_collations(**_: Any) -> Messages:
 
 
 @of_policies
-def check_outcome(**_: Any) -> Messages:
+def check_outcome() -> Messages:
     """W006: an endpoint counts by status, and there is no middleware that refunds the other responses.
 
     ``@ratequota`` refunds by itself. For DRF and ``check_request`` the middleware does.
@@ -122,7 +122,7 @@ def check_outcome(**_: Any) -> Messages:
 
 
 @of_policies
-def check_concurrent(**_: Any) -> Messages:
+def check_concurrent() -> Messages:
     """W030: a policy limits how many requests run at once, and there is no middleware that tells when they end."""
     from ..models import RatePolicy
 
@@ -136,7 +136,7 @@ def check_concurrent(**_: Any) -> Messages:
 
 
 @of_policies
-def check_plans(**_: Any) -> Messages:
+def check_plans() -> Messages:
     """W014: callers for whom PLAN_RESOLVER raises may have no plan."""
     from ..models import Plan, RatePolicy
 
@@ -149,7 +149,7 @@ def check_plans(**_: Any) -> Messages:
 
 
 @of_policies
-def check_assigned_kinds(**_: Any) -> Messages:
+def check_assigned_kinds() -> Messages:
     """W025: plan assignments of subjects whose kind IDENTIFIERS does not name."""
     from ..models import PlanAssignment
 
@@ -166,7 +166,7 @@ def check_assigned_kinds(**_: Any) -> Messages:
 
 
 @of_policies
-def check_rates(**_: Any) -> Messages:
+def check_rates() -> Messages:
     """W012: policies have rates that this version cannot read."""
     from ..policies.unreadable import describe_unreadable, find_unreadable
 

@@ -115,7 +115,7 @@ def check_scopes(**_: Any) -> Messages:
 
 
 @of_policies
-def check_unlimited(**_: Any) -> Messages:
+def check_unlimited() -> Messages:
     """W017: COUNT_UNCHECKED is on, and views have no policy under which it could count."""
     from ..models import Endpoint, RatePolicy
     from ..operations.advice import matched_routes  # web processes need none of it
