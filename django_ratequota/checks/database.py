@@ -18,7 +18,9 @@ from .. import conf
 from ..changes.databases import policy_alias
 from ..changes.validators import visible
 from ..engine.rates import CONCURRENT
+from ..models import Endpoint, Plan, PlanAssignment, RatePolicy
 from ..models.fields import ExactField, exact_collation
+from ..policies.unreadable import describe_unreadable, find_unreadable
 from .settings import MIDDLEWARE
 
 Messages = list[checks.CheckMessage]
@@ -110,8 +112,6 @@ def check_outcome() -> Messages:
 
     ``@ratequota`` refunds by itself. For DRF and ``check_request`` the middleware does.
     """
-    from ..models import Endpoint
-
     if MIDDLEWARE in django_settings.MIDDLEWARE:
         return []
     counting = Endpoint.objects.filter(exempt=False).exclude(charged_statuses="")
@@ -124,8 +124,6 @@ def check_outcome() -> Messages:
 @of_policies
 def check_concurrent() -> Messages:
     """W030: a policy limits how many requests run at once, and there is no middleware that tells when they end."""
-    from ..models import RatePolicy
-
     if MIDDLEWARE in django_settings.MIDDLEWARE:
         return []
     rates = RatePolicy.objects.filter(rates__icontains=CONCURRENT).exclude(mode="off").values_list("rates", flat=True)
@@ -138,8 +136,6 @@ def check_concurrent() -> Messages:
 @of_policies
 def check_plans() -> Messages:
     """W014: callers for whom PLAN_RESOLVER raises may have no plan."""
-    from ..models import Plan, RatePolicy
-
     if not conf.settings.plan_resolver or not RatePolicy.objects.exclude(plan=None).exists():
         return []
     missing = {"authenticated", "anonymous"}.difference(Plan.objects.values_list("default_for", flat=True))
@@ -151,8 +147,6 @@ def check_plans() -> Messages:
 @of_policies
 def check_assigned_kinds() -> Messages:
     """W025: plan assignments of subjects whose kind IDENTIFIERS does not name."""
-    from ..models import PlanAssignment
-
     rows = PlanAssignment.objects.filter(subject__isnull=False).exclude(ends_at__lte=timezone.now()).order_by()
     for kind in conf.settings.identifiers:
         rows = rows.exclude(subject__startswith=f"{kind}:")
@@ -168,8 +162,6 @@ def check_assigned_kinds() -> Messages:
 @of_policies
 def check_rates() -> Messages:
     """W012: policies have rates that this version cannot read."""
-    from ..policies.unreadable import describe_unreadable, find_unreadable
-
     hint = "Change the rates or upgrade to the version that wrote them."
     texts = map(describe_unreadable, find_unreadable())
     return [checks.Warning(text, hint=hint, id="django_ratequota.W012") for text in texts]

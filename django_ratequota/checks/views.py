@@ -10,6 +10,8 @@ from django.core import checks
 from django.utils import timezone
 
 from .. import conf
+from ..models import Endpoint, RatePolicy
+from ..operations.advice import matched_routes
 from ..policies.exemptions import exemption_of
 from ..policies.requests.routes import known_views
 from ..policies.requests.view_declarations import (
@@ -117,9 +119,6 @@ def check_scopes(**_: Any) -> Messages:
 @of_policies
 def check_unlimited() -> Messages:
     """W017: COUNT_UNCHECKED is on, and views have no policy under which it could count."""
-    from ..models import Endpoint, RatePolicy
-    from ..operations.advice import matched_routes  # web processes need none of it
-
     if not conf.settings.count_unchecked:
         return []
     for_everyone = RatePolicy.objects.filter(counted_per="ip", user=None, subject="", subject_list=None, plan=None)
