@@ -40,8 +40,6 @@ class TrackingQuerySet(PrimaryQuerySet):
                     write_publication(f"new keys of {self.model._meta.verbose_name_plural}", self.db)
         return count
 
-    update.alters_data = True  # type: ignore[attr-defined]
-
     def bulk_create(self, objs: Iterable[Any], *args: Any, **kwargs: Any) -> list[Any]:
         """``QuerySet.bulk_create``, recorded row by row."""
         with transaction.atomic(using=self.db):
@@ -55,13 +53,9 @@ class TrackingQuerySet(PrimaryQuerySet):
                     write_changes(((None, row) for row in rows_by_pk(self.model, batch, self.db).values()), self.db)
         return created
 
-    bulk_create.alters_data = True  # type: ignore[attr-defined]
-
     def bulk_update(self, objs: Iterable[Any], fields: Iterable[str], batch_size: int | None = None) -> int:
         """``QuerySet.bulk_update``, recorded row by row, in statements of at most ``BATCH`` rows."""
         return super().bulk_update(objs, fields, BATCH if batch_size is None else min(batch_size, BATCH))
-
-    bulk_update.alters_data = True  # type: ignore[attr-defined]
 
     def _rows(self) -> tuple[Any, list[Any]]:
         """Return a queryset from which an update takes batches, and the keys of the rows that it will change."""
