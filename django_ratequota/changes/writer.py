@@ -114,7 +114,7 @@ def rows_by_pk(
     """
     rows = model._base_manager.using(using).filter(pk__in=pks).order_by("pk")
     connection = transaction.get_connection(using)
-    if lock and connection.in_atomic_block and connection.features.has_select_for_update:
+    if lock and connection.in_atomic_block:
         rows = rows.select_for_update(of=("self",) if connection.features.has_select_for_update_of else ())
     related = [field.name for field in model._meta.concrete_fields if field.is_relation]
     return {row.pk: row for row in (rows.select_related(*related) if related else rows)}

@@ -65,12 +65,10 @@ class TrackingQuerySet(PrimaryQuerySet):
         if query.count_active_tables() > 1 or query.group_by is not None or query.distinct:
             # Batches keep the conditions. A condition on related rows may find a row more than once.
             return self, list(dict.fromkeys(keys))
-        if transaction.get_connection(self.db).features.has_select_for_update:
-            keys = keys.select_for_update()
         # Locked rows keep meeting the conditions, which may be a list of 50,000 keys: not sent with every batch.
         rows = self._chain()  # type: ignore[attr-defined]
         rows.query.clear_where()
-        return rows, list(keys)
+        return rows, list(keys.select_for_update())
 
 
 class UnrecordedModel(models.Model):
