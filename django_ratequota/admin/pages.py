@@ -86,14 +86,12 @@ class AdminPage:
 
     def dispatch(self, request: Any, object_id: str | None = None, **kwargs: Any) -> Any:
         """Check the permission, and run ``view`` with the changes recorded."""
-        obj = None if object_id is None else self.admin.get_object(request, unquote(object_id))
-        if not self.has_permission(request, obj):
+        about = [] if object_id is None else [self.admin.get_object(request, unquote(object_id))]
+        if not self.has_permission(request, *about):
             raise PermissionDenied
-        if object_id is None:
-            return self.admin.run_recorded(self.view, request, **kwargs)
-        if obj is None:
+        if about == [None]:
             raise Http404
-        return self.admin.run_recorded(self.view, request, obj, **kwargs)
+        return self.admin.run_recorded(self.view, request, *about, **kwargs)
 
     def render(
         self, request: Any, template: str, context: dict[str, Any], *page_forms: forms.BaseForm
@@ -104,14 +102,11 @@ class AdminPage:
         """
         request.current_app = self.site.name
         show_mode(self.admin, request)
-        media = self.admin.media + self.media
-        for form in page_forms:
-            media += form.media
         common = {
             **self.site.each_context(request),
             "original": str(context["title"]),  # django-unfold takes no lazy text
             "opts": self.admin.opts,
-            "media": media,
+            "media": sum((form.media for form in page_forms), self.admin.media + self.media),
             "has_view_permission": self.admin.has_view_permission(request),
         }
         folder = f"admin/{self.admin.opts.app_label}"
