@@ -74,11 +74,9 @@ class HealthPage(AdminPage):
 def _server(name: str, info: dict[str, str]) -> dict[str, Any]:
     """Return the row of a Redis server, from its INFO, of which managed servers leave parts out."""
     product, version = server_version(info)
-    up, used, most, evicted = (
-        info.get(key, "–") for key in ("uptime_in_days", "used_memory_human", "maxmemory_human", "evicted_keys")
-    )
-    cells = [shown(cell) for cell in (f"{product} {version}", up, used, most, evicted)]
-    return {"name": shown(name), "cells": cells}
+    keys = ("uptime_in_days", "used_memory_human", "maxmemory_human", "evicted_keys")
+    cells = (f"{product} {version}", *(info.get(key, "–") for key in keys))
+    return {"name": shown(name), "cells": [shown(cell) for cell in cells]}
 
 
 def _problems(name: str, info: dict[str, str]) -> list[str]:
