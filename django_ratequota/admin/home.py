@@ -29,9 +29,7 @@ def home(site: Any, request: Any) -> dict[str, Any]:
     if may_view(site, RatePolicy, request):
         mode = mode_text()
         status = Status(text=mode, kind="bad", answered=False) if mode else current_status()
-        context["explain"] = model_url(site, RatePolicy, "explain")
-        context["subjects"] = model_url(site, RatePolicy, "subjects")
-        context["health"] = model_url(site, RatePolicy, "health")
+        context |= {name: model_url(site, RatePolicy, name) for name in ("explain", "subjects", "health")}
         context["status"] = status
         context["outages"] = outage_texts()
         if status.answered:
