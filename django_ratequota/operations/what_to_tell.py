@@ -36,11 +36,10 @@ def what_to_tell(refusal: Refusal, policies: Mapping[int, RatePolicy], clock: Ca
     """
     if refusal.error:
         return _("The limits could not be checked at that time, so the request was refused. Please try again.")
-    blocks = [policies[pk] for pk in refusal.against if pk is not None and pk in policies]
-    blocks = [policy for policy in blocks if policy.rates == BLOCKED]
+    named = (policies.get(pk or 0) for pk in refusal.against)
+    if block := next((policy for policy in named if policy and policy.rates == BLOCKED), None):
+        return _blocked(block, clock)
     refusing = [bucket for bucket in refusal.buckets if bucket.refused]
-    if blocks:
-        return _blocked(blocks[0], clock)
     if not refusing:
         return ""
     last = max(refusing, key=lambda bucket: math.inf if bucket.retry_after is None else bucket.retry_after)
