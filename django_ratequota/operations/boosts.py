@@ -91,10 +91,8 @@ def propose_boost(explanation: Explanation, winner: RatePolicy) -> RatePolicy:
     kind, _colon, value = subject.partition(":")
     if facts.user or kind == "user":
         boost.user_id = facts.user or value
-    elif _outranks(facts, subject):
-        boost.subject = facts.subject
     else:
-        boost.subject = subject
+        boost.subject = facts.subject if _outranks(facts, subject) else subject
     return boost
 
 
