@@ -124,8 +124,7 @@ def write_changes(changes: Iterable[tuple[models.Model | None, models.Model | No
     """Record changes, each from one stored object to the other, and publish them on commit."""
     rows = []
     for before, after in changes:
-        row = _change_row(before, after)
-        if row is not None:
+        if (row := _change_row(before, after)) is not None:
             refuse_unreadable(before, after)
             rows.append(row)
     if rows:
@@ -219,9 +218,8 @@ def _change_row(before: models.Model | None, after: models.Model | None) -> Any:
     states = [None if state is None else field_values(state) for state in (before, after)]
     if instance is None or states[0] == states[1]:
         return None
-    action = PolicyChange.Action.UPDATE
-    if before is None or after is None:
-        action = PolicyChange.Action.DELETE if after is None else PolicyChange.Action.CREATE
+    kind = PolicyChange.Action
+    action = kind.CREATE if before is None else kind.DELETE if after is None else kind.UPDATE
     author = _author.get()
     users = {str(state.get("user") or "") for state in states if state is not None}
     model = str((instance._meta.concrete_model or type(instance))._meta.model_name)
