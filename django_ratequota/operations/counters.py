@@ -52,18 +52,8 @@ def give_back(buckets: Iterable[Bucket], units: int | None = None, reason: str =
     What durable counters have used is refunded in the ledger, from which Redis follows.
     """
     limiter, alias, buckets = default_limiter(), policy_alias(PolicyChange), list(buckets)
-    if units is not None and buckets:
-        running, buckets = buckets, [bucket for bucket in buckets if not bucket.rate.concurrent]
-        if not buckets:
-            text = _("%(counter)s counts requests that run. Leave the number empty to free all of their slots.")
-            raise ValidationError(text % {"counter": limit_name(running[0])})
-    for status in () if units is None else peek(buckets).values():
-        if status.used < (units or 0):
-            text = _(
-                "Refund at most %(used)d to %(counter)s, because no more is used. To raise the limit itself, grant a "
-                "boost."
-            )
-            raise ValidationError(text % {"counter": limit_name(status.bucket), "used": status.used})
+    if units is not None:
+        buckets = _refundable(buckets, units)
     action = PolicyChange.Action.RESET if units is None else PolicyChange.Action.GRANT
     before: list[BucketStatus] = []
     # In the order in which the ledger writes, so that rows are not locked crosswise.
@@ -96,6 +86,22 @@ def slots_by_worker(bucket: Bucket) -> list[tuple[Health | None, list[HeldSlot]]
     for slot in limiter.slots(bucket):
         found.setdefault(slot.worker if slot.worker in workers else 0, []).append(slot)
     return [(workers.get(number), held) for number, held in found.items()]
+
+
+def _refundable(buckets: list[Bucket], units: int) -> list[Bucket]:
+    """Return the buckets that count units; raises ``ValidationError`` where one used fewer, or none counts any."""
+    found = [bucket for bucket in buckets if not bucket.rate.concurrent]
+    if buckets and not found:
+        text = _("%(counter)s counts requests that run. Leave the number empty to free all of their slots.")
+        raise ValidationError(text % {"counter": limit_name(buckets[0])})
+    for status in peek(found).values():
+        if status.used < units:
+            text = _(
+                "Refund at most %(used)d to %(counter)s, because no more is used. To raise the limit itself, grant a "
+                "boost."
+            )
+            raise ValidationError(text % {"counter": limit_name(status.bucket), "used": status.used})
+    return found
 
 
 def _lower(limiter: Limiter, buckets: Sequence[Bucket], units: int | None) -> None:
