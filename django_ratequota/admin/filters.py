@@ -10,6 +10,7 @@ from django.db.models import Q, QuerySet
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
+from ..changes.databases import not_ended, started
 from .permissions import FOR_CHOSEN
 from .widgets import SafeAutocomplete
 
@@ -115,16 +116,6 @@ class AudienceFilter(ConditionFilter):
             "everyone": (_("everyone"), Q(plan__isnull=True) & ~FOR_CHOSEN),
             "override": (_("a user, a subject or a list"), FOR_CHOSEN),
         }
-
-
-def started(now: Any) -> Q:
-    """Return the condition of rows that have started."""
-    return Q(starts_at__isnull=True) | Q(starts_at__lte=now)
-
-
-def not_ended(now: Any) -> Q:
-    """Return the condition of rows that have not ended."""
-    return Q(ends_at__isnull=True) | Q(ends_at__gt=now)
 
 
 def is_active(row: Any) -> bool:

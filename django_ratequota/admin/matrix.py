@@ -14,6 +14,7 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from ..changes.databases import not_ended
 from ..conf import settings
 from ..engine.rates import BLOCKED, UNLIMITED
 from ..models import Endpoint, Plan, RatePolicy
@@ -21,7 +22,6 @@ from ..policies.facts import NOBODY, UNREADABLE, PlanFacts, PolicyFacts, endpoin
 from ..policies.requests.caller import DescribedCaller
 from ..policies.resolver import EvaluationContext, resolve_uncached
 from ..policies.snapshot import Snapshot, regrouped
-from .filters import not_ended
 from .formatting import moment, shown, when
 from .names import endpoint_text
 from .pages import AdminPage, model_url, page_numbers

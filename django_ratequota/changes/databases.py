@@ -1,9 +1,10 @@
-"""The database that holds the policies, and how to read it inside a request's transaction."""
+"""The database that holds the policies, how to read it inside a request's transaction, and conditions on its rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from datetime import datetime
 from typing import Any
 
 from django.apps import apps
@@ -89,6 +90,16 @@ def subject_begins(text: str, alias: str) -> models.Q:
     if connections[alias].vendor != "postgresql":  # LIKE uses no index
         found &= models.Q(subject__gte=text, subject__lt=f"{text}\U0010ffff")
     return found
+
+
+def started(now: datetime) -> models.Q:
+    """Return the condition of rows that have started."""
+    return models.Q(starts_at__isnull=True) | models.Q(starts_at__lte=now)
+
+
+def not_ended(now: datetime) -> models.Q:
+    """Return the condition of rows that have not ended."""
+    return models.Q(ends_at__isnull=True) | models.Q(ends_at__gt=now)
 
 
 class PrimaryQuerySet(models.QuerySet[Any]):

@@ -13,6 +13,7 @@ from django.contrib.auth import get_user_model
 from django.db.models import Q
 from django.utils.translation import gettext as _
 
+from ..changes.databases import not_ended, started
 from ..changes.validators import primary_key
 from ..engine.rates import BLOCKED
 from ..models import RatePolicy
@@ -76,8 +77,8 @@ def blocks_in_force(names: Iterable[str]) -> dict[str, list[RatePolicy]]:
     now = to_datetime(time_us())
     blocks = RatePolicy.objects.filter(
         Q(user_id__in=user_ids) | Q(subject__in=subjects),
-        Q(starts_at__isnull=True) | Q(starts_at__lte=now),
-        Q(ends_at__isnull=True) | Q(ends_at__gt=now),
+        started(now),
+        not_ended(now),
         endpoint=None,
         rates=BLOCKED,
         mode=RatePolicy.Mode.ENFORCE,
