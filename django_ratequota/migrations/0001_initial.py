@@ -201,7 +201,6 @@ class Migration(migrations.Migration):
                 ('charged', models.BigIntegerField(help_text='Units or requests that were admitted on that day.', verbose_name='charged')),
                 ('refunded', models.BigIntegerField(help_text='Units or requests that were refunded on that day.', verbose_name='refunded')),
                 ('rate', models.CharField(help_text="The policy's rate on that day.", max_length=100, verbose_name='rate')),
-                ('limit', models.PositiveBigIntegerField(help_text='The limit of that rate.', verbose_name='limit')),
             ],
             options={
                 'verbose_name': 'quota day',

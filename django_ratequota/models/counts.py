@@ -117,7 +117,6 @@ class QuotaDay(UnrecordedModel):
     charged = models.BigIntegerField(_("charged"), help_text=_("Units or requests that were admitted on that day."))
     refunded = models.BigIntegerField(_("refunded"), help_text=_("Units or requests that were refunded on that day."))
     rate = models.CharField(_("rate"), max_length=100, help_text=_("The policy's rate on that day."))
-    limit = models.PositiveBigIntegerField(_("limit"), help_text=_("The limit of that rate."))
 
     class Meta(UnrecordedModel.Meta):
         verbose_name = _("quota day")

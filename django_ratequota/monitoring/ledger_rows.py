@@ -96,7 +96,7 @@ _TYPES = {
 #: Model -> its columns, and those that name a row. Mixed comes before the policy, which MariaDB would else have
 #: replaced by then.
 _TABLES = {
-    "QuotaDay": ((*_KEY, "day", "policy_id", *_ADDED, "rate", "limit"), (*_KEY, "day", "policy_id")),
+    "QuotaDay": ((*_KEY, "day", "policy_id", *_ADDED, "rate"), (*_KEY, "day", "policy_id")),
     "QuotaWindow": (_VALUES[:-1], _KEY),
 }
 

@@ -103,7 +103,7 @@ def test_operators_see_the_lines_of_policies_that_they_may_see(
     own = RatePolicy.objects.create(subject="tenant:acme", rates="200/month")
     row = window("tenant:acme", 30, own, mixed=True)
     day = {"counter": row.counter, "first_day": row.first_day, "day": date(2025, 10, 2), "policy_id": plan.pk}
-    QuotaDay.objects.create(**day, charged=10, refunded=0, rate="100/month", limit=100)
+    QuotaDay.objects.create(**day, charged=10, refunded=0, rate="100/month")
     client = client_of(permission)
     assert [line["plan"] for line in client.get(PAGE, OCTOBER).context["lines"]] == seen
     assert [line["plan"] for line in table(client.get(PAGE, {**OCTOBER, "csv": "1"}))] == seen

@@ -151,7 +151,7 @@ def test_old_windows_and_days_of_the_ledger_are_deleted(settings: Any) -> None:
     for days in (61, 62, 63):
         day = today - timedelta(days=days)
         row = {"counter": "{user:1}:0:fwmonth", "first_day": day.replace(day=1), "day": day}
-        row |= {"policy_id": 1, "rate": "9/month", "limit": 9}
+        row |= {"policy_id": 1, "rate": "9/month"}
         QuotaDay.objects.create(**row, charged=days, refunded=0)
     for months, kept, deleted in ((0, 0, 0), (24, 0, 1), (24, 62, 1)):
         settings.RATEQUOTA = {**settings.RATEQUOTA, "KEEP_QUOTA_MONTHS": months, "KEEP_QUOTA_DAYS": kept}

@@ -38,7 +38,6 @@ def of_day(window: QuotaWindow, day: date, charged: int, refunded: int = 0) -> N
         refunded=refunded,
         policy_id=window.policy_id or 0,
         rate=window.rate,
-        limit=window.limit,
     )
 
 
