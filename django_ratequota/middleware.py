@@ -16,7 +16,7 @@ from .conf import settings
 from .enforcement.check_request import acheck_request, check_request
 from .enforcement.earlier_checks import CHECKS
 from .enforcement.settlement import RESERVED, asettle, settle
-from .enforcement.slots import aend, end, is_plain
+from .enforcement.slots import aend, end, leave_to_body
 from .enforcement.unchecked import conclude_unchecked, refuse_unchecked
 from .headers import add_headers
 from .policies.requests.view_declarations import (
@@ -104,7 +104,7 @@ def _finish(request: Any, response: Any) -> Generator[Twins, Any, Any]:
     if RESERVED in vars(request):
         yield Twins(settle, asettle, (request, response))
     holder = None if checks is None else checks.holder
-    if holder is not None and is_plain(request, response, holder):
+    if holder is not None and not leave_to_body(request, response, holder):
         yield Twins(holder.release, holder.arelease, ())
     decision = getattr(request, "ratequota", None)
     if decision is not None:

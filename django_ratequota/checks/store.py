@@ -15,8 +15,8 @@ from ..engine.rates import Rate
 from ..engine.scripts import FORBIDDEN, commands
 from ..engine.types import Bucket
 from ..exceptions import StoreError
-from ..runtime import default_limiter, process
-from ..store.base import AbsentStore, Call, server_version
+from ..runtime import NoRedis, default_limiter, process
+from ..store.base import Call, server_version
 from ..store.commands import ScriptCall
 
 #: The oldest servers whose scripts may carry a shebang, so that a full memory refuses them before they write.
@@ -33,10 +33,10 @@ def check_store(**_: Any) -> list[checks.CheckMessage]:
     """
     if not conf.settings.enabled or conf.settings.in_memory:
         return []
-    store = process.limiter().store
-    if isinstance(store, AbsentStore):
-        return [_unconfigured(store.message)]
-    call = Call(store, always=True)
+    limiter = process.limiter()
+    if isinstance(limiter, NoRedis):
+        return [_unconfigured(limiter.problem)]
+    store, call = limiter.store, Call(limiter.store, always=True)
     try:
         servers = store.info(call)
     except StoreError as error:

@@ -9,6 +9,7 @@ database. So sync and async checks are the same code.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import replace
@@ -92,7 +93,7 @@ def exemption_of_request(request: Any, http: Any) -> Exemption | None:
     return None if view is None else exemption_of_instance(view)
 
 
-class Evaluation:
+class Evaluation(ABC):
     """One check on its way to a decision: what it asks for, and what each step has found."""
 
     #: Where the request goes: its route and URL name, its method, and how the view handles that.
@@ -201,9 +202,9 @@ class Evaluation:
         self.units = resolution.cost if self.cost is None else self.cost
         return resolution
 
+    @abstractmethod
     def ask(self, resolution: Resolution, revision: int | None) -> Generator[Step, Any, Decision]:
         """Ask Redis, or decide by ``on_error``; raises ``NewerRevision`` where ``revision`` is not the last."""
-        raise NotImplementedError
 
     def asked(self, buckets: tuple[Bucket, ...], revision: int | None, costs: tuple[int, ...] = ()) -> LimitRequest:
         """Return what is asked of the limiter; ``costs`` are the units of each bucket, () = by its rate."""

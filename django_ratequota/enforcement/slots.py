@@ -91,17 +91,17 @@ async def _release_behind_view(request: Any) -> None:
         await holder.arelease()
 
 
-def is_plain(request: Any, response: Any, holder: Holder) -> bool:
-    """Return whether the response has no body to come, so that its slots end now; else let its end release them."""
+def leave_to_body(request: Any, response: Any, holder: Holder) -> bool:
+    """Let the end of a streamed body release the slots; returns False for a plain response, whose slots end now."""
     if not getattr(response, "streaming", False):
         if isinstance(vars(request).get("close"), _Close):
             del request.close  # nothing is left to release
-        return True
+        return False
     by_server = getattr(response, "file_to_stream", None) is not None
     if not (by_server and "wsgi.file_wrapper" in getattr(request, "environ", ())):
         kind = _AsyncBody if response.is_async else _Body
         response.streaming_content = kind(response.streaming_content, holder)
-    return False
+    return True
 
 
 def _known(request: Any) -> Holder | None:

@@ -156,7 +156,7 @@ class Decision:
     settler: Settler | None = field(default=None, repr=False, compare=False)
     #: Units charged to each bucket that had room; 0 when refused, and for a peek.
     cost: int = 0
-    # The units of each bucket that had room, in the order of the statuses; empty = nothing was charged.
+    # The units for each bucket, charged where it had room; same order as the statuses, empty = nothing was charged.
     _units: tuple[int, ...] = field(default=(), repr=False, compare=False)
     # What was charged and not given back; ``charges_of`` makes it on first use, as few decisions settle.
     _charges: Charges | None = field(default=None, repr=False, compare=False)

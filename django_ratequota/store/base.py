@@ -252,12 +252,12 @@ class AbsentStore(Store):
 
     def __init__(self, reason: str, message: str, *, intended: bool = True) -> None:
         """``reason`` and ``message`` are those of its ``StoreError``s. Not ``intended`` = the settings are wrong."""
-        self._reason, self.message = reason, message
+        self._reason, self._message = reason, message
         self.absent = message if intended else ""
 
     def steps(self, command: Command, always: bool = True) -> Never:
         """Raise ``StoreError``."""
-        raise StoreLeftAlone(self._reason, self.message)
+        raise StoreLeftAlone(self._reason, self._message)
 
     def survey_steps(self, command: Command, only: str = "") -> Never:
         """Raise ``StoreError``."""

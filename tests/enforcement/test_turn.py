@@ -195,7 +195,7 @@ class Watched:
         return decision
 
     async def adecide(self, *args: Any) -> Decision:
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # a turn of the loop, as a call to Redis takes
         return await self._limiter.adecide(*args)
 
 
@@ -240,7 +240,7 @@ def test_a_task_that_is_cancelled_while_it_books_gives_its_slot_back(limiter: Li
     async def story(watched: Watched, task: asyncio.Task[None]) -> None:
         await watched.asked.wait()
         task.cancel()
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # a turn of the loop: it gives back
         task.cancel()  # again, while it gives back: that goes on by itself
         watched.go.set()
         await watched.booked.wait()

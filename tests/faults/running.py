@@ -45,7 +45,7 @@ def parts(count: int) -> Iterator[bytes]:
 async def aparts(count: int) -> AsyncIterator[bytes]:
     with counted():
         for _ in range(count):
-            await asyncio.sleep(WORK)
+            await asyncio.sleep(WORK)  # the view's work
             yield b"part"
 
 
@@ -64,7 +64,7 @@ def run(request: HttpRequest) -> HttpResponse:
 @ratequota("search")
 async def arun(request: HttpRequest) -> HttpResponse:
     with counted():
-        await asyncio.sleep(WORK)
+        await asyncio.sleep(WORK)  # the view's work
     return HttpResponse("done")
 
 

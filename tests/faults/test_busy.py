@@ -89,7 +89,7 @@ def test_a_stalled_event_loop(
             wire.round_trip = 0.02  # not yet for the connects, whose logins would take several of them
             tasks = [asyncio.create_task(aoutcome(limiter)) for _ in range(5)]
             for _ in range(turns):
-                await asyncio.sleep(0)
+                await asyncio.sleep(0)  # a turn of the loop: the tasks go on
             time.sleep(stall)  # noqa: ASYNC251 - the stall
             return await asyncio.gather(*tasks)
 

@@ -262,7 +262,7 @@ def test_no_count_drifts(node: Node, server_of: Make, kind: Any, seed: int) -> N
             asking = callers.ask("ECHO", mine, seconds=seconds)
             if kind is Tasks and rng.random() < 0.4:
                 for _ in range(rng.randrange(12)):
-                    await asyncio.sleep(0)
+                    await asyncio.sleep(0)  # a few turns of the loop: it is cancelled at any point
                 asking.cancel()
             try:
                 assert await asking == mine

@@ -106,7 +106,7 @@ class Wire(Address):
             for pipe in list(self.pipes):
                 pipe.abort()
             while self.pipes:  # noqa: ASYNC110 - the loop tells each pipe that it is closed
-                await asyncio.sleep(0)
+                await asyncio.sleep(0)  # a turn of the loop
 
         self._run(close())
         self.loop.call_soon_threadsafe(self.loop.stop)

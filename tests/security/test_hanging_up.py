@@ -154,7 +154,7 @@ async def settled() -> None:
     async with asyncio.timeout(SECONDS):
         while shielding._detached:
             await asyncio.wait(shielding._detached)
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # a turn of the loop: the callbacks of what has ended run
 
 
 async def charge(limiter: Limiter, cancelled: Any) -> None:
