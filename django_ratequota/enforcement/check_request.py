@@ -188,7 +188,7 @@ class Evaluation(ABC):
         context = EvaluationContext(caller, entry, self.endpoints, self.scope, self.snapshot, self.limiter.now_us)
         if self.identified and (self.pending is None or policies.assigned_kinds != ()):
             resolution: Resolution = yield partial(resolve_assigned, context)
-        elif settings.identifiers or settings.plan_resolver:  # they may read the database
+        elif caller.calls_functions and (settings.identifiers or settings.plan_resolver):
             resolution = yield partial(resolve, context)
         else:
             resolution = resolve(context)

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from asgiref.sync import async_to_sync
+from asgiref.sync import SyncToAsync, async_to_sync
 from django.contrib.auth.models import AnonymousUser, User
 from django.utils.functional import SimpleLazyObject
 
@@ -278,25 +278,31 @@ class TestIndependence:
 
 class TestOneRoundTrip:
     def test_awaited_it_calls_no_function_and_no_thread_either(
-        self, settings: Any, django_assert_num_queries: Any
+        self, settings: Any, monkeypatch: pytest.MonkeyPatch, django_assert_num_queries: Any
     ) -> None:
         """Their functions take a request; a thread for each message would be slow."""
         with_settings(settings, **IDENTIFIERS, PLAN_RESOLVER="tests.project.views.busiest")
         RatePolicy.objects.create(counted_per="tenant", rates="10/hour")
         check_caller(identifiers={"tenant": "acme"})
+        hops: list[SyncToAsync[Any, Any]] = []
+        hop = SyncToAsync.__call__
 
-        async def ask_twice() -> tuple[Decision, int]:
+        def counted(self: SyncToAsync[Any, Any], *args: Any, **kwargs: Any) -> Any:
+            hops.append(self.func)
+            return hop(self, *args, **kwargs)
+
+        async def ask_twice() -> Decision:
             await acheck_caller(identifiers={"tenant": "acme"})
-            before = threading.active_count()
             # In one loop, because each loop makes a connection of its own.
-            with monitored() as commands:
+            with monkeypatch.context() as patched, monitored() as commands:
+                patched.setattr(SyncToAsync, "__call__", counted)
                 decision = await acheck_caller(identifiers={"tenant": "acme"})
             assert commands == ["EVALSHA"]
-            return decision, threading.active_count() - before
+            return decision
 
         with django_assert_num_queries(0):
-            decision, threads = async_to_sync(ask_twice)()
-        assert (left(decision), threads) == ([7], 0)
+            decision = async_to_sync(ask_twice)()
+        assert (left(decision), hops) == ([7], [])
 
 
 class TestRecords:

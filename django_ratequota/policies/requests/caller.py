@@ -46,6 +46,8 @@ class Caller:
     user_read = True
     #: Subject of policies counted per caller or ip if the caller has no name or address; "" = only blocks apply.
     unknown = UNKNOWN
+    #: Whether the project's functions find identifiers and plan; they may block.
+    calls_functions = True
 
     def __init__(self, request: Any, user: Any = None) -> None:
         """``user`` is the request's user if already known, as in async code; None = read ``request.user``."""
@@ -159,6 +161,8 @@ class DescribedCaller(Caller):
 
     ``plan_slug`` and ``identifiers`` stand for the results of PLAN_RESOLVER and IDENTIFIERS; ``FAILED`` = it raised.
     """
+
+    calls_functions = False
 
     def __init__(
         self,
