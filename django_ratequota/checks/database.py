@@ -145,18 +145,25 @@ def check_plans() -> Messages:
 
 
 @of_policies
-def check_assigned_kinds() -> Messages:
-    """W025: plan assignments of subjects whose kind IDENTIFIERS does not name."""
-    rows = PlanAssignment.objects.filter(subject__isnull=False).exclude(ends_at__lte=timezone.now()).order_by()
-    for kind in conf.settings.identifiers:
-        rows = rows.exclude(subject__startswith=f"{kind}:")
-    subject = rows.values_list("subject", flat=True).first()
-    if subject is None:
-        return []
-    kind = visible(subject.partition(":")[0])
-    text = f"Plans of subjects of the kind {kind!r} have no effect, because RATEQUOTA['IDENTIFIERS'] has no {kind!r}."
-    hint = "Restore the name of the identifier or end these plan assignments."
-    return [checks.Warning(text, hint=hint, id="django_ratequota.W025")]
+def check_kinds() -> Messages:
+    """W025: policies, and plans of subjects, whose identifier IDENTIFIERS does not name."""
+    hint = "Restore the identifier or edit the rows: counted_per is caller, ip, plan, everyone or an identifier."
+    messages: Messages = []
+    policies = RatePolicy.objects.exclude(mode="off")
+    for what, rows, field in (
+        ("Policies counted per", policies, "counted_per"),
+        ("Policies for subjects of the kind", policies.exclude(subject=""), "subject"),
+        ("Plans of subjects of the kind", PlanAssignment.objects.filter(subject__isnull=False), "subject"),
+    ):
+        rows = rows.exclude(ends_at__lte=timezone.now()).order_by()
+        for kind in (*conf.COUNTED_PER, *conf.settings.identifiers):
+            rows = rows.exclude(**{field: kind}).exclude(**{f"{field}__startswith": f"{kind}:"})
+        found = rows.values_list(field, flat=True).first()
+        if found is not None:
+            kind = visible(found.partition(":")[0])
+            text = f"{what} {kind!r} have no effect, because RATEQUOTA['IDENTIFIERS'] has no {kind!r}."
+            messages.append(checks.Warning(text, hint=hint, id="django_ratequota.W025"))
+    return messages
 
 
 @of_policies

@@ -14,7 +14,7 @@ ALWAYS = (
 DEPLOYMENT = (store.check_memory, store.check_exposed)
 #: With ``--database`` and the alias of the policies.
 OF_POLICIES = (
-    *(database.check_migrated, database.check_outcome, database.check_plans, database.check_assigned_kinds),
+    *(database.check_migrated, database.check_outcome, database.check_plans, database.check_kinds),
     *(database.check_rates, database.check_concurrent, database.check_collations),
     views.check_unlimited,
 )

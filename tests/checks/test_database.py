@@ -15,7 +15,8 @@ from django.db import IntegrityError, connection
 from django.db.migrations.recorder import MigrationRecorder
 
 from django_ratequota.changes.validators import unsupported_constraints
-from django_ratequota.checks.database import check_assigned_kinds, check_collations, check_migrated
+from django_ratequota.checks.database import check_collations, check_kinds, check_migrated
+from django_ratequota.conf import COUNTED_PER
 from django_ratequota.models import Plan, PlanAssignment, RatePolicy
 from django_ratequota.models.fields import exact_collation
 from tests.checks import ids
@@ -53,18 +54,25 @@ def test_unapplied_migrations_are_a_warning(monkeypatch: pytest.MonkeyPatch, dja
 
 
 @pytest.mark.django_db(transaction=True)
-def test_plans_of_subjects_that_no_identifier_names_are_reported(settings: Any) -> None:
-    plan = Plan.objects.create(name="Pro", slug="pro")
+def test_what_refers_to_an_identifier_that_does_not_exist_is_reported(settings: Any) -> None:
     names = {"tenant": "tests.project.views.tenant", "api_key": "tests.project.views.api_key"}
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": names}
-    for subject in ("tenant:acme", "api_key:k1"):
-        PlanAssignment.objects.create(subject=subject, plan=plan)
-    assert check_assigned_kinds(databases=DATABASES) == []
+    plan = Plan.objects.create(name="Pro", slug="pro")
+    for kind in names:
+        PlanAssignment.objects.create(subject=f"{kind}:acme", plan=plan)
+        RatePolicy.objects.create(subject=f"{kind}:acme", rates="9/min")
+    for counted_per in (*COUNTED_PER, *names):
+        RatePolicy.objects.create(counted_per=counted_per, rates="9/min")
+    RatePolicy.objects.create(subject="ip:203.0.113.0/24", rates="9/min")
+    RatePolicy.objects.create(counted_per="user", rates="9/min", mode="off")
+    assert check_kinds(databases=DATABASES) == []
     del names["api_key"]
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": names}
-    (message,) = check_assigned_kinds(databases=DATABASES)
-    assert ids([message]) == ["W025"]
-    assert "RATEQUOTA['IDENTIFIERS'] has no 'api_key'" in message.msg
+    found = check_kinds(databases=DATABASES)
+    assert ids(found) == ["W025"] * 3
+    assert all("RATEQUOTA['IDENTIFIERS'] has no 'api_key'" in message.msg for message in found)
+    starts = ["Policies counted per 'api_key'", "Policies for subjects of", "Plans of subjects of"]
+    assert all(message.msg.startswith(start) for message, start in zip(found, starts, strict=True))
 
 
 @contextmanager
