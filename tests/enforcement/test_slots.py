@@ -6,6 +6,7 @@ import asyncio
 import gc
 import tempfile
 import threading
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
@@ -503,10 +504,16 @@ def test_a_decision_that_nobody_refers_to_holds_none() -> None:
 
 
 def test_leases_are_renewed_while_the_slot_is_held(settings: Any) -> None:
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "CONCURRENCY_TTL": 1}
-    with check_caller(scope="search"):
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "CONCURRENCY_TTL": 30}
+    with check_caller(scope="search") as decision:
         (taken,) = held()
-        poll(lambda: held() and held()[0].ends_us > taken.ends_us + 2_000_000, SECONDS, "its lease is renewed thrice")
+        holder, ends_us = cast(Any, decision).holder, taken.ends_us
+        for _ in range(3):
+            assert 0 < holder.renew_at - time.monotonic() <= 10, "a third of the lease"
+            holder.renew_at = 0.0  # as if that had passed
+            poll(lambda: holder.renew_at, SECONDS, "its lease is renewed")
+            assert held()[0].ends_us > ends_us
+            ends_us = held()[0].ends_us
         assert (held()[0].id, held()[0].since_us) == (taken.id, taken.since_us)
     assert held() == []
 
