@@ -74,8 +74,8 @@ class TestLaterChecks:
     def test_they_charge_what_their_cost_exceeds_the_first_by(
         self, check: Check, completions: Endpoint, algorithm: str
     ) -> None:
-        RatePolicy.objects.create(rates="1000/hour", algorithm=algorithm)
-        RatePolicy.objects.create(endpoint=completions, rates="2000/hour", algorithm=algorithm)
+        RatePolicy.objects.create(rates="1000/3650day", algorithm=algorithm)
+        RatePolicy.objects.create(endpoint=completions, rates="2000/3650day", algorithm=algorithm)
         request = request_from()
         assert left(check(request, None, 10)) == [990]
         assert left(check(request, "completions", 100)) == [900, 1900]
@@ -88,8 +88,8 @@ class TestLaterChecks:
     def test_each_settles_its_own_units_only(
         self, check: Check, settle: Settle, completions: Endpoint, algorithm: str
     ) -> None:
-        RatePolicy.objects.create(rates="1000/hour", algorithm=algorithm)
-        RatePolicy.objects.create(endpoint=completions, rates="2000/hour", algorithm=algorithm)
+        RatePolicy.objects.create(rates="1000/3650day", algorithm=algorithm)
+        RatePolicy.objects.create(endpoint=completions, rates="2000/3650day", algorithm=algorithm)
         request = request_from()
         first = check(request, None, 10)
         second = check(request, "completions", 100)
@@ -101,7 +101,7 @@ class TestLaterChecks:
         assert free("completions") == [1000, 2000]
 
     def test_one_that_charges_nothing_gives_nothing_back(self, check: Check, settle: Settle) -> None:
-        RatePolicy.objects.create(rates="1000/hour")
+        RatePolicy.objects.create(rates="1000/3650day")
         check(request_from(), None, 300)
         request = request_from()
         first = check(request, None, 5)
@@ -113,7 +113,7 @@ class TestLaterChecks:
 
     def test_it_charges_afterwards_all_the_same(self, check: Check, settle: Settle) -> None:
         """Else a decorator would make all that a view charges by hand free of charge."""
-        RatePolicy.objects.create(rates="1000/hour")
+        RatePolicy.objects.create(rates="1000/3650day")
         request = request_from()
         check(request, None, 1)
         again = check(request, None, 1)
@@ -124,7 +124,7 @@ class TestLaterChecks:
         self, check: Check, settle: Settle, completions: Endpoint
     ) -> None:
         """A limit on requests that only the decorator asked about paid the tokens as well."""
-        RatePolicy.objects.create(endpoint=completions, rates="1000/hour")
+        RatePolicy.objects.create(endpoint=completions, rates="1000/3650day")
         RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="door"), rates="60/hour")
         request = request_from()
         check(request, "door")
@@ -135,8 +135,8 @@ class TestLaterChecks:
         assert (free("door"), free("completions")) == ([59], [800])
 
     def test_they_are_one_round_trip_each(self, completions: Endpoint) -> None:
-        RatePolicy.objects.create(rates="1000/hour")
-        RatePolicy.objects.create(endpoint=completions, rates="2000/hour")
+        RatePolicy.objects.create(rates="1000/3650day")
+        RatePolicy.objects.create(endpoint=completions, rates="2000/3650day")
         check_request(request_from())
         request = request_from()
         with monitored() as commands:
@@ -160,8 +160,8 @@ class TestARefusalChargesNowhere:
     @pytest.mark.usefixtures("counted")
     @pytest.mark.parametrize("algorithm", ALGORITHMS)
     def test_the_units_of_earlier_checks_go_back(self, check: Check, completions: Endpoint, algorithm: str) -> None:
-        RatePolicy.objects.create(rates="1000/hour", algorithm=algorithm)
-        RatePolicy.objects.create(endpoint=completions, rates="50/hour", algorithm=algorithm)
+        RatePolicy.objects.create(rates="1000/3650day", algorithm=algorithm)
+        RatePolicy.objects.create(endpoint=completions, rates="50/3650day", algorithm=algorithm)
         request = request_from()
         check(request_from(), None, 300)
         assert check(request, None, 7).allowed
@@ -175,7 +175,7 @@ class TestARefusalChargesNowhere:
     def test_they_go_back_although_the_client_hangs_up_meanwhile(
         self, completions: Endpoint, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        RatePolicy.objects.create(rates="1000/hour")
+        RatePolicy.objects.create(rates="1000/3650day")
         RatePolicy.objects.create(endpoint=completions, rates="blocked")
         request, steps, tasks = request_from(), StoreSettler.steps, list[Any]()
 
@@ -227,7 +227,7 @@ class TestARefusalChargesNowhere:
 
     def test_what_a_view_charged_by_hand_stays(self, check: Check, settle: Settle, completions: Endpoint) -> None:
         """It was done: a refusal afterwards makes no work undone."""
-        RatePolicy.objects.create(rates="1000/hour")
+        RatePolicy.objects.create(rates="1000/3650day")
         RatePolicy.objects.create(endpoint=completions, rates="blocked")
         request = request_from()
         settle(check(request, None, 5), "charge", 200)
@@ -253,7 +253,7 @@ class TestTwoPlaces:
 
     @pytest.fixture
     def places(self, settings: Any, completions: Endpoint) -> Any:
-        RatePolicy.objects.create(rates="1000/hour", on_error="local")
+        RatePolicy.objects.create(rates="1000/3650day", on_error="local")
         RatePolicy.objects.create(endpoint=completions, rates="50/hour", on_error="local")
         up = settings.RATEQUOTA
         check_request(request_from(), None, 300)
@@ -295,8 +295,8 @@ class TestRatesThatCountRequests:
 
     @pytest.fixture(autouse=True)
     def policies(self, completions: Endpoint) -> None:
-        RatePolicy.objects.create(rates="30 requests/min")
-        RatePolicy.objects.create(endpoint=completions, rates="5 requests/min, 1000/day")
+        RatePolicy.objects.create(rates="30 requests/hour")
+        RatePolicy.objects.create(endpoint=completions, rates="5 requests/hour, 1000/day")
 
     @pytest.mark.usefixtures("counted")
     def test_a_request_without_cost_counts_until_none_is_left(self, check: Check) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import redis
+from django.db import OperationalError
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
@@ -27,14 +28,15 @@ class Address:
 def poll(condition: Callable[[], object], seconds: float, what: str) -> float:
     """Wait until the condition holds and return the seconds that took; fails, saying ``what``, after ``seconds``.
 
-    A server that does not answer, or answers with an error, is one for which the condition does not hold yet.
+    A server that does not answer, or answers with an error, is one for which the condition does not hold yet. So is a
+    table of SQLite that another thread writes to: it is locked, and in memory nobody waits for the lock.
     """
     begun = time.monotonic()
     while True:
         seen: object
         try:
             seen = condition()
-        except (RedisError, OSError) as error:
+        except (RedisError, OSError, OperationalError) as error:
             seen, last = None, f"{type(error).__name__}: {error}"
         else:
             last = repr(seen)

@@ -8,7 +8,7 @@ from typing import Any, Self
 from redis.exceptions import RedisError
 
 from . import poll
-from .servers import PATIENCE, REPLICATION, Node, free_port
+from .servers import PATIENCE, REPLICATION, Node
 
 SLOTS = 16_384
 
@@ -100,7 +100,7 @@ class Cluster:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            self.nodes = [stack.enter_context(Node(*self._lines, f"cluster-port {free_port()}")) for _ in range(6)]
+            self.nodes = [stack.enter_context(Node(*self._lines, "cluster-port {other}")) for _ in range(6)]
             self.ids = [node.command("CLUSTER", "MYID") for node in self.nodes]
             self._form()
             self._stack = stack.pop_all()

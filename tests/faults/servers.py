@@ -39,7 +39,10 @@ class Node(Address):
     """One server, started when entered. Answers after about 0.05 s."""
 
     def __init__(self, *lines: str, sentinel: bool = False) -> None:
-        """``lines`` are of its configuration file, such as ``"maxmemory 1mb"``; they may name ``{port}``."""
+        """``lines`` are of its configuration file, such as ``"maxmemory 1mb"``.
+
+        They may name ``{port}``, and ``{other}``, a second port that is free.
+        """
         self.host = HOST
         self.port = free_port()
         self._lines, self._sentinel = lines, sentinel
@@ -143,7 +146,8 @@ class Node(Address):
                 f"dir {self.directory}",
                 *([] if self._sentinel else ['save ""']),
             ]
-            config.write_text("".join(f"{line.format(port=self.port)}\n" for line in (*head, *self._lines)))
+            ports = {"port": self.port, "other": free_port()}
+            config.write_text("".join(f"{line.format(**ports)}\n" for line in (*head, *self._lines)))
         with (self.directory / "log").open("wb") as log:
             self._process = subprocess.Popen(
                 [get_binary_path(), config, *(["--sentinel"] if self._sentinel else [])],

@@ -154,12 +154,16 @@ def test_a_login_takes_one_round_trip(limiters: Make, ask: Ask) -> None:
 
 
 class Provider(redis.CredentialProvider):
-    def __init__(self, seconds: float = 0.0, error: str = "") -> None:
-        self.asked, self._seconds, self._error = 0, seconds, error
+    """A service that hands out tokens while ``go`` is set."""
+
+    def __init__(self, error: str = "") -> None:
+        self.asked, self._error = 0, error
+        self.go = threading.Event()
+        self.go.set()
 
     def get_credentials(self) -> tuple[str, str]:
         self.asked += 1
-        time.sleep(self._seconds)  # as long as a service takes that hands out tokens
+        self.go.wait(30)
         if self._error:
             raise LookupError(self._error)
         return "default", "secret"
@@ -168,11 +172,13 @@ class Provider(redis.CredentialProvider):
 def test_slow_credentials_break_no_deadline_and_arrive(node: Node, limiters: Make, ask: Ask) -> None:
     """Credentials used up the time of each decision, so nothing was ever decided."""
     node.command("CONFIG", "SET", "requirepass", "secret")
-    provider = Provider(seconds=1.0)
+    provider = Provider()
+    provider.go.clear()
     limiter = limiters(node, timeout=0.1, credential_provider=provider)
     begun = time.monotonic()
     assert failure(ask, limiter, [ENDLESS]) == "timeout"
-    assert time.monotonic() - begun < 0.9, "the deadline, not the provider"
+    assert time.monotonic() - begun < 20, "the deadline, not the provider"
+    provider.go.set()
     poll(lambda: failure(ask, limiter, [ENDLESS]) == "", 10, "a decision")
     assert provider.asked == 1
 

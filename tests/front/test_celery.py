@@ -132,11 +132,11 @@ def test_a_task_holds_its_slot_while_it_runs(app: celery.Celery) -> None:
 
 
 def test_waits_grow_up_to_a_minute(work: Work) -> None:
-    limit = rate_limited("partner", "1/s")
+    limit = rate_limited("partner", "1/20s")
     assert work(limit)() == "done"
-    assert waits(work(limit)) <= 1.5
+    assert waits(work(limit)) <= 30
     countdowns = [waits(work(limit, ratequota_waits=30)) for _ in range(20)]
-    assert 2 < max(countdowns) <= 60
+    assert 30 < max(countdowns) <= 60
     assert len(set(countdowns)) == 20, "tasks that were refused together do not ask together"
 
 

@@ -300,7 +300,7 @@ def test_checkpoint_names_the_processes_that_have_not_written(settings: Any, mon
     report_as("web-1:7", written_until=time.time() + 60)
     report_as("web-2:8")
     text = (
-        r"1 of 2 workers have not written their counters within 1 s \(web-2:8 reported [01] s ago\). Check their logs"
+        r"1 of 2 workers have not written their counters within 1 s \(web-2:8 reported \d+ s ago\). Check their logs"
     )
     with pytest.raises(CommandError, match=text):
         run("checkpoint", "--timeout", "1")

@@ -45,7 +45,9 @@ def endpoints() -> dict[str | None, Endpoint | None]:
 
 @pytest.mark.parametrize("checks", CHECKS.values(), ids=CHECKS)
 @pytest.mark.parametrize("scope", [None, "search", "reports"])
-@pytest.mark.parametrize("rates", ["250/day fixed_window", "3 requests/day fixed_window", "20/day fixed_window"])
+@pytest.mark.parametrize(
+    "rates", ["250/3650day fixed_window", "3 requests/3650day fixed_window", "20/3650day fixed_window"]
+)
 @pytest.mark.parametrize("others", thorough_after(1, [True, False]), ids=["with other policies", "alone"])
 def test_the_estimate_equals_the_live_counters(
     endpoints: dict[Any, Any], checks: list[tuple[str | None, int]], scope: str | None, rates: str, others: bool

