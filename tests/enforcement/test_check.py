@@ -324,6 +324,18 @@ class TestUsers:
         decision = async_to_sync(acheck_request)(request)
         assert [status.bucket.subject for status in decision.statuses] == [f"user:{alice.pk}"]
 
+    def test_a_lazy_user_that_was_read_takes_no_thread(self, alice: User, hops: list[Any]) -> None:
+        """Django's is read by the first check, and by login_required before it; each further check took a hop."""
+        RatePolicy.objects.create(rates="10/hour")
+        check_request(request_from(alice))
+        request = request_from(SimpleLazyObject(lambda: User.objects.get(username="alice")))
+
+        async def check_twice() -> list[Decision]:
+            return [await acheck_request(request, again=True) for _ in range(2)]
+
+        assert [left(decision) for decision in async_to_sync(check_twice)()] == [[8], [7]]
+        assert [hop.__name__ for hop in hops] == ["_read_user"]
+
     def test_an_identifier_may_read_the_database(self, check: Check, settings: Any, alice: User) -> None:
         settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"crowd": "tests.project.views.busiest"}}
         RatePolicy.objects.create(counted_per="crowd", rates="10/hour")
