@@ -35,7 +35,7 @@ from ..policies.matching import NO_METHOD, match_endpoints
 from ..policies.requests.caller import Caller
 from ..policies.requests.routes import Handling, handling_of, is_admin_page, resolved
 from ..policies.requests.view_declarations import scope_name
-from ..policies.resolver import EvaluationContext, Resolution, match_policies, narrow, resolve
+from ..policies.resolver import EvaluationContext, Resolution, calls_functions, match_policies, narrow, resolve
 from ..policies.snapshot import Snapshot
 from ..runtime import process
 from ..utils.signals import send_robustly
@@ -188,7 +188,7 @@ class Evaluation(ABC):
         context = EvaluationContext(caller, entry, self.endpoints, self.scope, self.snapshot, self.limiter.now_us)
         if self.identified and (self.pending is None or policies.assigned_kinds != ()):
             resolution: Resolution = yield partial(resolve_assigned, context)
-        elif caller.calls_functions and (settings.identifiers or settings.plan_resolver):
+        elif (settings.identifiers or settings.plan_resolver) and calls_functions(context):  # they may block
             resolution = yield partial(resolve, context)
         else:
             resolution = resolve(context)

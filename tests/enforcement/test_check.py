@@ -336,6 +336,20 @@ class TestUsers:
         assert [left(decision) for decision in async_to_sync(check_twice)()] == [[8], [7]]
         assert [hop.__name__ for hop in hops] == ["_read_user"]
 
+    def test_an_identifier_that_no_policy_here_needs_takes_no_thread(
+        self, alice: User, settings: Any, hops: list[Any]
+    ) -> None:
+        """With IDENTIFIERS, each awaited check took a hop, at whatever endpoint."""
+        settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"crowd": "tests.project.views.busiest"}}
+        search = Endpoint.objects.create(name="search")
+        RatePolicy.objects.create(rates="10/hour")
+        RatePolicy.objects.create(endpoint=search, counted_per="crowd", rates="20/hour")
+        check_request(request_from(alice))
+        assert left(async_to_sync(acheck_request)(request_from(alice))) == [8]
+        assert hops == []
+        assert left(async_to_sync(acheck_request)(request_from(alice), "search")) == [7, 19]
+        assert [hop.__name__ for hop in hops] == ["resolve"]
+
     def test_an_identifier_may_read_the_database(self, check: Check, settings: Any, alice: User) -> None:
         settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"crowd": "tests.project.views.busiest"}}
         RatePolicy.objects.create(counted_per="crowd", rates="10/hour")
