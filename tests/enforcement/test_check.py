@@ -282,6 +282,21 @@ class TestEdits:
             assert room(check_request(request_from())) == ["8/10"]
         assert "the policies cannot be read, the last known ones go on" in caplog.text
 
+    def test_a_connection_that_broke_is_closed_without_a_request_s_end(
+        self, check: Check, settings: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A bot or a consumer of a queue, which Django closes none for, never read the policies again."""
+        closed: list[bool] = []
+        RatePolicy.objects.create(rates="10/hour")
+        check(request_from())
+        settings.RATEQUOTA = {**settings.RATEQUOTA, "POLL_SECONDS": 0}
+        monkeypatch.setattr(connection, "errors_occurred", True)
+        monkeypatch.setattr(connection, "is_usable", lambda: False)
+        monkeypatch.setattr(connection, "close", lambda: closed.append(True))
+        with database_down():
+            assert room(check(request_from())) == ["8/10"]
+        assert closed == [True]
+
 
 class TestDates:
     @pytest.mark.parametrize("hours", [-20, 20])
