@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import redis
-from asgiref.sync import async_to_sync
+from asgiref.sync import SyncToAsync, async_to_sync
 from django.core.management.color import no_style
 from django.db import connections
 from django.test import TransactionTestCase, override_settings
@@ -220,6 +220,20 @@ def heard() -> Iterator[list[dict[str, Any]]]:
     request_refused.connect(receive)
     yield heard
     request_refused.disconnect(receive)
+
+
+@pytest.fixture
+def hops(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The functions that awaited code has called in a thread during the test."""
+    hops: list[Any] = []
+    hop = SyncToAsync.__call__
+
+    def counted(self: SyncToAsync[Any, Any], *args: Any, **kwargs: Any) -> Any:
+        hops.append(getattr(self.func, "func", self.func))
+        return hop(self, *args, **kwargs)
+
+    monkeypatch.setattr(SyncToAsync, "__call__", counted)
+    return hops
 
 
 @pytest.fixture

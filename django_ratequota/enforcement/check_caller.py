@@ -14,7 +14,6 @@ from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError
 from django.db.models import Model
 from django.http import HttpRequest
-from django.utils.functional import LazyObject, empty
 
 from ..conf import settings
 from ..engine.decision import Decision, Mode
@@ -25,7 +24,7 @@ from ..utils.addresses import Address
 from .check_request import Evaluation, is_free
 from .on_error import decide
 from .slots import new_holder
-from .step_runner import Step, arun, run
+from .step_runner import Step, arun, is_unread, run
 
 
 def check_caller(
@@ -113,8 +112,7 @@ class CallerCheck(Evaluation):
 
     def steps(self) -> Generator[Step, Any, Decision]:
         """Check the caller, or peek."""
-        unread = isinstance(self._user, LazyObject) and self._user._wrapped is empty
-        self.caller, self.identified = (yield self._describe) if unread else self._describe(), True
+        self.caller, self.identified = (yield self._describe) if is_unread(self._user) else self._describe(), True
         if is_free(self.limiter, None, self.method):
             return Decision(allowed=True)
         decision = yield from self.decide()

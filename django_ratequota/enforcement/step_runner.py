@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.db import Error as DatabaseError
-from django.utils.functional import LazyObject
+from django.utils.functional import LazyObject, empty
 
 from ..runtime import process
 from ..store.base import Call
@@ -85,10 +85,15 @@ async def _auser(request: Any) -> Any:
     user = vars(request).get("user")
     if user is None and not hasattr(type(request), "user"):
         return await request.auser() if hasattr(request, "auser") else None
-    if user is None or isinstance(user, LazyObject):
+    if user is None or is_unread(user):
         # In a thread: DRF's property authenticates when it is read, and a lazy object reads session and user.
         return await sync_to_async(_read_user)(request)
     return user
+
+
+def is_unread(user: Any) -> bool:
+    """Return whether reading the user may block: it is lazy, and nobody has read it yet."""
+    return isinstance(user, LazyObject) and user._wrapped is empty
 
 
 def _read_user(request: Any) -> Any:

@@ -26,6 +26,17 @@ def assigned_to(caller: Caller, entry: UserEntry) -> Assigned:
     return _in_order(keys, entry, kinds, process.policies.entries(keys)) if keys else ()
 
 
+def known_assigned(caller: Caller, entry: UserEntry) -> Assigned | None:
+    """Return what ``assigned_to`` would; None where that calls the project's functions, or queries."""
+    policies = process.policies
+    kinds = policies.assigned_kinds
+    if kinds is None or policies.current() is None or caller.calls_functions(kinds):
+        return None
+    keys = _keys(caller, kinds)
+    found = {key: known for key in keys if (known := policies.user(key)) is not None}
+    return _in_order(keys, entry, kinds, found) if len(found) == len(keys) else None
+
+
 def resolve_assigned(
     context: EvaluationContext, how: Callable[[EvaluationContext], Resolution] = resolve
 ) -> Resolution:

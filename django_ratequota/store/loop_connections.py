@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextvars import Context
 from types import TracebackType
 from typing import Any
 
@@ -110,7 +111,8 @@ class LoopConnections(Pool):
     def _connect_if_needed(self) -> None:
         began_at = self.begin_connect()
         if began_at is not None:
-            task = asyncio.create_task(self._connect(began_at))
+            # In a context of its own: the connection would keep that of this request, and all that it refers to.
+            task = asyncio.create_task(self._connect(began_at), context=Context())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 

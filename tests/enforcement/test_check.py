@@ -282,6 +282,21 @@ class TestEdits:
             assert room(check_request(request_from())) == ["8/10"]
         assert "the policies cannot be read, the last known ones go on" in caplog.text
 
+    def test_a_connection_that_broke_is_closed_without_a_request_s_end(
+        self, check: Check, settings: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A bot or a consumer of a queue, which Django closes none for, never read the policies again."""
+        closed: list[bool] = []
+        RatePolicy.objects.create(rates="10/hour")
+        check(request_from())
+        settings.RATEQUOTA = {**settings.RATEQUOTA, "POLL_SECONDS": 0}
+        monkeypatch.setattr(connection, "errors_occurred", True)
+        monkeypatch.setattr(connection, "is_usable", lambda: False)
+        monkeypatch.setattr(connection, "close", lambda: closed.append(True))
+        with database_down():
+            assert room(check(request_from())) == ["8/10"]
+        assert closed == [True]
+
 
 class TestDates:
     @pytest.mark.parametrize("hours", [-20, 20])
@@ -323,6 +338,32 @@ class TestUsers:
         del request.user
         decision = async_to_sync(acheck_request)(request)
         assert [status.bucket.subject for status in decision.statuses] == [f"user:{alice.pk}"]
+
+    def test_a_lazy_user_that_was_read_takes_no_thread(self, alice: User, hops: list[Any]) -> None:
+        """Django's is read by the first check, and by login_required before it; each further check took a hop."""
+        RatePolicy.objects.create(rates="10/hour")
+        check_request(request_from(alice))
+        request = request_from(SimpleLazyObject(lambda: User.objects.get(username="alice")))
+
+        async def check_twice() -> list[Decision]:
+            return [await acheck_request(request, again=True) for _ in range(2)]
+
+        assert [left(decision) for decision in async_to_sync(check_twice)()] == [[8], [7]]
+        assert [hop.__name__ for hop in hops] == ["_read_user"]
+
+    def test_an_identifier_that_no_policy_here_needs_takes_no_thread(
+        self, alice: User, settings: Any, hops: list[Any]
+    ) -> None:
+        """With IDENTIFIERS, each awaited check took a hop, at whatever endpoint."""
+        settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"crowd": "tests.project.views.busiest"}}
+        search = Endpoint.objects.create(name="search")
+        RatePolicy.objects.create(rates="10/hour")
+        RatePolicy.objects.create(endpoint=search, counted_per="crowd", rates="20/hour")
+        check_request(request_from(alice))
+        assert left(async_to_sync(acheck_request)(request_from(alice))) == [8]
+        assert hops == []
+        assert left(async_to_sync(acheck_request)(request_from(alice), "search")) == [7, 19]
+        assert [hop.__name__ for hop in hops] == ["resolve"]
 
     def test_an_identifier_may_read_the_database(self, check: Check, settings: Any, alice: User) -> None:
         settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"crowd": "tests.project.views.busiest"}}

@@ -9,6 +9,7 @@ import struct
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -423,6 +424,29 @@ def test_a_limiter_that_nobody_holds_closes_its_connections(redis_client: redis.
         assert ended() is None
     finally:
         gc.enable()
+
+
+def test_a_connection_keeps_nothing_of_the_request_that_made_it(redis_client: redis.Redis) -> None:
+    """An event loop calls a connection's callbacks in the context in which it was made, and so keeps that."""
+    limiter = Limiter(client=redis_client, prefix="rqtest", timeout=5)
+    current: ContextVar[Any] = ContextVar("current")
+
+    class Request:
+        pass
+
+    async def serve() -> weakref.ref[Request]:
+        request = Request()
+        current.set(request)
+        await limiter.acheck([MINUTE])
+        return weakref.ref(request)
+
+    async def run() -> None:
+        served = await asyncio.create_task(serve())
+        await asyncio.sleep(0)  # a turn of the loop, which ends the one of that task
+        gc.collect()
+        assert served() is None
+
+    asyncio.run(run())
 
 
 def test_foreign_connection_classes_are_refused() -> None:

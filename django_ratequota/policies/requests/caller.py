@@ -46,8 +46,6 @@ class Caller:
     user_read = True
     #: Subject of policies counted per caller or ip if the caller has no name or address; "" = only blocks apply.
     unknown = UNKNOWN
-    #: Whether the project's functions find identifiers and plan; they may block.
-    calls_functions = True
 
     def __init__(self, request: Any, user: Any = None) -> None:
         """``user`` is the request's user if already known, as in async code; None = read ``request.user``."""
@@ -123,6 +121,10 @@ class Caller:
             return self.unknown
         return None if value is None else f"{counted_per}:{value}"
 
+    def calls_functions(self, kinds: Iterable[str]) -> bool:
+        """Return whether the project's functions find its name, its plan or its values of these kinds."""
+        return bool(settings.plan_resolver) or not settings.identifiers.keys().isdisjoint((*settings.caller, *kinds))
+
     def _find(self, kind: str) -> str | None:
         path = settings.identifiers.get(kind)
         return self._call(path) if path else None
@@ -162,8 +164,6 @@ class DescribedCaller(Caller):
     ``plan_slug`` and ``identifiers`` stand for the results of PLAN_RESOLVER and IDENTIFIERS; ``FAILED`` = it raised.
     """
 
-    calls_functions = False
-
     def __init__(
         self,
         *,
@@ -188,6 +188,10 @@ class DescribedCaller(Caller):
         identifiers = {} if kind in ("", "user", "ip") else {kind: value}
         user_id = value if kind == "user" else None
         return cls(user_id=user_id, address=address or None, identifiers=identifiers, plan_slug=plan_slug)
+
+    def calls_functions(self, kinds: Iterable[str]) -> bool:
+        """Return False: it is described by values."""
+        return False
 
     def _find(self, kind: str) -> str | None:
         return None
