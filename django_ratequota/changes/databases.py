@@ -8,7 +8,8 @@ from datetime import datetime
 from typing import Any
 
 from django.apps import apps
-from django.db import DatabaseError, connections, models, router, transaction
+from django.db import Error as DatabaseError
+from django.db import connections, models, router, transaction
 
 
 def policy_alias(model: type[models.Model] | None = None, **hints: Any) -> str:
@@ -36,11 +37,13 @@ def reading_policies() -> Iterator[None]:
     On PostgreSQL a failed query fails all later ones of its transaction, which may be the view's (ATOMIC_REQUESTS).
     A connection that broke is closed: Django does so only around requests, and a bot, for one, serves none.
     """
+    within = in_transaction()
     try:
-        with transaction.atomic(using=policy_alias()) if in_transaction() else nullcontext():
+        with transaction.atomic(using=policy_alias()) if within else nullcontext():
             yield
     except DatabaseError:
-        connections[policy_alias()].close_if_unusable_or_obsolete()  # not within a transaction
+        if not within:
+            connections[policy_alias()].close_if_unusable_or_obsolete()
         raise
 
 

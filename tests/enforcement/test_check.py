@@ -13,7 +13,7 @@ import time_machine
 from asgiref.sync import async_to_sync
 from django.conf import settings as django_settings
 from django.contrib.auth.models import AnonymousUser, User
-from django.db import OperationalError, connection
+from django.db import OperationalError, connection, connections
 from django.test import override_settings
 from django.utils.functional import SimpleLazyObject
 from django_redis.pool import ConnectionFactory
@@ -282,20 +282,27 @@ class TestEdits:
             assert room(check_request(request_from())) == ["8/10"]
         assert "the policies cannot be read, the last known ones go on" in caplog.text
 
+    @pytest.mark.parametrize("autocommit", [True, False])
     def test_a_connection_that_broke_is_closed_without_a_request_s_end(
-        self, check: Check, settings: Any, monkeypatch: pytest.MonkeyPatch
+        self, check: Check, settings: Any, monkeypatch: pytest.MonkeyPatch, autocommit: bool
     ) -> None:
-        """A bot or a consumer of a queue, which Django closes none for, never read the policies again."""
+        """Django closes none for a bot or a queue's consumer, which never read the policies again.
+
+        A transaction that the project opened itself stays its own.
+        """
         closed: list[bool] = []
         RatePolicy.objects.create(rates="10/hour")
         check(request_from())
         settings.RATEQUOTA = {**settings.RATEQUOTA, "POLL_SECONDS": 0}
-        monkeypatch.setattr(connection, "errors_occurred", True)
-        monkeypatch.setattr(connection, "is_usable", lambda: False)
-        monkeypatch.setattr(connection, "close", lambda: closed.append(True))
-        with database_down():
-            assert room(check(request_from())) == ["8/10"]
-        assert closed == [True]
+        broken = connections["default"]
+        with monkeypatch.context() as patched:
+            patched.setattr(broken, "errors_occurred", True)
+            patched.setattr(broken, "is_usable", lambda: False)
+            patched.setattr(broken, "autocommit", autocommit)
+            patched.setattr(broken, "close", lambda: closed.append(True))
+            with database_down():
+                assert room(check(request_from())) == ["8/10"]
+        assert closed == ([True] if autocommit else [])
 
 
 class TestDates:

@@ -64,9 +64,8 @@ HEARD = (
     "logging.getLogger('django_ratequota').addHandler(type('H', (logging.Handler,), "
     "{'emit': lambda self, record: lines.append(record.getMessage())})())"
 )
-# As Django does around each request: a connection that broke is dropped.
+# As in a bot, which serves no requests: nobody else drops a connection that broke.
 ASK = (
-    "from django.db import close_old_connections; close_old_connections(); "
     "from django.test import RequestFactory; from django_ratequota import check_request; "
     "request = RequestFactory().get('/'); request.user = User(pk={pk}); d = check_request(request, scope='search'); "
     "answer = [d.allowed, [s.limit for s in d.statuses], d.error]"
