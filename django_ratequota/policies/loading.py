@@ -58,8 +58,7 @@ def _with_read_rows(snapshot: Snapshot, ids: Mapping[str, list[int]] | None) -> 
 
     def read(model: str, rows: Any, facts: Callable[[Any], Any]) -> dict[int, Any]:
         """Return the facts of each row by its id; None for ids without a row."""
-        # By id, because a decision's limits keep this order, and a database moves the rows that it updates.
-        rows, wanted = rows.order_by("pk"), [] if ids is None else ids.get(model, [])
+        rows, wanted = rows.order_by(), [] if ids is None else ids.get(model, [])
         batches = [rows] if ids is None else [rows.filter(pk__in=batch) for batch in in_batches(wanted)]
         return dict.fromkeys(wanted) | {row[0]: facts(row) for batch in batches for row in batch}
 
@@ -109,7 +108,7 @@ def load_entries(keys: Collection[str | SubjectKey]) -> dict[str | SubjectKey, U
     policies: dict[str | SubjectKey, list[PolicyFacts]] = {}
     assignments: dict[Any, list[Assignment]] = {}
     for batch in in_batches(users):
-        own = not_ended(RatePolicy.objects.filter(user_id__in=batch)).order_by("pk")
+        own = not_ended(RatePolicy.objects.filter(user_id__in=batch)).order_by()
         for policy in map(policy_of_row, own.values_list(*POLICY_COLUMNS)):
             policies.setdefault(policy.user, []).append(policy)
         assignments |= _assignments("user_id", batch)

@@ -331,7 +331,8 @@ def _find_policies(
             if policy.endpoint_id == endpoint_id:
                 own.setdefault(policy.counted_per, []).append(policy)
         groups = snapshot.groups.get(endpoint_id, {})
-        found += [Contest(endpoint, per, own.get(per, []), groups.get(per)) for per in {**groups, **own}]
+        # Sorted, because headers and pages keep this order, and databases and edits change the one of the rows.
+        found += [Contest(endpoint, per, own.get(per, []), groups.get(per)) for per in sorted({**groups, **own})]
     held = [contest.group for contest in found if contest.group]
     lists = frozenset[int]().union(*[group.having("list") for group in held])
     list_kinds = snapshot.members.kinds_of(lists) if lists else frozenset()

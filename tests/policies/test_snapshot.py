@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import astuple
@@ -32,10 +32,10 @@ from django_ratequota.policies.assigned import assigned_to
 from django_ratequota.policies.audience_index import Group
 from django_ratequota.policies.cache import PolicyCache
 from django_ratequota.policies.facts import Assigned, UserEntry
-from django_ratequota.policies.loading import load_entries, load_snapshot
+from django_ratequota.policies.loading import load_snapshot
 from django_ratequota.policies.matching import match_endpoints
 from django_ratequota.policies.requests.caller import DescribedCaller
-from django_ratequota.policies.resolver import EvaluationContext, resolve, resolve_uncached
+from django_ratequota.policies.resolver import EvaluationContext, match_policies, resolve, resolve_uncached
 from django_ratequota.policies.snapshot import Snapshot
 from django_ratequota.runtime import default_limiter, process
 from tests.faults import poll
@@ -458,26 +458,19 @@ def test_policies_that_ended_long_ago_leave_the_snapshot(
     assert [policy.text for policy in load_snapshot(1).groups[None]["caller"]] == held
 
 
-@pytest.fixture
-def unordered() -> Iterator[None]:
-    """Rows without an order come in another one than that of their ids."""
-    if connection.vendor == "sqlite":
-        connection.cursor().execute("PRAGMA reverse_unordered_selects = 1")
-    yield
-    if connection.vendor == "sqlite":
-        connection.cursor().execute("PRAGMA reverse_unordered_selects = 0")
-
-
-def test_limits_are_in_the_order_of_their_ids(unordered: None, alice: User) -> None:
-    """Of equal limits, and of more than a decision takes, the database chose: by what it had updated before."""
-    kinds = ["everyone", "ip", "caller", "user"]
-    for kind in kinds:
+def test_limits_have_one_order_whatever_that_of_the_rows(policies: PolicyCache, alice: User) -> None:
+    """PostgreSQL moves a row that it updates, and an edit the policy in each process that knows it already."""
+    for kind in ("everyone", "ip", "caller"):
         RatePolicy.objects.create(rates="5/s", counted_per=kind)
-        RatePolicy.objects.create(rates="5/s", counted_per=kind, user=alice)
-    RatePolicy.objects.filter(counted_per="everyone").update(rates="6/s")  # PostgreSQL moves these rows
-    assert list(load_snapshot(1).groups[None]) == kinds
-    [entry] = load_entries([str(alice.pk)]).values()
-    assert [policy.counted_per for policy in entry.policies] == kinds
+    RatePolicy.objects.create(rates="5/s", counted_per="plan", user=alice)
+    edited = RatePolicy.objects.get(counted_per="ip")
+    for kind in ("tenant", "ip"):
+        edited.counted_per = kind
+        edited.save()
+        snapshot = policies.reload(newest())
+        entry = policies.entries([str(alice.pk)])[str(alice.pk)]
+        found = [contest.counted_per for contest in match_policies(snapshot, (), None, entry).groups]
+        assert found == sorted(["everyone", kind, "caller", "plan"])
 
 
 def test_a_user_key_too_long_for_its_column_goes_stale_nowhere(
