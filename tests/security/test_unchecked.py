@@ -353,6 +353,8 @@ def test_a_request_that_the_view_lets_pass_unchecked_is_counted(get: Get, accoun
     User.objects.update(is_staff=True)
     RatePolicy.objects.create(counted_per="ip", rates="2/hour")
     assert statuses(get, "/sparing/", 3, headers=RIGHT) == [200, 200, 429]
+    RatePolicy.objects.create(plan=Plan.objects.create(name="Pro", slug="pro"), counted_per="ip", rates="9/hour")
+    assert statuses(get, "/sparing/", 2, headers=RIGHT) == [200, 200], "whose address may have more, by its plan"
 
 
 def test_a_check_in_the_view_charges_what_is_missing(get: Get, account: Endpoint, alice: User) -> None:
