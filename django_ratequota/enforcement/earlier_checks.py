@@ -63,7 +63,7 @@ def owed(
         units = whole - paid[counter]
         if counter in held:
             continue
-        if (counter in had_room or counter in paid) and (units <= 0 or not had_room.get(counter, True)):
+        if counter in had_room and (units <= 0 or not had_room[counter]):
             continue
         unpaid.append(bucket)
         # Above the capacity, check the whole cost: it can never be admitted, and no wait helps.

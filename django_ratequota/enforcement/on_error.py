@@ -59,8 +59,8 @@ def decide(
             if not blocked_by:
                 actions = {each.policy_id: action_of(each) for each in asked.buckets if each.mode == "enforce"}
                 outages.note(error.reason, actions)
-        asked = asked._replace(mode="peek") if denied_by else asked
-        decision = decide_without_store(asked, error.reason, blocked_by)
+        asked = asked._replace(mode="peek") if denied_by or blocked_by else asked
+        decision = decide_without_store(asked, error.reason)
     if unreadable and counts:
         ids = ", ".join(str(policy.id) for _name, policy in unreadable)
         note_degraded("rates", InvalidRate("the rates of policy %(ids)s cannot be read", ids=ids))
@@ -75,7 +75,7 @@ def decide(
     return decision
 
 
-def decide_without_store(asked: LimitRequest, reason: str, blocked_by: tuple[str, ...] = ()) -> Decision:
+def decide_without_store(asked: LimitRequest, reason: str) -> Decision:
     """Return the decision by ``on_error``: refused if any policy denies, or has no room in its local counter.
 
     ``reason`` is why the store did not decide.
@@ -86,14 +86,13 @@ def decide_without_store(asked: LimitRequest, reason: str, blocked_by: tuple[str
         denied_by = ["all"]
     places = [at for at, action in enumerate(actions) if action == "local"]
     local = process.local_limiter()
-    mode = "peek" if denied_by or blocked_by or not places else asked.mode
-    decision = local.decide(asked.part(places)._replace(mode=mode, settler=local, revision=None))
+    mode = "peek" if denied_by else asked.mode
+    decision = local.decide(asked.part(places)._replace(mode=mode, settler=local))
     return replace(
         decision,
-        allowed=decision.allowed and not denied_by and not blocked_by,
+        allowed=decision.allowed and not denied_by,
         at_us=0,
         _charges=charges_of(decision),  # by the clock of this process
-        blocked_by=blocked_by,
         denied_by=tuple(denied_by),
         error=reason,
     )

@@ -94,8 +94,6 @@ async def _release_behind_view(request: Any) -> None:
 def leave_to_body(request: Any, response: Any, holder: Holder) -> bool:
     """Let the end of a streamed body release the slots; returns False for a plain response, whose slots end now."""
     if not getattr(response, "streaming", False):
-        if isinstance(vars(request).get("close"), _Close):
-            del request.close  # nothing is left to release
         return False
     by_server = getattr(response, "file_to_stream", None) is not None
     if not (by_server and "wsgi.file_wrapper" in getattr(request, "environ", ())):

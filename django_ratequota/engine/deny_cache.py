@@ -145,8 +145,6 @@ def _place(bucket: Bucket) -> object:
 def _later(status: BucketStatus, passed_us: int) -> BucketStatus:
     """Return the status ``passed_us`` later; a refusal charges nothing, so ``remaining`` is a lower bound."""
     wait_us, reset_us, next_us = status.retry_after_us, status.reset_after_us, status.next_after_us
-    if not wait_us and not reset_us:
-        return status
     # Not ``replace``, which takes three times as long.
     return BucketStatus(
         status.bucket,

@@ -389,6 +389,7 @@ class TestDatabaseDown:
         with database_down():
             decision = check(request_from())
         assert (decision.allowed, decision.denied_by, decision.error) == (allowed, denied_by, "database")
+        assert health().degraded == {"database": 1}
         assert "the policies cannot be read: the database is gone" in caplog.text
         assert [check(request_from()).allowed for _ in range(2)] == [True, False]
 

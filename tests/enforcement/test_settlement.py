@@ -19,6 +19,7 @@ from django_ratequota.engine.decision import charges_of
 from django_ratequota.engine.rates import ALGORITHMS
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.runtime import default_limiter
+from django_ratequota.store.connections import Connections
 from tests.conftest import Check, Settle
 from tests.enforcement.test_check import CLOSED, left, monitored
 from tests.project.views import request_from
@@ -106,7 +107,7 @@ class TestLaterChecks:
         request = request_from()
         first = check(request, None, 5)
         again = check(request, None, 5)
-        assert (again.allowed, left(again)) == (True, [695])
+        assert (again.allowed, again.cost, left(again)) == (True, 0, [695])
         assert settle(again, "refund", 5) is again
         assert request.ratequota is first
         assert settle(first, "refund", 5).remaining == 700
@@ -132,7 +133,8 @@ class TestLaterChecks:
             completed = check(request, "completions", 100)
             settled = settle(completed, "charge", 50)
             settle(settle(settled, "refund", 50), "charge", 50)
-        assert (free("door"), free("completions")) == ([59], [800])
+            check(request, "door", 2)
+        assert (free("door"), free("completions")) == ([58], [800])
 
     def test_they_are_one_round_trip_each(self, completions: Endpoint) -> None:
         RatePolicy.objects.create(rates="1000/3650day")
@@ -187,10 +189,12 @@ class TestARefusalChargesNowhere:
             for units in (7, 20):
                 await acheck_request(request, None, units)
             tasks.append(asyncio.ensure_future(acheck_request(request, "completions")))
-            monkeypatch.setattr(StoreSettler, "steps", hang_up)
-            with pytest.raises(asyncio.CancelledError):
-                await tasks[0]
-            await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
+            with monkeypatch.context() as patched:
+                patched.setattr(StoreSettler, "steps", hang_up)
+                patched.setattr(Connections, "send", None)  # which would block the loop
+                with pytest.raises(asyncio.CancelledError):
+                    await tasks[0]
+                await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
 
         async_to_sync(ask)()
         assert free() == [1000]
@@ -204,6 +208,7 @@ class TestARefusalChargesNowhere:
         assert (refused.allowed, left(refused)) == (False, [40])
         # 5 of 45 units are missing, at 72 s each.
         assert refused.retry_after == pytest.approx(5 * 72, abs=5)
+        assert refused.reset_after == pytest.approx(10 * 72, abs=5)
         assert free() == [40]
 
     def test_a_limit_lowered_between_the_checks_has_no_more_left_than_it_holds(self, check: Check) -> None:
@@ -219,8 +224,9 @@ class TestARefusalChargesNowhere:
     def test_a_request_that_was_refused_may_ask_again_at_its_full_cost(self, check: Check) -> None:
         policy = RatePolicy.objects.create(rates="50/hour")
         request = request_from()
-        check(request, None, 5)
-        assert not check(request, None, 60).allowed
+        check(request, None, 20)
+        refused = check(request, None, 60)
+        assert (refused.allowed, refused.retry_after) == (False, None), "60 never fit, though 40 would"
         policy.rates = "100/hour"
         policy.save()
         assert left(check(request, None, 60)) == [40]
@@ -231,6 +237,7 @@ class TestARefusalChargesNowhere:
         RatePolicy.objects.create(endpoint=completions, rates="blocked")
         request = request_from()
         settle(check(request, None, 5), "charge", 200)
+        assert left(check(request, None, 8)) == [792], "nor does it pay for later checks"
         assert not check(request, "completions").allowed
         assert free() == [800]
 
@@ -267,17 +274,18 @@ class TestTwoPlaces:
         request = request_from()
         check(request, None, 10)
         places("local")
-        assert left(check(request, None, 30)) == [980]
+        assert left(check(request, "completions", 30)) == [980, 20]
         places("redis")
-        assert check(request, None, 30).allowed
-        assert free() == [690]
+        assert left(check(request, None, 40)) == [680]
+        assert free() == [680]
 
     def test_a_refusal_without_redis_leaves_the_units_there(self, check: Check, places: Any) -> None:
         request = request_from()
         check(request, None, 10)
         places("local")
         refused: Decision = check(request, "completions", 60)
-        assert (refused.allowed, refused.error) == (False, "connection")
+        assert (refused.allowed, refused.error, refused.at_us) == (False, "connection", 0)
+        assert left(refused) == [1000, 50]
         places("redis")
         assert free() == [690]
 
@@ -286,7 +294,8 @@ class TestTwoPlaces:
         places("local")
         assert left(check(request, None, 10)) == [990]
         places("redis")
-        assert not check(request, "completions", 60).allowed
+        refused = check(request, "completions", 60)
+        assert (refused.allowed, left(refused)) == (False, [700, 50])
         assert free() == [700]
 
 
@@ -326,8 +335,10 @@ class TestRatesThatCountRequests:
 
     def test_units_that_earlier_checks_paid_stay_among_the_requests_units(self, check: Check, settle: Settle) -> None:
         """Each settlement downwards, which gave nothing back, made the next one charge more."""
+        RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="door"), rates="60/hour")
         request = request_from()
         check(request, "completions", 100)
+        check(request, "door", 1)
         again = check(request, "completions", 100)
         for actual in (10, 50, 100):
             settle(again, "settle", actual)

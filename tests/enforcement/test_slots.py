@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from typing import Any, cast
 
 import pytest
@@ -19,6 +20,7 @@ from django.core.handlers.asgi import ASGIHandler
 from django.http import FileResponse, HttpResponse, StreamingHttpResponse
 from django.test import AsyncClient, Client
 from django.urls import path
+from django.utils.datastructures import MultiValueDict
 from rest_framework.exceptions import NotFound
 from rest_framework.response import Response
 from rest_framework.views import APIView
@@ -26,7 +28,7 @@ from rest_framework.views import APIView
 from django_ratequota import Bucket, Limiter, Rate, acheck_caller, acheck_request, check_caller, check_request
 from django_ratequota.checks.database import check_concurrent
 from django_ratequota.decorators import ratequota
-from django_ratequota.engine.slots import HeldSlot, Holder, new_slot, unreleased
+from django_ratequota.engine.slots import HeldSlot, Holder, holders, new_slot, unreleased
 from django_ratequota.exceptions import StoreError
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.monitoring.health import health
@@ -311,6 +313,12 @@ def test_requests_beyond_the_limit_are_refused() -> None:
     assert held() == []
 
 
+def test_a_refusal_leaves_nothing_to_release() -> None:
+    with check_caller(scope="search"), check_caller(scope="search"):
+        refused: Any = check_caller(scope="search")
+        assert (refused.allowed, refused.holder.slot.id in holders) == (False, False)
+
+
 def test_a_later_refusal_releases_the_slot() -> None:
     assert Client().get("/refused-later/").status_code == 200
     assert seen == [0]
@@ -461,6 +469,14 @@ def test_a_free_request_takes_one(check: Check) -> None:
     assert held() == []
 
 
+def test_a_request_that_holds_one_still_closes_its_files(check: Check) -> None:
+    request, upload = request_from(), BytesIO()
+    request._files = MultiValueDict({"upload": [upload]})
+    check(request, "search")
+    request.close()
+    assert (upload.closed, held()) == (True, [])
+
+
 def test_settling_leaves_it_alone(check: Check) -> None:
     request = request_from()
     decision = check(request, "search", 5)
@@ -561,6 +577,22 @@ def test_while_redis_is_down_on_error_decides(settings: Any, check: Check, on_er
             request.close()
 
 
+def test_a_slot_whose_reply_was_lost_is_released(monkeypatch: pytest.MonkeyPatch, check: Check) -> None:
+    steps = Limiter.steps
+
+    def lost(*args: Any) -> Any:
+        yield from steps(*args)
+        raise StoreError("timeout", "no reply")
+
+    request = request_from()
+    with monkeypatch.context() as patched:
+        patched.setattr(Limiter, "steps", lost)
+        assert check(request, "search").degraded
+    assert len(held()) == 1
+    request.close()
+    assert held() == []
+
+
 def test_a_refusal_of_a_server_that_is_left_alone_leaves_nothing_to_release(settings: Any, check: Check) -> None:
     """The thread tried each of up to 10,000 releases once a second, and counted them as decisions by on_error."""
     settings.RATEQUOTA = {**CLOSED, "ON_ERROR": "deny"}
@@ -571,6 +603,22 @@ def test_a_refusal_of_a_server_that_is_left_alone_leaves_nothing_to_release(sett
         request.close()
     assert len(unreleased) < 10, "those that were sent, before the breaker opened"
     assert Counter(health().degraded) - before == {"connection": 20}
+
+
+def test_a_slot_that_a_refusal_could_not_release_is_left_to_the_thread(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, check: Check
+) -> None:
+    def no_reply(*_: Any) -> Any:
+        raise StoreError("timeout", "no reply")
+
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "ON_ERROR": "deny"}
+    request = request_from()
+    assert check(request, "search").allowed
+    with monkeypatch.context() as patched:
+        patched.setattr(Limiter, "steps", no_reply)
+        assert not check(request, "closed").allowed
+        assert len(held()) == 1
+    poll(lambda: held() == [], SECONDS, "the thread has released it")
 
 
 def test_in_this_process_alone(settings: Any, get: Any) -> None:

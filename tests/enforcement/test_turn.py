@@ -176,6 +176,23 @@ def test_an_interrupted_thread_gives_its_slot_back(
     assert next_slot(limiter, bucket) == 5
 
 
+def test_a_thread_that_is_interrupted_while_redis_fails_is_interrupted(
+    limiter: Limiter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limiter.acquire(slots("12/min burst 1"), timeout=0)
+
+    def interrupted(_seconds: float) -> None:
+        monkeypatch.setattr(limiter, "decide", failing)
+        raise KeyboardInterrupt
+
+    def failing(_request: Any) -> Decision:
+        raise StoreError("timeout", "no reply")
+
+    monkeypatch.setattr(time, "sleep", interrupted)
+    with pytest.raises(KeyboardInterrupt), turn(slots("12/min burst 1"), limiter=limiter):
+        pytest.fail("it entered")
+
+
 class Watched:
     """A limiter that says when it has booked, and waits for ``go`` before it asks."""
 

@@ -18,7 +18,7 @@ from django_ratequota import Bucket, Limiter, Rate
 from django_ratequota.engine.decision import LimitRequest, Slot
 from django_ratequota.engine.keys import bucket_key
 from django_ratequota.engine.rates import normalize_rates, parse_rates
-from django_ratequota.engine.slots import ids, unreleased
+from django_ratequota.engine.slots import holders, ids, unreleased
 from django_ratequota.exceptions import InvalidRate
 from django_ratequota.utils.sansio import drive
 from tests.conftest import NOON_US, Clock
@@ -199,13 +199,14 @@ def test_ids_of_slots_name_their_worker(
 
 
 def test_a_decision_holds_its_slot_for_the_with_block(either: Limiter) -> None:
-    bucket = Bucket("user:1", Rate.parse("1 concurrent"))
+    bucket, known = Bucket("user:1", Rate.parse("1 concurrent")), set(holders)
     with either.check([bucket]) as first:
         assert first.allowed
         with either.check([bucket]) as second:
             assert not second.allowed
             assert second.retry_after == 1.0
         assert not either.peek([bucket]).allowed
+    assert set(holders) <= known, "a process that runs for long has none of those that ended"
     assert either.check([bucket]).allowed
 
 
@@ -287,7 +288,9 @@ def test_keys_outlive_their_leases_by_a_second_at_most(redis_client: redis.Redis
     assert key == "rqtest:{user:1}:0:co"
     assert 60_000 < redis_client.pttl(key) <= 61_000
     assert redis_client.strlen(key) == 24
-    decision.holder.release()  # type: ignore[union-attr]
+    with limiter.check([bucket]):
+        decision.holder.release()  # type: ignore[union-attr]
+        assert 60_000 < redis_client.pttl(key) <= 61_000
     assert not redis_client.exists(key)
 
 

@@ -84,6 +84,11 @@ def test_a_settlement_upwards_returns_the_limits_on_requests_as_well(limiter: Li
     assert remaining(decision.charge(10)) == [940, 0]
 
 
+def test_what_remains_is_of_a_limit_that_is_enforced(limiter: Limiter) -> None:
+    decision = limiter.check([TOKENS, Bucket("user:1", Rate.parse("5/min"), mode="log")], 3)
+    assert (decision.limit, decision.remaining) == (1000, 997)
+
+
 def test_two_threads_settle_the_difference_once(limiter: Limiter) -> None:
     for number in range(200):
         tokens = replace(TOKENS, subject=f"user:{number}")

@@ -13,6 +13,7 @@ from django.test import AsyncClient, Client
 from django.urls import path
 from django.views import View
 
+from django_ratequota import check_request
 from django_ratequota.decorators import ratequota
 from django_ratequota.exceptions import InvalidCost
 from django_ratequota.models import Endpoint, RatePolicy
@@ -64,6 +65,16 @@ def test_a_view_that_is_not_blocked_decides_for_itself(get: Get, search: Endpoin
     assert (late.status_code, late.json()) == (200, {"allowed": False})
     assert late["X-RateLimit-Remaining"] == "0"
     assert int(late["Retry-After"]) > 0
+
+
+def test_headers_tell_of_the_last_check() -> None:
+    @ratequota("search")
+    def view(request: Any) -> HttpResponse:
+        check_request(request, None, 3)
+        return HttpResponse()
+
+    RatePolicy.objects.create(rates="10/hour")
+    assert view(request_from())["X-RateLimit-Remaining"] == "7"
 
 
 def of_request(request: Any) -> Any:

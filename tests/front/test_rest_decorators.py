@@ -254,6 +254,12 @@ def test_each_view_of_a_request_makes_its_own_check(search: Endpoint) -> None:
     assert not QuotaThrottle().allow_request(Request(request_from()), Bare(throttle_scope="search"))
 
 
+def test_each_of_two_decorators_makes_its_own_check(search: Endpoint) -> None:
+    RatePolicy.objects.create(endpoint=search, rates="blocked")
+    both = ratequota("reports")(ratequota("search")(answer))
+    assert api_view(["GET"])(throttle_classes([QuotaThrottle])(both))(request_from()).status_code == 429
+
+
 # --- Errors when decorating. ---
 
 

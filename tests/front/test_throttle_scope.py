@@ -341,6 +341,11 @@ def test_a_declaration_leaves_the_function_that_others_share_alone() -> None:
     assert (declared.__name__, declared.__doc__) == ("list", ListModelMixin.list.__doc__)
     assert not hasattr(ListModelMixin.list, "ratequota_declared")
 
+    def paged(self: Any, request: Any, *, size: int = 20) -> int:
+        return size
+
+    assert throttle_scope("search")(paged)(None, None) == 20
+
 
 # --- Mistakes. ---
 

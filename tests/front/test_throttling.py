@@ -11,6 +11,7 @@ from django.test import Client
 from django.utils.functional import lazystr
 from rest_framework.exceptions import Throttled
 from rest_framework.test import APIRequestFactory
+from rest_framework.throttling import BaseThrottle
 
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.testing import Clock, override_policies
@@ -89,6 +90,20 @@ def test_what_a_project_says_itself_stays(attributes: Any, answer: Any) -> None:
         view = type("Own", (Search,), attributes).as_view()
         view(APIRequestFactory().get("/"))
         assert view(APIRequestFactory().get("/")).data == answer
+
+
+class Closed(BaseThrottle):
+    def allow_request(self, request: Any, view: Any) -> bool:
+        return False
+
+    def wait(self) -> float:
+        return 7200
+
+
+def test_the_longest_wait_of_all_throttles_is_sent() -> None:
+    with override_policies({"search": "1/hour"}):
+        view = type("Two", (Search,), {"throttle_classes": [QuotaThrottle, Closed]}).as_view()
+        assert [view(APIRequestFactory().get("/"))["Retry-After"] for _ in range(2)] == ["7200"] * 2
 
 
 @pytest.mark.usefixtures("middleware")
@@ -170,6 +185,11 @@ def test_a_throttle_cost_that_is_no_number_of_units_is_an_invalid_request(
     assert (response.status_code, response.headers["X-RateLimit-Remaining"]) == (400, "8")
     assert response.data["detail"].code == "parse_error"
     assert "throttle_cost of Priced raised InvalidCost: a cost is a whole number" in caplog.text
+
+
+def test_a_refusal_outweighs_an_invalid_cost(search: Endpoint) -> None:
+    RatePolicy.objects.create(endpoint=search, rates="1/hour")
+    assert priced("5").status_code == 429
 
 
 @pytest.mark.parametrize(("scope", "expected"), [(lazystr("search"), 8), ("", 9), (None, 9), ("unknown", 9)])

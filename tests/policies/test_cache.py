@@ -23,6 +23,7 @@ from django_ratequota.policies import cache as module
 from django_ratequota.policies.cache import PolicyCache
 from django_ratequota.policies.loading import load_snapshot
 from django_ratequota.runtime import default_limiter
+from tests.enforcement.test_check import database_down
 from tests.support.properties import thorough_after
 from tests.support.requests import check_from
 
@@ -83,6 +84,16 @@ def override_by_sql(alice: User) -> None:
     PolicyChange.objects.all().delete()
     write_publication("raw SQL")
     default_limiter().publish()
+
+
+def test_the_entries_of_the_last_users_only_are_kept(
+    policies: PolicyCache, alice: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_ENTRIES", 2)
+    RatePolicy.objects.create(user=alice, rates="1/s")
+    policies.reload(newest())
+    policies.entries(["7", "8", "9"])
+    assert [policies.user(key) is not None for key in ("7", "8", "9")] == [False, True, True]
 
 
 @pytest.mark.parametrize(
@@ -354,6 +365,26 @@ def test_whichever_query_fails_the_change_is_still_unseen(policies: PolicyCache,
     policies.reload(newest())
     assert rates(policies) == ["2/s"]
     assert policies.user(str(alice.pk)) is None
+
+
+def test_only_what_is_new_enough_has_the_revision_that_others_wait_for(policies: PolicyCache) -> None:
+    policies.reload(1)
+    with database_down(), pytest.raises(DatabaseError):
+        policies.reload(9)
+    with transaction.atomic():  # which may read what was there before
+        assert policies.reload(5).revision == 5
+    assert policies.reload(6).revision == 9
+    assert policies.reload(7, instead_of=9).revision == 7, "9 was of a clock that has been set back"
+
+
+def test_polling_takes_in_nothing_that_is_not_committed(policies: PolicyCache, settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "POLL_SECONDS": 0}
+    policies.reload(newest())
+    with transaction.atomic():
+        RatePolicy.objects.create(rates="1/s")
+        policies.poll()
+        transaction.set_rollback(True)
+    assert rates(policies) == []
 
 
 def test_polling_waits_for_nobody(policies: PolicyCache, settings: Any) -> None:

@@ -73,9 +73,11 @@ def test_what_is_not_enforced_denies_nobody(check: Check, unreadable: RatePolicy
 def test_a_store_that_is_down_decides_no_more_kindly(check: Check, unreadable: RatePolicy, settings: Any) -> None:
     write(unreadable, "thirty", on_error="deny")
     check(request_from())
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": "redis://127.0.0.1:1/0", "POLL_SECONDS": 3600}
+    down = {"REDIS_URL": "redis://127.0.0.1:1/0", "POLL_SECONDS": 3600, "ON_ERROR": "local", "LOCAL_SHARE": 1}
+    settings.RATEQUOTA = {**settings.RATEQUOTA, **down}
     decision = check(request_from(), "search")
     assert (decision.allowed, decision.denied_by) == (False, ("all/unreadable",))
+    assert [one.remaining for one in decision.statuses] == [20], "nothing was charged"
 
 
 def test_explain_says_what_decides() -> None:

@@ -12,7 +12,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
 from django.utils.decorators import method_decorator
-from django.views.decorators.cache import cache_page, never_cache
+from django.views.decorators.cache import cache_control, cache_page, never_cache
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
@@ -92,6 +92,8 @@ urlpatterns = [
     path("adecorated/", ratequota(apage)),
     path("api/plain/", Api.as_view()),
     path("never/", ratequota(never_cache(page))),
+    path("no-cache/", ratequota(cache_control(no_cache=True)(page))),
+    path("missing/", ratequota(lambda request: HttpResponse(status=404))),
     path("deciding/", ratequota(block=False)(page)),
 ]
 
@@ -173,7 +175,8 @@ def test_a_cached_site(settings: Any, url: str, order: tuple[str, ...], enforce_
 @pytest.mark.parametrize("order", [(UPDATE, QUOTA, FETCH), (QUOTA, UPDATE, FETCH)])
 def test_what_such_a_site_does_not_keep_has_them(settings: Any, order: tuple[str, ...]) -> None:
     settings.MIDDLEWARE = site(order)
-    assert rates(Client().get("/never/", REMOTE_ADDR=ALICE)) == RATES
+    for url in ("/never/", "/no-cache/", "/missing/"):
+        assert rates(Client().get(url, REMOTE_ADDR=ALICE)) == RATES
     assert rates(Client().post("/decorated/", REMOTE_ADDR=ALICE)) == RATES
     RatePolicy.objects.update(rates="blocked")
     refused = [Client().get("/decorated/", REMOTE_ADDR=who) for who in (ALICE, BOB)]
@@ -211,6 +214,15 @@ def test_what_shared_caches_may_keep_has_none() -> None:
             response = HttpResponse(headers={"Cache-Control": control, **others} if control else others)
             add_headers(response, decision, request_from(headers=headers))
             assert rates(response) == (RATES if expected else set()), (control, others, headers)
+
+
+def test_a_header_of_the_view_s_own_stays() -> None:
+    request, response = request_from(address=ALICE), HttpResponse(headers={"X-RateLimit-Limit": "of a partner"})
+    decision = check_request(request)
+    add_headers(response, decision, request)
+    response["Cache-Control"] = "public"
+    add_headers(response, decision, request)
+    assert (rates(response), response["X-RateLimit-Limit"]) == ({"X-RateLimit-Limit"}, "of a partner")
 
 
 @pytest.mark.parametrize("url", ["/decorated/", "/adecorated/", "/api/plain/", "/plain/"])

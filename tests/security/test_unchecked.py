@@ -27,7 +27,7 @@ from rest_framework.views import APIView
 
 from django_ratequota import check_request
 from django_ratequota.decorators import ratequota
-from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
+from django_ratequota.models import Endpoint, ListMember, Plan, PlanAssignment, RatePolicy, SubjectList
 from django_ratequota.monitoring import alerts
 from django_ratequota.monitoring.background import Background
 from django_ratequota.monitoring.collector import collector
@@ -266,8 +266,15 @@ def test_an_address_that_is_blocked_gets_no_answer(get: Get, account: Endpoint, 
     """For any caller: nothing outranks the block of an address."""
     plan = Plan.objects.create(name="Pro", slug="pro", default_for="authenticated")
     RatePolicy.objects.create(plan=plan, rates="9/hour", counted_per="ip")
+    RatePolicy.objects.create(user=alice, rates="9/hour", counted_per="ip")
     RatePolicy.objects.create(subject="ip:127.0.0.0/8", rates="blocked", counted_per="ip")
     assert (statuses(get, "/account/", 2, headers=WRONG), looked) == ([429, 429], [])
+
+
+def test_a_limit_of_an_address_is_one_for_every_plan(get: Get, account: Endpoint) -> None:
+    RatePolicy.objects.create(plan=Plan.objects.create(name="Pro", slug="pro"), rates="9/hour", counted_per="ip")
+    RatePolicy.objects.create(subject="ip:127.0.0.0/8", rates="2/hour", counted_per="ip")
+    assert (statuses(get, "/account/", 4, headers=WRONG), len(looked)) == ([401, 401, 429, 429], 2)
 
 
 def test_it_is_off_by_default(get: Get, settings: Any, account: Endpoint) -> None:
@@ -353,6 +360,8 @@ def test_a_request_that_the_view_lets_pass_unchecked_is_counted(get: Get, accoun
     User.objects.update(is_staff=True)
     RatePolicy.objects.create(counted_per="ip", rates="2/hour")
     assert statuses(get, "/sparing/", 3, headers=RIGHT) == [200, 200, 429]
+    RatePolicy.objects.create(plan=Plan.objects.create(name="Pro", slug="pro"), counted_per="ip", rates="9/hour")
+    assert statuses(get, "/sparing/", 2, headers=RIGHT) == [200, 200], "whose address may have more, by its plan"
 
 
 def test_a_check_in_the_view_charges_what_is_missing(get: Get, account: Endpoint, alice: User) -> None:
@@ -368,7 +377,7 @@ def test_an_operation_without_a_throttle_is_left_alone(get: Get, account: Endpoi
 
 
 @pytest.mark.parametrize("own", ["5/hour", "unlimited", "5/min"])
-@pytest.mark.parametrize("audience", ["user", "plan"])
+@pytest.mark.parametrize("audience", ["user", "plan", "subject_list"])
 def test_a_customer_with_more_is_not_held_to_what_strangers_have(
     get: Get, account: Endpoint, alice: User, own: str, audience: str
 ) -> None:
@@ -376,7 +385,9 @@ def test_a_customer_with_more_is_not_held_to_what_strangers_have(
     plan = Plan.objects.create(name="Pro", slug="pro")
     PlanAssignment.objects.create(user=alice, plan=plan)
     RatePolicy.objects.create(counted_per="ip", rates="2/hour")
-    owner: Any = {"user": alice} if audience == "user" else {"plan": plan}
+    friends = SubjectList.objects.create(name="Friends")
+    ListMember.objects.create(subject_list=friends, user=alice)
+    owner: Any = {audience: {"user": alice, "plan": plan, "subject_list": friends}[audience]}
     RatePolicy.objects.create(counted_per="ip", rates=own, **owner)
     assert statuses(get, "/account/", 5, headers=RIGHT) == [200] * 5
     assert statuses(get, "/account/", 1, headers=RIGHT) == [200 if own == "unlimited" else 429]
