@@ -94,6 +94,28 @@ def test_the_last_policies_go_on(database: Database, worker: Process, editor: Pr
     assert lines[1] == "the policies can be read again"
 
 
+@pytest.mark.parametrize("autocommit", [True, False])
+def test_an_edit_binds_the_next_check_after_the_database_has_restarted(
+    database: Database, worker: Process, editor: Process, autocommit: bool
+) -> None:
+    """A bot's connection breaks while it is idle: its next check went on by the last policies.
+
+    With AUTOCOMMIT off all later checks did, and nobody ended the transaction that the first one had begun.
+    """
+    editor.run("RatePolicy.objects.create(rates='5/hour')")
+    worker.run(HEARD)
+    worker.run(f"from django.db import connection; connection.settings_dict['AUTOCOMMIT'] = {autocommit}")
+    assert ask(worker, 1) == [True, [5], ""]
+    idle = "SELECT count(*) FROM pg_stat_activity WHERE usename = 'worker' AND state LIKE 'idle in transaction%'"
+    assert editor.run(SQL.format(idle) + "answer = c.fetchone()[0]") == 0
+    for rate in (4, 3):
+        database.go_away()
+        database.come_back()
+        editor.run(f"RatePolicy.objects.update(rates='{rate}/hour')")
+        assert ask(worker, 1) == [True, [rate], ""]
+    assert worker.run("answer = lines") == []
+
+
 @pytest.mark.parametrize(("on_error", "allowed"), [("allow", True), ("deny", False)])
 def test_a_process_that_never_read_any(
     database: Database, worker: Process, editor: Process, on_error: str, allowed: bool
