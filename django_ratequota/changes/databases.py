@@ -111,10 +111,11 @@ def committing(model: type[models.Model]) -> Iterator[str]:
     It is committed where AUTOCOMMIT is off, too.
     """
     alias = policy_alias(model)
+    if not connections[alias].in_atomic_block:
+        # Else ``atomic`` commits nothing, and holds a connection that has broken to be in a block for good.
+        connections[alias].set_autocommit(True)
     with transaction.atomic(using=alias):
         yield alias
-    if not connections[alias].in_atomic_block:
-        connections[alias].commit()
 
 
 def subject_begins(text: str, alias: str) -> models.Q:
