@@ -51,7 +51,7 @@ def restore(buckets: tuple[Bucket, ...], at_us: int) -> Generator[Any, Any, None
         rows: _Found = yield Twins(_wait, _await, (_read(bounds),))
     except (DatabaseError, TimeoutError) as error:
         note_problem(
-            "restoring", f"what Redis has lost could not be read from the ledger: {error or 'too slow'}"
+            "restoring", f"what Redis has lost could not be read from the ledger: {str(error) or 'too slow'}"
         )
         return
     own = ledger.ledger.unwritten(bounds, zone)
