@@ -39,8 +39,13 @@ class RateQuotaConfig(AppConfig):
         process.policies, process.record, process.observe = cache.policies, collector.collector.record, alerts.observe
         request_log.connect()
         alerts.connect_receivers()
-        signals = sys.modules.get("celery.signals")  # loaded in its workers
-        if signals:  # whose child processes end without Python's exit functions
-            signals.worker_process_shutdown.connect(lambda **_: ledger.end(), weak=False)
+        if signals := sys.modules.get("celery.signals"):  # loaded in its workers
+
+            def end(**_: object) -> None:
+                collector.collector.close()
+                ledger.end()
+
+            # Their child processes end without Python's exit functions.
+            signals.worker_process_shutdown.connect(end, weak=False)
         # Migrations and ``flush`` write policies that nobody records.
         post_migrate.connect(cache.policies.expire, sender=self, dispatch_uid="ratequota_after_migrate")

@@ -276,14 +276,14 @@ def _post(url: str, data: bytes, key: bytes = b"", name: str = "") -> None:
 
 
 def _send_later(send: Callable[..., object], *args: Any) -> None:
-    """Call ``send`` on a thread; a process that ends, such as a command, ends after it."""
+    """Call ``send`` on a thread, or here where none can be started; a process that ends does so after it."""
     if not _room.acquire(blocking=False):
         logger.error("a notification was dropped: %d are waiting already", _MOST_WAITING)
         return
     try:
         _sender.submit(_send, send, *args)
-    except RuntimeError as error:  # no thread can be started
-        logger.error("a notification could not be sent: %s", error)
+    except RuntimeError:  # the system has no thread left, or the process ends
+        _send(send, *args)
 
 
 def _send(send: Callable[..., object], *args: Any) -> None:

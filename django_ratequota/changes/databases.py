@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from django.apps import apps
 from django.db import Error as DatabaseError
 from django.db import connections, models, router, transaction
+
+Found = TypeVar("Found")
 
 
 def policy_alias(model: type[models.Model] | None = None, **hints: Any) -> str:
@@ -22,29 +24,52 @@ def policy_alias(model: type[models.Model] | None = None, **hints: Any) -> str:
     return alias
 
 
-def in_transaction() -> bool:
-    """Whether this thread has a transaction open on the policies' alias; needs no connection."""
-    connection = transaction.get_connection(policy_alias())
+def in_transaction(alias: str | None = None) -> bool:
+    """Whether this thread has a transaction open on the alias, None = the policies'; needs no connection."""
+    connection = transaction.get_connection(alias or policy_alias())
     connected = connection.connection is not None
     autocommit = connection.autocommit if connected else connection.settings_dict["AUTOCOMMIT"]
     return bool(connection.in_atomic_block or not autocommit)
 
 
-@contextmanager
-def reading_policies() -> Iterator[None]:
-    """Read policies in a savepoint if a transaction is open.
+def read_from(alias: str, read: Callable[[], Found]) -> Found:
+    """Return what ``read`` returns from the alias; raises ``django.db.Error``.
 
-    On PostgreSQL a failed query fails all later ones of its transaction, which may be the view's (ATOMIC_REQUESTS).
-    A connection that broke is closed: Django does so only around requests, and a bot, for one, serves none.
+    It reads in a savepoint if a transaction is open: on PostgreSQL a failed query fails all later ones of its
+    transaction, which may be the view's (ATOMIC_REQUESTS). Else it reads once more where the connection had broken:
+    Django closes such connections only around requests, and a bot, for one, serves none.
     """
-    within = in_transaction()
+    connection = connections[alias]
+    connected = connection.connection is not None
+    if in_transaction(alias):
+        return _within_transaction(read, alias) if connected else _without_transaction(read, connection)
     try:
-        with transaction.atomic(using=policy_alias()) if within else nullcontext():
-            yield
+        return read()
     except DatabaseError:
-        if not within:
-            connections[policy_alias()].close_if_unusable_or_obsolete()
+        connection.close_if_unusable_or_obsolete()
+        if not connected or connection.connection is not None:
+            raise
+    return read()
+
+
+def _within_transaction(read: Callable[[], Found], alias: str) -> Found:
+    # Not ``atomic``: with AUTOCOMMIT off it holds a connection that has broken to be in a block for good.
+    savepoint = transaction.savepoint(using=alias)
+    try:
+        found = read()
+    except DatabaseError:
+        transaction.savepoint_rollback(savepoint, using=alias)
         raise
+    transaction.savepoint_commit(savepoint, using=alias)
+    return found
+
+
+def _without_transaction(read: Callable[[], Found], connection: Any) -> Found:
+    """Read with AUTOCOMMIT off, and end the transaction that this begins: nobody else would commit it."""
+    try:
+        return read()
+    finally:
+        connection.close()
 
 
 @contextmanager
@@ -86,10 +111,11 @@ def committing(model: type[models.Model]) -> Iterator[str]:
     It is committed where AUTOCOMMIT is off, too.
     """
     alias = policy_alias(model)
+    if not connections[alias].in_atomic_block:
+        # Else ``atomic`` commits nothing, and holds a connection that has broken to be in a block for good.
+        connections[alias].set_autocommit(True)
     with transaction.atomic(using=alias):
         yield alias
-    if not connections[alias].in_atomic_block:
-        connections[alias].commit()
 
 
 def subject_begins(text: str, alias: str) -> models.Q:

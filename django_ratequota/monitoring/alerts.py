@@ -5,6 +5,7 @@ A process sends at most ``_MOST_SENT`` signals per second. Other crossings wait 
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
@@ -36,6 +37,8 @@ from .background import Background
 quota_threshold = Signal()
 
 _SECONDS = 1.0
+#: How long a process that exits waits until the rest is sent: as long as a webhook may take.
+_EXIT_SECONDS = 10.0
 #: Most signals that a process sends in ``_SECONDS``: a flood of subjects must not become a flood of mails.
 _MOST_SENT = 10
 #: Most crossings of one limit in the queue, most limits there, and most sent crossings remembered.
@@ -189,4 +192,5 @@ def forget() -> None:
     _sent_until.clear()
 
 
+atexit.register(_background.end, _EXIT_SECONDS)
 os.register_at_fork(after_in_child=forget)

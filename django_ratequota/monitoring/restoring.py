@@ -13,8 +13,10 @@ from collections.abc import Collection, Generator
 from concurrent.futures import Future
 from typing import Any
 
+from django.apps import apps
 from django.db import Error as DatabaseError
 
+from ..changes.databases import policy_alias, read_from
 from ..conf import settings
 from ..engine.calendar_windows import CalendarWindow
 from ..engine.decision import Decision, LimitRequest
@@ -48,7 +50,9 @@ def restore(buckets: tuple[Bucket, ...], at_us: int) -> Generator[Any, Any, None
     try:
         rows: _Found = yield Twins(_wait, _await, (_read(bounds),))
     except (DatabaseError, TimeoutError) as error:
-        note_problem("restoring", f"what Redis has lost could not be read from the ledger: {error or 'too slow'}")
+        note_problem(
+            "restoring", f"what Redis has lost could not be read from the ledger: {str(error) or 'too slow'}"
+        )
         return
     own = ledger.ledger.unwritten(bounds, zone)
     raised: Raised = {}
@@ -91,7 +95,9 @@ def _read_all() -> None:
     if not asked:
         return
     try:
-        found = totals_of(set().union(*asked.values()))
+        windows = set().union(*asked.values())
+        # This thread's connection may have been idle for days.
+        found = read_from(policy_alias(apps.get_model("django_ratequota", "QuotaWindow")), lambda: totals_of(windows))
     except DatabaseError as error:
         for future in asked:
             future.set_exception(error)

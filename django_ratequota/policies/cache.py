@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
 from django.core.signals import setting_changed
 from django.db import Error as DatabaseError
 
-from ..changes.databases import in_transaction, reading_policies
+from ..changes.databases import in_transaction, policy_alias, read_from
 from ..changes.publication import publication_pending
 from ..conf import settings
 from ..utils.locks import ForkSafeLock
-from .change_feed import FEW, ChangeCursor
+from .change_feed import FEW, Change, ChangeCursor
 from .facts import NOBODY, SubjectKey, UserEntry
 from .loading import (
     held_policies,
@@ -128,8 +127,7 @@ class PolicyCache:
         self._wanted = max(self._wanted if instead_of is None else 0, revision)
         with self._lock:
             if publication_pending():
-                with self._reading():
-                    return load_snapshot(revision)
+                return self._from_database(lambda: load_snapshot(revision))
             snapshot = self._snapshot
             if snapshot is not None and snapshot.revision >= revision and snapshot.revision != instead_of:
                 return snapshot
@@ -192,8 +190,7 @@ class PolicyCache:
     def _read(self, read: Callable[[], Found], keep: Callable[[Found], None]) -> Found:
         """Return what ``read`` returns, and keep it unless entries were dropped meanwhile."""
         drops = self._drops
-        with self._reading():
-            found = read()
+        found = self._from_database(read)
         with self._entries_lock:
             if drops == self._drops and not publication_pending():
                 keep(found)
@@ -207,19 +204,7 @@ class PolicyCache:
     def _refresh(self, revision: int) -> Snapshot:
         self._polled = begun = time.monotonic()
         before = self._snapshot
-        # Changes are read before the rows that they name: one that commits in between is read twice, never missed.
-        with self._reading():
-            changes, cursor = (
-                self._cursor.read_unseen(self._most) if before is not None else ChangeCursor.from_history()
-            )
-            everything = before is None or any(change.everything for change in changes)
-            personal = self.personal
-            if before is None or everything:
-                snapshot, personal = load_snapshot(revision), load_personal()
-                held = sum(1 for _ in held_policies(snapshot)) + len(snapshot.members)
-                self._most = min(_MANY, max(FEW, held // 4))
-            else:
-                snapshot = update_snapshot(before, {change.row for change in changes if change.row})
+        snapshot, personal, changes, cursor, everything = self._from_database(lambda: self._changed(revision))
         if snapshot is not before:
             self.reloads += 1
             self.reload_seconds += time.monotonic() - begun
@@ -248,12 +233,24 @@ class PolicyCache:
                 listen()
         return snapshot
 
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        """Wrap reads of the database; log once when they begin to fail, and once when they succeed again."""
+    def _changed(self, revision: int) -> tuple[Snapshot, bool, list[Change], ChangeCursor, bool]:
+        """Read (snapshot, ``personal``, changes, cursor, whether everything was read) as they are now."""
+        before, personal = self._snapshot, self.personal
+        # Changes are read before the rows that they name: one that commits in between is read twice, never missed.
+        changes, cursor = self._cursor.read_unseen(self._most) if before is not None else ChangeCursor.from_history()
+        everything = before is None or any(change.everything for change in changes)
+        if before is None or everything:
+            snapshot, personal = load_snapshot(revision), load_personal()
+            held = sum(1 for _ in held_policies(snapshot)) + len(snapshot.members)
+            self._most = min(_MANY, max(FEW, held // 4))
+        else:
+            snapshot = update_snapshot(before, {change.row for change in changes if change.row})
+        return snapshot, personal, changes, cursor, everything
+
+    def _from_database(self, read: Callable[[], Found]) -> Found:
+        """Return what ``read`` returns; log once when reads begin to fail, and once when they succeed again."""
         try:
-            with reading_policies():
-                yield
+            found = read_from(policy_alias(), read)
         except DatabaseError as error:
             if self._readable:
                 self._readable = False
@@ -263,6 +260,7 @@ class PolicyCache:
         if not self._readable:
             self._readable = True
             logger.warning("the policies can be read again")
+        return found
 
 
 def in_plan_order(kinds: Collection[str]) -> tuple[str, ...]:

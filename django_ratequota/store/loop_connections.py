@@ -19,6 +19,8 @@ from .pool import RETRY_SECONDS, Idle, Pool
 
 #: redis-py 8 renamed ``can_read_destructive``.
 _CAN_READ = hasattr(redis.asyncio.Connection, "can_read")
+#: After so long a loop that did not run meanwhile may not have noticed yet that the server has closed a connection.
+_NOTICED_SECONDS = 0.1
 
 
 class LoopConnections(Pool):
@@ -78,6 +80,9 @@ class LoopConnections(Pool):
             connection, idle_since = self.idle.pop() if self.idle else await self._wait_for_one(budget)
             usable = False
             try:
+                if idle_since < time.monotonic() - _NOTICED_SECONDS:
+                    for _ in range(2):  # in the first the loop sees what has arrived, before the second it reads that
+                        await asyncio.sleep(0)
                 usable = idle_since > self._activity.stale_since and not (
                     await (connection.can_read() if _CAN_READ else connection.can_read_destructive())
                 )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import pytest
+import redis
 
 from tests.enforcement.test_propagation import Process, environment, migrated  # noqa: F401 - fixtures
 
@@ -92,6 +93,51 @@ def test_the_last_policies_go_on(database: Database, worker: Process, editor: Pr
     assert len(lines) == 2, lines
     assert lines[0].startswith("the policies cannot be read, the last known ones go on: ")
     assert lines[1] == "the policies can be read again"
+
+
+@pytest.mark.parametrize("autocommit", [True, False])
+def test_an_edit_binds_the_next_check_after_the_database_has_restarted(
+    database: Database, worker: Process, editor: Process, autocommit: bool
+) -> None:
+    """A bot's connection breaks while it is idle: its next check went on by the last policies.
+
+    With AUTOCOMMIT off all later checks did, and nobody ended the transaction that the first one had begun.
+    """
+    editor.run("RatePolicy.objects.create(rates='5/hour')")
+    worker.run(HEARD)
+    worker.run(f"from django.db import connection; connection.settings_dict['AUTOCOMMIT'] = {autocommit}")
+    assert ask(worker, 1) == [True, [5], ""]
+    idle = "SELECT count(*) FROM pg_stat_activity WHERE usename = 'worker' AND state LIKE 'idle in transaction%'"
+    assert editor.run(SQL.format(idle) + "answer = c.fetchone()[0]") == 0
+    for rate in (4, 3):
+        database.go_away()
+        database.come_back()
+        editor.run(f"RatePolicy.objects.update(rates='{rate}/hour')")
+        assert ask(worker, 1) == [True, [rate], ""]
+    assert worker.run("answer = lines") == []
+
+
+PERSISTENT = (
+    "from django.db import connection; connection.settings_dict.update(CONN_MAX_AGE=None, AUTOCOMMIT={}); "
+    "connection.close()"
+)
+LEFT = ASK + "; answer = d.remaining"
+
+
+@pytest.mark.parametrize("autocommit", [True, False])
+def test_counts_are_written_and_restored_after_the_database_has_restarted(
+    database: Database, worker: Process, editor: Process, redis_client: redis.Redis, autocommit: bool
+) -> None:
+    """The threads' connections break while they are idle: with AUTOCOMMIT off the ledger wrote nothing any more."""
+    editor.run("RatePolicy.objects.create(rates='100/month'); from django_ratequota.models import QuotaWindow")
+    used = "answer = sum(QuotaWindow.objects.values_list('charged', flat=True))"
+    worker.run(PERSISTENT.format(autocommit))
+    for count in (1, 2, 3):
+        assert worker.run(LEFT.format(pk=1)) == 100 - count
+        poll(lambda expected=count: editor.run(used) == expected, 30, "the count is written")
+        database.go_away()
+        database.come_back()
+        redis_client.delete(*redis_client.keys("rqtest:{user:1}*"))
 
 
 @pytest.mark.parametrize(("on_error", "allowed"), [("allow", True), ("deny", False)])

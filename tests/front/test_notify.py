@@ -215,6 +215,36 @@ post_to({webhook.url!r})(changes=PolicyChange.objects.none(), actor=None, reason
     assert [one["text"].splitlines()[0] for one in webhook.posted] == ["Rate limits: policies changed"]
 
 
+@pytest.mark.slow
+def test_a_process_ends_after_it_has_sent_what_its_last_requests_reached(webhook: Webhook) -> None:
+    """A command that ended within the second told nobody, or it had claimed the message and no thread sent it."""
+    code = f"""
+import threading
+import django
+from django.conf import settings
+settings.configure(
+    INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django_ratequota"],
+    RATEQUOTA={{"REDIS_URL": "memory://"}},
+)
+django.setup()
+from django_ratequota import Bucket, Limiter, Rate
+from django_ratequota.monitoring import alerts
+from django_ratequota.notify import post_to
+from django_ratequota.signals import quota_threshold
+
+alerts._SECONDS, first = 3600, threading.Event()
+quota_threshold.connect(post_to({webhook.url!r}), weak=False)
+quota_threshold.connect(lambda **_: first.set(), weak=False)
+limiter, bucket = Limiter(), Bucket("user:1", Rate.parse("10/month"))
+for number in range(1, 11):
+    alerts.observe(limiter.check([bucket]), 1)
+    assert number != 8 or first.wait(30)
+"""
+    done = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, timeout=60, check=True)
+    assert done.stderr == ""
+    assert ["80 %" in one["text"] for one in webhook.posted] == [True, False]
+
+
 # --- Limits that are nearly used up. ---
 
 PAGE = ROOT / "docs/howto/notifications.md"

@@ -23,6 +23,7 @@ from django_ratequota.operations.counters import give_back, peek
 from django_ratequota.operations.explain import explain_caller
 from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.runtime import default_limiter
+from django_ratequota.utils.problems import recent
 from tests.project.views import request_from
 
 Ask = Callable[..., Decision]
@@ -112,6 +113,7 @@ def test_a_database_that_does_not_answer_delays_a_request_by_its_timeout(
     began_at = time.monotonic()
     assert ask().remaining == 9
     assert time.monotonic() - began_at < 5
+    assert recent()["restoring"].endswith(": too slow")
     locked.set()
     settings.RATEQUOTA = {**before, "TIMEOUT": 30}
     redis_client.flushall()

