@@ -46,9 +46,10 @@ def read_from(alias: str, read: Callable[[], Found]) -> Found:
     try:
         return read()
     except DatabaseError:
-        connection.close_if_unusable_or_obsolete()
-        if not connected or connection.connection is not None:
+        # Not ``close_if_unusable_or_obsolete``: by default each connection is obsolete, and the project may use it.
+        if not connected or connection.is_usable():
             raise
+        connection.close()
     return read()
 
 

@@ -296,7 +296,6 @@ class TestEdits:
         settings.RATEQUOTA = {**settings.RATEQUOTA, "POLL_SECONDS": 0}
         broken = connections["default"]
         with monkeypatch.context() as patched:
-            patched.setattr(broken, "errors_occurred", True)
             patched.setattr(broken, "is_usable", lambda: False)
             patched.setattr(broken, "autocommit", autocommit)
             patched.setattr(broken, "close", lambda: closed.append(True))
