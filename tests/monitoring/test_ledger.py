@@ -70,8 +70,17 @@ def test_a_row_is_the_sum_of_what_was_charged_and_refunded(ask: Ask, alice: User
 def test_other_rates_than_calendar_windows_are_not_kept(ask: Ask) -> None:
     for rates in ("10/min", "10/day", "10/hour fixed_window", "10/2days fixed_window", "unlimited"):
         RatePolicy.objects.update(rates=rates)
-        ask()
+        ask().charge(2)
     assert flush() == 0
+
+
+def test_what_charges_nothing_is_not_kept(ask: Ask) -> None:
+    ask(0)
+    assert flush() == 0
+    RatePolicy.objects.update(rates="5/month", mode="log")  # it would have refused the second
+    for _ in range(2):
+        ask(4)
+    assert (flush(), used()) == (1, [(4, 0)])
 
 
 def test_counts_of_addresses_are_kept_only_where_the_policy_says_so(ask: Ask, alice: User) -> None:
@@ -197,7 +206,8 @@ def test_of_too_many_counters_the_oldest_are_lost_and_the_log_says_so(caplog: An
     for some in (range(60_000), range(60_000, 100_003)):
         own.entries.extend(Entry(bucket, 1, january + number * _DAY_US) for number in some)
         waiting = own.unwritten(days, UTC)
-    assert list(waiting) == days[3:]
+    assert (list(waiting), own.waits()) == (days[3:], True)
+    assert own.written_until() == pytest.approx(time.time(), abs=60), "it has written nothing yet"
     assert "of more than 100000 counters, the oldest are lost" in caplog.text
 
 
