@@ -15,7 +15,7 @@ import pytest
 import time_machine
 from django.contrib.auth.models import User
 from django.core import mail
-from django.db import DatabaseError, DataError
+from django.db import DatabaseError, DataError, OperationalError
 from django.utils import timezone
 
 from django_ratequota import Bucket, Decision, Rate, check_request
@@ -134,6 +134,22 @@ def test_a_subject_that_a_database_s_encoding_lacks_spoils_no_other_figure(
     assert QuotaWindow.objects.filter(subject="api_key:\\U0001f600").exists()
 
 
+def test_a_connection_that_breaks_changes_no_name(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, errors = ledger_rows.add_once, [OperationalError(2006, "gone")]
+
+    def fail_once(sums: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return real(sums)
+
+    monkeypatch.setattr(ledger_rows, "add_once", fail_once)
+    decision = ask(4)
+    ledger.note([Entry(replace(decision.statuses[0].bucket, subject="api_key:ö"), 4, decision.at_us)])
+    assert (flush(), used()) == (0, [])
+    assert (flush(), used()) == (2, [(4, 0), (4, 0)])
+    assert QuotaWindow.objects.filter(subject="api_key:ö").exists()
+
+
 def test_a_mail_to_memory_stops_nothing(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     """``mail.outbox`` stood for a test run, and one mail by Django's locmem backend ended all checkpoints."""
     monkeypatch.setattr(mail, "outbox", [], raising=False)
@@ -237,6 +253,9 @@ def test_a_writer_whose_row_is_gone_loses_nothing(ask: Ask) -> None:
     """As it wrote nothing for a month, or in a database that was restored from a backup."""
     ask(3)
     flush()
+    LedgerWriter.objects.update(written_at=timezone.now() - timedelta(days=36))
+    ask(1)
+    assert (flush(), forget_windows()) == (1, 0), "it has written again"
     LedgerWriter.objects.create(id=uuid4(), batches=7, written_at=timezone.now())
     with time_machine.travel(timezone.now() + timedelta(days=34)):
         assert forget_windows() == 0
@@ -245,7 +264,7 @@ def test_a_writer_whose_row_is_gone_loses_nothing(ask: Ask) -> None:
     for _ in range(2):
         ask(4)
         assert flush() == 1
-    assert (used(), set(LedgerWriter.objects.values_list("batches", flat=True))) == ([(11, 0)], {7, 3})
+    assert (used(), set(LedgerWriter.objects.values_list("batches", flat=True))) == ([(12, 0)], {7, 4})
 
 
 def test_rows_are_written_in_one_order(ask: Ask) -> None:
