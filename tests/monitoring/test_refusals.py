@@ -50,6 +50,7 @@ def test_a_refusal_is_found_by_its_id(search: Endpoint) -> None:
     assert bucket.retry_after == bucket.reset_after == pytest.approx(86_400, abs=60)
     assert {one.id for one in refusals()} == ids
     assert find_refusal(f"  {refusal.id.upper()}\n") == refusal
+    assert find_refusal(f"{refusal.id}:count") is None
 
 
 @pytest.mark.parametrize(
