@@ -110,7 +110,7 @@ def _handed_back(task: Any, wait: float) -> Exception:
     waits = int((request.headers or {}).get(_WAITS, 0)) + 1
     longest = min(_LONGEST_WAIT, max(wait, 0.1) * 1.5 ** min(waits, 30))
     countdown = random.uniform(min(wait, _LONGEST_WAIT / 2), longest)  # noqa: S311
-    again = task.signature_from_request(request, countdown=countdown, retries=request.retries)
+    again = task.signature_from_request(request, countdown=countdown)
     again.set(headers={**(again.options.get("headers") or {}), _WAITS: waits}).apply_async()
     retry: Exception = exceptions.Retry(when=countdown)
     return retry

@@ -48,7 +48,7 @@ _boolean = _that(lambda value: isinstance(value, bool), "Write True or False.")
 
 
 def _choice(*allowed: str) -> _Validator:
-    return _that(lambda value: isinstance(value, str) and value in allowed, f"Write one of {', '.join(allowed)}.")
+    return _that(lambda value: value in allowed, f"Write one of {', '.join(allowed)}.")
 
 
 def _number(least: float, most: float, *, whole: bool = False) -> _Validator:

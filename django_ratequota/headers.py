@@ -35,7 +35,7 @@ _DIRECTIVE = re.compile(r"""([a-z-]+)(?:\s*=\s*("[^"]*"?|[^\s,]*))?""")
 def decision_headers(decision: Decision) -> dict[str, str]:
     """Return the headers that describe a decision; a degraded one has no numbers."""
     headers: dict[str, str] = {}
-    wait = None if decision.allowed else retry_after_seconds(decision)
+    wait = retry_after_seconds(decision)
     if wait is not None:
         headers["Retry-After"] = str(wait)
     if decision.refusal_id:

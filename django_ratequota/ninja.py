@@ -136,10 +136,7 @@ def _response(api: Any, request: HttpRequest, exc: Exception) -> HttpResponse:
     """Return the response of the API's own exception handlers; raise what answers no client."""
     if not isinstance(exc, errors.Throttled) and not answers_client(exc):
         raise exc
-    response: HttpResponse = api.on_exception(request, exc)
-    if isinstance(exc, errors.Throttled) and exc.wait is not None:
-        response["Retry-After"] = str(exc.wait)
-    return _with_headers(request, response)
+    return _with_headers(request, api.on_exception(request, exc))
 
 
 def _with_headers(request: HttpRequest, response: HttpResponse) -> HttpResponse:

@@ -101,8 +101,7 @@ class Ledger:
         """
         with self._lock:
             due, self._due = self._due | totals, {}
-        units, now_us = 0, limiter.now_us
-        left = [(window, each) for window, each in due.items() if each[2] > now_us]
+        units, left = 0, list(due.items())
         for at in range(0, len(left), _BATCH):
             try:
                 found = drive(limiter.raise_steps(dict(left[at : at + _BATCH])), limiter.store.execute)
@@ -224,8 +223,7 @@ def refund(limiter: Limiter, buckets: Iterable[Bucket], units: int | None, at_us
         taken = used if units is None else min(units, used)
         give_back(parts, taken, used, limited.get(window, {}))
         totals[window] = charged, refunded + taken, own.bounds.ends_us
-    if sums:
-        add_once(sums)
+    add_once(sums)
     background.keep()  # to try again
 
     def raise_store() -> None:

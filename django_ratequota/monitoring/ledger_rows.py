@@ -183,9 +183,7 @@ def _of(windows: Collection[Window], name: str) -> Any:
 
 def stored_subject(subject: str) -> str:
     """Return the subject as rows have it: without what databases refuse, lone surrogates and NUL."""
-    if not subject.isascii() or "\0" in subject:
-        subject = subject.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
-    return short(subject)
+    return short(subject.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0"))
 
 
 def _claim(writer: UUID, batch: int) -> bool:

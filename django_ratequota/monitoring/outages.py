@@ -55,7 +55,7 @@ class Outages:
         outcome = next(one for one in _OUTCOMES if one in actions.values())
         with self._lock:
             now, row = timezone.now(), self._last
-            if row is None or time.time() > self._goes_on:
+            if time.time() > self._goes_on:  # as before the first
                 # Not imported above, because check_request can be imported before Django is set up.
                 model: Any = apps.get_model(_MODEL)
                 zero = dict.fromkeys(_OUTCOMES, 0)

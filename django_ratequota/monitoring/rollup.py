@@ -86,8 +86,6 @@ def _delete(model: type[Model], old: Q) -> int:
 
 def _write(counts: Mapping[tuple[datetime, str], list[int]]) -> int:
     """Write the counts that are higher than those in the database; returns how many rows changed."""
-    if not counts:
-        return 0
     kept = UsageCount.objects.filter(starts_at__in={starts_at for starts_at, _ in counts}).order_by()
     known = {
         (starts_at, series): values

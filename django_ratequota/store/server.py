@@ -75,7 +75,7 @@ class Server:
     @property
     def remote(self) -> bool:
         """Whether it is reached through a network: neither by a Unix socket nor by the loopback."""
-        if self._path or self.host == "localhost":
+        if self.host == "localhost":  # also of a socket
             return False
         try:
             return not ip_address(self.host).is_loopback

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from django_ratequota import Bucket, Decision, Limiter, Rate
 from django_ratequota.engine.calendar_windows import calendar_window
 from django_ratequota.engine.decision import LimitRequest, Mode
+from django_ratequota.engine.keys import counter_name
 from django_ratequota.engine.protocol import CheckCommand
 from django_ratequota.exceptions import InvalidBucket, StoreError
 from django_ratequota.utils.sansio import drive
@@ -252,6 +253,21 @@ def test_midnight_between_window_and_question_costs_a_second_one_and_counts_once
     assert commands == 2
     assert [status.remaining for status in decision.statuses] == remaining
     assert decision.at_us == midnight + 1
+
+
+def test_raising_lowers_no_total_and_mints_no_room(limiter: Limiter) -> None:
+    bucket = Bucket("user:1", Rate.parse("100/month"), durable=True)
+    limiter.charge([bucket], 7)
+    window = calendar_window("month", limiter.now_us, limiter.time_zone)
+    for totals, raised, left in (
+        ((5, 9), (7, 7, 7), 100),  # what others have charged is not in the database yet
+        ((10, 3), (10, 7, 3), 97),
+        ((0, 0), (10, 7, 0), 97),
+        ((10, 8), (10, 8, 1), 98),
+    ):
+        steps = limiter.raise_steps({(counter_name(bucket), window.first_day): (*totals, window.ends_us)})
+        assert drive(steps, limiter.store.execute) == [raised]
+        assert limiter.peek([bucket]).remaining == left
 
 
 def test_a_clock_that_leaves_every_window_ends_as_an_error(redis_client: redis.Redis) -> None:

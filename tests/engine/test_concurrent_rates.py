@@ -292,6 +292,20 @@ def test_keys_outlive_their_leases_by_a_second_at_most(redis_client: redis.Redis
         decision.holder.release()  # type: ignore[union-attr]
         assert 60_000 < redis_client.pttl(key) <= 61_000
     assert not redis_client.exists(key)
+    limiter.decide(LimitRequest(mode="check", buckets=(bucket,), slot=Slot(7, LEASE_US), settler=limiter))
+    assert drive(limiter.renew_steps(bucket, [7], 120 * SECOND), limiter.store.execute) == 1
+    assert 120_000 < redis_client.pttl(key) <= 121_000
+
+
+def test_renewing_ends_the_leases_of_a_clock_that_was_far_ahead(clock: Clock, either: Limiter) -> None:
+    bucket = Bucket("user:1", Rate.parse("2 concurrent"))
+    clock.advance(7200)
+    for number in (1, 2):
+        either.decide(LimitRequest(mode="check", buckets=(bucket,), slot=Slot(number, LEASE_US), settler=either))
+    clock.advance(-7200)
+    assert drive(either.renew_steps(bucket, [2], SECOND), either.store.execute) == 1
+    clock.advance(2)
+    assert either.peek([bucket]).remaining == 2
 
 
 FORKED = """

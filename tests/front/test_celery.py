@@ -98,9 +98,10 @@ def test_an_endpoints_policies_apply(work: Work) -> None:
     run = work(rate_limited("exports"))
     assert run() == "done"
     assert 30 <= waits(run) <= 60
-    policy.rates = "2/hour"
+    policy.rates = "4/hour"
     policy.save()
-    assert run() == "done"
+    assert work(rate_limited("exports", cost=3))() == "done"
+    assert 15 <= waits(run) <= 60
     policy.rates = "blocked"
     policy.save()
     assert 30 <= waits(run) <= 60
@@ -143,6 +144,7 @@ def test_waits_grow_up_to_a_minute(work: Work) -> None:
 def test_a_task_waits_while_redis_is_down(work: Work, settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": "redis://127.0.0.1:1/0", "ON_ERROR": "allow"}
     assert 30 <= waits(work(rate_limited("partner", "2/min"))) <= 60
+    assert "as Redis is unavailable" in problems.recent()["tasks"]
     assert work(rate_limited("exports"))() == "done", "an endpoint's policies have on_error"
 
 
@@ -160,6 +162,8 @@ def test_without_a_worker_a_task_is_not_limited(app: celery.Celery) -> None:
 
     assert [join("a", end="b") for _ in range(3)] == ["ab"] * 3
     assert [join.apply(("a",), {"end": "b"}).get() for _ in range(3)] == ["ab"] * 3
+    alone = rate_limited("partner", "1/min")(lambda: "done")
+    assert [alone() for _ in range(3)] == ["done"] * 3
     assert join.__doc__ == "Joins."
     with pytest.raises(TypeError):
         join.delay("a", stop="b")
@@ -173,6 +177,7 @@ def test_what_a_task_is_sent_with_goes_on(app: celery.Celery, work: Work, monkey
     assert work(limit)() == "done"
     waits(work(limit, tenant="acme", **{"x-death": "of RabbitMQ"}))
     assert sent[0]["headers"] == {"tenant": "acme", "ratequota_waits": 1}
+    assert 1 < sent[0]["countdown"] <= 60
 
 
 def test_a_tasks_own_retries_begin_to_wait_anew(app: celery.Celery) -> None:

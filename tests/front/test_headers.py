@@ -269,8 +269,9 @@ def test_where_there_are_no_numbers() -> None:
 
 
 def test_headers_that_are_there_are_left_alone() -> None:
-    response = {"RateLimit": "mine", "Retry-After": "7"}
+    response = {"RateLimit": "mine", "Retry-After": "7", "Cache-Control": "private, max-age=5"}
     decision = Decision(allowed=False, statuses=(standing(passed=False, retry_us=90 * SECOND),), at_us=NOON_US)
     add_headers(response, decision, request_from())
     assert (response["RateLimit"], response["Retry-After"]) == ("mine", "7")
+    assert response["Cache-Control"] == "private, max-age=5"
     assert response["RateLimit-Policy"] == '"all/min";q=10;w=60'

@@ -252,7 +252,7 @@ AT = datetime(2026, 11, 21, 5, 20, tzinfo=UTC)
 SECRET = "whsec_MjQgYnl0ZXMsIGJlc3QgYXQgcmFuZG9t"
 
 
-def status_of(rate: str, used: int, reset_after_us: int = 4 * 10**6, **bucket: Any) -> BucketStatus:
+def status_of(rate: str, used: int, reset_after_us: int = 4 * 10**6, debt: int = 0, **bucket: Any) -> BucketStatus:
     parsed = Rate.parse(rate)
     return BucketStatus(
         bucket=Bucket(**{"subject": "tenant:acme", "rate": parsed, **bucket}),
@@ -261,6 +261,7 @@ def status_of(rate: str, used: int, reset_after_us: int = 4 * 10**6, **bucket: A
         retry_after_us=0,
         reset_after_us=reset_after_us,
         window_us=60 * 10**6,
+        debt=debt,
     )
 
 
@@ -271,10 +272,10 @@ def test_the_text_of_a_threshold(settings: Any) -> None:
         "Rate limits: tenant:acme has used 80 % of all endpoints: 1000000/month per tenant",
         "Used: 800000 of 1000000\nThe window ends: 2026-11-30 20:00 CET\nPolicy: 17, counted per tenant",
     )
-    log = status_of("10/min", 10, scope="search", mode="log", subject="api_key:a\nBcc: b@example.com\u202e")
+    log = status_of("10/min", 10, debt=2, scope="search", mode="log", subject="api_key:a\nBcc: b@example.com\u202e")
     assert threshold_text(100, log, AT, cost=1) == (
         "Rate limits: api_key:a Bcc: b@example.com\\u202e has used 100 % of search: 10/min",
-        "Used: 10 of 10\nFull again: 2026-11-21 06:20 CET\nLog only: no request is refused",
+        "Used: 12 of 10\nFull again: 2026-11-21 06:20 CET\nLog only: no request is refused",
     )
     for mode, verb in (("enforce", "was refused"), ("log", "would have been refused")):
         subject, _ = threshold_text(100, status_of("1000/month", 821, mode=mode), AT, cost=200)
@@ -338,9 +339,9 @@ def test_a_customer_is_mailed_what_is_used_and_when_it_is_free_again() -> None:
         "800,000 of 1,000,000 requests per month are used.",
         "The full limit is available again on Nov. 30, 2026, 8 p.m. CET.",
     ]
-    [sent] = mailed(100, status_of("5/day fixed_window", 5, scope="search"))
+    [sent] = mailed(100, status_of("5/day fixed_window", 5, debt=2, scope="search"))
     assert sent.body.splitlines()[2:4] == [
-        "5 of 5 units per day are used. Further requests are refused.",
+        "7 of 5 units per day are used. Further requests are refused.",
         "The limit is for search.",
     ]
     [sent] = mailed(100, status_of("1000/week fixed_window", 821), cost=200)
@@ -435,12 +436,13 @@ def test_a_signed_webhook_is_verified_as_the_page_shows(
     monkeypatch.setitem(sys.modules, "billing.hooks", hooks)
     exec(snippet(PAGE, "billing/hooks.py"), vars(hooks))
     exec(snippet(PAGE, "billing/views.py"), vars(views))
-    post_threshold(post_to(webhook.url, vars(hooks)["SECRET"]))
+    post_threshold(post_to(webhook.url, vars(hooks)["SECRET"]), used=10, debt=3)
     wait_until_sent()
     [(headers, body)] = webhook.received
     [shown] = [json.loads(one.text) for one in snippets(PAGE) if one.language == "json"]
     assert {**shown, "data": list(shown["data"])} == {**webhook.posted[0], "data": list(webhook.posted[0]["data"])}
-    assert (webhook.posted[0]["data"]["used"], webhook.posted[0]["data"]["subject"]) == (8, "tenant:acme")
+    data = webhook.posted[0]["data"]
+    assert (data["used"], data["subject"], data["resets_at"]) == (13, "tenant:acme", "2026-11-21T05:20:04+00:00")
 
     def answer(body: bytes, **changed: str) -> int:
         sent = {f"HTTP_{name.upper().replace('-', '_')}": value for name, value in headers.items()}
@@ -495,8 +497,9 @@ def test_a_save_may_be_posted_signed(webhook: Webhook, connect: Connect) -> None
 def test_other_addresses_and_a_secret_that_protects_nothing_are_refused() -> None:
     with pytest.raises(ValueError, match="write the webhook's whole address"):
         post_to("file:///etc/passwd")
-    for secret in ("short", "whsec_", "whsec_c2hvcnQ=", "whsec_no base64 at all but long"):
+    for secret in ("short", "whsec_", "whsec_c2hvcnQ=", "whsec_-YWJjYWJjYWJjYWJjYWJjYWJj"):
         with pytest.raises(ValueError, match="write a secret of 16 characters or more") as caught:
             post_to("https://example.com/hidden", secret)
         assert "hidden" not in str(caught.value)
         assert secret not in str(caught.value).replace("whsec_ and base64", "")
+    post_to("https://example.com/", "sixteen letters.")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from django_ratequota import Bucket, Limiter, Rate, check_request
+from django_ratequota import Bucket, Decision, Limiter, Rate, check_request
 from django_ratequota.models import RatePolicy
 from django_ratequota.monitoring import alerts
 from django_ratequota.monitoring.background import Background
@@ -123,13 +123,14 @@ def test_the_next_window_sends_the_signals_again(
     limiter: Limiter, received: Receiver, clock: Clock, redis_client: redis.Redis
 ) -> None:
     bucket = Bucket("user:1", Rate.parse("5/min fixed_window"))
+    clock.advance(20)
     for _ in range(2):
         spend(limiter, bucket, 5)
         alerts.send()
         clock.advance(60)
         # The keys expire by the clock of Redis, which the injected clock does not move.
         for key in redis_client.scan_iter("rqtest:{statistics}:alert:*"):
-            assert 0 < redis_client.pttl(key) <= 60_000
+            assert 0 < redis_client.pttl(key) <= 40_000, "until the window ends"
             redis_client.delete(key)
     assert [level for level, _, _ in received] == [80, 100, 80, 100]
 
@@ -145,13 +146,34 @@ def test_a_client_at_its_limit_triggers_one_signal_per_period(
         spend(limiter, bucket, 1)
     alerts.send()
     assert received == [(80, "user:1", 48)]
+    [key] = redis_client.scan_iter("rqtest:{statistics}:alert:*")
+    assert 50_000 < redis_client.pttl(key) <= 60_000
 
 
-def test_another_process_does_not_send_the_signal_again(limiter: Limiter, received: Receiver) -> None:
-    bucket = Bucket("user:1", Rate.parse("10/day"))
+def test_a_level_below_one_that_was_sent_sends_no_signal(limiter: Limiter, received: Receiver, clock: Clock) -> None:
+    bucket = Bucket("user:1", Rate.parse("10/min"))
+    spend(limiter, bucket, 1, 10)
+    alerts.send()
+    clock.advance(12)
+    spend(limiter, bucket, 1)
+    alerts.send()
+    assert received == [(100, "user:1", 10)]
+
+
+def test_a_decision_without_redis_sends_no_signal(limiter: Limiter, received: Receiver) -> None:
+    decision = limiter.check([Bucket("user:1", Rate.parse("1/day"))])
+    alerts.observe(Decision(True, decision.statuses, decision.at_us, error="timeout"), 1)
+    alerts.send()
+    assert received == []
+
+
+def test_another_process_does_not_send_the_signal_again(limiter: Limiter, received: Receiver, clock: Clock) -> None:
+    bucket = Bucket("user:1", Rate.parse("10/day fixed_window"))
     spend(limiter, bucket, 8)
     alerts.send()
-    alerts.forget()  # another process, which has sent nothing
+    spend(limiter, Bucket("user:2", Rate.parse("5/day")), 4)
+    alerts.forget()  # another process, forked with what waits, which it does not send
+    clock.advance(3600)
     spend(limiter, bucket, 1)
     alerts.send()
     assert received == [(80, "user:1", 8)]
@@ -166,15 +188,19 @@ def test_without_receivers_nothing_is_queued(limiter: Limiter) -> None:
     assert received == []
 
 
-def test_memory_is_bounded(limiter: Limiter, received: Receiver, monkeypatch: Any) -> None:
+def test_memory_is_bounded(limiter: Limiter, received: Receiver, monkeypatch: Any, clock: Clock) -> None:
     for name, bound in {"_MAX_OF_LIMIT": 5, "_MAX_LIMITS": 3}.items():
         monkeypatch.setattr(alerts, name, bound)
     for number in range(30):
-        spend(limiter, Bucket(f"user:{number}", Rate.parse("1/day")), 1)
+        spend(limiter, Bucket(f"user:{number}", Rate.parse("1/day")), 9)
         spend(limiter, Bucket("user:1", Rate.parse("1/day"), policy_id=number, scope=f"s{number}"), 1)
     for _ in range(3):
         alerts.send()
     assert Counter(subject for _, subject, _ in received) == {"user:0": 1, "user:1": 3}
+    clock.advance(61)  # what was dropped is noticed again
+    spend(limiter, Bucket("user:29", Rate.parse("1/day")), 1)
+    alerts.send()
+    assert received[-1] == (100, "user:29", 1)
 
 
 def test_without_redis_the_signal_is_sent_anyway(limiter: Limiter, received: Receiver, settings: Any) -> None:

@@ -49,6 +49,18 @@ def test_without_requests_there_are_no_attempts() -> None:
     assert recorded_attempts() == RecordedAttempts(attempts=(), share=1.0, since=None)
 
 
+def test_attempts_are_read_in_order_of_one_endpoint_and_some_hours() -> None:
+    now = int(time.time()) // HOUR * HOUR + 1800
+    with time_machine.travel(now, tick=False):
+        for ago, endpoint, allowed in ((60, 4, True), (HOUR + 60, 4, True), (120, 4, False), (90, 5, True)):
+            collector.pending.append(record(now - ago, endpoint_ids=(endpoint,), allowed=allowed))
+            collector.flush()
+        found = recorded_attempts(1, 4)
+        assert [now - one.second for one in found.attempts] == [120, 60]
+        assert found.since is not None
+        assert now - found.since.timestamp() == 120
+
+
 def test_equal_attempts_of_several_processes_are_merged() -> None:
     now = int(time.time())
     for _ in range(3):

@@ -52,6 +52,9 @@ class Work:
         for _ in range(times):
             assert self._done.acquire(timeout=30), "it is not done"
 
+    def is_done_again(self) -> bool:
+        return self._done.acquire(timeout=0.1)
+
     def change_settings(self, **more: Any) -> None:
         self._settings.RATEQUOTA = {**self._settings.RATEQUOTA, **more}
 
@@ -95,6 +98,7 @@ def test_work_that_is_due_soon_does_not_wait(work: Work) -> None:
     work.wait()
     work.background.soon()
     work.wait()
+    assert not work.is_done_again(), "it is due once"
 
 
 def test_many_threads_start_one_background_thread(work: Work, monkeypatch: Any) -> None:
@@ -151,7 +155,9 @@ def test_an_error_of_redis_is_logged_once_until_the_work_succeeds(work: Work, ca
     assert len(caplog.records) == 2
 
 
-def test_other_errors_end_no_thread(work: Work, caplog: Any) -> None:
+def test_other_errors_end_no_thread(work: Work, caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+    monkeypatch.setattr(background, "close_old_connections", lambda: closed.append(threading.current_thread().name))
     work.error = StoreError("connection", "its breaker logs that")
     work.background.keep()
     work.wait(3)
@@ -160,6 +166,7 @@ def test_other_errors_end_no_thread(work: Work, caplog: Any) -> None:
     work.wait(3)
     assert "a defect" in caplog.text
     assert len(threads()) == 1
+    assert closed.count(NAME) >= 5, "a connection to the database that broke is not used for ever"
 
 
 # --- What is sent. ---

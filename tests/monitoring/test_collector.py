@@ -7,16 +7,19 @@ from typing import Any
 
 import pytest
 import redis
+from django.contrib.auth.models import User
 
-from django_ratequota import check_request
+from django_ratequota import Limiter, check_request
 from django_ratequota.exceptions import StoreError
 from django_ratequota.models import RatePolicy
 from django_ratequota.monitoring.attempts import recorded_attempts
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.monitoring.packing import HOUR
-from django_ratequota.monitoring.records import stored_name
+from django_ratequota.monitoring.records import UNKNOWN_PLAN, DecisionRecord, stored_name
 from django_ratequota.monitoring.refusals import find_refusal, refusals
 from django_ratequota.monitoring.timeline import Counts, timeline, top_callers
+from django_ratequota.runtime import process
+from tests.conftest import Clock
 from tests.monitoring.support import record, total
 from tests.project.views import request_from
 
@@ -48,6 +51,41 @@ def test_with_redis_down_a_flush_drops_the_records(settings: Any) -> None:
     for read in (*day, recorded_attempts, refusals):
         with pytest.raises(StoreError):
             read()
+
+
+def test_a_decision_without_redis_is_counted_once_it_is_back(settings: Any) -> None:
+    before = settings.RATEQUOTA
+    settings.RATEQUOTA = {**before, "REDIS_URL": CLOSED}
+    RatePolicy.objects.create(rates="5/day")
+    check_request(request_from())
+    settings.RATEQUOTA = before
+    collector.flush()
+    assert total(timeline("hour").total) == Counts(1, 0, 0)
+
+
+def test_a_decision_is_counted_at_the_time_of_the_store(
+    limiter: Limiter, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "limiter", lambda: limiter)
+    RatePolicy.objects.create(rates="5/day")
+    check_request(request_from())
+    assert [fields[0] for fields in collector.pending] == [clock.now_us // 10**6]
+
+
+def test_the_plan_of_a_user_that_no_policy_needs_is_unknown(settings: Any, alice: User) -> None:
+    for caller, plan in (("ip", UNKNOWN_PLAN), ("user", None)):
+        settings.RATEQUOTA = {**settings.RATEQUOTA, "CALLER": [caller]}
+        check_request(request_from(alice))
+        assert DecisionRecord._make(collector.pending.pop()).plan_id == plan
+
+
+def test_a_process_that_ends_sends_attempts_that_waited_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("django_ratequota.monitoring.collector._CHUNK_SECONDS", 10**6)
+    collector.pending.append(record(int(time.time())))
+    collector.flush()
+    assert recorded_attempts().attempts == ()
+    collector.close()
+    assert len(recorded_attempts().attempts) == 1
 
 
 def test_every_key_expires(redis_client: redis.Redis) -> None:

@@ -263,13 +263,15 @@ def test_it_waits_until_every_process_has_written_what_it_had(
 
 
 def test_a_process_that_ends_takes_its_report_back(
-    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
     report()
     for is_written, left in ((False, 1), (True, 0)):  # ratequota checkpoint names those that could not write
         monkeypatch.setattr(ledger, "end", lambda is_written=is_written: is_written)
         health.leave()
         assert len(reports()) == left
+    settings.RATEQUOTA = CLOSED
+    health.leave()  # raises nothing, as nobody is there to hear of it
 
 
 def test_a_process_without_reports_asks_redis_nothing_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:

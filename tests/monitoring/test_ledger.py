@@ -15,7 +15,7 @@ import pytest
 import time_machine
 from django.contrib.auth.models import User
 from django.core import mail
-from django.db import DatabaseError, DataError
+from django.db import DatabaseError, DataError, OperationalError
 from django.utils import timezone
 
 from django_ratequota import Bucket, Decision, Rate, check_request
@@ -70,8 +70,17 @@ def test_a_row_is_the_sum_of_what_was_charged_and_refunded(ask: Ask, alice: User
 def test_other_rates_than_calendar_windows_are_not_kept(ask: Ask) -> None:
     for rates in ("10/min", "10/day", "10/hour fixed_window", "10/2days fixed_window", "unlimited"):
         RatePolicy.objects.update(rates=rates)
-        ask()
+        ask().charge(2)
     assert flush() == 0
+
+
+def test_what_charges_nothing_is_not_kept(ask: Ask) -> None:
+    ask(0)
+    assert flush() == 0
+    RatePolicy.objects.update(rates="5/month", mode="log")  # it would have refused the second
+    for _ in range(2):
+        ask(4)
+    assert (flush(), used()) == (1, [(4, 0)])
 
 
 def test_counts_of_addresses_are_kept_only_where_the_policy_says_so(ask: Ask, alice: User) -> None:
@@ -123,6 +132,22 @@ def test_a_subject_that_a_database_s_encoding_lacks_spoils_no_other_figure(
     ledger.note([Entry(bucket, 4, decision.at_us)])
     assert (flush(), used()) == (2, [(4, 0), (4, 0)])
     assert QuotaWindow.objects.filter(subject="api_key:\\U0001f600").exists()
+
+
+def test_a_connection_that_breaks_changes_no_name(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, errors = ledger_rows.add_once, [OperationalError(2006, "gone")]
+
+    def fail_once(sums: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return real(sums)
+
+    monkeypatch.setattr(ledger_rows, "add_once", fail_once)
+    decision = ask(4)
+    ledger.note([Entry(replace(decision.statuses[0].bucket, subject="api_key:ö"), 4, decision.at_us)])
+    assert (flush(), used()) == (0, [])
+    assert (flush(), used()) == (2, [(4, 0), (4, 0)])
+    assert QuotaWindow.objects.filter(subject="api_key:ö").exists()
 
 
 def test_a_mail_to_memory_stops_nothing(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +222,8 @@ def test_of_too_many_counters_the_oldest_are_lost_and_the_log_says_so(caplog: An
     for some in (range(60_000), range(60_000, 100_003)):
         own.entries.extend(Entry(bucket, 1, january + number * _DAY_US) for number in some)
         waiting = own.unwritten(days, UTC)
-    assert list(waiting) == days[3:]
+    assert (list(waiting), own.waits()) == (days[3:], True)
+    assert own.written_until() == pytest.approx(time.time(), abs=60), "it has written nothing yet"
     assert "of more than 100000 counters, the oldest are lost" in caplog.text
 
 
@@ -227,6 +253,9 @@ def test_a_writer_whose_row_is_gone_loses_nothing(ask: Ask) -> None:
     """As it wrote nothing for a month, or in a database that was restored from a backup."""
     ask(3)
     flush()
+    LedgerWriter.objects.update(written_at=timezone.now() - timedelta(days=36))
+    ask(1)
+    assert (flush(), forget_windows()) == (1, 0), "it has written again"
     LedgerWriter.objects.create(id=uuid4(), batches=7, written_at=timezone.now())
     with time_machine.travel(timezone.now() + timedelta(days=34)):
         assert forget_windows() == 0
@@ -235,7 +264,7 @@ def test_a_writer_whose_row_is_gone_loses_nothing(ask: Ask) -> None:
     for _ in range(2):
         ask(4)
         assert flush() == 1
-    assert (used(), set(LedgerWriter.objects.values_list("batches", flat=True))) == ([(11, 0)], {7, 3})
+    assert (used(), set(LedgerWriter.objects.values_list("batches", flat=True))) == ([(12, 0)], {7, 4})
 
 
 def test_rows_are_written_in_one_order(ask: Ask) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 
 import pytest
 from django.contrib.auth.models import User
 
-from django_ratequota import Decision, Limiter, check_request
+from django_ratequota import Bucket, Decision, Limiter, Rate, check_request
 from django_ratequota.models import Plan, PlanAssignment, QuotaDay, QuotaWindow, RatePolicy
-from django_ratequota.monitoring.ledger import flush
+from django_ratequota.monitoring.ledger import flush, window_of
+from django_ratequota.monitoring.ledger_rows import Part, give_back
 from django_ratequota.operations import counters
 from django_ratequota.operations.invoice_lines import Invoices
 from django_ratequota.runtime import process
@@ -65,6 +66,21 @@ def test_a_refund_after_midnight_is_of_the_month_of_its_charge(ask: Ask, clock: 
     assert (rows(), invoiced("2025-11")) == ([("11-01", "12-01", 190), ("12-01", "01-01", 1)], 190)
     days = QuotaDay.objects.order_by("day").filter(first_day="2025-11-01").values_list("charged", "refunded")
     assert list(days) == [(510, 0), (0, 320)]
+
+
+def test_a_refund_is_shared_by_the_policies_that_limited_the_month(limiter: Limiter) -> None:
+    """First that of the policy that limits now, then those of the others, the last one first."""
+    rate, at_us = Rate.parse("100/month"), limiter.now_us
+    limited = {0: (5, rate), 1: (30, rate), 2: (20, rate), 3: (10, rate)}
+    for units, shares in (
+        (20, [(2, 20)]),
+        (25, [(2, 20), (3, 5)]),
+        (63, [(2, 20), (3, 10), (1, 30), (None, 3)]),
+    ):
+        bucket = Bucket("user:1", rate, policy_id=2, durable=True)
+        parts = [Part(bucket, window_of(bucket, at_us, UTC), date(2025, 11, 21))]
+        give_back(parts, units, 65, limited)
+        assert [(part.bucket.policy_id, part.refunded) for part in parts] == shares
 
 
 def test_a_reset_over_midnight_is_of_the_month_that_was_shown(

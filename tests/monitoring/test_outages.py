@@ -10,6 +10,7 @@ from django.db import OperationalError, connection
 
 from django_ratequota import check_request
 from django_ratequota.models import Endpoint, Outage, RatePolicy
+from django_ratequota.monitoring.health import process_name
 from django_ratequota.monitoring.outages import outages
 from tests.project.views import request_from
 
@@ -59,6 +60,7 @@ def test_requests_are_counted_by_what_decided_them(policies: dict[str, RatePolic
         str(policies[mode].pk): {mode: number} for mode, number in (("allow", 2), ("local", 3), ("deny", 1))
     }
     assert row.began_at <= row.ended_at
+    assert row.worker == process_name()
 
 
 def test_a_request_that_a_policy_refuses_is_refused(policies: dict[str, RatePolicy]) -> None:
@@ -108,14 +110,40 @@ def test_what_the_database_did_not_take_is_written_later(policies: dict[str, Rat
     with connection.execute_wrapper(away):
         outages.flush()
     assert not Outage.objects.exists()
-    ask(allow=1)
     outages.flush()
-    assert Outage.objects.get().allow == 2
+    assert Outage.objects.get().allow == 1
+
+
+def test_an_outage_ends_with_its_last_request_where_the_server_is_asked_again(
+    policies: dict[str, RatePolicy], settings: Any
+) -> None:
+    before = settings.RATEQUOTA
+    with time_machine.travel(NOON, tick=False) as now:
+        ask(allow=1)
+        now.shift(30)
+        settings.RATEQUOTA = {**before, "CHECKPOINT_SECONDS": 0}
+        outages.flush()
+        assert not Outage.objects.exists()
+        settings.RATEQUOTA = before
+        outages.flush()
+    row = Outage.objects.get()
+    assert row.began_at == row.ended_at
+
+
+def test_of_too_many_outages_the_newest_wait_for_the_database() -> None:
+    with time_machine.travel(NOON, tick=False) as now:
+        for _ in range(103):
+            now.shift(61)
+            outages.note("timeout", {1: "allow"})
+    outages.flush()
+    assert Outage.objects.count() == 100
+    assert Outage.objects.latest("began_at").began_at.timestamp() == NOON + 103 * 61
 
 
 def test_policies_beyond_a_bound_are_not_counted_apart() -> None:
-    for number in range(1_200):
+    for number in (None, *range(1_200), 0):
         outages.note("timeout", {number: "allow"})
     outages.flush()
     row = Outage.objects.get()
-    assert (row.allow, len(row.policies)) == (1_200, 1_000)
+    assert (row.allow, len(row.policies), row.policies["0"]) == (1_202, 1_000, {"allow": 2})
+    assert "null" not in row.policies

@@ -50,6 +50,7 @@ def test_a_refusal_is_found_by_its_id(search: Endpoint) -> None:
     assert bucket.retry_after == bucket.reset_after == pytest.approx(86_400, abs=60)
     assert {one.id for one in refusals()} == ids
     assert find_refusal(f"  {refusal.id.upper()}\n") == refusal
+    assert find_refusal(f"{refusal.id}:count") is None
 
 
 @pytest.mark.parametrize(
@@ -154,6 +155,21 @@ def test_would_be_refusals_are_kept_apart_and_without_an_id(search: Endpoint, re
     assert sum(one.count for one in would_be_refusals(other.pk)) == 6
     assert len(would_be_refusals(other.pk, most=1)) == 1
     assert would_be_refusals(0) == ()
+
+
+def test_a_network_has_a_share_of_the_refusals_of_each_minute() -> None:
+    pending, minute = PendingRefusals(most=9, most_of_share=4), int(time.time()) // 60 * 60
+
+    def note(ip: str, later: int = 0) -> bool:
+        noted = record(minute + later, ip=f"ip:{ip}", allowed=False, against=(1,))
+        return bool(pending.add(noted, "", "", "GET", Decision(allowed=False)))
+
+    assert [note(f"203.0.113.{last}") for last in (1, 2, 2, 3, 4, 5)] == [True] * 5 + [False]
+    assert [(count, later) for _id, _at, count, _text, later in pending.take()] == [(1, 0), (2, 0), (1, 0), (1, 1)]
+    assert (pending.take(), note("203.0.113.5")) == ([], False), "it has had its share of this minute"
+    assert note("198.51.100.1", 60)
+    assert [at for _id, at, *_ in pending.take()] == [minute + 60]
+    assert note("203.0.113.5", 60)
 
 
 def test_would_be_refusals_never_displace_refusals(monkeypatch: Any, redis_client: redis.Redis) -> None:

@@ -16,7 +16,7 @@ from django.test.utils import CaptureQueriesContext
 from django_ratequota import Decision, check_request
 from django_ratequota.exceptions import StoreError
 from django_ratequota.models import QuotaWindow, RatePolicy
-from django_ratequota.monitoring import restoring
+from django_ratequota.monitoring import ledger, restoring
 from django_ratequota.monitoring.ledger import flush
 from django_ratequota.operations.caller_limits import caller_limits
 from django_ratequota.operations.counters import give_back, peek
@@ -100,6 +100,7 @@ def test_without_the_database_requests_go_on(ask: Ask, lose: Lose, monkeypatch: 
         context.setattr(restoring, "totals_of", fail)
         assert ask().remaining == 9
     flush()
+    assert ledger.ledger.raised == 6
     assert ask().remaining == 2, "the next flush raises what was counted on without"
 
 
@@ -143,15 +144,25 @@ def test_redis_gets_a_reset_that_it_missed_by_the_next_flush(ask: Ask, monkeypat
     def fail(_command: Any) -> None:
         raise StoreError("connection", "gone")
 
-    bucket = ask(10).statuses[0].bucket
+    bucket, kept = ask(10).statuses[0].bucket, list[None]()
+    monkeypatch.setattr(ledger.background, "keep", lambda: kept.append(None))
     with monkeypatch.context() as patch:
         with transaction.atomic():
             give_back([bucket], reason="A mistake of ours")
+            assert kept, "there is a next one, also where nothing has been counted"
             patch.setattr(default_limiter().store, "execute", fail)
         flush()
     assert peek([bucket])[bucket].used == 10
     flush()
     assert (used(), peek([bucket])[bucket].used) == ([0], 0)
+
+
+def test_a_reset_ends_the_refusals_that_a_worker_repeats(ask: Ask, settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "DENY_CACHE_SECONDS": 60}
+    bucket = ask(10).statuses[0].bucket
+    assert not ask().allowed
+    give_back([bucket])
+    assert ask().allowed
 
 
 def test_two_resets_at_once_give_back_once(ask: Ask) -> None:

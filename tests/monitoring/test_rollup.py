@@ -18,7 +18,7 @@ from django.db import connection
 from django.utils import timezone
 
 from django_ratequota.conf import settings as settings_in_force
-from django_ratequota.models import Outage, QuotaDay, QuotaWindow, UsageCount
+from django_ratequota.models import LedgerWriter, Outage, QuotaDay, QuotaWindow, UsageCount
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.monitoring.packing import DAY, HOUR
 from django_ratequota.monitoring.rollup import RolledUp, forget_windows, roll_up
@@ -96,7 +96,7 @@ def test_a_later_rollup_raises_hours_and_lowers_none(count: Count, at: At, redis
 def test_a_partly_expired_hour_is_not_rolled_up(count: Count, at: At) -> None:
     count(3, 5)
     # By then that hour began more than 48 hours ago: Redis may hold only a part of it.
-    at(46)
+    at(45)
     assert rows() == []
     at(44)
     assert rows() == [(5, 0, 0)]
@@ -132,7 +132,8 @@ def test_another_process_that_writes_to_sqlite_waits_for_a_rollup(
     assert set(worker.run("answer = waits")) == {"database is locked"}
 
 
-def test_old_rows_are_deleted(at: At, now: int) -> None:
+def test_old_rows_are_deleted(at: At, now: int, settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": "memory://"}  # there are no hours to write
     for days in (34, 36):
         starts_at = datetime.fromtimestamp(now, UTC) - timedelta(days=days)
         UsageCount.objects.create(starts_at=starts_at, place="t", admitted=days, refused=0, would_refuse=0)
@@ -140,12 +141,13 @@ def test_old_rows_are_deleted(at: At, now: int) -> None:
         Outage.objects.create(id=uuid4(), worker="a:1", began_at=starts_at, ended_at=starts_at, **counts)
     assert (at(), rows()) == (RolledUp(0, 2), [(34, 0, 0)])
     assert Outage.objects.get().allow == 34
-    assert at(keep_days=1) == RolledUp(0, 2)
+    LedgerWriter.objects.create(id=uuid4(), batches=1, written_at=timezone.now() - timedelta(days=60))
+    assert at(keep_days=1) == RolledUp(0, 3)
 
 
 def test_old_windows_and_days_of_the_ledger_are_deleted(settings: Any) -> None:
     now, today = timezone.now(), timezone.localdate(timezone=settings_in_force.time_zone)
-    for days in (10, 800):
+    for days in (743, 745):
         ended_at = now - timedelta(days=days)
         counted(subject=f"user:{days}", starts_at=ended_at - timedelta(days=30), ends_at=ended_at, used=1, limit=9)
     for days in (61, 62, 63):
@@ -156,13 +158,15 @@ def test_old_windows_and_days_of_the_ledger_are_deleted(settings: Any) -> None:
     for months, kept, deleted in ((0, 0, 0), (24, 0, 1), (24, 62, 1)):
         settings.RATEQUOTA = {**settings.RATEQUOTA, "KEEP_QUOTA_MONTHS": months, "KEEP_QUOTA_DAYS": kept}
         assert forget_windows() == deleted
-    assert QuotaWindow.objects.get().subject == "user:10"
+    assert QuotaWindow.objects.get().subject == "user:743"
     assert set(QuotaDay.objects.values_list("charged", flat=True)) == {61, 62}
     begins, ends = now - timedelta(days=20), now + timedelta(days=10)
     runs = counted(subject="user:now", starts_at=begins, ends_at=ends, used=9, limit=9)
-    QuotaDay.objects.create(**row | {"counter": runs.counter, "first_day": runs.first_day}, charged=9, refunded=0)
+    this, earlier = {"first_day": runs.first_day}, {"counter": runs.counter}
+    for charged, own in ((9, this | earlier), (8, this), (7, earlier)):
+        QuotaDay.objects.create(**row | own, charged=charged, refunded=0)
     settings.RATEQUOTA = {**settings.RATEQUOTA, "KEEP_QUOTA_DAYS": 1}
-    assert forget_windows() == 2
+    assert forget_windows() == 4
     assert QuotaDay.objects.get().charged == 9, "its month has not ended"
 
 

@@ -16,7 +16,8 @@ from django_ratequota import acheck_request, check_request
 from django_ratequota.models import Endpoint, RatePolicy, UsageCount
 from django_ratequota.monitoring.collector import _SLICE, collector
 from django_ratequota.monitoring.packing import DAY, HOUR
-from django_ratequota.monitoring.timeline import Counts, timeline, top_callers
+from django_ratequota.monitoring.records import stored_name
+from django_ratequota.monitoring.timeline import Counts, seen_callers, timeline, top_callers
 from django_ratequota.runtime import default_limiter
 from tests.monitoring.support import record, total
 from tests.project.views import request_from
@@ -128,6 +129,8 @@ def test_the_chart_goes_on_where_a_key_is_full(monkeypatch: Any) -> None:
         assert not line.complete, "the endpoints' counts are not whole"
         assert sum(counts.admitted for counts in line.endpoints.values()) < 290
         assert [slot.admitted for slot in line.total[-30:]] == [*([10] * 29), 0]
+    with time_machine.travel(noon + HOUR + 60, tick=False):
+        assert not timeline("hour").complete, "of two hours the first is not"
 
 
 def test_of_each_hour_the_week_has_what_redis_or_the_database_counted_more_of() -> None:
@@ -141,8 +144,8 @@ def test_of_each_hour_the_week_has_what_redis_or_the_database_counted_more_of() 
 
     with time_machine.travel(noon + 1800, tick=False):
         collector.clear()
-        for hours_ago, times in ((1, 5), (2, 3), (0, 1)):
-            one = record(noon - hours_ago * HOUR, endpoint_ids=(4,), policy_ids=(7,))
+        for hours_ago, times, against in ((1, 5, ()), (2, 5, (7,)), (0, 1, ())):
+            one = record(noon - hours_ago * HOUR, endpoint_ids=(4,), policy_ids=(7,), against=against)
             collector.pending.extend([one] * times)
         collector.flush()
         rolled_up(1, t=(4, 0, 0), e4=(4, 0, 0), p7=(4, 0, 0))  # late counts came after the rollup
@@ -169,6 +172,15 @@ def test_a_week_takes_two_queries_and_a_command_per_day(monkeypatch: Any, django
     with django_assert_num_queries(2):
         assert len(timeline("week").endpoints) == 2
     assert len(commands) in (7, 8)
+
+
+def test_callers_are_seen_by_the_beginning_of_their_names() -> None:
+    now = int(time.time())
+    names = ["user:1", "user:\udcff", "user:" + "x" * 200, "ip:203.0.113.7"]
+    for hours_ago, more in ((0, names), (1, ["user:2"]), (2, ["user:3"])):
+        collector.pending.extend(record(now - hours_ago * HOUR, stored_name(name)) for name in more)
+    collector.flush()
+    assert seen_callers("user:", 2) == ["user:1", "user:2"], "the latest first, until there are so many"
 
 
 def test_a_machine_whose_clock_is_ahead_is_no_error() -> None:

@@ -9,6 +9,7 @@ import struct
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,9 @@ from django_ratequota import Bucket, Limiter, Rate
 from django_ratequota.exceptions import ConfigurationError, RateQuotaError, StoreError
 from django_ratequota.runtime import default_limiter
 from django_ratequota.store import loop_connections
+from django_ratequota.store.base import ServerActivity
 from django_ratequota.store.factory import store_from_url
+from django_ratequota.store.pool import Pool
 from tests.faults import poll
 from tests.support.fake_redis import FakeServer
 
@@ -467,3 +470,16 @@ def test_foreign_connection_classes_are_refused() -> None:
 
     with pytest.raises(ConfigurationError, match="connections of class Foreign are not supported"):
         Limiter(client=redis.Redis(connection_pool=redis.ConnectionPool(connection_class=Foreign)))
+
+
+def test_a_connection_is_for_the_next_caller_that_still_waits() -> None:
+    """One that nobody waits for any more lets the breaker probe at once."""
+    activity, gone, waiting = ServerActivity(), Future[Any](), Future[Any]()
+    pool = Pool(activity, limit=4)
+    pool.queue.update({gone: None, waiting: None})
+    began_at = [pool.begin_connect() or 0.0, pool.begin_connect() or 0.0]
+    gone.cancel()
+    pool.connected("first", began_at[0])
+    assert (waiting.result(0)[0], activity.surplus_at) == ("first", 0.0)
+    pool.connected("second", began_at[1])
+    assert activity.surplus_at > 0
