@@ -6,7 +6,7 @@ A *name* says who is blocked: ``user:42``, ``tenant:acme``, ``ip:203.0.113.7``, 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from ipaddress import ip_network
 
 from django.contrib.auth import get_user_model
@@ -59,8 +59,7 @@ def propose_block(name: str) -> RatePolicy:
         user_id=user_id,
         subject="" if user_id else name,
         rates=BLOCKED,
-        # Rounded down, because processes see Redis' clock some milliseconds apart.
-        starts_at=to_datetime(time_us() // _SECOND_US * _SECOND_US),
+        starts_at=_this_second(),
     )
 
 
@@ -91,9 +90,14 @@ def blocks_in_force(names: Iterable[str]) -> dict[str, list[RatePolicy]]:
 
 def end_block(block: RatePolicy) -> None:
     """End the block now, and keep it for the history."""
-    now = to_datetime(time_us())
+    now = _this_second()
     block.ends_at = now if block.starts_at is None else max(now, block.starts_at + timedelta(microseconds=1))
     block.save(update_fields=["ends_at"])
+
+
+def _this_second() -> datetime:
+    """Return the second that runs: processes see Redis' clock some milliseconds apart, and in all it has begun."""
+    return to_datetime(time_us() // _SECOND_US * _SECOND_US)
 
 
 def caution(block: RatePolicy, operator: Caller) -> str:
