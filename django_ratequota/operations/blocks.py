@@ -34,11 +34,9 @@ def targets(caller: str, ip: str = "") -> list[str]:
 
     Both are as refusals name them; ``ip`` may be "".
     """
-    kind, _colon, value = caller.partition(":")
+    kind = caller.partition(":")[0]
     address = caller if kind == "ip" else ip
-    names = [] if kind == "ip" or not value else [caller]
-    if address:
-        names += [address, *_network_of(address.removeprefix("ip:"))]
+    names = [*([] if kind == "ip" else [caller]), address, *_network_of(address.removeprefix("ip:"))]
     return [name for name in names if name.startswith("user:") or not unnameable_reason(name)]
 
 
@@ -71,8 +69,6 @@ def blocks_in_force(names: Iterable[str]) -> dict[str, list[RatePolicy]]:
     subjects = {name for name in names if not name.startswith("user:")}
     users = get_user_model()
     user_ids = {primary_key(users, name.removeprefix("user:")) for name in names if name.startswith("user:")} - {None}
-    if not subjects and not user_ids:
-        return {}
     now = to_datetime(time_us())
     blocks = RatePolicy.objects.filter(
         Q(user_id__in=user_ids) | Q(subject__in=subjects),
