@@ -132,7 +132,7 @@ def test_a_boost_is_confirmed_and_applies_to_the_next_request(operator: Client, 
         ({"rates": ""}, "Enter rates for at least one policy."),
         ({"reason": ""}, "This field is required."),
         ({"reason": "x" * 201}, "at most 200 characters"),
-        ({"until": "ever"}, "ever is not one of the available choices."),
+        ({"until": "never"}, "never is not one of the available choices."),
         ({"until": ""}, "Choose a duration or enter a date."),
         ({"ends_at_0": "2020-01-01", "ends_at_1": "00:00"}, "The end must be after the start."),
         ({"ends_at_0": "soon", "ends_at_1": "00:00"}, "Enter a valid date."),
@@ -146,6 +146,12 @@ def test_an_invalid_boost_is_reported_and_not_granted(
     assert error in page
     assert "Your changes were not saved." in page
     assert not RatePolicy.objects.filter(user=alice).exists()
+
+
+def test_rates_that_the_algorithm_lacks_are_reported_at_their_field(operator: Client, alice: User) -> None:
+    RatePolicy.objects.filter(plan__isnull=False).update(algorithm="fixed_window")
+    page = boosted(operator, boost_url(alice), "20/hour burst 30")
+    assert [*page.context["form"].errors] == [f"{plan_policy().pk}-rates"]
 
 
 @pytest.mark.parametrize(("time", "end"), [("04:05:06", (4, 5, 6)), ("", (23, 59, 59))])
