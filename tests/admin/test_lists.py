@@ -65,6 +65,7 @@ def test_pasted_members_are_in_the_list_at_the_next_request(operator: Client, bo
 
 def test_all_bad_lines_are_listed_and_nothing_is_lost(operator: Client, bots: SubjectList) -> None:
     text = "203.0.113.7\nalice\nuser:nobody\n203.0.113.0/33\n10.0.0.1 until tomorrow\n10.0.0.2 until 2001-01-01"
+    text += f"\na\u202eb\n10.0.0.3 until 2026-02-30\n10.0.0.4 # {'x' * 201}"
     content = text_of(operator.post(page(bots), {"text": text}))
     assert not ListMember.objects.exists()
     assert text in content, "the text is still there"
@@ -74,6 +75,9 @@ def test_all_bad_lines_are_listed_and_nothing_is_lost(operator: Client, bots: Su
         "Line 4, “203.0.113.0/33”: &#x27;203.0.113.0/33&#x27; does not appear to be",
         "Line 5, “10.0.0.1”: Enter the end as a day, such as until 2026-12-31",
         "Line 6, “10.0.0.2”: This end is in the past.",
+        "Line 7, “a\\u202eb”: There is no user with this login name.",
+        "Line 8, “10.0.0.3”: Enter the end as a day",
+        "Line 9, “10.0.0.4”: Ensure this value has at most 200 characters",
     ):
         assert words in content
     assert "Line 1" not in content
