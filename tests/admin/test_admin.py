@@ -77,10 +77,17 @@ def test_filters_select_policies(operator: Client, root: User, free: Plan) -> No
         "time=dated": {"ends_at": now + 2 * day},
     }
     policies = {query: RatePolicy.objects.create(rates="1/s", **fields) for query, fields in kinds.items()}
-    for query, policy in policies.items():
-        found = set(operator.get(f"{BASE}/ratepolicy/?{query}").context["cl"].queryset)
-        assert policy in found, query
-        assert found != set(policies.values()), query
+    active = policies.keys() - {"time=future", "time=ended"}
+    expected = {
+        "audience=everyone": policies.keys() - {f"audience={kind}" for kind in ("user", "subject", "plan", "list")},
+        "time=active": active,
+        "time=dated": {"time=active", "time=ended", "time=dated"},
+    }
+    for query in policies:
+        listed = operator.get(f"{BASE}/ratepolicy/?{query}").context["cl"]
+        found = {name for name, policy in policies.items() if policy in listed.queryset}
+        assert found == expected.get(query, {query}), query
+    assert {name for name, policy in policies.items() if listed.model_admin.active(policy)} == active
 
 
 def test_edits_in_a_plans_table_apply_to_the_next_request(operator: Client, root: User, free: Plan) -> None:
