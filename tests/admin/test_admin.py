@@ -114,6 +114,14 @@ def test_edits_in_a_plans_table_apply_to_the_next_request(operator: Client, root
     assert "operator" in history
 
 
+def test_a_dated_row_may_be_beside_the_one_without_dates(operator: Client, free: Plan) -> None:
+    usual = RatePolicy.objects.create(plan=free, rates="1/s")
+    dated = RatePolicy.objects.create(plan=free, rates="5/s", ends_at=timezone.now() + timedelta(days=1))
+    form = plan_form(free, row_of(usual), row_of(dated, rates="6/s"), initial=2)
+    assert operator.post(f"{BASE}/plan/{free.pk}/change/", form).status_code == 302
+    assert sorted(RatePolicy.objects.values_list("rates", flat=True)) == ["1/s", "6/s"]
+
+
 def test_unreadable_rates_in_the_table_are_kept_and_explained(operator: Client, free: Plan) -> None:
     page = operator.post(f"{BASE}/plan/{free.pk}/change/", plan_form(free, {"rates": "10/fortnight"}))
     text = page.content.decode()
