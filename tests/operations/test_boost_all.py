@@ -20,7 +20,7 @@ from django_ratequota.monitoring.refusals import caller_refusals
 from django_ratequota.operations.boosts import boostable
 from django_ratequota.operations.explain_query import ExplainQuery
 from tests.admin.test_explain import LIST, PAGE
-from tests.support.operators import a_customer, words_of
+from tests.support.operators import a_customer, client_of, words_of
 from tests.support.requests import check_from
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "recording")]
@@ -77,6 +77,11 @@ def test_all_that_refused_is_boosted_at_once(operator: Client, alice: User) -> N
         ("search", "4/hour"),
     ]
     assert not boost_all(operator, user=alice.pk), "the policies that refused are not in force now"
+
+
+def test_only_who_may_grant_overrides_is_offered_boosts(alice: User) -> None:
+    for permission, offered in (("view_ratepolicy", False), ("grant_override", True)):
+        assert bool(boost_all(client_of(permission, name=permission), user=alice.pk)) is offered
 
 
 def test_boosts_are_granted_together_or_not_at_all(
