@@ -138,9 +138,9 @@ class FreshForm(forms.ModelForm):  # type: ignore[type-arg]
 
     def _form_of(self, instance: Any, seen: dict[str, Any] | None = None) -> FreshForm:
         """Return the form as it is rendered for the object, with ``seen`` instead of its stored values."""
-        fields = {name: instance._meta.get_field(name) for name in seen or ()}
-        initial = {name: read_value(field, (seen or {})[name]) for name, field in fields.items()}
-        return type(self)(instance=instance, initial=initial, prefix=self.prefix)
+        values = (seen or {}).items()
+        initial = {name: read_value(instance._meta.get_field(name), value) for name, value in values}
+        return type(self)(instance=instance, initial=initial)
 
     def _differs(self, name: str, form: FreshForm) -> bool:
         """Return whether the sent value of a field is not that of the form."""

@@ -55,7 +55,7 @@ def check_audience(user: Any, verb: str, *, override: bool) -> None:
     text = _("You may only change overrides. Choose a user or a subject. Other policies need the permission “%s”.")
     if override:
         text = _("You may not change overrides. Leave user and subject empty. Overrides need the permission “%s”.")
-    raise ValidationError(text % permission_name(verb, override=override), code="permission")
+    raise ValidationError(text % permission_name(verb, override=override))
 
 
 def may_name(user: Any, subject: str | None) -> bool:
@@ -71,13 +71,13 @@ def check_subject(user: Any, subject: str | None) -> None:
             "networks need the permission “%(permission)s”."
         )
         params = {"subject": subject, "permission": permission_name("change")}
-        raise ValidationError(text % params, code="permission")
+        raise ValidationError(text % params)
 
 
 def permission_name(verb: str, *, override: bool = False, model: type[Model] = RatePolicy) -> str:
     """Return the permission's name in Django's lists of permissions."""
     names = dict(RatePolicy._meta.permissions)
-    return str((override and names.get(_codename(verb, override))) or f"Can {verb} {model._meta.verbose_name_raw}")
+    return str(names.get(_codename(verb, override)) or f"Can {verb} {model._meta.verbose_name_raw}")
 
 
 def _codename(verb: str, override: bool) -> str:

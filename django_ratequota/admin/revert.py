@@ -13,12 +13,11 @@ from django import forms
 from django.contrib import messages
 from django.contrib.admin.models import ADDITION, CHANGE, DELETION, LogEntry
 from django.core.exceptions import ValidationError
-from django.db import transaction
 from django.http import Http404, HttpResponseRedirect
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from ..changes.databases import policy_alias, saving
+from ..changes.databases import saving
 from ..changes.validators import visible
 from ..changes.writer import field_values
 from ..models import PolicyChange, RatePolicy
@@ -79,8 +78,7 @@ class RevertPage(AdminPage):
                     undoes = change.change_id if what == "save" else None
                     reason = form.cleaned_data["reason"] or message
                     try:
-                        with transaction.atomic(using=policy_alias(RatePolicy)):
-                            apply(revert, actor=request.user, reason=reason, undoes=undoes)
+                        apply(revert, actor=request.user, reason=reason, undoes=undoes)
                         self._report(request, revert, message)
                         return HttpResponseRedirect(back)
                     except ValidationError as error:

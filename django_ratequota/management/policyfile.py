@@ -49,7 +49,7 @@ def import_file(command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     try:
         text = decode(_bytes(options["file"]))
         with changed_by(None, options["reason"]) as save:
-            diff = apply_file(text, prune=options["prune"], dry_run=options["dry_run"], reason=options["reason"])
+            diff = apply_file(text, prune=options["prune"], dry_run=options["dry_run"])
     except InvalidFile as error:
         count = len(error.problems)
         for number, path, message in error.problems[:SHOWN]:

@@ -6,7 +6,7 @@ A *name* says who is blocked: ``user:42``, ``tenant:acme``, ``ip:203.0.113.7``, 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from ipaddress import ip_network
 
 from django.contrib.auth import get_user_model
@@ -34,11 +34,9 @@ def targets(caller: str, ip: str = "") -> list[str]:
 
     Both are as refusals name them; ``ip`` may be "".
     """
-    kind, _colon, value = caller.partition(":")
+    kind = caller.partition(":")[0]
     address = caller if kind == "ip" else ip
-    names = [] if kind == "ip" or not value else [caller]
-    if address:
-        names += [address, *_network_of(address.removeprefix("ip:"))]
+    names = [*([] if kind == "ip" else [caller]), address, *_network_of(address.removeprefix("ip:"))]
     return [name for name in names if name.startswith("user:") or not unnameable_reason(name)]
 
 
@@ -59,8 +57,7 @@ def propose_block(name: str) -> RatePolicy:
         user_id=user_id,
         subject="" if user_id else name,
         rates=BLOCKED,
-        # Rounded down, because processes see Redis' clock some milliseconds apart.
-        starts_at=to_datetime(time_us() // _SECOND_US * _SECOND_US),
+        starts_at=_this_second(),
     )
 
 
@@ -72,8 +69,6 @@ def blocks_in_force(names: Iterable[str]) -> dict[str, list[RatePolicy]]:
     subjects = {name for name in names if not name.startswith("user:")}
     users = get_user_model()
     user_ids = {primary_key(users, name.removeprefix("user:")) for name in names if name.startswith("user:")} - {None}
-    if not subjects and not user_ids:
-        return {}
     now = to_datetime(time_us())
     blocks = RatePolicy.objects.filter(
         Q(user_id__in=user_ids) | Q(subject__in=subjects),
@@ -91,9 +86,14 @@ def blocks_in_force(names: Iterable[str]) -> dict[str, list[RatePolicy]]:
 
 def end_block(block: RatePolicy) -> None:
     """End the block now, and keep it for the history."""
-    now = to_datetime(time_us())
+    now = _this_second()
     block.ends_at = now if block.starts_at is None else max(now, block.starts_at + timedelta(microseconds=1))
     block.save(update_fields=["ends_at"])
+
+
+def _this_second() -> datetime:
+    """Return the second that runs: processes see Redis' clock some milliseconds apart, and in all it has begun."""
+    return to_datetime(time_us() // _SECOND_US * _SECOND_US)
 
 
 def caution(block: RatePolicy, operator: Caller) -> str:

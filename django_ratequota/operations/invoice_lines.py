@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from datetime import date, datetime, timedelta
 from itertools import groupby, islice, pairwise
 from operator import attrgetter
@@ -234,7 +234,7 @@ def _parts(windows: list[QuotaWindow], months: _Months, sources: Mapping[int, _S
     parts = [_Part([one], one.policy_id or 0, one.rate, one.limit, one.used) for one in windows]
     if by_policy := months.get((windows[0].counter, windows[0].first_day)):
         # The last policy has what is older than the days, too; it may have charged nothing yet.
-        last = by_policy.setdefault(parts[0].policy, replace(parts[0], used=0))
+        last = by_policy.setdefault(parts[0].policy, parts[0])
         last.used += parts[0].used - sum(part.used for part in by_policy.values())
         parts = list(by_policy.values())
     plans: dict[int, _Part] = {}

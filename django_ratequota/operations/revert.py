@@ -142,7 +142,7 @@ def _compare(step: Step, states: tuple[State, State, State], related: Related) -
         was, is_now = ({name: state.get(name) for name in later} for state in (states[2], states[0]))
         step.later = PolicyChange(model=step.kind, object_id=step.object_id, before=was, after=is_now)
     if not states[1]:  # the rows created it, or created and deleted it
-        step.verb = "delete" if states[0] and states[2] and not later else ""
+        step.verb = "delete" if states[0] and not later else ""
         return
     if states[2] and not states[0]:
         raise ValidationError(_("It was deleted since then. Restore it first."))

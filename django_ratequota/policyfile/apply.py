@@ -8,13 +8,13 @@ from typing import Any
 from django.db import models
 
 from ..changes.databases import policy_alias, saving
-from ..changes.writer import changed_by, in_batches, rows_by_pk, write_changes
+from ..changes.writer import in_batches, rows_by_pk, write_changes
 from ..models import Plan
 from .comparison import Diff, compare
 from .schema import PLANS, REFERRED, SECTIONS, Section, Values, model_value
 
 
-def apply_file(text: str, *, prune: bool = False, dry_run: bool = False, reason: str = "") -> Diff:
+def apply_file(text: str, *, prune: bool = False, dry_run: bool = False) -> Diff:
     """Import the text of a file; returns what that changed, or with ``dry_run`` would change.
 
     ``prune`` deletes the objects that the file's sections leave out. Raises ``InvalidFile`` with all problems of the
@@ -23,7 +23,7 @@ def apply_file(text: str, *, prune: bool = False, dry_run: bool = False, reason:
     using = policy_alias(Plan)
     if dry_run:
         return compare(text, prune, using)[0]
-    with saving(Plan), changed_by(None, reason):
+    with saving(Plan):
         diff, users = compare(text, prune, using, lock=True)
         _write(diff, users, using)
     return diff

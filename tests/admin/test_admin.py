@@ -77,10 +77,17 @@ def test_filters_select_policies(operator: Client, root: User, free: Plan) -> No
         "time=dated": {"ends_at": now + 2 * day},
     }
     policies = {query: RatePolicy.objects.create(rates="1/s", **fields) for query, fields in kinds.items()}
-    for query, policy in policies.items():
-        found = set(operator.get(f"{BASE}/ratepolicy/?{query}").context["cl"].queryset)
-        assert policy in found, query
-        assert found != set(policies.values()), query
+    active = policies.keys() - {"time=future", "time=ended"}
+    expected = {
+        "audience=everyone": policies.keys() - {f"audience={kind}" for kind in ("user", "subject", "plan", "list")},
+        "time=active": active,
+        "time=dated": {"time=active", "time=ended", "time=dated"},
+    }
+    for query in policies:
+        listed = operator.get(f"{BASE}/ratepolicy/?{query}").context["cl"]
+        found = {name for name, policy in policies.items() if policy in listed.queryset}
+        assert found == expected.get(query, {query}), query
+    assert {name for name, policy in policies.items() if listed.model_admin.active(policy)} == active
 
 
 def test_edits_in_a_plans_table_apply_to_the_next_request(operator: Client, root: User, free: Plan) -> None:
@@ -105,6 +112,14 @@ def test_edits_in_a_plans_table_apply_to_the_next_request(operator: Client, root
     assert "rate policy changed" in history
     assert "and 1 more" in history
     assert "operator" in history
+
+
+def test_a_dated_row_may_be_beside_the_one_without_dates(operator: Client, free: Plan) -> None:
+    usual = RatePolicy.objects.create(plan=free, rates="1/s")
+    dated = RatePolicy.objects.create(plan=free, rates="5/s", ends_at=timezone.now() + timedelta(days=1))
+    form = plan_form(free, row_of(usual), row_of(dated, rates="6/s"), initial=2)
+    assert operator.post(f"{BASE}/plan/{free.pk}/change/", form).status_code == 302
+    assert sorted(RatePolicy.objects.values_list("rates", flat=True)) == ["1/s", "6/s"]
 
 
 def test_unreadable_rates_in_the_table_are_kept_and_explained(operator: Client, free: Plan) -> None:

@@ -14,7 +14,8 @@ from django.utils import timezone
 
 from django_ratequota.models import Plan, PlanAssignment, PolicyChange
 from tests.admin.test_history import cells
-from tests.support.operators import text_of
+from tests.support.operators import client_of, text_of
+from tests.support.pages import form_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "tenants")]
 
@@ -48,6 +49,11 @@ def test_a_subject_is_put_on_a_plan_with_the_day_on_which_its_months_begin(opera
     assert cells(page, "anchor") == ["15"]
     change = PolicyChange.objects.get(model="planassignment")
     assert (change.object_text, change.reason, change.touched_user) == ("tenant:acme: Pro", "Contract 7", "")
+    url = f"{LIST}{row.pk}/change/"
+    other = client_of(superuser=True, name="other")
+    assert other.post(url, {**form_of(other.get(url)), "reason": "Contract 8"}).status_code == 302
+    row.refresh_from_db()
+    assert (row.reason, row.created_by.username) == ("Contract 8", "operator")
 
 
 @pytest.mark.parametrize("anchor", ["0", "32"])

@@ -190,3 +190,11 @@ def test_a_plans_history_has_its_policies_and_on_request_its_assignments(operato
     other.delete()
     for hostile in ("x", "%00", "9" * 40, "<script>alert(1)</script>"):
         assert operator.get(f"{HISTORY}/?touched_plan={hostile}").status_code in (200, 302)
+
+
+def test_the_history_is_read_only_for_everybody(operator: Client, edited: PolicyChange) -> None:
+    for path in ("add/", f"{edited.pk}/delete/"):
+        assert operator.post(f"{HISTORY}/{path}", {"post": "yes"}).status_code == 403
+    sent = {"action": "delete_selected", "_selected_action": [edited.pk], "post": "yes"}
+    operator.post(f"{HISTORY}/", sent)
+    assert PolicyChange.objects.filter(pk=edited.pk).exists()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -65,6 +65,7 @@ def test_pasted_members_are_in_the_list_at_the_next_request(operator: Client, bo
 
 def test_all_bad_lines_are_listed_and_nothing_is_lost(operator: Client, bots: SubjectList) -> None:
     text = "203.0.113.7\nalice\nuser:nobody\n203.0.113.0/33\n10.0.0.1 until tomorrow\n10.0.0.2 until 2001-01-01"
+    text += f"\na\u202eb\n10.0.0.3 until 2026-02-30\n10.0.0.4 # {'x' * 201}"
     content = text_of(operator.post(page(bots), {"text": text}))
     assert not ListMember.objects.exists()
     assert text in content, "the text is still there"
@@ -74,6 +75,9 @@ def test_all_bad_lines_are_listed_and_nothing_is_lost(operator: Client, bots: Su
         "Line 4, “203.0.113.0/33”: &#x27;203.0.113.0/33&#x27; does not appear to be",
         "Line 5, “10.0.0.1”: Enter the end as a day, such as until 2026-12-31",
         "Line 6, “10.0.0.2”: This end is in the past.",
+        "Line 7, “a\\u202eb”: There is no user with this login name.",
+        "Line 8, “10.0.0.3”: Enter the end as a day",
+        "Line 9, “10.0.0.4”: Ensure this value has at most 200 characters",
     ):
         assert words in content
     assert "Line 1" not in content
@@ -139,19 +143,27 @@ def test_a_form_without_lines_says_what_to_do(
 
 def test_members_keep_their_dates_unless_the_line_has_others(operator: Client, bots: SubjectList) -> None:
     soon, past = timezone.now() + timedelta(days=3), timezone.now() - timedelta(days=3)
+    start = past - timedelta(days=1)
     for subject, ends_at in (("ip:10.0.0.1", soon), ("ip:10.0.0.2", past), ("ip:10.0.0.3", None)):
-        ListMember.objects.create(subject_list=bots, subject=subject, ends_at=ends_at, reason="old")
-    lines = "10.0.0.1\n10.0.0.2\n10.0.0.3 until 2999-12-31 # new"
+        dates = {"starts_at": start, "ends_at": ends_at}
+        ListMember.objects.create(subject_list=bots, subject=subject, reason="old", **dates)
+    ListMember.objects.create(subject_list=SubjectList.objects.create(name="Partners"), subject="ip:10.0.0.4")
+    lines = "10.0.0.1\n10.0.0.2\n10.0.0.3 until 2999-12-31 # new\n10.0.0.4"
     support = client_of("add_listmember", name="support")
     content = text_of(support.post(page(bots), {"text": lines}))
     assert content.count("This entry is already in the list. You may not change its dates.") == 2
     reply = operator.post(page(bots), {"text": lines}, follow=True)
-    assert "The dates of 2 members were changed. 1 was in the list already." in text_of(reply)
-    rows = {row.subject: (row.ends_at, row.reason) for row in ListMember.objects.all()}
-    assert rows["ip:10.0.0.1"] == (soon, "old")
-    assert rows["ip:10.0.0.2"] == (None, "old"), "it had ended"
-    assert rows["ip:10.0.0.3"][0].year == 3000 or rows["ip:10.0.0.3"][0].year == 2999
-    assert rows["ip:10.0.0.3"][1] == "new"
+    words = "1 member was added. The dates of 2 members were changed. 1 was in the list already."
+    assert words in text_of(reply)
+    reply = operator.post(page(bots), {"text": "10.0.0.3 until 2999-12-31"}, follow=True)
+    assert "1 was in the list already." in text_of(reply)
+    rows = {row.subject: (row.starts_at, row.ends_at, row.reason) for row in bots.members.all()}
+    assert rows == {
+        "ip:10.0.0.1": (start, soon, "old"),
+        "ip:10.0.0.2": (None, None, "old"),  # it had ended
+        "ip:10.0.0.3": (start, datetime(3000, 1, 1, tzinfo=UTC), "new"),
+        "ip:10.0.0.4": (None, None, ""),
+    }
 
 
 def test_members_are_removed_by_pasting(operator: Client, bots: SubjectList) -> None:

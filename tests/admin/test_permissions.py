@@ -165,19 +165,19 @@ def test_links_are_offered_only_with_permission(operator: str, inputs: bool, act
 
 
 @pytest.mark.parametrize(
-    ("operator", "fields", "verb", "override"),
+    ("operator", "fields", "verb", "override", "advice"),
     [
-        ("editor", {"subject": "ip:203.0.113.7"}, "add", True),
-        ("granter", {}, "add", False),
+        ("editor", {"subject": "ip:203.0.113.7"}, "add", True, "Leave user and subject empty."),
+        ("granter", {}, "add", False, "Choose a user or a subject."),
     ],
 )
 def test_the_form_names_the_missing_permission_and_keeps_the_input(
-    operator: str, fields: dict[str, str], verb: str, override: bool
+    operator: str, fields: dict[str, str], verb: str, override: bool, advice: str
 ) -> None:
     scene = Scene(operator)
     page = scene.client.post(f"{LIST}add/", scene.form(**fields, rates="71/s", reason="Ticket 4711"))
     text = page.content.decode()
-    assert f"“{permission_name(verb, override=override)}”" in text
+    assert re.search(rf"{advice}[^“]*“{permission_name(verb, override=override)}”", text)
     assert 'value="71/s"' in text
     assert 'value="Ticket 4711"' in text
     assert 'value="203.0.113.7"' not in text
@@ -229,7 +229,9 @@ def test_the_table_of_a_plan_is_read_only_for_granters() -> None:
 def test_deleting_objects_with_overrides_needs_the_permission_to_grant_them(model: Any) -> None:
     scene = Scene("editor")
     search = Endpoint.objects.create(name="search")
-    RatePolicy.objects.filter(pk=scene.override.pk).update(endpoint=search)
+    RatePolicy.objects.all().delete()
+    for user in (None, scene.alice):  # one that editors may delete comes first
+        scene.override = RatePolicy.objects.create(endpoint=search, user=user, rates="1/s")
     editor = User.objects.get(username="editor")
     for action in ("delete", "view"):
         codename = get_permission_codename(action, model._meta)
@@ -279,9 +281,13 @@ def test_the_estimate_reveals_no_policy_that_its_page_hides(
     scene = Scene("nobody")
     client = operators.client_of(*permissions, name="asker")
     other = RatePolicy.objects.create(subject="ip:203.0.113.7", rates="77/hour")
+    request = RequestFactory().get("/")
+    request.user = User.objects.get(username="asker")
     for one, seen in ((scene.override, override), (other, override), (scene.policy, policy)):
         opened = client.get(f"{LIST}{one.pk}/change/")
         assert (opened.status_code == 200) is seen
+        # Explain asks about policies that it has read itself.
+        assert admin.site.get_model_admin(RatePolicy).has_view_permission(request, one) is seen
         page = client.get(f"{LIST}impact/", {"object": one.pk}).content.decode()
         assert ("Enter rates above first" not in page) is seen
         # Advice on a new policy may name this one, too.

@@ -175,6 +175,13 @@ def test_a_copy_stands_directly_after_its_plan(operator: Client, free: Plan) -> 
     assert [plan.name for plan in Plan.objects.all()] == ["Free", "Pro", "Enterprise", "Visitors"]
 
 
+@pytest.mark.parametrize("missing", ["", "add_plan", "view_plan", "add_ratepolicy"])
+def test_a_copy_needs_the_permissions_to_see_the_plan_and_to_add_both(free: Plan, missing: str) -> None:
+    client = client_of(*{"add_plan", "view_plan", "add_ratepolicy"} - {missing})
+    assert client.post(f"{LIST}{free.pk}/copy/", FORM).status_code == (403 if missing else 302)
+    assert Plan.objects.filter(slug="pro").exists() is (not missing)
+
+
 def test_an_invalid_policy_stops_the_copy(operator: Client, free: Plan) -> None:
     with connection.cursor() as cursor:
         cursor.execute("UPDATE django_ratequota_ratepolicy SET rates = 'garbage' WHERE rates = '1/s'")

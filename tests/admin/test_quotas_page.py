@@ -140,10 +140,13 @@ def test_a_month_ends_at_midnight_whenever_its_end_was_computed(off_us: int) -> 
 
 
 def test_shared_counters_lead_to_their_policy_only(operator: Client, alice: User) -> None:
-    RatePolicy.objects.create(rates="10/month", counted_per="everyone", mode="log")
+    for counted_per in ("caller", "everyone"):
+        RatePolicy.objects.create(rates="10/month", counted_per=counted_per, mode="log")
     spend(alice, 9)
-    [row] = operator.get(PAGE).context["rows"]
-    assert (row["name"], row["explain"], row["boost"], row["logs"]) == ("everyone", "", "", True)
+    rows = operator.get(PAGE).context["rows"]
+    found = {row["name"]: (bool(row["explain"]), row["boost"], row["logs"]) for row in rows}
+    # There is nothing to boost where nothing is refused.
+    assert found == {"everyone": (False, "", True), "user alice": (True, "", True)}
 
 
 def test_the_page_is_linked_from_the_index_and_from_policies(operator: Client) -> None:

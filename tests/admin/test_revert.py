@@ -178,7 +178,8 @@ def test_what_was_deleted_along_needs_its_own_permission(search: Endpoint) -> No
     search.delete()
     path = revert_url("save", PolicyChange.objects.filter(model="endpoint")[0])
     client = client_of("view_policychange", "add_endpoint", "add_ratepolicy")
-    assert text_of(client.get(path)).count("Can grant overrides to users and subjects") == 1
+    page = text_of(client.get(path))
+    assert page.count("Can grant overrides to users and subjects") == page.count("user alice × search") == 1
     assert confirm(client, path).status_code == 302
     assert list(RatePolicy.objects.values_list("rates", flat=True)) == ["2/s"]
 

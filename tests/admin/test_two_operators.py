@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pytest
@@ -186,20 +189,38 @@ def test_a_save_keeps_the_microseconds_of_other_fields(anna: Client) -> None:
     assert (policy.ends_at, policy.reason) == (end, "OPS-1")
 
 
-def test_code_that_saves_between_reading_and_writing_is_seen(anna: Client, policy: RatePolicy) -> None:
-    url = form_url(policy)
-    form = opened(anna, url)
-    rest = [{"rates": "10/min"}, {"reason": "by code"}]
+@contextmanager
+def interfering(*writes: Callable[[], Any]) -> Iterator[None]:
+    """Run one of these after each query that reads policies."""
+    rest = [*writes]
 
     def interfere(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
         result = execute(sql, params, many, context)
         if rest and sql.startswith("SELECT") and 'FROM "django_ratequota_ratepolicy"' in sql.replace("`", '"'):
-            RatePolicy.objects.filter(pk=policy.pk).update(**rest.pop())
+            rest.pop(0)()
         return result
 
     with connection.execute_wrapper(interfere):
-        page = save(anna, url, form, rates="5/s", mode="log")
+        yield
     assert not rest
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_code_that_writes_before_the_row_is_locked(anna: Client, policy: RatePolicy, deleted: bool) -> None:
+    """What it changed stays, and a deleted object is not created again."""
+    form, rows = opened(anna, form_url(policy)), RatePolicy.objects.filter(pk=policy.pk)
+    with interfering(rows.delete if deleted else partial(rows.update, reason="by code")):
+        page = save(anna, form_url(policy), form, rates="5/s")
+    assert list(rows.values_list("rates", "reason")) == ([] if deleted else [("5/s", "by code")])
+    assert page.status_code == (200 if deleted else 302)
+    assert not deleted or "It was deleted in the meantime." in words_of(page)
+
+
+def test_code_that_saves_between_reading_and_writing_is_seen(anna: Client, policy: RatePolicy) -> None:
+    url, rows = form_url(policy), RatePolicy.objects.filter(pk=policy.pk)
+    form = opened(anna, url)
+    with interfering(partial(rows.update, reason="by code"), partial(rows.update, rates="10/min")):
+        page = save(anna, url, form, rates="5/s", mode="log")
     assert "changed rates from 30/min to 10/min" in words_of(page)
     saved(anna, url, {**form_of(page), "_save": "1"})
     policy.refresh_from_db()

@@ -18,7 +18,7 @@ from django.db.models.signals import pre_save
 from django.test.utils import CaptureQueriesContext
 
 from django_ratequota.changes.validators import unsupported_constraints
-from django_ratequota.changes.writer import changed_by, field_values
+from django_ratequota.changes.writer import changed_by, field_values, write_counted
 from django_ratequota.models import Endpoint, ListMember, Plan, PlanAssignment, PolicyChange, RatePolicy, SubjectList
 from django_ratequota.models.base import connect_receivers
 from django_ratequota.runtime import default_limiter
@@ -155,6 +155,12 @@ def test_a_policy_moved_to_another_user_touches_both_users(alice: User, bob: Use
     policy.user = bob
     (row,) = recorded_by(policy.save)
     assert row.touched_user == ""
+
+
+def test_a_key_that_is_too_long_touches_nobody() -> None:
+    """A part of it could be another user's."""
+    write_counted(f"user:{'9' * 300}", "reset", before={}, after={})
+    assert PolicyChange.objects.get().touched_user == ""
 
 
 def test_a_delete_touches_the_user_stored_in_the_database(alice: User, bob: User) -> None:

@@ -13,6 +13,7 @@ from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 from django.db import IntegrityError, connection
 from django.db.migrations.recorder import MigrationRecorder
+from django.utils import timezone
 
 from django_ratequota.changes.validators import unsupported_constraints
 from django_ratequota.checks.database import check_collations, check_kinds, check_migrated
@@ -65,6 +66,7 @@ def test_what_refers_to_an_identifier_that_does_not_exist_is_reported(settings: 
         RatePolicy.objects.create(counted_per=counted_per, rates="9/min")
     RatePolicy.objects.create(subject="ip:203.0.113.0/24", rates="9/min")
     RatePolicy.objects.create(counted_per="user", rates="9/min", mode="off")
+    RatePolicy.objects.create(counted_per="user", rates="9/min", ends_at=timezone.now())
     assert check_kinds(databases=DATABASES) == []
     del names["api_key"]
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": names}

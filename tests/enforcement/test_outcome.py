@@ -337,6 +337,7 @@ class TestStored:
 
     def test_without_the_middleware_a_check_warns(self, settings: Any, django_assert_num_queries: Any) -> None:
         endpoint = Endpoint.objects.create(name="login")
+        Endpoint.objects.create(name="status", charged_statuses="4xx", exempt=True)
         assert check_outcome(databases=["default"]) == []
         settings.MIDDLEWARE = []
         assert check_outcome(databases=["default"]) == []

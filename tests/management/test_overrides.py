@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 
 import pytest
@@ -43,7 +44,8 @@ def test_a_user_is_blocked_until_somebody_ends_it(alice: User, by: str) -> None:
         run("block", "--user", who)
     assert not check_from(alice).allowed
     assert PolicyChange.objects.all()[0].reason == "OPS-7"
-    assert printed_command(text) == f"No longer blocked: user:{alice.pk} (alice)\n"
+    assert printed_command(f"{text.strip()} --reason OPS-8") == f"No longer blocked: user:{alice.pk} (alice)\n"
+    assert PolicyChange.objects.all()[0].reason == "OPS-8"
     assert check_from(alice).allowed
     with pytest.raises(CommandError, match=rf"user:{alice.pk} \(alice\) is not blocked"):
         run("block", "--user", who, "--end")
@@ -55,6 +57,7 @@ def test_a_network_is_blocked_for_hours(alice: User) -> None:
     assert block.ends_at is not None
     assert block.starts_at is not None
     assert 7199 <= (block.ends_at - block.starts_at).total_seconds() <= 7201
+    assert re.match(r"Blocked until .* UTC: ip:203", text)
     assert not check_from(None, "203.0.113.9").allowed
     assert printed_command(text) == "No longer blocked: ip:203.0.113.0/24\n"
     assert check_from(None, "203.0.113.9").allowed
@@ -78,6 +81,8 @@ def test_a_boost_of_one_policy_has_rates_of_its_own(alice: User) -> None:
         run(*request)
     run(*request, "--policy", str(policy.pk))
     assert limits(alice) == [1000, 70, 10000]
+    run("boost", "--user", "alice", "--policy", str(RatePolicy.objects.get(rates="1000/day").pk))
+    assert limits(alice) == [2000, 70, 10000]
 
 
 def test_units_are_given_back_to_the_counters_that_are_chosen(alice: User) -> None:

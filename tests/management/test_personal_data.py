@@ -226,3 +226,12 @@ def test_a_subject_of_nobody_has_nothing(free: Plan) -> None:
     for subject in ("user:nobody", "ip:203.0.113.7", "tenant:acme"):
         assert run("forget", "--subject", subject, "--yes").splitlines()[-1] == f"{subject}: no data"
     assert not PolicyChange.objects.filter(model__in=["*", "counter"]).exists()
+
+
+def test_the_next_owner_of_a_policy_stays_in_its_history() -> None:
+    policy = RatePolicy.objects.create(subject="ip:203.0.113.7", rates="1/s")
+    RatePolicy.objects.filter(pk=policy.pk).update(subject="ip:203.0.113.8")
+    run("forget", "--subject", "ip:203.0.113.7", "--yes")
+    moved = PolicyChange.objects.get(model="ratepolicy", action="update")
+    assert moved.before["subject"].startswith("gone:")
+    assert moved.after["subject"] == "ip:203.0.113.8"

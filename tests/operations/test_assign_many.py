@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from django.utils import timezone
 from django_ratequota.models import Plan, PlanAssignment, PolicyChange
 from django_ratequota.operations.assign_many import Assigned, assign
 from django_ratequota.operations.pasted_lines import lines_of
-from tests.support.operators import words_of
+from tests.support.operators import client_of, words_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "api_keys")]
 
@@ -52,6 +52,12 @@ def test_who_is_on_the_plan_already_is_left_alone(free: Plan, pro: Plan) -> None
     }
 
 
+def test_an_assignment_that_lasts_as_long_is_enough(pro: Plan) -> None:
+    PlanAssignment.objects.create(subject="tenant:a", plan=pro, ends_at=datetime(3000, 1, 1, tzinfo=UTC))
+    found = [assign(pro, lines_of(f"tenant:a until {day}")).present for day in ("2998-12-31", "2999-12-31")]
+    assert found == [1, 1]
+
+
 def test_the_lines_reasons_come_before_that_of_all(pro: Plan) -> None:
     assign(pro, lines_of("tenant:a\ntenant:b until 2999-12-31 # Contract"), reason="Move")
     found = [(row.ends_at and row.ends_at.year, row.reason) for row in PlanAssignment.objects.order_by("subject")]
@@ -83,3 +89,19 @@ def test_a_file_in_csv_has_a_column_of_customers(operator: Client, pro: Plan) ->
     operator.post(f"/admin/django_ratequota/plan/{pro.pk}/assign/", {"file": upload})
     row = PlanAssignment.objects.get()
     assert (row.user.username, row.reason) == ("alice", "Contract 7")
+
+
+@pytest.mark.parametrize(
+    ("permissions", "resolver", "status"),
+    [
+        (["add_planassignment", "view_plan"], None, 200),
+        (["add_planassignment", "view_plan"], "builtins.repr", 403),
+        (["add_planassignment"], None, 403),
+        (["view_plan"], None, 403),
+    ],
+)
+def test_the_page_is_for_those_who_see_the_plan_and_where_assignments_decide(
+    pro: Plan, settings: Any, permissions: list[str], resolver: str | None, status: int
+) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "PLAN_RESOLVER": resolver}
+    assert client_of(*permissions).get(f"/admin/django_ratequota/plan/{pro.pk}/assign/").status_code == status

@@ -13,7 +13,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from django_ratequota.models import PolicyChange, RatePolicy
+from django_ratequota.models import Endpoint, PolicyChange, RatePolicy
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.operations import blocks
 from django_ratequota.policies.requests.caller import Caller
@@ -146,28 +146,42 @@ def test_the_page_says_who_would_be_hit(operator: Client, alice: User, monkeypat
 def test_the_operator_is_warned_of_blocking_themselves() -> None:
     support = User.objects.create(username="support")
     request = request_from(support, "10.0.0.7")
-    names = (f"user:{support.pk}", "ip:10.0.0.7", "ip:10.0.0.0/24", "ip:10.1.0.0/24")
+    other = User.objects.create(username="other")
+    names = (f"user:{support.pk}", "ip:10.0.0.7", "ip:10.0.0.0/24", "ip:10.1.0.0/24", f"user:{other.pk}")
     found = [blocks.caution(blocks.propose_block(name), Caller(request)) for name in names]
     assert [("is you." in text, "includes you." in text) for text in found] == [
         (True, False),
         (False, True),
         (False, True),
         (False, False),
+        (False, False),
     ]
 
 
 def test_the_block_that_lasts_longest_is_shown() -> None:
     now = timezone.now()
-    for hours in (2, None, 1):
+    for hours in (1, None, 2):
         ends = hours and now + timedelta(hours=hours)
         RatePolicy.objects.create(subject="ip:203.0.113.7", rates="blocked", starts_at=now, ends_at=ends or None)
     RatePolicy.objects.create(subject="ip:203.0.113.8", rates="blocked", starts_at=now + timedelta(hours=1))
     RatePolicy.objects.create(subject="ip:203.0.113.9", rates="blocked", mode="log")
     RatePolicy.objects.create(subject="ip:203.0.113.10", rates="1/s")
-    names = [f"ip:203.0.113.{last}" for last in (7, 8, 9, 10)]
+    RatePolicy.objects.create(subject="ip:203.0.113.11", rates="blocked", endpoint=Endpoint.objects.create(name="x"))
+    names = [f"ip:203.0.113.{last}" for last in (7, 8, 9, 10, 11)]
     found = blocks.blocks_in_force([*names, "user:x", f"user:{'9' * 40}"])
     ends = {name: [block.ends_at for block in own] for name, own in found.items()}
     assert ends == {"ip:203.0.113.7": [None, now + timedelta(hours=2), now + timedelta(hours=1)]}
+
+
+def test_a_block_is_ended_without_its_other_fields() -> None:
+    """Somebody else may have changed these meanwhile. The end follows a start that the clock has not reached."""
+    block = blocks.propose_block("ip:203.0.113.7")
+    block.starts_at = timezone.now() + timedelta(hours=1)
+    block.save()
+    RatePolicy.objects.update(reason="Ticket 4711")
+    blocks.end_block(block)
+    ended = RatePolicy.objects.get()
+    assert (ended.reason, ended.ends_at) == ("Ticket 4711", block.starts_at + timedelta(microseconds=1))
 
 
 def test_a_block_that_was_sent_twice_is_ended_at_once(operator: Client, alice: User) -> None:

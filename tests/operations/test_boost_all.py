@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html import unescape
 from typing import Any
 
@@ -15,8 +16,11 @@ from django.utils import timezone
 
 from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.monitoring.collector import collector
+from django_ratequota.monitoring.refusals import caller_refusals
+from django_ratequota.operations.boosts import boostable
+from django_ratequota.operations.explain_query import ExplainQuery
 from tests.admin.test_explain import LIST, PAGE
-from tests.support.operators import a_customer, words_of
+from tests.support.operators import a_customer, client_of, words_of
 from tests.support.requests import check_from
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "recording")]
@@ -75,6 +79,11 @@ def test_all_that_refused_is_boosted_at_once(operator: Client, alice: User) -> N
     assert not boost_all(operator, user=alice.pk), "the policies that refused are not in force now"
 
 
+def test_only_who_may_grant_overrides_is_offered_boosts(alice: User) -> None:
+    for permission, offered in (("view_ratepolicy", False), ("grant_override", True)):
+        assert bool(boost_all(client_of(permission, name=permission), user=alice.pk)) is offered
+
+
 def test_boosts_are_granted_together_or_not_at_all(
     operator: Client, alice: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,3 +114,11 @@ def test_a_limit_that_is_shared_is_not_among_them(operator: Client, alice: User)
         "200/hour",
     ]
     assert len(fields(words_of(operator.get(boost_all(operator, user=alice.pk, endpoint="reports"))))) == 1
+
+
+def test_a_limit_that_redis_did_not_decide_is_not_among_them(alice: User) -> None:
+    """“On error” decided, and higher rates change nothing."""
+    explanation = ExplainQuery(user_id=str(alice.pk)).explain()
+    found = caller_refusals(f"user:{alice.pk}").refusals
+    assert len(boostable(explanation, found)) == 2
+    assert boostable(explanation, [replace(refusal, error="connection") for refusal in found]) == []

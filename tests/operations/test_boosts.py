@@ -27,7 +27,7 @@ from django_ratequota.engine.rates import ALGORITHMS, MAX_UNITS, Rate, parse_rat
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from django_ratequota.monitoring import refusals
 from django_ratequota.monitoring.refusals import CallerRefusals
-from django_ratequota.operations.boosts import doubled, propose_boost
+from django_ratequota.operations.boosts import doubled, propose_boost, propose_boosts
 from django_ratequota.operations.explain_query import ExplainQuery
 from django_ratequota.policies.change_feed import ChangeCursor
 from django_ratequota.policies.facts import to_us
@@ -132,7 +132,7 @@ def test_a_boost_is_confirmed_and_applies_to_the_next_request(operator: Client, 
         ({"rates": ""}, "Enter rates for at least one policy."),
         ({"reason": ""}, "This field is required."),
         ({"reason": "x" * 201}, "at most 200 characters"),
-        ({"until": "ever"}, "ever is not one of the available choices."),
+        ({"until": "never"}, "never is not one of the available choices."),
         ({"until": ""}, "Choose a duration or enter a date."),
         ({"ends_at_0": "2020-01-01", "ends_at_1": "00:00"}, "The end must be after the start."),
         ({"ends_at_0": "soon", "ends_at_1": "00:00"}, "Enter a valid date."),
@@ -146,6 +146,12 @@ def test_an_invalid_boost_is_reported_and_not_granted(
     assert error in page
     assert "Your changes were not saved." in page
     assert not RatePolicy.objects.filter(user=alice).exists()
+
+
+def test_rates_that_the_algorithm_lacks_are_reported_at_their_field(operator: Client, alice: User) -> None:
+    RatePolicy.objects.filter(plan__isnull=False).update(algorithm="fixed_window")
+    page = boosted(operator, boost_url(alice), "20/hour burst 30")
+    assert [*page.context["form"].errors] == [f"{plan_policy().pk}-rates"]
 
 
 @pytest.mark.parametrize(("time", "end"), [("04:05:06", (4, 5, 6)), ("", (23, 59, 59))])
@@ -181,6 +187,9 @@ def test_a_boost_starts_no_earlier_than_the_override_it_replaces(alice: User) ->
         # Identifiers come before addresses.
         ({"subject": "ip:::1", "counted_per": "tenant"}, {"ip": "::1", "identifiers": {"tenant": "x"}}, "tenant:x"),
         ({"user_id": 7, "counted_per": "ip"}, {"user_id": "7", "ip": "::1"}, "user:7"),
+        # No policy can have this subject, but the user's can count it.
+        ({"user_id": 7, "counted_per": "tenant"}, {"user_id": "7", "identifiers": {"tenant": "acme "}}, "user:7"),
+        ({"algorithm": "fixed_window", "durable": True, "on_error": "deny"}, {"ip": "203.0.113.7"}, "ip:203.0.113.7"),
     ],
 )
 def test_a_boost_is_for_the_subject_that_is_counted(
@@ -190,8 +199,10 @@ def test_a_boost_is_for_the_subject_that_is_counted(
     User.objects.create(pk=7, username="bob")
     winner = RatePolicy.objects.create(rates="5/hour", **policy)
     query = ExplainQuery(**caller)
-    boost = propose_boost(query.explain(), winner)
-    assert (boost.subject or f"user:{boost.user_id}", boost.counted_per) == (audience, winner.counted_per)
+    [(_winner, boost)] = propose_boosts(query.explain(), [str(winner.pk)])
+    assert (boost.subject or f"user:{boost.user_id}") == audience
+    for name in ("counted_per", "algorithm", "durable", "on_error"):
+        assert getattr(boost, name) == getattr(winner, name)
     boost.ends_at = timezone.now() + timedelta(hours=1)
     boost.save()
     assert query.explain().resolution.policy_ids == (boost.pk,)
@@ -224,8 +235,8 @@ def test_the_reason_why_no_boost_is_offered_is_shown(
     assert RatePolicy.objects.count() == 1
 
 
-@pytest.mark.parametrize("policy", ["", "4711", "x"])
-def test_a_policy_that_is_not_in_force_is_not_boosted(operator: Client, alice: User, policy: str) -> None:
+@pytest.mark.parametrize("policy", ["", "4711", "x", []])
+def test_a_policy_that_is_not_in_force_is_not_boosted(operator: Client, alice: User, policy: Any) -> None:
     page = operator.get(f"{BOOST}?{query(alice, policy=policy)}", follow=True)
     assert page.redirect_chain[0][0] == f"{PAGE}?{query(alice)}"
     assert "That policy does not apply to this request. Choose again." in unescape(page.content.decode())
@@ -280,6 +291,7 @@ def test_units_are_given_back_and_recorded(operator: Client, alice: User) -> Non
     page = words_of(operator.get(f"/admin/django_ratequota/policychange/save/{entry.change_id}/"))
     assert '<th scope="row">search/hour</th><td>6 used, 4 left</td><td>0 used, 10 left</td>' in page
     assert "refunded" in page
+    assert "/revert/" not in page, "counters have moved on"
 
 
 def test_invalid_units_are_refused(operator: Client, alice: User) -> None:
@@ -307,7 +319,7 @@ def test_selected_counters_are_reset(operator: Client, alice: User) -> None:
     assert remaining_units(alice) == {"search/hour": 4, "search/day": 100, "search/month per everyone": 994}
     entry = PolicyChange.objects.get(action="reset")
     assert (entry.reason, entry.touched_user, list(entry.before or {})) == ("R", str(alice.pk), ["search/day"])
-    assert LogEntry.objects.filter(object_id=str(plan_policy().pk)).count() == 1
+    assert [entry.object_id for entry in LogEntry.objects.all()] == [str(plan_policy().pk)]
     assert "1 counter was reset." in explain(operator, user=alice.pk)
 
 

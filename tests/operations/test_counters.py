@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 
+from django_ratequota import Limiter
 from django_ratequota.engine import protocol
 from django_ratequota.engine.decision import Decision
 from django_ratequota.exceptions import StoreError
@@ -53,6 +54,26 @@ def test_counters_reset_before_a_failure_are_recorded(alice: User, monkeypatch: 
             give_back(buckets)
     assert [entry.object_text for entry in PolicyChange.objects.filter(action="reset")] == [f"user:{first.pk}"]
     assert remaining(check_from(first)) == [4]
+
+
+def test_what_redis_did_not_change_is_not_recorded(alice: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    RatePolicy.objects.create(user=alice, rates="5/hour")
+    buckets = [status.bucket for status in check_from(alice).statuses]
+
+    def fail(*_args: Any) -> None:
+        raise StoreError("timeout", "Redis did not answer")
+
+    monkeypatch.setattr(Limiter, "reset", fail)
+    with pytest.raises(StoreError):
+        give_back(buckets)
+    assert not PolicyChange.objects.filter(action="reset").exists()
+
+
+def test_units_are_given_back_to_rates_that_count_requests(alice: User) -> None:
+    RatePolicy.objects.create(user=alice, rates="5 requests/hour")
+    buckets = [status.bucket for _ in range(3) for status in check_from(alice).statuses]
+    give_back(buckets[:1], 2)
+    assert remaining(check_from(alice)) == [3]
 
 
 def test_nothing_is_reset_while_nothing_is_enforced(alice: User, settings: Any) -> None:

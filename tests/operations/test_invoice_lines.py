@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, date, datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from django_ratequota.models import Endpoint, Plan, PolicyChange, QuotaDay, Quot
 from django_ratequota.monitoring import ledger
 from django_ratequota.monitoring.ledger import Entry
 from django_ratequota.monitoring.rollup import forget_windows
-from django_ratequota.operations.invoice_lines import InvoiceLine, Invoices
+from django_ratequota.operations.invoice_lines import InvoiceLine, Invoices, previous_month
 from django_ratequota.operations.running_windows import correct
 from tests.conftest import Clock
 from tests.support.windows import counted
@@ -131,9 +132,15 @@ def test_policies_of_a_plan_are_one_line_and_overrides_are_their_own() -> None:
     RatePolicy.objects.filter(pk=other.pk).update(rates="80/month")
     other.refresh_from_db()
     note(other, 8, 11)
+    second = policy("300/month", subject=ACME, ends_at=datetime(2025, 10, 13, tzinfo=UTC))
+    note(second, 1, 12)
     found = lines()
-    assert told(found) == [("", "200/month", 100, 0), ("Pro", "80/month", 75, 75)]
-    assert [line.policy for line in found] == [boost.pk, other.pk]
+    expected = [("", "200/month", 100, 0), ("Pro", "80/month", 75, 75), ("", "300/month", 1, 0)]
+    assert told(found) == expected
+    assert [line.policy for line in found] == [boost.pk, other.pk, second.pk]
+    RatePolicy.objects.all().delete()
+    Endpoint.objects.create(pk=second.pk, name="of the same number").delete()
+    assert told(lines()) == expected, "the history knows whose they were"
 
 
 def test_a_reset_after_a_downgrade_leaves_no_negative_line() -> None:
@@ -164,8 +171,12 @@ def test_days_and_weeks_are_added_up_by_plan() -> None:
     pro, free = policy("10/day fixed_window", "pro"), policy("5/day fixed_window", "free")
     for row, units, day in ((pro, 12, 1), (pro, 3, 2), (free, 9, 3)):
         note(row, units, day)
+    last = datetime(2025, 10, 9, tzinfo=UTC)
+    QuotaWindow.objects.filter(first_day=date(2025, 10, 1)).update(written_at=last)
+    QuotaWindow.objects.exclude(first_day=date(2025, 10, 1)).update(written_at=last - timedelta(days=5))
     found = lines()
     assert told(found) == [("Pro", "10/day fixed_window", 15, 2), ("Free", "5/day fixed_window", 9, 4)]
+    assert found[0].changed_at == last
     assert [(line.begins.day, line.ends.day) for line in found] == [(1, 3), (3, 4)]
 
 
@@ -189,7 +200,7 @@ def test_pages_and_filters_have_the_same_lines() -> None:
     users = [User.objects.create(username=f"user{number}") for number in range(3)]
     search = Endpoint.objects.create(name="search")
     for user in users:
-        for day in (1, 2, 31):
+        for day in range(1, 32):
             starts_at = datetime(2025, 10, day, tzinfo=UTC)
             fields: dict[str, Any] = {"subject": f"user:{user.pk}", "starts_at": starts_at, "used": 7, "limit": 9}
             ends_at = starts_at + timedelta(days=1)
@@ -197,7 +208,7 @@ def test_pages_and_filters_have_the_same_lines() -> None:
     found = lines()
     assert sorted((line.name, line.plan, line.used) for line in found) == [
         *(("Acme GmbH", plan, used) for plan, used in (("Free", 50), ("Pro", 300))),
-        *((f"user{number}", "Pro", 21) for number in range(3)),
+        *((f"user{number}", "Pro", 217) for number in range(3)),
     ]
     paged, start, sizes = list[InvoiceLine](), "", list[int]()
     while not sizes or start:
@@ -208,6 +219,38 @@ def test_pages_and_filters_have_the_same_lines() -> None:
     assert lines(subject=ACME) == found[:2]
     assert lines(subject="tenant:acm") == list(Invoices(month="2025-11").lines()) == []
     assert list(Invoices(month="2025-10", policies=RatePolicy.objects.filter(pk=free.pk)).lines()) == found[1:2]
+
+
+def test_a_window_without_a_policy_is_a_line_without_a_plan() -> None:
+    starts_at, ends_at = (datetime(2025, month, 1, tzinfo=UTC) for month in (10, 11))
+    counted(subject=ACME, starts_at=starts_at, ends_at=ends_at, used=7, limit=9)
+    [line] = lines()
+    assert (line.plan, line.counted_per, line.mode, line.policy, line.used) == ("", "", "", None, 7)
+
+
+def test_two_months_that_began_in_one_are_two_lines() -> None:
+    """Each has the limit: the customer's months began on another day meanwhile."""
+    days = [datetime(2025, *day, tzinfo=UTC) for day in ((10, 1), (10, 15), (11, 15))]
+    for (starts_at, ends_at), used in zip(pairwise(days), (8, 5), strict=True):
+        counted(subject=ACME, starts_at=starts_at, ends_at=ends_at, used=used, limit=9)
+    assert [(line.ends, line.used, line.over) for line in lines()] == [
+        (date(2025, 10, 15), 8, 0),
+        (date(2025, 11, 15), 5, 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("zone", "now", "month"),
+    [
+        ("UTC", datetime(2026, 1, 31, tzinfo=UTC), "2025-12"),
+        ("UTC", datetime(2025, 12, 31, 20, tzinfo=UTC), "2025-11"),
+        ("Asia/Tokyo", datetime(2025, 12, 31, 20, tzinfo=UTC), "2025-12"),
+    ],
+)
+def test_the_previous_month_is_that_of_the_time_zone(settings: Any, zone: str, now: datetime, month: str) -> None:
+    settings.TIME_ZONE = zone
+    with time_machine.travel(now):
+        assert previous_month() == month
 
 
 def test_the_key_of_a_day_names_its_policy() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import tracemalloc
+from datetime import UTC, datetime
 
 import pytest
 from django.core.exceptions import ValidationError
+from django.utils import timezone
 
-from django_ratequota.operations.pasted_lines import MAX_LINES, Line, lines_of
+from django_ratequota.models import ListMember
+from django_ratequota.operations.pasted_lines import MAX_LINES, Line, lines_of, read_lines
 
 #: Where ``str.splitlines`` ends a line, and no editor or spreadsheet does.
 _NO_ENDS = "\v\f\x1c\x1d\x1e\x85\u2028\u2029"
@@ -25,6 +28,23 @@ def test_a_strange_character_in_a_line_begins_no_other_line(character: str, colu
 def test_lines_end_as_on_every_system(columns: bool) -> None:
     lines = lines_of("10.0.0.1\n10.0.0.2\r\n\r10.0.0.3\r10.0.0.4", columns)
     assert lines == [Line(at, f"10.0.0.{host}") for at, host in ((1, 1), (2, 2), (4, 3), (5, 4))]
+
+
+def test_a_line_is_split_at_its_first_marks() -> None:
+    text = "a # b # c until d\ne until f until g\nh until\nuser"
+    found = [(line.who, line.until, line.reason) for line in lines_of(text)]
+    assert found == [("a", "", "b # c until d"), ("e", "f until g", ""), ("h", "?", ""), ("user", "", "")]
+
+
+def test_a_row_of_a_file_is_no_head_and_may_be_a_comment() -> None:
+    assert [line.who for line in lines_of("#,a,b\n10.0.0.1,,\nuser,,\n", columns=True)] == ["10.0.0.1", "user"]
+
+
+def test_an_end_is_in_the_operators_time_zone_unless_it_names_another() -> None:
+    ends = [("2999-12-31 18:00", 9), ("2999-12-31T18:00+02:00", 16), ("2999-12-31", 15)]
+    with timezone.override("Asia/Tokyo"):
+        found = [read_lines(ListMember, [Line(1, "10.0.0.1", until)]).values() for until, _hour in ends]
+    assert [row.ends_at for [(_line, row)] in found] == [datetime(2999, 12, 31, hour, tzinfo=UTC) for _, hour in ends]
 
 
 @pytest.mark.parametrize("head", ["", "member,end,reason\n"])

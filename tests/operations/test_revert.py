@@ -248,6 +248,19 @@ def test_what_is_forbidden_is_left_and_what_needs_it_too(scene: dict[str, Any]) 
     assert not Endpoint.objects.filter(name="exports").exists()
 
 
+def test_what_others_refer_to_stays_until_they_refer_to_another(scene: dict[str, Any]) -> None:
+    with transaction.atomic():
+        team = new_plan("Team")
+        for name, fields in (("pro_all", {"plan": team}), ("free_search", {"mode": "log"})):
+            RatePolicy.objects.filter(pk=scene[name].pk).update(**fields)
+    saved = last_save()
+    RatePolicy.objects.filter(pk=scene["free_search"].pk).update(plan=team)
+    text = "%d of the rate policies refer to it now. Delete or move these first."
+    moved = undone(saved, forbidden=lambda now, then: "no" if now == scene["pro_all"] else "")
+    assert left(moved) == [("plan", (), text % 2), ("ratepolicy", (), "no")]
+    assert left(undone(saved)) == [("plan", (), text % 1)]
+
+
 def test_values_that_others_have_by_now_refuse_the_whole_undo(scene: dict[str, Any]) -> None:
     with transaction.atomic():
         scene["free_all"].delete()
@@ -255,9 +268,11 @@ def test_values_that_others_have_by_now_refuse_the_whole_undo(scene: dict[str, A
     saved = last_save()
     RatePolicy.objects.create(plan=scene["free"], rates="4/s")
     before = state()
-    with pytest.raises(ValidationError, match="A policy without dates already has the same audience"):
-        undone(saved)
-    assert state() == before
+    with transaction.atomic():
+        revert = plan(of_save(saved), lock=True)
+        with pytest.raises(ValidationError, match="A policy without dates already has the same audience"):
+            apply(revert, actor=None, reason="")
+        assert state() == before
 
 
 # --- Later changes. ---
@@ -271,6 +286,18 @@ def test_fields_that_only_make_sense_together_stay_together(scene: dict[str, Any
     policy.update(user=bob)
     ((kind, later, obstacle),) = left(undone(saved))
     assert (kind, later, "Choose only one audience" in obstacle) == ("ratepolicy", ("user",), True)
+
+
+def test_later_changes_are_those_of_the_same_fields(scene: dict[str, Any]) -> None:
+    policy = RatePolicy.objects.filter(pk=scene["free_all"].pk)
+    policy.update(rates="2/s")
+    saved = last_save()
+    policy.update(mode="log")
+    assert left(undone(saved)) == []
+    assert policy.values_list("rates", "mode").get() == ("1/s", "log")
+    policy.delete()
+    [(_kind, _later, obstacle)] = left(undone(saved))
+    assert obstacle == "It was deleted since then. Restore it first."
 
 
 # --- A version of one object. ---
@@ -382,7 +409,8 @@ def test_fields_that_the_version_lacks_keep_their_values(scene: dict[str, Any]) 
     change = last("update")
     known = {name: value for name, value in change.before.items() if name != "on_error"}
     PolicyChange.objects.filter(pk=change.pk).update(before=known)
-    reverted(of_object(change))
+    Endpoint.objects.update_or_create(pk=change.object_id, defaults={"description": "the same key"})
+    assert [step.kind for step in reverted(of_object(change)).steps] == ["ratepolicy"]
     assert rows.values_list("rates", "on_error").get() == ("1/s", "local")
 
 

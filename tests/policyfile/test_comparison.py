@@ -51,6 +51,11 @@ def test_dry_run_prints_the_changes_of_the_import(sample: None, file: Any) -> No
     assert default_limiter().stored_revision() > revision
 
 
+def test_a_changed_switch_is_shown_as_in_the_file(sample: None) -> None:
+    diff = apply_file("version: 1\nendpoints:\n- name: search\n  exempt: true\n", dry_run=True)
+    assert "~ endpoint search: exempt false -> true" in diff.lines()
+
+
 def test_cascading_deletions_are_shown(sample: None) -> None:
     members = "members:\n- {subject_list: Bots, user: alice}\n- {subject_list: Bots, subject: ip:198.51.100.0/24}"
     policies = "policies:\n- {subject_list: Bots, rates: blocked}"

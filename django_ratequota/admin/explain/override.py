@@ -37,7 +37,7 @@ class EndField(forms.SplitDateTimeField):
 
     def compress(self, data_list: Any) -> Any:
         """Return the moment."""
-        if data_list and data_list[0] and not data_list[1]:
+        if data_list and not data_list[1]:
             data_list = [data_list[0], _LAST_SECOND]
         return super().compress(data_list)
 
@@ -74,15 +74,14 @@ class OverrideForm(forms.Form):
         name_date_parts(self.fields["ends_at"])  # type: ignore[arg-type]
         self.fields = {**fields, **self.fields}
 
-    def clean(self) -> dict[str, Any]:
+    def clean(self) -> None:
         """Work the end out: the date if one was entered, else the choice."""
-        values, chosen = self.cleaned_data, self.cleaned_data.get("until")
-        if "until" in values and not self.errors and not values["ends_at"]:
-            if not chosen:
+        values = self.cleaned_data
+        if not self.errors and not values["ends_at"]:
+            if not (chosen := values["until"]):
                 self.add_error("until", _("Choose a duration or enter a date."))
             elif chosen != _NEVER:
                 values["ends_at"] = timezone.now().replace(microsecond=0) + _LENGTHS[chosen][0]
-        return values
 
 
 class OverridePage(AdminPage):
