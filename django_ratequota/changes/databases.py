@@ -42,7 +42,7 @@ def read_from(alias: str, read: Callable[[], Found]) -> Found:
     connection = connections[alias]
     connected = connection.connection is not None
     if in_transaction(alias):
-        return _within_transaction(read, alias) if connected else _without_transaction(read, connection)
+        return _within_transaction(read, connection) if connected else _without_transaction(read, connection)
     try:
         return read()
     except DatabaseError:
@@ -53,15 +53,15 @@ def read_from(alias: str, read: Callable[[], Found]) -> Found:
     return read()
 
 
-def _within_transaction(read: Callable[[], Found], alias: str) -> Found:
+def _within_transaction(read: Callable[[], Found], connection: Any) -> Found:
     # Not ``atomic``: with AUTOCOMMIT off it holds a connection that has broken to be in a block for good.
-    savepoint = transaction.savepoint(using=alias)
+    savepoint = connection.savepoint()
     try:
         found = read()
     except DatabaseError:
-        transaction.savepoint_rollback(savepoint, using=alias)
+        connection.savepoint_rollback(savepoint)
         raise
-    transaction.savepoint_commit(savepoint, using=alias)
+    connection.savepoint_commit(savepoint)
     return found
 
 
