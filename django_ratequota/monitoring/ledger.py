@@ -101,7 +101,9 @@ class Ledger:
         """
         with self._lock:
             due, self._due = self._due | totals, {}
-        units, left = 0, list(due.items())
+        units, now_us = 0, limiter.now_us
+        # Of a window that has ended the key may be gone, and would be made again.
+        left = [(window, each) for window, each in due.items() if each[2] > now_us]
         for at in range(0, len(left), _BATCH):
             try:
                 found = drive(limiter.raise_steps(dict(left[at : at + _BATCH])), limiter.store.execute)

@@ -25,6 +25,7 @@ from django_ratequota.monitoring import ledger, ledger_rows
 from django_ratequota.monitoring.background import Background
 from django_ratequota.monitoring.ledger import Entry, flush
 from django_ratequota.monitoring.rollup import forget_windows
+from django_ratequota.runtime import default_limiter
 from tests.faults import poll
 from tests.project.views import request_from
 from tests.support.projects import run_python
@@ -265,6 +266,13 @@ def test_a_writer_whose_row_is_gone_loses_nothing(ask: Ask) -> None:
         ask(4)
         assert flush() == 1
     assert (used(), set(LedgerWriter.objects.values_list("batches", flat=True))) == ([(12, 0)], {7, 4})
+
+
+def test_a_window_that_has_ended_is_not_raised(redis_client: Any) -> None:
+    """Its key may have expired, and was made again."""
+    limiter, window = default_limiter(), ("{user:1}:0:cwday", timezone.now().date())
+    for ends_us, units in ((limiter.now_us - 1, 0), (limiter.now_us + 10**9, 5)):
+        assert ledger.Ledger().raise_store(limiter, {window: (5, 0, ends_us)}) == units
 
 
 def test_rows_are_written_in_one_order(ask: Ask) -> None:
