@@ -28,16 +28,17 @@ from ..exceptions import NewerRevision, StoreError
 from ..monitoring.health import note_degraded
 from ..monitoring.records import Recorded
 from ..monitoring.sending import sending
-from ..policies.assigned import known_assigned, resolve_assigned
+from ..policies.assigned import aresolve, aresolve_assigned, resolve_assigned
 from ..policies.exemptions import Exemption, exempt, exempt_preflight, exemption_of, exemption_of_instance
-from ..policies.facts import NOBODY, Assigned, EndpointFacts, PolicyFacts
+from ..policies.facts import NOBODY, EndpointFacts, PolicyFacts
 from ..policies.matching import NO_METHOD, match_endpoints
 from ..policies.requests.caller import Caller
 from ..policies.requests.routes import Handling, handling_of, is_admin_page, resolved
 from ..policies.requests.view_declarations import scope_name
-from ..policies.resolver import EvaluationContext, Resolution, calls_functions, match_policies, narrow, resolve
+from ..policies.resolver import EvaluationContext, Resolution, match_policies, narrow, resolve
 from ..policies.snapshot import Snapshot
 from ..runtime import process
+from ..utils.sansio import Twins
 from ..utils.signals import send_robustly
 from .earlier_checks import CHECKS, Admitted, RequestChecks, again, combine, owed, refund_others, release_steps
 from .on_error import decide, decide_without_store
@@ -185,16 +186,11 @@ class Evaluation(ABC):
             # While the database is down shared policies still apply.
             read = partial(policies.load_user, user_id)
             entry = policies.user(user_id, self.pending) or (yield from unless_down(read, NOBODY))
-        assigned: Assigned | None = ()
+        context = EvaluationContext(caller, entry, self.endpoints, self.scope, self.snapshot, self.limiter.now_us)
         if self.identified and (self.pending is None or policies.assigned_kinds != ()):
-            assigned = known_assigned(caller, entry)
-        context = EvaluationContext(
-            caller, entry, self.endpoints, self.scope, self.snapshot, self.limiter.now_us, assigned or ()
-        )
-        if assigned is None:
-            resolution: Resolution = yield partial(resolve_assigned, context)
-        elif (settings.identifiers or settings.plan_resolver) and calls_functions(context):  # they may block
-            resolution = yield partial(resolve, context)
+            resolution: Resolution = yield Twins(resolve_assigned, aresolve_assigned, (context,))
+        elif settings.identifiers or settings.plan_resolver:
+            resolution = yield Twins(resolve, aresolve, (context,))
         else:
             resolution = resolve(context)
         if self.only is not None:

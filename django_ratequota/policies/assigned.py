@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, takewhile
 from typing import Any
 
+from asgiref.sync import sync_to_async
 from django.db import Error as DatabaseError
 
 from ..conf import settings
 from ..runtime import process
 from .facts import NOBODY, Assigned, SubjectKey, UserEntry
 from .requests.caller import Caller
-from .resolver import EvaluationContext, Resolution, resolve
+from .resolver import EvaluationContext, Resolution, match_policies, resolve
 from .snapshot import Snapshot
 
 
@@ -26,17 +27,6 @@ def assigned_to(caller: Caller, entry: UserEntry) -> Assigned:
     return _in_order(keys, entry, kinds, process.policies.entries(keys)) if keys else ()
 
 
-def known_assigned(caller: Caller, entry: UserEntry) -> Assigned | None:
-    """Return what ``assigned_to`` would; None where that calls the project's functions, or queries."""
-    policies = process.policies
-    kinds = policies.assigned_kinds
-    if kinds is None or policies.current() is None or caller.calls_functions(kinds):
-        return None
-    keys = _keys(caller, kinds)
-    found = {key: known for key in keys if (known := policies.user(key)) is not None}
-    return _in_order(keys, entry, kinds, found) if len(found) == len(keys) else None
-
-
 def resolve_assigned(
     context: EvaluationContext, how: Callable[[EvaluationContext], Resolution] = resolve
 ) -> Resolution:
@@ -46,6 +36,22 @@ def resolve_assigned(
     except DatabaseError:
         pass
     return how(context)
+
+
+async def aresolve(context: EvaluationContext) -> Resolution:
+    """``resolve``, awaited: in a thread where the project's functions find the caller's name, plan or values."""
+    matched = match_policies(context.snapshot, context.endpoints, context.scope, context.entry)
+    calls = context.caller.calls_functions(matched.kinds)
+    return await sync_to_async(resolve)(context) if calls else resolve(context)
+
+
+async def aresolve_assigned(context: EvaluationContext) -> Resolution:
+    """``resolve_assigned``, awaited: in a thread where that calls the project's functions, or queries."""
+    known = _known_assigned(context.caller, context.entry)
+    if known is None:
+        return await sync_to_async(resolve_assigned)(context)
+    context.assigned = known
+    return await aresolve(context)
 
 
 def contexts_of(callers: Sequence[Caller], snapshot: Snapshot, now_us: int) -> list[EvaluationContext]:
@@ -80,6 +86,17 @@ def is_plan_open(caller: Caller, assigned_to: str) -> bool:
     # Callers with one of these are counted under its name.
     earlier = takewhile(lambda kind: kind != own, settings.caller)
     return not set(unnamed_kinds(caller, assigned_to)).issubset(earlier)
+
+
+def _known_assigned(caller: Caller, entry: UserEntry) -> Assigned | None:
+    """Return what ``assigned_to`` would; None where that calls the project's functions, or queries."""
+    policies = process.policies
+    kinds = policies.assigned_kinds
+    if kinds is None or policies.current() is None or caller.calls_functions(kinds):
+        return None
+    keys = _keys(caller, kinds)
+    found = {key: known for key in keys if (known := policies.user(key)) is not None}
+    return _in_order(keys, entry, kinds, found) if len(found) == len(keys) else None
 
 
 def _keys(caller: Caller, kinds: Sequence[str]) -> list[SubjectKey]:

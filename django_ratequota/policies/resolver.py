@@ -194,12 +194,6 @@ def resolve(context: EvaluationContext) -> Resolution:
     return known
 
 
-def calls_functions(context: EvaluationContext) -> bool:
-    """Return whether ``resolve`` calls the project's functions: for the caller's name, plan or values."""
-    matched = match_policies(context.snapshot, context.endpoints, context.scope, context.entry)
-    return context.caller.calls_functions(matched.kinds)
-
-
 def resolve_uncached(context: EvaluationContext) -> Resolution:
     """Return what ``resolve`` does, without the memo."""
     matched = match_policies(context.snapshot, context.endpoints, context.scope, context.entry)

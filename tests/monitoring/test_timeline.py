@@ -180,7 +180,7 @@ def test_callers_are_seen_by_the_beginning_of_their_names() -> None:
     for hours_ago, more in ((0, names), (1, ["user:2"]), (2, ["user:3"])):
         collector.pending.extend(record(now - hours_ago * HOUR, stored_name(name)) for name in more)
     collector.flush()
-    assert seen_callers("user:", 2) == ["user:1", "user:2"], "the latest first, until there are so many"
+    assert seen_callers("user:", 2) == ["user:1", "user:2"], "the latest first, up to that many"
 
 
 def test_a_machine_whose_clock_is_ahead_is_no_error() -> None:
