@@ -10,7 +10,6 @@ from __future__ import annotations
 import hmac
 import json
 import logging
-import os
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable
@@ -38,6 +37,7 @@ from .operations.differences import Words, name_users
 from .operations.subject_names import customer_emails, subject_names
 from .operations.texts import number_text
 from .policies.limit_names import limit_name
+from .utils import forks
 
 __all__ = ["change_text", "mail_customers", "mail_operators", "post_to", "threshold_text"]
 
@@ -307,4 +307,4 @@ def _renew() -> None:
 
 
 _renew()
-os.register_at_fork(after_in_child=_renew)
+forks.after_fork(_renew)

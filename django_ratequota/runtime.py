@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from datetime import UTC
+from os import getpid
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from django.apps import apps
@@ -21,7 +21,7 @@ from .engine.protocol import ScriptBackend
 from .exceptions import ConfigurationError, StoreError
 from .store import breaker
 from .store.base import AbsentStore, Store
-from .utils.locks import ForkSafeLock
+from .utils import forks
 from .utils.signals import send_robustly
 
 if TYPE_CHECKING:
@@ -41,11 +41,15 @@ class OncePerSettings(Generic[T]):
     def __init__(self, make: Callable[[], T], otherwise: Callable[[ConfigurationError], T] | None = None) -> None:
         """``otherwise`` makes what is returned until ``make`` stops raising ``ConfigurationError``."""
         self._make, self._otherwise = make, otherwise
-        self._lock = ForkSafeLock()
+        self._lock = forks.lock()
         self._made: tuple[int, T] | None = None
+        # A forked child needs connections, a breaker and a histogram of its own.
+        forks.after_fork(self.forget)
 
     def __call__(self) -> T:
         """Return the object; raises what making it raises."""
+        if forks.pid != getpid():
+            forks.check()
         made = self._made
         if made is not None and made[0] == settings.generation:
             return made[1]
@@ -109,8 +113,6 @@ class Process:
 
 #: This process's own.
 process = Process()
-# A forked child needs connections, a breaker and a histogram of its own.
-os.register_at_fork(after_in_child=process.limiter.forget)
 
 
 def default_limiter() -> Limiter:

@@ -58,7 +58,7 @@ SLOW = """
     operations/test_blocks operations/test_boost_all operations/test_boosts operations/test_concurrent_limits
     operations/test_invoice_lines operations/test_near
     operations/test_organisations operations/test_revert
-    utils/test_locks utils/test_optional
+    utils/test_forks utils/test_optional
     compat faults package policyfile security testing
 """.split()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Hashable
 from functools import lru_cache
 from typing import Any
@@ -20,8 +19,6 @@ from ..runtime import OncePerSettings, client_of_cache, default_limiter
 Clock = Callable[[], int]
 
 _limiters: OncePerSettings[dict[Hashable, Limiter]] = OncePerSettings(dict)
-# A forked child needs its own connections.
-os.register_at_fork(after_in_child=_limiters.forget)
 
 
 def limiter_of(

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from ..exceptions import StoreError
 from ..store.commands import Command
-from ..utils.locks import ForkSafeLock
+from ..utils import forks
 from ..utils.sansio import adrive, drive
 from ..utils.shielding import shielded
 from .rates import BURST_ALGORITHMS
@@ -27,7 +27,7 @@ BY_HAND = frozenset({"charge", "refund"})
 
 _SECOND = 10**6
 #: Held while a decision's units are noted, so that two threads do not settle the same difference.
-_settling = ForkSafeLock()
+_settling = forks.lock()
 #: Retry-After of a request that was denied because the store failed: stores come back within seconds, or much later.
 _STORE_RETRY_US = 1 * _SECOND
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from ..utils.locks import ForkSafeLock
+from ..utils import forks
 from .decision import Decision, LimitRequest
 from .types import Bucket, BucketStatus
 
@@ -56,7 +56,7 @@ class DenyCache:
         self._version = 0
         # Refusals that were sent before this change are ignored at all places.
         self._cleared = 0
-        self._lock = ForkSafeLock()
+        self._lock = forks.lock()
 
     def __len__(self) -> int:
         return len(self._denials)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from ..exceptions import NewerRevision
 from ..store.base import Store
-from ..utils.locks import ForkSafeLock
+from ..utils import forks
 from .calendar_windows import calendar_window
 from .decision import BY_HAND, CHARGING, Decision, LimitRequest, Slot, Steps
 from .protocol import Raised, bucket_keys
@@ -367,7 +367,7 @@ class Memory:
         self._counters = OrderedDict[_Name, _Counter]()
         #: The number of processes that divide each limit, and the most counters.
         self._share, self._size = 1, SIZE
-        self._lock = ForkSafeLock()
+        self._lock = forks.lock()
 
     def __len__(self) -> int:
         return len(self._counters)

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ..exceptions import StoreError
+from ..utils import forks
 from ..utils.shielding import shielded
 from .decision import Decision, LimitRequest, Settler, Slot
 from .types import Bucket
@@ -44,6 +45,8 @@ class _Ids:
 
     def new(self) -> int:
         """Return the next id."""
+        if forks.pid != os.getpid():
+            forks.check()
         return self.number * _IDS + next(self._count) % _IDS
 
 
@@ -233,4 +236,4 @@ def _forget() -> None:
     ids.begin()
 
 
-os.register_at_fork(after_in_child=_forget)
+forks.after_fork(_forget)

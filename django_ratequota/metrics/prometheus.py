@@ -17,6 +17,7 @@ from django.http import HttpRequest, HttpResponse
 
 from ..monitoring.collector import listeners
 from ..policies.requests.view_declarations import DECLARED_ATTRIBUTE, Declaration
+from ..utils import forks
 from ..utils.histogram import BOUNDS
 from ..utils.optional import require
 from . import BUCKETS, HELP, METRICS, PREFIX, Metric, latency
@@ -128,7 +129,7 @@ if _SHARED:
     _files = _SharedFiles()
     # After the tally's listener, which metrics/__init__ has added already.
     listeners.append(_files.write)
-    os.register_at_fork(after_in_child=_files.skip)
+    forks.after_fork(_files.skip)
 
 
 _registries: WeakSet[Any] = WeakSet()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import os
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from ..monitoring.collector import listeners
 from ..monitoring.packing import Records
 from ..policies.cache import policies
-from ..utils.locks import ForkSafeLock
+from ..utils import forks
 
 #: Most combinations of labels. Further ones are counted as one, because operators may rename endlessly.
 MAX_SERIES = 5_000
@@ -27,7 +26,7 @@ class Tally:
 
     def clear(self) -> None:
         """Set all counts to zero: for a forked child, and for tests."""
-        self._lock = ForkSafeLock()
+        self._lock = forks.lock()
         self._endpoints: Counter[tuple[str, ...]] = Counter()
         self._policies: Counter[tuple[str, ...]] = Counter()
         # Deleted ones are kept, because their last decisions may be counted just afterwards.
@@ -91,4 +90,4 @@ def _count(counts: Counter[tuple[str, ...]], labels: tuple[str, ...], times: int
 #: This process's.
 tally = Tally()
 listeners.append(tally.add)
-os.register_at_fork(after_in_child=tally.clear)
+forks.after_fork(tally.clear)

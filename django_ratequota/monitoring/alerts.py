@@ -6,7 +6,6 @@ A process sends at most ``_MOST_SENT`` signals per second. Other crossings wait 
 from __future__ import annotations
 
 import atexit
-import os
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -25,8 +24,8 @@ from ..engine.types import BucketStatus
 from ..exceptions import StoreError
 from ..runtime import default_limiter
 from ..store.base import Call
+from ..utils import forks
 from ..utils.bounded_cache import BoundedCache
-from ..utils.locks import ForkSafeLock
 from ..utils.problems import note_problem
 from .background import Background
 
@@ -85,7 +84,7 @@ class Crossing(NamedTuple):
 _queue: OrderedDict[tuple[int | None, str], deque[Crossing]] = OrderedDict()
 #: A crossing's name -> until when it counts as sent (µs, the store's clock).
 _sent_until = BoundedCache[int](_MAX_SENT)
-_lock = ForkSafeLock()
+_lock = forks.lock()
 
 
 def observe(decision: Decision, cost: int) -> None:
@@ -193,4 +192,4 @@ def forget() -> None:
 
 
 atexit.register(_background.end, _EXIT_SECONDS)
-os.register_at_fork(after_in_child=forget)
+forks.after_fork(forget)

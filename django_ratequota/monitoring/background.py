@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 import weakref
 from collections.abc import Callable
+from os import getpid
 
 from django.db import close_old_connections
 
 from ..conf import settings
 from ..exceptions import StoreError
-from ..utils.locks import ForkSafeLock
+from ..utils import forks
 
 logger = logging.getLogger("django_ratequota")
 
@@ -38,11 +38,13 @@ class Background:
         self._thread: threading.Thread | None = None
         #: Whether the next call is the last one.
         self._ending = False
-        self._lock = ForkSafeLock()
+        self._lock = forks.lock()
         _all.add(self)
 
     def keep(self) -> None:
         """Start the thread unless it runs; never raises, and tries a failed start again a minute later."""
+        if forks.pid != getpid():
+            forks.check()
         if self._generation == settings.generation or time.monotonic() < self._retry_at:
             return
         with self._lock:
@@ -110,4 +112,4 @@ def _restart() -> None:
         background._due = threading.Event()  # another thread may have held the parent's lock
 
 
-os.register_at_fork(after_in_child=_restart)
+forks.after_fork(_restart)

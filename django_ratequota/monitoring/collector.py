@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import json
-import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable
@@ -27,7 +26,7 @@ from ..policies.resolver import EvaluationContext, Resolution
 from ..runtime import default_limiter
 from ..store.base import Call
 from ..store.commands import ScriptCall
-from ..utils.locks import ForkSafeLock
+from ..utils import forks
 from .packing import HOUR, KEPT_SECONDS, MINUTES, OUTCOMES, QUARTERS, Records, pack_attempts, pack_counts
 from .pending_refusals import PendingRefusals
 from .records import MAX_NAME, UNKNOWN_PLAN, DecisionRecord, Recorded, is_sampled, stored_name
@@ -65,7 +64,7 @@ class Collector:
         self._attempts_sent = time.monotonic()
         #: The last hour that attempts were sent for, and the sampling level that Redis returned for it.
         self._level = (0, 0)
-        self._flushing = ForkSafeLock()
+        self._flushing = forks.lock()
 
     def record(
         self,
@@ -195,4 +194,4 @@ listeners: list[Callable[[Records], None]] = []
 #: This process's.
 collector = Collector()
 atexit.register(collector.close)
-os.register_at_fork(after_in_child=collector.clear)
+forks.after_fork(collector.clear)

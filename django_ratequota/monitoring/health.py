@@ -24,8 +24,8 @@ from ..policies.cache import policies
 from ..runtime import default_limiter, process
 from ..store.base import Call, reading
 from ..store.commands import ScriptCall
+from ..utils import forks
 from ..utils.histogram import BOUNDS
-from ..utils.locks import ForkSafeLock
 from ..utils.problems import forget as forget_problems
 from ..utils.problems import recent, remember
 from . import ledger
@@ -81,7 +81,7 @@ class Health:
 _degraded: Counter[str] = Counter()
 #: Reasons that open no breaker: the server replied, or no command was sent.
 NO_BREAKER = ANSWERS | {"configuration", "clock", "database", "uncovered", "rates"}
-_lock = ForkSafeLock()
+_lock = forks.lock()
 #: Whether this process has reported at all.
 _has_reported = False
 
@@ -219,4 +219,4 @@ def leave() -> None:
 
 
 atexit.register(leave)
-os.register_at_fork(after_in_child=forget)
+forks.after_fork(forget)

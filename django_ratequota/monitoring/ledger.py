@@ -9,7 +9,6 @@ nothing depends on the order in which processes write, and each step may be repe
 from __future__ import annotations
 
 import atexit
-import os
 import sys
 import time
 from collections import deque
@@ -30,7 +29,7 @@ from ..engine.protocol import Raised
 from ..engine.types import Bucket
 from ..exceptions import StoreError
 from ..runtime import default_limiter
-from ..utils.locks import ForkSafeLock
+from ..utils import forks
 from ..utils.problems import note_problem
 from ..utils.sansio import drive
 from .background import Background
@@ -69,7 +68,7 @@ class Ledger:
         self._batch: Sums = {}
         #: Batches that are known to be added.
         self._writer, self._added = uuid4(), 0
-        self._lock, self._flushing = ForkSafeLock(), ForkSafeLock()
+        self._lock, self._flushing = forks.lock(), forks.lock()
         self._written_until = time.time()
         #: What the store is still to be raised to.
         self._due: Raised = {}
@@ -262,4 +261,4 @@ def forget() -> None:
 ledger = Ledger()
 background = Background("ratequota-ledger", lambda: settings.checkpoint_seconds, flush)
 atexit.register(end)
-os.register_at_fork(after_in_child=forget)
+forks.after_fork(forget)

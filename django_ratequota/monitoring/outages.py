@@ -6,7 +6,6 @@ order in which processes write, and a write may be repeated.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from copy import deepcopy
@@ -20,7 +19,7 @@ from django.utils import timezone
 
 from ..changes.databases import committing
 from ..runtime import process
-from ..utils.locks import ForkSafeLock
+from ..utils import forks
 from ..utils.problems import note_problem
 from .health import process_name
 from .ledger import is_kept
@@ -38,7 +37,7 @@ class Outages:
     """What this process has seen, and not written yet."""
 
     def __init__(self) -> None:
-        self._lock = ForkSafeLock()
+        self._lock = forks.lock()
         self.clear()
 
     def clear(self) -> None:
@@ -96,4 +95,4 @@ class Outages:
 
 #: This process's own.
 outages = Outages()
-os.register_at_fork(after_in_child=outages.clear)
+forks.after_fork(outages.clear)

@@ -10,8 +10,8 @@ from typing import Any
 
 from ..engine.decision import Decision
 from ..engine.types import BucketStatus
+from ..utils import forks
 from ..utils.addresses import network_of
-from ..utils.locks import ForkSafeLock
 from .packing import MINUTE
 from .records import MAX_NAME, DecisionRecord, digest, stored_name
 
@@ -42,7 +42,7 @@ class PendingRefusals:
         self._refusals: dict[str, _Refusal] = {}
         #: How many of them each share has.
         self._shares: Counter[Any] = Counter()
-        self._lock = ForkSafeLock()
+        self._lock = forks.lock()
 
     def __bool__(self) -> bool:
         return bool(self._refusals)

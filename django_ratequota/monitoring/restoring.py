@@ -7,7 +7,6 @@ this process has not written yet, and the check is sent again. One thread reads 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import deque
 from collections.abc import Collection, Generator
 from concurrent.futures import Future
@@ -26,6 +25,7 @@ from ..engine.protocol import Raised
 from ..engine.types import Bucket
 from ..runtime import default_limiter
 from ..store.base import Call
+from ..utils import forks
 from ..utils.problems import note_problem
 from ..utils.sansio import Twins, drive
 from ..utils.sansio import call as call_twin
@@ -109,4 +109,4 @@ def _read_all() -> None:
 _waiting: deque[tuple[Collection[Window], Future[_Found]]] = deque()
 #: A thread with a connection of its own; it works when it is asked to.
 _reader = Background("ratequota-restoring", lambda: 3600, _read_all)
-os.register_at_fork(after_in_child=_waiting.clear)
+forks.after_fork(_waiting.clear)

@@ -20,7 +20,7 @@ from django.db import Error as DatabaseError
 from ..changes.databases import in_transaction, policy_alias, read_from
 from ..changes.publication import publication_pending
 from ..conf import settings
-from ..utils.locks import ForkSafeLock
+from ..utils import forks
 from .change_feed import FEW, Change, ChangeCursor
 from .facts import NOBODY, SubjectKey, UserEntry
 from .loading import (
@@ -64,8 +64,8 @@ class PolicyCache:
 
     def forget(self) -> None:
         """Reset to the state of a new process, for tests."""
-        self._lock = ForkSafeLock()
-        self._entries_lock = ForkSafeLock()
+        self._lock = forks.lock()
+        self._entries_lock = forks.lock()
         self._snapshot: Snapshot | None = None
         #: User's primary key, or (kind, value) of a subject -> entry.
         self._entries: dict[str | SubjectKey, UserEntry] = {}

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from ..exceptions import OutOfTime, StoreError, StoreLeftAlone
-from ..utils.locks import ForkSafeLock
+from ..utils import forks
 
 logger = logging.getLogger("django_ratequota")
 
@@ -40,7 +40,7 @@ class Breaker:
         self.failures = 0
         self._clock = clock
         self._opened_at = self._tried_at = 0.0
-        self._lock = ForkSafeLock()
+        self._lock = forks.lock()
 
     @property
     def seconds(self) -> float:

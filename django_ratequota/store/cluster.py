@@ -14,7 +14,7 @@ import redis.exceptions
 from redis.crc import key_slot
 
 from ..exceptions import StoreError
-from ..utils.locks import ForkSafeLock
+from ..utils import forks
 from .base import Pause, Send, Steps, Store
 from .breaker import Breaker
 from .commands import Command
@@ -54,7 +54,7 @@ class ClusterStore(Store):
         self.timeout = timeout
         self._kind, self._kwargs = kind, kwargs
         self._remap = remap
-        self._lock = ForkSafeLock()
+        self._lock = forks.lock()
         self._nodes: dict[Address, Server] = {}
         self.configured = [self._node(address) for address in addresses]
         self.exposed = any(node.trusting and node.remote for node in self.configured)

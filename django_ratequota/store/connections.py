@@ -12,13 +12,13 @@ import select
 import ssl
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any
 
 import redis
 
+from ..utils import forks
 from .base import Budget, ServerActivity
 from .commands import Command, ScriptCall
 from .pool import CONNECT_SECONDS, Idle, Pool
@@ -36,7 +36,6 @@ class Connections(Pool):
         """``connect(seconds)`` makes a connection."""
         self._make = connect
         super().__init__(activity, limit)
-        _all.add(self)
 
     def send(self, command: Command, budget: Budget, asking: bool = False) -> Any:
         """Send one command once and return its reply, within ``budget``; raises what redis-py raises."""
@@ -72,6 +71,8 @@ class Connections(Pool):
 
     def _take(self, budget: Budget) -> Idle:
         """Return a connection that is ready to send, and since when it has been idle."""
+        if forks.pid != os.getpid():
+            forks.check()
         while True:
             try:
                 connection, idle_since = self.idle.pop()
@@ -271,14 +272,3 @@ def _poll(sock: Any, *, write: bool = False) -> Callable[[float], object]:
         return poll.poll
     reads, writes = ([], [sock]) if write else ([sock], [])
     return lambda milliseconds: any(select.select(reads, writes, [], milliseconds / 1000))
-
-
-_all: weakref.WeakSet[Connections] = weakref.WeakSet()
-
-
-def _reset_in_child() -> None:
-    for connections in _all:
-        connections.reset()
-
-
-os.register_at_fork(after_in_child=_reset_in_child)

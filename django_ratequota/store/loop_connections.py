@@ -6,12 +6,14 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextvars import Context
+from os import getpid
 from types import TracebackType
 from typing import Any
 
 import redis
 import redis.asyncio
 
+from ..utils import forks
 from .base import LATE, NOTHING, Budget, ServerActivity
 from .commands import Command, ScriptCall
 from .connections import pack
@@ -76,6 +78,8 @@ class LoopConnections(Pool):
             return error
 
     async def _take(self, budget: Budget) -> Idle:
+        if forks.pid != getpid():
+            forks.check()
         while True:
             connection, idle_since = self.idle.pop() if self.idle else await self._wait_for_one(budget)
             usable = False

@@ -7,6 +7,7 @@ import time
 from collections import OrderedDict, deque
 from typing import Any
 
+from ..utils import forks
 from .base import ServerActivity
 
 #: A connection, and since when it has been idle.
@@ -33,6 +34,7 @@ class Pool:
         #: The most connections, open or connecting.
         self.limit = limit
         self.reset()
+        forks.after_fork(self.reset)
 
     def reset(self) -> None:
         """Start empty; also after a fork, as the parent process uses the connections."""

@@ -11,7 +11,7 @@ from typing import Any
 import redis
 
 from ..exceptions import StoreError
-from ..utils.locks import ForkSafeLock
+from ..utils import forks
 from .base import Send, ServerActivity, Steps, Store
 from .breaker import Breaker
 from .commands import Command
@@ -70,7 +70,7 @@ class Server:
         self.threads = Connections(self._handshake.connect, self.activity, self.limit)
         # An asyncio connection belongs to the loop that it was made in.
         self._loops: dict[asyncio.AbstractEventLoop, LoopConnections] = {}
-        self._lock = ForkSafeLock()
+        self._lock = forks.lock()
 
     @property
     def remote(self) -> bool:

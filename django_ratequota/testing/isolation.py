@@ -7,7 +7,6 @@ limiters are dispatched likewise, unless they were made with ``client=``.
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
@@ -207,4 +206,3 @@ def _make_options() -> dict[str, Any]:
 
 #: The options that all scenes share, so that they open no connections.
 _options = OncePerSettings(_make_options)
-os.register_at_fork(after_in_child=_options.forget)

@@ -7,8 +7,8 @@ import time
 from traceback import format_exception_only
 from typing import Any, NamedTuple
 
+from . import forks
 from .escaping import one_line
-from .locks import ForkSafeLock
 
 logger = logging.getLogger("django_ratequota")
 
@@ -29,7 +29,7 @@ class _Escaped(Exception):
 
 
 _problems: dict[str, _Problem] = {}
-_lock = ForkSafeLock()
+_lock = forks.lock()
 
 
 def note_problem(reason: str, text: str, error: Exception | None = None) -> None:

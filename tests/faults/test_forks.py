@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
@@ -46,7 +46,7 @@ async def work(limiter: Limiter, caller: int, awaited: bool) -> int:
     return admitted
 
 
-def forked(url: str, awaited: bool) -> None:
+def forked(url: str, fork: Callable[[], int], awaited: bool) -> None:
     """Ask, fork, and ask in all processes at once; prints what each was admitted."""
     with redis.Redis.from_url(url) as client:
         limiter = Limiter(client=client, prefix="rqtest", timeout=30)
@@ -54,17 +54,21 @@ def forked(url: str, awaited: bool) -> None:
             own = [Bucket(f"user:{caller}", ENDLESS)]
             first = asyncio.run(limiter.acheck(own, COST + caller)) if awaited else limiter.check(own, COST + caller)
             assert asked(caller, first) == 1
-        fork = multiprocessing.get_context("fork")
-        answers = fork.SimpleQueue()
+        answers, answer = os.pipe()
         for caller in range(1, FORKS + 1):
-            fork.Process(target=answer, args=(answers, limiter, caller, awaited)).start()
-        answer(answers, limiter, 0, awaited)
-        print(json.dumps([answers.get() for _ in range(FORKS + 1)]))
+            if not fork():
+                try:
+                    os.write(answer, b"%d " % asyncio.run(work(limiter, caller, awaited)))
+                    limiter.store.close()
+                finally:
+                    os._exit(0)
+        own_admitted = asyncio.run(work(limiter, 0, awaited))
+        for _ in range(FORKS):
+            os.wait()
+        os.close(answer)
+        with open(answers) as read:
+            print(json.dumps([own_admitted, *map(int, read.read().split())]))
         limiter.store.close()
-
-
-def answer(answers: Any, limiter: Limiter, caller: int, awaited: bool) -> None:
-    answers.put(asyncio.run(work(limiter, caller, awaited)))
 
 
 def connected() -> int:
@@ -74,12 +78,14 @@ def connected() -> int:
 
 
 @pytest.mark.parametrize("awaited", thorough_after(1, [False, True]))
+@pytest.mark.parametrize("fork", ["os.fork", "ctypes.PyDLL(None).fork"])
 @pytest.mark.usefixtures("redis_client")
-def test_four_forks_of_a_process_that_had_asked_before(awaited: bool) -> None:
-    """A connection opened before the fork, and used after it, mixes the replies of five."""
-    before, call = connected(), f"forked({server.url()!r}, {awaited})"
+def test_four_forks_of_a_process_that_had_asked_before(fork: str, awaited: bool) -> None:
+    """A connection opened before the fork, and used after it, mixes the replies of five. uWSGI forks in C."""
+    before, call = connected(), f"forked({server.url()!r}, {fork}, {awaited})"
+    code = f"import ctypes, os; from tests.faults.test_forks import forked; {call}"
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", f"from tests.faults.test_forks import forked; {call}"],
+        [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", "-c", code],
         cwd=Path(__file__).parents[2],
         stdout=subprocess.PIPE,
         text=True,

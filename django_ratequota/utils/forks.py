@@ -1,0 +1,63 @@
+"""What a forked child must make anew: connections, locks, what waits to be sent, numbers that only one process has.
+
+Python calls its at-fork functions only where Python forks. A server that forks in C, as uWSGI does, calls none. So
+the few doors that each request or thread passes compare ``pid`` with the process id, and call ``check`` where they
+differ: the limiter of the settings, a connection, a worker thread, the id of a slot, and the exit.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from types import MethodType
+from typing import TypeVar
+
+Callback = TypeVar("Callback", bound=Callable[[], object])
+
+#: The process for which this process's state was made: a door that finds another id calls ``check``.
+pid = os.getpid()
+#: Return what to call in a child, or None once the object of a method is gone; in the order of registration.
+_callbacks: list[Callable[[], Callable[[], object] | None]] = []
+_locks: weakref.WeakSet[threading.Lock] = weakref.WeakSet()
+#: Held while a child renews its state, so that its other threads wait; a lock made before may never be released.
+_renewing: dict[int, threading.Lock] = {}
+
+
+def after_fork(callback: Callback) -> Callback:
+    """Call ``callback`` in each forked child before the child goes on; a method only while its object lives.
+
+    It takes no lock, and must not pass a door itself.
+    """
+    if isinstance(callback, MethodType):
+        _callbacks.append(weakref.WeakMethod(callback, _callbacks.remove))
+    else:
+        _callbacks.append(lambda: callback)
+    return callback
+
+
+def lock() -> threading.Lock:
+    """Return a lock that is unlocked in a forked child, where the thread that held it does not exist."""
+    made = threading.Lock()
+    _locks.add(made)
+    return made
+
+
+def check() -> None:
+    """Renew the state of this process if it was made for another one, once for all threads."""
+    global pid
+    own = os.getpid()
+    if own == pid:
+        return
+    with _renewing.setdefault(own, threading.Lock()):
+        if own == pid:
+            return
+        for held in list(_locks):
+            held._at_fork_reinit()  # type: ignore[attr-defined]
+        for callback in [alive for reference in list(_callbacks) if (alive := reference())]:
+            callback()
+        pid = own  # at last: an exception on the way leaves the rest to the next door
+
+
+os.register_at_fork(after_in_child=check)
