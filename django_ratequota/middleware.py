@@ -103,9 +103,9 @@ def _finish(request: Any, response: Any) -> Generator[Twins, Any, Any]:
             response = yield Twins(refusal_response, arefusal_response, (request, refused))
     if RESERVED in vars(request):
         yield Twins(settle, asettle, (request, response))
-    holder = None if checks is None else checks.holder
-    if holder is not None and not leave_to_body(request, response, holder):
-        yield Twins(holder.release, holder.arelease, ())
+    slots = None if checks is None else checks.slots
+    if slots is not None and not leave_to_body(request, response, slots):
+        yield Twins(slots.release, slots.arelease, ())
     decision = getattr(request, "ratequota", None)
     if decision is not None:
         add_headers(response, decision, request)

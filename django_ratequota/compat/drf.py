@@ -15,13 +15,14 @@ from django.core.cache import cache as default_cache
 from rest_framework import throttling as drf
 from rest_framework.throttling import BaseThrottle
 
-from ..enforcement.on_error import decide_without_store
+from ..enforcement.on_error import without_store
 from ..engine.decision import Decision, LimitRequest
 from ..engine.keys import short
 from ..engine.types import Bucket
 from ..exceptions import StoreError
 from ..monitoring.health import note_degraded
 from ..throttling import StoreUnavailable
+from ..utils.sansio import drive
 from .limiters import counted_rate, limiter_of
 
 __all__ = ["AnonRateThrottle", "BaseThrottle", "ScopedRateThrottle", "SimpleRateThrottle", "UserRateThrottle"]
@@ -94,7 +95,8 @@ class SimpleRateThrottle(drf.SimpleRateThrottle):
             decision = limiter.check(buckets)
         except StoreError as error:
             note_degraded(error.reason, error)
-            return decide_without_store(LimitRequest(mode="check", buckets=buckets), error.reason)
+            request = LimitRequest(mode="check", buckets=buckets)
+            return drive(without_store(request, error.reason), limiter.store.execute)
         if not clocked and decision.at_us:
             self.now = decision.at_us / 10**6
         return decision

@@ -22,8 +22,8 @@ from ..policies.requests.caller import DescribedCaller, identifier_text
 from ..policies.resolver import Resolution
 from ..utils.addresses import Address
 from .check_request import Evaluation, is_free
-from .on_error import decide
-from .slots import new_holder
+from .on_error import enforce
+from .slots import new_slots
 from .step_runner import Step, arun, is_unread, run
 
 
@@ -115,13 +115,13 @@ class CallerCheck(Evaluation):
         self.caller, self.identified = (yield self._describe) if is_unread(self._user) else self._describe(), True
         if is_free(self.limiter, None, self.method):
             return Decision(allowed=True)
-        decision = yield from self.decide()
+        decision = yield from self.evaluate()
         return decision if self.mode == "peek" else self.record(decision, decision)
 
-    def ask(self, resolution: Resolution, revision: int | None) -> Generator[Step, Any, Decision]:
-        """Ask for the slots of concurrent rates, too, which the decision holds."""
-        holder = new_holder() if resolution.concurrent and self.mode != "peek" else None
-        return decide(self.limiter, resolution, self.asked(resolution.buckets, revision), holder)
+    def enforce(self, resolution: Resolution, revision: int | None) -> Generator[Step, Any, Decision]:
+        """Check the buckets; the decision holds the slots of concurrent rates."""
+        slots = new_slots() if resolution.concurrent and self.mode != "peek" else None
+        return enforce(self.limiter, resolution, self.request_for(resolution.buckets, revision, slots=slots))
 
 
 def _described(

@@ -23,6 +23,7 @@ from ..conf import settings
 from ..engine.decision import Decision, LimitRequest, Mode
 from ..engine.limiter import Limiter
 from ..engine.rates import show
+from ..engine.slots import Slots
 from ..engine.types import Bucket, check_cost
 from ..exceptions import NewerRevision, StoreError
 from ..monitoring.health import note_degraded
@@ -40,10 +41,10 @@ from ..policies.snapshot import Snapshot
 from ..runtime import process
 from ..utils.sansio import Twins
 from ..utils.signals import send_robustly
-from .earlier_checks import CHECKS, Admitted, RequestChecks, again, combine, owed, refund_others, release_steps
-from .on_error import decide, decide_without_store
+from .earlier_checks import CHECKS, Admitted, RequestChecks, again, combine, owed, refund_others, release
+from .on_error import enforce, without_store
 from .settlement import reserve, store_settler
-from .slots import holder_of
+from .slots import slots_of
 from .step_runner import Step, arun, read_user, run, unless_down
 
 #: Sent when a request was refused: ``request``, ``decision``. Receivers' errors are logged, not raised.
@@ -111,7 +112,7 @@ class Evaluation(ABC):
     only: Callable[[PolicyFacts], bool] | None = None
     #: Whether ``caller`` is final. A newer revision may have policies that depend on the user, so that it is read.
     identified = False
-    #: What is known once ``decide`` has returned; no resolution = there is nothing to record.
+    #: What is known once ``evaluate`` has returned; no resolution = there is nothing to record.
     snapshot: Snapshot
     endpoints: tuple[EndpointFacts, ...]
     caller: Caller
@@ -128,25 +129,25 @@ class Evaluation(ABC):
         #: Whether a transaction of this thread has changed policies; None = find out.
         self.pending: bool | None = None
 
-    def decide(self) -> Generator[Step, Any, Decision]:
+    def evaluate(self) -> Generator[Step, Any, Decision]:
         """Decide by the policies in force, and again by the next ones where they have just changed."""
         sending.keep()
         try:
             revision = yield from self.load()
             resolution = yield from self.resolve()
             try:
-                return (yield from self.ask(resolution, revision))
+                return (yield from self.enforce(resolution, revision))
             except NewerRevision as newer:
                 # The last known policies stay in force while the database is down.
                 read = partial(process.policies.reload, newer.revision, newer.instead_of)
                 self.snapshot = yield from unless_down(read, self.snapshot)
                 resolution = yield from self.resolve()
                 # At most one reload per request, in case operators publish faster than a process can read.
-                return (yield from self.ask(resolution, None))
+                return (yield from self.enforce(resolution, None))
         except DatabaseError as error:  # of the first policies, or raised by one of the project's own functions
             self.resolution = None
             note_degraded("database", error)
-            return decide_without_store(LimitRequest(mode="check", buckets=()), "database")
+            return (yield from without_store(LimitRequest(mode="check", buckets=()), "database"))
 
     def load(self) -> Generator[Step, Any, int | None]:
         """Set ``snapshot``; returns the revision to compare with the published one, None = it was just read."""
@@ -204,12 +205,19 @@ class Evaluation(ABC):
         return resolution
 
     @abstractmethod
-    def ask(self, resolution: Resolution, revision: int | None) -> Generator[Step, Any, Decision]:
-        """Ask Redis, or decide by ``on_error``; raises ``NewerRevision`` where ``revision`` is not the last."""
+    def enforce(self, resolution: Resolution, revision: int | None) -> Generator[Step, Any, Decision]:
+        """Check the buckets; raises ``NewerRevision`` where ``revision`` is not the last."""
 
-    def asked(self, buckets: tuple[Bucket, ...], revision: int | None, costs: tuple[int, ...] = ()) -> LimitRequest:
-        """Return what is asked of the limiter; ``costs`` are the units of each bucket, () = by its rate."""
-        return LimitRequest(self.mode, buckets, self.units, store_settler(self.limiter), costs, revision)
+    def request_for(
+        self,
+        buckets: tuple[Bucket, ...],
+        revision: int | None,
+        *,
+        costs: tuple[int, ...] = (),
+        slots: Slots | None = None,
+    ) -> LimitRequest:
+        """Return what the limiter is asked; ``costs`` are the units of each bucket, () = by its rate."""
+        return LimitRequest(self.mode, buckets, self.units, store_settler(self.limiter), costs, revision, slots=slots)
 
     def replaced(self, resolution: Resolution, own: Decision) -> Recorded | None:
         """Return what the record of this check replaces; None = nothing."""
@@ -267,14 +275,14 @@ class RequestCheck(Evaluation):
         """Check the request, and set ``request.ratequota``."""
         if is_free(self.limiter, self.exemption, self.method):
             return (yield from self.assign(Decision(allowed=True)))
-        own = yield from self.decide()
+        own = yield from self.evaluate()
         if self.is_paid:
             return self.record_rest(own)
         decision, checks = own, self.checks
         if self.earlier:
             decision = yield from combine(self.earlier, own, self.resolution.buckets if self.resolution else ())
-        if checks.holder is not None and not own.allowed and not self.independent:
-            yield from release_steps(checks.holder)
+        if checks.slots is not None and not own.allowed and not self.independent:
+            yield release(checks.slots)
         return (yield from self.assign(self.record(decision, own if checks.recorded else decision)))
 
     def identify(self) -> Generator[Step, Any, None]:
@@ -287,23 +295,24 @@ class RequestCheck(Evaluation):
             # Not read: that may take queries, and adds ``Vary: Cookie`` to the response.
             caller.user_id, caller.user_read = None, False
 
-    def ask(self, resolution: Resolution, revision: int | None) -> Generator[Step, Any, Decision]:
-        """Ask for what the earlier checks have not paid, and remember what the response's status may refund."""
-        buckets, holder = resolution.buckets, self.checks.holder
+    def enforce(self, resolution: Resolution, revision: int | None) -> Generator[Step, Any, Decision]:
+        """Check what the earlier checks have not paid, and remember what the response's status may refund."""
+        buckets, slots = resolution.buckets, self.checks.slots
         costs: tuple[int, ...] = ()  # not ``tuple[int, ...]()``, which takes 50 times as long
         if resolution.concurrent and self.independent:  # one item of a batch: the request has its slots
             buckets = tuple(bucket for bucket in buckets if not bucket.rate.concurrent)
         if self.earlier:
             if not self.checks.recorded:  # made before the caller was known: other policies may apply to it
                 self.earlier = yield from refund_others(self.earlier, buckets)
-                if holder is not None:
-                    yield from release_steps(holder, kept=buckets)
-            buckets, costs = owed(self.earlier, buckets, self.units, holder)
+                if slots is not None:
+                    yield release(slots, kept=buckets)
+            buckets, costs = owed(self.earlier, buckets, self.units, slots)
             if not buckets and not resolution.blocked_by and not resolution.unreadable:
                 self.is_paid = True
                 return again(self.earlier, resolution.buckets)
-        taker = holder_of(self.http, self.checks) if resolution.concurrent and not self.independent else None
-        decision = yield from decide(self.limiter, resolution, self.asked(buckets, revision, costs), taker)
+        slots = slots_of(self.http, self.checks) if resolution.concurrent and not self.independent else None
+        request = self.request_for(buckets, revision, costs=costs, slots=slots)
+        decision = yield from enforce(self.limiter, resolution, request)
         if self.snapshot.by_outcome and decision.allowed:
             reserve(self.http, self.snapshot, decision)
         return decision

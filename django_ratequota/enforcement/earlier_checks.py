@@ -13,9 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 from ..engine.decision import Charges, Decision, LimitRequest, Settler, charges_of, take_all
-from ..engine.slots import Holder
+from ..engine.slots import Slots
 from ..engine.types import Bucket, BucketStatus
 from ..monitoring.records import Recorded
+from ..utils.sansio import Twins
 from .settlement import StoreSettler
 from .step_runner import Step, Uncancelled
 
@@ -33,7 +34,7 @@ class RequestChecks:
     #: What is recorded of them; None = nothing, so the next one's record stands for them, too.
     recorded: Recorded | None = None
     #: The slots that the checks have taken of concurrent buckets; None = of none.
-    holder: Holder | None = None
+    slots: Slots | None = None
     #: The check before the view runs, until it is recorded, or another check builds on it.
     first: Any = None
 
@@ -44,13 +45,13 @@ class RequestChecks:
 
 
 def owed(
-    earlier: Admitted, buckets: tuple[Bucket, ...], cost: int, holder: Holder | None = None
+    earlier: Admitted, buckets: tuple[Bucket, ...], cost: int, slots: Slots | None = None
 ) -> tuple[tuple[Bucket, ...], tuple[int, ...]]:
     """Return the buckets to check now, and the units to charge in each; their rates make units of the whole ``cost``.
 
-    Concurrent buckets of which ``holder`` has a slot are not among them.
+    Concurrent buckets of which ``slots`` has one are not among them.
     """
-    held = {one.bucket.counter for one in holder.held} if holder else ()
+    held = {lease.bucket.counter for _keeper, lease in slots.held} if slots else ()
     paid = Counter[object]()
     for charge in [one for done in earlier for one in charges_of(done) if not one.settled]:
         paid[charge.bucket.counter] += charge.units
@@ -126,16 +127,9 @@ def _each(refunds: list[tuple[Settler, LimitRequest]]) -> Generator[Step, Any, l
     return refunded
 
 
-def release_steps(holder: Holder, kept: tuple[Bucket, ...] = ()) -> Generator[Step, Any, None]:
-    """Release the slots of the request, but for those of the ``kept`` buckets."""
-    taken = holder.take(_counters(kept))
-    if taken:
-        yield Uncancelled(_release(holder, taken))
-
-
-def _release(holder: Holder, taken: list[tuple[Settler, LimitRequest]]) -> Generator[Step, Any, None]:
-    for (settler, request), answer in zip(taken, (yield from _each(taken)), strict=True):
-        holder.note(settler, request, answer)
+def release(slots: Slots, kept: tuple[Bucket, ...] = ()) -> Twins:
+    """Return the step that releases the slots of the request, but for those of the ``kept`` buckets."""
+    return Twins(slots.release, slots.arelease, (_counters(kept),))
 
 
 def _counters(buckets: tuple[Bucket, ...]) -> frozenset[object]:

@@ -45,10 +45,9 @@ class StoreSettler(NamedTuple):
         limiter = self.limiter
         kept = ledger.is_kept(limiter)
         try:
-            decision = yield from limiter.steps(request._replace(restore=restore if kept else None))
+            decision = yield from limiter.ask(request._replace(restore=restore if kept else None))
         except StoreError as error:
-            if request.slot is None:  # a release is repeated, and no decision
-                note_degraded(error.reason, error)
+            note_degraded(error.reason, error)
             # The work is done, so it is billed, and a later refund takes it first.
             decision = _unanswered(request, limiter.now_us, error.reason)
         if not kept:

@@ -4,7 +4,7 @@ A request's slots are released by the first of these that notices its end:
 
 - the middleware: before a plain response is sent, with the last part of a streamed body, and for exceptions,
 - the ``close`` of the request, which Django calls with that of the response that was sent,
-- the body or the holder when it is no longer used; then the thread releases them within a second.
+- the body or the slots when it is no longer used; then the thread releases them within a second.
 
 A file that a WSGI server sends by itself is not wrapped, because the server would read it through Python then.
 """
@@ -14,39 +14,47 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 from asgiref.sync import sync_to_async
 
 from ..conf import settings
-from ..engine.decision import Settler
-from ..engine.memory import LocalLimiter
-from ..engine.slots import Holder, holders, is_released, new_slot, unreleased
-from ..engine.types import Bucket
+from ..engine.slots import Keeper, Lease, Slots, Unreleased, unreleased
 from ..exceptions import StoreError
 from ..monitoring.background import Background
+from ..utils import forks
+from ..utils.problems import note_problem
 from ..utils.shielding import shielded
 from .earlier_checks import CHECKS, RequestChecks
-from .settlement import StoreSettler
-from .step_runner import run
 
-#: Seconds between two looks at what is to be renewed or released; at most this part of a lease.
-_SECONDS, _SHARE = 1.0, 0.25
+T = TypeVar("T")
+
+#: Seconds between two renewals of all leases; at most this part of a lease, so that a worker may be suspended for
+#: nearly a whole one.
+_SECONDS, _SHARE = 1.0, 0.05
+#: Slots that are renewed or released by one command.
+_BATCH = 500
+#: The slots of the requests that run, by their ids.
+running: WeakValueDictionary[int, Slots] = WeakValueDictionary()
+forks.after_fork(running.clear)
 
 
-def new_holder() -> Holder:
-    """Return a holder without slots, and keep its thread running."""
+def new_slots() -> Slots:
+    """Return slots that a thread renews once they are taken."""
     renewing.keep()
-    return Holder(new_slot(settings.concurrency_ttl))
+    slots = Slots(settings.concurrency_ttl)
+    running[slots.id] = slots
+    return slots
 
 
-def holder_of(http: Any, checks: RequestChecks) -> Holder:
-    """Return the holder of a request's slots, which the request's ``close`` releases."""
-    if checks.holder is None:
-        checks.holder = new_holder()
+def slots_of(http: Any, checks: RequestChecks) -> Slots:
+    """Return the request's slots, which its ``close`` releases."""
+    if checks.slots is None:
+        checks.slots = new_slots()
     # Django has no other hook that the end of a request calls by its name.
-    vars(http).setdefault("close", _Close(http, checks.holder))
-    return checks.holder
+    vars(http).setdefault("close", _Close(http, checks.slots))
+    return checks.slots
 
 
 # --- The end of a request. ---
@@ -55,10 +63,10 @@ def holder_of(http: Any, checks: RequestChecks) -> Holder:
 class _Close:
     """A request's ``close`` that releases its slots as well; it makes no cycle of the request."""
 
-    __slots__ = ("_holder", "_request")
+    __slots__ = ("_request", "_slots")
 
-    def __init__(self, request: Any, holder: Holder) -> None:
-        self._request, self._holder = weakref.ref(request), holder
+    def __init__(self, request: Any, slots: Slots) -> None:
+        self._request, self._slots = weakref.ref(request), slots
 
     def __call__(self) -> None:
         request = self._request()
@@ -66,52 +74,52 @@ class _Close:
             if request is not None:
                 type(request).close(request)
         finally:
-            self._holder.release()
+            self._slots.release()
 
 
 def end(request: Any) -> None:
     """Release the slots of a request whose view has ended by an exception that Django does not handle."""
-    holder = _known(request)
-    if holder is not None:
-        holder.release()
+    slots = _known(request)
+    if slots is not None:
+        slots.release()
 
 
 async def aend(request: Any, error: BaseException) -> None:
     """``end``, awaited: a sync view of a cancelled task goes on in its thread, so the release waits for that."""
     if not isinstance(error, GeneratorExit):
         await shielded(_release_behind_view(request))
-    elif (holder := _known(request)) is not None:  # nothing may be awaited
-        holder.abandon()
+    elif (slots := _known(request)) is not None:  # nothing may be awaited
+        slots.abandon()
 
 
 async def _release_behind_view(request: Any) -> None:
     await sync_to_async(int, thread_sensitive=True)()
-    holder = _known(request)  # the view may have checked the request only now
-    if holder is not None:
-        await holder.arelease()
+    slots = _known(request)  # the view may have checked the request only now
+    if slots is not None:
+        await slots.arelease()
 
 
-def leave_to_body(request: Any, response: Any, holder: Holder) -> bool:
+def leave_to_body(request: Any, response: Any, slots: Slots) -> bool:
     """Let the end of a streamed body release the slots; returns False for a plain response, whose slots end now."""
     if not getattr(response, "streaming", False):
         return False
     by_server = getattr(response, "file_to_stream", None) is not None
     if not (by_server and "wsgi.file_wrapper" in getattr(request, "environ", ())):
         kind = _AsyncBody if response.is_async else _Body
-        response.streaming_content = kind(response.streaming_content, holder)
+        response.streaming_content = kind(response.streaming_content, slots)
     return True
 
 
-def _known(request: Any) -> Holder | None:
+def _known(request: Any) -> Slots | None:
     checks: RequestChecks | None = vars(request).get(CHECKS)
-    return None if checks is None else checks.holder
+    return None if checks is None else checks.slots
 
 
 class _Body:
     """The parts of a body, with whose last the slots are released, or with an error, or when it is closed."""
 
-    def __init__(self, parts: Any, holder: Holder) -> None:
-        self._parts, self._holder = iter(parts), holder
+    def __init__(self, parts: Any, slots: Slots) -> None:
+        self._parts, self._slots = iter(parts), slots
 
     def __iter__(self) -> Iterator[bytes]:
         return self
@@ -120,16 +128,16 @@ class _Body:
         try:
             part: bytes = next(self._parts)
         except BaseException:
-            self._holder.release()
+            self._slots.release()
             raise
         return part
 
     def close(self) -> None:
         """Release the slots; Django closes the body itself."""
-        self._holder.release()
+        self._slots.release()
 
     def __del__(self) -> None:
-        self._holder.abandon()
+        self._slots.abandon()
 
 
 class _AsyncBody:
@@ -139,12 +147,12 @@ class _AsyncBody:
     the first one, and may be kept by an exception.
     """
 
-    def __init__(self, parts: Any, holder: Holder) -> None:
-        self._parts, self._holder, self._is_kept = aiter(parts), holder, False
+    def __init__(self, parts: Any, slots: Slots) -> None:
+        self._parts, self._slots, self._is_kept = aiter(parts), slots, False
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         if self._is_kept:
-            return _AsyncBody(self._parts, self._holder)
+            return _AsyncBody(self._parts, self._slots)
         self._is_kept = True
         return self
 
@@ -152,16 +160,16 @@ class _AsyncBody:
         try:
             part: bytes = await anext(self._parts)
         except GeneratorExit:  # nothing may be awaited
-            self._holder.abandon()
+            self._slots.abandon()
             raise
         except BaseException:
-            await self._holder.arelease()
+            await self._slots.arelease()
             raise
         return part
 
     def __del__(self) -> None:
         # Django closes no asynchronous body: one whose client left is just no longer used.
-        self._holder.abandon()
+        self._slots.abandon()
 
 
 # --- The thread. ---
@@ -169,49 +177,50 @@ class _AsyncBody:
 
 def _work() -> None:
     """Renew the leases of the slots that are held, and release what is left over; raises ``StoreError``."""
-    failure, renewed, late = None, set[Holder](), set[Holder]()
-    for (settler, _counter, lease_us), (bucket, due) in _due().items():
-        try:
-            _renew(settler, bucket, [holder.slot.id for holder in due], lease_us)
-            renewed.update(due)
-        except StoreError as error:
-            failure = error
-            late.update(due)
-    for holder in renewed - late:
-        holder.renew_at = time.monotonic() + holder.slot.lease_us / 3e6
+    failures = _renew()
+    left: dict[Keeper, list[Unreleased]] = {}
     for _ in range(len(unreleased)):
-        left = unreleased.popleft()
-        try:
-            done = time.monotonic() >= left.until or is_released(left.settler.decide(left.request))
-        except StoreError as error:
-            failure, done = error, False
-        if not done:
-            unreleased.append(left)
-    if failure:
-        raise failure
+        each = unreleased.popleft()
+        if time.monotonic() < each.until:
+            left.setdefault(each.keeper, []).append(each)
+    for keeper, waiting in left.items():
+        for batch in batched(waiting):
+            try:
+                keeper.release_slots([each.lease for each in batch])
+            except StoreError as error:
+                failures.append(error)
+                unreleased.extend(batch)
+    if failures:
+        raise failures[0]
 
 
-def _due() -> dict[tuple[Settler, object, int], tuple[Bucket, list[Holder]]]:
-    """Return the holders whose slots are due, by what one command renews: settler, counter, lease (µs)."""
-    now, due = time.monotonic(), dict[tuple[Settler, object, int], tuple[Bucket, list[Holder]]]()
-    for reference in list(holders.values()):
-        holder = reference()
-        if holder is None or now < holder.renew_at:
-            continue
-        for held in holder.held:
-            group = held.settler, held.bucket.counter, holder.slot.lease_us
-            due.setdefault(group, (held.bucket, []))[1].append(holder)
-    return due
+def _renew() -> list[StoreError]:
+    """Renew the leases of all slots that are held, many by one command; returns what failed."""
+    failures, held = list[StoreError](), dict[Keeper, list[tuple[Slots, Lease]]]()
+    for reference in running.valuerefs():
+        if (slots := reference()) is not None:
+            for keeper, lease in slots.held:
+                held.setdefault(keeper, []).append((slots, lease))
+    for keeper, leases in held.items():
+        for batch in batched(leases):
+            try:
+                count = keeper.renew_slots([lease for _slots, lease in batch])
+            except StoreError as error:
+                failures.append(error)
+                continue
+            ended = [lease for slots, lease in batch if not slots.holds(keeper, lease.bucket)]
+            # Released meanwhile, and so perhaps taken again just now.
+            unreleased.extend(Unreleased(keeper, each, time.monotonic() + each.length_us / 1e6) for each in ended)
+            if (lost := len(batch) - len(ended) - count) > 0:
+                text = f"{lost} of {len(batch)} running requests have lost a slot"
+                note_problem("slots", f"{text}, as their leases ended and others took their places")
+    return failures
 
 
-def _renew(settler: Settler, bucket: Bucket, slot_ids: list[int], lease_us: int) -> None:
-    if isinstance(settler, LocalLimiter):
-        steps = settler.renew(bucket, tuple(slot_ids), lease_us)
-    elif isinstance(settler, StoreSettler):
-        steps = settler.limiter.renew_steps(bucket, slot_ids, lease_us)
-    else:  # a limiter that the project has made: its slots are held for the time of a lease
-        return
-    run(steps)
+def batched(values: list[T]) -> Iterator[list[T]]:
+    """Yield the values, as many at a time as one command takes."""
+    for at in range(0, len(values), _BATCH):
+        yield values[at : at + _BATCH]
 
 
 def _pause() -> float:

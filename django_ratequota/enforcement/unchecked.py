@@ -36,7 +36,7 @@ class FirstCheck(RequestCheck):
         if "ratequota" in vars(self.http) or is_free(self.limiter, self.exemption, self.method):
             return None
         self.caller, self.identified = Unidentified(self.request), True
-        decision = yield from self.decide()
+        decision = yield from self.evaluate()
         resolution = self.resolution
         if not decision.allowed and (resolution is None or (yield from self._binds_everybody(decision, resolution))):
             return (yield from self.assign(self.record(decision, decision)))
@@ -59,10 +59,10 @@ class FirstCheck(RequestCheck):
             return None
         return (yield from self.assign(decision))
 
-    def ask(self, resolution: Resolution, revision: int | None) -> Generator[Step, Any, Decision]:
-        """Ask nothing where no policy is counted per ip."""
+    def enforce(self, resolution: Resolution, revision: int | None) -> Generator[Step, Any, Decision]:
+        """Check nothing where no policy is counted per ip."""
         if resolution.buckets or resolution.blocked_by or resolution.unreadable:
-            return (yield from super().ask(resolution, revision))
+            return (yield from super().enforce(resolution, revision))
         self.resolution = None
         return Decision(allowed=True)
 

@@ -1,4 +1,4 @@
-"""Decisions on a Cluster: one atomic call per subject, as each subject may live on a server of its own.
+"""Checks on a Cluster: one atomic call per subject, as each subject may live on a server of its own.
 
 The subjects of this caller alone come first, shared ones (everyone, plan) last. When one of them refuses, or its
 store fails, the units that the calls before it charged are given back. Each refund is tried, whatever became of the
@@ -7,81 +7,142 @@ others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+import logging
+import time
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import replace
 from typing import Any
 
-from ..exceptions import StoreError, StoreLeftAlone
-from .decision import Charges, Decision, LimitRequest, Slot, Steps, charges_of, take_all
-from .slots import releasing
-from .types import BucketStatus
+from ..exceptions import NewerRevision, StoreError, StoreLeftAlone
+from ..store.commands import Command
+from .decision import Charges, Decision, LimitRequest, Link, Steps, charges_of, take_all
+from .protocol import ScriptBackend
+from .slots import Lease, Slots
+from .types import Bucket, BucketStatus
 
-#: Returns the steps of one atomic call over the buckets of one subject.
-AtomicCall = Callable[[LimitRequest], Steps]
+logger = logging.getLogger("django_ratequota")
+
+_REVISION_SECONDS = 1.0
 
 
-def decide_per_subject(call: AtomicCall, request: LimitRequest) -> Steps:
-    """Return the steps of a verb over buckets of any subjects; raises ``StoreError``.
+class LookForChanges:
+    """A link of a limiter's chain: reads the revision once a second.
 
-    The statuses have the buckets' order. A refusal leaves out buckets whose server failed after it.
+    It cannot be read with every decision, as its key is on one server and most buckets are on others.
     """
-    decisions: list[Decision] = []
-    failure: StoreError | None = None
-    subjects = sorted(dict.fromkeys(bucket.subject for bucket in request.buckets), key=_is_shared)
-    for subject in subjects:
-        places = [at for at, bucket in enumerate(request.buckets) if bucket.subject == subject]
-        own = request.part(places)._replace(revision=None)  # which is compared apart
-        # After a refusal, the other subjects are read, not charged.
-        refused = not all(decision.allowed for decision in decisions)
+
+    def __init__(self, below: Link, backend: ScriptBackend, forget: Callable[[], None]) -> None:
+        """``forget`` drops what was decided by superseded policies."""
+        self._below, self._backend, self._forget = below, backend, forget
+        # When it was last asked for (monotonic, seconds), and whether that failed.
+        self._asked_at = -_REVISION_SECONDS
+        self._revision_unread = False
+
+    def ask(self, request: LimitRequest) -> Steps:
+        # Nobody asks again while one request does, nor right after that failed.
+        if request.revision is not None and time.monotonic() - self._asked_at >= _REVISION_SECONDS:
+            yield from self._compare(request.revision)
+        return (yield from self._below.ask(request))
+
+    def _compare(self, revision: int | None) -> Generator[Command, Any, None]:
+        """Compare the revision with the stored one; raises ``NewerRevision``.
+
+        A failure costs no decision: the server of the revision's key need not be the one that decides.
+        """
+        self._asked_at = time.monotonic()
+        unread, self._revision_unread = self._revision_unread, False
         try:
-            decision = yield from call(own._replace(mode="peek") if refused else own)
-        except StoreError as error:
-            if refused:
-                continue  # a server that is down does not undo a refusal
-            if request.mode == "check":
-                yield from _give_back(call, decisions, request.slot)
-            elif request.mode == "refund":
-                failure = error
-                continue
-            if decisions and isinstance(error, StoreLeftAlone):
-                raise StoreError(error.reason, str(error)) from error  # to other servers, something was sent
+            # Not a peek, which would publish nothing where there is no revision.
+            request = LimitRequest(mode="check", buckets=(), cost=0, revision=revision)
+            yield from self._backend.ask(request)
+        except NewerRevision:
+            self._forget()
             raise
-        if request.mode == "check" and not refused and not decision.allowed:
-            decisions = yield from _give_back(call, decisions, request.slot)
-        decisions.append(decision)
-    if failure:
-        raise failure
-    statuses = {status.bucket.counter: status for decision in decisions for status in decision.statuses}
-    allowed = all(decision.allowed for decision in decisions)
-    # Each subject's server has a clock of its own.
-    units = max((decision.cost for decision in decisions), default=0) if allowed else 0
-    charges = Charges((charge for decision in decisions for charge in charges_of(decision)), units=units)
-    return Decision(
-        allowed=allowed,
-        statuses=tuple(statuses[bucket.counter] for bucket in request.buckets if bucket.counter in statuses),
-        at_us=max((decision.at_us for decision in decisions), default=0),
-        revision=request.revision or 0,
-        settler=request.settler,
-        cost=units,
-        _charges=charges if allowed else None,
-    )
+        except StoreError as error:
+            self._revision_unread = True
+            if not unread:
+                logger.warning("edits of policies take effect late, as their revision cannot be read: %s", error)
 
 
-def _give_back(call: AtomicCall, charged: list[Decision], slot: Slot | None) -> Generator[Any, Any, list[Decision]]:
-    """Refund the decisions, release their slots, and return them with their buckets' statuses after that."""
-    refunded = []
-    for decision in charged:
-        now: dict[object, BucketStatus] = {}
-        # One call for each cost, and one for the slots.
-        for refund in take_all(charges_of(decision)) + releasing(decision, slot):
+class EachSubject:
+    """A link of a limiter's chain: one call for each subject."""
+
+    def __init__(self, backend: ScriptBackend, freed: Callable[[Iterable[Bucket]], None]) -> None:
+        """``freed`` is told which buckets a refused check has given units back to."""
+        self._backend, self._freed = backend, freed
+
+    def ask(self, request: LimitRequest) -> Steps:
+        """Return the steps of a verb over buckets of any subjects; raises ``StoreError``.
+
+        The statuses have the buckets' order. A refusal leaves out buckets whose server failed after it.
+        """
+        self._backend.prepared(request.buckets)  # raises for invalid buckets before any of them is charged
+        decisions: list[Decision] = []
+        failure: StoreError | None = None
+        subjects = sorted(dict.fromkeys(bucket.subject for bucket in request.buckets), key=_is_shared)
+        for subject in subjects:
+            places = [at for at, bucket in enumerate(request.buckets) if bucket.subject == subject]
+            own = request.part(places)._replace(revision=None)  # which is compared apart
+            # After a refusal, the other subjects are read, not charged.
+            refused = not all(decision.allowed for decision in decisions)
             try:
-                after = yield from call(refund)
-            except StoreError:
-                continue  # its server fails now: the units stay charged until they drain or expire
-            now |= {status.bucket.counter: status for status in after.statuses}
-        statuses = tuple(now.get(status.bucket.counter, status) for status in decision.statuses)
-        refunded.append(replace(decision, statuses=statuses))
-    return refunded
+                decision = yield from self._backend.ask(own._replace(mode="peek") if refused else own)
+            except StoreError as error:
+                if refused:
+                    continue  # a server that is down does not undo a refusal
+                if request.mode == "check":
+                    yield from self._give_back(decisions, request.slots)
+                elif request.mode == "refund":
+                    failure = error
+                    continue
+                if decisions and isinstance(error, StoreLeftAlone):
+                    raise StoreError(error.reason, str(error)) from error  # to other servers, something was sent
+                raise
+            if request.mode == "check" and not refused and not decision.allowed:
+                decisions = yield from self._give_back(decisions, request.slots)
+            decisions.append(decision)
+        if failure:
+            raise failure
+        statuses = {status.bucket.counter: status for decision in decisions for status in decision.statuses}
+        allowed = all(decision.allowed for decision in decisions)
+        # Each subject's server has a clock of its own.
+        units = max((decision.cost for decision in decisions), default=0) if allowed else 0
+        charges = Charges((charge for decision in decisions for charge in charges_of(decision)), units=units)
+        return Decision(
+            allowed=allowed,
+            statuses=tuple(statuses[bucket.counter] for bucket in request.buckets if bucket.counter in statuses),
+            at_us=max((decision.at_us for decision in decisions), default=0),
+            revision=request.revision or 0,
+            settler=request.settler,
+            cost=units,
+            _charges=charges if allowed else None,
+        )
+
+    def _give_back(self, charged: list[Decision], slots: Slots | None) -> Generator[Any, Any, list[Decision]]:
+        """Refund the decisions, release their slots, and return them with their buckets' statuses after that."""
+        returned = []
+        for decision in charged:
+            now: dict[object, BucketStatus] = {}
+            for refund in take_all(charges_of(decision)):  # one call for each cost
+                try:
+                    after = yield from self._backend.ask(refund)
+                    now |= {status.bucket.counter: status for status in after.statuses}
+                except StoreError:
+                    continue  # its server fails now: the units stay charged until they drain or expire
+                finally:
+                    self._freed(refund.buckets)
+            taken = [status for status in decision.statuses if status.bucket.rate.concurrent and status.allowed]
+            if slots and taken:
+                try:
+                    yield from self._backend.release(
+                        [Lease(status.bucket, slots.id, slots.lease_us) for status in taken]
+                    )
+                    now |= {each.bucket.counter: replace(each, remaining=each.remaining + 1) for each in taken}
+                except StoreError:
+                    pass  # its lease ends
+            statuses = tuple(now.get(status.bucket.counter, status) for status in decision.statuses)
+            returned.append(replace(decision, statuses=statuses))
+        return returned
 
 
 def _is_shared(subject: str) -> bool:

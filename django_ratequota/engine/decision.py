@@ -13,6 +13,7 @@ from ..utils import forks
 from ..utils.sansio import adrive, drive
 from ..utils.shielding import shielded
 from .rates import BURST_ALGORITHMS
+from .slots import Slots
 from .types import Bucket, BucketStatus, check_cost
 
 T = TypeVar("T")
@@ -41,14 +42,6 @@ class Charged(NamedTuple):
     levels_us: tuple[int, ...]
 
 
-class Slot(NamedTuple):
-    """What a request takes of each ``concurrent`` bucket: one slot, until it is released or its lease ends."""
-
-    #: The request's own, from 1 to 2^53 - 1, so that taking, renewing and releasing its slots may be repeated.
-    id: int
-    lease_us: int
-
-
 class LimitRequest(NamedTuple):
     """What a limiter is asked: a verb, the buckets, and how many units. All but the first six fields by keywords."""
 
@@ -68,8 +61,8 @@ class LimitRequest(NamedTuple):
     charged: Charged | None = None
     #: Restores durable counts that the store does not have; None = these are 0.
     restore: Restore | None = None
-    #: What it takes of concurrent buckets, or a refund releases; None = a slot of its own, if it takes any.
-    slot: Slot | None = None
+    #: What a check takes of concurrent buckets; None = slots of its own, if it takes any.
+    slots: Slots | None = None
 
     def units(self) -> tuple[int, ...]:
         """Return the units of each bucket, in the buckets' order."""
@@ -96,13 +89,6 @@ class Settler(Protocol):
 
     def decide(self, request: LimitRequest) -> Decision: ...
     async def adecide(self, request: LimitRequest) -> Decision: ...
-
-
-class Releases(Protocol):
-    """Releases the slots of a request, once."""
-
-    def release(self) -> None: ...
-    async def arelease(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -170,8 +156,8 @@ class Decision:
     refusal_id: str = ""
     # Processes that divide the limits, see ``Charge``.
     _share: int = field(default=1, repr=False, compare=False)
-    #: What releases the slots that it has taken of concurrent buckets; None = it has taken none.
-    holder: Releases | None = field(default=None, repr=False, compare=False)
+    #: The request's slots of concurrent buckets; None = it has taken none.
+    slots: Slots | None = field(default=None, repr=False, compare=False)
     # The counters of its own check, where the request's earlier checks add statuses; None = all.
     _own: frozenset[object] | None = field(default=None, repr=False, compare=False)
     # The response headers, once rendered; a copy with other fields does not take them over.
@@ -182,16 +168,16 @@ class Decision:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.holder is not None:
-            self.holder.release()
+        if self.slots is not None:
+            self.slots.release()
 
     async def __aenter__(self) -> Decision:
         """``__enter__``, awaited."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self.holder is not None:
-            await self.holder.arelease()
+        if self.slots is not None:
+            await self.slots.arelease()
 
     @property
     def degraded(self) -> bool:
@@ -378,6 +364,12 @@ def _free_share(status: BucketStatus) -> float:
 
 #: The steps to a decision (see ``utils.sansio``).
 Steps = Generator[Command, Any, Decision]
+
+
+class Link(Protocol):
+    """A part of the way from a limiter to its store: it carries out a request, or asks the next link."""
+
+    def ask(self, request: LimitRequest) -> Steps: ...
 
 
 def charges_of(decision: Decision) -> Charges:

@@ -14,8 +14,9 @@ import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from ..exceptions import NewerRevision
 from ..utils import forks
-from .decision import Decision, LimitRequest
+from .decision import Decision, LimitRequest, Link, Steps
 from .types import Bucket, BucketStatus
 
 #: The number of changes before a request was sent to Redis, and when it was sent (µs).
@@ -68,8 +69,7 @@ class DenyCache:
     def learn(self, request: LimitRequest, decision: Decision, mark: Mark) -> None:
         """Keep a refusal by Redis."""
         if decision.allowed:
-            releases = request.mode == "refund" and request.slot is not None
-            if self._changes and request.mode != "peek" and not releases:
+            if self._changes and request.mode != "peek":
                 charged = [bucket for bucket in request.buckets if _place(bucket) in self._changes]
                 if charged:  # the waits of the refusals by these have grown
                     self.freed(charged)
@@ -130,6 +130,31 @@ class DenyCache:
         self._cleared = self._version
         self._denials.clear()
         self._changes.clear()
+
+
+class Repeating:
+    """A link of a limiter's chain: repeats the refusals in the cache, and learns others."""
+
+    def __init__(self, cache: DenyCache, below: Link) -> None:
+        self._cache, self._below = cache, below
+
+    def ask(self, request: LimitRequest) -> Steps:
+        cache, buckets = self._cache, request.buckets
+        known = cache.get(request) if buckets and request.mode == "check" else None
+        if known is not None:
+            return known
+        mark = cache.mark()
+        try:
+            decision = yield from self._below.ask(request)
+        except NewerRevision:
+            cache.clear()
+            raise
+        finally:
+            if request.mode == "refund":  # failed or not, as a lost reply does not tell
+                cache.freed(buckets)
+        if buckets:
+            cache.learn(request, decision, mark)
+        return decision
 
 
 def _key(request: LimitRequest) -> object:

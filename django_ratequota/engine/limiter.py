@@ -5,13 +5,11 @@
 
 Every verb takes buckets and returns a ``Decision`` whose statuses have the buckets' order and length. All raise
 ``StoreError`` when Redis gives no decision, and ``InvalidCost`` and ``InvalidBucket`` for invalid arguments. Each has
-an async twin with the prefix ``a``. ``steps`` are for callers that run them among their own.
+an async twin with the prefix ``a``.
 """
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import replace
 from datetime import UTC, tzinfo
@@ -24,22 +22,18 @@ from ..utils.histogram import Histogram
 from ..utils.sansio import adrive, drive
 from ..utils.shielding import shielded
 from .calendar_windows import check_zone
-from .crossslot import decide_per_subject
-from .decision import Decision, LimitRequest, Mode, Steps
-from .deny_cache import DenyCache
+from .crossslot import EachSubject, LookForChanges
+from .decision import Decision, LimitRequest, Link, Mode, Steps
+from .deny_cache import DenyCache, Repeating
 from .keys import check_prefix
 from .memory import Memory, Unlimited
-from .protocol import MAX_US, Raised, ScriptBackend, prepare
+from .protocol import MAX_US, Raised, ScriptBackend
 from .rates import MAX_UNITS, show
-from .slots import HeldSlot, Holder, new_slot
+from .slots import HeldSlot, Lease, Slots
 from .types import Bucket, check_cost
 
 if TYPE_CHECKING:
     from ..store.factory import Client
-
-logger = logging.getLogger("django_ratequota")
-
-_CLUSTER_REVISION_SECONDS = 1.0
 
 
 def _checked(clock: Callable[[], int]) -> Callable[[], int]:
@@ -62,6 +56,25 @@ def _no_defaults() -> dict[str, Any]:
 
 #: Returns the arguments of ``Limiter.open`` by the Django settings; ``runtime`` sets it.
 defaults: Callable[[], dict[str, Any]] = _no_defaults
+
+
+class _Timed:
+    """A link of a limiter's chain: how long decisions take, failed ones included."""
+
+    def __init__(self, below: Link, latency: Histogram) -> None:
+        self._below, self._latency = below, latency
+
+    def ask(self, request: LimitRequest) -> Steps:
+        began_at = self._latency.clock()
+        try:
+            decision = yield from self._below.ask(request)
+        except StoreLeftAlone:
+            raise
+        except StoreError:
+            self._latency.record(began_at)
+            raise
+        self._latency.record(began_at)
+        return decision
 
 
 class Limiter:
@@ -125,10 +138,12 @@ class Limiter:
         self.backend = backend(store, self.prefix, self.time_zone, clock)
         #: Whether it admits everything, because of ENABLED = False.
         self.unlimited = isinstance(self.backend, Unlimited)
-        # On a Cluster, where the revision cannot be read with every decision, as its key is on one server and most
-        # buckets are on others: when it was last asked for (monotonic, seconds), and whether that failed.
-        self._asked_at = -_CLUSTER_REVISION_SECONDS
-        self._revision_unread = False
+        # What a request passes on its way to the store, each link asking the next one.
+        servers = self.backend if store.clustered and isinstance(self.backend, ScriptBackend) else None
+        chain: Link = _Timed(EachSubject(servers, self.freed) if servers else self.backend, self.latency)
+        if self._deny_cache.enabled:
+            chain = Repeating(self._deny_cache, chain)
+        self._chain = LookForChanges(chain, servers, self._deny_cache.clear) if servers else chain
 
     def check(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:
         """Admit the request and charge every bucket ``cost`` units (1 where its rate counts requests), or refuse it.
@@ -212,11 +227,11 @@ class Limiter:
 
     def decide(self, request: LimitRequest) -> Decision:
         """Carry out a request; raises ``NewerRevision`` too, when it has a revision."""
-        return drive(self.steps(request), Call(self.store).do)
+        return drive(self.ask(request), Call(self.store).do)
 
     async def adecide(self, request: LimitRequest) -> Decision:
         """``decide``, awaited."""
-        return await adrive(self.steps(request), Call(self.store).ado)
+        return await adrive(self.ask(request), Call(self.store).ado)
 
     @property
     def now_us(self) -> int:
@@ -239,62 +254,46 @@ class Limiter:
         """
         return self.backend.raise_counters(totals)
 
-    def renew_steps(self, bucket: Bucket, slot_ids: Iterable[int], lease_us: int) -> Generator[Command, Any, int]:
-        """Return the step that prolongs the leases of slots of a concurrent bucket, and returns how many are held."""
-        return self.backend.renew(bucket, tuple(slot_ids), lease_us)
+    def renew_slots(self, leases: Iterable[Lease]) -> int:
+        """Prolong the leases of slots, or take them again if there is room; returns how many of these are held."""
+        return sum(map(int, drive(self.backend.renew(leases), self._send)))
+
+    def release_slots(self, leases: Iterable[Lease]) -> int:
+        """Release slots; returns how many of these were held. Harmless twice."""
+        return sum(map(int, drive(self.backend.release(leases), self._send)))
+
+    async def arelease_slots(self, leases: Iterable[Lease]) -> int:
+        """``release_slots``, awaited."""
+        released = await adrive(self.backend.release(leases), lambda command: Call(self.store).ado(command))
+        return sum(map(int, released))
+
+    def _send(self, command: Command) -> Any:
+        # On a Cluster they are many, so each has its own deadline.
+        return Call(self.store).do(command)
 
     def freed(self, buckets: Iterable[Bucket]) -> None:
         """Forget the refusals by these buckets, as ``raise_steps`` has refunded units."""
         self._deny_cache.freed(buckets)
 
-    def steps(self, request: LimitRequest) -> Steps:
+    def ask(self, request: LimitRequest) -> Steps:
         """Return the steps of a verb, for callers that drive them among steps of their own.
 
         Raises ``NewerRevision`` into the caller when policies newer than the request's have been published. Sends
         nothing when the deny cache holds the refusal.
         """
-        cost, deny_cache = request.cost, self._deny_cache
+        cost = request.cost
         if type(cost) is not int or not 0 <= cost <= MAX_UNITS:
             request = request._replace(cost=check_cost(cost))
-        mark = None
-        if deny_cache.enabled and request.buckets:
-            if request.mode == "check" and not (self.store.clustered and self._revision_is_due(request)):
-                known = deny_cache.get(request)
-                if known is not None:
-                    return known
-            mark = deny_cache.mark()
-        if request.mode == "check" and request.slot is None:
-            for bucket in request.buckets:
-                if bucket.rate.concurrent:
-                    return (yield from self._holding(request))
-        began_at = self.latency.clock()
-        try:
-            if self.store.clustered:
-                decision = yield from self._ask_each_server(request)
-            else:
-                decision = yield from self.backend.ask(request)
-        except NewerRevision:
-            deny_cache.clear()
-            raise
-        except StoreError as error:
-            if not isinstance(error, StoreLeftAlone):
-                self.latency.record(began_at)
-            raise
-        finally:
-            # Failed or not, as a lost reply does not tell. No refusal for want of a slot is kept.
-            if request.mode == "refund" and request.slot is None:
-                deny_cache.freed(request.buckets)
-        self.latency.record(began_at)
-        if mark is not None:
-            deny_cache.learn(request, decision, mark)
-        return decision
-
-    def _holding(self, request: LimitRequest) -> Steps:
-        """Return the steps of a check that takes a slot of its own, which its decision holds."""
-        slot = new_slot()
-        decision = yield from self.steps(request._replace(slot=slot))
-        decision.holder = Holder.of(decision, slot)
-        return decision
+        if request.mode == "check":
+            slots = request.slots
+            if slots is None:
+                for bucket in request.buckets:
+                    if bucket.rate.concurrent:
+                        slots = Slots()
+                        break
+            if slots is not None:
+                return slots.take(self, request._replace(slots=slots), self._chain.ask)
+        return self._chain.ask(request)
 
     def _request(self, mode: Mode, buckets: Iterable[Bucket], cost: int) -> LimitRequest:
         return LimitRequest(mode, tuple(buckets), cost, self)
@@ -306,42 +305,6 @@ class Limiter:
         if not 0 <= timeout <= MAX_US / 10**6:
             raise InvalidBucket(f"timeout must be seconds, 0 or more, not {timeout!r}")
         return self._request("acquire", (replace(bucket, queued=True),), cost)._replace(wait_us=int(timeout * 10**6))
-
-    def _ask_each_server(self, request: LimitRequest) -> Steps:
-        if self._revision_is_due(request):
-            yield from self._compare(request.revision)
-        # Raises for invalid buckets before any of them is charged.
-        prepare(self.prefix, self.time_zone, request.buckets)
-
-        def ask(part: LimitRequest) -> Steps:
-            try:
-                return (yield from self.backend.ask(part))
-            finally:
-                # By a refused check too, of buckets that it charged before.
-                if part.mode == "refund" and part.slot is None:
-                    self._deny_cache.freed(part.buckets)
-
-        return (yield from decide_per_subject(ask, request))
-
-    def _compare(self, revision: int | None) -> Generator[Command, Any, None]:
-        """Compare the revision with the stored one, on a Cluster; raises ``NewerRevision``.
-
-        A failure costs no decision: the server of the revision's key need not be the one that decides.
-        """
-        self._asked_at = time.monotonic()
-        unread, self._revision_unread = self._revision_unread, False
-        try:
-            # Not a peek, which would publish nothing where there is no revision.
-            request = LimitRequest(mode="check", buckets=(), cost=0, revision=revision)
-            yield from self.backend.ask(request)
-        except StoreError as error:
-            self._revision_unread = True
-            if not unread:
-                logger.warning("edits of policies take effect late, as their revision cannot be read: %s", error)
-
-    def _revision_is_due(self, request: LimitRequest) -> bool:
-        # Nobody asks again while one request does, nor right after that failed.
-        return request.revision is not None and time.monotonic() - self._asked_at >= _CLUSTER_REVISION_SECONDS
 
     def _reset_steps(self, buckets: Iterable[Bucket]) -> Generator[Command, Any, int]:
         buckets = tuple(buckets)

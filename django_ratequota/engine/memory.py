@@ -19,17 +19,15 @@ from ..exceptions import NewerRevision
 from ..store.base import Store
 from ..utils import forks
 from .calendar_windows import calendar_window
-from .decision import BY_HAND, CHARGING, Decision, LimitRequest, Slot, Steps
+from .decision import BY_HAND, CHARGING, Decision, LimitRequest, Steps
 from .protocol import Raised, bucket_keys
 from .rates import BURST_ALGORITHMS, CONCURRENT
-from .slots import MOST_LEASE_US, HeldSlot
+from .slots import FAR_US, HeldSlot, Lease
 from .types import Bucket, BucketStatus
 
 #: Most counters of a process, and of ``on_error = local``. The least recently used are forgotten, which resets their
 #: limits: a client that can make that many counters is held by none of them anyway.
 SIZE, LOCAL_SIZE = 100_000, 10_000
-#: A counter whose time is ahead by more than this and its period was charged under a wrong clock; as ``prelude.lua``.
-FAR_US = 60 * 10**6
 #: Most requests in a log that a refund passes on its way to the request charged; as ``sliding_window_log.lua``.
 MOST_BEHIND = 1000
 #: After this time a request that has found no slot is worth trying again; as ``concurrent.lua``.
@@ -50,8 +48,8 @@ class _Counter(ABC):
     period: int
     capacity: int
     window: tuple[int, int]
-    #: The slot that the request takes or releases.
-    slot: Slot | None = None
+    #: The slot that the request takes: its id, and how long its lease is.
+    slot: tuple[int, int] | None = None
 
     def advance(self) -> None:  # noqa: B027 - where units drain from charge to charge, nothing expires
         """Forget what has expired."""
@@ -294,53 +292,51 @@ class _Queue(_Counter):
             self.since = 0  # nothing to hold
 
 
-class _Held(NamedTuple):
-    """A slot: since when it is held, when its lease ends, and the units for which it counts."""
-
-    since: int
-    ends: int
-    units: int
-
-
-class _Slots(_Counter):
+class _Running(_Counter):
     """The slots of concurrent requests, by their ids."""
 
+    #: The processes that divide the limit.
+    share = 1
+
     def __init__(self) -> None:
-        self.held: dict[int, _Held] = {}
+        self.held: dict[int, HeldSlot] = {}
 
     def advance(self) -> None:
-        lease = self.slot.lease_us if self.slot else self.period
-        for name, (_since, ends, units) in list(self.held.items()):
-            if ends - self.now > MOST_LEASE_US + FAR_US:
-                self.held[name] = _Held(self.now, self.now + lease, units)
-            elif ends <= self.now:
-                del self.held[name]
+        self.held = {name: slot for name, slot in self.held.items() if slot.counts(self.now)}
 
     def used(self) -> int:
-        return sum(held.units for held in self.held.values())
+        return len(self.held) * self.share
 
     def has_own(self) -> bool:
         """Return whether the request's slot is held: it takes no second one."""
-        return self.slot is not None and self.slot.id in self.held
+        return self.slot is not None and self.slot[0] in self.held
 
     def full_at(self) -> int:
         return self.now + RETRY_US
 
     def charge(self, units: int) -> None:
         if self.slot:
-            known = self.held.get(self.slot.id)
-            since = known.since if known else self.now
-            self.held[self.slot.id] = _Held(since, self.now + self.slot.lease_us, units)
+            self.share = units
+            self.hold(*self.slot)
 
     def refund(self, units: int, took: _Took | None) -> None:
-        if self.slot:
-            self.held.pop(self.slot.id, None)
+        """Do nothing: a slot is no charge."""
 
-    def renew(self, slot_ids: Iterable[int], ends: int) -> int:
-        """Prolong the leases of these; returns how many of them are held."""
-        known = [one for one in slot_ids if one in self.held]
-        self.held.update({one: self.held[one]._replace(ends=ends) for one in known})
-        return len(known)
+    def hold(self, slot_id: int, lease_us: int) -> None:
+        """Take the slot, or prolong its lease."""
+        since = self.held[slot_id].since_us if slot_id in self.held else self.now
+        self.held[slot_id] = HeldSlot(slot_id, since, self.now + lease_us, lease_us)
+
+    def renew(self, lease: Lease) -> bool:
+        """Prolong a lease, and take a slot that has lapsed where there is room; returns whether it is held."""
+        room = self.used() + self.share <= self.capacity
+        if lease.slot_id in self.held or room:
+            self.hold(lease.slot_id, lease.length_us)
+        return lease.slot_id in self.held
+
+    def release(self, lease: Lease) -> bool:
+        """Release the slot; returns whether it was held."""
+        return self.held.pop(lease.slot_id, None) is not None
 
 
 _COUNTERS: dict[str, type[_Counter]] = {
@@ -348,7 +344,7 @@ _COUNTERS: dict[str, type[_Counter]] = {
     "sliding_window_log": _SlidingLog,
     "sliding_window_counter": _SlidingCounter,
     **dict.fromkeys(BURST_ALGORITHMS, _Meter),
-    CONCURRENT: _Slots,
+    CONCURRENT: _Running,
 }
 
 
@@ -392,7 +388,8 @@ class Memory:
         bucket_keys("", buckets)
         if request.revision is not None and self.revision > request.revision:
             raise NewerRevision(self.revision)
-        costs, slot = request.units(), request.slot
+        costs, slots = request.units(), request.slots
+        slot = (slots.id, slots.lease_us) if slots else None
         with self._lock:
             now = self._clock()
             at_us = request.charged.at_us if request.charged else now
@@ -430,22 +427,32 @@ class Memory:
             return sum(self._counters.pop(self._name(bucket, now)[0], None) is not None for bucket in buckets)
         yield
 
-    def renew(self, bucket: Bucket, slot_ids: tuple[int, ...], lease_us: int) -> Generator[Any, Any, int]:
+    def renew(self, leases: Iterable[Lease]) -> Generator[Any, Any, list[Any]]:
         """Prolong the leases of slots; returns how many of these are held."""
+        return [self._on_slots(leases, _Running.renew)]
+        yield
+
+    def release(self, leases: Iterable[Lease]) -> Generator[Any, Any, list[Any]]:
+        """Release slots; returns how many of these were held."""
+        return [self._on_slots(leases, _Running.release)]
+        yield
+
+    def _on_slots(self, leases: Iterable[Lease], do: Callable[[_Running, Lease], bool]) -> int:
+        count = 0
         with self._lock:
             now = self._clock()
-            counter = self._take(bucket, now, now, slot=Slot(0, lease_us))
-            self._keep(counter)
-            return counter.renew(slot_ids, now + lease_us) if isinstance(counter, _Slots) else 0
-        yield
+            for lease in leases:
+                counter = self._take(lease.bucket, now, now)
+                count += isinstance(counter, _Running) and do(counter, lease)
+                self._keep(counter)
+        return count
 
     def slots(self, bucket: Bucket) -> Generator[Any, Any, list[HeldSlot]]:
         """Return the slots that are held of a concurrent bucket."""
         with self._lock:
             now = self._clock()
             counter = self._take(bucket, now, now, peek=True)
-            held = counter.held if isinstance(counter, _Slots) else {}
-            return [HeldSlot(name, since, ends) for name, (since, ends, _units) in held.items()]
+            return list(counter.held.values()) if isinstance(counter, _Running) else []
         yield
 
     def raise_counters(self, totals: Raised) -> Generator[Any, Any, list[tuple[int, int, int]]]:
@@ -467,7 +474,7 @@ class Memory:
         return (*bucket.counter, window.first_day), window[:2]
 
     def _take(
-        self, bucket: Bucket, now: int, at_us: int, *, slot: Slot | None = None, peek: bool = False
+        self, bucket: Bucket, now: int, at_us: int, *, slot: tuple[int, int] | None = None, peek: bool = False
     ) -> _Counter:
         """Remove the bucket's counter around ``at_us`` and return it, told the terms; for a peek return a copy."""
         rate = bucket.rate
@@ -560,6 +567,24 @@ class LocalLimiter(Memory):
     async def adecide(self, request: LimitRequest) -> Decision:
         """``decide``, for async callers; it does not wait."""
         return self.decide(request)
+
+    def ask(self, request: LimitRequest) -> Steps:
+        """``decide``, as steps; a check's slots note what they hold here."""
+        if request.slots and request.mode == "check":
+            return request.slots.take(self, request, super().ask)
+        return super().ask(request)
+
+    def renew_slots(self, leases: Iterable[Lease]) -> int:
+        """Prolong the leases of slots; returns how many of these are held."""
+        return self._on_slots(leases, _Running.renew)
+
+    def release_slots(self, leases: Iterable[Lease]) -> int:
+        """Release slots; returns how many of these were held."""
+        return self._on_slots(leases, _Running.release)
+
+    async def arelease_slots(self, leases: Iterable[Lease]) -> int:
+        """``release_slots``, for async callers."""
+        return self.release_slots(leases)
 
 
 _memories: dict[tuple[str, tzinfo], Memory] = {}

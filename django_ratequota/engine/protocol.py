@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 from ..exceptions import InvalidBucket, NewerRevision, StoreError
 from ..store.base import Store
-from ..store.commands import Command, ScriptCall
+from ..store.commands import Command, Script, ScriptCall
 from .calendar_windows import calendar_window
-from .decision import CHARGING, Decision, LimitRequest, Slot, Steps
+from .decision import CHARGING, Decision, LimitRequest, Steps
 from .keys import bucket_key, revision_key, window_key
-from .scripts import DECIDE, PUBLISH, RAISE, RENEW
-from .slots import HeldSlot
+from .scripts import DECIDE, PUBLISH, RAISE, RELEASE, RENEW
+from .slots import HeldSlot, Lease
 from .types import Bucket, BucketStatus
 
 NO_REVISION = -1
@@ -70,10 +70,12 @@ class ScriptBackend:
         clock, at_us = self._clock, charged.at_us if charged else self.now_us
         known = NO_REVISION if request.revision is None else min(request.revision, MAX_US)
         since_us, restore = charged.at_us if charged else request.wait_us, request.restore
+        slots = request.slots
+        slot = (slots.id, slots.lease_us) if slots else None
         for _ in range(3):
             header = (mode, clock() if clock else 0, known, since_us)
-            asked = header, units, levels_us, restore is not None, request.slot
-            command, windows_us = prepared.command(asked, at_us)
+            terms = header, units, levels_us, restore is not None, slot
+            command, windows_us = prepared.command(terms, at_us)
             numbers = read_reply((yield command), len(buckets))
             outcome, allowed, now_us, stored = numbers[:4]
             if not clock:
@@ -92,27 +94,59 @@ class ScriptBackend:
                 at_us = now_us
         raise StoreError("clock", "the store's clock left three calendar windows in a row")
 
+    def prepared(self, buckets: tuple[Bucket, ...]) -> CheckCommand:
+        """Return what builds the commands about these buckets; raises ``InvalidBucket``."""
+        return prepare(self._prefix, self._zone, buckets)
+
     def reset(self, buckets: Iterable[Bucket]) -> Generator[Command, Any, int]:
         """Return the steps that delete the buckets' keys, and return how many there were."""
-        keys = prepare(self._prefix, self._zone, tuple(buckets)).keys_at(self.now_us)
+        keys = self.prepared(tuple(buckets)).keys_at(self.now_us)
         deleted = 0
         for together in self._by_server(keys):
             deleted += int((yield ("DEL", *together)))
         return deleted
 
-    def renew(self, bucket: Bucket, slot_ids: tuple[int, ...], lease_us: int) -> Generator[Command, Any, int]:
-        """Return the step that prolongs the leases of slots, and returns how many of these are held."""
-        packed = struct.pack(f">{len(slot_ids)}d", *slot_ids)
+    def renew(self, leases: Iterable[Lease]) -> Generator[Command, Any, list[Any]]:
+        """Return the steps that prolong the leases of slots, and return how many of these each server holds."""
+        packed: dict[str, bytes] = {}
+        for bucket, slot_id, length_us in leases:
+            key = bucket_key(self._prefix, bucket)
+            before = packed.get(key) or struct.pack(">d", bucket.rate.limit)
+            packed[key] = before + struct.pack(">dd", slot_id, length_us)
+        return self._of_slots(RENEW, packed)
+
+    def release(self, leases: Iterable[Lease]) -> Generator[Command, Any, list[Any]]:
+        """Return the steps that release slots, and return how many of these each server held."""
+        packed: dict[str, bytes] = {}
+        for bucket, slot_id, _length_us in leases:
+            key = bucket_key(self._prefix, bucket)
+            packed[key] = packed.get(key, b"") + struct.pack(">d", slot_id)
+        return self._of_slots(RELEASE, packed)
+
+    def _of_slots(self, script: Script, packed: dict[str, bytes]) -> Generator[Command, Any, list[Any]]:
         clock = self._clock() if self._clock else 0
-        return int((yield ScriptCall(RENEW, [bucket_key(self._prefix, bucket)], (clock, lease_us, packed))))
+        keys = self._by_server(list(packed))
+        return self._each([ScriptCall(script, some, (clock, *map(packed.get, some))) for some in keys])
+
+    def _each(self, calls: Iterable[ScriptCall]) -> Generator[Command, Any, list[Any]]:
+        """Return the steps of all calls, and their replies; a server that is down leaves the others' keys."""
+        replies, failure = list[Any](), None
+        for call in calls:
+            try:
+                replies.append((yield call))
+            except StoreError as error:
+                failure = error
+        if failure:
+            raise failure
+        return replies
 
     def slots(self, bucket: Bucket) -> Generator[Command, Any, list[HeldSlot]]:
         """Return the step that reads the slots of a concurrent bucket, and returns those that are held."""
         (value,) = yield ("MGET", bucket_key(self._prefix, bucket))
-        whole = isinstance(value, bytes) and len(value) % 24 == 0
-        stored = struct.iter_unpack(">ddd", value) if whole else ()
+        whole = isinstance(value, bytes) and len(value) % 32 == 0
+        stored = struct.iter_unpack(">dddd", value) if whole else ()
         found = [HeldSlot(*map(int, one)) for one in stored if all(map(math.isfinite, one))]
-        return [one for one in found if one.ends_us > self.now_us]
+        return [one for one in found if one.counts(self.now_us)]
 
     def raise_counters(self, totals: Raised) -> Generator[Command, Any, list[tuple[int, int, int]]]:
         """Return the steps that raise counters to the totals.
@@ -126,17 +160,13 @@ class ScriptBackend:
             )
             for (counter, first_day), (charged, refunded, ends_us) in totals.items()
         }
-        found, failure = list[tuple[int, int, int]](), None
-        for keys in self._by_server(list(packed)):
-            # One argument and one text as reply: the client takes longer for many than for the rest of the call.
-            call = ScriptCall(RAISE, keys, (b"".join([packed[key] for key in keys]),))
-            try:
-                found += struct.iter_unpack(">qqq", (yield call))
-            except StoreError as error:  # a server that is down leaves the others' keys
-                failure = error
-        if failure:
-            raise failure
-        return found
+        # One argument and one text as reply: the client takes longer for many than for the rest of the call.
+        calls = (
+            ScriptCall(RAISE, keys, (b"".join([packed[key] for key in keys]),))
+            for keys in self._by_server(list(packed))
+        )
+        replies = yield from self._each(calls)
+        return [counter for reply in replies for counter in struct.iter_unpack(">qqq", reply)]
 
     def publish(self) -> Generator[Command, Any, int]:
         """Return the step that stores a new revision, and return it."""
@@ -149,14 +179,14 @@ class ScriptBackend:
 
 #: What a command is built for: the script's first arguments (mode, clock in µs, the caller's revision, a time in µs),
 #: the cost of each bucket, how long after its charge each was full again (µs; empty = not known), whether no durable
-#: count may be missing, and the slot of its concurrent buckets.
-Asked = tuple[tuple[object, ...], tuple[int, ...], tuple[int, ...], bool, Slot | None]
+#: count may be missing, and the slot of its concurrent buckets: its id, and how long its lease is (µs).
+Terms = tuple[tuple[object, ...], tuple[int, ...], tuple[int, ...], bool, tuple[int, int] | None]
 
 
 class _Sent(NamedTuple):
     """A command, and for what it was built."""
 
-    made_for: Asked
+    made_for: Terms
     #: Since and until when its calendar windows are the current ones (µs).
     since_us: int
     until_us: int
@@ -175,7 +205,7 @@ class CheckCommand:
         self._zone, self._buckets = zone, buckets
         self._last: _Sent | None = None
 
-    def command(self, made_for: Asked, now_us: int) -> tuple[ScriptCall, list[int]]:
+    def command(self, made_for: Terms, now_us: int) -> tuple[ScriptCall, list[int]]:
         """Return the command, and the length of each bucket's window (µs)."""
         last = self._last
         if last is None or last.made_for != made_for or not last.since_us <= now_us < last.until_us:
@@ -190,7 +220,7 @@ class CheckCommand:
                 keys[at] = window_key(keys[at], calendar_window(unit, now_us, self._zone, bucket.anchor).first_day)
         return keys
 
-    def _build(self, made_for: Asked, now_us: int) -> _Sent:
+    def _build(self, made_for: Terms, now_us: int) -> _Sent:
         header, units, levels_us, complete, slot = made_for
         since_us, until_us, windows_us = 0, _FOREVER, list[int]()
         args: list[object] = [*header]
@@ -204,7 +234,7 @@ class CheckCommand:
             elif bucket.queued:
                 algorithm = "queue"
             elif rate.concurrent and slot is not None:
-                period_us, past = slot.lease_us, slot.id
+                past, period_us = slot
             windows_us.append(finish - start or rate.period_us)
             enforced = 1 if bucket.mode == "enforce" else 0
             args += (algorithm, rate.limit, period_us, rate.capacity, enforced, start, finish, cost, past)

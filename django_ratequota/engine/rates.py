@@ -20,7 +20,7 @@ DEFAULT_ALGORITHM = "token_bucket"
 #: The algorithm of ``20 concurrent``: how many requests run at once. It counts no requests over time, so it is no
 #: choice where ``ALGORITHMS`` are, and no default.
 CONCURRENT = "concurrent"
-#: Most concurrent requests of one counter, as the server keeps 24 bytes of each and reads all of them in each check.
+#: Most concurrent requests of one counter, as the server keeps 32 bytes of each and reads all of them in each check.
 MAX_CONCURRENT = 1000
 #: What a rate counts: the units that requests consume, or the requests themselves.
 COUNTS = ("units", "requests")

@@ -41,7 +41,9 @@ REPLAY = _compose("prelude", "memory", *_BRANCHES, "replay", flags=" flags=no-wr
 #: Stores a new revision of the policies.
 PUBLISH = _compose("publish")
 #: Prolongs the leases of slots.
-RENEW = _compose("renew")
+RENEW = _compose("prelude", "slots", "renew")
+#: Releases slots.
+RELEASE = _compose("prelude", "slots", "release")
 #: Raises counters of calendar windows to the ledger's totals.
 RAISE = _compose("raise")
 #: Stores a process's report on itself.
@@ -60,6 +62,6 @@ FORBIDDEN = _compose("forbidden_commands")
 
 def commands() -> list[str]:
     """Return the commands that the scripts call, and those that are sent without a script."""
-    sources = "".join(script.source for script in (DECIDE, RENEW, PUBLISH, RAISE, REPORT, COLLECT))
+    sources = "".join(script.source for script in (DECIDE, RENEW, RELEASE, PUBLISH, RAISE, REPORT, COLLECT))
     called = re.findall(r"\bp?call\('([A-Z]+)'", sources)
     return sorted({*called, "DEL", "HGETALL", "HMGET", "LRANGE", "MGET", "SET", "ZRANGE"})

@@ -1,8 +1,7 @@
 """The slots that a request holds of concurrent buckets, until it has ended.
 
-A slot is no charge and is never refunded. Its request releases it once, by the first of several chances. A release
-that fails is left in ``unreleased`` for a thread. If there is no thread, or the process is killed, the slot's lease
-ends.
+A slot is no charge and is never refunded. It is released by its id, which is harmless twice, and where it was never
+taken. So each bucket is noted before it is asked for a slot: whatever interrupts the check, nothing is left behind.
 """
 
 from __future__ import annotations
@@ -11,22 +10,23 @@ import itertools
 import os
 import secrets
 import time
-import weakref
 from collections import deque
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from ..exceptions import StoreError
+from ..exceptions import InvalidBucket, NewerRevision, StoreError, StoreLeftAlone
 from ..utils import forks
 from ..utils.shielding import shielded
-from .decision import Decision, LimitRequest, Settler, Slot
 from .types import Bucket
+
+if TYPE_CHECKING:
+    from .decision import LimitRequest, Steps
 
 #: Seconds of a lease, unless the caller knows better; and of the longest one (µs).
 LEASE_SECONDS = 60.0
 MOST_LEASE_US = 3600 * 10**6
-
-
+#: A lease may end this much (µs) later than it is long: servers' clocks differ. As ``prelude.lua``.
+FAR_US = 60 * 10**6
 #: How many ids a worker has before they start over, of 2^53.
 _IDS = 2**32
 
@@ -36,6 +36,7 @@ class _Ids:
 
     def __init__(self) -> None:
         self.begin()
+        forks.after_fork(self.begin)
 
     def begin(self) -> None:
         """Draw the number and the first id, as in a process that just started."""
@@ -49,6 +50,10 @@ class _Ids:
             forks.check()
         return self.number * _IDS + next(self._count) % _IDS
 
+    def has(self, slot_id: int) -> bool:
+        """Whether it is of this worker: a forked child must not release the slots of its parent."""
+        return forks.pid == os.getpid() and slot_id // _IDS == self.number
+
 
 ids = _Ids()
 
@@ -60,180 +65,145 @@ class HeldSlot(NamedTuple):
     since_us: int
     #: When its lease ends, unless it is renewed.
     ends_us: int
+    lease_us: int
 
     @property
     def worker(self) -> int:
         """The number of the worker that took it; any number if that is an older version."""
         return self.id // _IDS
 
+    def counts(self, now_us: int) -> bool:
+        """Whether it counts: its lease ends in the future, and no later than a lease may. As ``concurrent.lua``."""
+        return now_us < self.ends_us <= now_us + self.lease_us + FAR_US and self.lease_us <= MOST_LEASE_US
 
-class Held(NamedTuple):
-    """A slot of one bucket that a holder has."""
+
+class Lease(NamedTuple):
+    """One slot of a concurrent bucket, to be taken, renewed or released."""
 
     bucket: Bucket
-    settler: Settler
-    #: False = the store has not said whether it is held; so it is released, but not renewed.
-    sure: bool
-    #: Whether an earlier check had no reply: then a later refusal does not tell that there is no slot.
-    doubtful: bool = False
+    slot_id: int
+    length_us: int
+
+
+class Keeper(Protocol):
+    """What counts slots: a limiter. Its verbs return how many of the slots are, or were, held."""
+
+    def renew_slots(self, leases: Sequence[Lease]) -> int: ...
+    def release_slots(self, leases: Sequence[Lease]) -> int: ...
+    async def arelease_slots(self, leases: Sequence[Lease]) -> int: ...
 
 
 class Unreleased(NamedTuple):
-    """Slots that may be held by a request that has ended."""
+    """A slot that may be held by a request that has ended."""
 
-    settler: Settler
-    request: LimitRequest
-    #: When their leases have ended (monotonic seconds).
+    keeper: Keeper
+    lease: Lease
+    #: When the lease has ended (monotonic seconds).
     until: float
 
 
-#: The holders of this process that have slots, by their ids.
-holders: dict[int, weakref.ref[Holder]] = {}
-#: Bounded, as nothing may empty it where there is no thread; the oldest are dropped, as their leases end first.
+#: For a thread to release. Bounded, as there may be no thread; the oldest are dropped, as their leases end first.
 unreleased: deque[Unreleased] = deque(maxlen=10_000)
+forks.after_fork(unreleased.clear)
+
+#: The keeper and the counter of a slot.
+_Name = tuple[Keeper, tuple[object, ...]]
 
 
-def new_slot(lease_seconds: float = LEASE_SECONDS) -> Slot:
-    """Return a slot with an id that no other request has."""
-    return Slot(ids.new(), round(lease_seconds * 10**6))
+class Slots:
+    """The slots of one request, all with one id."""
 
+    __slots__ = ("__weakref__", "_asked", "_held", "id", "lease_us")
 
-def releasing(decision: Decision, slot: Slot | None) -> list[LimitRequest]:
-    """Return what releases the slots that a decision has taken; nothing where it has taken none."""
-    taken = (status.bucket for status in decision.statuses if decision.allowed and status.allowed)
-    buckets = tuple(bucket for bucket in taken if bucket.rate.concurrent)
-    return [_release(buckets, slot)] if slot and buckets else []
-
-
-def _release(buckets: tuple[Bucket, ...], slot: Slot) -> LimitRequest:
-    return LimitRequest(mode="refund", buckets=buckets, costs=(1,) * len(buckets), slot=slot)
-
-
-def is_released(answer: Decision) -> bool:
-    """Return whether a release has reached what counts its slots."""
-    return answer.error in ("", "local")
-
-
-class Holder:
-    """The slots of one request: those that it holds, and those of which it is not known."""
-
-    __slots__ = ("__weakref__", "_held", "renew_at", "slot")
-
-    def __init__(self, slot: Slot) -> None:
-        self.slot = slot
-        #: When its leases are due to be renewed (monotonic seconds).
-        self.renew_at = time.monotonic() + slot.lease_us / 3e6
-        # By settler and counter. Each entry is removed by one caller only, as ``pop`` is atomic.
-        self._held: dict[tuple[Settler | None, object], Held] = {}
-
-    @classmethod
-    def of(cls, decision: Decision, slot: Slot) -> Holder | None:
-        """Return the holder of what an admitted decision has taken; None where that is nothing."""
-        holder = cls(slot)
-        holder.decided(decision)
-        return holder if holder._held else None
+    def __init__(self, lease_seconds: float = LEASE_SECONDS) -> None:
+        #: From 1 to 2^53 - 1.
+        self.id = ids.new()
+        self.lease_us = round(lease_seconds * 10**6)
+        # Those that are held, and those that may be: asked for, without a reply, or being released.
+        self._held: dict[_Name, Lease] = {}
+        self._asked: dict[_Name, Lease] = {}
 
     @property
-    def held(self) -> list[Held]:
-        """The slots that are known to be held."""
-        return [held for held in list(self._held.values()) if held.sure]
+    def held(self) -> list[tuple[Keeper, Lease]]:
+        """Those that are held, to be renewed."""
+        return [(keeper, lease) for (keeper, _counter), lease in list(self._held.items())]
 
-    def asks(self, settler: Settler, buckets: Iterable[Bucket]) -> None:
-        """Note that these buckets are about to be asked for a slot, whose fate is unknown until ``decided``."""
-        for bucket in buckets:
-            if not bucket.rate.concurrent:
-                continue
-            self._note(Held(bucket, settler, sure=False, doubtful=(settler, bucket.counter) in self._held))
+    def holds(self, keeper: Keeper, bucket: Bucket) -> bool:
+        """Whether the request has this slot now."""
+        return (keeper, bucket.counter) in self._held
 
-    def _note(self, held: Held) -> None:
-        self._held[held.settler, held.bucket.counter] = held
-        holders[self.slot.id] = weakref.ref(self)
+    def take(self, keeper: Keeper, request: LimitRequest, ask: Callable[[LimitRequest], Steps]) -> Steps:
+        """Return the steps of a check that takes a slot of each concurrent bucket; its decision holds them."""
+        asked = {
+            (keeper, bucket.counter): Lease(bucket, self.id, self.lease_us)
+            for bucket in request.buckets
+            if bucket.rate.concurrent
+        }
+        new = [name for name in asked if name not in self._asked and name not in self._held]
+        self._asked |= asked
+        try:
+            decision = yield from ask(request)
+        except (NewerRevision, StoreLeftAlone, InvalidBucket):  # nothing was taken
+            self._forget(new)
+            raise
+        except StoreError:
+            self._asked |= asked  # another check at once may have dropped them
+            raise
+        taken = {status.bucket for status in decision.statuses if decision.allowed and status.allowed}
+        self._held |= {name: lease for name, lease in asked.items() if lease.bucket in taken}
+        self._forget(new)
+        if self._held or self._asked:
+            decision.slots = self
+        return decision
 
-    def spared(self, settler: Settler | None, buckets: Iterable[Bucket]) -> None:
-        """Note that these buckets have given no slot, as they refused or were not asked after all."""
-        for bucket in buckets:
-            name = settler, bucket.counter
-            if (held := self._held.get(name)) and not held.sure and not held.doubtful:
-                self._held.pop(name, None)
-        if not self._held:
-            holders.pop(self.slot.id, None)
-
-    def decided(self, decision: Decision) -> None:
-        """Note which slots the decision has taken."""
-        settler = decision.settler
-        if settler is None:
-            return
-        refused = []
-        for status in decision.statuses:
-            bucket = status.bucket
-            if not (decision.allowed and status.allowed):
-                refused.append(bucket)
-            elif bucket.rate.concurrent:
-                self._note(Held(bucket, settler, sure=True))
-        self.spared(settler, refused)
-
-    def take(self, kept: frozenset[object] = frozenset()) -> list[tuple[Settler, LimitRequest]]:
-        """Return what releases the slots, to be carried out by the caller; those in the ``kept`` counters stay."""
-        taken: dict[Settler, list[Bucket]] = {}
-        for name in list(self._held):
-            held = None if name[1] in kept else self._held.pop(name, None)
-            if held is not None:
-                taken.setdefault(held.settler, []).append(held.bucket)
-        if not self._held:
-            holders.pop(self.slot.id, None)
-        return [(settler, _release(tuple(buckets), self.slot)) for settler, buckets in taken.items()]
-
-    def release(self) -> None:
-        """Release all slots; what the store does not answer is left to the thread."""
-        for settler, request in self.take():
+    def release(self, kept: frozenset[object] = frozenset()) -> None:
+        """Release the slots, but for those of the ``kept`` counters; those that fail are left to the thread."""
+        for keeper, leases in self._ending(kept).items():
             try:
-                self.note(settler, request, settler.decide(request))
+                keeper.release_slots(list(leases.values()))
             except StoreError:
-                self._leave(settler, request)
+                self._leave(keeper, leases)
+            # Last, so that after an interrupted release the next chance repeats it.
+            self._forget(leases)
 
-    async def arelease(self) -> None:
+    async def arelease(self, kept: frozenset[object] = frozenset()) -> None:
         """``release``, awaited; it goes on when the awaiting task is cancelled."""
-        taken = self.take()
-        if taken:
-            await shielded(self._arelease(taken))
+        if by_keeper := self._ending(kept):
+            await shielded(self._arelease(by_keeper))
 
-    async def _arelease(self, taken: list[tuple[Settler, LimitRequest]]) -> None:
-        for done, (settler, request) in enumerate(taken):
+    async def _arelease(self, by_keeper: dict[Keeper, dict[_Name, Lease]]) -> None:
+        for keeper, leases in by_keeper.items():
             try:
-                self.note(settler, request, await settler.adecide(request))
+                await keeper.arelease_slots(list(leases.values()))
             except StoreError:
-                self._leave(settler, request)
-            except BaseException:  # the event loop ends
-                for left in taken[done:]:
-                    self._leave(*left)
-                raise
+                self._leave(keeper, leases)
+            self._forget(leases)
 
     def abandon(self) -> None:
         """Leave the release to the thread, where nothing may wait."""
-        for settler, request in self.take():
-            self._leave(settler, request)
+        for keeper, leases in self._ending().items():
+            self._leave(keeper, leases)
+            self._forget(leases)
 
-    def note(self, settler: Settler, request: LimitRequest, answer: Decision) -> None:
-        """Note how a release ended; the store's failures are errors of the answer."""
-        if not is_released(answer):
-            self._leave(settler, request)
+    def _ending(self, kept: frozenset[object] = frozenset()) -> dict[Keeper, dict[_Name, Lease]]:
+        """Return the slots that may be held, for release; from now on none of them is renewed."""
+        found: dict[Keeper, dict[_Name, Lease]] = {}
+        if (self._held or self._asked) and ids.has(self.id):
+            for name, lease in {**self._asked, **self._held}.items():
+                if name[1] not in kept:
+                    self._asked[name] = found.setdefault(name[0], {})[name] = lease
+                    self._held.pop(name, None)
+        return found
 
-    def _leave(self, settler: Settler, request: LimitRequest) -> None:
-        unreleased.append(Unreleased(settler, request, time.monotonic() + self.slot.lease_us / 1e6))
+    def _leave(self, keeper: Keeper, leases: dict[_Name, Lease]) -> None:
+        until = time.monotonic() + self.lease_us / 1e6
+        unreleased.extend(Unreleased(keeper, lease, until) for lease in leases.values())
+
+    def _forget(self, names: Iterable[_Name]) -> None:
+        for name in names:
+            self._asked.pop(name, None)
 
     def __del__(self) -> None:
         # Garbage is collected at any place, also where a lock is held: so this takes none, and sends nothing.
-        self.abandon()
-
-
-def _forget() -> None:
-    # A forked child has copies of its parent's slots, which it must not release.
-    for holder in [ref() for ref in holders.values()]:
-        if holder is not None:
-            holder._held.clear()
-    holders.clear()
-    unreleased.clear()
-    ids.begin()
-
-
-forks.after_fork(_forget)
+        if self._held or self._asked:
+            self.abandon()

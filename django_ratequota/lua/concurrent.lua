@@ -1,22 +1,26 @@
 -- concurrent: requests that run at the same time, each in a slot from its check until its release.
 --
--- Stores  one string of 24 bytes per slot: its id, since when it is held (µs), when its lease ends (µs) (big-endian
---         doubles). The period is how long a lease is, and b.id whose slot this is; nil = nobody's.
+-- Stores  one string of 32 bytes per slot: its id, since when it is held (µs), when its lease ends (µs), and how long
+--         the lease is (µs) (big-endian doubles). The period is the length of a lease, and b.id whose slot this is; nil
+--         = nobody's.
 -- Admits  when fewer than limit slots of others are held. An id that holds one already takes no second one.
--- Refund  releases the slot of this id, once; a lease that ended has released it before.
+-- Counts  a slot while the end of its lease is ahead, by at most the lease and FAR_US. All others are dropped by the
+--         first check that sees them, refused or not: so whatever happens to the clock, nobody waits longer for a slot
+--         that is not renewed, and setting the clock again does not bring it back.
+-- Release release.lua does it, by id; renew.lua prolongs leases.
 -- Never   waits for a slot: a refused request is told to try again after RETRY_US, as nobody knows when one is free.
 --         Never makes a table of the slots: with 1,000 of them, that took longer than all else.
 
-local RETRY_US, SIZE, MOST_BYTES = 1000000, 24, 24000
--- A lease that ends later was written under a wrong clock. The longest one: other workers may have another TTL.
-local MOST_US = 3600000000 + FAR_US
+local RETRY_US, SIZE, MOST_BYTES = 1000000, 32, 32000
+-- The longest lease; other workers may have another TTL.
+local MOST_US = 3600000000
 
--- Counts the slots, and finds the own one; false = there is a lease that has ended, or is of a wrong clock.
+-- Counts the slots, and finds the own one; false = there is one that counts no longer.
 local function scan(b, value, now)
   b.others, b.own, b.finish = 0, nil, now
   for at = 1, #value, SIZE do
-    local id, _, ends = struct.unpack('>ddd', value, at)
-    if not (ends > now and ends - now <= MOST_US) then
+    local id, _, ends, lease = struct.unpack('>dddd', value, at)
+    if not (ends > now and lease <= MOST_US and ends - now <= lease + FAR_US) then
       return false
     elseif id == b.id then
       b.own = at
@@ -28,15 +32,12 @@ local function scan(b, value, now)
   return true
 end
 
--- The slots whose leases have not ended; those of a wrong clock begin now.
-local function running(b, value, now)
+-- The slots that count.
+local function running(value, now)
   local parts = {}
   for at = 1, #value, SIZE do
-    local id, _, ends = struct.unpack('>ddd', value, at)
-    if ends - now > MOST_US then
-      b.rewound = true
-      parts[#parts + 1] = struct.pack('>ddd', id, now, now + b.period)
-    elseif ends > now then
+    local _, _, ends, lease = struct.unpack('>dddd', value, at)
+    if ends > now and lease <= MOST_US and ends - now <= lease + FAR_US then
       parts[#parts + 1] = value:sub(at, at + SIZE - 1)
     end
   end
@@ -48,7 +49,7 @@ local function check(b, value, now, _)
     value = ''
   end
   if not scan(b, value, now) then
-    value = running(b, value, now)
+    b.rewound, value = true, running(value, now)
     scan(b, value, now)
   end
   b.value = value
@@ -63,9 +64,7 @@ local function settle(b, units, now)
   if units and units > 0 then
     local since, ends = own and select(2, struct.unpack('>dd', value, own)) or now, now + b.period
     own, finish = own or #value + 1, ends > finish and ends or finish
-    value = value:sub(1, own - 1) .. struct.pack('>ddd', b.id, since, ends) .. value:sub(own + SIZE)
-  elseif units and units < 0 and own then
-    value = value:sub(1, own - 1) .. value:sub(own + SIZE)
+    value = value:sub(1, own - 1) .. struct.pack('>dddd', b.id, since, ends, b.period) .. value:sub(own + SIZE)
   end
   local held = #value / SIZE
   local full_at = held > 0 and now + RETRY_US or 0

@@ -66,7 +66,7 @@ def restore(buckets: tuple[Bucket, ...], at_us: int) -> Generator[Any, Any, None
 def peek(limiter: Limiter, call: Call, buckets: tuple[Bucket, ...]) -> Decision:
     """Return the state of the buckets, with what is to be restored; raises as ``Limiter.peek`` does."""
     restored = restore if ledger.is_kept(limiter) else None
-    steps = limiter.steps(LimitRequest(mode="peek", buckets=buckets, restore=restored))
+    steps = limiter.ask(LimitRequest(mode="peek", buckets=buckets, restore=restored))
     return drive(steps, lambda step: call_twin(step) if isinstance(step, Twins) else call.do(step))
 
 

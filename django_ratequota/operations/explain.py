@@ -11,7 +11,7 @@ from django.db import Error as DatabaseError
 from django.utils.translation import gettext as _
 
 from ..conf import settings
-from ..enforcement.on_error import decide
+from ..enforcement.on_error import enforce
 from ..enforcement.step_runner import Step, run
 from ..engine.decision import Decision, LimitRequest
 from ..engine.protocol import MAX_BUCKETS
@@ -118,7 +118,7 @@ def explain_caller(
             resolution = replace(resolution, cost=1 if cost is None else check_cost(cost))
         buckets = resolution.buckets[:MAX_BUCKETS] if everywhere else resolution.buckets
         asked = LimitRequest(mode="peek", buckets=buckets, cost=resolution.cost)
-        decision = yield from decide(limiter, resolution, asked)
+        decision = yield from enforce(limiter, resolution, asked)
         return Explanation(
             plan=plan_of(context),
             candidates=candidates,

@@ -126,13 +126,13 @@ class SceneLimiter(Limiter):
         _outside.limiter().publish()
         return super().publish()
 
-    def steps(self, request: LimitRequest) -> Steps:
+    def ask(self, request: LimitRequest) -> Steps:
         """Return the steps of a verb, noting its buckets."""
         if self._fixed and not request.buckets:  # nothing can be published, so it needs no Redis
             return Decision(allowed=True, revision=request.revision or 0, settler=request.settler)
         self._buckets |= {bucket.counter: bucket for bucket in request.buckets}
         self._used = True
-        return (yield from super().steps(request))
+        return (yield from super().ask(request))
 
     def forget_keys(self) -> None:
         """Delete its keys; if Redis fails, they expire by themselves, as do windows that the clock has left."""

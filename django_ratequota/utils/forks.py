@@ -21,8 +21,10 @@ pid = os.getpid()
 #: Return what to call in a child, or None once the object of a method is gone; in the order of registration.
 _callbacks: list[Callable[[], Callable[[], object] | None]] = []
 _locks: weakref.WeakSet[threading.Lock] = weakref.WeakSet()
-#: Held while a child renews its state, so that its other threads wait; a lock made before may never be released.
-_renewing: dict[int, threading.Lock] = {}
+#: Held by the thread that renews a child's state, for which its other threads wait; by process id, because a lock
+#: that was held at the fork may never be released.
+_renewing: dict[int, threading.RLock] = {}
+_is_renewing = False
 
 
 def after_fork(callback: Callback) -> Callback:
@@ -46,18 +48,22 @@ def lock() -> threading.Lock:
 
 def check() -> None:
     """Renew the state of this process if it was made for another one, once for all threads."""
-    global pid
+    global pid, _is_renewing
     own = os.getpid()
     if own == pid:
         return
-    with _renewing.setdefault(own, threading.Lock()):
-        if own == pid:
+    with _renewing.setdefault(own, threading.RLock()):
+        if own == pid or _is_renewing:  # a finalizer may pass a door meanwhile
             return
-        for held in list(_locks):
-            held._at_fork_reinit()  # type: ignore[attr-defined]
-        for callback in [alive for reference in list(_callbacks) if (alive := reference())]:
-            callback()
-        pid = own  # at last: an exception on the way leaves the rest to the next door
+        _is_renewing = True
+        try:
+            for held in list(_locks):
+                held._at_fork_reinit()  # type: ignore[attr-defined]
+            for callback in [alive for reference in list(_callbacks) if (alive := reference())]:
+                callback()
+            pid = own  # last, so that after an exception the next door begins again
+        finally:
+            _is_renewing = False
 
 
 os.register_at_fork(after_in_child=check)

@@ -6,12 +6,11 @@ import asyncio
 import gc
 import tempfile
 import threading
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import redis
@@ -28,11 +27,13 @@ from rest_framework.views import APIView
 from django_ratequota import Bucket, Limiter, Rate, acheck_caller, acheck_request, check_caller, check_request
 from django_ratequota.checks.database import check_concurrent
 from django_ratequota.decorators import ratequota
-from django_ratequota.engine.slots import HeldSlot, Holder, holders, new_slot, unreleased
+from django_ratequota.enforcement.slots import running
+from django_ratequota.engine.slots import HeldSlot, Lease, unreleased
 from django_ratequota.exceptions import StoreError
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.monitoring.health import health
 from django_ratequota.runtime import default_limiter
+from django_ratequota.utils import problems
 from tests.conftest import Check
 from tests.enforcement.test_check import CLOSED
 from tests.faults import poll
@@ -315,8 +316,8 @@ def test_requests_beyond_the_limit_are_refused() -> None:
 
 def test_a_refusal_leaves_nothing_to_release() -> None:
     with check_caller(scope="search"), check_caller(scope="search"):
-        refused: Any = check_caller(scope="search")
-        assert (refused.allowed, refused.holder.slot.id in holders) == (False, False)
+        refused = check_caller(scope="search")
+        assert (refused.allowed, refused.slots) == (False, None)
 
 
 def test_a_later_refusal_releases_the_slot() -> None:
@@ -402,22 +403,23 @@ def test_two_checks_of_a_request_at_once_lose_no_slot() -> None:
 
 
 def test_a_release_that_is_cancelled_is_left_to_the_thread() -> None:
-    class Ending:
+    class Ending(Limiter):
         """The limiter of an event loop that ends."""
 
-        async def adecide(self, _request: Any) -> Any:
+        async def arelease_slots(self, _leases: Any) -> Any:
             raise asyncio.CancelledError
 
-    holder, settler = Holder(new_slot()), cast(Any, Ending())
-    holder.asks(settler, [Bucket("user:1", Rate.parse("1 concurrent"))])
+    limiter = Ending()
 
     async def end() -> None:
+        decision: Any = await limiter.acheck([Bucket("user:1", Rate.parse("1 concurrent"))])
         with pytest.raises(asyncio.CancelledError):
-            await holder.arelease()
+            await decision.slots.arelease()
 
     unreleased.clear()
     async_to_sync(end)()
-    assert [left.settler for left in unreleased] == [settler]
+    gc.collect()
+    assert [left.keeper for left in unreleased] == [limiter]
     unreleased.clear()
 
 
@@ -523,43 +525,92 @@ def test_a_decision_that_nobody_refers_to_holds_none() -> None:
 
 def test_leases_are_renewed_while_the_slot_is_held(settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "CONCURRENCY_TTL": 30}
-    with check_caller(scope="search") as decision:
+    with check_caller(scope="search"):
         (taken,) = held()
-        holder, ends_us = cast(Any, decision).holder, taken.ends_us
         for _ in range(3):
-            assert 0 < holder.renew_at - time.monotonic() <= 10, "a third of the lease"
-            holder.renew_at = 0.0  # as if that had passed
-            poll(lambda: holder.renew_at, SECONDS, "its lease is renewed")
-            assert held()[0].ends_us > ends_us
             ends_us = held()[0].ends_us
+            poll(lambda ends_us=ends_us: held()[0].ends_us > ends_us, SECONDS, "its lease is renewed")
         assert (held()[0].id, held()[0].since_us) == (taken.id, taken.since_us)
     assert held() == []
 
 
 def test_a_renewal_that_fails_is_repeated_soon(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As another bucket of the request was renewed, the failed one waited as long, and its lease could end."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "CONCURRENCY_TTL": 1}
-    RatePolicy.objects.create(endpoint_id=_endpoint[0], rates="2 concurrent")
-    renew_steps, failed, renewed = Limiter.renew_steps, list[str](), list[str]()
+    renew, times = Limiter.renew_slots, list[bool]()
 
-    def renew(limiter: Limiter, bucket: Bucket, *arguments: Any) -> Any:
-        (failed if bucket.subject == "everyone" else renewed).append(bucket.subject)
-        if bucket.subject == "everyone":
+    def fail_twice(limiter: Limiter, leases: list[Lease]) -> int:
+        times.append(len(times) >= 2)
+        if not times[-1]:
             raise StoreError("connection", "lost")
-        return renew_steps(limiter, bucket, *arguments)
+        return renew(limiter, leases)
 
-    monkeypatch.setattr(Limiter, "renew_steps", renew)
-    with check_caller(user=42, scope="search") as decision:
-        holder: Any = decision.holder
-        due_at = holder.renew_at
-        poll(lambda: len(failed) >= 2 and renewed, SECONDS, "one is renewed, and the other fails twice")
-        assert holder.renew_at == due_at
+    monkeypatch.setattr(Limiter, "renew_slots", fail_twice)
+    with check_caller(user=42, scope="search"):
+        poll(lambda: times[2:3], SECONDS, "it is renewed")
+        assert len(held()) == 1
 
 
-def test_the_lease_of_a_holder_that_is_gone_ends(settings: Any) -> None:
+@pytest.mark.parametrize("replied", [True, False])
+def test_a_slot_that_is_released_during_its_renewal_stays_free(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, replied: bool
+) -> None:
+    """A renewal takes a slot that has lapsed, and so one that was released while the command was on its way."""
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "CONCURRENCY_TTL": 30}
+    renew, release = Limiter.renew_slots, Limiter.release_slots
+    begun, released, renewed = threading.Event(), threading.Event(), threading.Event()
+
+    def late(limiter: Limiter, leases: list[Lease]) -> int:
+        begun.set()
+        assert released.wait(SECONDS)
+        count = renew(limiter, leases)
+        renewed.set()
+        return count
+
+    def before_it(limiter: Limiter, leases: list[Lease]) -> int:
+        count = release(limiter, leases)
+        released.set()
+        assert replied or renewed.wait(SECONDS)
+        return count
+
+    monkeypatch.setattr(Limiter, "renew_slots", late)
+    monkeypatch.setattr(Limiter, "release_slots", before_it)
+    with check_caller(scope="search"):
+        assert begun.wait(SECONDS)
+    assert renewed.wait(SECONDS)
+    poll(lambda: held() == [], SECONDS, "the thread has released it again")
+
+
+def test_a_slot_that_lapsed_is_taken_again_if_there_is_room(settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "CONCURRENCY_TTL": 30}
+    with check_caller(scope="search") as decision:
+        default_limiter().reset([status.bucket for status in decision.statuses])
+        poll(lambda: len(held()) == 1, SECONDS, "it is held again")
+    assert held() == []
+
+
+def test_a_slot_that_another_request_has_taken_meanwhile_is_logged(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "CONCURRENCY_TTL": 30}
+    renew = Limiter.renew_slots
+
+    def late(limiter: Limiter, leases: list[Lease]) -> int:
+        bucket = leases[0].bucket
+        limiter.reset([bucket])  # as if the lease had ended
+        assert renew(limiter, [Lease(bucket, number, 10**6) for number in (1, 2)]) == 2
+        return renew(limiter, leases)
+
+    monkeypatch.setattr(Limiter, "renew_slots", late)
+    with check_caller(scope="search"):
+        poll(lambda: "1 of 1 running requests" in problems.recent().get("slots", ""), SECONDS, "it is logged")
+        assert {slot.id for slot in held()} == {1, 2}, "the limit is never exceeded"
+
+
+def test_the_lease_of_a_worker_that_is_gone_ends(settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "CONCURRENCY_TTL": 1}
-    decision: Any = check_caller(scope="search")
-    decision.holder.take()  # as if its process had been killed: nothing is renewed or released
+    decision = check_caller(scope="search")
+    assert decision.slots is not None
+    running.pop(decision.slots.id)  # as if its process had been killed: nothing is renewed or released
     assert len(held()) == 1
     poll(lambda: held() == [], SECONDS, "the lease has ended")
 
@@ -578,7 +629,7 @@ def test_while_redis_is_down_on_error_decides(settings: Any, check: Check, on_er
 
 
 def test_a_slot_whose_reply_was_lost_is_released(monkeypatch: pytest.MonkeyPatch, check: Check) -> None:
-    steps = Limiter.steps
+    steps = Limiter.ask
 
     def lost(*args: Any) -> Any:
         yield from steps(*args)
@@ -586,7 +637,7 @@ def test_a_slot_whose_reply_was_lost_is_released(monkeypatch: pytest.MonkeyPatch
 
     request = request_from()
     with monkeypatch.context() as patched:
-        patched.setattr(Limiter, "steps", lost)
+        patched.setattr(Limiter, "ask", lost)
         assert check(request, "search").degraded
     assert len(held()) == 1
     request.close()
@@ -615,7 +666,8 @@ def test_a_slot_that_a_refusal_could_not_release_is_left_to_the_thread(
     request = request_from()
     assert check(request, "search").allowed
     with monkeypatch.context() as patched:
-        patched.setattr(Limiter, "steps", no_reply)
+        for verb in ("ask", "release_slots", "arelease_slots"):
+            patched.setattr(Limiter, verb, no_reply)
         assert not check(request, "closed").allowed
         assert len(held()) == 1
     poll(lambda: held() == [], SECONDS, "the thread has released it")

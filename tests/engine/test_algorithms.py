@@ -39,7 +39,7 @@ def ask_all(
     limiter.peek([])  # the script is loaded
     running, pipeline = [], client.pipeline(transaction=True)
     for clock.now_us, asked in asks:
-        steps = limiter.steps(LimitRequest(mode="check", buckets=(asked,)))
+        steps = limiter.ask(LimitRequest(mode="check", buckets=(asked,)))
         pipeline.execute_command(*next(steps))
         running.append(steps)
     decisions = []

@@ -201,7 +201,7 @@ def counted(limiter: Limiter, buckets: list[Bucket], verb: Mode = "check") -> tu
         commands.append(command[0])
         return limiter.store.execute(command)
 
-    decision = drive(limiter.steps(LimitRequest(mode=verb, buckets=tuple(buckets))), execute)
+    decision = drive(limiter.ask(LimitRequest(mode=verb, buckets=tuple(buckets))), execute)
     assert set(commands) == {"EVALSHA"}
     return decision, len(commands)
 

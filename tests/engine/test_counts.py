@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC
 from typing import Any
@@ -11,7 +12,7 @@ import redis
 from asgiref.sync import async_to_sync
 
 from django_ratequota import Bucket, Decision, Limiter, Rate
-from django_ratequota.engine.crossslot import decide_per_subject
+from django_ratequota.engine.crossslot import EachSubject
 from django_ratequota.engine.decision import LimitRequest, charges_of
 from django_ratequota.engine.protocol import ScriptBackend
 from django_ratequota.exceptions import OutOfTime, StoreError, StoreLeftAlone
@@ -25,6 +26,16 @@ from tests.support.threads import on_threads
 TOKENS = Bucket("user:1", Rate.parse("1000/day"))
 CALLS = Bucket("user:1", Rate.parse("10 requests/min"))
 BOTH = [TOKENS, CALLS]
+
+
+def each_subject(limiter: Limiter, ask: Callable[[LimitRequest], Any]) -> EachSubject:
+    """Return the link of a Cluster, whose servers are asked by ``ask``."""
+
+    class Servers(ScriptBackend):
+        def ask(self, request: LimitRequest) -> Any:
+            return ask(request)
+
+    return EachSubject(Servers(limiter.store, "rqtest", UTC, None), list)
 
 
 def remaining(decision: Decision) -> list[int]:
@@ -111,7 +122,7 @@ def test_a_cluster_counts_requests_once_and_gives_them_back(limiter: Limiter, cl
     def check(cost: int, everyone: Bucket) -> Decision:
         buckets = (*BOTH, everyone)
         backend = ScriptBackend(limiter.store, "rqtest", UTC, clock)
-        steps = decide_per_subject(backend.ask, LimitRequest(mode="check", buckets=buckets, cost=cost))
+        steps = EachSubject(backend, list).ask(LimitRequest(mode="check", buckets=buckets, cost=cost))
         return drive(steps, Call(limiter.store).do)
 
     assert remaining(check(0, shared)) == [1000, 9, 9]
@@ -137,7 +148,7 @@ def test_a_hung_server_leaves_time_to_refund_on_the_others(limiter: Limiter, han
         return backend.ask(part)
 
     with pytest.raises(StoreError, match="no reply"):
-        drive(decide_per_subject(ask, LimitRequest(mode="check", buckets=buckets)), limiter.store.execute)
+        drive(each_subject(limiter, ask).ask(LimitRequest(mode="check", buckets=buckets)), limiter.store.execute)
     refunded = [bucket.subject not in hanging for bucket in buckets[:2]]
     assert remaining(limiter.peek(buckets[:2])) == [1000 if free else 999 for free in refunded]
 
@@ -155,7 +166,7 @@ def test_a_cluster_is_left_alone_when_none_of_its_servers_was_asked(
 
     buckets = (TOKENS, replace(TOKENS, subject="everyone"))
     with pytest.raises(StoreError) as raised:
-        drive(decide_per_subject(ask, LimitRequest(mode="check", buckets=buckets)), limiter.store.execute)
+        drive(each_subject(limiter, ask).ask(LimitRequest(mode="check", buckets=buckets)), limiter.store.execute)
     assert (raised.type, raised.value.reason) == (error, "timeout")
 
 
@@ -170,7 +181,7 @@ def test_each_refund_by_hand_is_tried_although_another_fails(limiter: Limiter, c
             return backend.ask(part)
 
         def decide(self, request: LimitRequest) -> Decision:
-            return drive(decide_per_subject(self.ask, request), limiter.store.execute)
+            return drive(each_subject(limiter, self.ask).ask(request), limiter.store.execute)
 
     backend = ScriptBackend(limiter.store, "rqtest", UTC, clock)
     buckets = (TOKENS, replace(TOKENS, subject="everyone"))

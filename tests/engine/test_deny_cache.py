@@ -199,7 +199,7 @@ def test_charges_of_a_bucket_with_room_do_not_end_the_refusal(cached: Limiter, a
 
 def steps_of(limiter: Limiter, revision: int | None, buckets: list[Bucket] = MINUTE) -> Decision:
     request = LimitRequest(mode="check", buckets=tuple(buckets), revision=revision)
-    return drive(limiter.steps(request), Call(limiter.store).do)
+    return drive(limiter.ask(request), Call(limiter.store).do)
 
 
 def test_a_refusal_belongs_to_its_revision(cached: Limiter, asked: Callable[[], int]) -> None:
@@ -236,7 +236,7 @@ def interrupted(limiter: Limiter, meanwhile: Callable[[], object], revision: int
         meanwhile()
         return reply
 
-    return drive(limiter.steps(LimitRequest(mode="check", buckets=tuple(MINUTE), revision=revision)), do)
+    return drive(limiter.ask(LimitRequest(mode="check", buckets=tuple(MINUTE), revision=revision)), do)
 
 
 @pytest.mark.parametrize("change", ["refund", "reset"])

@@ -38,7 +38,7 @@ def run(limiter: Limiter, script: Script, keys: Sequence[str], args: Sequence[ob
 
 def judge(limiter: Limiter, *buckets: Bucket, revision: int, verb: Mode = "check") -> Decision:
     request = LimitRequest(mode=verb, buckets=tuple(buckets), revision=revision)
-    return drive(limiter.steps(request), limiter.store.execute)
+    return drive(limiter.ask(request), limiter.store.execute)
 
 
 def broken_script() -> Script:

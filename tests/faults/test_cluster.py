@@ -20,6 +20,7 @@ from django_ratequota import Bucket, Decision, Limiter, Rate, acheck_request, ch
 from django_ratequota.engine.decision import LimitRequest, Mode
 from django_ratequota.engine.keys import bucket_key, counter_name, revision_key
 from django_ratequota.engine.rates import ALGORITHMS
+from django_ratequota.engine.slots import Lease
 from django_ratequota.exceptions import NewerRevision, StoreError
 from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.monitoring import ledger
@@ -449,7 +450,7 @@ def test_units_held_by_a_refused_request_are_free_again_after_it(repeating: Limi
             seen.append(limiter.check([own(1)]))
         return reply
 
-    assert not drive(limiter.steps(asked(own(1), shared(1))), do).allowed
+    assert not drive(limiter.ask(asked(own(1), shared(1))), do).allowed
     assert not seen[0].allowed
     assert limiter.check([own(1)]).allowed
 
@@ -461,7 +462,7 @@ def test_no_refusal_is_repeated_when_the_look_for_edits_is_due(
     revision = other.publish()
 
     def check() -> Decision:
-        return drive(limiter.steps(asked(own(1), revision=revision)), limiter.store.execute)
+        return drive(limiter.ask(asked(own(1), revision=revision)), limiter.store.execute)
 
     check()
     assert not check().allowed
@@ -509,7 +510,7 @@ def test_a_count_is_restored_while_others_are_charged_once(
         return limiter.raise_steps({(counter_name(month), window.first_day): (30, 0, window.ends_us)})
 
     request = LimitRequest(mode=mode, buckets=(minute, month), cost=4, restore=restore)
-    drive(limiter.steps(request), limiter.store.execute)
+    drive(limiter.ask(request), limiter.store.execute)
     assert asked == [(month,)]
     assert left(limiter.peek([minute, month])) == pytest.approx(remaining, abs=2)
 
@@ -575,5 +576,5 @@ def test_slots_on_several_servers_are_taken_together(emptied: Cluster, limiter_o
         assert [len(limiter.slots(bucket)) for bucket in (mine, all_of_us)] == [1, 1]
         (slot,) = limiter.slots(all_of_us)
         for bucket in (mine, all_of_us):
-            assert drive(limiter.renew_steps(bucket, [slot.id], 60 * 10**6), limiter.store.execute) == 1
+            assert limiter.renew_slots([Lease(bucket, slot.id, 60 * 10**6)]) == 1
     assert [len(limiter.slots(bucket)) for bucket in (mine, all_of_us)] == [0, 0]

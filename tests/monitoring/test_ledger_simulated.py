@@ -17,7 +17,7 @@ import redis
 from django.db import OperationalError
 
 from django_ratequota import Bucket, Decision, Limiter, Rate
-from django_ratequota.enforcement.on_error import decide
+from django_ratequota.enforcement.on_error import enforce
 from django_ratequota.enforcement.settlement import StoreSettler
 from django_ratequota.engine.decision import LimitRequest
 from django_ratequota.engine.keys import window_key
@@ -101,7 +101,7 @@ class Simulation:
         buckets = self.buckets(customer)
         found: Any = SimpleNamespace(buckets=buckets, durable=True, blocked_by=(), unreadable=())
         request = LimitRequest(mode="check", buckets=buckets, cost=units, settler=StoreSettler(self.limiter))
-        decision = drive(decide(self.limiter, found, request), self.do)
+        decision = drive(enforce(self.limiter, found, request), self.do)
         if decision.allowed and not decision.error:
             self.note(True, buckets[0], units, decision.at_us, decision.at_us)
         return decision

@@ -13,9 +13,8 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from django_ratequota import Rate, check_caller, check_request
-from django_ratequota.engine.decision import LimitRequest, Slot
 from django_ratequota.engine.keys import statistics_key
-from django_ratequota.engine.slots import unreleased
+from django_ratequota.engine.slots import Lease, unreleased
 from django_ratequota.headers import decision_headers
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from django_ratequota.monitoring.alerts import crossings
@@ -133,8 +132,8 @@ def hold_as(worker: int, user: User, times: int = 1) -> None:
     with hold(user) as decision:
         bucket = decision.statuses[0].bucket
     for number in range(times):
-        slot = Slot(worker * 2**32 + number + 1, 60 * 10**6)
-        assert default_limiter().decide(LimitRequest(mode="check", buckets=(bucket,), slot=slot)).allowed
+        lease = Lease(bucket, worker * 2**32 + number + 1, 60 * 10**6)
+        assert default_limiter().renew_slots([lease]) == 1
 
 
 def explained(user: User, operator: Client) -> str:

@@ -96,6 +96,35 @@ def test_a_warm_request_enters_few_files_and_functions(
 
 
 @pytest.mark.django_db(transaction=True)
+def test_the_life_of_a_slot_takes_few_calls(
+    settings: Any, fresh_policies: None, recording: None, recorded_calls: Any
+) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": server.url(), "TIMEOUT": 5.0}
+    RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="search"), rates="2 concurrent")
+    user, limiter = User.objects.create(username="alice"), default_limiter()
+
+    def hold() -> None:
+        request = request_from(user)
+        decision = check_request(request, "search")
+        assert [len(limiter.slots(status.bucket)) for status in decision.statuses] == [1]
+        request.close()
+
+    def life() -> None:
+        request = request_from(user)
+        assert check_request(request, "search").slots is not None
+        request.close()
+
+    for _ in range(3):
+        hold()
+    files = [file for file, _function in recorded_calls(life) if "/testing/" not in file]
+    found = {"calls": len(files), "moves between files": sum(one != other for one, other in pairwise(files))}
+    for c in recorded_calls(life):
+        print(c[0].split("ratequota/")[1], c[1])
+    bounds = {"calls": 125, "moves between files": 80}
+    assert {name: found[name] for name in bounds if found[name] > bounds[name]} == {}
+
+
+@pytest.mark.django_db(transaction=True)
 def test_a_durable_count_takes_a_request_few_calls_more(
     alice: User, fresh_policies: None, checkpointing: None, recorded_calls: Any
 ) -> None:

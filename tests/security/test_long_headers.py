@@ -181,13 +181,13 @@ def test_a_long_list_of_proxies_is_looked_at_for_32_hops(read: list[str], forwar
 def subjects(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The subjects that Redis was asked about."""
     found: list[str] = []
-    steps = Limiter.steps
+    steps = Limiter.ask
 
     def begin(self: Limiter, request: LimitRequest) -> Any:
         found.extend(bucket.subject for bucket in request.buckets)
         return steps(self, request)
 
-    monkeypatch.setattr(Limiter, "steps", begin)
+    monkeypatch.setattr(Limiter, "ask", begin)
     return found
 
 

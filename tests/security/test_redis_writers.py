@@ -165,10 +165,10 @@ def test_processes_do_not_push_each_other_ahead(redis_client: redis.Redis, limit
     published, ahead = limiter.publish(), time.time_ns() // 1000 + 2 * DAY_US
     for _ in range(3):
         with pytest.raises(NewerRevision) as caught:
-            drive(limiter.steps(LimitRequest(mode="check", buckets=(), revision=ahead)), limiter.store.execute)
+            drive(limiter.ask(LimitRequest(mode="check", buckets=(), revision=ahead)), limiter.store.execute)
         assert (caught.value.revision, caught.value.instead_of) == (published, ahead)
         request = LimitRequest(mode="check", buckets=(), revision=published)
-        assert drive(limiter.steps(request), limiter.store.execute).allowed
+        assert drive(limiter.ask(request), limiter.store.execute).allowed
     assert redis_client.get(REVISION) == str(published).encode()
 
 

@@ -121,7 +121,7 @@ class TestManyEndpoints:
     def work(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         """What a look makes the app do: groups of policies that are compared, buckets that Redis is asked about."""
         done = {"groups": 0, "buckets": 0}
-        strongest, steps = resolver.strongest, Limiter.steps
+        strongest, steps = resolver.strongest, Limiter.ask
 
         def compare(*args: Any) -> Any:
             done["groups"] += 1
@@ -132,7 +132,7 @@ class TestManyEndpoints:
             return steps(self, request)
 
         monkeypatch.setattr(resolver, "strongest", compare)
-        monkeypatch.setattr(Limiter, "steps", ask)
+        monkeypatch.setattr(Limiter, "ask", ask)
         return done
 
     @pytest.mark.parametrize("count", thorough_after(1, [199, 2_000]))
