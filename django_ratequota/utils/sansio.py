@@ -21,7 +21,7 @@ def drive(steps: Generator[Step, Any, Result], do: Callable[[Step], Any]) -> Res
         while True:
             try:
                 result = do(step)
-            except Exception as error:
+            except BaseException as error:  # a cancellation too: what the generator holds is freed at once
                 step = steps.throw(error)
             else:
                 step = steps.send(result)
@@ -37,7 +37,7 @@ async def adrive(steps: Generator[Step, Any, Result], do: Callable[[Step], Await
         while True:
             try:
                 result = await do(step)
-            except Exception as error:
+            except BaseException as error:
                 step = steps.throw(error)
             else:
                 step = steps.send(result)
