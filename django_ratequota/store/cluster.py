@@ -70,7 +70,8 @@ class ClusterStore(Store):
 
     def steps(self, command: Command, always: bool) -> Steps:
         """Send to the owner of the command's key, following redirections; without a key, to any master."""
-        if self._slots is None or (self._stale and self._may_reload()):
+        if self._slots is None or (self._stale and time.monotonic() >= self._reload_at):
+            self._reload_at = time.monotonic() + _RELOAD_SECONDS
             yield from self._load_slots()
         slot = _slot(command)
         node, asking = self._owner(slot), False
@@ -133,17 +134,9 @@ class ClusterStore(Store):
             try:
                 host, port = self._remap(address)
                 address = str(host), int(port)
-            except Exception as error:  # it is the project's function, and must fail no request
+            except Exception as error:  # it is the project's function; it waits for nothing, and must fail no request
                 raise StoreError("configuration", f"address_remap fails for {address}: {error!r}") from error
         return self._node(address)
-
-    def _may_reload(self) -> bool:
-        with self._lock:
-            now = time.monotonic()
-            if now < self._reload_at:
-                return False
-            self._reload_at = now + _RELOAD_SECONDS
-            return True
 
     def _load_slots(self) -> Steps:
         """Read the slots' owners, asking first the nodes that did not fail last."""
@@ -167,9 +160,9 @@ class ClusterStore(Store):
         slots: list[Server | None] = [None] * 16384
         owners = set()
         for first, last, master, *_ in ranges:
-            name = master[0].decode() if isinstance(master[0], bytes) else master[0]
             # Unknown (empty, None or "?") means the host that replied.
-            owner = self._node_named((name if name and name != "?" else host, int(master[1])))
+            name = host if master[0] in (None, b"", b"?") else master[0].decode()
+            owner = self._node_named((name, int(master[1])))
             owners.add(owner)
             slots[first : last + 1] = [owner] * (last + 1 - first)
         self._slots, self._stale = slots, False

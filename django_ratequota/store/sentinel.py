@@ -78,7 +78,7 @@ class SentinelStore(Store):
             if address:
                 # The one that replied is asked first next time, before any dead one.
                 self.sentinels = [sentinel, *(other for other in sentinels if other is not sentinel)]
-                return self._use_master(_text(address[0]), int(address[1]))
+                return self._use_master(address[0].decode(), int(address[1]))
         raise StoreError("connection", f"no sentinel names the master of {self._service!r}: {problem}")
 
     def _use_master(self, host: str, port: int) -> Server:
@@ -90,7 +90,3 @@ class SentinelStore(Store):
                 before.retire()
         self._confirmed = True
         return master
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
