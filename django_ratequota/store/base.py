@@ -41,6 +41,15 @@ _MAX_QUEUED = 10
 _RECENT = 0.5
 
 
+class DeadlinePassed(TimeoutError):
+    """The time for connecting or for the decision is used up."""
+
+
+def is_alarm(error: BaseException | None) -> bool:
+    """Whether the handler of a signal raised this timeout: neither the system nor this package did."""
+    return isinstance(error, TimeoutError) and error.errno is None and not isinstance(error, DeadlinePassed)
+
+
 class ServerActivity:
     """What this process knows of one server, in monotonic seconds; 0 = never."""
 
@@ -86,6 +95,8 @@ class Budget:
     begun_at = 0.0
     left_at_begin: float
     left_at_send: float | None = None
+    #: Since when the connection of the present command had been idle; 0 = it has none.
+    idle_since = 0.0
     #: The server's activity while a task waits in the queue for a connection, else None.
     queued_for: ServerActivity | None = None
     #: Seconds counted in the queue since the last connection; seconds not counted, as slices were late; seconds not
@@ -133,7 +144,7 @@ class Budget:
     def wait(self, poll: Callable[[float], object]) -> None:
         """Call ``poll(milliseconds)``, which waits at most that long, until it returns something true.
 
-        Raises ``TimeoutError`` once the time is used up, after a last look.
+        Raises ``DeadlinePassed`` once the time is used up, after a last look.
         """
         while True:
             last, seconds = self.left < NOTHING, max(min(self.slice, self.left), _SHORTEST)
@@ -147,15 +158,15 @@ class Budget:
             if last:
                 break
             self.left -= seconds
-        raise TimeoutError("no reply in time")
+        raise DeadlinePassed("no reply in time")
 
     def wait_in_queue(self, ready: Callable[[float], object], queued_for: ServerActivity) -> None:
-        """Call ``ready(seconds)`` to wait one slice for a connection; raises ``TimeoutError`` where nothing is left.
+        """Call ``ready(seconds)`` to wait one slice for a connection; raises ``DeadlinePassed`` if no time is left.
 
         A late slice counts half: the thread that connects waits for the interpreter as well.
         """
         if self.left < NOTHING:
-            raise TimeoutError("no connection in time")
+            raise DeadlinePassed("no connection in time")
         begun = time.monotonic()
         ready(self.slice)
         took = time.monotonic() - begun
@@ -301,7 +312,7 @@ class Call:
         budget = self._begin(step)
         try:
             reply = step.server.threads.send(step.command, budget, step.asking)
-        except Exception as error:  # no request may fail by an error of redis-py
+        except step.server.errors as error:
             raise self._failed(step, budget, error) from error
         finally:
             if budget is not self._budget:
@@ -318,7 +329,7 @@ class Call:
         try:
             connections = await step.server.tasks()
             reply = await connections.send(step.command, budget, step.asking)
-        except Exception as error:  # no request may fail by an error of redis-py
+        except step.server.errors as error:
             raise self._failed(step, budget, error) from error
         finally:
             if budget is not self._budget:
@@ -343,11 +354,12 @@ class Call:
         if step.share < 1.0:
             budget = Budget(budget.left * step.share)
         budget.begun_at, budget.left_at_begin, budget.left_at_send = time.monotonic(), budget.left, None
+        budget.idle_since = 0.0
         return budget
 
     def _failed(self, step: Send, budget: Budget, error: Exception) -> StoreError:
         """Return the ``StoreError`` for the error of a step, counted by its breaker."""
-        failure: StoreError = step.server.failure(error)
+        failure: StoreError = step.server.failure(error, budget.idle_since)
         if failure.reason == "timeout" and not self._is_fault(step.server.activity, budget):
             failure = OutOfTime(self._store.timeout)
         if step.breaker is not None:

@@ -23,8 +23,8 @@ class ScriptCall(Command):
     """The command that runs a script by its SHA1; it is encoded once, however often it is sent."""
 
     script: Script
-    #: The encoded command; None until it is first sent.
-    packed: Any = None
+    #: The encoded command; empty until it is first sent.
+    packed = b""
 
     def __new__(cls, script: Script, keys: Sequence[str], args: Iterable[object]) -> ScriptCall:
         """``keys`` and ``args`` are the script's KEYS and ARGV."""

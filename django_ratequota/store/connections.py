@@ -19,34 +19,25 @@ from typing import Any
 import redis
 
 from ..utils import forks
-from .base import Budget, ServerActivity
+from .base import Budget, is_alarm
 from .commands import Command, ScriptCall
-from .pool import CONNECT_SECONDS, Idle, Pool
+from .pool import CONNECT_SECONDS, Attempt, Idle, Pool
 
 #: Most bytes that are read at once; redis-py's parser reads as many.
 _READ_SIZE = 65_536
-#: ``current.budget``: how long this thread's reads and writes may wait.
-current = threading.local()
 
 
 class Connections(Pool):
     """The connections of this process's threads."""
 
-    def __init__(self, connect: Callable[[float], Any], activity: ServerActivity, limit: int) -> None:
-        """``connect(seconds)`` makes a connection."""
-        self._make = connect
-        super().__init__(activity, limit)
-
     def send(self, command: Command, budget: Budget, asking: bool = False) -> Any:
         """Send one command once and return its reply, within ``budget``; raises what redis-py raises."""
-        connection, idle_since = self._take(budget)
+        connection, budget.idle_since = self._take(budget)
         budget.left_at_send, sent_at = budget.left, time.monotonic()
-        current.budget = budget
+        connection.link.budget = budget
         try:
-            reply = self._exchange(connection, command, asking)
-        except BaseException as error:
-            if isinstance(error, Exception):
-                self._activity.distrust(idle_since)
+            reply = connection.exchange(command, asking)
+        except BaseException:
             self._drop(connection)
             raise
         unused = self._put(connection, self._activity.replied(sent_at))
@@ -55,19 +46,6 @@ class Connections(Pool):
         if isinstance(reply, redis.exceptions.ResponseError):
             raise reply
         return reply
-
-    def _exchange(self, connection: Any, command: Command, asking: bool) -> Any:
-        """Send the command and return its reply, be it an error."""
-        try:
-            if asking:  # holds for the one command that follows
-                connection.send_packed_command(connection.pack_command("ASKING"))
-                connection.read_response()
-            connection.send_packed_command(pack(connection, command), check_health=False)
-            return connection.read_reply()
-        except redis.exceptions.ResponseError as error:
-            if isinstance(error, redis.exceptions.NoScriptError) and isinstance(command, ScriptCall):
-                return self._exchange(connection, command.text, asking)  # nothing ran
-            return error
 
     def _take(self, budget: Budget) -> Idle:
         """Return a connection that is ready to send, and since when it has been idle."""
@@ -78,33 +56,27 @@ class Connections(Pool):
                 connection, idle_since = self.idle.pop()
             except IndexError:
                 connection, idle_since = self._wait_for_one(budget)
-            usable = False
             try:
-                usable = idle_since > self._activity.stale_since and not connection.is_stale()
-            except (redis.exceptions.RedisError, OSError):
-                pass
-            finally:
-                if not usable:
-                    self._drop(connection)
-            if usable:
-                return connection, idle_since
+                if idle_since > self._activity.stale_since and not connection.is_stale():
+                    return connection, idle_since
+            except OSError as error:
+                if is_alarm(error):
+                    raise
+            self._drop(connection)
 
     def _wait_for_one(self, budget: Budget) -> Idle:
         """Wait in the queue for a connection, beginning connects meanwhile; raises the error of a connect."""
         waiter: Future[Idle] = Future()
-        with self._lock:
-            self.queue[waiter] = None  # before looking at idle ones, so that none that is returned goes unseen
-            self._serve_queue()
         try:
+            with self._lock:
+                self.queue[waiter] = None  # before looking at idle ones, so that none that is returned goes unseen
+                self._serve_queue()
             while not waiter.done():
                 self._connect_if_needed(budget)
                 budget.wait_in_queue(lambda seconds: wait([waiter], seconds), self._activity)
         except BaseException:
             with self._lock:
-                self.queue.pop(waiter, None)
-                if waiter.done() and waiter.exception() is None:  # it came meanwhile
-                    self.idle.append(waiter.result())
-                    self._serve_queue()
+                self._leave_queue(waiter)
             raise
         if error := waiter.exception():
             raise error.with_traceback(None)
@@ -114,41 +86,33 @@ class Connections(Pool):
     def _connect_if_needed(self, budget: Budget | None = None) -> None:
         """Connect in a thread; where the process can start no more threads, or ends, here and within the budget."""
         with self._lock:
-            began_at = self.begin_connect()
-        if began_at is None:
+            attempt = self.begin_connect()
+        if attempt is None:
             return
         try:
-            threading.Thread(target=self._connect, args=(began_at,), name="ratequota-connect", daemon=True).start()
+            threading.Thread(target=self._connect, args=(attempt,), name="ratequota-connect", daemon=True).start()
         except RuntimeError:
-            if budget is None:
-                with self._lock:
-                    self.connecting.remove(began_at)
-                return
-            self._connect(began_at, max(budget.left, 0.001))
-            budget.left -= time.monotonic() - began_at
+            if budget is not None:
+                self._connect(attempt, max(budget.left, 0.001))
+                budget.left -= time.monotonic() - attempt.began_at
 
-    def _connect(self, began_at: float | None, seconds: float = CONNECT_SECONDS) -> None:
+    def _connect(self, attempt: Attempt | None, seconds: float = CONNECT_SECONDS) -> None:
         """Make a connection, and more while callers wait for them."""
-        while began_at is not None:
+        while attempt is not None:
             try:
                 connection = self._make(seconds)
-            except BaseException as error:
+            except (redis.RedisError, OSError) as error:
                 with self._lock:
-                    self.connect_failed(
-                        error if isinstance(error, Exception) else RuntimeError(repr(error)), began_at
-                    )
+                    self.connect_failed(error, attempt)
                 return
             with self._lock:
-                self.connected(connection, began_at)
-                began_at = self.begin_connect()
+                self.connected(connection, attempt)
+                attempt = self.begin_connect()
 
     def _drop(self, connection: Any) -> None:
-        try:
-            connection.disconnect()
-        finally:
-            with self._lock:
-                self.open -= 1
-            self._connect_if_needed()
+        connection.disconnect()
+        self.open.discard(connection)
+        self._connect_if_needed()
 
     def close(self) -> None:
         """Close all idle connections."""
@@ -161,19 +125,20 @@ class Connections(Pool):
 
 
 class _PatientSocket:
-    """A non-blocking socket whose reads and writes wait, all together, as long as the thread's budget allows.
+    """A non-blocking socket whose reads and writes wait, all together, as long as its budget allows.
 
     redis-py's timeout starts again with each step: a slow server took six of them on a new connection.
     """
 
-    def __init__(self, sock: Any) -> None:
+    def __init__(self, sock: Any, budget: Budget) -> None:
         sock.setblocking(False)
         self._sock = sock
+        #: How long reads and writes may wait; each command sets its own.
+        self.budget = budget
         #: TLS may hold decrypted bytes that a poll does not report.
         self.encrypted = isinstance(sock, ssl.SSLSocket)
-        self._waits = True
-        #: Read already, and still to be parsed.
-        self.unparsed = b""
+        #: Read already and still to be parsed, the next part last.
+        self.unread: list[bytes] = []
         #: Waits some milliseconds for something to read.
         self.poll = _poll(sock)
 
@@ -181,24 +146,29 @@ class _PatientSocket:
         return getattr(self._sock, name)
 
     def settimeout(self, seconds: float | None) -> None:
-        """Do not wait for 0; any other wait is up to the budget."""
-        self._waits = seconds != 0
+        """Do nothing: any wait is up to the budget."""
 
-    def recv(self, size: int) -> bytes:
-        if self.unparsed:
-            data, self.unparsed = self.unparsed[:size], self.unparsed[size:]
-            return data
-        if self._waits and not self.encrypted:
-            current.budget.wait(self.poll)
+    def receive(self, size: int = _READ_SIZE) -> bytes:
+        """Return the bytes that have arrived."""
+        if not self.encrypted:
+            self.budget.wait(self.poll)
         while True:
             try:
                 return self._sock.recv(size)  # type: ignore[no-any-return]
             except (BlockingIOError, ssl.SSLWantReadError):
-                if not self._waits:
-                    raise
-                current.budget.wait(self.poll)
+                self.budget.wait(self.poll)
             except ssl.SSLWantWriteError:
-                current.budget.wait(_poll(self._sock, write=True))
+                self.budget.wait(_poll(self._sock, write=True))
+
+    def unreceive(self, data: bytes) -> None:
+        """Keep bytes for ``recv``, the last line apart: redis-py asks for it only if its reply ends there."""
+        last = data.rfind(b"\n", 0, -1) + 1
+        self.unread = [part for part in (data[last:], data[:last]) if part]
+
+    def recv(self, size: int) -> bytes:
+        if not self.unread:
+            self.unreceive(self.receive(size))
+        return self.unread.pop() if self.unread else b""
 
     def recv_into(self, buffer: bytearray) -> int:
         """For hiredis."""
@@ -211,9 +181,9 @@ class _PatientSocket:
             try:
                 sent = self._sock.send(data)
             except (BlockingIOError, ssl.SSLWantWriteError):
-                current.budget.wait(_poll(self._sock, write=True))
+                self.budget.wait(_poll(self._sock, write=True))
             except ssl.SSLWantReadError:
-                current.budget.wait(self.poll)
+                self.budget.wait(self.poll)
             else:
                 if sent >= len(data):
                     return
@@ -223,25 +193,45 @@ class _PatientSocket:
 class _Patient:
     """A connection of redis-py with such a socket."""
 
-    _link: _PatientSocket
+    link: _PatientSocket
 
     def _connect(self) -> Any:
-        self._link = _PatientSocket(super()._connect())  # type: ignore[misc]
-        return self._link
+        budget = Budget(self.socket_timeout)  # type: ignore[attr-defined]
+        self.link = _PatientSocket(super()._connect(), budget)  # type: ignore[misc]
+        return self.link
 
-    def read_reply(self) -> Any:
-        """Return the reply: a script's is one short text that arrives whole; redis-py parses all others."""
-        data = self._link.recv(_READ_SIZE)
-        start = data.find(b"\r\n", 0, 8) + 2
-        if data[:1] == b"$" and data[1 : start - 2] == b"%d" % (len(data) - start - 2) and data[-2:] == b"\r\n":
-            return data[start:-2]
-        self._link.unparsed = data
-        return self.read_response()  # type: ignore[attr-defined]
+    def exchange(self: Any, command: Command, asking: bool) -> Any:
+        """Send the command and return its reply, be it an error.
+
+        A script's reply is one short text that arrives whole; redis-py parses all others. It sends nothing itself,
+        because it would make an error of its own of whatever a signal's handler raises meanwhile.
+        """
+        link = self.link
+        try:
+            if asking:  # holds for the one command that follows
+                link.sendall(pack(self, ("ASKING",)))
+                self.read_response()
+            link.sendall(pack(self, command))
+            data = link.receive()
+            start = data.find(b"\r\n", 0, 8) + 2
+            if data[:1] == b"$" and data[1 : start - 2] == b"%d" % (len(data) - start - 2) and data[-2:] == b"\r\n":
+                return data[start:-2]
+            link.unreceive(data)
+            return self.read_response()
+        except redis.exceptions.ResponseError as error:
+            if isinstance(error, redis.exceptions.NoScriptError) and isinstance(command, ScriptCall):
+                return self.exchange(command.text, asking)  # nothing ran
+            return error
 
     def is_stale(self) -> bool:
-        """Whether the server has closed it, or sent something without a command."""
-        # With TLS, bytes that arrived may be no reply.
-        return bool(self._link.poll(0)) and bool(not self._link.encrypted or self.can_read())  # type: ignore[attr-defined]
+        """Whether the server has closed it, or sent more than it was asked for; may raise ``OSError``."""
+        link = self.link
+        if link.unread or not link.poll(0):
+            return bool(link.unread)
+        try:  # with TLS, bytes that arrived may be no reply
+            return not link.encrypted or link._sock.recv(1) is not None
+        except ssl.SSLWantReadError:
+            return False
 
 
 class PatientConnection(_Patient, redis.Connection):
@@ -256,11 +246,11 @@ class PatientUnixConnection(_Patient, redis.UnixDomainSocketConnection):
     """By a Unix socket."""
 
 
-def pack(connection: Any, command: Command) -> Any:
+def pack(connection: Any, command: Command) -> bytes:
     """Return the command as it is encoded on the wire."""
     if not isinstance(command, ScriptCall):
-        return connection.pack_command(*command)
-    command.packed = command.packed or connection.pack_command(*command)
+        return b"".join(connection.pack_command(*command))
+    command.packed = command.packed or b"".join(connection.pack_command(*command))
     return command.packed
 
 

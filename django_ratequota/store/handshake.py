@@ -20,8 +20,8 @@ import redis.sentinel
 
 from ..exceptions import ConfigurationError
 from ..utils.sansio import Twins, acall, adrive, call, drive
-from .base import Budget
-from .connections import PatientConnection, PatientSSLConnection, PatientUnixConnection, current
+from .base import DeadlinePassed
+from .connections import PatientConnection, PatientSSLConnection, PatientUnixConnection
 from .pool import CONNECT_SECONDS
 
 #: Connection options of the alias or client that are dropped. Retries, for one: a client that retried lost replies
@@ -93,12 +93,11 @@ class Handshake:
             self._options["ssl_check_hostname"] = False  # there is no name to check; redis-py 6.0 raises
 
     def connect(self, seconds: float = CONNECT_SECONDS) -> Any:
-        """Return a connection that is logged in; raises what redis-py and credential providers raise.
+        """Return a connection that is logged in; raises ``redis.RedisError``, or an ``OSError``.
 
         ``seconds`` is for each step: connecting to each of the server's addresses, TLS, login.
         """
         connection = _unnamed(self._class(**self._options, socket_timeout=seconds, socket_connect_timeout=seconds))
-        current.budget = Budget(seconds)
         try:
             drive(self._login(connection, _credentials(self._provider)), call)
         except BaseException as error:
@@ -110,9 +109,9 @@ class Handshake:
     async def aconnect(self) -> Any:
         """``connect``, awaited."""
         connection = _unnamed(self._async_class(**self._async_options, socket_timeout=None))
-        if isinstance(self._model, redis.SSLConnection):
-            connection.ssl_context.context = self._context
         try:
+            if isinstance(self._model, redis.SSLConnection):
+                connection.ssl_context.context = self._context
             # Blocking, in a thread: this package's own threads need that method of the provider anyway.
             credentials = self._provider and await asyncio.to_thread(_credentials, self._provider)
             async with asyncio.timeout(CONNECT_SECONDS):
@@ -191,8 +190,11 @@ def _unnamed(connection: Any) -> Any:
 def _raise_refused(error: BaseException) -> None:
     """Raise ``ConnectionError`` for an error reply without a prefix, and for a connect function's own error.
 
-    Else it would count as a reply to one command, while it concerns every command.
+    Else it would count as a reply to one command, while it concerns every command. All timeouts are this package's
+    own: no signal is handled in the thread that connects.
     """
+    if isinstance(error, redis.TimeoutError | TimeoutError):
+        raise DeadlinePassed(str(error) or "no connection in time") from error
     own = isinstance(error, Exception) and not isinstance(error, redis.RedisError | OSError)
     if own or type(error) is redis.ResponseError:
         raise redis.ConnectionError(str(error)) from error

@@ -14,10 +14,10 @@ import redis
 import redis.asyncio
 
 from ..utils import forks
-from .base import LATE, NOTHING, Budget, ServerActivity
+from .base import LATE, NOTHING, Budget, DeadlinePassed, ServerActivity, is_alarm
 from .commands import Command, ScriptCall
 from .connections import pack
-from .pool import RETRY_SECONDS, Idle, Pool
+from .pool import RETRY_SECONDS, Attempt, Idle, Pool
 
 #: redis-py 8 renamed ``can_read_destructive``.
 _CAN_READ = hasattr(redis.asyncio.Connection, "can_read")
@@ -36,30 +36,25 @@ class LoopConnections(Pool):
         limit: int,
     ) -> None:
         """``connect`` makes a connection; ``on_close`` is called when the loop ends."""
-        super().__init__(activity, limit)
-        self._make, self._on_close = connect, on_close
+        super().__init__(connect, activity, limit)
+        self._on_close = on_close
         self._tasks: set[asyncio.Task[None]] = set()
         #: To be started in the loop; its ``aclose``, which the loop calls at its end, closes all connections.
         self.closer = self._close_with_loop()
 
     async def send(self, command: Command, budget: Budget, asking: bool = False) -> Any:
         """Send one command once and return its reply, within ``budget``; raises what redis-py raises."""
-        idle_since = 0.0
-        try:
-            async with BudgetTimeout(budget):
-                connection, idle_since = await self._take(budget)
-                budget.left_at_send, sent_at = budget.left, time.monotonic()
-                try:
-                    reply = await self._exchange(connection, command, asking)
-                except BaseException:
-                    await self._drop(connection)
-                    raise
-                unused = self._put(connection, self._activity.replied(sent_at))
-                if unused is not None:
-                    await self._drop(unused)
-        except Exception:
-            self._activity.distrust(idle_since)
-            raise
+        async with BudgetTimeout(budget):
+            connection, budget.idle_since = await self._take(budget)
+            budget.left_at_send, sent_at = budget.left, time.monotonic()
+            try:
+                reply = await self._exchange(connection, command, asking)
+            except BaseException:
+                await self._drop(connection)
+                raise
+            unused = self._put(connection, self._activity.replied(sent_at))
+            if unused is not None:
+                await self._drop(unused)
         if isinstance(reply, redis.exceptions.ResponseError):
             raise reply
         return reply
@@ -89,9 +84,11 @@ class LoopConnections(Pool):
                         await asyncio.sleep(0)
                 usable = idle_since > self._activity.stale_since and not (
                     await (connection.can_read() if _CAN_READ else connection.can_read_destructive())
+                    or connection._reader._buffer  # which redis-py looks at since version 8
                 )
-            except (redis.exceptions.RedisError, OSError):
-                pass
+            except (redis.exceptions.RedisError, OSError) as error:
+                if is_alarm(error):
+                    raise
             finally:  # the caller may be cancelled here
                 if not usable:
                     await self._drop(connection)
@@ -100,54 +97,46 @@ class LoopConnections(Pool):
 
     async def _wait_for_one(self, budget: Budget) -> Idle:
         waiter: asyncio.Future[Idle] = asyncio.get_running_loop().create_future()
-        self.queue[waiter] = None
-        self._connect_if_needed()
         budget.queued_for = self._activity
         try:
+            self.queue[waiter] = None
+            self._connect_if_needed()
             taken = await waiter
         except asyncio.CancelledError:
-            self.queue.pop(waiter, None)
-            if not waiter.cancelled() and waiter.exception() is None:
-                self.idle.append(waiter.result())
-                self._serve_queue()
+            self._leave_queue(waiter)
             raise
-        else:
-            budget.connected()
-            return taken
         finally:
+            self.queue.pop(waiter, None)
             budget.queued_for = None
+        budget.connected()
+        return taken
 
     def _connect_if_needed(self) -> None:
-        began_at = self.begin_connect()
-        if began_at is not None:
+        attempt = self.begin_connect()
+        if attempt is not None:
             # In a context of its own: the connection would keep that of this request, and all that it refers to.
-            task = asyncio.create_task(self._connect(began_at), context=Context())
+            task = asyncio.create_task(self._connect(attempt), context=Context())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _connect(self, began_at: float) -> None:
+    async def _connect(self, attempt: Attempt) -> None:
         try:
             connection = await self._make()
-        except Exception as error:
-            self.connect_failed(error, began_at)
+        except (redis.RedisError, OSError) as error:
+            self.connect_failed(error, attempt)
             if self.queue:  # the open connections serve them, and perhaps another one
                 await asyncio.sleep(RETRY_SECONDS)
                 self._connect_if_needed()
             return
-        except BaseException:
-            self.connecting.remove(began_at)
-            raise
-        self.connected(connection, began_at)
+        self.connected(connection, attempt)
         # A successor, and one more: the pool may double.
         self._connect_if_needed()
         self._connect_if_needed()
 
     async def _drop(self, connection: Any) -> None:
-        try:
-            await connection.disconnect(nowait=True)
-        finally:
-            self.open -= 1
-            self._connect_if_needed()
+        await connection.disconnect(nowait=True)
+        self.open.discard(connection)
+        self._connect_if_needed()
 
     async def _close_with_loop(self) -> AsyncGenerator[None, None]:
         try:
@@ -162,7 +151,7 @@ class LoopConnections(Pool):
 
 
 class BudgetTimeout:
-    """Cancel the block and raise ``TimeoutError`` once the budget is used up.
+    """Cancel the block and raise ``DeadlinePassed`` once the budget is used up.
 
     The event loop calls it once per slice. A late call counts half: the loop was busy, and may not have read a reply
     that is there. Hence no block waits longer than twice the budget, a stalled loop and the queue aside.
@@ -182,7 +171,12 @@ class BudgetTimeout:
     ) -> None:
         self._wake.cancel()
         self._budget.left -= min(time.monotonic() - self._begun, self._budget.slice)
-        await self._timeout.__aexit__(kind, error, trace)
+        try:
+            await self._timeout.__aexit__(kind, error, trace)
+        except TimeoutError:
+            if not self._timeout.expired():
+                raise
+            raise DeadlinePassed("no reply in time") from error
 
     def _begin(self) -> None:
         self._begun = time.monotonic()

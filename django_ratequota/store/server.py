@@ -12,7 +12,7 @@ import redis
 
 from ..exceptions import StoreError
 from ..utils import forks
-from .base import Send, ServerActivity, Steps, Store
+from .base import Send, ServerActivity, Steps, Store, is_alarm
 from .breaker import Breaker
 from .commands import Command
 from .connections import Connections
@@ -51,6 +51,13 @@ _REASONS: dict[type[Exception], str] = {
 class Server:
     """One server and this process's connections to it."""
 
+    #: What the client raises, and what a bug of it raises. Anything else, such as the time limit of a task, is raised
+    #: by a signal's handler or by the event loop while a command waits, and is not caught.
+    errors = (
+        *(redis.RedisError, redis.exceptions.RedisClusterException, OSError),
+        *(TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RuntimeError),
+    )
+
     def __init__(self, kind: type, kwargs: dict[str, Any]) -> None:
         """``kind`` is redis-py's connection class, ``kwargs`` its options.
 
@@ -58,10 +65,9 @@ class Server:
         Raises ``ConfigurationError`` for classes other than redis-py's own for TCP, TLS and Unix sockets.
         """
         self._handshake = Handshake(kind, kwargs)
-        self._path = str(kwargs.get("path") or "")
         self.host = str(kwargs.get("host", "localhost"))
         #: host:port, or the path of the socket.
-        self.name = self._path or f"{self.host}:{kwargs.get('port', 6379)}"
+        self.name = str(kwargs.get("path") or f"{self.host}:{kwargs.get('port', 6379)}")
         #: Whether this client neither has a password nor a certificate.
         self.trusting = not any(kwargs.get(key) for key in ("password", "credential_provider", "ssl_certfile"))
         self.activity = ServerActivity()
@@ -105,8 +111,16 @@ class Server:
             if loop.is_closed() or at < len(idle) - _MAX_IDLE_LOOPS:
                 del self._loops[loop]
 
-    def failure(self, error: Exception) -> StoreError:
-        """Return the ``StoreError`` for whatever sending the command raised."""
+    def failure(self, error: BaseException, idle_since: float) -> StoreError:
+        """Return the ``StoreError`` for one of ``errors``, raised on a connection that was idle since then.
+
+        Raises the ``TimeoutError`` of a signal's handler as it is; redis-py may have made one of its own of it.
+        """
+        raised = error.__context__ if isinstance(error, redis.exceptions.TimeoutError) else error
+        if raised is not None and is_alarm(raised):
+            raise raised
+        if not isinstance(error, redis.exceptions.ResponseError):
+            self.activity.distrust(idle_since)
         if isinstance(error, redis.exceptions.ReadOnlyError):
             # A demoted master keeps its connections open; new ones may lead to the new master.
             self.close()
@@ -147,7 +161,7 @@ class ServerStore(Store):
         self.server.close()
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     """Return the reason of the ``StoreError`` for an error of redis-py: by its class, or by the server's prefix."""
     text = str(error)
     if isinstance(error, redis.exceptions.TimeoutError | TimeoutError):

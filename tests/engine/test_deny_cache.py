@@ -278,7 +278,7 @@ def test_a_refund_whose_reply_was_lost_ends_the_refusal(cached: Limiter) -> None
 
     def lose(*args: Any) -> Any:
         send(*args)
-        raise TimeoutError("the answer was lost")
+        raise ConnectionError("the answer was lost")
 
     server.threads.send = lose
     with pytest.raises(StoreError):

@@ -24,7 +24,7 @@ from django_ratequota import Limiter
 from django_ratequota.exceptions import StoreError
 from django_ratequota.store import pool as pools
 from django_ratequota.store.base import ServerActivity
-from django_ratequota.store.pool import Pool
+from django_ratequota.store.pool import Attempt, Pool
 from tests.support.properties import thorough_after
 
 from . import Address, poll
@@ -45,6 +45,16 @@ def test_tls_by_option(terminator: Wire, trusted: str, limiters: Make, ask: Ask)
     assert ask(limiters(terminator, ssl=True, ssl_ca_certs=trusted, password="secret"), [ENDLESS]).allowed
     assert failure(ask, limiters(terminator, ssl=True, password="secret"), [ENDLESS]) == "connection", "whose is it?"
     assert ask(limiters(terminator, ssl=True, ssl_cert_reqs="none", password="secret"), [ENDLESS]).allowed
+
+
+def test_a_tls_connection_is_reused(terminator: Wire, trusted: str, limiters: Make, ask: Ask) -> None:
+    """Although the server sends tickets for later sessions, which are bytes that are no reply."""
+    limiter = limiters(terminator, ssl=True, ssl_ca_certs=trusted, password="secret")
+    ask(limiter, [ENDLESS])
+    [pipe] = terminator.pipes
+    for _ in range(3):
+        ask(limiter, [ENDLESS])
+    assert terminator.pipes == {pipe}
 
 
 def test_a_certificate_of_the_client(
@@ -193,27 +203,45 @@ def test_credentials_that_fail_are_no_connection(node: Node, limiters: Make, ask
 # --- A few connects at a time. ---
 
 
-def begin(pool: Pool, waiting: int) -> float | None:
-    pool.queue = OrderedDict.fromkeys(range(waiting))
-    began_at = pool.begin_connect()
-    pool.queue.clear()
-    return began_at
+class Opened:
+    """A connection."""
+
+
+class Connects:
+    """A pool's connects that are under way, and its open connections."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool, self.under_way, self.open = pool, list[Attempt](), list[Opened]()
+
+    def begin(self, waiting: int) -> bool:
+        self.pool.queue = OrderedDict.fromkeys(range(waiting))
+        attempt = self.pool.begin_connect()
+        self.pool.queue.clear()
+        self.under_way += [attempt] if attempt else []
+        return attempt is not None
+
+    def succeed(self) -> None:
+        self.open.append(Opened())
+        self.pool.connected(self.open[-1], self.under_way.pop(0))
+
+    def fail(self, error: Exception) -> None:
+        self.pool.connect_failed(error, self.under_way.pop(0))
 
 
 def test_the_number_of_connects_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(pools, "time", type("Clock", (), {"monotonic": staticmethod(lambda: now)}))
-    pool = Pool(ServerActivity(), 64)
+    connects = Connects(Pool(Opened, ServerActivity(), 64))
 
     def begun() -> int:
-        return sum(begin(pool, 50) is not None for _ in range(50))
+        return sum(connects.begin(50) for _ in range(50))
 
-    assert begin(pool, 1) == now
-    assert begin(pool, 1) is None, "one waits, one is being made"
+    assert connects.begin(1)
+    assert not connects.begin(1), "one waits, one is being made"
     assert begun() == 3
     for expected in (4, 8):
         for _ in range(4):
-            pool.connected(None, now)
+            connects.succeed()
         assert begun() == expected, "as many as are open"
     now += 1.5  # these hang
     assert begun() == 8, "others are not held up"
@@ -225,21 +253,21 @@ def test_failed_connects_and_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that accepts no more connections does not get a thousand connects per second."""
     now, full = 1000.0, ConnectionError("full")
     monkeypatch.setattr(pools, "time", type("Clock", (), {"monotonic": staticmethod(lambda: now)}))
-    pool, waiter = Pool(ServerActivity(), 3), Future[Any]()
-    assert [begin(pool, 50) for _ in range(4)] == [now, now, now, None], "open and under way are bounded together"
-    pool.queue[waiter] = None
+    connects, waiter = Connects(Pool(Opened, ServerActivity(), 3)), Future[Any]()
+    assert [connects.begin(50) for _ in range(4)] == [True] * 3 + [False], "open and under way are bounded"
+    connects.pool.queue[waiter] = None
     for hopeless in (False, False, True):  # the first may be refused by a full server, and the last accepted
         assert not waiter.done()
-        pool.connect_failed(full, now)
+        connects.fail(full)
         assert waiter.done() is hopeless
-    assert begin(pool, 1), "nothing is open: the next caller tries"
-    pool.connected(None, now)
-    assert begin(pool, 1)
-    pool.connect_failed(full, now)
-    assert begin(pool, 50) is None
+    assert connects.begin(1), "nothing is open: the next caller tries"
+    connects.succeed()
+    assert connects.begin(1)
+    connects.fail(full)
+    assert not connects.begin(50)
     now += 0.06
-    assert begin(pool, 50)
-    assert begin(pool, 50) is None, "one at a time, until one succeeds"
+    assert connects.begin(50)
+    assert not connects.begin(50), "one at a time, until one succeeds"
 
 
 def test_tasks_in_line_do_not_wait_for_a_connection_that_is_gone(node: Node, limiters: Make) -> None:

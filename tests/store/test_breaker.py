@@ -14,7 +14,7 @@ import redis
 from django_ratequota import Limiter
 from django_ratequota.exceptions import OutOfTime, StoreError, StoreLeftAlone
 from django_ratequota.signals import store_state_changed
-from django_ratequota.store.base import Call, Pause
+from django_ratequota.store.base import Call, DeadlinePassed, Pause
 from django_ratequota.store.breaker import PROBE_SECONDS, Breaker
 
 
@@ -134,7 +134,7 @@ def test_how_a_command_ends_is_counted(monkeypatch: pytest.MonkeyPatch, replied:
             raise asyncio.CancelledError
         if replied:
             server.activity.replied(time.monotonic())
-        raise TimeoutError
+        raise DeadlinePassed
 
     monkeypatch.setattr(server.threads, "send", send)
     for always in (False, True):

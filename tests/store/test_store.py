@@ -152,6 +152,21 @@ def test_the_reply_of_an_interrupted_call_reaches_no_other_caller(
     assert limiter.store.execute(("GET",)) == 3
 
 
+@pytest.mark.parametrize("form", [b":%d\r\n", b"$1\r\n%d\r\n", b"*1\r\n:%d\r\n"], ids=["number", "text", "list"])
+@pytest.mark.parametrize("awaited", [False, True])
+def test_a_connection_with_a_second_reply_is_not_reused(
+    peers: Callable[..., Peer], form: bytes, awaited: bool
+) -> None:
+    """It was read with the first one, and each later caller got the reply of the one before."""
+    peer = peers(lambda number: form % number + form % 9)
+    limiter = limiter_of(peer.client())
+    with asyncio.Runner() as runner:
+        for number in range(1, 4):
+            store, command = limiter.store, ("GET",)
+            reply = runner.run(store.aexecute(command)) if awaited else store.execute(command)
+            assert reply in (number, b"%d" % number, [number])
+
+
 def test_a_call_cancelled_while_it_takes_a_connection_loses_none(
     redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -472,14 +487,19 @@ def test_foreign_connection_classes_are_refused() -> None:
         Limiter(client=redis.Redis(connection_pool=redis.ConnectionPool(connection_class=Foreign)))
 
 
+class Opened:
+    """A connection."""
+
+
 def test_a_connection_is_for_the_next_caller_that_still_waits() -> None:
     """One that nobody waits for any more lets the breaker probe at once."""
     activity, gone, waiting = ServerActivity(), Future[Any](), Future[Any]()
-    pool = Pool(activity, limit=4)
+    pool = Pool(Opened, activity, limit=4)
     pool.queue.update({gone: None, waiting: None})
-    began_at = [pool.begin_connect() or 0.0, pool.begin_connect() or 0.0]
+    attempts = [pool.begin_connect(), pool.begin_connect()]
+    first, second = Opened(), Opened()
     gone.cancel()
-    pool.connected("first", began_at[0])
-    assert (waiting.result(0)[0], activity.surplus_at) == ("first", 0.0)
-    pool.connected("second", began_at[1])
+    pool.connected(first, attempts[0])
+    assert (waiting.result(0)[0], activity.surplus_at) == (first, 0.0)
+    pool.connected(second, attempts[1])
     assert activity.surplus_at > 0
