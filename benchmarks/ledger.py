@@ -70,8 +70,9 @@ def _flush(counters: int) -> tuple[float, float, float, float]:
     begun = time.process_time()
     ledger.add_up(limiter.time_zone)
     added_up = time.process_time()
-    if ledger.flush(limiter) != counters:
+    if ledger.write(limiter.time_zone) != counters:
         raise RuntimeError("not all counters were written")
+    ledger.raise_store(limiter)
     spent = (added_up - begun, time.process_time() - added_up)
     spent = (*spent, _database_seconds() - database, _redis_seconds(limiter) - redis)
     adding, writing, database, redis = (1e6 * seconds / counters for seconds in spent)

@@ -33,19 +33,14 @@ class RateQuotaConfig(AppConfig):
 
         Called when ``process`` is first used, so that setting up Django imports none of it.
         """
-        from .monitoring import alerts, collector, ledger, request_log
+        from .monitoring import alerts, collector, request_log, workers
         from .policies import cache
 
         process.policies, process.record, process.observe = cache.policies, collector.collector.record, alerts.observe
         request_log.connect()
         alerts.connect_receivers()
         if signals := sys.modules.get("celery.signals"):  # loaded in its workers
-
-            def end(**_: object) -> None:
-                collector.collector.close()
-                ledger.end()
-
             # Their child processes end without Python's exit functions.
-            signals.worker_process_shutdown.connect(end, weak=False)
+            signals.worker_process_shutdown.connect(workers.end)
         # Migrations and ``flush`` write policies that nobody records.
         post_migrate.connect(cache.policies.expire, sender=self, dispatch_uid="ratequota_after_migrate")

@@ -159,11 +159,11 @@ def fresh_policies(redis_client: redis.Redis) -> Iterator[None]:
 @pytest.fixture
 def recording(settings: Any, monkeypatch: pytest.MonkeyPatch, redis_client: redis.Redis) -> Iterator[None]:
     """Record decisions, and send them when the test calls ``flush``."""
-    from django_ratequota.monitoring import collector
-    from django_ratequota.monitoring.sending import sending
+    from django_ratequota.monitoring import collector, health
+    from tests.support.threads import by_hand
 
+    by_hand(monkeypatch, collector.counting, health.reporting)
     settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1}
-    monkeypatch.setattr(sending, "keep", lambda: None)
     monkeypatch.setattr(collector, "_CHUNK_SECONDS", 0.0)
     collector.collector.clear()
     yield
@@ -173,10 +173,10 @@ def recording(settings: Any, monkeypatch: pytest.MonkeyPatch, redis_client: redi
 @pytest.fixture(scope="session", autouse=True)
 def _threads_leave_no_connection() -> Iterator[None]:
     """Threads that work beside requests hang up after each round."""
-    from django_ratequota.monitoring import background
+    from django_ratequota.monitoring import workers
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(background, "close_old_connections", close_connections)
+        patch.setattr(workers, "close_old_connections", close_connections)
         yield
 
 
@@ -184,9 +184,10 @@ def _threads_leave_no_connection() -> Iterator[None]:
 def checkpointing(monkeypatch: pytest.MonkeyPatch, redis_client: redis.Redis) -> Iterator[None]:
     """Keep durable counts, and write them when the test calls ``ledger.flush``."""
     from django_ratequota.monitoring import ledger
+    from tests.support.threads import by_hand
 
+    by_hand(monkeypatch, ledger.writing, ledger.raising)
     monkeypatch.delattr("django.test.utils._TestState.saved_data")
-    monkeypatch.setattr(ledger.background, "keep", lambda: None)
     ledger.forget()
     yield
     ledger.forget()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from os import getpid
 from typing import Any
 
 from django.db import Error as DatabaseError
@@ -28,7 +29,7 @@ from ..engine.types import Bucket, check_cost
 from ..exceptions import NewerRevision, StoreError
 from ..monitoring.health import note_degraded
 from ..monitoring.records import Recorded
-from ..monitoring.sending import sending
+from ..monitoring.workers import redis_worker
 from ..policies.assigned import aresolve, aresolve_assigned, resolve_assigned
 from ..policies.exemptions import Exemption, exempt, exempt_preflight, exemption_of, exemption_of_instance
 from ..policies.facts import NOBODY, EndpointFacts, PolicyFacts
@@ -131,7 +132,8 @@ class Evaluation(ABC):
 
     def evaluate(self) -> Generator[Step, Any, Decision]:
         """Decide by the policies in force, and again by the next ones where they have just changed."""
-        sending.keep()
+        if redis_worker.pid != getpid():
+            redis_worker.keep()
         try:
             revision = yield from self.load()
             resolution = yield from self.resolve()

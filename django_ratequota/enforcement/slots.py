@@ -22,7 +22,7 @@ from asgiref.sync import sync_to_async
 from ..conf import settings
 from ..engine.slots import Keeper, Lease, Slots, Unreleased, unreleased
 from ..exceptions import StoreError
-from ..monitoring.background import Background
+from ..monitoring.workers import redis_worker
 from ..utils import forks
 from ..utils.problems import note_problem
 from ..utils.shielding import shielded
@@ -42,7 +42,7 @@ forks.after_fork(running.clear)
 
 def new_slots() -> Slots:
     """Return slots that a thread renews once they are taken."""
-    renewing.keep()
+    redis_worker.keep()
     slots = Slots(settings.concurrency_ttl)
     running[slots.id] = slots
     return slots
@@ -227,5 +227,4 @@ def _pause() -> float:
     return min(_SECONDS, float(settings.concurrency_ttl) * _SHARE)
 
 
-#: Each check that takes a slot keeps it running.
-renewing = Background("ratequota-slots", _pause, _work)
+redis_worker.add("slots", _pause, _work, last=_work)

@@ -5,11 +5,11 @@ A process sends at most ``_MOST_SENT`` signals per second. Other crossings wait 
 
 from __future__ import annotations
 
-import atexit
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from hashlib import blake2b
+from math import inf
 from typing import Any, NamedTuple
 
 from django.conf import settings as django_settings
@@ -27,7 +27,7 @@ from ..store.base import Call
 from ..utils import forks
 from ..utils.bounded_cache import BoundedCache
 from ..utils.problems import note_problem
-from .background import Background
+from .workers import database_worker, redis_worker
 
 #: Sent when a request left a bucket at 80 % or 100 % of its limit: ``level`` (80 or 100), ``status`` (the
 #: ``BucketStatus`` then), ``cost`` (what the request takes of the bucket, or was refused) and ``at`` (aware). Level
@@ -36,8 +36,6 @@ from .background import Background
 quota_threshold = Signal()
 
 _SECONDS = 1.0
-#: How long a process that exits waits until the rest is sent: as long as a webhook may take.
-_EXIT_SECONDS = 10.0
 #: Most signals that a process sends in ``_SECONDS``: a flood of subjects must not become a flood of mails.
 _MOST_SENT = 10
 #: Most crossings of one limit in the queue, most limits there, and most sent crossings remembered.
@@ -149,12 +147,18 @@ def _enqueue(crossing: Crossing) -> None:
         _sent_until.put(name, at_us + sent_us)
     if not has_room:
         note_problem("quota_threshold", f"quota_threshold: crossings of {title} are not sent, too many at once")
-    _background.keep()
+    redis_worker.keep()
 
 
 def send() -> None:
     """Send the signal for at most ``_MOST_SENT`` queued crossings that no other process has sent."""
-    for _ in range(_MOST_SENT):
+    claim()
+    deliver()
+
+
+def claim() -> None:
+    """Have those delivered that no other process has claimed; none while receivers have not taken the last ones."""
+    for _ in range(_MOST_SENT - len(delivering.given)):
         with _lock:
             if not _queue:
                 return
@@ -163,7 +167,14 @@ def send() -> None:
             if own:
                 _queue[limit] = own
         if _claim(crossing):
-            crossing.send()
+            database_worker.keep()
+            delivering.soon(crossing)
+
+
+def deliver() -> None:
+    """Send the signals that are claimed."""
+    while delivering.given:
+        delivering.given.popleft().send()
 
 
 def _claim(crossing: Crossing) -> bool:
@@ -182,14 +193,13 @@ def digest(*name: object) -> str:
     return blake2b(repr(name).encode(), digest_size=16).hexdigest()
 
 
-_background = Background("ratequota-alerts", lambda: _SECONDS, send)
-
-
+@forks.after_fork
 def forget() -> None:
     """Drop what is queued and what was sent, as in a process that just started."""
     _queue.clear()
     _sent_until.clear()
 
 
-atexit.register(_background.end, _EXIT_SECONDS)
-forks.after_fork(forget)
+claiming = redis_worker.add("alerts", lambda: _SECONDS if _queue else 0.0, claim, last=None)
+#: Receivers are the project's, and may wait for anything.
+delivering = database_worker.add("receivers", lambda: inf, deliver, last=send)

@@ -1,4 +1,4 @@
-"""Records the decisions of this process: a request appends one tuple, and ``sending`` has them counted and sent.
+"""Records the decisions of this process: a request appends one tuple, and a thread counts and sends them.
 
 Everything is bounded: a process holds at most ``MAX_PENDING`` decisions, and some hundred refusals, that are not sent
 yet; ``lua/collect.lua`` bounds what Redis keeps, to less than 100 MB even when every bound is met for 48 hours.
@@ -7,12 +7,10 @@ When there are too many attempts, they are kept of a sample of the callers, the 
 
 from __future__ import annotations
 
-import atexit
 import json
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -21,7 +19,6 @@ from ..engine.decision import Decision
 from ..engine.keys import statistics_key
 from ..engine.limiter import Limiter
 from ..engine.scripts import COLLECT
-from ..exceptions import StoreError
 from ..policies.resolver import EvaluationContext, Resolution
 from ..runtime import default_limiter
 from ..store.base import Call
@@ -30,6 +27,7 @@ from ..utils import forks
 from .packing import HOUR, KEPT_SECONDS, MINUTES, OUTCOMES, QUARTERS, Records, pack_attempts, pack_counts
 from .pending_refusals import PendingRefusals
 from .records import MAX_NAME, UNKNOWN_PLAN, DecisionRecord, Recorded, is_sampled, stored_name
+from .workers import redis_worker
 
 #: Decisions recorded and not counted yet; those beyond it go uncounted.
 MAX_PENDING = 20_000
@@ -182,16 +180,15 @@ class Collector:
         return {hour: pack_attempts(rows) for hour, rows in hours.items()}
 
     def close(self) -> None:
-        """Send what is left, as the process ends."""
+        """Send what is left, as the process ends. Raises ``StoreError``."""
         self._attempts_sent = -_CHUNK_SECONDS
         if self.pending or self._attempts or self.refusals or self.would_be:
-            with suppress(StoreError):
-                self.flush()
+            self.flush()
 
 
 #: Called by every flush with its records and how often each was made, also when Redis fails: for ``metrics``.
 listeners: list[Callable[[Records], None]] = []
 #: This process's.
 collector = Collector()
-atexit.register(collector.close)
 forks.after_fork(collector.clear)
+counting = redis_worker.add("statistics", lambda: settings.statistics_seconds, collector.flush, last=collector.close)

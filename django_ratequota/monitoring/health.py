@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import logging
 import os
@@ -19,8 +18,8 @@ from ..conf import settings
 from ..engine.keys import workers_key
 from ..engine.scripts import REPORT
 from ..engine.slots import ids
-from ..exceptions import ANSWERS, StoreError
-from ..policies.cache import policies
+from ..exceptions import ANSWERS
+from ..policies.cache import listeners, policies
 from ..runtime import default_limiter, process
 from ..store.base import Call, reading
 from ..store.commands import ScriptCall
@@ -30,6 +29,7 @@ from ..utils.problems import forget as forget_problems
 from ..utils.problems import recent, remember
 from . import ledger
 from .records import digest
+from .workers import database_worker, redis_worker
 
 logger = logging.getLogger("django_ratequota")
 
@@ -199,6 +199,7 @@ def process_name() -> str:
     return f"{host}:{os.getpid()}"
 
 
+@forks.after_fork
 def forget() -> None:
     """Begin as in a process that just started: the counts and the report are those of another one."""
     global _has_reported
@@ -208,15 +209,19 @@ def forget() -> None:
 
 
 def leave() -> None:
-    """Take the report back at a clean exit, so that ``ratequota checkpoint`` waits only for processes that run."""
-    if not _has_reported or not ledger.end():
-        return
-    try:
+    """Take the report back at a clean exit, so that ``ratequota checkpoint`` waits only for processes that run.
+
+    Raises ``StoreError``.
+    """
+    if _has_reported and database_worker.wait() and not ledger.ledger.waits():
         limiter = default_limiter()
-        limiter.store.execute(("DEL", workers_key(limiter.prefix, process_name())))
-    except StoreError as error:
-        logger.debug("the report could not be taken back: %s", error)
+        Call(limiter.store).do(("DEL", workers_key(limiter.prefix, process_name())))
 
 
-atexit.register(leave)
-forks.after_fork(forget)
+def _seconds() -> float:
+    return 0.0 if settings.in_memory or not settings.enabled else settings.statistics_seconds
+
+
+reporting = redis_worker.add("report", _seconds, report, last=leave)
+# At once after a load: the last report names a revision that no longer applies.
+listeners.append(reporting.soon)

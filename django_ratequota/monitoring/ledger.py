@@ -1,22 +1,23 @@
 """The ledger: what calendar windows have charged and refunded, added to the database each second.
 
-A request appends its entries and waits for nothing. A thread adds the entries up, adds the sums to their rows, and
-raises the counters in Redis to the rows, in case Redis lost some or missed a refund. Sums and totals only grow, so
-nothing depends on the order in which processes write, and each step may be repeated but the addition, which
+A request appends its entries and waits for nothing. One thread adds the entries up and adds the sums to their rows,
+another raises the counters in Redis to the rows, in case Redis lost some or missed a refund. Sums and totals only
+grow, so nothing depends on the order in which processes write, and each step may be repeated but the addition, which
 ``ledger_rows`` carries out exactly once. What a killed process had not written is missing, both ways.
 """
 
 from __future__ import annotations
 
-import atexit
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import tzinfo
 from itertools import islice
+from os import getpid
 from typing import NamedTuple
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from django.db import Error as DatabaseError
 
@@ -29,11 +30,12 @@ from ..engine.protocol import Raised
 from ..engine.types import Bucket
 from ..exceptions import StoreError
 from ..runtime import default_limiter
+from ..store.base import Call
 from ..utils import forks
 from ..utils.problems import note_problem
 from ..utils.sansio import drive
-from .background import Background
 from .ledger_rows import Part, Sums, Totals, Window, add, add_once, give_back, limited_by, total_of, totals_of
+from .workers import database_worker, redis_worker
 
 #: Most windows that wait for the database. While it does not answer, the oldest are forgotten.
 _MOST = 100_000
@@ -41,8 +43,6 @@ _MOST = 100_000
 _MANY = 10_000
 #: Rows of a batch, and counters that are raised at once.
 _BATCH = 500
-#: How long a process that exits waits for its last flush (seconds).
-_EXIT_SECONDS = 2.0
 
 
 class Entry(NamedTuple):
@@ -66,50 +66,56 @@ class Ledger:
         self._sums: Sums = {}
         #: Sums that are being added: the same ones until it is known that they are.
         self._batch: Sums = {}
-        #: Batches that are known to be added.
-        self._writer, self._added = uuid4(), 0
+        #: Drawn by the first flush: no two processes are one writer. And its batches that are known to be added.
+        self._writer: UUID | None = None
+        self._added = 0
         self._lock, self._flushing = forks.lock(), forks.lock()
         self._written_until = time.time()
         #: What the store is still to be raised to.
-        self._due: Raised = {}
+        self.due: Raised = {}
         #: Units by which the store's totals were below the rows' so far: what it had lost or missed.
         self.raised = 0
 
-    def flush(self, limiter: Limiter) -> int:
-        """Add everything to the rows, and raise the store's counters to them; returns how many rows there were.
+    def write(self, zone: tzinfo) -> int:
+        """Add everything to the rows, and note what the store is to be raised to; returns how many rows there were.
 
         Raises ``django.db.Error``: then what is left is added the next time.
         """
-        due: Raised = {}
+        rows = 0
         with self._flushing:
             began_at = time.time()
-            self.add_up(limiter.time_zone)
-            try:
-                while batch := self._next_batch():
-                    due |= add(batch, self._writer, self._added + 1)
-                    self._batch, self._added = {}, self._added + 1
-                self._written_until = began_at
-            finally:
-                self.raised += self.raise_store(limiter, due)
-        return len(due)
+            self.add_up(zone)
+            self._writer = self._writer or uuid4()
+            while batch := self._next_batch():
+                totals = add(batch, self._writer, self._added + 1)
+                self.owe(totals)
+                self._batch, self._added = {}, self._added + 1
+                rows += len(totals)
+            self._written_until = began_at
+        return rows
 
-    def raise_store(self, limiter: Limiter, totals: Raised) -> int:
-        """Raise the store's counters to these totals and to those that are due; returns by how many units.
-
-        Where the store does not answer, it is raised by the next flush.
-        """
+    def owe(self, totals: Raised) -> None:
+        """Note what the store is to be raised to."""
         with self._lock:
-            due, self._due = self._due | totals, {}
-        units, now_us = 0, limiter.now_us
-        # Of a window that has ended the key may be gone, and would be made again.
-        left = [(window, each) for window, each in due.items() if each[2] > now_us]
-        for at in range(0, len(left), _BATCH):
+            self.due |= totals
+
+    def raise_store(self, limiter: Limiter) -> int:
+        """Raise the store's counters to what is due; returns by how many units. Raises ``StoreError``: then the rest is
+        the next time.
+        """
+        units = 0
+        while self.due:
+            with self._lock:
+                due = {window: self.due.pop(window) for window in list(islice(self.due, _BATCH))}
+            # Of a window that has ended the key may be gone, and would be made again.
+            due = {window: totals for window, totals in due.items() if totals[2] > limiter.now_us}
             try:
-                found = drive(limiter.raise_steps(dict(left[at : at + _BATCH])), limiter.store.execute)
+                # In a Cluster each counter is a command with a deadline of its own; a server that is down gets none.
+                found = drive(limiter.raise_steps(due), lambda command: Call(limiter.store).do(command))
             except StoreError:
-                with self._lock:
-                    self._due = dict(left[at:]) | self._due
-                break
+                # At the end, because others' servers may reply; and totals that were noted meanwhile are higher.
+                self.owe({window: due[window] for window in due if window not in self.due})
+                raise
             units += sum(by for _charged, _refunded, by in found)
         return units
 
@@ -141,10 +147,6 @@ class Ledger:
         """Whether anything waits to be written."""
         with self._lock:  # an entry that is being added up waits, too
             return bool(self.entries or self._sums or self._batch)
-
-    def is_done(self) -> bool:
-        """Whether nothing is left to do, in the store either."""
-        return not self._due and not self.waits()
 
     def _next_batch(self) -> Sums:
         """Return the batch whose outcome is not known, else the next one; empty where nothing is left."""
@@ -186,10 +188,10 @@ def is_kept(limiter: Limiter) -> bool:
 
 def note(entries: Iterable[Entry]) -> None:
     """Note what was charged to durable buckets, or refunded."""
+    database_worker.keep()  # first: a forked child begins with a ledger of its own
     ledger.entries.extend(entries)
     if len(ledger.entries) > _MANY:
         ledger.add_up(default_limiter().time_zone)
-    background.keep()
 
 
 def note_check(decision: Decision, request: LimitRequest) -> None:
@@ -225,40 +227,53 @@ def refund(limiter: Limiter, buckets: Iterable[Bucket], units: int | None, at_us
         give_back(parts, taken, used, limited.get(window, {}))
         totals[window] = charged, refunded + taken, own.bounds.ends_us
     add_once(sums)
-    background.keep()  # to try again
+    redis_worker.keep()  # to try again
 
     def raise_store() -> None:
-        ledger.raise_store(limiter, totals)
+        ledger.owe(totals)
+        with suppress(StoreError):
+            ledger.raise_store(limiter)
         limiter.freed(parts[0].bucket for parts in sums.values())
 
     return raise_store
 
 
 def flush() -> int:
+    """Write what this process has noted, and raise the store to it; returns how many rows. Raises ``StoreError``."""
+    rows = write()
+    raise_store()
+    return rows
+
+
+def write() -> int:
     """Write what this process has noted; returns how many rows."""
-    if ledger.is_done():
+    if forks.pid != getpid():
+        forks.check()
+    if not ledger.waits():
         return 0  # no limiter is made where nothing is counted, as in most commands
     try:
-        return ledger.flush(default_limiter())
+        return ledger.write(default_limiter().time_zone)
     except DatabaseError as error:
         note_problem("ledger", f"the ledger cannot be written, it is tried again: {error}")
         return 0
 
 
-def end() -> bool:
-    """Have the thread write the rest, and wait for it a moment; returns whether all is written."""
-    background.end(_EXIT_SECONDS)
-    return not ledger.waits()
+def raise_store() -> None:
+    """Raise the store to the rows; raises ``StoreError``."""
+    if ledger.due:
+        ledger.raised += ledger.raise_store(default_limiter())
 
 
+@forks.after_fork
 def forget() -> None:
-    # The parent writes what it has noted; a child is a writer of its own.
+    """Begin with nothing: the parent writes what it has noted, and a child is a writer of its own."""
     global ledger
     ledger = Ledger()
 
 
 #: This process's own.
 ledger = Ledger()
-background = Background("ratequota-ledger", lambda: settings.checkpoint_seconds, flush)
-atexit.register(end)
-forks.after_fork(forget)
+writing = database_worker.add("ledger", lambda: settings.checkpoint_seconds, write, last=write)
+raising = redis_worker.add(
+    "raise", lambda: settings.checkpoint_seconds if ledger.due else 0.0, raise_store, last=None
+)

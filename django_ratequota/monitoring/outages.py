@@ -18,11 +18,13 @@ from django.db import Error as DatabaseError
 from django.utils import timezone
 
 from ..changes.databases import committing
+from ..conf import settings
 from ..runtime import process
 from ..utils import forks
 from ..utils.problems import note_problem
 from .health import process_name
 from .ledger import is_kept
+from .workers import database_worker
 
 #: A decision by ``on_error`` after so long without one begins another outage.
 GAP = timedelta(seconds=60)
@@ -51,6 +53,7 @@ class Outages:
         """Count a request that Redis did not decide; ``actions`` has ``on_error`` of each enforced policy."""
         if not actions:
             return  # it has no limits
+        database_worker.keep()
         outcome = next(one for one in _OUTCOMES if one in actions.values())
         with self._lock:
             now, row = timezone.now(), self._last
@@ -96,3 +99,4 @@ class Outages:
 #: This process's own.
 outages = Outages()
 forks.after_fork(outages.clear)
+database_worker.add("outages", lambda: settings.statistics_seconds, outages.flush, last=outages.flush)

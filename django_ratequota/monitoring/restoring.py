@@ -7,9 +7,9 @@ this process has not written yet, and the check is sent again. One thread reads 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Collection, Generator
 from concurrent.futures import Future
+from math import inf
 from typing import Any
 
 from django.apps import apps
@@ -25,13 +25,12 @@ from ..engine.protocol import Raised
 from ..engine.types import Bucket
 from ..runtime import default_limiter
 from ..store.base import Call
-from ..utils import forks
 from ..utils.problems import note_problem
 from ..utils.sansio import Twins, drive
 from ..utils.sansio import call as call_twin
 from . import ledger
-from .background import Background
 from .ledger_rows import NOTHING, Totals, Window, totals_of
+from .workers import database_worker
 
 _Found = dict[Window, Totals]
 
@@ -81,22 +80,22 @@ async def _await(rows: Future[_Found]) -> _Found:
 def _read(windows: Collection[Window]) -> Future[_Found]:
     """Return the totals of the windows' rows, once they are read."""
     future: Future[_Found] = Future()
-    _waiting.append((windows, future))
-    _reader.keep()
-    _reader.soon()
+    database_worker.keep()
+    _restoring.soon((windows, future))
     return future
 
 
 def _read_all() -> None:
     """Read the rows for all requests that wait."""
-    waiting = [_waiting.popleft() for _ in range(len(_waiting))]
+    waiting = [_restoring.given.popleft() for _ in range(len(_restoring.given))]
     # Without those whose task was cancelled.
+    asked: dict[Future[_Found], Collection[Window]]
     asked = {future: windows for windows, future in waiting if future.set_running_or_notify_cancel()}
     if not asked:
         return
     try:
         windows = set().union(*asked.values())
-        # This thread's connection may have been idle for days.
+        # The thread's connection may have been idle for days.
         found = read_from(policy_alias(apps.get_model("django_ratequota", "QuotaWindow")), lambda: totals_of(windows))
     except DatabaseError as error:
         for future in asked:
@@ -106,7 +105,4 @@ def _read_all() -> None:
             future.set_result(found)
 
 
-_waiting: deque[tuple[Collection[Window], Future[_Found]]] = deque()
-#: A thread with a connection of its own; it works when it is asked to.
-_reader = Background("ratequota-restoring", lambda: 3600, _read_all)
-forks.after_fork(_waiting.clear)
+_restoring = database_worker.add("restore", lambda: inf, _read_all, last=_read_all)

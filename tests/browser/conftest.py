@@ -12,10 +12,10 @@ import pytest
 from django.conf import settings
 from django.test import Client
 
-from django_ratequota.monitoring import collector
-from django_ratequota.monitoring.sending import sending
+from django_ratequota.monitoring import collector, health
 from tests.browser.desk import Desk
 from tests.browser.scene import Scene
+from tests.support.threads import by_hand
 
 #: Names the browser where it is none of these on PATH.
 _VARIABLE = "RATEQUOTA_TEST_BROWSER"
@@ -72,7 +72,7 @@ def scene(
 
     What is counted is flushed when a test says so, not in the background once a second.
     """
-    monkeypatch.setattr(sending, "keep", lambda: None)
+    by_hand(monkeypatch, collector.counting, health.reporting)
     monkeypatch.setattr(collector, "_CHUNK_SECONDS", 0.0)  # else the first flush may be too early for them
     collector.collector.clear()
     scene = Scene()

@@ -20,8 +20,8 @@ from django_ratequota.engine.types import BucketStatus
 from django_ratequota.exceptions import InvalidCost, NewerRevision, StoreError
 from django_ratequota.headers import decision_headers, retry_after_seconds
 from django_ratequota.models import RatePolicy
-from django_ratequota.monitoring.collector import collector
-from django_ratequota.monitoring.sending import sending
+from django_ratequota.monitoring.collector import collector, counting
+from django_ratequota.monitoring.health import reporting
 from django_ratequota.monitoring.timeline import timeline
 from django_ratequota.signals import request_refused
 from django_ratequota.store.base import Call
@@ -29,6 +29,7 @@ from django_ratequota.utils.sansio import drive
 from tests.conftest import Clock
 from tests.project.views import request_from
 from tests.support.properties import examples
+from tests.support.threads import by_hand
 
 
 def bucket(rate: str, subject: str = "user:1", **more: Any) -> Bucket:
@@ -460,8 +461,8 @@ def _assert_same(true: Decision, found: Decision) -> None:
 @pytest.fixture
 def remembering(settings: Any, fresh_policies: None, monkeypatch: Any) -> Iterator[None]:
     """Refusals are cached and counted; the counts are flushed when the test asks for it."""
+    by_hand(monkeypatch, counting, reporting)
     settings.RATEQUOTA = {**settings.RATEQUOTA, "DENY_CACHE_SECONDS": 60, "STATISTICS_SECONDS": 1}
-    monkeypatch.setattr(sending, "keep", lambda: None)
     collector.clear()
     yield
     collector.clear()

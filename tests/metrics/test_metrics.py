@@ -258,10 +258,10 @@ from django_ratequota.decorators import ratequota
 from django_ratequota.metrics import prometheus
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.monitoring.collector import collector
-from django_ratequota.monitoring.sending import sending
+from django_ratequota.monitoring.workers import redis_worker
 from django_ratequota.runtime import default_limiter
 
-sending.keep = lambda: None
+redis_worker.keep = lambda: None
 search = ratequota(scope="search")(lambda request: HttpResponse())
 urlpatterns = [path("search/", search), path("metrics/", prometheus.view)]
 prometheus.register()

@@ -14,10 +14,10 @@ import redis
 from django_ratequota import Bucket, Decision, Limiter, Rate, check_request
 from django_ratequota.models import RatePolicy
 from django_ratequota.monitoring import alerts
-from django_ratequota.monitoring.background import Background
 from django_ratequota.signals import quota_threshold
 from tests.conftest import Clock
 from tests.project.views import request_from
+from tests.support.threads import by_hand
 
 
 class Receiver(list[Any]):
@@ -29,10 +29,10 @@ class Receiver(list[Any]):
 
 
 @pytest.fixture(autouse=True)
-def by_hand(monkeypatch: Any, redis_client: redis.Redis, settings: Any) -> Iterator[None]:
+def _by_hand(monkeypatch: Any, redis_client: redis.Redis, settings: Any) -> Iterator[None]:
     """Signals of all limits are sent when the test calls ``send``."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "NOTIFY_LIMITS": "all"}
-    monkeypatch.setattr(Background, "keep", lambda _: None)
+    by_hand(monkeypatch, alerts.claiming, alerts.delivering)
     alerts.forget()
     yield
     alerts.forget()
@@ -242,5 +242,5 @@ def test_a_request_does_not_wait_for_receivers(received: Receiver, monkeypatch: 
     finally:
         quota_threshold.disconnect(receive)
     assert received == [(80, "ip:203.0.113.7", 4)]
-    assert received.thread.name == "ratequota-alerts"
+    assert received.thread.name == "ratequota-database"
     assert abs((datetime.now(UTC) - received.at).total_seconds()) < 60

@@ -18,11 +18,12 @@ from django_ratequota.exceptions import StoreError
 from django_ratequota.models import QuotaWindow, RatePolicy
 from django_ratequota.monitoring import ledger, restoring
 from django_ratequota.monitoring.ledger import flush
+from django_ratequota.monitoring.workers import redis_worker
 from django_ratequota.operations.caller_limits import caller_limits
 from django_ratequota.operations.counters import give_back, peek
 from django_ratequota.operations.explain import explain_caller
 from django_ratequota.policies.requests.caller import DescribedCaller
-from django_ratequota.runtime import default_limiter
+from django_ratequota.store.base import Call
 from django_ratequota.utils.problems import recent
 from tests.project.views import request_from
 
@@ -141,17 +142,18 @@ def test_what_operators_give_back_is_not_lost_again(
 def test_redis_gets_a_reset_that_it_missed_by_the_next_flush(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full counter is charged no more, so no batch of its own raised it: it stayed full until the month's end."""
 
-    def fail(_command: Any) -> None:
+    def fail(*_: Any) -> None:
         raise StoreError("connection", "gone")
 
     bucket, kept = ask(10).statuses[0].bucket, list[None]()
-    monkeypatch.setattr(ledger.background, "keep", lambda: kept.append(None))
+    monkeypatch.setattr(redis_worker, "keep", lambda: kept.append(None))
     with monkeypatch.context() as patch:
         with transaction.atomic():
             give_back([bucket], reason="A mistake of ours")
             assert kept, "there is a next one, also where nothing has been counted"
-            patch.setattr(default_limiter().store, "execute", fail)
-        flush()
+            patch.setattr(Call, "do", fail)
+        with pytest.raises(StoreError):
+            flush()
     assert peek([bucket])[bucket].used == 10
     flush()
     assert (used(), peek([bucket])[bucket].used) == ([0], 0)

@@ -40,10 +40,10 @@ DRIVE = """
 import json
 import errors, schema, telemetry
 from django_ratequota.monitoring.collector import collector
-from django_ratequota.monitoring.sending import sending
+from django_ratequota.monitoring.workers import redis_worker
 from django_ratequota.models import Endpoint, RatePolicy
 from drf_spectacular.generators import SchemaGenerator
-sending.keep = lambda: None
+redis_worker.keep = lambda: None
 RatePolicy.objects.create(endpoint=Endpoint.objects.create(name="search"), rates="10/h burst 11")
 seen = {"drf": [get("/search/").status_code for _ in range(6)]}
 seen["usage"] = get("/api/quota/usage/?scope=search").json()

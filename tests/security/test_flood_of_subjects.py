@@ -14,11 +14,11 @@ from django_ratequota.engine.keys import statistics_key
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.monitoring import alerts, pending_refusals
 from django_ratequota.monitoring import collector as collecting
-from django_ratequota.monitoring.background import Background
-from django_ratequota.monitoring.collector import collector
+from django_ratequota.monitoring.collector import collector, counting
+from django_ratequota.monitoring.health import reporting
 from django_ratequota.monitoring.refusals import find_refusal
-from django_ratequota.monitoring.sending import sending
 from django_ratequota.signals import quota_threshold
+from tests.support.threads import by_hand
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -34,7 +34,7 @@ class Told(list[Any]):
 def told(monkeypatch: Any, settings: Any) -> Iterator[Told]:
     """The received signals of all limits; crossings are sent when the test calls ``send``."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "NOTIFY_LIMITS": "all"}
-    monkeypatch.setattr(Background, "keep", lambda _: None)
+    by_hand(monkeypatch, alerts.claiming, alerts.delivering)
     alerts.forget()
     told = Told()
     quota_threshold.connect(told)
@@ -47,7 +47,7 @@ def told(monkeypatch: Any, settings: Any) -> Iterator[Told]:
 def noted(settings: Any, monkeypatch: Any) -> Iterator[None]:
     """Refusals get ids, and are sent when the test calls ``flush``; the minute does not end meanwhile."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 1.0}
-    monkeypatch.setattr(sending, "keep", lambda: None)
+    by_hand(monkeypatch, counting, reporting)
     monkeypatch.setattr(pending_refusals, "MINUTE", int(time.time()))
     collector.clear()
     yield

@@ -29,7 +29,6 @@ from django_ratequota import check_request
 from django_ratequota.decorators import ratequota
 from django_ratequota.models import Endpoint, ListMember, Plan, PlanAssignment, RatePolicy, SubjectList
 from django_ratequota.monitoring import alerts
-from django_ratequota.monitoring.background import Background
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.monitoring.records import DecisionRecord
 from django_ratequota.ninja import QuotaThrottle as NinjaThrottle
@@ -37,7 +36,7 @@ from django_ratequota.throttling import QuotaThrottle
 from tests.conftest import Get
 from tests.enforcement.test_check import CLOSED, left, monitored
 from tests.project.views import request_from
-from tests.support.threads import on_threads
+from tests.support.threads import by_hand, on_threads
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -416,7 +415,7 @@ def test_each_request_is_recorded_once_and_signals_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "NOTIFY_LIMITS": "all"}
-    monkeypatch.setattr(Background, "keep", lambda _: None)  # else a thread sends the queued signals
+    by_hand(monkeypatch, alerts.claiming)  # else a thread sends the queued signals
     RatePolicy.objects.create(endpoint=account, counted_per="ip", rates="3/hour")
     RatePolicy.objects.create(rates="30/hour")
 

@@ -8,6 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from typing import TypeVar
 
+import pytest
+
+from django_ratequota.monitoring.workers import Job, Worker
+
 Result = TypeVar("Result")
 
 
@@ -29,3 +33,16 @@ def on_threads(number: int, work: Callable[[], Result]) -> list[Result]:
             return list(threads.map(run, range(number)))
     finally:
         sys.setswitchinterval(interval)
+
+
+def by_hand(patch: pytest.MonkeyPatch, *jobs: Job) -> None:
+    """No thread does these jobs; the test may."""
+    for job in jobs:
+        patch.setattr(job, "seconds", lambda: 0)
+
+
+def stop(worker: Worker) -> None:
+    """End the worker's thread, and have the next request start another."""
+    worker.tell()
+    assert worker.wait(30)
+    worker.begin()

@@ -1,0 +1,202 @@
+"""Two threads beside a process's requests: one waits for Redis, the other for the database, so neither delays both.
+
+Each carries out jobs, which other modules add. A request keeps the threads running and waits for nothing. A process
+that ends has them do each job once more.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from os import getpid
+from typing import Any
+
+from django.db import close_old_connections
+
+from ..exceptions import StoreError
+from ..utils import forks
+
+logger = logging.getLogger("django_ratequota")
+
+#: Seconds until a thread that could not be started is tried again.
+_RETRY_SECONDS = 60.0
+#: Most seconds between two looks at the jobs, as their intervals may change.
+_LOOK_SECONDS = 1.0
+#: How long a process that ends waits for both threads (seconds).
+_EXIT_SECONDS = 2.0
+
+Work = Callable[[], object]
+
+
+@dataclass(eq=False)
+class Job:
+    """What a worker does every so many seconds."""
+
+    name: str
+    #: Returns the pause after it, by the settings in force; 0 = it is not done now, inf = only ``soon``.
+    seconds: Callable[[], float]
+    work: Work
+    #: Done in its place when the process ends; None = nothing.
+    last: Work | None
+    wake: Work
+
+    def __post_init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin as in a process that just started: it is due."""
+        self._asked, self._done_at = True, 0.0
+        #: Reason of the last failure; "" after a success.
+        self._failing = ""
+        #: What it is to be done with, where it is done only ``soon``.
+        self.given: deque[Any] = deque()
+
+    def soon(self, *given: object) -> None:
+        """Have it done before its pause is over, if the thread runs."""
+        self.given.extend(given)
+        self._asked = True
+        self.wake()
+
+    def due_in(self) -> float:
+        """Return the seconds until it is due, 0 or less if it is."""
+        seconds = self.seconds()
+        if not seconds:
+            return inf
+        return 0.0 if self._asked else self._done_at + seconds - time.monotonic()
+
+    def do(self, work: Work) -> None:
+        """Do ``work``, and log its errors."""
+        self._asked = False
+        try:
+            try:
+                work()
+            finally:
+                close_old_connections()  # as after a request
+            self._failing = ""
+        except StoreError as error:
+            # Breakers do not log error replies: log each reason once until the work succeeds.
+            logs = error.answered and error.reason != self._failing
+            logger.log(logging.ERROR if logs else logging.DEBUG, "ratequota-%s failed: %s", self.name, error)
+            self._failing = error.reason
+        except Exception:
+            # Log and go on: an exception would end the thread, and nobody would notice.
+            logger.exception("ratequota-%s failed", self.name)
+        self._done_at = time.monotonic()
+
+
+class Worker:
+    """A daemon thread of this process: it does the first of the jobs that are due, and looks again."""
+
+    def __init__(self, name: str, *order: str) -> None:
+        """``order`` are the names of its jobs."""
+        self._name, self._order = f"ratequota-{name}", order
+        self._jobs: list[Job] = []
+        self._lock = forks.lock()
+        self.begin()
+        forks.after_fork(self.begin)
+
+    def begin(self) -> None:
+        """Begin as in a process that just started; a thread that runs ends after its job."""
+        self._thread: threading.Thread | None = None
+        #: The process that it runs in; 0 = none does.
+        self.pid = 0
+        #: When to try to start a thread again (monotonic seconds); 0 = the last try succeeded.
+        self._retry_at = 0.0
+        self._ending = False
+        self._woken = threading.Event()
+        for job in self._jobs:
+            job.begin()
+
+    def add(self, name: str, seconds: Callable[[], float], work: Work, *, last: Work | None) -> Job:
+        """Add a job in its place; the arguments are those of ``Job``. ``work`` may raise ``StoreError``."""
+        job = Job(name, seconds, work, last, self.wake)
+        self._jobs = sorted([*self._jobs, job], key=lambda job: self._order.index(job.name))
+        return job
+
+    def keep(self) -> None:
+        """Start the thread unless it runs; never raises, and tries a failed start again a minute later.
+
+        Requests compare ``pid`` themselves, which is no call.
+        """
+        if self.pid != getpid():
+            forks.check()
+            if time.monotonic() >= self._retry_at:
+                self._start()
+
+    def wake(self) -> None:
+        """Have the thread look at its jobs now."""
+        self._woken.set()
+
+    def tell(self) -> None:
+        """Have the thread do each job once more, and end."""
+        self._ending = True
+        self.wake()
+
+    def wait(self, seconds: float = _EXIT_SECONDS) -> bool:
+        """Wait for a thread that was told, at most so long; returns whether it has ended."""
+        thread = self._thread
+        if thread is not None:
+            thread.join(max(seconds, 0.0))
+        return thread is None or not thread.is_alive()
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is not None:
+                return
+            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # the system or the container has no thread left
+                if not self._retry_at:
+                    logger.error("%s could not be started; trying again every minute: %s", self._name, error)
+                self._retry_at = time.monotonic() + _RETRY_SECONDS
+                return
+            self._thread, self.pid, self._retry_at = thread, getpid(), 0.0
+        # A child of multiprocessing ends without Python's exit functions.
+        util = sys.modules.get("multiprocessing.util")
+        if util is not None and util.process.parent_process() is not None:
+            util.Finalize(None, end, exitpriority=-100)
+
+    def _run(self) -> None:
+        own = threading.current_thread()
+        with self._lock:  # an interrupted start leaves a thread that is not the worker's
+            pass
+        while self._thread is own:
+            self._woken.clear()
+            if self._ending:
+                for job in self._jobs:
+                    if job.last is not None:
+                        job.do(job.last)
+                return
+            due = [job for job in self._jobs if job.due_in() <= 0]
+            if due:
+                due[0].do(due[0].work)
+            else:
+                self._woken.wait(min([_LOOK_SECONDS, *(job.due_in() for job in self._jobs)]))
+
+
+#: Waits for Redis. Slots come first, because their leases end.
+redis_worker = Worker("redis", "slots", "raise", "alerts", "statistics", "report")
+#: Waits for the database. Requests wait for what is restored; receivers of signals may wait for anything.
+database_worker = Worker("database", "restore", "ledger", "outages", "receivers")
+
+
+def end(**_: object) -> None:
+    """Have both threads do each job once more, and wait for them, two seconds at most."""
+    if forks.pid != getpid():
+        forks.check()
+    until = time.monotonic() + _EXIT_SECONDS
+    for worker in (database_worker, redis_worker):
+        worker.tell()
+    for worker in (database_worker, redis_worker):
+        worker.wait(until - time.monotonic())
+
+
+atexit.register(end)
