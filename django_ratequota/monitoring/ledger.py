@@ -8,7 +8,6 @@ grow, so nothing depends on the order in which processes write, and each step ma
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -21,6 +20,7 @@ from uuid import UUID, uuid4
 
 from django.db import Error as DatabaseError
 
+from .. import monitoring
 from ..conf import settings
 from ..engine.calendar_windows import CalendarWindow, calendar_window, local_day
 from ..engine.decision import Decision, LimitRequest, charges_of
@@ -100,8 +100,9 @@ class Ledger:
             self.due |= totals
 
     def raise_store(self, limiter: Limiter) -> int:
-        """Raise the store's counters to what is due; returns by how many units. Raises ``StoreError``: then the rest is
-        the next time.
+        """Raise the store's counters to what is due; returns by how many units.
+
+        Raises ``StoreError``: then the rest is raised the next time.
         """
         units = 0
         while self.due:
@@ -177,13 +178,8 @@ def window_of(bucket: Bucket, at_us: int, zone: tzinfo) -> CalendarWindow:
 
 
 def is_kept(limiter: Limiter) -> bool:
-    """Whether counts are kept in the database: those of Redis are, if the setting says so.
-
-    Not in test runs, as the thread would write past their transactions.
-    """
-    utils = sys.modules.get("django.test.utils")
-    test_run = utils and hasattr(utils._TestState, "saved_data")
-    return bool(settings.checkpoint_seconds) and not limiter.store.absent and not test_run
+    """Whether counts are kept in the database: those of Redis are, if the setting says so."""
+    return bool(settings.checkpoint_seconds) and not limiter.store.absent and monitoring.writes_rows
 
 
 def note(entries: Iterable[Entry]) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 
+from .. import monitoring
 from ..conf import settings
 from ..engine.decision import Decision, LimitRequest, Steps
 from ..engine.keys import revision_key
@@ -177,6 +178,7 @@ _outside = copy(process)
 
 
 def _install() -> None:
+    monitoring.writes_rows = False
     for name in ("limiter", "local_limiter", "observe", "policies", "record"):
         if not isinstance(getattr(process, name), _PerScene):
             setattr(process, name, _PerScene(name))

@@ -8,9 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from .. import monitoring
+
 if TYPE_CHECKING:
     from .clock import Clock
     from .isolation import Scene
+
+
+def pytest_configure() -> None:
+    """Write no rows in a test run."""
+    monitoring.writes_rows = False
 
 
 @pytest.fixture(scope="session")
