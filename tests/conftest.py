@@ -189,9 +189,9 @@ def checkpointing(monkeypatch: pytest.MonkeyPatch, redis_client: redis.Redis) ->
 
     by_hand(monkeypatch, ledger.writing, ledger.raising)
     monkeypatch.setattr(monitoring, "writes_rows", True)
-    ledger.forget()
+    ledger.ledger.clear()
     yield
-    ledger.forget()
+    ledger.ledger.clear()
 
 
 @pytest.fixture

@@ -18,11 +18,8 @@ MAX_SERIES = 5_000
 NONE, ANY, OTHER, OVERRIDES = "(none)", "(any)", "(other)", "(overrides)"
 
 
-class Tally:
+class Tally(forks.Renewed):
     """Counts that only grow, as monitoring systems want them."""
-
-    def __init__(self) -> None:
-        self.clear()
 
     def clear(self) -> None:
         """Set all counts to zero: for a forked child, and for tests."""
@@ -90,4 +87,3 @@ def _count(counts: Counter[tuple[str, ...]], labels: tuple[str, ...], times: int
 #: This process's.
 tally = Tally()
 listeners.append(tally.add)
-forks.after_fork(tally.clear)

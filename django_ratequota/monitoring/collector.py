@@ -45,11 +45,8 @@ _SLICE = 200
 _CHUNK_SECONDS = 10.0
 
 
-class Collector:
+class Collector(forks.Renewed):
     """The decisions that one process has recorded and not sent yet."""
-
-    def __init__(self) -> None:
-        self.clear()
 
     def clear(self) -> None:
         """Begin with nothing that is not sent yet: in a forked child that is the parent's."""
@@ -190,5 +187,4 @@ class Collector:
 listeners: list[Callable[[Records], None]] = []
 #: This process's.
 collector = Collector()
-forks.after_fork(collector.clear)
 counting = redis_worker.add("statistics", lambda: settings.statistics_seconds, collector.flush, last=collector.close)

@@ -56,10 +56,11 @@ class Entry(NamedTuple):
     refunded_us: int = 0
 
 
-class Ledger:
+class Ledger(forks.Renewed):
     """The entries of this process that are not in the database yet."""
 
-    def __init__(self) -> None:
+    def clear(self) -> None:
+        """Begin with nothing: the parent writes what it has noted, and a child is a writer of its own."""
         #: Appended to by requests, without a lock.
         self.entries: deque[Entry] = deque()
         #: Their sums, the oldest first, but for those of the batch.
@@ -258,13 +259,6 @@ def raise_store() -> None:
     """Raise the store to the rows; raises ``StoreError``."""
     if ledger.due:
         ledger.raised += ledger.raise_store(default_limiter())
-
-
-@forks.after_fork
-def forget() -> None:
-    """Begin with nothing: the parent writes what it has noted, and a child is a writer of its own."""
-    global ledger
-    ledger = Ledger()
 
 
 #: This process's own.

@@ -35,15 +35,12 @@ _OUTCOMES = ("deny", "local", "allow")
 _MODEL = "django_ratequota.Outage"
 
 
-class Outages:
+class Outages(forks.Renewed):
     """What this process has seen, and not written yet."""
-
-    def __init__(self) -> None:
-        self._lock = forks.lock()
-        self.clear()
 
     def clear(self) -> None:
         """Begin with none: in a forked child they are the parent's."""
+        self._lock = forks.lock()
         #: The row of the newest one, and until when it goes on (Unix time, s).
         self._last: Any = None
         self._goes_on = 0.0
@@ -98,5 +95,4 @@ class Outages:
 
 #: This process's own.
 outages = Outages()
-forks.after_fork(outages.clear)
 database_worker.add("outages", lambda: settings.statistics_seconds, outages.flush, last=outages.flush)

@@ -89,7 +89,6 @@ def _read_all() -> None:
     """Read the rows for all requests that wait."""
     waiting = [_restoring.given.popleft() for _ in range(len(_restoring.given))]
     # Without those whose task was cancelled.
-    asked: dict[Future[_Found], Collection[Window]]
     asked = {future: windows for windows, future in waiting if future.set_running_or_notify_cancel()}
     if not asked:
         return

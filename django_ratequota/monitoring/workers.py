@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from os import getpid
 from typing import Any
@@ -46,22 +46,18 @@ class Job:
     #: Done in its place when the process ends; None = nothing.
     last: Work | None
     wake: Work
-
-    def __post_init__(self) -> None:
-        self.begin()
-
-    def begin(self) -> None:
-        """Begin as in a process that just started: it is due."""
-        self._asked, self._done_at = True, 0.0
-        #: Reason of the last failure; "" after a success.
-        self._failing = ""
-        #: What it is to be done with, where it is done only ``soon``.
-        self.given: deque[Any] = deque()
+    #: Whether it is due before its pause is over, as at first; and when it was done (monotonic seconds).
+    asked: bool = True
+    done_at: float = 0.0
+    #: Reason of the last failure; "" after a success.
+    failing: str = ""
+    #: What it is to be done with, where it is done only ``soon``.
+    given: deque[Any] = field(default_factory=deque)
 
     def soon(self, *given: object) -> None:
         """Have it done before its pause is over, if the thread runs."""
         self.given.extend(given)
-        self._asked = True
+        self.asked = True
         self.wake()
 
     def due_in(self) -> float:
@@ -69,26 +65,24 @@ class Job:
         seconds = self.seconds()
         if not seconds:
             return inf
-        return 0.0 if self._asked else self._done_at + seconds - time.monotonic()
+        return 0.0 if self.asked else self.done_at + seconds - time.monotonic()
 
     def do(self, work: Work) -> None:
         """Do ``work``, and log its errors."""
-        self._asked = False
+        self.asked = False
         try:
-            try:
-                work()
-            finally:
-                close_old_connections()  # as after a request
-            self._failing = ""
+            work()
+            self.failing = ""
         except StoreError as error:
             # Breakers do not log error replies: log each reason once until the work succeeds.
-            logs = error.answered and error.reason != self._failing
+            logs = error.answered and error.reason != self.failing
             logger.log(logging.ERROR if logs else logging.DEBUG, "ratequota-%s failed: %s", self.name, error)
-            self._failing = error.reason
+            self.failing = error.reason
         except Exception:
             # Log and go on: an exception would end the thread, and nobody would notice.
             logger.exception("ratequota-%s failed", self.name)
-        self._done_at = time.monotonic()
+        self.done_at = time.monotonic()
+        close_old_connections()  # as after a request
 
 
 class Worker:
@@ -112,7 +106,7 @@ class Worker:
         self._ending = False
         self._woken = threading.Event()
         for job in self._jobs:
-            job.begin()
+            job.asked, job.given = True, deque()
 
     def add(self, name: str, seconds: Callable[[], float], work: Work, *, last: Work | None) -> Job:
         """Add a job in its place; the arguments are those of ``Job``. ``work`` may raise ``StoreError``."""

@@ -39,6 +39,18 @@ def after_fork(callback: Callback) -> Callback:
     return callback
 
 
+class Renewed:
+    """An object that ``clear`` makes anew: at first, in a forked child, and in tests."""
+
+    def __init__(self) -> None:
+        self.clear()
+        after_fork(self.clear)
+
+    def clear(self) -> None:
+        """Begin with nothing; it takes no lock."""
+        raise NotImplementedError
+
+
 def lock() -> threading.Lock:
     """Return a lock that is unlocked in a forked child, where the thread that held it does not exist."""
     made = threading.Lock()

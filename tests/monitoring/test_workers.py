@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 import redis
 
-from django_ratequota import Bucket, Rate, check_request
+from django_ratequota import Bucket, Limiter, Rate, check_request
 from django_ratequota.engine.keys import workers_key
-from django_ratequota.engine.slots import holders
 from django_ratequota.exceptions import StoreError
 from django_ratequota.models import Outage, QuotaWindow, RatePolicy
 from django_ratequota.monitoring import ledger, workers
@@ -274,14 +273,21 @@ def hung(checkpointing: None, fresh_policies: None, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_database_that_hangs_delays_no_renewal_of_a_slot(hung: Hung) -> None:
+def test_a_database_that_hangs_delays_no_renewal_of_a_slot(hung: Hung, monkeypatch: pytest.MonkeyPatch) -> None:
+    renew, renewed = Limiter.renew_slots, threading.Event()
+
+    def note(*arguments: Any) -> int:
+        count = renew(*arguments)
+        renewed.set()
+        return count
+
+    monkeypatch.setattr(Limiter, "renew_slots", note)
     RatePolicy.objects.create(rates="5 concurrent")
     request = request_from()
     assert check_request(request).allowed
     hung.database()
-    [holder] = [found for reference in holders.values() if (found := reference())]
-    holder.renew_at = 0.0  # as if a third of its lease had passed
-    poll(lambda: holder.renew_at, 30, "its lease is renewed")
+    renewed.clear()
+    assert renewed.wait(30)
     request.close()
 
 
