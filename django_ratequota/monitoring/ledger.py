@@ -185,7 +185,8 @@ def is_kept(limiter: Limiter) -> bool:
 
 def note(entries: Iterable[Entry]) -> None:
     """Note what was charged to durable buckets, or refunded."""
-    database_worker.keep()  # first: a forked child begins with a ledger of its own
+    if database_worker.pid != getpid():  # first: a forked child begins with a ledger of its own
+        database_worker.keep()
     ledger.entries.extend(entries)
     if len(ledger.entries) > _MANY:
         ledger.add_up(default_limiter().time_zone)

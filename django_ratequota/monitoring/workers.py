@@ -7,7 +7,6 @@ that ends has them do each job once more.
 from __future__ import annotations
 
 import atexit
-import logging
 import sys
 import threading
 import time
@@ -22,8 +21,7 @@ from django.db import close_old_connections
 
 from ..exceptions import StoreError
 from ..utils import forks
-
-logger = logging.getLogger("django_ratequota")
+from ..utils.problems import note_problem
 
 #: Seconds until a thread that could not be started is tried again.
 _RETRY_SECONDS = 60.0
@@ -49,8 +47,6 @@ class Job:
     #: Whether it is due before its pause is over, as at first; and when it was done (monotonic seconds).
     asked: bool = True
     done_at: float = 0.0
-    #: Reason of the last failure; "" after a success.
-    failing: str = ""
     #: What it is to be done with, where it is done only ``soon``.
     given: deque[Any] = field(default_factory=deque)
 
@@ -68,19 +64,15 @@ class Job:
         return 0.0 if self.asked else self.done_at + seconds - time.monotonic()
 
     def do(self, work: Work) -> None:
-        """Do ``work``, and log its errors."""
+        """Do ``work``; its errors are logged once a minute, as they would end the thread, and nobody would notice."""
         self.asked = False
         try:
             work()
-            self.failing = ""
         except StoreError as error:
-            # Breakers do not log error replies: log each reason once until the work succeeds.
-            logs = error.answered and error.reason != self.failing
-            logger.log(logging.ERROR if logs else logging.DEBUG, "ratequota-%s failed: %s", self.name, error)
-            self.failing = error.reason
-        except Exception:
-            # Log and go on: an exception would end the thread, and nobody would notice.
-            logger.exception("ratequota-%s failed", self.name)
+            if error.answered:  # breakers log the others
+                note_problem(self.name, f"the job {self.name} failed: {error}")
+        except Exception as error:
+            note_problem(self.name, f"the job {self.name} failed", error)
         self.done_at = time.monotonic()
         close_old_connections()  # as after a request
 
@@ -101,7 +93,7 @@ class Worker:
         self._thread: threading.Thread | None = None
         #: The process that it runs in; 0 = none does.
         self.pid = 0
-        #: When to try to start a thread again (monotonic seconds); 0 = the last try succeeded.
+        #: When to try to start a thread again (monotonic seconds); 0 = no try has failed.
         self._retry_at = 0.0
         self._ending = False
         self._woken = threading.Event()
@@ -133,11 +125,11 @@ class Worker:
         self._ending = True
         self.wake()
 
-    def wait(self, seconds: float = _EXIT_SECONDS) -> bool:
+    def wait(self, seconds: float = inf) -> bool:
         """Wait for a thread that was told, at most so long; returns whether it has ended."""
         thread = self._thread
         if thread is not None:
-            thread.join(max(seconds, 0.0))
+            thread.join(max(seconds, 0.0) if seconds < inf else None)
         return thread is None or not thread.is_alive()
 
     def _start(self) -> None:
@@ -148,11 +140,10 @@ class Worker:
             try:
                 thread.start()
             except RuntimeError as error:  # the system or the container has no thread left
-                if not self._retry_at:
-                    logger.error("%s could not be started; trying again every minute: %s", self._name, error)
+                note_problem(self._name, f"{self._name} could not be started; trying again every minute: {error}")
                 self._retry_at = time.monotonic() + _RETRY_SECONDS
                 return
-            self._thread, self.pid, self._retry_at = thread, getpid(), 0.0
+            self._thread, self.pid = thread, getpid()
         # A child of multiprocessing ends without Python's exit functions.
         util = sys.modules.get("multiprocessing.util")
         if util is not None and util.process.parent_process() is not None:

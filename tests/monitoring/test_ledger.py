@@ -19,11 +19,13 @@ from django.utils import timezone
 
 from django_ratequota import Bucket, Decision, Rate, check_request, monitoring
 from django_ratequota.engine.keys import counter_name
+from django_ratequota.exceptions import StoreError
 from django_ratequota.models import Endpoint, LedgerWriter, QuotaDay, QuotaWindow, RatePolicy
 from django_ratequota.monitoring import ledger, ledger_rows
 from django_ratequota.monitoring.ledger import Entry, flush
 from django_ratequota.monitoring.rollup import forget_windows
 from django_ratequota.runtime import default_limiter
+from django_ratequota.store.base import Call
 from django_ratequota.testing import unlimited
 from tests.project.views import request_from
 from tests.support.projects import run_python
@@ -255,6 +257,19 @@ def test_a_window_that_has_ended_is_not_raised(redis_client: Any) -> None:
         own = ledger.Ledger()
         own.owe({window: (5, 0, ends_us)})
         assert own.raise_store(limiter) == units
+
+
+def test_a_server_that_fails_keeps_no_other_counters_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One hung master of a Cluster took 10 s in each flush, and the counters behind its own were never raised."""
+    limiter, own, today = default_limiter(), ledger.Ledger(), timezone.now().date()
+    due = {(f"{{user:{number}}}:0:cwday", today): (5, 0, limiter.now_us + 10**9) for number in range(501)}
+    own.owe(due)
+    with monkeypatch.context() as patch:
+        patch.setattr(Call, "do", lambda *_: (_ for _ in ()).throw(StoreError("timeout", "hung")))
+        with pytest.raises(StoreError):
+            own.raise_store(limiter)
+    assert (next(iter(own.due)), own.due) == (list(due)[500], due), "those that have not been tried are next"
+    assert (own.raise_store(limiter), own.due) == (5 * 501, {})
 
 
 def test_rows_are_written_in_one_order(ask: Ask) -> None:

@@ -25,6 +25,7 @@ from django_ratequota.monitoring.outages import outages
 from django_ratequota.monitoring.timeline import timeline
 from django_ratequota.monitoring.workers import Job, Worker, database_worker, end, redis_worker
 from django_ratequota.runtime import default_limiter
+from django_ratequota.utils import problems
 from tests.faults import poll
 from tests.project.views import request_from
 from tests.support.projects import SETTINGS, run_python
@@ -64,6 +65,7 @@ def threads(name: str = NAME) -> list[threading.Thread]:
 
 @pytest.fixture
 def worker() -> Iterator[Worker]:
+    problems.forget()
     worker = Worker("tests", "first", "second")
     yield worker
     stop(worker)
@@ -172,18 +174,14 @@ def test_a_start_that_is_interrupted_leaves_no_second_thread(worker: Worker, wor
     poll(lambda: len(threads()) == 1, 30, "one is left")
 
 
-def test_an_error_of_redis_is_logged_once_until_the_work_succeeds(worker: Worker, work: Work, caplog: Any) -> None:
+def test_an_error_of_redis_is_logged_once_a_minute(worker: Worker, work: Work, caplog: Any) -> None:
     """Reports and statistics were lost without a log entry: only breakers logged failures of Redis."""
     work.error = StoreError("wrongtype", "WRONGTYPE")
     worker.keep()
     work.wait(4)
     [record] = caplog.records
-    assert (record.levelname, record.message) == ("ERROR", "ratequota-first failed: WRONGTYPE")
-    work.error = None
-    work.wait(2)
-    work.error = StoreError("wrongtype", "WRONGTYPE")
-    work.wait(2)
-    assert len(caplog.records) == 2
+    assert (record.levelname, record.message) == ("ERROR", "the job first failed: WRONGTYPE")
+    assert problems.recent() == {"first": record.message}, "the reports show it"
 
 
 def test_other_errors_end_no_thread(worker: Worker, work: Work, caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,8 +210,8 @@ def sent(redis_client: redis.Redis, fresh_policies: None, settings: Any) -> Iter
 
     yield send_every
     send_every(0)
-    stop(redis_worker)
     stop(database_worker)
+    stop(redis_worker)  # it waits for the other, to take its report back
 
 
 @pytest.mark.django_db(transaction=True)
@@ -268,8 +266,8 @@ def hung(checkpointing: None, fresh_policies: None, monkeypatch: pytest.MonkeyPa
     hung = Hung(monkeypatch)
     yield hung
     hung.over.set()
-    stop(redis_worker)
     stop(database_worker)
+    stop(redis_worker)
 
 
 @pytest.mark.django_db(transaction=True)
