@@ -180,6 +180,18 @@ def _threads_leave_no_connection() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def _workers_end_with_their_test() -> Iterator[None]:
+    """The threads do nothing by the settings of the next test, which starts others where it needs them."""
+    from django_ratequota.monitoring.workers import database_worker, redis_worker
+
+    yield
+    for worker in (database_worker, redis_worker):
+        if worker.pid:
+            worker.wake()
+            worker.begin()
+
+
 @pytest.fixture
 def checkpointing(monkeypatch: pytest.MonkeyPatch, redis_client: redis.Redis) -> Iterator[None]:
     """Keep durable counts, and write them when the test calls ``ledger.flush``."""

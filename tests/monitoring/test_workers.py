@@ -28,6 +28,7 @@ from django_ratequota.runtime import default_limiter
 from django_ratequota.utils import problems
 from tests.faults import poll
 from tests.project.views import request_from
+from tests.support import server
 from tests.support.projects import SETTINGS, run_python
 from tests.support.threads import on_threads, stop
 
@@ -319,7 +320,8 @@ def test_a_process_that_ends_does_each_job_once_more(hung: Hung, monkeypatch: py
     note_units(3)
     end()
     assert (written(), reports()) == ([3], []), "its row is there, and its report gone"
-    assert [threads(f"ratequota-{name}") for name in ("redis", "database")] == [[], []]
+    assert database_worker.wait(0)
+    assert redis_worker.wait(0)
     end()  # as an exit function, after Celery's signal
 
 
@@ -334,6 +336,66 @@ def test_a_process_that_ends_waits_two_seconds_in_all(hung: Hung) -> None:
     end()
     assert 2 <= time.monotonic() - began_at < 4
     assert (written(), len(reports())) == ([], 1), "ratequota checkpoint names it"
+
+
+FORKING = """
+import ctypes, os, signal, sys, threading
+
+os.environ["DJANGO_SETTINGS_MODULE"] = "tests.project.settings"
+import django
+
+django.setup()
+from django_ratequota.exceptions import StoreError
+from django_ratequota.monitoring import health
+from django_ratequota.monitoring.collector import collector
+from django_ratequota.monitoring.workers import Worker
+
+reported, held, over = threading.Event(), threading.Event(), threading.Event()
+
+def report():
+    health.report()
+    reported.set()
+    if not over.is_set():  # the parent's is at work when it forks
+        held.set()
+        over.wait()
+
+worker = Worker("tests", "report")
+worker.add("report", lambda: 20, report, last=None)
+
+def reports_by_now():
+    worker.keep()
+    assert reported.wait(20)
+    assert health.health().process in [one.process for one in health.reports()]
+
+health.note_degraded("oom", StoreError("oom", "full"))
+collector.pending.append("a record")
+reports_by_now()
+held.wait()
+child = FORK()
+if not child:
+    signal.alarm(40)  # its default action ends a process that hangs
+    try:
+        reported, over = threading.Event(), threading.Event()
+        over.set()
+        reports_by_now()
+        assert (health.health().degraded, len(collector.pending)) == ({}, 0), "the parent's"
+        assert len(health.reports()) == 2
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+    os._exit(0)
+_, status = os.waitpid(child, 0)
+over.set()
+assert len(collector.pending) == 1
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fork", ["os.fork", "ctypes.PyDLL(None).fork"])
+def test_a_forked_process_reports_for_itself(redis_client: redis.Redis, fork: str) -> None:
+    # Newer Pythons warn of any fork with threads, which this test needs.
+    assert run_python(FORKING.replace("FORK", fork), warnings="ignore::DeprecationWarning") == []
 
 
 #: A project whose rows are written at the end, or when ``ledger.flush`` is called.
@@ -403,8 +465,6 @@ def run_rows(folder: Path, script: str) -> list[str]:
     (folder / "settings.py").write_text(SETTINGS + ROWS)
     (folder / "spending.py").write_text(SPENDING)
     (folder / "script.py").write_text(script)
-    from tests.support import server
-
     code = "import runpy; runpy.run_path('script.py', run_name='__main__')"
     environment = {"DJANGO_SETTINGS_MODULE": "settings", "SERVER": server.url()}
     # Newer Pythons warn of any fork with threads.
