@@ -57,7 +57,10 @@ class Entry(NamedTuple):
 
 
 class Ledger(forks.Renewed):
-    """The entries of this process that are not in the database yet."""
+    """The entries of this process that are not in the database yet.
+
+    A signal may end any of its methods at any line, so each step is either repeated as a whole or is one assignment.
+    """
 
     def clear(self) -> None:
         """Begin with nothing: the parent writes what it has noted, and a child is a writer of its own."""
@@ -65,11 +68,12 @@ class Ledger(forks.Renewed):
         self.entries: deque[Entry] = deque()
         #: Their sums, the oldest first, but for those of the batch.
         self._sums: Sums = {}
-        #: Sums that are being added: the same ones until it is known that they are.
-        self._batch: Sums = {}
-        #: Drawn by the first flush: no two processes are one writer. And its batches that are known to be added.
+        #: The entry that is being added up, its part, and what that part had charged and refunded before.
+        self._adding: tuple[Entry | None, Part | None, tuple[int, int]] = (None, None, (0, 0))
+        #: The number of the writer's last batch, and its sums, the same ones until it is known that they are added.
+        self._batch: tuple[int, Sums] = (0, {})
+        #: Drawn by the first flush: no two processes are one writer.
         self._writer: UUID | None = None
-        self._added = 0
         self._lock, self._flushing = forks.lock(), forks.lock()
         self._written_until = time.time()
         #: What the store is still to be raised to.
@@ -87,10 +91,11 @@ class Ledger(forks.Renewed):
             began_at = time.time()
             self.add_up(zone)
             self._writer = self._writer or uuid4()
-            while batch := self._next_batch():
-                totals = add(batch, self._writer, self._added + 1)
+            while (batch := self._next_batch())[1]:
+                number, sums = batch
+                totals = add(sums, self._writer, number)
                 self.owe(totals)
-                self._batch, self._added = {}, self._added + 1
+                self._batch = number, {}
                 rows += len(totals)
             self._written_until = began_at
         return rows
@@ -108,16 +113,18 @@ class Ledger(forks.Renewed):
         units = 0
         while self.due:
             with self._lock:
-                due = {window: self.due.pop(window) for window in list(islice(self.due, _BATCH))}
+                due = dict(islice(self.due.items(), _BATCH))
             # Of a window that has ended the key may be gone, and would be made again.
-            due = {window: totals for window, totals in due.items() if totals[2] > limiter.now_us}
+            lasting = {window: totals for window, totals in due.items() if totals[2] > limiter.now_us}
             try:
                 # In a Cluster each counter is a command with a deadline of its own; a server that is down gets none.
-                found = drive(limiter.raise_steps(due), lambda command: Call(limiter.store).do(command))
+                found = drive(limiter.raise_steps(lasting), lambda command: Call(limiter.store).do(command))
             except StoreError:
-                # At the end, because others' servers may reply; and totals that were noted meanwhile are higher.
-                self.owe({window: due[window] for window in due if window not in self.due})
+                with self._lock:  # last in turn, because others' servers may reply
+                    self.due |= {window: self.due.pop(window) for window in due if window in self.due}
                 raise
+            with self._lock:  # totals that were noted meanwhile are higher
+                self.due = {window: totals for window, totals in self.due.items() if due.get(window) != totals}
             units += sum(by for _charged, _refunded, by in found)
         return units
 
@@ -138,8 +145,14 @@ class Ledger(forks.Renewed):
     def add_up(self, zone: tzinfo) -> None:
         """Replace the entries by their sums."""
         with self._lock:
+            entry, part, before = self._adding
+            if part is not None and self.entries and self.entries[0] is entry:  # interrupted before it was removed
+                part.charged, part.refunded = before
+            self._detach()
             for _ in range(len(self.entries)):
-                self._add(*self.entries.popleft(), zone)
+                self._add(self.entries[0], zone)
+                self.entries.popleft()
+            self._adding = (None, None, (0, 0))
             while len(self._sums) > _MOST:
                 self._sums.pop(next(iter(self._sums)))
                 text = f"the database does not answer: of more than {_MOST} counters, the oldest are lost"
@@ -148,25 +161,39 @@ class Ledger(forks.Renewed):
     def waits(self) -> bool:
         """Whether anything waits to be written."""
         with self._lock:  # an entry that is being added up waits, too
-            return bool(self.entries or self._sums or self._batch)
+            return bool(self.entries or self._sums or self._batch[1])
 
-    def _next_batch(self) -> Sums:
-        """Return the batch whose outcome is not known, else the next one; empty where nothing is left."""
+    def _next_batch(self) -> tuple[int, Sums]:
+        """Return the batch whose outcome is not known, else the next one; without sums where nothing is left."""
         with self._lock:
-            if not self._batch:
-                self._batch = {window: self._sums.pop(window) for window in list(islice(self._sums, _BATCH))}
+            number, sums = self._batch
+            if self._sums and not sums:
+                self._batch = number + 1, dict(islice(self._sums.items(), _BATCH))
+            self._detach()
             return self._batch
 
-    def _add(self, bucket: Bucket, units: int, charged_us: int, refunded_us: int, zone: tzinfo) -> None:
+    def _detach(self) -> None:
+        """Remove the batch from what is still added up; the lock must be held."""
+        for window, parts in self._batch[1].items():
+            if self._sums.get(window) is parts:
+                del self._sums[window]
+
+    def _add(self, entry: Entry, zone: tzinfo) -> None:
+        bucket, units, charged_us, refunded_us = entry
         if not units:
             return
         bounds, day = window_of(bucket, charged_us, zone), local_day(refunded_us or charged_us, zone)
-        parts = self._sums.setdefault((counter_name(bucket), bounds.first_day), [])
-        for part in parts:
+        window = counter_name(bucket), bounds.first_day
+        for part in self._sums.get(window, ()):
             if part.day == day and part.bucket.policy_id == bucket.policy_id:
                 break
         else:
-            parts.append(part := Part(bucket, bounds, day))
+            part = Part(bucket, bounds, day)
+            if window in self._sums:
+                self._sums[window].append(part)
+            else:
+                self._sums[window] = [part]
+        self._adding = entry, part, (part.charged, part.refunded)
         if refunded_us:
             part.refunded += units
         else:  # a refund is of the rate that limited its charge
