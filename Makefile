@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # Container images often set it: each process of the tests would then compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test quick matrix browser soak bench scale lint format messages docs pages adopt wheel clean
+.PHONY: help demo test quick matrix browser world soak bench scale lint format messages docs pages adopt wheel clean
 
 help: ## List the recipes
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -39,6 +39,16 @@ matrix: $(VENV)-matrix/.matrix ## Run a part of the suite on every supported ver
 
 browser: ## Run the browser tests, with Chromium and the newest Python here (ARGS="-k name", ARGS=--screenshots)
 	@tests/browser.sh $(ARGS)
+
+# An environment of its own: the servers and workers that projects run.
+$(VENV)-world/.world: pyproject.toml
+	@test -x $(VENV)-world/bin/python || $(PYTHON) -m venv $(VENV)-world
+	@$(VENV)-world/bin/python -m pip install --quiet --disable-pip-version-check 'pip>=25.1'
+	@$(VENV)-world/bin/python -m pip install --quiet --disable-pip-version-check --editable . --group world
+	@touch $@
+
+world: $(VENV)-world/.world ## Run the package in real servers and workers, through forks, signals and kills (ARGS="-k uwsgi")
+	@$(VENV)-world/bin/python -m pytest -n 2 --dist worksteal tests/world $(ARGS)
 
 soak: $(VENV)/.test ## Ten minutes of mixed load with random faults (SECONDS=600)
 	@$(BIN)/python -W error::ResourceWarning -m tests.faults.soak $(or $(SECONDS),600)
@@ -87,4 +97,4 @@ wheel: ## Build sdist and wheel, install them in an empty environment and use th
 	@PYTHON=$(PYTHON) DIST=$(DIST) tests/wheel.sh
 
 clean: ## Remove what the recipes made
-	@rm -rf $(VENV) .venv-browser $(VENV)-adopt $(VENV)-bench $(VENV)-matrix .tox dist build docs/_build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	@rm -rf $(VENV) .venv-browser $(VENV)-adopt $(VENV)-bench $(VENV)-matrix $(VENV)-world .tox dist build docs/_build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
