@@ -95,9 +95,11 @@ class Scene:
         everyone = rows.pop("everyone", 0)
         return everyone, {int(subject.rpartition(":")[2]): used for subject, used in rows.items()}
 
-    def is_written(self) -> bool:
-        """Whether the ledger has what the log has."""
-        return not self._wrong_rows(Counter())
+    def is_written(self, answers: list[Answer]) -> bool:
+        """Whether the ledger soon has what these answers admitted, and nothing else."""
+        with suppress(AssertionError):
+            poll(lambda: not self._wrong_rows(answers, Counter()), WRITTEN, "the ledger is written")
+        return not self._wrong_rows(answers, Counter())
 
     def holds(self, afterwards: Callable[[], Iterable[Answer]], interrupted: Iterable[int] = ()) -> None:
         """Assert the four things; fails with the figures of all of them.
@@ -113,8 +115,8 @@ class Scene:
             *self._above_the_limit(answers),
         ]
         with suppress(AssertionError):
-            poll(lambda: not self._wrong_rows(may_be), WRITTEN, "the ledger is written")
-        found += self._wrong_rows(may_be)
+            poll(lambda: not self._wrong_rows(answers, may_be), WRITTEN, "the ledger is written")
+        found += self._wrong_rows(answers, may_be)
         again = list(afterwards())
         found += [*_undecided("afterwards, ", again), *_answers_of_others(again, may_be, in_order=False)]
         assert answers
@@ -125,9 +127,9 @@ class Scene:
         admitted = sum(answer.admitted for answer in answers)
         return [f"{admitted} admitted of a limit of {self.room}"] if admitted > self.room else []
 
-    def _wrong_rows(self, may_be: Counter[int]) -> list[str]:
+    def _wrong_rows(self, answers: list[Answer], may_be: Counter[int]) -> list[str]:
         everyone, own = self.ledger()
-        admitted = Counter(answer.caller for answer in self.log.answers() if answer.admitted and not answer.error)
+        admitted = Counter(answer.caller for answer in answers if answer.admitted and not answer.error)
         requests, wrong = admitted.total(), []
         if not requests <= everyone <= requests + may_be.total():
             wrong.append(f"{everyone} of {requests} in the ledger")

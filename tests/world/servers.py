@@ -60,15 +60,6 @@ def running(command: Sequence[object], environment: dict[str, str], output: Path
         guard.communicate()
 
 
-def ends(process: subprocess.Popen[bytes], output: Path, seconds: float) -> None:
-    """Wait until it ends by itself, well."""
-    try:
-        process.wait(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        raise AssertionError(f"still running after {seconds} s:\n{output.read_text()}") from None
-    assert process.returncode == 0, output.read_text()
-
-
 def request(port: int, path: str, caller: int) -> Answer:
     """Ask once, on a connection of its own, so that any worker may answer."""
     connection = HTTPConnection("127.0.0.1", port, timeout=SECONDS)

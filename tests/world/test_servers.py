@@ -63,5 +63,5 @@ def test_what_callers_are_told_and_charged(
         admitted = sum(answer.admitted for answer in scene.log.answers())
         assert (admitted, any(not answer.admitted for answer in more)) == (ROOM, True)
         scene.holds(lambda: clients.ask_all(scene.log.processes()))
-    assert scene.is_written(), "after the end of the server"
+    assert scene.is_written(scene.log.answers()), "after the end of the server"
     assert "Traceback" not in output.read_text()
