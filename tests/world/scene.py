@@ -101,14 +101,19 @@ class Scene:
             poll(lambda: not self._wrong_rows(answers, Counter()), WRITTEN, "the ledger is written")
         return not self._wrong_rows(answers, Counter())
 
-    def holds(self, afterwards: Callable[[], Iterable[Answer]], interrupted: Iterable[int] = ()) -> None:
+    def holds(
+        self,
+        afterwards: Callable[[], Iterable[Answer]],
+        interrupted: Iterable[int] = (),
+        others: Iterable[Answer] = (),
+    ) -> None:
         """Assert the four things; fails with the figures of all of them.
 
         ``afterwards`` asks each process again and returns what was told. ``interrupted`` has the caller of each check
-        that was interrupted: that counts once or not at all.
+        that was interrupted: that counts once or not at all. ``others`` are answers that are in another log.
         """
         may_be = Counter(interrupted)
-        answers = self.log.answers()
+        answers = [*self.log.answers(), *others]
         found = [
             *_answers_of_others(answers, may_be),
             *_undecided("", answers),
