@@ -39,10 +39,10 @@ def alarmed(ask: Callable[[int], Any], raised: type[BaseException]) -> str:
 
 
 def main(way: str, what: str) -> None:
+    from tests.support import server
     from tests.world import address_of
     from tests.world.scene import Log
     from tests.world.settings import RATEQUOTA
-    from tests.support import server
 
     with Wire(address_of(server.url())) as wire:
         RATEQUOTA["REDIS_URL"] = wire.url

@@ -90,8 +90,8 @@ def work_once_more(caller: int) -> None:
 
 
 def child(caller: int, go_on: Any) -> None:
-    """A child of ``multiprocessing``, which lives on until the event, or returns at once. A spawned one sets Django up."""
-    django.setup()
+    """A child of ``multiprocessing``, which lives on until the event, or returns at once."""
+    django.setup()  # for a spawned one
     if go_on is None:
         ask(caller, FEW)
         os.write(1, b"asked\n")

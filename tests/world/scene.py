@@ -90,10 +90,10 @@ class Scene:
         editor.run(POLICIES.replace("ROOM", str(room)))
 
     def ledger(self) -> tuple[int, dict[int, int]]:
-        """The units in the rows of the month: of all callers, and of each."""
+        """The units in the rows of the month: of all callers, and of each; -1 = of an unknown one."""
         rows = dict(self._editor.run(ROWS))
         everyone = rows.pop("everyone", 0)
-        return everyone, {int(subject.rpartition(":")[2]): used for subject, used in rows.items()}
+        return everyone, {int(subject.rpartition(":")[2] or -1): used for subject, used in rows.items()}
 
     def is_written(self, answers: list[Answer]) -> bool:
         """Whether the ledger soon has what these answers admitted, and nothing else."""
@@ -138,6 +138,7 @@ class Scene:
 
     def _wrong_rows(self, answers: list[Answer], may_be: Counter[int]) -> list[str]:
         everyone, own = self.ledger()
+        own.pop(-1, 0)
         admitted = Counter(answer.caller for answer in answers if answer.admitted and not answer.error)
         requests, wrong = admitted.total(), []
         if not requests <= everyone <= requests + may_be.total():

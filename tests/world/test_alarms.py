@@ -36,7 +36,9 @@ def test_a_caller_hears_of_its_alarm(
     scene, output = scenes(1000), tmp_path / "output"
     command = [sys.executable, "-m", "tests.world.alarmed", way, what]
     with running(command, {**environment, "RATEQUOTA_TEST_TIMEOUT": "30"}, output) as process:
-        poll(lambda: output.read_text().endswith("]\n") or process.poll() is not None, SECONDS, "the alarms have rung")
+        poll(
+            lambda: output.read_text().endswith("]\n") or process.poll() is not None, SECONDS, "the alarms have rung"
+        )
         assert process.poll() is None, output.read_text()
         came = json.loads(output.read_text().splitlines()[-1])
         raised = "TimeoutError" if what == "asyncio.timeout" else what

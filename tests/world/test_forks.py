@@ -17,7 +17,6 @@ from .scene import Answer, Log, Scene
 from .servers import running
 
 
-
 def scene_of_forks(scene: Scene, command: list[str], environment: dict[str, str], output: Path, asked: int) -> None:
     """Run ``forking``, whose processes ask so many times in all, and then live on until the log is looked at."""
     with running([sys.executable, "-m", "tests.world.forking", *command], environment, output) as process:

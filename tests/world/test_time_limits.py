@@ -66,8 +66,9 @@ def test_tasks_hear_of_their_time_limit(
             subprocess.run(sent, cwd=ROOT, env=environment, check=True, timeout=SECONDS)
             heard = Path(f"{log}.heard")
             poll(
-                lambda: process.poll() is not None
-                or (heard.exists() and len(heard.read_text().splitlines()) == TASKS),
+                lambda: (
+                    process.poll() is not None or (heard.exists() and len(heard.read_text().splitlines()) == TASKS)
+                ),
                 SECONDS,
                 "all tasks have ended",
             )
