@@ -37,7 +37,7 @@ def rq_job(caller: int) -> None:
 
 
 def check_rows(caller: int, limit: type[Exception]) -> None:
-    """Check one row after the other; notes whether the time limit was heard of, and that the process still decides."""
+    """Check one row after the other; notes whether the time limit was heard of."""
     log, until, heard = Log(os.environ["WORLD_LOG"]), time.monotonic() + DEAF, False
     try:
         while time.monotonic() < until:
