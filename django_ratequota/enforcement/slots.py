@@ -41,8 +41,7 @@ forks.after_fork(running.clear)
 
 
 def new_slots() -> Slots:
-    """Return slots that a thread renews once they are taken."""
-    redis_worker.keep()
+    """Return slots that the thread renews once they are taken; each check keeps it running."""
     slots = Slots(settings.concurrency_ttl)
     running[slots.id] = slots
     return slots

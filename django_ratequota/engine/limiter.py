@@ -256,20 +256,17 @@ class Limiter:
 
     def renew_slots(self, leases: Iterable[Lease]) -> int:
         """Prolong the leases of slots, or take them again if there is room; returns how many of these are held."""
-        return sum(map(int, drive(self.backend.renew(leases), self._send)))
+        # On a Cluster the commands are many, so each has a deadline of its own.
+        return sum(map(int, drive(self.backend.renew(leases), lambda command: Call(self.store).do(command))))
 
     def release_slots(self, leases: Iterable[Lease]) -> int:
         """Release slots; returns how many of these were held. Harmless twice."""
-        return sum(map(int, drive(self.backend.release(leases), self._send)))
+        return sum(map(int, drive(self.backend.release(leases), lambda command: Call(self.store).do(command))))
 
     async def arelease_slots(self, leases: Iterable[Lease]) -> int:
         """``release_slots``, awaited."""
         released = await adrive(self.backend.release(leases), lambda command: Call(self.store).ado(command))
         return sum(map(int, released))
-
-    def _send(self, command: Command) -> Any:
-        # On a Cluster they are many, so each has its own deadline.
-        return Call(self.store).do(command)
 
     def freed(self, buckets: Iterable[Bucket]) -> None:
         """Forget the refusals by these buckets, as ``raise_steps`` has refunded units."""

@@ -151,7 +151,8 @@ class Slots:
             raise
         taken = {status.bucket for status in decision.statuses if decision.allowed and status.allowed}
         self._held |= {name: lease for name, lease in asked.items() if lease.bucket in taken}
-        self._forget(new)
+        for name in new:
+            self._asked.pop(name, None)
         if self._held or self._asked:
             decision.slots = self
         return decision

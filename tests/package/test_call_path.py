@@ -120,7 +120,7 @@ def test_the_life_of_a_slot_takes_few_calls(
     found = {"calls": len(files), "moves between files": sum(one != other for one, other in pairwise(files))}
     for c in recorded_calls(life):
         print(c[0].split("ratequota/")[1], c[1])
-    bounds = {"calls": 125, "moves between files": 80}
+    bounds = {"calls": 120, "moves between files": 80}
     assert {name: found[name] for name in bounds if found[name] > bounds[name]} == {}
 
 
