@@ -35,9 +35,11 @@ T = TypeVar("T")
 _SECONDS, _SHARE = 1.0, 0.05
 #: Slots that are renewed or released by one command.
 _BATCH = 500
-#: The slots of the requests that run, by their ids.
+#: The slots of the requests that run, by their ids; and those that the thread's last pass has renewed.
 running: WeakValueDictionary[int, Slots] = WeakValueDictionary()
+_renewed: list[tuple[Keeper, Slots, Lease]] = []
 forks.after_fork(running.clear)
+forks.after_fork(_renewed.clear)
 
 
 def new_slots() -> Slots:
@@ -196,21 +198,23 @@ def _work() -> None:
 def _renew() -> list[StoreError]:
     """Renew the leases of all slots that are held, many by one command; returns what failed."""
     failures, held = list[StoreError](), dict[Keeper, list[tuple[Slots, Lease]]]()
+    for keeper, slots, lease in _renewed:
+        if not slots.holds(keeper, lease.bucket):  # the renewal may have come after the release, and taken it again
+            unreleased.append(Unreleased(keeper, lease, time.monotonic() + lease.length_us / 1e6))
+    _renewed.clear()
     for reference in running.valuerefs():
-        if (slots := reference()) is not None:
-            for keeper, lease in slots.held:
-                held.setdefault(keeper, []).append((slots, lease))
+        if (alive := reference()) is not None:
+            for keeper, lease in alive.held:
+                held.setdefault(keeper, []).append((alive, lease))
     for keeper, leases in held.items():
         for batch in batched(leases):
+            _renewed.extend((keeper, slots, lease) for slots, lease in batch)
             try:
                 count = keeper.renew_slots([lease for _slots, lease in batch])
             except StoreError as error:
                 failures.append(error)
                 continue
-            ended = [lease for slots, lease in batch if not slots.holds(keeper, lease.bucket)]
-            # Released meanwhile, and so perhaps taken again just now.
-            unreleased.extend(Unreleased(keeper, each, time.monotonic() + each.length_us / 1e6) for each in ended)
-            if (lost := len(batch) - len(ended) - count) > 0:
+            if (lost := sum(slots.holds(keeper, lease.bucket) for slots, lease in batch) - count) > 0:
                 text = f"{lost} of {len(batch)} running requests have lost a slot"
                 note_problem("slots", f"{text}, as their leases ended and others took their places")
     return failures
