@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,36 +18,13 @@ from ..runtime import default_limiter
 register = template.Library()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
-    """How much of one limit is used; of several, the one with the smallest share left."""
-
-    #: The same as in the usage endpoint.
-    title: str
-    name: str
-    scope: str | None
-    period: str | None
-    rate: str
-    unit: str
-    counted_per: str
-    limit: int
-    used: int
-    remaining: int
-    starts_at: datetime | None
-    ends_at: datetime | None
-    #: When the calendar window ends, else when all units are free again; and when one is: now, if they are.
-    reset: datetime
-    retry_at: datetime
-    #: Every limit that applies, this one included; ``()`` in each of these.
-    limits: tuple[Usage, ...] = ()
-
-
 @register.simple_tag(takes_context=True)
-def ratequota_usage(context: Any, scope: str | None = None) -> Usage | None:
+def ratequota_usage(context: Any, scope: str | None = None) -> dict[str, Any] | None:
     """``{% ratequota_usage "search" as usage %}``: the usage of the page's caller at the endpoint; consumes nothing.
 
-    At every endpoint without a name. None where no limit applies, no endpoint has that name, or Redis or the database
-    is down.
+    At every endpoint without a name. What ``describe_limit`` says of the limit with the smallest share left, its times
+    as local datetimes; ``limits`` has the same of every limit. None where no limit applies, no endpoint has that name,
+    or Redis or the database is down.
     """
     request = context.get("request")
     if request is None:
@@ -61,12 +37,12 @@ def ratequota_usage(context: Any, scope: str | None = None) -> Usage | None:
         return None
     known = [(bucket, status) for bucket, status in found.limits if status is not None]
     known.sort(key=lambda one: (one[1].remaining / one[1].limit, one[1].remaining))
-    usages = tuple(_usage(describe_limit(bucket, status, found.at_us)) for bucket, status in known)
-    return replace(usages[0], limits=usages) if usages else None
+    limits = [_with_times(describe_limit(bucket, status, found.at_us)) for bucket, status in known]
+    return {**limits[0], "limits": limits} if limits else None
 
 
-def _usage(limit: dict[str, Any]) -> Usage:
-    return Usage(**limit | {name: _local(limit[name]) for name in ("starts_at", "ends_at", "reset", "retry_at")})
+def _with_times(limit: dict[str, Any]) -> dict[str, Any]:
+    return limit | {name: _local(limit[name]) for name in ("starts_at", "ends_at", "reset", "retry_at")}
 
 
 def _local(at_us: int | None) -> datetime | None:

@@ -178,16 +178,16 @@ class TestTag:
         with override_policies({None: "9/month, 5 requests/min"}):
             usage = ratequota_usage({"request": request_from()})
             assert usage is not None
-            minute, month = sorted(usage.limits, key=lambda one: one.limit)
+            minute, month = sorted(usage["limits"], key=lambda one: one["limit"])
             [told, _] = Client().get("/quota/usage/", REMOTE_ADDR="203.0.113.7").json()["limits"]
-        assert [str(getattr(month, name)) for name in ("starts_at", "ends_at", "reset", "retry_at")] == [
+        assert [str(month[name]) for name in ("starts_at", "ends_at", "reset", "retry_at")] == [
             *("2025-11-01 00:00:00+01:00", "2025-12-01 00:00:00+01:00"),
             *("2025-12-01 00:00:00+01:00", "2025-11-21 06:20:00+01:00"),
         ], "the month ends, although nothing is used"
-        assert (minute.unit, minute.starts_at, minute.ends_at) == ("requests", None, None)
-        assert minute.reset == datetime.fromtimestamp(NOW, UTC)
+        assert (minute["unit"], minute["starts_at"], minute["ends_at"]) == ("requests", None, None)
+        assert minute["reset"] == datetime.fromtimestamp(NOW, UTC)
         same = ("title", "scope", "period", "rate", "unit", "counted_per", "limit", "used", "remaining")
-        assert {name: getattr(month, name) for name in same}.items() <= told.items()
+        assert {name: month[name] for name in same}.items() <= told.items()
 
     @pytest.mark.parametrize("policies", [{}, {"search": "unlimited"}, {"other": "1/min"}])
     def test_nothing_where_nothing_is_limited(self, render: Any, policies: Any) -> None:
