@@ -10,9 +10,8 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..operations.invoice_lines import HEADS, InvoiceLine, Invoices, cells, is_recorded, month_of, previous_month
-from .csv_file import csv_response
 from .formatting import day_text, moment, number_text, shown
-from .ledger_pages import LedgerPage
+from .ledger_pages import LedgerPage, csv_response
 from .names import caller_text
 
 #: Counters of a page.

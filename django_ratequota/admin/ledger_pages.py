@@ -1,15 +1,21 @@
-"""The common parts of the ledger's pages: filters, permissions and links to the next part."""
+"""The common parts of the ledger's pages: filters, permissions, links to the next part, and downloads."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from django import forms
+from django.http import StreamingHttpResponse
 from django.utils.translation import gettext
 
+from ..utils.csv_lines import csv_lines
 from .formatting import number_text
 from .pages import AdminPage
+
+#: Without this byte order mark, Excel reads UTF-8 as the machine's old code page.
+_BYTE_ORDER_MARK = "\N{ZERO WIDTH NO-BREAK SPACE}"
 
 
 class LedgerPage(AdminPage):
@@ -43,6 +49,15 @@ class LedgerPage(AdminPage):
             "start": query["start"],
             "next": following,
         }
+
+
+def csv_response(name: str, heads: Sequence[Any], rows: Iterable[Sequence[Any]]) -> StreamingHttpResponse:
+    """Return the table as a download; ``name`` is ASCII, without ``.csv``."""
+    lines = chain([_BYTE_ORDER_MARK], csv_lines(heads, rows))
+    response = StreamingHttpResponse(lines, content_type="text/csv; charset=utf-8")
+    response["Content-Disposition"] = f'attachment; filename="{name}.csv"'
+    response["Cache-Control"] = "no-store"
+    return response
 
 
 def choice(name: str, label: str, options: Mapping[str, Any], chosen: str) -> dict[str, Any]:

@@ -16,9 +16,8 @@ from ..operations.near import Row, all_near, near_rows
 from ..operations.running_windows import AFTER, LEVELS, Chosen, current_periods, time_us
 from ..operations.subject_names import subjects_named
 from ..policies.facts import to_us
-from .csv_file import csv_response
 from .formatting import clock_and_wait, shown
-from .ledger_pages import LedgerPage, choice, share
+from .ledger_pages import LedgerPage, choice, csv_response, share
 from .names import caller_names, caller_text, endpoint_text
 from .pages import is_id
 from .permissions import may

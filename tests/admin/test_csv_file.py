@@ -7,7 +7,7 @@ import io
 import re
 from itertools import product
 
-from django_ratequota.admin.csv_file import csv_response
+from django_ratequota.admin.ledger_pages import csv_response
 from django_ratequota.utils.csv_lines import cell
 
 
