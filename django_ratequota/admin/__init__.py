@@ -1,7 +1,7 @@
 """The operators' pages in the Django admin.
 
-One module per model registers its ModelAdmin: ``plans``, ``assignments``, ``endpoints``, ``lists``,
-``rate_policies``, ``history``.
+These modules register the ModelAdmins: ``plans``, ``assignments`` (with the members of lists), ``endpoints``,
+``lists``, ``rate_policies``, ``history``.
 A page beside Django's own is one class (see ``pages``), and its path is one entry in ``pages`` of its ModelAdmin.
 """
 

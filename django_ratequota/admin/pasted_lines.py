@@ -9,15 +9,20 @@ from django.contrib import messages
 from django.contrib.admin.utils import quote
 from django.core.exceptions import ValidationError
 from django.http import HttpResponseRedirect
-from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext, ngettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
+from ..conf import settings
 from ..exceptions import InvalidFile
+from ..models import ListMember, SubjectList
+from ..operations.assign_many import assign
+from ..operations.list_members import add_members, remove_members
 from ..operations.pasted_lines import Line, lines_of
 from ..policyfile.document import MAX_BYTES, decode
 from .base import REASON_FIELD, ChangeReasonForm
 from .formatting import shown
-from .pages import AdminPage
+from .pages import AdminPage, may_view, model_url
+from .permissions import check_subject, may_edit_members
 
 #: Maximum number of bad lines that the page lists; more are counted.
 _SHOWN_PROBLEMS = 500
@@ -94,7 +99,109 @@ class LinesPage(AdminPage):
         return self.render(request, "lines.html", context, form)
 
 
-def in_words(*counts: tuple[int, Any]) -> str:
+class AssignPage(LinesPage):
+    """Assigns the plan to customers from now on."""
+
+    path = "<path:object_id>/assign/"
+    name = "assign"
+    title = _("Assign customers to plan %(name)s")
+    link = _("Assign customers")
+    label = _("Customers, one per line")
+    help_text = _(
+        "A login name or a subject such as tenant:acme, optionally followed by until 2026-12-31 and # reason. Choose "
+        "a file for more than 2 MB."
+    )
+
+    def has_permission(self, request: Any, obj: Any = None) -> bool:
+        """Return whether assignments decide who is on a plan, and the operator may add some, and see the plan."""
+        may_add = request.user.has_perm("django_ratequota.add_planassignment")
+        return may_add and not settings.plan_resolver and self.admin.has_view_permission(request, obj)
+
+    def apply(self, request: Any, obj: Any, lines: list[Line], reason: str) -> str:
+        """Assign the plan; the reason of the change is that of lines without one."""
+        done = assign(obj, lines, reason=reason, created_by=request.user)
+        return _in_words(
+            (done.new, ngettext_lazy("%d customer was assigned.", "%d customers were assigned.")),
+            (
+                done.later,
+                ngettext_lazy(
+                    "%d stays on another plan until the assignment there ends.",
+                    "%d stay on another plan until the assignment there ends.",
+                ),
+            ),
+            (done.present, ngettext_lazy("%d was on this plan already.", "%d were on this plan already.")),
+        )
+
+
+class AddMembersPage(LinesPage):
+    """Adds members to a list."""
+
+    path = "<path:object_id>/add-members/"
+    name = "add_members"
+    verb = "add"
+    title = _("Add members to %(name)s")
+    link = _("Add members")
+    label = _("Members, one per line")
+    help_text = _(
+        "203.0.113.7, 203.0.113.0/24, tenant:acme or a login name, optionally followed by until 2026-12-31 and # "
+        "reason. Choose a file for more than 2 MB."
+    )
+
+    def has_permission(self, request: Any, obj: Any = None) -> bool:
+        """Return whether the operator may add (or remove) members."""
+        return may_edit_members(request.user, self.verb)
+
+    def apply(self, request: Any, obj: Any, lines: list[Line], reason: str) -> str:
+        """Add the members."""
+        for line in lines:
+            check_subject(request.user, line.who)
+        done = add_members(obj, lines, may_change=may_edit_members(request.user, "change"))
+        return _in_words(
+            (done.added, ngettext_lazy("%d member was added.", "%d members were added.")),
+            (
+                done.changed,
+                ngettext_lazy("The dates of %d member were changed.", "The dates of %d members were changed."),
+            ),
+            (done.present, ngettext_lazy("%d was in the list already.", "%d were in the list already.")),
+        )
+
+    def back(self, request: Any, obj: Any) -> str:
+        """Return the address of the list's members; of the list where the operator may not see these."""
+        sees = may_view(self.site, ListMember, request)
+        return members_url(self.site, obj) if sees else super().back(request, obj)
+
+
+class RemoveMembersPage(AddMembersPage):
+    """Removes members from a list, and links to all of them."""
+
+    path = "<path:object_id>/remove-members/"
+    name = "remove_members"
+    verb = "delete"
+    title = _("Remove members from %(name)s")
+    link = _("Remove members")
+
+    def links(self, request: Any, obj: Any) -> list[tuple[str, Any]]:
+        """Return the links to this page, and to the list's members."""
+        found = super().links(request, obj)
+        if may_view(self.site, ListMember, request):
+            found.append((members_url(self.site, obj), _("Members")))
+        return found
+
+    def apply(self, request: Any, obj: Any, lines: list[Line], reason: str) -> str:
+        """Remove the members."""
+        removed = remove_members(obj, lines)
+        return _in_words(
+            (removed, ngettext_lazy("%d member was removed.", "%d members were removed.")),
+            (len(lines) - removed, ngettext_lazy("%d was not in the list.", "%d were not in the list.")),
+        )
+
+
+def members_url(site: Any, subject_list: SubjectList) -> str:
+    """Return the address of the list's members."""
+    return model_url(site, ListMember, "changelist", query={"subject_list__id__exact": subject_list.pk})
+
+
+def _in_words(*counts: tuple[int, Any]) -> str:
     """Return a sentence for each number that is not 0, of a ``ngettext_lazy`` text."""
     words = [str(text % count) for count, text in counts if count]
     return " ".join(words) or gettext("No changes were made.")

@@ -26,7 +26,7 @@ _STEP = 10
 class PlanAdmin(PolicyTableAdmin):
     """Plans."""
 
-    pages = ("matrix.MatrixPage", "copy_plan.CopyPlanPage", "assign_many.AssignPage")
+    pages = ("matrix.MatrixPage", "copy_plan.CopyPlanPage", "pasted_lines.AssignPage")
     ordering = ["position", "name"]  # repeated here, because a query that counts drops the model's
     list_display = ["shown_name", "position", "slug", "subscribers", "policy_count", about]
     list_filter = ["default_for"]

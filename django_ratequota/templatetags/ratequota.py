@@ -22,9 +22,9 @@ register = template.Library()
 def ratequota_usage(context: Any, scope: str | None = None) -> dict[str, Any] | None:
     """``{% ratequota_usage "search" as usage %}``: the usage of the page's caller at the endpoint; consumes nothing.
 
-    At every endpoint without a name. What ``describe_limit`` says of the limit with the smallest share left, its times
-    as local datetimes; ``limits`` has the same of every limit. None where no limit applies, no endpoint has that name,
-    or Redis or the database is down.
+    At every endpoint without a name. What ``describe_limit`` says of the limit with the smallest share left, its
+    times as local datetimes; ``limits`` has the same of every limit. None where no limit applies, no endpoint has
+    that name, or Redis or the database is down.
     """
     request = context.get("request")
     if request is None:
