@@ -157,17 +157,17 @@ class RecordedAdmin(SearchesRelated):
     def changeform_view(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         """Show the add or change page, and record what it saves."""
         show_mode(self, request)
-        return self.run_recorded(_saving(self.model, super().changeform_view), request, *args, **kwargs)
+        return self.run_recorded(super().changeform_view, request, *args, saves=True, **kwargs)
 
     def delete_view(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         """Show the delete page, and record the deletion."""
-        return self.run_recorded(_saving(self.model, super().delete_view), request, *args, **kwargs)
+        return self.run_recorded(super().delete_view, request, *args, saves=True, **kwargs)
 
     def changelist_view(self, request: Any, extra_context: Any = None) -> Any:
         """Show the list, and record its actions and edits."""
         show_mode(self, request)
         context = {"change_reason_form": ChangeReasonForm(request.POST or None), **(extra_context or {})}
-        return self.run_recorded(_saving(self.model, super().changelist_view), request, context)
+        return self.run_recorded(super().changelist_view, request, context, saves=True)
 
     def history_view(self, request: Any, object_id: str, extra_context: Any = None) -> Any:
         """Show the object's saves, with reasons and differences; Django's log to those who may not view them."""
@@ -188,10 +188,13 @@ class RecordedAdmin(SearchesRelated):
         """Return the address of a page of this model, as ``model_url``."""
         return model_url(self.admin_site, self.model, page, *args, **query)
 
-    def run_recorded(self, view: Callable[..., Any], request: Any, *args: Any, **kwargs: Any) -> Any:
+    def run_recorded(
+        self, view: Callable[..., Any], request: Any, *args: Any, saves: bool = False, **kwargs: Any
+    ) -> Any:
         """Run the view, and record its changes with the operator and the reason in the form.
 
-        When the database refuses the write, show a message instead.
+        With ``saves``, a POST is one save from its first query on: so it reads what it will write. When the database
+        refuses the write, show a message instead.
         """
 
         def warn() -> None:
@@ -204,7 +207,8 @@ class RecordedAdmin(SearchesRelated):
 
         try:
             reason = request.POST.get(REASON_FIELD, "").replace("\x00", "").strip()
-            with changed_by(request.user, reason, unpublished=warn):
+            in_turn = saving(self.model) if saves and request.method == "POST" else nullcontext()
+            with changed_by(request.user, reason, unpublished=warn), in_turn:
                 return view(request, *args, **kwargs)
         except IntegrityError:
             # The forms were valid, but another request wrote first.
@@ -215,16 +219,6 @@ class RecordedAdmin(SearchesRelated):
             )
             self.message_user(request, text, messages.ERROR)
             return HttpResponseRedirect(request.get_full_path())
-
-
-def _saving(model: Any, view: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the view, whose POST is one save from its first query on: so it reads what it will write."""
-
-    def in_turn(request: Any, *args: Any, **kwargs: Any) -> Any:
-        with saving(model) if request.method == "POST" else nullcontext():
-            return view(request, *args, **kwargs)
-
-    return in_turn
 
 
 class AutocompleteAdmin(admin.options.BaseModelAdmin):  # type: ignore[type-arg]

@@ -23,7 +23,6 @@ from .usage.labels import explain_url
 class ImpactPage(AdminPage):
     """Estimate the requests of the last day that the policy in the form would have refused; save nothing."""
 
-    path = "impact/"
     name = "impact"
 
     def has_permission(self, request: Any, obj: Any = None) -> bool:

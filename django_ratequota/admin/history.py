@@ -106,16 +106,14 @@ class PolicyChangeAdmin(Unlisted, AutocompleteAdmin, RecordedAdmin):
     list_display = [_AT, "actor", "saved", "what_changed", reason_text]
     list_filter = ["action", KindFilter, PlanFilter, "at", ("actor", RelatedFilter)]
     list_select_related = ["actor"]
+    #: An actor may be the affected user as well.
+    search_fields = ["object_text", "reason", *user_search_fields("actor")]
     show_full_result_count = False
     # They would count rows, and the list shows saves.
     show_facets = admin.ShowFacets.NEVER
 
     class Media:
         css = {"all": ["django_ratequota/history.css"]}
-
-    def get_search_fields(self, request: Any) -> list[str]:
-        """Return the lookups that find an object, a reason, or an actor, who may be the affected user as well."""
-        return ["object_text", "reason", *user_search_fields("actor")]
 
     def refers(self, relation: str, keys: Any) -> Q:
         """Return the condition of changes by these users, or that touch one of the first 500 of them."""

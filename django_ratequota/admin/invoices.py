@@ -28,7 +28,7 @@ _USED = {
 class InvoicesPage(LedgerPage):
     """The usage of each customer in a month; with ``csv`` in the URL all lines, as a file."""
 
-    path, name = "invoices/", "invoices"
+    name = "invoices"
 
     def view(self, request: Any) -> Any:
         """Return the page, or the file."""

@@ -118,7 +118,6 @@ class Cells:
 class MatrixPage(AdminPage):
     """All plans at all endpoints; read-only, each cell links to the policy that sets it."""
 
-    path = "matrix/"
     name = "matrix"
     media = forms.Media(css={"all": ["django_ratequota/matrix.css"]})
 

@@ -28,12 +28,12 @@ Reply = TypeVar("Reply")
 class AdminPage:
     """One page of a model admin, which makes its URL from ``path`` and ``name``.
 
-    A subclass sets these two and writes ``view``. Operators without ``has_permission`` get 403, objects that they
+    A subclass sets its name and writes ``view``. Operators without ``has_permission`` get 403, objects that they
     cannot see 404, and changes are recorded as the operator's.
     """
 
-    #: Address below the model's list, such as ``explain/``. With ``<path:object_id>``, ``view`` gets that object.
-    path: ClassVar[str]
+    #: Address below the model's list; "" = the name. With ``<path:object_id>``, ``view`` gets that object.
+    path: ClassVar[str] = ""
     #: End of the URL's name: ``explain`` for ``admin:django_ratequota_ratepolicy_explain``.
     name: ClassVar[str]
     #: Styles and scripts of this page alone, besides those of the model admin.
@@ -82,7 +82,7 @@ class AdminPage:
         """Return the entry for ``ModelAdmin.get_urls``."""
         opts = self.admin.opts
         name = f"{opts.app_label}_{opts.model_name}_{self.name}"
-        return path(self.path, self.site.admin_view(self.dispatch), name=name)
+        return path(self.path or f"{self.name}/", self.site.admin_view(self.dispatch), name=name)
 
     def dispatch(self, request: Any, object_id: str | None = None, **kwargs: Any) -> Any:
         """Check the permission, and run ``view`` with the changes recorded."""

@@ -13,7 +13,7 @@ from django.utils.html import format_html
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from ..models import Endpoint, RatePolicy
+from ..models import RatePolicy
 from .base import AutocompleteAdmin
 from .formatting import shown, when
 from .pages import may_view, model_url
@@ -157,15 +157,6 @@ class PolicyTableAdmin(WarnsOnSave):
         query = {f"{self._field}__id__exact": obj.pk}
         allowed = may_view(self.admin_site, RatePolicy, request)
         return model_url(self.admin_site, RatePolicy, "changelist", query=query) if allowed else ""
-
-    def save_related(self, request: Any, form: Any, formsets: Any, change: bool) -> None:
-        """Save the table, then warn."""
-        super().save_related(request, form, formsets, change)
-        edited = []
-        for formset in formsets:
-            if formset.model is RatePolicy:
-                edited += [*formset.new_objects, *(policy for policy, _fields in formset.changed_objects)]
-        self.warn(request, edited, form.instance if isinstance(form.instance, Endpoint) else None)
 
     def render_change_form(self, request: Any, context: Any, *args: Any, **kwargs: Any) -> Any:
         """Link to the list of the policies where their table is left out."""

@@ -34,7 +34,7 @@ _HEADS = (
 class QuotasPage(LedgerPage):
     """The customers near a limit, the fullest first; with ``csv`` in the URL all of them, as a file."""
 
-    path, name = "quotas/", "quotas"
+    name = "quotas"
 
     def links(self, request: Any, obj: Any) -> list[tuple[str, Any]]:
         """Return the link from a policy to those who are near its limits."""

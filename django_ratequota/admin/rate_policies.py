@@ -57,6 +57,7 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
         ("endpoint", RelatedFilter),
     ]
     list_select_related = ["user", "subject_list", "plan", "endpoint"]
+    search_fields = [*user_search_fields(), "subject", "reason", "subject_list__name", "plan__name", "endpoint__name"]
     show_facets = admin.ShowFacets.ALWAYS
     fieldsets = [
         (
@@ -78,10 +79,6 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
     class Media:
         css = {"all": ["django_ratequota/estimate.css"]}
         js = ["django_ratequota/policy.js", "django_ratequota/estimate.js"]
-
-    def get_search_fields(self, request: Any) -> list[str]:
-        """Return the lookups of the search: users by name, and the policy's own texts."""
-        return [*user_search_fields(), "subject", "reason", "subject_list__name", "plan__name", "endpoint__name"]
 
     def get_fieldsets(self, request: Any, obj: Any = None) -> Any:
         """Return the fields; those that an operator rarely needs are folded, unless one of them is set."""
@@ -112,16 +109,6 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
     def get_changelist_formset(self, request: Any, **kwargs: Any) -> Any:
         """Return the formset of the list's rows."""
         return super().get_changelist_formset(request, **{**kwargs, "formset": StoredRows})
-
-    def response_add(self, request: Any, obj: Any, post_url_continue: Any = None) -> Any:
-        """Warn about the new policy."""
-        self.warn(request, [obj], obj.endpoint)
-        return super().response_add(request, obj, post_url_continue)
-
-    def response_change(self, request: Any, obj: Any) -> Any:
-        """Warn about the policy as it is now."""
-        self.warn(request, [obj], obj.endpoint)
-        return super().response_change(request, obj)
 
     @admin.display(description=_("audience"), ordering="plan__name")
     def audience(self, policy: RatePolicy) -> str:

@@ -43,7 +43,6 @@ class CountersForm(forms.Form):
 class CountersPage(CallerPage):
     """Shows the chosen counters live and asks; changes them once the operator has confirmed."""
 
-    path = "counters/"
     name = "counters"
     media = forms.Media(css={"all": ["django_ratequota/explain.css"]})
 

@@ -16,7 +16,7 @@ from .permissions import may_see_members
 class SubjectsPage(AdminPage):
     """Returns known subjects that begin with ``q``, each with its display name, for ``subjects.js``."""
 
-    path, name = "subjects/", "subjects"
+    name = "subjects"
 
     def has_permission(self, request: Any, obj: Any = None) -> bool:
         """Return whether the operator may see policies, assignments or members of lists."""

@@ -26,24 +26,16 @@ _TOOLS: tuple[tuple[Any, str, Any], ...] = (
 
 def tools(site: Any, request: Any) -> list[dict[str, Any]]:
     """Return the pages of the bar that the operator may open: address, text, and whether it is this page."""
-    return [
-        {"url": url, "text": capfirst(text), "current": _current(url, request.path)}
-        for model, name, text in _TOOLS
-        if site.is_registered(model) and (url := model_url(site, model, name)) and _opens(site, model, name, request)
-    ]
-
-
-def _opens(site: Any, model: Any, name: str, request: Any) -> bool:
-    if name == "changelist":
-        return may_view(site, model, request)
-    return bool(site.get_model_admin(model).page(name).has_permission(request))
-
-
-def _current(url: str, path: str) -> str:
-    """Return the value of ``aria-current``: page, true for a page below it, "" for others."""
-    if path == url:
-        return "page"
-    return "true" if path.startswith(url) else ""
+    found = []
+    for model, name, text in _TOOLS:
+        if site.is_registered(model) and (url := model_url(site, model, name)):
+            own = site.get_model_admin(model)
+            opens = own.has_view_permission if name == "changelist" else own.page(name).has_permission
+            if opens(request):
+                # The value of aria-current: true is for a page below the tool's.
+                current = "page" if url == request.path else "true" if request.path.startswith(url) else ""
+                found.append({"url": url, "text": capfirst(text), "current": current})
+    return found
 
 
 class Unlisted(admin.ModelAdmin):  # type: ignore[type-arg]

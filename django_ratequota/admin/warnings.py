@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
@@ -20,13 +19,19 @@ _MAX_NAMES = 3
 
 
 class WarnsOnSave(RecordedAdmin):
-    """A model admin that can warn about saved policies."""
+    """The admin of a policy, or of an object with a table of policies."""
 
-    def warn(self, request: Any, policies: Iterable[RatePolicy], endpoint: Endpoint | None = None) -> None:
-        """Show the advice on the saved policies, and on the endpoint: each sentence once."""
+    def save_related(self, request: Any, form: Any, formsets: Any, change: bool) -> None:
+        """Save the tables; then show the advice on the saved policies, and on the endpoint: each sentence once."""
         from ..operations.advice import about_endpoint, about_saved  # which setting up Django does not need
 
-        rows = list(policies)
+        super().save_related(request, form, formsets, change)
+        saved = form.instance
+        rows = [saved] if isinstance(saved, RatePolicy) else []
+        for formset in formsets:
+            if formset.model is RatePolicy:
+                rows += [*formset.new_objects, *(policy for policy, _fields in formset.changed_objects)]
+        endpoint = saved if isinstance(saved, Endpoint) else getattr(saved, "endpoint", None)
         advice: list[tuple[Any, list[str]]] = [] if endpoint is None else [(endpoint, about_endpoint(endpoint))]
         advice += zip(rows, about_saved(rows), strict=True)
         named: dict[str, list[str]] = {}

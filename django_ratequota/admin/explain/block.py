@@ -29,7 +29,6 @@ from .override import OverrideForm, OverridePage
 class BlockPage(OverridePage):
     """Asks whom to block, and until when, and says who would be hit; shows the blocks in force, to end them."""
 
-    path = "block/"
     name = "block"
 
     def has_permission(self, request: Any, obj: Any = None) -> bool:

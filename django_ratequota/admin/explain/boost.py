@@ -22,7 +22,6 @@ from .override import OverrideForm, OverridePage
 class BoostPage(CallerPage, OverridePage):
     """Proposes twice the rates of each ``policy`` in the query; one whose rates are emptied is left out."""
 
-    path = "boost/"
     name = "boost"
 
     def has_permission(self, request: Any, obj: Any = None) -> bool:

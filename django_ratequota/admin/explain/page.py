@@ -38,7 +38,6 @@ _MAX_CANDIDATES = 200
 class ExplainPage(AdminPage):
     """Asks for a caller and a request in the query string, and explains; it consumes nothing."""
 
-    path = "explain/"
     name = "explain"
     media = forms.Media(css={"all": ["django_ratequota/explain.css"]})
 

@@ -27,7 +27,7 @@ _MOST_LISTED, _MOST_POLICIES, _ASKED = 50, 3, 20
 class HealthPage(AdminPage):
     """Whether limits are enforced now, and when they were not."""
 
-    path, name = "health/", "health"
+    name = "health"
     media = forms.Media(css={"all": ["django_ratequota/usage.css"]})
 
     def view(self, request: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Callers and refusals as tables show them, with links to Explain."""
+"""Callers and endpoints as tables show them, with links to Explain."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any
 from django.utils.translation import gettext
 
 from ...models import RatePolicy
-from ...monitoring.refusals import Refusal
 from ...operations.explain_query import caller_params
-from ..formatting import moment, number_text, shown
-from ..names import caller_text, deleted, limits_text
+from ..formatting import shown
+from ..names import deleted
 from ..pages import model_url
 
 
@@ -28,18 +27,3 @@ def endpoint_name(pk: int, names: Mapping[int, str]) -> str:
     if not pk:
         return gettext("no endpoint")
     return shown(names[pk]) if pk in names else deleted(pk)
-
-
-def refusal_row(site: Any, refusal: Refusal, names: Mapping[str, str]) -> dict[str, Any]:
-    """Return what a table shows of a refusal; ``names`` are those of its caller (see ``caller_names``)."""
-    return {
-        "id": refusal.id,
-        "explain": model_url(site, RatePolicy, "explain", query={"id": refusal.id}),
-        "at": moment(refusal.at, seconds=True),
-        "count": number_text(refusal.count),
-        "caller": caller_text(refusal.caller, names),
-        "url": explain_url(site, refusal.caller),
-        "what": shown(f"{refusal.method} {refusal.scope or refusal.route}"),
-        "violated": limits_text(refusal.limits),
-        "error": shown(refusal.error),
-    }

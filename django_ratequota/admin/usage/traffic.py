@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
@@ -12,18 +13,22 @@ from django.utils.translation import gettext_lazy as _
 
 from ...engine.types import BucketStatus
 from ...models import Endpoint
-from ...monitoring.timeline import Span, TopCaller, timeline, top_callers
+from ...monitoring import refusals as recorded_refusals
+from ...monitoring.refusals import Refusal
+from ...monitoring.timeline import Counts, Span, TopCaller, timeline, top_callers
 from ...operations.tightest import tightest
 from ...policies.limit_names import limit_name
 from ..explain.block import block_links
-from ..formatting import bar_percent, number_text, shown
+from ..formatting import bar_percent, moment, number_text, percent, shown
 from ..names import caller_names, caller_text, limits_text
 from ..pages import AdminPage, is_id, reply, unanswered
 from .chart import chart
-from .counts import SPANS, cells, most_refused, newest_refusals, sum_counts
-from .labels import endpoint_name, explain_url, refusal_row
+from .labels import endpoint_name, explain_url
 from .outages import outage_texts
 
+SPANS: dict[Span, Any] = {"hour": _("last hour"), "day": _("last 24 hours"), "week": _("last week")}
+#: Newest refusals that are searched for those of a selected endpoint or policy.
+_SEARCHED = 500
 #: Endpoints, callers and refusals that are listed.
 _MOST = 10
 #: The columns by which callers can be sorted.
@@ -33,7 +38,7 @@ _COLUMNS = {"admitted": _("Admitted"), "would_refuse": _("Log only"), "refused":
 class TrafficPage(AdminPage):
     """The requests of the last hour, day or week to all endpoints or to one."""
 
-    path, name = "traffic/", "traffic"
+    name = "traffic"
     media = forms.Media(css={"all": ["django_ratequota/plots.css", "django_ratequota/usage.css"]})
 
     def links(self, request: Any, obj: Any) -> list[tuple[str, Any]]:
@@ -79,7 +84,17 @@ class TrafficPage(AdminPage):
                 "order": order,
                 "callers": self._callers(callers, names, blocks, place),
                 "refusals": [
-                    refusal_row(self.site, one, names) | {"block": blocks.get((one.caller, one.ip))}
+                    {
+                        "explain": one.id and self.admin.page_url("explain", query={"id": one.id}),
+                        "at": moment(one.at, seconds=True),
+                        "count": number_text(one.count),
+                        "caller": caller_text(one.caller, names),
+                        "url": explain_url(self.site, one.caller),
+                        "what": shown(f"{one.method} {one.scope or one.route}"),
+                        "violated": limits_text(one.limits),
+                        "error": shown(one.error),
+                        "block": blocks.get((one.caller, one.ip)),
+                    }
                     for one in refusals
                 ],
             }
@@ -140,3 +155,38 @@ def _standing(status: BucketStatus | None) -> dict[str, Any] | None:
         "text": gettext("%(used)s of %(limit)s used") % words,
         "title": limits_text([limit_name(status.bucket)]),
     }
+
+
+def sum_counts(counts: Iterable[Counts]) -> Counts:
+    """Return the sum of the slots."""
+    columns = zip(*((slot.admitted, slot.refused, slot.would_refuse) for slot in counts), strict=True)
+    return Counts(*map(sum, columns))
+
+
+def most_refused(sums: Mapping[int, Counts]) -> list[tuple[int, Counts]]:
+    """Return (id, sum), the most refused first, then the most admitted."""
+    return sorted(sums.items(), key=lambda row: (-row[1].refused, -row[1].would_refuse, -row[1].admitted, row[0]))
+
+
+def cells(counts: Counts) -> list[str]:
+    """Return the numbers of a table row: admitted, of these refused by log mode, refused, and the share refused."""
+    numbers = [number_text(number) for number in (counts.admitted, counts.would_refuse, counts.refused)]
+    return [*numbers, percent(counts.refused, counts.admitted + counts.refused)]
+
+
+def newest_refusals(endpoint: int | None, policy: int | None, most: int) -> list[Refusal]:
+    """Return the newest refusals of an endpoint or a policy, None = all, of any time; raises ``StoreError``.
+
+    Of a policy also those that it only logged, which have no id. Endpoint 0 = requests that belong to none.
+    """
+    found = recorded_refusals.refusals(most if endpoint is None and policy is None else max(most, _SEARCHED))
+    own = [
+        one
+        for one in found
+        if (endpoint is None or endpoint in (one.endpoint_ids or (0,)))
+        and (policy is None or any(each.refused and each.policy_id == policy for each in one.buckets))
+    ]
+    if policy is not None:
+        own += [replace(one, id="") for one in recorded_refusals.would_be_refusals(policy, most)]
+        own.sort(key=attrgetter("at"), reverse=True)
+    return own[:most]
