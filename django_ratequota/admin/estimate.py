@@ -15,9 +15,8 @@ from ..operations.advice import about_endpoint, about_saved
 from ..operations.impact import Impact, estimate, sentences
 from ..operations.impact_audience import NotEstimable
 from .formatting import moment, number_text
-from .names import caller_names, caller_text
+from .names import caller_names, caller_text, explain_url
 from .pages import AdminPage, unanswered
-from .usage.labels import explain_url
 
 
 class ImpactPage(AdminPage):

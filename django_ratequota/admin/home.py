@@ -12,11 +12,9 @@ from ..models import Endpoint, PolicyChange, RatePolicy
 from ..monitoring import timeline
 from .diff import describe
 from .formatting import moment, number_text, percent, shown
-from .names import caller_names, caller_text
+from .names import caller_names, caller_text, endpoint_name, explain_url
 from .pages import may_view, mode_text, model_url, reply
-from .usage.labels import endpoint_name, explain_url
-from .usage.outages import outage_texts
-from .usage.status import Status, current_status
+from .usage.status import Status, current_status, outage_texts
 from .usage.traffic import most_refused, sum_counts
 
 #: Endpoints, callers and changes that are listed.

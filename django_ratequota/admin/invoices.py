@@ -14,8 +14,6 @@ from .formatting import day_text, moment, number_text, shown
 from .ledger_pages import LedgerPage, csv_response
 from .names import caller_text
 
-#: Counters of a page.
-_PAGE = 50
 _MONTH = re.compile("[12][0-9]{3}-(0[1-9]|1[0-2])")
 #: Period of a rate -> what was used of its limit; of all its days or weeks together, as each has the limit.
 _USED = {
@@ -38,7 +36,7 @@ class InvoicesPage(LedgerPage):
         invoices = Invoices(month=query["month"], subject=query["subject"], policies=self.visible(request))
         if "csv" in request.GET:
             return csv_response(f"ratequota-invoices-{invoices.month}", HEADS, map(cells, invoices.lines()))
-        lines, following = invoices.page(query["start"], _PAGE)
+        lines, following = invoices.page(query["start"], self.rows)
         unknown = bool(invoices.subject) and not lines and not is_recorded(invoices.subject)
         month_text = date_format(month_of(invoices.month)[0], "YEAR_MONTH_FORMAT")
         context = {

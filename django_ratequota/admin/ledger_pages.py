@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 from django import forms
 from django.http import StreamingHttpResponse
@@ -21,6 +21,8 @@ _BYTE_ORDER_MARK = "\N{ZERO WIDTH NO-BREAK SPACE}"
 class LedgerPage(AdminPage):
     """A page of windows, read from the database alone; with ``csv`` in the address all of them, as a file."""
 
+    #: Counters of a page, or windows of one that has past ones.
+    rows: ClassVar[int] = 50
     media = forms.Media(
         css={"all": ["django_ratequota/usage.css", "django_ratequota/quotas.css"]},
         js=["django_ratequota/subjects.js"],

@@ -1,4 +1,4 @@
-"""Today's names of what is recorded by id: related objects, and callers such as ``user:42``."""
+"""Today's names of what is recorded by id: related objects, and callers such as ``user:42``, who link to Explain."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ..models import Endpoint, RatePolicy
 from ..operations.differences import deleted as deleted
 from ..operations.subject_names import named, names_of, subject_names
 from .formatting import isolated, shown, shown_subject
+from .pages import model_url
 
 
 def caller_names(callers: Iterable[str]) -> dict[str, str]:
@@ -40,6 +41,23 @@ def limits_text(names: Iterable[str]) -> str:
 def endpoint_text(endpoint: Endpoint | None) -> str:
     """Return the name of a policy's endpoint."""
     return gettext("all endpoints") if endpoint is None else shown(endpoint.name)
+
+
+def endpoint_name(pk: int, names: Mapping[int, str]) -> str:
+    """Return the endpoint's name; 0 stands for requests at no endpoint."""
+    if not pk:
+        return gettext("no endpoint")
+    return shown(names[pk]) if pk in names else deleted(pk)
+
+
+def explain_url(site: Any, caller: str, endpoint: str = "") -> str:
+    """Return the link to Explain for the caller, at the endpoint of this name; "" for a caller without a value."""
+    from ..operations.explain_query import caller_params  # which setting up Django does not need
+
+    query = caller_params(caller)
+    if query and endpoint:
+        query["endpoint"] = endpoint
+    return model_url(site, RatePolicy, "explain", query=query) if query else ""
 
 
 def set_display_names(rows: Iterable[Any]) -> None:

@@ -14,12 +14,8 @@ from ..operations.differences import policies_by_id
 from ..operations.past_windows import Month, by_day, given_back, local_date
 from .formatting import day_text, moment, number_text, shown, when
 from .ledger_pages import LedgerPage, choice, share
-from .names import caller_names, caller_text, deleted
+from .names import caller_names, caller_text, deleted, explain_url
 from .pages import is_id
-from .usage.labels import explain_url
-
-#: Windows of a page, or counters of one that has the days of a month.
-_PAGE = 50
 
 
 class QuotaHistoryPage(LedgerPage):
@@ -42,12 +38,14 @@ class QuotaHistoryPage(LedgerPage):
         first, choices = int(query["start"] or 0), []
         if query["month"]:
             rows: list[Any] = by_day(windows, date.fromisoformat(query["month"]))[first:]
-            context = self._days(request, rows[:_PAGE])
+            context = self._days(request, rows[: self.rows])
         else:
-            rows = list(windows.filter(period=query["period"]).order_by("-starts_at", "counter")[first:][: _PAGE + 1])
-            context = self._windows(rows[:_PAGE])
+            rows = list(
+                windows.filter(period=query["period"]).order_by("-starts_at", "counter")[first:][: self.rows + 1]
+            )
+            context = self._windows(rows[: self.rows])
             choices = [choice("period", gettext("Period"), periods, query["period"])] if periods else []
-        following = str(first + _PAGE) if len(rows) > _PAGE else ""
+        following = str(first + self.rows) if len(rows) > self.rows else ""
         context |= {
             "title": gettext("Past quotas: %s") % name if subject else gettext("Past quotas"),
             "recorded": bool(periods),

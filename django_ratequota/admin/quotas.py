@@ -18,12 +18,10 @@ from ..operations.subject_names import subjects_named
 from ..policies.facts import to_us
 from .formatting import clock_and_wait, shown
 from .ledger_pages import LedgerPage, choice, csv_response, share
-from .names import caller_names, caller_text, endpoint_text
+from .names import caller_names, caller_text, endpoint_text, explain_url
 from .pages import is_id
 from .permissions import may
-from .usage.labels import explain_url
 
-_PAGE = 50
 _LEVEL = "80"  # chosen at first: near the limit, with or without room left
 _HEADS = (
     *(_("customer"), _("name"), "id", _("policy"), _("endpoint"), _("rate"), _("used"), _("limit")),
@@ -56,7 +54,7 @@ class QuotasPage(LedgerPage):
             return csv_response(f"ratequota-quotas-{period or 'none'}-{query['level']}", _HEADS, _lines(batches))
         if not period:
             return self.render(request, "quotas.html", {"title": gettext("Quotas")})
-        rows, following = near_rows(period, chosen, query["start"], _PAGE)
+        rows, following = near_rows(period, chosen, query["start"], self.rows)
         users = caller_names(row.bucket.subject for row in rows)
         now_us, boosts = time_us(), may(request.user, "add", override=True)
         choices = [

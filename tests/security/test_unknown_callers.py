@@ -14,7 +14,7 @@ from django.views.decorators.csrf import csrf_exempt
 
 from django_ratequota import check_request
 from django_ratequota.admin.formatting import shown_subject
-from django_ratequota.admin.usage.labels import explain_url
+from django_ratequota.admin.names import explain_url
 from django_ratequota.admin.usage.status import current_status
 from django_ratequota.checks.database import check_plans
 from django_ratequota.decorators import ratequota

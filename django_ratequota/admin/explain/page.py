@@ -21,11 +21,10 @@ from ...operations.subjects import policies_in
 from ...policies.limit_names import limit_names
 from ...policies.reasons import Candidate, others_in_words
 from ..formatting import clock_and_wait, shown
-from ..names import audience_text, caller_names, caller_text, endpoint_text, limits_text
+from ..names import audience_text, caller_names, caller_text, endpoint_text, explain_url, limits_text
 from ..pages import AdminPage, reply, unanswered
 from ..permissions import is_override, may
-from ..usage.labels import explain_url
-from ..usage.outages import outage_texts
+from ..usage.status import outage_texts
 from .block import block_links
 from .counter_rows import counter_rows, fullest_first
 from .form import data_of, explain_form, find_caller

@@ -16,9 +16,8 @@ from ...monitoring.refusals import CallerRefusals, Refusal
 from ...operations.what_to_tell import policies_of, what_to_tell
 from ...policies.limit_names import limit_name
 from ..formatting import bar_percent, clock, shown
-from ..names import caller_names, caller_text, limits_text
+from ..names import caller_names, caller_text, explain_url, limits_text
 from ..pages import reply, unanswered
-from ..usage.labels import explain_url
 
 #: The id of a refusal: ten letters and digits.
 _ID = re.compile(r"[0-9A-Za-z]{10}", re.ASCII)

@@ -17,8 +17,7 @@ from ...runtime import default_limiter
 from ...store.base import NEARLY_FULL, memory_ratio, server_version
 from ..formatting import number_text, shown
 from ..pages import AdminPage, reply
-from .outages import sentence
-from .status import current_status
+from .status import current_status, sentence
 
 #: Workers and outages that are listed, policies of an outage, and those that are looked for, as some may be gone.
 _MOST_LISTED, _MOST_POLICIES, _ASKED = 50, 3, 20

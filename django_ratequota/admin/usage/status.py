@@ -1,19 +1,25 @@
-"""Whether every worker decides by Redis and by the newest policies, in words."""
+"""Whether every worker decides by Redis and by the newest policies, and when Redis was unavailable, in words."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
-from django.utils.translation import gettext
+from django.utils import timezone
+from django.utils.formats import date_format, time_format
+from django.utils.translation import gettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
 from ...conf import settings
 from ...monitoring import health
 from ...monitoring.health import NO_BREAKER, Health, has_late_checkpoint, is_of_another_site, state_of
+from ...operations.outages import Away, outages
+from ...operations.texts import local_time
 from ...runtime import default_limiter
-from ..formatting import duration, number_text, revision_text, shown
+from ..formatting import duration, isolated, number_text, revision_text, shown
 from ..pages import reply, unanswered
 
 #: The states of a worker.
@@ -42,6 +48,18 @@ _UNDECIDED = _("In the last minute, “on error” was applied to requests on %(
 _FAILED = _("In the last minute, on %(workers)s: %(message)s")
 #: Workers that a sentence names.
 _NAMED = 3
+#: What became of requests during an outage.
+_OUTCOMES: dict[str, Any] = {
+    "allow": ngettext_lazy(
+        "%(count)s request was admitted without limits", "%(count)s requests were admitted without limits", "number"
+    ),
+    "deny": ngettext_lazy("%(count)s request was refused", "%(count)s requests were refused", "number"),
+    "local": ngettext_lazy(
+        "%(count)s request was decided by its worker alone",
+        "%(count)s requests were decided by their workers alone",
+        "number",
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,3 +153,31 @@ def _names(workers: list[Health]) -> str:
     names = ", ".join(shown(worker.process) for worker in workers[:_NAMED])
     more = len(workers) - _NAMED
     return gettext("%(names)s and %(more)d more") % {"names": names, "more": more} if more > 0 else names
+
+
+def outage_texts(hours: int = 24, policy_ids: Collection[int] | None = None) -> list[str]:
+    """Return a sentence for each outage of the last hours; with ``policy_ids``, where one of these decided."""
+    return [sentence(one) for one in outages(timezone.now() - timedelta(hours=hours), policy_ids)]
+
+
+def sentence(away: Away) -> str:
+    """Return from when until when it was, and what became of the requests."""
+    parts = [
+        text % {"count": number_text(away.requests[outcome]), "number": away.requests[outcome]}
+        for outcome, text in _OUTCOMES.items()
+        if away.requests[outcome]
+    ]
+    return gettext("Redis was unavailable %(span)s (%(requests)s).") % {
+        "span": _span(away),
+        "requests": ", ".join(parts),
+    }
+
+
+def _span(away: Away) -> str:
+    """Return from when until when, to the minute, with the date unless it is today's."""
+    begin, end = local_time(away.began_at), local_time(away.ended_at)
+    first, last = time_format(begin, "H:i"), time_format(end, "H:i")
+    text = first if first == last and begin.date() == end.date() else f"{first}–{last}"
+    if begin.date() != local_time(timezone.now()).date():
+        text = f"{date_format(begin, 'SHORT_DATE_FORMAT')} {text}"
+    return isolated(text)

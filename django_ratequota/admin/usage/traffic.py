@@ -20,11 +20,10 @@ from ...operations.tightest import tightest
 from ...policies.limit_names import limit_name
 from ..explain.block import block_links
 from ..formatting import bar_percent, moment, number_text, percent, shown
-from ..names import caller_names, caller_text, limits_text
+from ..names import caller_names, caller_text, endpoint_name, explain_url, limits_text
 from ..pages import AdminPage, is_id, reply, unanswered
 from .chart import chart
-from .labels import endpoint_name, explain_url
-from .outages import outage_texts
+from .status import outage_texts
 
 SPANS: dict[Span, Any] = {"hour": _("last hour"), "day": _("last 24 hours"), "week": _("last week")}
 #: Newest refusals that are searched for those of a selected endpoint or policy.
