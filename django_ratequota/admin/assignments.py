@@ -81,9 +81,7 @@ class ListMemberAdmin(UserOrSubjectAdmin):
     show_full_result_count = False
     fields = ["subject_list", "user", "subject", "starts_at", "ends_at", "reason"]
 
-    def get_search_results(
-        self, request: Any, queryset: QuerySet[Any], search_term: str
-    ) -> tuple[QuerySet[Any], bool]:
+    def get_search_results(self, request: Any, queryset: QuerySet[Any], search_term: str) -> tuple[Any, bool]:
         """Return what the search finds, and for an address or a network also the networks that contain it."""
         found, duplicates = super().get_search_results(request, queryset, search_term)
         around = _around(search_term)

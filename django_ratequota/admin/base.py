@@ -1,12 +1,12 @@
-"""Base classes of the model admins: recorded changes with a reason, pages of their own, and autocomplete."""
+"""Base classes of the model admins: recorded changes with a reason, their own pages, warnings, and autocomplete."""
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from django import forms
@@ -20,16 +20,17 @@ from django.db import IntegrityError
 from django.http import HttpResponseRedirect
 from django.utils.functional import cached_property
 from django.utils.module_loading import import_string
-from django.utils.translation import gettext
+from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from ..changes.databases import saving
 from ..changes.validators import primary_key
 from ..changes.writer import changed_by
 from ..conf import settings
-from ..models import Plan, PolicyChange, RatePolicy, TrackedModel
+from ..models import Endpoint, Plan, PolicyChange, RatePolicy, TrackedModel
 from ..models.fields import SubjectField
-from .deletion import deleted_objects
+from .deletion import CountsDeleted
+from .formatting import shown
 from .fresh_fields import FreshForm
 from .names import set_display_names
 from .pages import AdminPage, may_view, model_url, show_mode
@@ -44,6 +45,10 @@ REASON_FIELD = "change_reason"
 _ROW_KEY = re.compile(r"form-\d+-id")
 #: Maximum number of rows of a list with counts next to filter choices, because each filter's query reads all rows.
 _MOST_COUNTED = 10_000
+#: Maximum number of warnings after one save.
+_MAX_WARNINGS = 10
+#: Policies that a warning names; more are counted.
+_MAX_NAMES = 3
 
 
 class ReasonField(forms.CharField):
@@ -69,7 +74,7 @@ class ChangeReasonForm(forms.Form):
     change_reason = ReasonField(_("Reason for this change"))
 
 
-class RecordedAdmin(SearchesRelated):
+class RecordedAdmin(CountsDeleted, SearchesRelated):
     """A model admin with pages of its own, whose changes are recorded with the operator and their reason."""
 
     #: The pages beside Django's own, as paths of their classes below this package; each adds its URL, and its
@@ -114,14 +119,12 @@ class RecordedAdmin(SearchesRelated):
         # A new policy or assignment is recorded with its own reason.
         return self.has_add_permission(request) and not any(f.name == "reason" for f in self.opts.concrete_fields)
 
-    def render_change_form(
-        self, request: Any, context: Any, add: bool = False, change: bool = False, form_url: str = "", obj: Any = None
-    ) -> Any:
+    def render_change_form(self, request: Any, context: Any, *args: Any, **kwargs: Any) -> Any:
         """Add the field for the reason, and the links of ``pages``."""
-        form = context["adminform"].form
+        form, obj = context["adminform"].form, kwargs.get("obj")
         context["change_reason_form"] = [form[REASON_FIELD]] if REASON_FIELD in form.fields else []
         context["page_links"] = [] if obj is None else self.links(request, obj)
-        return super().render_change_form(request, context, add, change, form_url, obj)
+        return super().render_change_form(request, context, *args, **kwargs)
 
     def links(self, request: Any, obj: Any) -> list[tuple[str, Any]]:
         """Return the links, (address, text), that the form of ``obj`` has: those to ``pages``."""
@@ -175,22 +178,15 @@ class RecordedAdmin(SearchesRelated):
         viewable = obj is not None and self.has_view_permission(request, obj)
         if obj is None or not viewable or not may_view(self.admin_site, PolicyChange, request):
             return super().history_view(request, object_id, extra_context)
-        query = {"model": self.opts.model_name, "object_id": obj.pk}
-        if self.model is Plan:
-            query = {"touched_plan": obj.pk}
+        of_object = {"model": self.opts.model_name, "object_id": obj.pk}
+        query = {"touched_plan": obj.pk} if self.model is Plan else of_object
         return HttpResponseRedirect(model_url(self.admin_site, PolicyChange, "changelist", query=query))
-
-    def get_deleted_objects(self, objs: Any, request: Any) -> Any:
-        """Return what the delete pages show, related rows counted."""
-        return deleted_objects(objs, request, self.admin_site)
 
     def page_url(self, page: str, *args: Any, **query: Any) -> str:
         """Return the address of a page of this model, as ``model_url``."""
         return model_url(self.admin_site, self.model, page, *args, **query)
 
-    def run_recorded(
-        self, view: Callable[..., Any], request: Any, *args: Any, saves: bool = False, **kwargs: Any
-    ) -> Any:
+    def run_recorded(self, view: Any, request: Any, *args: Any, saves: bool = False, **kwargs: Any) -> Any:
         """Run the view, and record its changes with the operator and the reason in the form.
 
         With ``saves``, a POST is one save from its first query on: so it reads what it will write. When the database
@@ -219,6 +215,36 @@ class RecordedAdmin(SearchesRelated):
             )
             self.message_user(request, text, messages.ERROR)
             return HttpResponseRedirect(request.get_full_path())
+
+
+class WarnsOnSave(RecordedAdmin):
+    """The admin of policies, or of objects with a table of them. Every save is accepted.
+
+    It warns of policies and endpoints without the effect that one would expect.
+    """
+
+    def save_related(self, request: Any, form: Any, formsets: Any, change: bool) -> None:
+        """Save the tables; then show the advice on the saved policies, and on the endpoint: each sentence once."""
+        from ..operations.advice import about_endpoint, about_saved  # which setting up Django does not need
+
+        super().save_related(request, form, formsets, change)
+        saved = form.instance
+        rows = [saved] if isinstance(saved, RatePolicy) else []
+        for formset in formsets:
+            if formset.model is RatePolicy:
+                rows += [*formset.new_objects, *(policy for policy, _fields in formset.changed_objects)]
+        endpoint = saved if isinstance(saved, Endpoint) else getattr(saved, "endpoint", None)
+        advice: list[tuple[Any, list[str]]] = [] if endpoint is None else [(endpoint, about_endpoint(endpoint))]
+        advice += zip(rows, about_saved(rows), strict=True)
+        named: dict[str, list[str]] = {}
+        for row, texts in advice:
+            for text in texts:
+                named.setdefault(text, []).append(shown(row))
+        for text, names in islice(named.items(), _MAX_WARNINGS):
+            listed, more = ", ".join(names[:_MAX_NAMES]), len(names) - _MAX_NAMES
+            if more > 0:
+                listed += f" {ngettext('and %(count)d more', 'and %(count)d more', more)}" % {"count": more}
+            self.message_user(request, f"{listed}: {text}", messages.WARNING)
 
 
 class AutocompleteAdmin(admin.options.BaseModelAdmin):  # type: ignore[type-arg]

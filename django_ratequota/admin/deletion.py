@@ -35,34 +35,41 @@ class _Others(NestedObjects):
         return rows.none()
 
 
-def deleted_objects(objs: Any, request: Any, site: Any) -> tuple[list[Any], dict[Any, int], set[Any], list[Any]]:
-    """Return what ``ModelAdmin.get_deleted_objects`` returns, with a fixed number of queries.
+class CountsDeleted:
+    """Mixin before a ModelAdmin: its delete pages count our rows, of which there may be thousands."""
 
-    Permissions are checked for each listed row, and for one override and one other policy of those that are counted.
-    """
-    if not objs:
-        return [], {}, set(), []
-    collector: Any = _Others(using=policy_alias(objs[0]._meta.model), origin=objs)
-    collector.collect(objs)
-    forbidden: set[Any] = set()
+    admin_site: Any
 
-    def line(row: Any) -> Any:
-        opts = row._meta
-        kind = capfirst(opts.verbose_name)
-        if not site.is_registered(type(row)):
-            return f"{kind}: {row}"
-        if not site.get_model_admin(type(row)).has_delete_permission(request, row):
-            forbidden.add(opts.verbose_name)
-        url = model_url(site, row, "change", quote(row.pk))
-        return format_html('{}: <a href="{}">{}</a>', kind, url, row) if url else f"{kind}: {row}"
+    def get_deleted_objects(self, objs: Any, request: Any) -> tuple[list[Any], dict[Any, int], set[Any], list[Any]]:
+        """Return what the delete pages show, with a fixed number of queries.
 
-    lines = collector.nested(line)
-    counts = {model._meta.verbose_name_plural: len(rows) for model, rows in collector.model_objs.items()}
-    for rows in collector.counted:
-        if count := rows.count():
-            name = rows.model._meta.verbose_name_plural
-            counts[name] = counts.get(name, 0) + count
-            kinds = (OVERRIDES, ~OVERRIDES) if rows.model is RatePolicy else (Q(),)
-            for row in filter(None, (rows.filter(kind).first() for kind in kinds)):
-                line(row)
-    return lines, counts, forbidden, [line(row) for row in collector.protected]
+        Permissions are checked for each listed row, and for one override and one other policy of those that are
+        counted.
+        """
+        if not objs:
+            return [], {}, set(), []
+        site: Any = self.admin_site
+        collector: Any = _Others(using=policy_alias(objs[0]._meta.model), origin=objs)
+        collector.collect(objs)
+        forbidden: set[Any] = set()
+
+        def line(row: Any) -> Any:
+            opts = row._meta
+            kind = capfirst(opts.verbose_name)
+            if not site.is_registered(type(row)):
+                return f"{kind}: {row}"
+            if not site.get_model_admin(type(row)).has_delete_permission(request, row):
+                forbidden.add(opts.verbose_name)
+            url = model_url(site, row, "change", quote(row.pk))
+            return format_html('{}: <a href="{}">{}</a>', kind, url, row) if url else f"{kind}: {row}"
+
+        lines = collector.nested(line)
+        counts = {model._meta.verbose_name_plural: len(rows) for model, rows in collector.model_objs.items()}
+        for rows in collector.counted:
+            if count := rows.count():
+                name = rows.model._meta.verbose_name_plural
+                counts[name] = counts.get(name, 0) + count
+                kinds = (OVERRIDES, ~OVERRIDES) if rows.model is RatePolicy else (Q(),)
+                for row in filter(None, (rows.filter(kind).first() for kind in kinds)):
+                    line(row)
+        return lines, counts, forbidden, [line(row) for row in collector.protected]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import Count, OuterRef, QuerySet, Subquery
+from django.db.models import Count, OuterRef, Subquery
 from django.utils.translation import gettext_lazy as _
 
 from ..models import ListMember, SubjectList
@@ -23,13 +23,12 @@ class SubjectListAdmin(PolicyTableAdmin):
     search_fields = ["name", "description"]
     inlines = [PolicyInline]
 
-    def get_queryset(self, request: Any) -> QuerySet[Any]:
+    def get_queryset(self, request: Any) -> Any:
         """Return the lists with the number of their members."""
         # A subquery, because a second join would multiply members by policies.
         own = ListMember.objects.filter(subject_list=OuterRef("pk")).order_by().values("subject_list")
         counts = Subquery(own.annotate(count=Count("pk")).values("count"))
-        queryset: QuerySet[Any] = super().get_queryset(request).annotate(members_held=counts)
-        return queryset
+        return super().get_queryset(request).annotate(members_held=counts)
 
     def has_view_permission(self, request: Any, obj: Any = None) -> bool:
         """Return whether the operator may see lists: also those who may edit members, to find their list."""

@@ -14,11 +14,10 @@ from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from ..models import RatePolicy
-from .base import AutocompleteAdmin
+from .base import AutocompleteAdmin, WarnsOnSave
 from .formatting import shown, when
 from .pages import may_view, model_url
 from .policy_forms import RowForm, StoredRows
-from .warnings import WarnsOnSave
 from .widgets import RowAutocomplete
 
 #: Words for a policy without the related object.
@@ -112,10 +111,9 @@ class PolicyTableAdmin(WarnsOnSave):
     class Media:
         css = {"all": ["django_ratequota/plans.css"]}
 
-    def get_queryset(self, request: Any) -> QuerySet[Any]:
+    def get_queryset(self, request: Any) -> Any:
         """Return the objects with the number of their policies."""
-        queryset: QuerySet[Any] = super().get_queryset(request).annotate(policy_count=Count("policies"))
-        return queryset
+        return super().get_queryset(request).annotate(policy_count=Count("policies"))
 
     @admin.display(description=_("name"), ordering="name")
     def shown_name(self, row: Any) -> str:

@@ -12,13 +12,12 @@ from django.utils.translation import gettext_lazy as _
 
 from ..conf import settings
 from ..models import RatePolicy
-from .base import AutocompleteAdmin, user_search_fields
+from .base import AutocompleteAdmin, WarnsOnSave, user_search_fields
 from .filters import ActiveFilter, AudienceFilter, RelatedFilter, is_active
 from .formatting import when
 from .names import endpoint_text, with_display_name
 from .permissions import PolicyPermissions
 from .policy_forms import PolicyForm, RowForm, StoredRows
-from .warnings import WarnsOnSave
 
 #: The same as in static/django_ratequota/policy.js.
 _AUDIENCE = ["plan", "user", "subject", "subject_list"]

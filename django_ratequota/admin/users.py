@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from .deletion import deleted_objects
+from .deletion import CountsDeleted
 
 
-class QuotaLinkMixin:
+class QuotaLinkMixin(CountsDeleted):
     """Mixin before a ModelAdmin of users: adds a *Quota* link, to Explain, to the change page.
 
     The delete page counts a user's policies, assignments and list entries.
     """
-
-    def get_deleted_objects(self, objs: Any, request: Any) -> Any:
-        """Return what the delete pages show, our rows counted."""
-        return deleted_objects(objs, request, self.admin_site)  # type: ignore[attr-defined]
 
     def render_change_form(self, request: Any, context: Any, *args: Any, **kwargs: Any) -> Any:
         """Wrap the page that the other classes render in a template that extends theirs, whichever it is."""
