@@ -32,9 +32,7 @@ class RoutePicker(AdminTextareaWidget):
 
     def get_context(self, name: str, value: Any, attrs: Any) -> dict[str, Any]:
         """With the routes on offer."""
-        context: dict[str, Any] = super().get_context(name, value, attrs)
-        context["routes"] = known_routes()
-        return context
+        return {**super().get_context(name, value, attrs), "routes": known_routes()}
 
 
 class EndpointForm(FreshForm):
@@ -75,9 +73,12 @@ class EndpointAdmin(PolicyTableAdmin):
     def changelist_view(self, request: Any, extra_context: Any = None) -> Any:
         """Return the list; above it are the scopes in code that have no endpoint yet."""
         may_add = self.has_add_permission(request)
+        # Until an endpoint is created, these match nothing.
+        known = set(Endpoint.objects.values_list("name", flat=True))
         scopes = [
             {"name": scope, "link": self.page_url("add", query={"name": scope}) if may_add else ""}
-            for scope in unknown_scopes()
+            for scope in known_scopes()
+            if scope not in known
         ]
         return super().changelist_view(request, {"unknown_scopes": scopes, **(extra_context or {})})
 
@@ -107,9 +108,3 @@ class EndpointAdmin(PolicyTableAdmin):
         return format_html(
             '<ul class="ratequota-matches">{}</ul>', format_html_join("", "<li>{}</li>", ([line] for line in lines))
         )
-
-
-def unknown_scopes() -> list[str]:
-    """Return the scopes in code that no endpoint has; until one is created, they match nothing."""
-    known = set(Endpoint.objects.values_list("name", flat=True))
-    return [scope for scope in known_scopes() if scope not in known]

@@ -59,13 +59,12 @@ class FreshForm(forms.ModelForm):  # type: ignore[type-arg]
             self.stored = self._values(self.instance)
 
     @cached_property
-    def seen(self) -> dict[str, Any] | None:
+    def seen(self) -> Any:
         """The values that the operator saw when the form was rendered; None if they are missing or not our own."""
         try:
-            found: dict[str, Any] = signing.loads(self.data.get(self.add_prefix(_SEEN), ""), salt=self._salt)
+            return signing.loads(self.data.get(self.add_prefix(_SEEN), ""), salt=self._salt)
         except signing.BadSignature:
             return None
-        return found
 
     @cached_property
     def changed_data(self) -> list[str]:

@@ -36,14 +36,12 @@ class InvoicesPage(LedgerPage):
         invoices = Invoices(month=query["month"], subject=query["subject"], policies=self.visible(request))
         if "csv" in request.GET:
             return csv_response(f"ratequota-invoices-{invoices.month}", HEADS, map(cells, invoices.lines()))
-        lines, following = invoices.page(query["start"], self.rows)
-        unknown = bool(invoices.subject) and not lines and not is_recorded(invoices.subject)
-        month_text = date_format(month_of(invoices.month)[0], "YEAR_MONTH_FORMAT")
+        lines, following = invoices.page(query["start"], self.page_size)
         context = {
-            "title": gettext("Invoices: %s") % month_text,
+            "title": gettext("Invoices: %s") % date_format(month_of(invoices.month)[0], "YEAR_MONTH_FORMAT"),
             "month": invoices.month,
             "lines": [self._line(line) for line in lines],
-            "unknown": unknown,
+            "unknown": bool(invoices.subject) and not lines and not is_recorded(invoices.subject),
             **self.around(query, [], ("subject", gettext("Subject")), following),
         }
         return self.render(request, "invoices.html", context)

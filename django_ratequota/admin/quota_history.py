@@ -38,14 +38,13 @@ class QuotaHistoryPage(LedgerPage):
         first, choices = int(query["start"] or 0), []
         if query["month"]:
             rows: list[Any] = by_day(windows, date.fromisoformat(query["month"]))[first:]
-            context = self._days(request, rows[: self.rows])
+            context = self._days(request, rows[: self.page_size])
         else:
-            rows = list(
-                windows.filter(period=query["period"]).order_by("-starts_at", "counter")[first:][: self.rows + 1]
-            )
-            context = self._windows(rows[: self.rows])
+            newest = windows.filter(period=query["period"]).order_by("-starts_at", "counter")
+            rows = list(newest[first:][: self.page_size + 1])
+            context = {"rows": self._windows(rows[: self.page_size])}
             choices = [choice("period", gettext("Period"), periods, query["period"])] if periods else []
-        following = str(first + self.rows) if len(rows) > self.rows else ""
+        following = str(first + self.page_size) if len(rows) > self.page_size else ""
         context |= {
             "title": gettext("Past quotas: %s") % name if subject else gettext("Past quotas"),
             "recorded": bool(periods),
@@ -55,9 +54,9 @@ class QuotaHistoryPage(LedgerPage):
         }
         return self.render(request, "quota_history.html", context)
 
-    def _windows(self, windows: list[QuotaWindow]) -> dict[str, Any]:
+    def _windows(self, windows: list[QuotaWindow]) -> list[dict[str, Any]]:
         named = self._named(windows)
-        rows = [
+        return [
             {
                 "begins": day_text(window.first_day),
                 "ends": day_text(local_date(window.ends_at)),
@@ -70,7 +69,6 @@ class QuotaHistoryPage(LedgerPage):
             }
             for window in windows
         ]
-        return {"rows": rows}
 
     def _days(self, request: Any, months: list[Month]) -> dict[str, Any]:
         """Return the tables of days, and what operators gave back."""

@@ -54,7 +54,7 @@ class QuotasPage(LedgerPage):
             return csv_response(f"ratequota-quotas-{period or 'none'}-{query['level']}", _HEADS, _lines(batches))
         if not period:
             return self.render(request, "quotas.html", {"title": gettext("Quotas")})
-        rows, following = near_rows(period, chosen, query["start"], self.rows)
+        rows, following = near_rows(period, chosen, query["start"], self.page_size)
         users = caller_names(row.bucket.subject for row in rows)
         now_us, boosts = time_us(), may(request.user, "add", override=True)
         choices = [

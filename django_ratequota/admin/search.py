@@ -74,7 +74,4 @@ def words_of(search_term: str) -> list[str]:
 
 
 def _contains(fields: list[str], word: str) -> Q:
-    condition = Q()
-    for field in fields:
-        condition |= Q(**{f"{field}__icontains": word})
-    return condition
+    return Q(*((f"{field}__icontains", word) for field in fields), _connector=Q.OR)

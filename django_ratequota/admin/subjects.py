@@ -20,7 +20,7 @@ class SubjectsPage(AdminPage):
 
     def has_permission(self, request: Any, obj: Any = None) -> bool:
         """Return whether the operator may see policies, assignments or members of lists."""
-        return self.admin.has_view_permission(request) or bool(self._tables(request))
+        return bool(self._tables(request))
 
     def view(self, request: Any) -> Any:
         """Return ``{"subjects": [[subject, name], ...]}``; the name is "" where there is none."""

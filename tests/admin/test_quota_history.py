@@ -75,7 +75,7 @@ def test_the_longest_period_is_shown_first_and_others_can_be_chosen(operator: Cl
 def test_many_windows_and_the_counters_of_a_month_have_pages(
     operator: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quota_history, "_PAGE", 2)
+    monkeypatch.setattr(quota_history.QuotaHistoryPage, "page_size", 2)
     for number in range(3):
         window(this_month(), 9 - number, limit=number + 10)
     for address, listed in ((ACME, "rows"), (f"{ACME}&month={this_month()}", "counters")):

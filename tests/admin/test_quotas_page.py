@@ -93,7 +93,7 @@ def test_unknown_values_are_ignored_with_a_warning(operator: Client, alice: User
 
 def test_the_export_has_all_rows_in_batches(operator: Client, monkeypatch: Any) -> None:
     monkeypatch.setattr("django_ratequota.operations.near._BATCH", 2)
-    monkeypatch.setattr("django_ratequota.admin.quotas._PAGE", 2)
+    monkeypatch.setattr("django_ratequota.admin.quotas.QuotasPage.page_size", 2)
     month()
     for number in range(5):
         spend(User.objects.create(username=f"user{number}"), 9)
