@@ -77,7 +77,6 @@ class CopyPlanPage(AdminPage):
         context = {
             "title": _("Copy plan %(plan)s") % {"plan": shown(plan.name)},
             "original": gettext("Copy"),
-            "form": form,
             "button": _("Copy"),
             "prepopulated": AdminForm(form, [], {"slug": ["name"]}),
             "policies": plan.policies.count(),

@@ -14,7 +14,7 @@ from ..models import RatePolicy
 from ..operations.advice import about_endpoint, about_saved
 from ..operations.impact import Impact, estimate, sentences
 from ..operations.impact_audience import NotEstimable
-from .formatting import moment, number_text
+from .formatting import moment
 from .names import caller_names, caller_text, explain_url
 from .pages import AdminPage, unanswered
 
@@ -50,16 +50,12 @@ class ImpactPage(AdminPage):
                 context["store_error"] = unanswered(error.reason, then)
         return TemplateResponse(request, "admin/django_ratequota/ratepolicy/estimate.html", context)
 
-    def _hit(self, policy: RatePolicy, impact: Impact) -> list[tuple[str, ...]]:
-        """Return the callers affected most, with links to Explain, and how many of their requests."""
+    def _hit(self, policy: RatePolicy, impact: Impact) -> list[tuple[Any, ...]]:
+        """Return the callers affected most, with links to Explain, and their requests."""
         names = caller_names(one.caller for one in impact.hit)
         endpoint = policy.endpoint.name if policy.endpoint else ""
         return [
-            (
-                *(caller_text(one.caller, names), explain_url(self.site, one.caller, endpoint)),
-                *(number_text(one.refused), number_text(one.requests)),
-            )
-            for one in impact.hit
+            (caller_text(one.caller, names), explain_url(self.site, one.caller, endpoint), one) for one in impact.hit
         ]
 
     def _read_form(self, request: Any) -> tuple[Any, Any]:

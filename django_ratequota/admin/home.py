@@ -11,7 +11,7 @@ from django.utils.translation import gettext
 from ..models import Endpoint, PolicyChange, RatePolicy
 from ..monitoring import timeline
 from .diff import describe
-from .formatting import moment, number_text, percent, shown
+from .formatting import moment, number_text, percent
 from .names import caller_names, caller_text, endpoint_name, explain_url
 from .pages import may_view, mode_text, model_url, reply
 from .usage.status import Status, current_status, outage_texts
@@ -74,15 +74,6 @@ def _changes(site: Any, request: Any) -> dict[str, Any]:
     return {
         "url": model_url(site, PolicyChange, "changelist", query={"at__gte": since.isoformat(timespec="seconds")}),
         "rows": [
-            {
-                "at": moment(change.at, seconds=True),
-                "url": model_url(site, PolicyChange, "save", change.change_id),
-                "text": shown(change),
-                "more": change.more,
-                "what": change.what,
-                "actor": shown(change.actor.get_username()) if change.actor else "",
-                "reason": shown(change.reason),
-            }
-            for change in newest
+            {"change": change, "url": model_url(site, PolicyChange, "save", change.change_id)} for change in newest
         ],
     }

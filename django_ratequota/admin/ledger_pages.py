@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, ClassVar
 
-from django import forms
 from django.http import StreamingHttpResponse
 from django.utils.translation import gettext
 
@@ -22,11 +21,9 @@ class LedgerPage(AdminPage):
     """A page of windows, read from the database alone; with ``csv`` in the address all of them, as a file."""
 
     #: Counters of a page, or windows of one that has past ones.
-    rows: ClassVar[int] = 50
-    media = forms.Media(
-        css={"all": ["django_ratequota/usage.css", "django_ratequota/quotas.css"]},
-        js=["django_ratequota/subjects.js"],
-    )
+    page_size: ClassVar[int] = 50
+    css = ("django_ratequota/usage.css", "django_ratequota/quotas.css")
+    js = ("django_ratequota/subjects.js",)
 
     def visible(self, request: Any) -> Any:
         """Return the policies whose windows the operator may see; None = all."""

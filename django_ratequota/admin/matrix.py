@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from django import forms
 from django.core.paginator import Paginator
 from django.db.models import Q
 from django.utils import timezone
@@ -119,7 +118,7 @@ class MatrixPage(AdminPage):
     """All plans at all endpoints; read-only, each cell links to the policy that sets it."""
 
     name = "matrix"
-    media = forms.Media(css={"all": ["django_ratequota/matrix.css"]})
+    css = ("django_ratequota/matrix.css",)
 
     def has_permission(self, request: Any, obj: Any = None) -> bool:
         """Return whether the operator may look at policies other than overrides."""
@@ -155,19 +154,11 @@ class MatrixPage(AdminPage):
             # Translated once for hundreds of cells.
             "add_here": gettext("Add"),
             "may_edit": cells.changes or cells.adds,
-            "plans": [
-                {
-                    "name": shown(plan.name),
-                    "default_for": plan.get_default_for_display() if plan.default_for else "",
-                    "link": self.object_url(request, Plan, plan.pk, plan),
-                }
-                for plan in plans
-            ],
+            "plans": [(plan, self.object_url(request, Plan, plan.pk, plan)) for plan in plans],
             "rows": [
                 {
-                    "endpoint": endpoint_text(endpoint),
-                    "statuses": endpoint.charged_statuses if endpoint else "",
-                    "exempt": endpoint is not None and endpoint.exempt,
+                    "endpoint": endpoint,
+                    "name": endpoint_text(endpoint),
                     "link": self.object_url(request, Endpoint, endpoint.pk) if endpoint else "",
                     "cells": cells.row(endpoint),
                 }

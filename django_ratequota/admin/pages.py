@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from django import forms
@@ -37,7 +37,8 @@ class AdminPage:
     #: End of the URL's name: ``explain`` for ``admin:django_ratequota_ratepolicy_explain``.
     name: ClassVar[str]
     #: Styles and scripts of this page alone, besides those of the model admin.
-    media: ClassVar[forms.Media] = forms.Media()
+    css: ClassVar[Sequence[str]] = ()
+    js: ClassVar[Sequence[str]] = ()
     #: Text of the link to the page on the form of its object; "" = no link.
     link: ClassVar[Any] = ""
 
@@ -93,20 +94,20 @@ class AdminPage:
             raise Http404
         return self.admin.run_recorded(self.view, request, *about, **kwargs)
 
-    def render(
-        self, request: Any, template: str, context: dict[str, Any], *page_forms: forms.BaseForm
-    ) -> TemplateResponse:
+    def render(self, request: Any, template: str, context: dict[str, Any], form: Any = None) -> TemplateResponse:
         """Return the page: ``template`` of the model's folder or of the app's, with what every admin page needs.
 
         ``context`` has the ``title``, and ``original`` (the end of the breadcrumbs) where this should differ.
         """
         request.current_app = self.site.name
         show_mode(self.admin, request)
+        own = forms.Media(css={"all": self.css}, js=self.js)
         common = {
             **self.site.each_context(request),
             "original": str(context["title"]),  # django-unfold takes no lazy text
             "opts": self.admin.opts,
-            "media": sum((form.media for form in page_forms), self.admin.media + self.media),
+            "media": self.admin.media + own + (form.media if form else forms.Media()),
+            "form": form,
             "has_view_permission": self.admin.has_view_permission(request),
         }
         folder = f"admin/{self.admin.opts.app_label}"

@@ -93,7 +93,6 @@ class LinesPage(AdminPage):
             "title": self.title % {"name": shown(obj)},
             "original": str(self.link),
             "button": self.link,
-            "form": form,
             "back": self.back(request, obj),
         }
         return self.render(request, "lines.html", context, form)

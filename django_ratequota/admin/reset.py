@@ -44,7 +44,7 @@ class CountersPage(CallerPage):
     """Shows the chosen counters live and asks; changes them once the operator has confirmed."""
 
     name = "counters"
-    media = forms.Media(css={"all": ["django_ratequota/explain.css"]})
+    css = ("django_ratequota/explain.css",)
 
     def has_permission(self, request: Any, obj: Any = None) -> bool:
         """Return whether the operator may reset counters."""
@@ -77,7 +77,6 @@ class CountersPage(CallerPage):
             ],
             "store_error": store_error and unanswered(store_error, _NOT_SHOWN),
             "frees": any(bucket.rate.concurrent for bucket in buckets),
-            "form": form,
             "button": _("Refund"),
             "back": back,
         }

@@ -26,7 +26,7 @@ from ..operations.revert import Revert, Step, apply, of_object, of_save, plan
 from ..operations.states import KINDS
 from .base import ReasonField
 from .diff import kind_and_action
-from .formatting import moment, shown
+from .formatting import moment
 from .pages import AdminPage
 from .permissions import is_override, may, may_name, permission_name
 
@@ -115,7 +115,6 @@ class RevertPage(AdminPage):
             {
                 "step": step,
                 **kind_and_action(step.kind, ""),
-                "text": shown(step.object_text),
                 "table": words.table(change),
                 "later": who_changed(step.later, step.last) if step.later else (),
             }

@@ -39,25 +39,16 @@ class SavePage(AdminPage):
         # By object, which has an index.
         own = PolicyChange.objects.filter(model__in=KINDS, object_id__in=[change.object_id for change in changes])
         undone = own.filter(undoes=first.change_id).select_related("actor").first()
-        undo = of_save(first.change_id).exists()
         context = {
             "title": gettext("Change of %(date)s") % {"date": moment(first.at)},
-            "facts": self._facts(first),
-            "reason": shown(first.reason),
-            "undid": undid and self._facts(undid),
-            "undone": undone and self._facts(undone),
+            "first": first,
+            "undid": undid,
+            "undone": undone,
             "changes": self._described(request, changes),
             "numbers": page_numbers(page, lambda number: f"?p={number}"),
-            "undo": self.admin.page_url("revert", first.pk, "save") if undo else "",
-            "back": self.admin.page_url("changelist"),
+            "undo": self.admin.page_url("revert", first.pk, "save") if of_save(first.change_id).exists() else "",
         }
         return self.render(request, "save.html", context)
-
-    def _facts(self, change: PolicyChange) -> dict[str, str]:
-        """Return when the change was made and by whom, and the address of its save."""
-        actor = shown(change.actor or gettext("code or a command"))
-        url = self.admin.page_url("save", change.change_id)
-        return {"at": moment(change.at, seconds=True), "actor": actor, "url": url}
 
     def _described(self, request: Any, changes: list[PolicyChange]) -> list[dict[str, Any]]:
         """Return what the page shows of each change, with a fixed number of queries."""

@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
-from urllib.parse import urlencode
 
 from django import template
 from django.contrib.admin.sites import all_sites
 from django.contrib.auth import get_user_model
-from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 
+from ..operations.texts import moment, number_text
+
 register = template.Library()
+register.filter("number", number_text)
+register.filter("to_second", partial(moment, seconds=True))
+
+
+@register.filter
+def shown(text: Any) -> str:
+    """``{{ row.reason|shown }}``: a text of unknown origin, short enough for a cell and harmless."""
+    from ..admin import formatting
+
+    return formatting.shown(text)
 
 
 @register.simple_tag(takes_context=True)
 def ratequota_explain_url(context: Any, user: Any) -> str:
     """Return the URL of the user's Explain page; "" for operators who may not open it."""
+    site = _site(context.get("request"))
+    if site is None or not isinstance(user, get_user_model()) or user.pk is None:
+        return ""
+    from ..admin.names import explain_url
+    from ..admin.pages import may_view
     from ..models import RatePolicy
 
-    request = context.get("request")
-    site = _site(request)
-    if site is None or not site.is_registered(RatePolicy) or not isinstance(user, get_user_model()):
-        return ""
-    if user.pk is None or not site.get_model_admin(RatePolicy).has_view_permission(request):
-        return ""
-    page = reverse("admin:django_ratequota_ratepolicy_explain", current_app=site.name)
-    return f"{page}?{urlencode({'user': user.pk})}"
+    return explain_url(site, f"user:{user.pk}") if may_view(site, RatePolicy, context["request"]) else ""
 
 
 @register.inclusion_tag("admin/django_ratequota/home.html", takes_context=True)

@@ -69,7 +69,7 @@ def test_traffic_of_all_requests(operator: Client, asked: User) -> None:
     assert at.endswith("UTC")
     assert (count, caller, what, by) == ("2", "user alice", "GET search", "search: 3/hour")
     [link] = re.findall(r'href="([^"]*explain/\?id=\w{10})"', text_of(page))
-    assert operator.get(link).context["refusal"]["count"] == 2
+    assert operator.get(link).context["refusal"].count == 2
 
 
 def test_an_endpoint_is_selected_by_its_row(operator: Client, asked: User, search: Endpoint) -> None:

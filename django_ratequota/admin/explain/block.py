@@ -53,7 +53,10 @@ class BlockPage(OverridePage):
             self._end(request, in_force.get(request.POST["end"], []), users)
             return HttpResponseRedirect(back)
         proposed = {name: blocks.propose_block(name) for name in names}
-        form = OverrideForm(request, {"target": _target_field(proposed, users)}, endless=True)
+        choices = [(name, f"{caller_text(name, users)}: {_recent(block)}") for name, block in proposed.items()]
+        radio = forms.RadioSelect(attrs={"autofocus": True})
+        target = forms.ChoiceField(label=_("Who"), choices=choices, initial=choices[0][0], widget=radio)
+        form = OverrideForm(request, {"target": target}, endless=True)
         if form.is_valid() and self.add(request, form, {"target": proposed[form.cleaned_data["target"]]}):
             # Where it began in Explain, the same page shows the block and how to end it.
             return HttpResponseRedirect(back if "from" in request.GET else request.get_full_path())
@@ -66,7 +69,6 @@ class BlockPage(OverridePage):
                 (name, own[0], caller_text(name, users), _until(own[0]), ChangeReasonForm(auto_id=f"id_{name}_%s"))
                 for name, own in in_force.items()
             ],
-            "form": form,
             "fields": form,
             "button": _("Yes, block"),
             "back": back,
@@ -109,13 +111,6 @@ def block_links(
                 "text": _("Block…") if block is None else _("%s: End it…") % _until(block),
             }
     return links
-
-
-def _target_field(proposed: Mapping[str, RatePolicy], users: Mapping[str, str]) -> forms.ChoiceField:
-    """Return the field of who is blocked; each choice says what the block would have refused."""
-    choices = [(name, f"{caller_text(name, users)}: {_recent(block)}") for name, block in proposed.items()]
-    radio = forms.RadioSelect(attrs={"autofocus": True})
-    return forms.ChoiceField(label=_("Who"), choices=choices, initial=choices[0][0], widget=radio)
 
 
 def _until(block: RatePolicy) -> str:

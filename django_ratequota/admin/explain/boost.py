@@ -49,14 +49,11 @@ class BoostPage(CallerPage, OverridePage):
         context = {
             "title": _("Boost"),
             "lead": _("Temporary overrides. They end by themselves. Units already used stay used."),
-            "form": form,
             "rows": [
                 {
-                    "policy": one.winner.pk,
+                    "winner": one.winner,
                     "who": audience_text(one.boost, names),
                     "endpoint": endpoint_text(one.winner.endpoint),
-                    "counted_per": shown(one.winner.counted_per),
-                    "rates_now": shown(one.winner.rates),
                     "field": form[name],
                 }
                 for name, one in proposals.items()
@@ -69,11 +66,8 @@ class BoostPage(CallerPage, OverridePage):
 
     def text(self, override: RatePolicy) -> str:
         """Return what the boost grants."""
-        words = {
-            "endpoint": endpoint_text(override.endpoint),
-            "rates": override.rates,
-            "end": moment(override.ends_at),
-        }
+        endpoint, end = endpoint_text(override.endpoint), moment(override.ends_at)
+        words = {"endpoint": endpoint, "rates": override.rates, "end": end}
         return gettext("Boost granted for %(endpoint)s: %(rates)s until %(end)s.") % words
 
     def _rates(self, request: Any, proposal: Proposal) -> Any:

@@ -94,7 +94,6 @@ def _standing(status: BucketStatus | None, at_us: int) -> dict[str, Any]:
         "percent": bar_percent(status.used, status.limit),
         "full": clock_and_wait(at_us, status.reset_after_us) if status.reset_after_us else None,
         "room": clock_and_wait(at_us, status.retry_after_us) if status.retry_after_us else None,
-        "never": status.retry_after_us is None,
     }
 
 

@@ -21,7 +21,6 @@ from ..pages import AdminPage
 from ..permissions import check_subject
 from ..widgets import name_date_parts
 
-_LAST_SECOND = time(23, 59, 59)
 #: How long overrides last -> the text of the choice.
 _LENGTHS = {
     "hour": (timedelta(hours=1), _("for 1 hour")),
@@ -38,7 +37,7 @@ class EndField(forms.SplitDateTimeField):
     def compress(self, data_list: Any) -> Any:
         """Return the moment."""
         if data_list and not data_list[1]:
-            data_list = [data_list[0], _LAST_SECOND]
+            data_list = [data_list[0], time(23, 59, 59)]
         return super().compress(data_list)
 
 
@@ -87,7 +86,7 @@ class OverrideForm(forms.Form):
 class OverridePage(AdminPage):
     """Asks with an ``OverrideForm``; adds the overrides once the operator has confirmed."""
 
-    media = forms.Media(css={"all": ["django_ratequota/explain.css"]})
+    css = ("django_ratequota/explain.css",)
 
     def text(self, override: RatePolicy) -> str:
         """Return in a sentence that the override was added."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from django import forms
 from django.http import HttpResponseRedirect
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
@@ -19,7 +18,7 @@ from ...operations.explain import MOST_ENDPOINTS, Explanation
 from ...operations.explain_query import ExplainQuery, many_clients
 from ...operations.subjects import policies_in
 from ...policies.limit_names import limit_names
-from ...policies.reasons import Candidate, others_in_words
+from ...policies.reasons import others_in_words
 from ..formatting import clock_and_wait, shown
 from ..names import audience_text, caller_names, caller_text, endpoint_text, explain_url, limits_text
 from ..pages import AdminPage, reply, unanswered
@@ -38,7 +37,7 @@ class ExplainPage(AdminPage):
     """Asks for a caller and a request in the query string, and explains; it consumes nothing."""
 
     name = "explain"
-    media = forms.Media(css={"all": ["django_ratequota/explain.css"]})
+    css = ("django_ratequota/explain.css",)
 
     def links(self, request: Any, obj: Any) -> list[tuple[str, Any]]:
         """Return the link from an override to the limits of its caller."""
@@ -63,12 +62,12 @@ class ExplainPage(AdminPage):
         users = caller_names(_subjects(refusal, explanation))
         context = {
             "title": _("Explain"),
-            "form": form,
             "wanted": shown(wanted),
             "here": self.url(),
             "subjects": self.admin.page_url("subjects"),
             "lost": bool(wanted) and refusal is None and not store_error,
-            "refusal": refusal and refusal_details(self.admin, request, refusal, users),
+            "refusal": refusal,
+            "then": refusal and refusal_details(self.admin, request, refusal, users),
             "given": params,
             "route_left_out": shown(refusal.route) if refusal and "path" not in params else "",
             "store_error": store_error
@@ -92,14 +91,10 @@ class ExplainPage(AdminPage):
 
     def _network(self, request: Any, network: str) -> dict[str, Any]:
         """Return the policies for addresses of a network, the link to its block, and its refusals."""
-        found, error = reply(lambda: refusals.caller_refusals(network))
         return {
-            **refused_places(self.admin, network, found, error),
+            **refused_places(self.admin, network, *reply(lambda: refusals.caller_refusals(network))),
             "caller": network,
-            "network": [
-                {"text": shown(policy), "link": self.admin.page_url("change", policy.pk)}
-                for policy in policies_in(network, self.admin.get_queryset(request))
-            ],
+            "network": policies_in(network, self.admin.get_queryset(request)),
             "block_caller": block_links(self.admin, request, [(network, "")]).get((network, "")),
         }
 
@@ -125,12 +120,9 @@ class ExplainPage(AdminPage):
         """Return the caller's plan, the verdict, and where it holds."""
         decision, plan = explanation.decision, explanation.plan
         return {
-            "answered": True,
             "plan": plan and {"name": shown(plan.name), "link": self.object_url(request, Plan, plan.id)},
-            "plan_source": explanation.plan_source,
-            "everywhere": explanation.everywhere,
+            "explanation": explanation,
             "verdict": _verdict(explanation),
-            "admitted": decision.allowed,
             "degraded": decision.error
             and unanswered(
                 decision.error,
@@ -139,7 +131,6 @@ class ExplainPage(AdminPage):
             "outages": outage_texts(48, explanation.resolution.policy_ids),
             "endpoints": [shown(endpoint.name) for endpoint in explanation.context.endpoints]
             or [_("%(name)s (built-in limit)") % {"name": shown(bucket.scope)} for bucket in explanation.built_in],
-            "scope_without_endpoint": shown(explanation.scope_without_endpoint),
             "more_endpoints": MOST_ENDPOINTS if explanation.more else 0,
         }
 
@@ -147,7 +138,7 @@ class ExplainPage(AdminPage):
         self, request: Any, explanation: Explanation, users: Mapping[str, str], params: dict[str, str]
     ) -> dict[str, Any]:
         """Return the counters, and the policies that do not apply; ``users`` has names (see ``caller_names``)."""
-        policies = self._policies(request, explanation.candidates, users)
+        policies = self._policies(request, explanation, users)
         boosts = may(request.user, "add", override=True)
         resets = self.admin.has_reset_permission(request)
 
@@ -164,18 +155,15 @@ class ExplainPage(AdminPage):
             "counters": counters,
             "acts": resets or boosts,
             "own": resets and any("slots" in row or ("id" in row and not row.get("shared")) for row in counters),
-            "counters_url": self.admin.page_url("counters"),
             "lost_policies": [policy for policy in policies.values() if not policy["won"]],
             "nothing": not explanation.candidates and not explanation.built_in,
             "left_out": len(explanation.candidates) - len(policies),
             "others": others_in_words(explanation.others),
         }
 
-    def _policies(
-        self, request: Any, candidates: Iterable[Candidate], users: Mapping[str, str]
-    ) -> dict[int, dict[str, Any]]:
+    def _policies(self, request: Any, explanation: Explanation, users: Mapping[str, str]) -> dict[int, Any]:
         """Return what the page shows of each policy by id; of those that the operator may not see, only winners."""
-        listed = sorted(candidates, key=lambda one: not one.won)[:_MAX_CANDIDATES]
+        listed = sorted(explanation.candidates, key=lambda one: not one.won)[:_MAX_CANDIDATES]
         rows = policies_by_id(one.policy.id for one in listed)
         found = {}
         for one in listed:

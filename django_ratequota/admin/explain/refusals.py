@@ -38,7 +38,7 @@ def find_refusal(refusal_id: str) -> tuple[Refusal | None, str]:
 
 
 def refusal_details(model_admin: Any, request: Any, refusal: Refusal, users: Mapping[str, str]) -> dict[str, Any]:
-    """Return all that was recorded of a refusal, for the template; ``users`` names its subjects."""
+    """Return what the template shows of a refusal besides its fields; ``users`` names its subjects."""
     plan = Plan.objects.filter(pk=refusal.plan_id).first() if refusal.plan_id is not None else None
     policies = policies_of(refusal)
     links = {
@@ -48,28 +48,19 @@ def refusal_details(model_admin: Any, request: Any, refusal: Refusal, users: Map
     }
     at = refusal.at.timestamp()
     return {
-        "id": refusal.id,
         "at": clock(at),
-        "count": refusal.count,
         "tell": what_to_tell(refusal, policies, clock),
         "caller": caller_text(refusal.caller, users),
-        "ip": shown(refusal.ip),
         "plan": shown(plan.name) if plan else "",
         "request": " ".join(shown(part) for part in (refusal.method, refusal.route, refusal.scope) if part),
-        "cost": refusal.cost,
         "violated": limits_text(refusal.limits),
-        "error": shown(refusal.error),
         "buckets": [
             {
+                "bucket": bucket,
                 "title": limits_text([limit_name(bucket)]),
                 "subject": caller_text(bucket.subject, users),
-                "rate": shown(bucket.rate),
-                "refused": bucket.refused,
-                "limit": bucket.limit,
                 "used": bucket.limit - bucket.remaining,
-                "remaining": bucket.remaining,
                 "percent": bar_percent(bucket.limit - bucket.remaining, max(1, bucket.limit)),
-                "never": bucket.retry_after is None,
                 # Nobody knows when a running request ends.
                 "room": ""
                 if bucket.retry_after is None or bucket.rate.concurrent

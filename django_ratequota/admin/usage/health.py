@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from django import forms
 from django.utils import timezone
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -17,7 +16,7 @@ from ...runtime import default_limiter
 from ...store.base import NEARLY_FULL, memory_ratio, server_version
 from ..formatting import number_text, shown
 from ..pages import AdminPage, reply
-from .status import current_status, sentence
+from .status import current_status, outage_text
 
 #: Workers and outages that are listed, policies of an outage, and those that are looked for, as some may be gone.
 _MOST_LISTED, _MOST_POLICIES, _ASKED = 50, 3, 20
@@ -27,13 +26,12 @@ class HealthPage(AdminPage):
     """Whether limits are enforced now, and when they were not."""
 
     name = "health"
-    media = forms.Media(css={"all": ["django_ratequota/usage.css"]})
+    css = ("django_ratequota/usage.css",)
 
     def view(self, request: Any) -> Any:
         """Return the page; the outages are in the database, so it shows them while Redis is away."""
         status = current_status()
         infos = reply(lambda: default_limiter().store.info())[0] if status.answered else None
-        servers = [_server(name, info) for name, info in (infos or {}).items()]
         problems = [text for name, info in (infos or {}).items() for text in _problems(name, info)]
         rows = status.rows()
         away = outages(timezone.now() - timedelta(days=KEEP_DAYS))
@@ -43,7 +41,7 @@ class HealthPage(AdminPage):
             "problems": [*status.problems, *problems],
             "workers": rows[:_MOST_LISTED],
             "workers_more": max(0, len(rows) - _MOST_LISTED),
-            "servers": servers,
+            "servers": [_server(name, info) for name, info in (infos or {}).items()],
             "outages": self._outages(request, away[:_MOST_LISTED]),
             "outages_more": max(0, len(away) - _MOST_LISTED),
             "days": KEEP_DAYS,
@@ -56,7 +54,7 @@ class HealthPage(AdminPage):
         seen = policies_by_id((pk for pks in most for pk in pks), self.admin.get_queryset(request))
         return [
             {
-                "text": sentence(one),
+                "text": outage_text(one),
                 "workers": len(one.workers),
                 "reasons": shown(", ".join(sorted(one.reasons))),
                 "policies": [

@@ -79,17 +79,11 @@ class Status:
     #: Each worker with its state; those in trouble come first.
     workers: list[tuple[Health, str]] = field(default_factory=list)
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Return the rows of the table of workers."""
+    def rows(self) -> list[tuple[Health, Any, bool, int]]:
+        """Return of each worker its state in words, whether that is bad, and the age of its report in seconds."""
         now = time.time()
         return [
-            {
-                "name": shown(worker.process),
-                "state": STATES[state],
-                "bad": state in _TROUBLE,
-                "age": gettext("%(seconds)s s ago") % {"seconds": number_text(round(max(0.0, now - worker.at)))},
-                "decisions": number_text(worker.decisions),
-            }
+            (worker, STATES[state], state in _TROUBLE, round(max(0.0, now - worker.at)))
             for worker, state in self.workers
         ]
 
@@ -157,10 +151,10 @@ def _names(workers: list[Health]) -> str:
 
 def outage_texts(hours: int = 24, policy_ids: Collection[int] | None = None) -> list[str]:
     """Return a sentence for each outage of the last hours; with ``policy_ids``, where one of these decided."""
-    return [sentence(one) for one in outages(timezone.now() - timedelta(hours=hours), policy_ids)]
+    return [outage_text(one) for one in outages(timezone.now() - timedelta(hours=hours), policy_ids)]
 
 
-def sentence(away: Away) -> str:
+def outage_text(away: Away) -> str:
     """Return from when until when it was, and what became of the requests."""
     parts = [
         text % {"count": number_text(away.requests[outcome]), "number": away.requests[outcome]}

@@ -7,7 +7,6 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
-from django import forms
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
@@ -19,7 +18,7 @@ from ...monitoring.timeline import Counts, Span, TopCaller, timeline, top_caller
 from ...operations.tightest import tightest
 from ...policies.limit_names import limit_name
 from ..explain.block import block_links
-from ..formatting import bar_percent, moment, number_text, percent, shown
+from ..formatting import bar_percent, number_text, percent, shown
 from ..names import caller_names, caller_text, endpoint_name, explain_url, limits_text
 from ..pages import AdminPage, is_id, reply, unanswered
 from .chart import chart
@@ -38,7 +37,7 @@ class TrafficPage(AdminPage):
     """The requests of the last hour, day or week to all endpoints or to one."""
 
     name = "traffic"
-    media = forms.Media(css={"all": ["django_ratequota/plots.css", "django_ratequota/usage.css"]})
+    css = ("django_ratequota/plots.css", "django_ratequota/usage.css")
 
     def links(self, request: Any, obj: Any) -> list[tuple[str, Any]]:
         """Return the link from a policy to the requests that it limited."""
@@ -60,8 +59,7 @@ class TrafficPage(AdminPage):
             "spans": SPANS,
             "endpoint_id": endpoint_id,
             "endpoint_choices": {pk: endpoint_name(pk, endpoints) for pk in (*endpoints, 0, endpoint_id or 0)},
-            "policy": policy
-            and {"id": policy.pk, "text": shown(policy), "url": self.admin.page_url("change", policy.pk)},
+            "policy": policy,
             "outages": outage_texts(),
             "reason": reason and unanswered(reason, _("Traffic cannot be shown. Try again later.")),
         }
@@ -85,13 +83,11 @@ class TrafficPage(AdminPage):
                 "refusals": [
                     {
                         "explain": one.id and self.admin.page_url("explain", query={"id": one.id}),
-                        "at": moment(one.at, seconds=True),
-                        "count": number_text(one.count),
+                        "refusal": one,
                         "caller": caller_text(one.caller, names),
                         "url": explain_url(self.site, one.caller),
                         "what": shown(f"{one.method} {one.scope or one.route}"),
                         "violated": limits_text(one.limits),
-                        "error": shown(one.error),
                         "block": blocks.get((one.caller, one.ip)),
                     }
                     for one in refusals
@@ -104,11 +100,10 @@ class TrafficPage(AdminPage):
 
         Warns of parameters that are ignored.
         """
-        visible = self.admin.get_queryset(request)
         checks = {
             "span": SPANS.__contains__,
             "endpoint": is_id,
-            "policy": lambda text: is_id(text) and visible.filter(pk=text).exists(),
+            "policy": lambda text: is_id(text) and self.admin.get_queryset(request).filter(pk=text).exists(),
             "order": _COLUMNS.__contains__,
         }
         found: dict[str, Any] = self.known_parameters(request, checks)
