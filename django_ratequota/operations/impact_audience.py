@@ -15,7 +15,7 @@ from ..models import RatePolicy
 from ..monitoring.attempts import Attempts
 from ..monitoring.records import UNKNOWN_PLAN
 from ..policies.audience_index import Group
-from ..policies.facts import NOBODY, POLICY_COLUMNS, PolicyFacts, UserEntry, policy_of_row
+from ..policies.facts import NOBODY, POLICY_COLUMNS, PolicyFacts, UserEntry, policy_facts
 from ..policies.requests.caller import UNKNOWN, DescribedCaller
 from ..policies.resolver import EvaluationContext, resolve_uncached
 from ..policies.snapshot import Memo, Snapshot
@@ -44,7 +44,8 @@ class RecordedAudience:
         place: dict[str, Any] = {"endpoint_id": own.endpoint_id, "counted_per": own.counted_per}
         rows = RatePolicy.objects.filter(user__isnull=False, **place).order_by()
         # Values instead of model instances, because there may be thousands.
-        others = [policy_of_row(row) for row in rows.values_list(*POLICY_COLUMNS) if row[0] != own.id]
+        values = rows.values_list(*POLICY_COLUMNS, named=True)
+        others = [policy_facts(row) for row in values if row.pk != own.id]
         for facts in others:
             users.setdefault(facts.user, []).append(facts)
         #: Policies that may take precedence for callers that the records do not identify.

@@ -204,7 +204,8 @@ class PolicyCache:
     def _refresh(self, revision: int) -> Snapshot:
         self._polled = begun = time.monotonic()
         before = self._snapshot
-        snapshot, personal, changes, cursor, everything = self._from_database(lambda: self._changed(revision))
+        snapshot, personal, changes, cursor = self._from_database(lambda: self._changed(revision))
+        everything = any(change.everything for change in changes)
         if snapshot is not before:
             self.reloads += 1
             self.reload_seconds += time.monotonic() - begun
@@ -233,19 +234,18 @@ class PolicyCache:
                 listen()
         return snapshot
 
-    def _changed(self, revision: int) -> tuple[Snapshot, bool, list[Change], ChangeCursor, bool]:
-        """Read (snapshot, ``personal``, changes, cursor, whether everything was read) as they are now."""
+    def _changed(self, revision: int) -> tuple[Snapshot, bool, list[Change], ChangeCursor]:
+        """Read (snapshot, ``personal``, changes, cursor) as they are now."""
         before, personal = self._snapshot, self.personal
         # Changes are read before the rows that they name: one that commits in between is read twice, never missed.
         changes, cursor = self._cursor.read_unseen(self._most) if before is not None else ChangeCursor.from_history()
-        everything = before is None or any(change.everything for change in changes)
-        if before is None or everything:
+        if before is None or any(change.everything for change in changes):
             snapshot, personal = load_snapshot(revision), load_personal()
             held = sum(1 for _ in held_policies(snapshot)) + len(snapshot.members)
             self._most = min(_MANY, max(FEW, held // 4))
         else:
             snapshot = update_snapshot(before, {change.row for change in changes if change.row})
-        return snapshot, personal, changes, cursor, everything
+        return snapshot, personal, changes, cursor
 
     def _from_database(self, read: Callable[[], Found]) -> Found:
         """Return what ``read`` returns; log once when reads begin to fail, and once when they succeed again."""

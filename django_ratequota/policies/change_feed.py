@@ -76,14 +76,14 @@ class ChangeCursor:
 
     @classmethod
     def from_history(cls) -> tuple[list[Change], ChangeCursor]:
-        """Return no changes, and a cursor that has read all present rows: for callers that read everything next.
+        """Return a change of everything, and a cursor that has read all present rows.
 
         Its gaps are only those of rows young enough for a late commit.
         """
         rows = _rows()
         late = timezone.now() - timedelta(seconds=_LATE_COMMIT_SECONDS)
         before = rows.filter(at__lt=late).values_list("pk", "at").last() or (0, None)
-        return [], cls(*before).after(list(rows.filter(pk__gt=before[0]).values_list("pk", "at")))
+        return [EVERYTHING], cls(*before).after(list(rows.filter(pk__gt=before[0]).values_list("pk", "at")))
 
     def read_unseen(self, most: int = FEW) -> tuple[list[Change], ChangeCursor]:
         """Read the unread rows; return their changes and the cursor behind them.
@@ -93,16 +93,14 @@ class ChangeCursor:
         unseen = _rows().filter(self._unseen())
         columns = ("pk", "at", "model", "object_id", "touched_user", "before", "after")
         found = list(unseen.values_list(*columns)[: most + 1])
+        ids = [row[:2] for row in found]
+        # Of counters: no policy has changed.
+        changes = [Change.read(*row[2:]) for row in found if row[0] != self.newest and row[2] != "counter"]
         if len(found) > most:
-            ids = list(unseen.values_list("pk", "at"))
-            changes = [EVERYTHING]
-        else:
-            ids = [row[:2] for row in found]
-            # Of counters: no policy has changed.
-            changes = [Change.read(*row[2:]) for row in found if row[0] != self.newest and row[2] != "counter"]
+            ids, changes = list(unseen.values_list("pk", "at")), [EVERYTHING]
         if self.newest and (self.newest, self.at) not in ids:
             # The history is another one, restored from a backup for example.
-            return [EVERYTHING], ChangeCursor.from_history()[1]
+            return ChangeCursor.from_history()
         return changes, self.after(ids)
 
     def _unseen(self) -> Q:

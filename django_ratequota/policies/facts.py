@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from ipaddress import ip_network
-from operator import attrgetter
 from socket import AF_INET, inet_pton
 from typing import Any
 
@@ -224,6 +223,8 @@ def subject_key(subject: str) -> SubjectKey:
     return kind, value
 
 
+#: The columns of Plan that are the arguments of ``PlanFacts``.
+PLAN_COLUMNS = ("id", "name", "slug", "default_for")
 #: The columns of Endpoint that ``endpoint_facts`` reads.
 ENDPOINT_COLUMNS = ("pk", "name", "routes", "methods", "cost", "charged_statuses", "exempt")
 
@@ -248,41 +249,32 @@ def assignment_facts(row: Any) -> Assignment:
     return Assignment(id=pk, plan_id=row.plan_id, starts_us=starts_us, ends_us=ends_us, anchor=anchor)
 
 
-#: The columns of RatePolicy that ``policy_of_row`` reads, in its order.
+#: The columns of RatePolicy that ``policy_facts`` reads.
 POLICY_COLUMNS = (
     *("pk", "endpoint_id", "user_id", "subject", "plan_id", "counted_per", "rates", "algorithm", "mode", "on_error"),
     *("starts_at", "ends_at", "durable", "leads_headers", "subject_list_id"),
 )
-_row_of = attrgetter(*POLICY_COLUMNS)
 
 
 def policy_facts(policy: Any) -> PolicyFacts:
-    """Return the facts of a ``RatePolicy``, saved or not."""
-    return policy_of_row(_row_of(policy))
-
-
-def policy_of_row(row: tuple[Any, ...]) -> PolicyFacts:
-    """Return the facts of a policy from its ``POLICY_COLUMNS``."""
-    pk, endpoint_id, user_id, subject, plan_id, counted_per, text, algorithm, mode, on_error, *others = row
-    starts_at, ends_at, durable, leads_headers, list_id = others
-    rates = read_rates(text, algorithm)
+    """Return the facts of a ``RatePolicy``, saved or not, which may be a named row."""
     return PolicyFacts(
-        id=_NEW_ID if pk is None else pk,
-        endpoint_id=endpoint_id,
-        user="" if user_id is None else str(user_id),
-        subject=subject,
-        plan_id=plan_id,
-        counted_per=counted_per,
-        text=text,
-        rates=UNREADABLE if rates is None else rates,
-        mode=mode,
-        on_error=on_error,
-        starts_us=starts_at and to_us(starts_at),
-        ends_us=ends_at and to_us(ends_at),
-        network=_network(subject),
-        durable=durable,
-        leads_headers=leads_headers,
-        list_id=list_id,
+        id=_NEW_ID if policy.pk is None else policy.pk,
+        endpoint_id=policy.endpoint_id,
+        user="" if policy.user_id is None else str(policy.user_id),
+        subject=policy.subject,
+        plan_id=policy.plan_id,
+        counted_per=policy.counted_per,
+        text=policy.rates,
+        rates=read_rates(policy.rates, policy.algorithm),
+        mode=policy.mode,
+        on_error=policy.on_error,
+        starts_us=policy.starts_at and to_us(policy.starts_at),
+        ends_us=policy.ends_at and to_us(policy.ends_at),
+        network=_network(policy.subject),
+        durable=policy.durable,
+        leads_headers=policy.leads_headers,
+        list_id=policy.subject_list_id,
     )
 
 
@@ -304,12 +296,12 @@ def member_facts(
     )
 
 
-def read_rates(text: Any, algorithm: Any) -> tuple[Rate, ...] | str | None:
-    """Parse a policy's rates; None if this version cannot read the text."""
+def read_rates(text: Any, algorithm: Any) -> tuple[Rate, ...] | str:
+    """Parse a policy's rates; ``UNREADABLE`` if this version cannot read the text."""
     try:
         return parse_rates(text, algorithm)  # which holds each of the few dozen texts once
     except InvalidRate:
-        return None
+        return UNREADABLE
 
 
 def to_us(moment: datetime) -> int:

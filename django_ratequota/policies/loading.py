@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import timedelta
 from operator import itemgetter
 from typing import Any
@@ -19,6 +19,7 @@ from .facts import (
     ENDPOINT_COLUMNS,
     MEMBER_COLUMNS,
     NOBODY,
+    PLAN_COLUMNS,
     POLICY_COLUMNS,
     Assignment,
     MemberFacts,
@@ -29,7 +30,7 @@ from .facts import (
     assignment_facts,
     endpoint_facts,
     member_facts,
-    policy_of_row,
+    policy_facts,
     subject_key,
     to_us,
 )
@@ -41,42 +42,32 @@ _KEPT = timedelta(days=1)
 
 def load_snapshot(revision: int) -> Snapshot:
     """Read all shared policies from the database (five queries). Raises ``django.db.Error``."""
-    return _with_read_rows(Snapshot(revision=revision), None)
+    return update_snapshot(Snapshot(revision=revision), None)
 
 
-def update_snapshot(snapshot: Snapshot, rows: Iterable[tuple[str, int]]) -> Snapshot:
-    """Read the rows, (model, primary key) each, and return the snapshot with them. Raises ``django.db.Error``."""
-    ids: dict[str, list[int]] = {}
-    for model, pk in rows:
-        ids.setdefault(model, []).append(pk)
-    return _with_read_rows(snapshot, ids)
+def update_snapshot(snapshot: Snapshot, changed: Collection[tuple[str, int]] | None) -> Snapshot:
+    """Read the rows, (model, primary key) each, None = all, and return the snapshot with them.
 
-
-def _with_read_rows(snapshot: Snapshot, ids: Mapping[str, list[int]] | None) -> Snapshot:
-    """Return the snapshot with the rows of these ids, by model; None = all rows of all models."""
+    Raises ``django.db.Error``.
+    """
     from ..models import Endpoint, ListMember, Plan, RatePolicy, SubjectList
 
     def read(model: str, rows: Any, facts: Callable[[Any], Any]) -> dict[int, Any]:
         """Return the facts of each row by its id; None for ids without a row."""
-        rows, wanted = rows.order_by(), [] if ids is None else ids.get(model, [])
-        batches = [rows] if ids is None else [rows.filter(pk__in=batch) for batch in in_batches(wanted)]
+        rows, wanted = rows.order_by(), [pk for kind, pk in changed or () if kind == model]
+        batches = [rows] if changed is None else [rows.filter(pk__in=batch) for batch in in_batches(wanted)]
         return dict.fromkeys(wanted) | {row[0]: facts(row) for batch in batches for row in batch}
 
     policies, members = RatePolicy.objects.filter(user__isnull=True), ListMember.objects
     # Plain rows, because model objects would double the time that loading takes.
     return with_rows(
         snapshot,
-        plans=read(PLAN, Plan.objects.values_list("pk", "name", "slug", "default_for"), _plan),
+        plans=read(PLAN, Plan.objects.values_list(*PLAN_COLUMNS, named=True), lambda row: PlanFacts(**row._asdict())),
         endpoints=read(ENDPOINT, Endpoint.objects.values_list(*ENDPOINT_COLUMNS, named=True), endpoint_facts),
-        policies=read(POLICY, not_ended(policies).values_list(*POLICY_COLUMNS), policy_of_row),
+        policies=read(POLICY, not_ended(policies).values_list(*POLICY_COLUMNS, named=True), policy_facts),
         lists=read(LIST, SubjectList.objects.values_list("pk", "name"), itemgetter(1)),
         members=read(MEMBER, not_ended(members).values_list(*MEMBER_COLUMNS), lambda row: member_facts(*row)),
     )
-
-
-def _plan(row: tuple[Any, ...]) -> PlanFacts:
-    pk, name, slug, default_for = row
-    return PlanFacts(id=pk, name=name, slug=slug, default_for=default_for)
 
 
 def held_policies(snapshot: Snapshot) -> Iterator[PolicyFacts]:
@@ -109,7 +100,7 @@ def load_entries(keys: Collection[str | SubjectKey]) -> dict[str | SubjectKey, U
     assignments: dict[Any, list[Assignment]] = {}
     for batch in in_batches(users):
         own = not_ended(RatePolicy.objects.filter(user_id__in=batch)).order_by()
-        for policy in map(policy_of_row, own.values_list(*POLICY_COLUMNS)):
+        for policy in map(policy_facts, own.values_list(*POLICY_COLUMNS, named=True)):
             policies.setdefault(policy.user, []).append(policy)
         assignments |= _assignments("user_id", batch)
     for batch in in_batches(subjects):

@@ -8,7 +8,7 @@ from django.apps import apps
 from django.db.models import Min
 
 from ..engine.rates import show
-from .facts import read_rates
+from .facts import UNREADABLE, read_rates
 
 #: Most policies in ``find_unreadable``.
 _LISTED = 20
@@ -18,7 +18,7 @@ def find_unreadable() -> list[Any]:
     """Return a RatePolicy for each unreadable text, at most ``_LISTED``. Raises ``django.db.Error``."""
     policies = apps.get_model("django_ratequota", "RatePolicy").objects
     texts = policies.order_by().values_list("rates", "algorithm").annotate(Min("pk"))
-    bad = [pk for rates, algorithm, pk in texts if read_rates(rates, algorithm) is None][:_LISTED]
+    bad = [pk for rates, algorithm, pk in texts if read_rates(rates, algorithm) == UNREADABLE][:_LISTED]
     related = policies.select_related("endpoint", "user", "subject_list", "plan")
     return list(related.filter(pk__in=bad).order_by("pk"))
 
