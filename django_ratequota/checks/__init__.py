@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from django.core import checks
+from django.db import Error as DatabaseError
 
 
 def register() -> None:
@@ -22,4 +25,16 @@ def _run(kind: str, **options: Any) -> list[checks.CheckMessage]:
     return [message for check in getattr(kinds, kind) for message in check(**options)]
 
 
-_always, _deployment, _of_policies = (partial(_run, kind) for kind in ("ALWAYS", "DEPLOYMENT", "OF_POLICIES"))
+def _of_policies(databases: Collection[str] | None = None, **_: Any) -> list[checks.CheckMessage]:
+    """Run where Django checks the policies' database, once that is migrated."""
+    from ..changes.databases import policy_alias
+    from . import kinds
+
+    found: list[checks.CheckMessage] = []
+    for check in kinds.OF_POLICIES if policy_alias() in (databases or ()) else ():
+        with suppress(DatabaseError):  # not migrated yet
+            found += check()
+    return found
+
+
+_always, _deployment = partial(_run, "ALWAYS"), partial(_run, "DEPLOYMENT")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator
-from functools import wraps
+from collections.abc import Iterator
 from typing import Any
 
 from django.apps import apps
@@ -26,22 +25,6 @@ from .settings import MIDDLEWARE
 Messages = list[checks.CheckMessage]
 
 
-def of_policies(check: Callable[[], Messages]) -> Callable[..., Messages]:
-    """Make a check run where Django checks the policies' database, once that is migrated."""
-
-    @wraps(check)
-    def run(databases: Collection[str] | None = None, **_: Any) -> Messages:
-        if policy_alias() not in (databases or ()):
-            return []
-        try:
-            return check()
-        except DatabaseError:  # not migrated yet
-            return []
-
-    return run
-
-
-@of_policies
 def check_migrated() -> Messages:
     """W009: a migration of this app is not applied. E008: all are, and a column or a table is missing."""
     from django.db.migrations.loader import MigrationLoader
@@ -80,7 +63,6 @@ def _models() -> Iterator[Any]:
     return apps.get_app_config("django_ratequota").get_models()
 
 
-@of_policies
 def check_collations() -> Messages:
     """W028: MySQL or MariaDB takes subjects or counters for equal that differ in case, accents or trailing blanks."""
     connection = connections[alias := policy_alias()]
@@ -106,7 +88,6 @@ def check_collations() -> Messages:
     return [checks.Warning(text, hint=hint, id="django_ratequota.W028")] if found else []
 
 
-@of_policies
 def check_outcome() -> Messages:
     """W006: an endpoint counts by status, and there is no middleware that refunds the other responses.
 
@@ -121,7 +102,6 @@ def check_outcome() -> Messages:
     return [checks.Warning(text, hint=hint, id="django_ratequota.W006")] if names else []
 
 
-@of_policies
 def check_concurrent() -> Messages:
     """W030: a policy limits how many requests run at once, and there is no middleware that tells when they end."""
     if MIDDLEWARE in django_settings.MIDDLEWARE:
@@ -133,7 +113,6 @@ def check_concurrent() -> Messages:
     return [checks.Warning(text, hint=hint, id="django_ratequota.W030")] if found else []
 
 
-@of_policies
 def check_plans() -> Messages:
     """W014: callers for whom PLAN_RESOLVER raises may have no plan."""
     if not conf.settings.plan_resolver or not RatePolicy.objects.exclude(plan=None).exists():
@@ -144,7 +123,6 @@ def check_plans() -> Messages:
     return [checks.Warning(text, hint=hint, id="django_ratequota.W014")] if missing else []
 
 
-@of_policies
 def check_kinds() -> Messages:
     """W025: policies, and plans of subjects, whose identifier IDENTIFIERS does not name."""
     hint = "Restore the identifier or edit the rows: counted_per is caller, ip, plan, everyone or an identifier."
@@ -166,7 +144,6 @@ def check_kinds() -> Messages:
     return messages
 
 
-@of_policies
 def check_rates() -> Messages:
     """W012: policies have rates that this version cannot read."""
     hint = "Change the rates or upgrade to the version that wrote them."

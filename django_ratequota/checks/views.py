@@ -31,7 +31,7 @@ from ..policies.requests.view_declarations import (
     shows_usage,
     view_class,
 )
-from .database import Messages, of_policies
+from .database import Messages
 
 #: Packages that are not the project's own.
 _FOREIGN = {"", "django", "django_ratequota"}
@@ -116,7 +116,6 @@ def check_scopes(**_: Any) -> Messages:
     return messages
 
 
-@of_policies
 def check_unlimited() -> Messages:
     """W017: COUNT_UNCHECKED is on, and views have no policy under which it could count."""
     if not conf.settings.count_unchecked:

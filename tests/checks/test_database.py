@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from django.core.checks import run_checks
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 from django.db import IntegrityError, connection
@@ -40,18 +41,21 @@ def test_a_write_that_breaks_an_unenforced_constraint_is_refused(monkeypatch: py
 
 @pytest.mark.django_db
 def test_unapplied_migrations_are_a_warning(monkeypatch: pytest.MonkeyPatch, django_assert_num_queries: Any) -> None:
-    assert check_migrated(databases=DATABASES) == []
+    assert check_migrated() == []
     recorder = MigrationRecorder(connection)
     recorder.record_unapplied("django_ratequota", "0001_initial")
-    [warning] = check_migrated(databases=DATABASES)
+    [warning] = check_migrated()
     assert ids([warning]) == ["W009"]
     assert warning.msg == "Migrations of django_ratequota are not applied to 'default': 0001_initial."
     with pytest.raises(SystemCheckError, match=r"django_ratequota\.W009"):
         call_command("check", databases=DATABASES, fail_level="WARNING")
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("django_ratequota.changes.databases.policy_alias", lambda: "replica")
+        assert run_checks(tags=["database"], databases=DATABASES) == []
     with django_assert_num_queries(0):
-        assert check_migrated() == check_migrated(databases=["replica"]) == []
+        assert run_checks(tags=["database"]) == []
         monkeypatch.setattr(sys, "argv", ["manage.py", "migrate"])
-        assert check_migrated(databases=DATABASES) == []
+        assert check_migrated() == []
 
 
 @pytest.mark.django_db(transaction=True)
@@ -67,10 +71,10 @@ def test_what_refers_to_an_identifier_that_does_not_exist_is_reported(settings: 
     RatePolicy.objects.create(subject="ip:203.0.113.0/24", rates="9/min")
     RatePolicy.objects.create(counted_per="user", rates="9/min", mode="off")
     RatePolicy.objects.create(counted_per="user", rates="9/min", ends_at=timezone.now())
-    assert check_kinds(databases=DATABASES) == []
+    assert check_kinds() == []
     del names["api_key"]
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": names}
-    found = check_kinds(databases=DATABASES)
+    found = check_kinds()
     assert ids(found) == ["W025"] * 3
     assert all("RATEQUOTA['IDENTIFIERS'] has no 'api_key'" in message.msg for message in found)
     starts = ["Policies counted per 'api_key'", "Policies for subjects of", "Plans of subjects of"]
@@ -106,7 +110,7 @@ def altered(statement: str, undoing: str) -> Iterator[None]:
 )
 def test_tables_of_an_older_schema_are_an_error(statement: str, undoing: str, lacking: str) -> None:
     with altered(statement, undoing):
-        [error] = check_migrated(databases=DATABASES)
+        [error] = check_migrated()
         with pytest.raises(SystemCheckError, match=r"django_ratequota\.E008"):
             call_command("check", databases=DATABASES)
     assert ids([error]) == ["E008"]
@@ -115,11 +119,11 @@ def test_tables_of_an_older_schema_are_an_error(statement: str, undoing: str, la
 
 @pytest.mark.django_db(transaction=True)
 def test_columns_that_compare_without_case_are_reported_on_mariadb() -> None:
-    assert check_collations(databases=DATABASES) == []
+    assert check_collations() == []
     if connection.vendor == "mysql":
         table, collation = "django_ratequota_quotaday", exact_collation(connection)
         undoing = f"ALTER TABLE {table} MODIFY `counter` varchar(128) COLLATE `{collation}` NOT NULL"
         conversion = f"ALTER TABLE {table} CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_unicode_ci"
         with altered(conversion, undoing):
-            [warning] = check_collations(databases=DATABASES)
+            [warning] = check_collations()
         assert (ids([warning]), warning.hint) == (["W028"], f"Run: {undoing};")

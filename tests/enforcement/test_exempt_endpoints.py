@@ -139,7 +139,7 @@ class TestWhatIsShown:
         counted = Endpoint.objects.create(name="counted", routes="/*", methods="POST", charged_statuses="418")
         RatePolicy.objects.create(endpoint=counted, counted_per="ip", subject="ip:192.0.2.1", rates="5/hour")
         checks = (check_outcome, check_unlimited)
-        found = [message.id for check in checks for message in check(databases=["default"])]
+        found = [message.id for check in checks for message in check()]
         assert found == ["django_ratequota.W006", "django_ratequota.W017"]
         Endpoint.objects.update(exempt=True)
-        assert [message for check in checks for message in check(databases=["default"])] == []
+        assert [message for check in checks for message in check()] == []

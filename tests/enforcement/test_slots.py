@@ -490,12 +490,12 @@ def test_settling_leaves_it_alone(check: Check) -> None:
 
 
 def test_a_check_asks_for_the_middleware(settings: Any) -> None:
-    assert check_concurrent(databases=["default"]) == []
+    assert check_concurrent() == []
     settings.MIDDLEWARE = []
-    (found,) = check_concurrent(databases=["default"])
+    (found,) = check_concurrent()
     assert (found.id, "2 concurrent, 1000/hour" in found.msg) == ("django_ratequota.W030", True)
     RatePolicy.objects.update(mode="off")
-    assert check_concurrent(databases=["default"]) == []
+    assert check_concurrent() == []
 
 
 # --- Without a request. ---

@@ -6,6 +6,7 @@ import io
 from typing import Any
 
 import pytest
+from django.core.checks import run_checks
 from django.core.management import call_command
 from django.db import connection
 
@@ -99,8 +100,8 @@ def broken() -> list[RatePolicy]:
 
 
 def test_the_check_names_them(broken: list[RatePolicy]) -> None:
-    assert check_rates(databases=None) == []
-    found = check_rates(databases=["default"])
+    assert run_checks(tags=["database"]) == []
+    found = check_rates()
     assert [message.id for message in found] == ["django_ratequota.W012"] * 2
     end = "cannot be read, so on_error applies."
     assert [message.msg for message in found] == [

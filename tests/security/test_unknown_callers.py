@@ -160,14 +160,14 @@ def test_a_plan_resolver_without_a_default_plan_is_warned_of(settings: Any) -> N
     plan = Plan.objects.create(name="Free", slug="free")
     RatePolicy.objects.create(rates="3/hour")
     settings.RATEQUOTA = {**settings.RATEQUOTA, "PLAN_RESOLVER": TENANT}
-    assert check_plans(databases=["default"]) == [], "no limit is a plan's"
+    assert check_plans() == [], "no limit is a plan's"
     RatePolicy.objects.create(plan=plan, rates="3/hour")
     for callers, missing in (("", "anonymous and authenticated"), ("anonymous", "authenticated")):
         Plan.objects.filter(pk=plan.pk).update(default_for=callers)
-        [message] = check_plans(databases=["default"])
+        [message] = check_plans()
         assert message.msg.endswith(f"no plan is the default for {missing} clients.")
     settings.RATEQUOTA = {**settings.RATEQUOTA, "PLAN_RESOLVER": ""}
-    assert check_plans(databases=["default"]) == []
+    assert check_plans() == []
 
 
 # --- What operators see. ---
