@@ -21,20 +21,7 @@ from .enforcement.settlement import asettle, settle
 from .engine.decision import Decision
 from .headers import add_headers
 from .policies.exemptions import EXEMPT_ATTRIBUTE
-from .policies.requests.view_declarations import (
-    CHECKED_ATTRIBUTE,
-    DECLARED_ATTRIBUTE,
-    WRAPPER_ATTRIBUTE,
-    Declaration,
-    chooses_throttles,
-    class_attribute,
-    has_throttle,
-    is_rest,
-    refuse_operation,
-    scope_name,
-    set_arguments,
-    view_class,
-)
+from .policies.requests import view_declarations as views
 from .responses import arefusal_response, refusal_response
 from .utils.async_views import is_awaited
 from .utils.sansio import Twins, acall, adrive, call, drive
@@ -62,7 +49,7 @@ def ratequota(scope: Any = None, cost: Any = None, block: bool = True) -> Any:
     if callable(scope):
         return ratequota()(scope)
     cost = check_declared(cost, "request")
-    declared = Declaration(scope_name(scope), cost, checks=True, block=block)
+    declared = views.Declaration(views.scope_name(scope), cost, checks=True, block=block)
 
     def decorate(view: Any) -> Any:
         if isinstance(view, type):
@@ -71,9 +58,9 @@ def ratequota(scope: Any = None, cost: Any = None, block: bool = True) -> Any:
                 "@method_decorator(ratequota(...), name='dispatch'); for REST framework "
                 "@throttle_scope(...) of django_ratequota.throttling"
             )
-        refuse_operation(view, "ratequota")
+        views.refuse_operation(view, "ratequota")
         awaited = is_awaited(view)
-        rest = is_rest(view_class(view))
+        rest = views.is_rest(view)
         if iscoroutinefunction(cost) and (rest or not awaited):
             name = getattr(view, "__qualname__", repr(view))
             raise TypeError(f"cost is async and {name} is not: write a function without async, or an async view")
@@ -89,14 +76,14 @@ def ratequota(scope: Any = None, cost: Any = None, block: bool = True) -> Any:
         wrapper: Any = functools.wraps(view)(arun if awaited else run)
         if awaited:
             markcoroutinefunction(wrapper)
-        setattr(wrapper, WRAPPER_ATTRIBUTE, wrapper)
-        setattr(wrapper, DECLARED_ATTRIBUTE, declared)
+        setattr(wrapper, views.WRAPPER_ATTRIBUTE, wrapper)
+        setattr(wrapper, views.DECLARED_ATTRIBUTE, declared)
         return wrapper
 
     return decorate
 
 
-def _run(view: Any, declared: Declaration, request: Any, args: Any, kwargs: Any) -> Generator[Twins, Any, Any]:
+def _run(view: Any, declared: views.Declaration, request: Any, args: Any, kwargs: Any) -> Generator[Twins, Any, Any]:
     """Check the request, run the view where it may, and settle by its outcome."""
     scope, units, answer = declared.scope, declared.cost, None
     plain = isinstance(request, HttpRequest)
@@ -134,7 +121,7 @@ def exempt(view: View) -> View:
         return view
     if not callable(view):
         raise TypeError(f"@exempt decorates views, which are functions or classes, not {view!r}")
-    refuse_operation(view, "exempt")
+    views.refuse_operation(view, "exempt")
     wrapper: Any = functools.wraps(view)(lambda *args, **kwargs: view(*args, **kwargs))
     if is_awaited(view):
         markcoroutinefunction(wrapper)
@@ -142,32 +129,32 @@ def exempt(view: View) -> View:
     return wrapper  # type: ignore[no-any-return]
 
 
-def _left_to_throttle(view: Any, declared: Declaration) -> Any:
+def _left_to_throttle(view: Any, declared: views.Declaration) -> Any:
     """Return the view of REST framework with a ``QuotaThrottle`` that enforces what the decorator declares."""
-    name, cost = view_class(view).__name__, declared.cost
+    name, cost = views.view_class(view).__name__, declared.cost
     if not declared.block:
         raise TypeError(
             f"@ratequota(block=False) goes below @api_view, or as @method_decorator(...) on a method of {name}: "
             "around the view it runs before REST framework knows the caller"
         )
-    throttles = list(class_attribute(view, "throttle_classes") or ())
-    if chooses_throttles(view):
+    throttles = list(views.class_attribute(view, "throttle_classes") or ())
+    if views.chooses_throttles(view):
         raise TypeError(
             f"{name} chooses its throttles in get_throttles: return QuotaThrottle() there, and declare scope and "
             "cost by @throttle_scope(...) of django_ratequota.throttling instead of @ratequota(...)"
         )
-    if not has_throttle(view):
+    if not views.has_throttle(view):
         throttles.append(import_string("django_ratequota.throttling.QuotaThrottle"))
 
     def of_request(request: Any, view: Any) -> Any:
         return cost(request)
 
     units = of_request if callable(cost) else cost
-    set_arguments(view, throttle_scope=declared.scope, throttle_cost=units, throttle_classes=throttles)
+    views.set_arguments(view, throttle_scope=declared.scope, throttle_cost=units, throttle_classes=throttles)
     return view
 
 
-def _made_by_throttle(request: Any, view: Any, declared: Declaration) -> Decision | None:
+def _made_by_throttle(request: Any, view: Any, declared: views.Declaration) -> Decision | None:
     """Return the decision of the ``QuotaThrottle`` that has checked what this decorator declares; None without one.
 
     Raises ``TypeError`` where a method was decorated directly: its first argument is the instance.
@@ -178,5 +165,5 @@ def _made_by_throttle(request: Any, view: Any, declared: Declaration) -> Decisio
             f"@ratequota decorates functions of a request, and {name} was called with {type(request).__name__!r}; "
             "on a method write @method_decorator(ratequota(...))"
         )
-    made: tuple[Declaration, Decision] | None = getattr(request, CHECKED_ATTRIBUTE, None)
+    made: tuple[views.Declaration, Decision] | None = getattr(request, views.CHECKED_ATTRIBUTE, None)
     return made[1] if made is not None and made[0] is declared else None

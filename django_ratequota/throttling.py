@@ -21,25 +21,15 @@ from .enforcement.check_request import check_request
 from .enforcement.costs import answer_of, check_declared, is_counted, units_of
 from .engine.decision import Decision
 from .headers import add_headers, retry_after_seconds
-from .policies.requests.view_declarations import (
-    CHECKED_ATTRIBUTE,
-    DECLARED_ATTRIBUTE,
-    Declaration,
-    declaration_on,
-    is_rest,
-    refuse_operation,
-    scope_name,
-    set_arguments,
-    view_class,
-)
+from .policies.requests import view_declarations as views
 from .responses import refusal_text, status_code
 
 Declared = TypeVar("Declared", bound=Callable[..., Any])
 #: The attribute of REST framework's request with the view, the decision of the view's first QuotaThrottle, and what
 #: decorators declare.
 _DECISION = "_ratequota_decision"
-_NO_DECISION: tuple[Any, Decision | None, Declaration | None] = (None, None, None)
-_declaration_on = lru_cache(maxsize=4096)(declaration_on)
+_NO_DECISION: tuple[Any, Decision | None, views.Declaration | None] = (None, None, None)
+_declaration_on = lru_cache(maxsize=4096)(views.declaration_on)
 
 
 class StoreUnavailable(APIException):
@@ -83,7 +73,7 @@ class QuotaThrottle(BaseThrottle):
             # REST framework calls all throttles of a view: the next of ours repeats the decision of the first.
             made[_DECISION] = view, decision, declared
             if declared and declared.checks:
-                made[CHECKED_ATTRIBUTE] = declared, decision
+                made[views.CHECKED_ATTRIBUTE] = declared, decision
         self.decision = decision
         headers = getattr(view, "headers", None)
         if headers is not None:
@@ -130,25 +120,25 @@ def throttle_scope(
     """
     if callable(scope) or scope == "" or (scope is None and cost is None):
         raise TypeError(f"write @throttle_scope('search'), with the name of an endpoint, not {scope!r}")
-    scope = scope_name(scope)
+    scope = views.scope_name(scope)
     cost = check_declared(cost, "request", "view")
     if iscoroutinefunction(cost):
         raise TypeError(f"REST framework's throttles are not async, so cost must not be: {cost!r}")
-    declared = Declaration(scope, cost)
-    found = {"throttle_scope": scope, "throttle_cost": cost, DECLARED_ATTRIBUTE: declared}
+    declared = views.Declaration(scope, cost)
+    found = {"throttle_scope": scope, "throttle_cost": cost, views.DECLARED_ATTRIBUTE: declared}
     arguments = {name: value for name, value in found.items() if value is not None}
 
     def declare(target: Any) -> Any:
-        cls = view_class(target)
+        cls = views.view_class(target)
         if cls is None:
             return _declare_function(target, declared)
-        if not is_rest(cls):
+        if not views.is_rest(target):
             raise TypeError(
                 f"@throttle_scope is for views of REST framework, which {cls.__name__} is not: write "
                 "@method_decorator(ratequota(...), name='dispatch') of django_ratequota.decorators"
             )
         if cls is not target:
-            set_arguments(target, **arguments)
+            views.set_arguments(target, **arguments)
         else:
             for name, value in arguments.items():
                 setattr(cls, name, staticmethod(value) if callable(value) else value)
@@ -160,29 +150,29 @@ def throttle_scope(
 quota_scope = throttle_scope
 
 
-def _declare_function(function: Any, declared: Declaration) -> Any:
+def _declare_function(function: Any, declared: views.Declaration) -> Any:
     """Return the function with the declaration: a copy, because other classes may inherit the same function."""
-    refuse_operation(function, "throttle_scope")
-    before = getattr(function, DECLARED_ATTRIBUTE, None)
-    if isinstance(before, Declaration):
+    views.refuse_operation(function, "throttle_scope")
+    before = getattr(function, views.DECLARED_ATTRIBUTE, None)
+    if isinstance(before, views.Declaration):
         declared = before._replace(**{name: value for name, value in declared._asdict().items() if value is not None})
     if isinstance(function, FunctionType):
         code, bound = function.__code__, function.__closure__
         copy = FunctionType(code, function.__globals__, argdefs=function.__defaults__, closure=bound)
         copy.__kwdefaults__ = function.__kwdefaults__
         function = update_wrapper(copy, function)
-    setattr(function, DECLARED_ATTRIBUTE, declared)
+    setattr(function, views.DECLARED_ATTRIBUTE, declared)
     return function
 
 
-def _declaration(request: Any, view: Any) -> Declaration | None:
+def _declaration(request: Any, view: Any) -> views.Declaration | None:
     """Return what decorators declare for the method of the view that answers the request."""
     name = getattr(request, "_request", request).method.lower()
     handler = getattr(view, name, None) if name in view.http_method_names else None
     return _declaration_on(getattr(handler, "__func__", None))
 
 
-def _cost(request: Any, view: Any, declared: Declaration | None) -> int | None:
+def _cost(request: Any, view: Any, declared: views.Declaration | None) -> int | None:
     """Return the cost that the method or the view declares; None = the endpoint's own.
 
     A function is not called for a request that is not counted.
@@ -200,7 +190,7 @@ def _cost(request: Any, view: Any, declared: Declaration | None) -> int | None:
     return units_of(cost(request) if declared.checks else cost(request, view))
 
 
-def _cost_name(request: Any, view: Any, declared: Declaration | None) -> str:
+def _cost_name(request: Any, view: Any, declared: views.Declaration | None) -> str:
     """Return the name under which a failed cost is logged: that of the decorated method, or of the class."""
     name = type(view).__name__
     if declared is None or declared.cost is None:

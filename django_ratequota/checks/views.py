@@ -13,24 +13,8 @@ from .. import conf
 from ..models import Endpoint, RatePolicy
 from ..operations.advice import matched_routes
 from ..policies.exemptions import exemption_of
+from ..policies.requests import view_declarations as views
 from ..policies.requests.routes import known_views
-from ..policies.requests.view_declarations import (
-    DECLARED_ATTRIBUTE,
-    chooses_throttles,
-    class_attribute,
-    declaration_on,
-    handlers_of,
-    has_throttle,
-    is_decorated,
-    is_quota_throttle,
-    is_rest,
-    late_check,
-    limits_itself,
-    scope_name,
-    scopes_of,
-    shows_usage,
-    view_class,
-)
 from .database import Messages
 
 #: Packages that are not the project's own.
@@ -44,10 +28,10 @@ _MAX_SHOWN = 5
 
 def check_enforced(**_: Any) -> Messages:
     """W010: no view is limited."""
-    views = [view for _, name, view in _views() if not name.startswith("admin:")]
-    if conf.settings.enforce_all or any(map(limits_itself, views)) or not _views():
+    limited = [view for _, name, view in _views() if not name.startswith("admin:")]
+    if conf.settings.enforce_all or any(map(views.limits_itself, limited)) or not _views():
         return []
-    own = [view for view in views if str(getattr(view, "__module__", "")).partition(".")[0] not in _FOREIGN]
+    own = [view for view in limited if str(getattr(view, "__module__", "")).partition(".")[0] not in _FOREIGN]
     if _limits_by_default() and not own:
         return []
     text = (
@@ -76,7 +60,7 @@ def check_authenticated(**_: Any) -> Messages:
     early = [
         route
         for route, _name, view in _views()
-        if is_rest(view_class(view)) and is_decorated(view) and class_attribute(view, "authentication_classes")
+        if views.is_rest(view) and views.is_decorated(view) and views.class_attribute(view, "authentication_classes")
     ]
     text = f"@ratequota around dispatch runs before REST framework authenticates the user: {_shortened(early)}."
     hint = "Use @throttle_scope(...) on the class instead, with QuotaThrottle in its throttle_classes."
@@ -86,8 +70,8 @@ def check_authenticated(**_: Any) -> Messages:
 def check_throttle_classes(**_: Any) -> Messages:
     """W024: a subclass of ``QuotaThrottle`` sets a scope or a rate, as for REST framework's own throttles."""
     messages: Messages = []
-    throttles = [one for _route, _name, view in _views() for one in class_attribute(view, "throttle_classes") or ()]
-    for throttle in dict.fromkeys(filter(is_quota_throttle, throttles)):
+    throttles = [one for *_, view in _views() for one in views.class_attribute(view, "throttle_classes") or ()]
+    for throttle in dict.fromkeys(filter(views.is_quota_throttle, throttles)):
         ignored = [name for name in _NOT_READ if hasattr(throttle, name)]
         own = [vars(base) for base in throttle.__mro__ if base.__module__ not in _THROTTLE_MODULES]
         methods = {name for held in own for name, value in held.items() if isinstance(value, FunctionType)}
@@ -106,7 +90,7 @@ def check_scopes(**_: Any) -> Messages:
     messages: Messages = []
     for route, _name, view in _views():
         try:
-            scope_name(class_attribute(view, "throttle_scope") if has_throttle(view) else None)
+            views.scope_name(views.class_attribute(view, "throttle_scope") if views.has_throttle(view) else None)
         except TypeError as error:
             text, hint = (
                 f"The throttle_scope of {route} is not valid: {error}.",
@@ -126,11 +110,11 @@ def check_unlimited() -> Messages:
     if None in limited:  # for all endpoints
         return []
     # The usage endpoint has a limit that is built in.
-    bare = [one for one in _views() if not shows_usage(one[2]) and _may_refuse_before_its_check(one[2])]
+    bare = [one for one in _views() if not views.shows_usage(one[2]) and _may_refuse_before_its_check(one[2])]
     for endpoint in Endpoint.objects.all() if bare else ():
         if endpoint.pk in limited or endpoint.exempt:
             counted = set(matched_routes(endpoint, [(route, name) for route, name, _view in bare]))
-            bare = [one for one in bare if one[:2] not in counted and endpoint.name not in scopes_of(one[2])]
+            bare = [one for one in bare if one[:2] not in counted and endpoint.name not in views.scopes_of(one[2])]
     routes = _shortened([route for route, _name, _view in bare])
     text = f"COUNT_UNCHECKED has no effect on views without a policy counted per ip ({routes})."
     hint = "Add a policy counted per ip for everyone, for all endpoints or for the endpoints of these views."
@@ -152,17 +136,17 @@ def _limits_by_default() -> bool:
 
 
 def _declares_in_vain(view: Any) -> bool:
-    declared = [declaration_on(handler) for handler in handlers_of(view).values()]
-    declared.append(class_attribute(view, DECLARED_ATTRIBUTE) if view_class(view) else declaration_on(view))
+    declared = [views.declaration_on(handler) for handler in views.handlers_of(view).values()]
+    declared += views.class_attribute(view, views.DECLARED_ATTRIBUTE), views.declaration_on(view)
     if all(one is None or one.checks for one in declared):
         return False
-    return not (chooses_throttles(view) or has_throttle(view))
+    return not (views.chooses_throttles(view) or views.has_throttle(view))
 
 
 def _may_refuse_before_its_check(view: Any) -> bool:
     exemption = exemption_of(view)
-    limited = [m for m in ("", *handlers_of(view)) if exemption is None or not exemption.covers(m)]
-    return any(late_check(view, method) for method in limited)
+    limited = [m for m in ("", *views.handlers_of(view)) if exemption is None or not exemption.covers(m)]
+    return any(views.late_check(view, method) for method in limited)
 
 
 def _shortened(names: list[str]) -> str:

@@ -10,17 +10,8 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from ..changes.validators import assignable_subject, check_dates, visible
+from . import fields
 from .base import TrackedModel
-from .fields import (
-    cascade,
-    description,
-    optional_reference,
-    optional_subject,
-    optional_time,
-    optional_user,
-    reason,
-    user_or_subject,
-)
 
 
 class Plan(TrackedModel):
@@ -40,7 +31,7 @@ class Plan(TrackedModel):
         unique=True,
         help_text=_("Name in code and policy files. PLAN_RESOLVER returns it."),
     )
-    description = description()
+    description = fields.description()
     position = models.PositiveIntegerField(
         _("position"),
         default=0,
@@ -76,10 +67,10 @@ class Plan(TrackedModel):
 class PlanAssignment(TrackedModel):
     """A user, or a subject of IDENTIFIERS, is on a plan, from ``starts_at`` until ``ends_at``."""
 
-    user = optional_user(
-        "ratequota_assignments", _("The user on the plan. Choose either a user or a subject."), cascade
+    user = fields.optional_user(
+        "ratequota_assignments", _("The user on the plan. Choose either a user or a subject."), fields.cascade
     )
-    subject = optional_subject(
+    subject = fields.optional_subject(
         _("kind:value, such as tenant:acme or api_key:k_7. All clients of the subject are on the plan."),
         db_index=True,
         canonical=assignable_subject,
@@ -97,7 +88,7 @@ class PlanAssignment(TrackedModel):
     starts_at = models.DateTimeField(
         _("starts at"), default=timezone.now, help_text=_("The plan applies from this moment on.")
     )
-    ends_at = optional_time(_("ends at"), _("The plan applies until this moment. Empty = open-ended."))
+    ends_at = fields.optional_time(_("ends at"), _("The plan applies until this moment. Empty = open-ended."))
     anchor = models.PositiveSmallIntegerField(
         _("months begin on day"),
         null=True,
@@ -109,8 +100,8 @@ class PlanAssignment(TrackedModel):
             "the counters of the current month."
         ),
     )
-    reason = reason()
-    created_by = optional_reference(
+    reason = fields.reason()
+    created_by = fields.optional_reference(
         django_settings.AUTH_USER_MODEL,
         _("created by"),
         on_delete=models.SET_NULL,
@@ -127,7 +118,7 @@ class PlanAssignment(TrackedModel):
         verbose_name_plural = _("plan assignments")
         ordering = ["-starts_at"]
         constraints = [
-            user_or_subject("ratequota_assignment_one_subject"),
+            fields.user_or_subject("ratequota_assignment_one_subject"),
             models.CheckConstraint(
                 condition=Q(anchor__isnull=True) | Q(anchor__gte=1, anchor__lte=31),
                 name="ratequota_assignment_anchor",
@@ -163,7 +154,7 @@ class SubjectList(TrackedModel):
     name = models.CharField(
         _("name"), max_length=100, unique=True, help_text=_("Name of this list, such as Bad bots.")
     )
-    description = description()
+    description = fields.description()
 
     class Meta(TrackedModel.Meta):
         verbose_name = _("subject list")
@@ -184,22 +175,22 @@ class ListMember(TrackedModel):
         verbose_name=_("subject list"),
         help_text=_("The list. Its policies apply to all members."),
     )
-    user = optional_user(
-        "ratequota_list_entries", _("The user in the list. Choose either a user or a subject."), cascade
+    user = fields.optional_user(
+        "ratequota_list_entries", _("The user in the list. Choose either a user or a subject."), fields.cascade
     )
-    subject = optional_subject(
+    subject = fields.optional_subject(
         _("kind:value, such as tenant:acme or ip:203.0.113.7, or a network such as ip:203.0.113.0/24.")
     )
-    starts_at = optional_time(_("starts at"), _("In the list from this moment on. Empty = at once."))
-    ends_at = optional_time(_("ends at"), _("In the list until this moment. Empty = open-ended."))
-    reason = reason()
+    starts_at = fields.optional_time(_("starts at"), _("In the list from this moment on. Empty = at once."))
+    ends_at = fields.optional_time(_("ends at"), _("In the list until this moment. Empty = open-ended."))
+    reason = fields.reason()
 
     class Meta(TrackedModel.Meta):
         verbose_name = _("list member")
         verbose_name_plural = _("list members")
         ordering = ["subject_list__name", "pk"]
         constraints = [
-            user_or_subject("ratequota_member_one_subject"),
+            fields.user_or_subject("ratequota_member_one_subject"),
             models.UniqueConstraint(
                 fields=["subject_list", "user"],
                 name="ratequota_member_unique_user",

@@ -21,18 +21,9 @@ from ..changes.databases import in_transaction, policy_alias, read_from
 from ..changes.publication import publication_pending
 from ..conf import settings
 from ..utils import forks
+from . import loading
 from .change_feed import FEW, Change, ChangeCursor
 from .facts import NOBODY, SubjectKey, UserEntry
-from .loading import (
-    held_policies,
-    load_assigned_kinds,
-    load_entries,
-    load_personal,
-    load_snapshot,
-    load_user_endpoints,
-    update_snapshot,
-    without_ended,
-)
 from .snapshot import Snapshot
 
 logger = logging.getLogger("django_ratequota")
@@ -127,7 +118,7 @@ class PolicyCache:
         self._wanted = max(self._wanted if instead_of is None else 0, revision)
         with self._lock:
             if publication_pending():
-                return self._from_database(lambda: load_snapshot(revision))
+                return self._from_database(lambda: loading.load_snapshot(revision))
             snapshot = self._snapshot
             if snapshot is not None and snapshot.revision >= revision and snapshot.revision != instead_of:
                 return snapshot
@@ -166,7 +157,7 @@ class PolicyCache:
         pending = publication_pending()
         found = {key: entry for key in keys if (entry := self.user(key, pending)) is not None}
         missing = [key for key in keys if key not in found]
-        return found | self._read(lambda: load_entries(missing), self._keep_entries) if missing else found
+        return found | self._read(lambda: loading.load_entries(missing), self._keep_entries) if missing else found
 
     def plan_kinds(self) -> tuple[str, ...]:
         """Return ``assigned_kinds``, loaded if necessary (one query each); raises ``django.db.Error``."""
@@ -176,13 +167,14 @@ class PolicyCache:
         if not settings.identifiers or settings.plan_resolver:
             self.assigned_kinds = ()
             return ()
-        return self._read(lambda: in_plan_order(load_assigned_kinds()), partial(setattr, self, "assigned_kinds"))
+        keep = partial(setattr, self, "assigned_kinds")
+        return self._read(lambda: in_plan_order(loading.load_assigned_kinds()), keep)
 
     def load_user_endpoints(self) -> Mapping[int | None, frozenset[str]]:
         """Read ``user_endpoints`` from the database; raises ``django.db.Error``."""
 
         def read() -> Mapping[int | None, frozenset[str]]:
-            found, self.anchored = load_user_endpoints()
+            found, self.anchored = loading.load_user_endpoints()
             return found
 
         return self._read(read, partial(setattr, self, "user_endpoints"))
@@ -211,7 +203,7 @@ class PolicyCache:
             self.reload_seconds += time.monotonic() - begun
         if begun - self._tidied >= TIDY_SECONDS:
             self._tidied = begun
-            snapshot = without_ended(snapshot)
+            snapshot = loading.without_ended(snapshot)
             self.assigned_kinds = None
         if snapshot.revision != revision:
             snapshot = snapshot.copied(revision=revision)
@@ -240,11 +232,11 @@ class PolicyCache:
         # Changes are read before the rows that they name: one that commits in between is read twice, never missed.
         changes, cursor = self._cursor.read_unseen(self._most) if before is not None else ChangeCursor.from_history()
         if before is None or any(change.everything for change in changes):
-            snapshot, personal = load_snapshot(revision), load_personal()
-            held = sum(1 for _ in held_policies(snapshot)) + len(snapshot.members)
+            snapshot, personal = loading.load_snapshot(revision), loading.load_personal()
+            held = sum(1 for _ in loading.held_policies(snapshot)) + len(snapshot.members)
             self._most = min(_MANY, max(FEW, held // 4))
         else:
-            snapshot = update_snapshot(before, {change.row for change in changes if change.row})
+            snapshot = loading.update_snapshot(before, {change.row for change in changes if change.row})
         return snapshot, personal, changes, cursor
 
     def _from_database(self, read: Callable[[], Found]) -> Found:

@@ -14,26 +14,8 @@ from ..changes.databases import subject_begins
 from ..changes.validators import primary_key
 from ..changes.writer import in_batches
 from ..conf import settings
+from . import facts
 from .change_feed import ENDPOINT, LIST, MEMBER, PLAN, POLICY
-from .facts import (
-    ENDPOINT_COLUMNS,
-    MEMBER_COLUMNS,
-    NOBODY,
-    PLAN_COLUMNS,
-    POLICY_COLUMNS,
-    Assignment,
-    MemberFacts,
-    PlanFacts,
-    PolicyFacts,
-    SubjectKey,
-    UserEntry,
-    assignment_facts,
-    endpoint_facts,
-    member_facts,
-    policy_facts,
-    subject_key,
-    to_us,
-)
 from .snapshot import Snapshot, with_rows
 
 #: Policies are kept for a day after their end, because Redis' clock decides what has ended, not this one.
@@ -52,33 +34,34 @@ def update_snapshot(snapshot: Snapshot, changed: Collection[tuple[str, int]] | N
     """
     from ..models import Endpoint, ListMember, Plan, RatePolicy, SubjectList
 
-    def read(model: str, rows: Any, facts: Callable[[Any], Any]) -> dict[int, Any]:
-        """Return the facts of each row by its id; None for ids without a row."""
-        rows, wanted = rows.order_by(), [pk for kind, pk in changed or () if kind == model]
+    def read(model: str, rows: Any, columns: Iterable[str], made: Callable[[Any], Any]) -> dict[int, Any]:
+        """Return what is made of each row by its id; None for ids without a row."""
+        # Named rows, because model objects would double the time that loading takes.
+        rows = rows.order_by().values_list(*columns, named=True)
+        wanted = [pk for kind, pk in changed or () if kind == model]
         batches = [rows] if changed is None else [rows.filter(pk__in=batch) for batch in in_batches(wanted)]
-        return dict.fromkeys(wanted) | {row[0]: facts(row) for batch in batches for row in batch}
+        return dict.fromkeys(wanted) | {row[0]: made(row) for batch in batches for row in batch}
 
-    policies, members = RatePolicy.objects.filter(user__isnull=True), ListMember.objects
-    # Plain rows, because model objects would double the time that loading takes.
+    policies, members = not_ended(RatePolicy.objects.filter(user__isnull=True)), not_ended(ListMember.objects)
     return with_rows(
         snapshot,
-        plans=read(PLAN, Plan.objects.values_list(*PLAN_COLUMNS, named=True), lambda row: PlanFacts(**row._asdict())),
-        endpoints=read(ENDPOINT, Endpoint.objects.values_list(*ENDPOINT_COLUMNS, named=True), endpoint_facts),
-        policies=read(POLICY, not_ended(policies).values_list(*POLICY_COLUMNS, named=True), policy_facts),
-        lists=read(LIST, SubjectList.objects.values_list("pk", "name"), itemgetter(1)),
-        members=read(MEMBER, not_ended(members).values_list(*MEMBER_COLUMNS), lambda row: member_facts(*row)),
+        plans=read(PLAN, Plan.objects, facts.PLAN_COLUMNS, lambda row: facts.PlanFacts(**row._asdict())),
+        endpoints=read(ENDPOINT, Endpoint.objects, facts.ENDPOINT_COLUMNS, facts.endpoint_facts),
+        policies=read(POLICY, policies, facts.POLICY_COLUMNS, facts.policy_facts),
+        lists=read(LIST, SubjectList.objects, ("pk", "name"), itemgetter(1)),
+        members=read(MEMBER, members, facts.MEMBER_COLUMNS, lambda row: facts.member_facts(*row)),
     )
 
 
-def held_policies(snapshot: Snapshot) -> Iterator[PolicyFacts]:
+def held_policies(snapshot: Snapshot) -> Iterator[facts.PolicyFacts]:
     return (policy for groups in snapshot.groups.values() for group in groups.values() for policy in group)
 
 
 def without_ended(snapshot: Snapshot) -> Snapshot:
     """Return the snapshot without policies and members that ended long ago, because no change records their end."""
-    ended = to_us(timezone.now() - _KEPT)
+    ended = facts.to_us(timezone.now() - _KEPT)
 
-    def long_ended(held: Iterable[PolicyFacts | MemberFacts]) -> dict[int, None]:
+    def long_ended(held: Iterable[facts.PolicyFacts | facts.MemberFacts]) -> dict[int, None]:
         return dict.fromkeys(one.id for one in held if one.ends_us is not None and one.ends_us < ended)
 
     policies, members = long_ended(held_policies(snapshot)), long_ended(snapshot.members)
@@ -90,26 +73,26 @@ def not_ended(rows: Any) -> Any:
     return rows.exclude(ends_at__lt=timezone.now() - _KEPT)
 
 
-def load_entries(keys: Collection[str | SubjectKey]) -> dict[str | SubjectKey, UserEntry]:
+def load_entries(keys: Collection[str | facts.SubjectKey]) -> dict[str | facts.SubjectKey, facts.UserEntry]:
     """Read the entries of users (two queries per 500) and of subjects (one); ``NOBODY`` for those without rows."""
     from ..models import RatePolicy
 
     users = [key for key in keys if isinstance(key, str) and _may_exist(key)]
     subjects = [text for key in keys if isinstance(key, tuple) and _is_storable(text := ":".join(key))]
-    policies: dict[str | SubjectKey, list[PolicyFacts]] = {}
-    assignments: dict[Any, list[Assignment]] = {}
+    policies: dict[str | facts.SubjectKey, list[facts.PolicyFacts]] = {}
+    assignments: dict[Any, list[facts.Assignment]] = {}
     for batch in in_batches(users):
         own = not_ended(RatePolicy.objects.filter(user_id__in=batch)).order_by()
-        for policy in map(policy_facts, own.values_list(*POLICY_COLUMNS, named=True)):
+        for policy in map(facts.policy_facts, own.values_list(*facts.POLICY_COLUMNS, named=True)):
             policies.setdefault(policy.user, []).append(policy)
         assignments |= _assignments("user_id", batch)
     for batch in in_batches(subjects):
-        assignments |= {subject_key(text): own for text, own in _assignments("subject", batch).items()}
+        assignments |= {facts.subject_key(text): own for text, own in _assignments("subject", batch).items()}
     # Looked up by key, because a database may find other spellings of a subject as well.
     return {
-        key: UserEntry(policies=tuple(policies.get(key, ())), assignments=tuple(assignments.get(key, ())))
+        key: facts.UserEntry(policies=tuple(policies.get(key, ())), assignments=tuple(assignments.get(key, ())))
         if key in policies or key in assignments
-        else NOBODY
+        else facts.NOBODY
         for key in keys
     }
 
@@ -141,14 +124,14 @@ def load_assigned_kinds() -> set[str]:
     return {kind for kind, condition in begins.items() if rows.filter(condition).exists()}
 
 
-def _assignments(column: str, values: Sequence[str]) -> dict[str, list[Assignment]]:
+def _assignments(column: str, values: Sequence[str]) -> dict[str, list[facts.Assignment]]:
     """Return the assignments whose column has one of the values, by its text; ended ones may tell the months' day."""
     from ..models import PlanAssignment
 
-    found: dict[str, list[Assignment]] = {}
+    found: dict[str, list[facts.Assignment]] = {}
     rows = PlanAssignment.objects.filter(**{f"{column}__in": values}).order_by()
     for row in rows.values_list(column, "pk", "plan_id", "starts_at", "ends_at", "anchor", named=True):
-        found.setdefault(str(getattr(row, column)), []).append(assignment_facts(row))
+        found.setdefault(str(getattr(row, column)), []).append(facts.assignment_facts(row))
     return found
 
 

@@ -14,19 +14,10 @@ from django.utils.translation import ngettext
 from ..changes.validators import visible
 from ..conf import settings
 from ..engine.types import Bucket
+from . import resolver
 from .audience_index import Group
 from .facts import UNREADABLE, MemberFacts, PolicyFacts
 from .precedence import precedence, why_beaten, why_first
-from .resolver import (
-    Applied,
-    EvaluationContext,
-    Resolution,
-    assignment_of,
-    contenders,
-    match_policies,
-    plan_of,
-    resolve,
-)
 
 
 class Candidate(NamedTuple):
@@ -39,30 +30,30 @@ class Candidate(NamedTuple):
     buckets: tuple[Bucket, ...] = ()
 
 
-def plan_source(context: EvaluationContext) -> str:
+def plan_source(context: resolver.EvaluationContext) -> str:
     """Return where the caller's plan comes from, in a few words for operators."""
     slug = context.caller.plan_slug
     if slug is not None and context.snapshot.plan_by_slug(slug) is not None:
         return _("from PLAN_RESOLVER")
-    resolver = slug is not None or settings.plan_resolver
-    found = assignment_of(context)
+    by_code = slug is not None or settings.plan_resolver
+    found = resolver.assignment_of(context)
     if found is not None and found[0] == "user":
         return _("assigned to the user")
     if found is not None:
         return _("assigned to %(subject)s") % {"subject": visible(context.caller.subject(found[0], None))}
-    if plan_of(context) is None:
-        if resolver:
+    if resolver.plan_of(context) is None:
+        if by_code:
             return _("PLAN_RESOLVER returned no plan, and there is no default plan")
         return _("no plan is assigned, and there is no default plan")
     if context.caller.user_id is None:
         return _("the default for anonymous clients")
-    if resolver:
+    if by_code:
         return _("the default for logged-in users, because PLAN_RESOLVER returned no plan")
     return _("the default for logged-in users without an assignment")
 
 
 def explain(
-    context: EvaluationContext,
+    context: resolver.EvaluationContext,
     others: Counter[str] | None = None,
     why_exempt: Callable[[PolicyFacts], str] = lambda policy: "",
 ) -> tuple[Candidate, ...]:
@@ -71,10 +62,10 @@ def explain(
     Policies for other callers are counted in ``others``, by kind of audience: there may be 100,000 of them.
     ``why_exempt`` returns why a policy does not apply to the request, whatever the caller; "" = it may.
     """
-    plan, counts = plan_of(context), Counter() if others is None else others
+    plan, counts = resolver.plan_of(context), Counter() if others is None else others
     plan_id = plan.id if plan else None
-    won = {one.policy.id: one for one in resolve(context).applied}
-    matched = match_policies(context.snapshot, context.endpoints, context.scope, context.entry)
+    won = {one.policy.id: one for one in resolver.resolve(context).applied}
+    matched = resolver.match_policies(context.snapshot, context.endpoints, context.scope, context.entry)
     entries = _entries(context, (policy for contest in matched.groups for policy in contest.group or ()))
     lists = {entry.list_id for entry in entries}
     candidates: list[Candidate] = []
@@ -82,7 +73,7 @@ def explain(
         policies = group or ()
         # Policies that are off have no place in the index of their group.
         off = Group(replace(policy, mode="log") for policy in policies if policy.mode == "off")
-        found = (contenders(context.caller, [], one, plan_id, lists) for one in (group, off))
+        found = (resolver.contenders(context.caller, [], one, plan_id, lists) for one in (group, off))
         for_caller = {policy.id for policy in chain.from_iterable(found)}
         rivals = [*own, *(policy for policy in policies if policy.id in for_caller)]
         counts.update(_kind(policy) for policy in policies if policy.id not in for_caller)
@@ -101,19 +92,19 @@ def explain(
     return tuple(candidates)
 
 
-def explain_winners(context: EvaluationContext, resolution: Resolution) -> tuple[Candidate, ...]:
+def explain_winners(context: resolver.EvaluationContext, resolution: resolver.Resolution) -> tuple[Candidate, ...]:
     """Return the policies of the resolution and why each won, without those that lost."""
     entries = _entries(context, resolution.winners)
     return tuple(_winner(one, context, entries) for one in resolution.applied)
 
 
-def _entries(context: EvaluationContext, policies: Iterable[PolicyFacts]) -> list[MemberFacts]:
+def _entries(context: resolver.EvaluationContext, policies: Iterable[PolicyFacts]) -> list[MemberFacts]:
     """Return the caller's entries in the policies' lists, also in those of policies that are off, and ended ones."""
     members, lists = context.snapshot.members, {policy.list_id for policy in policies if policy.list_id is not None}
     return members.entries_of(context.caller, members.kinds_of(lists)) if lists else []
 
 
-def _winner(applied: Applied, context: EvaluationContext, entries: list[MemberFacts]) -> Candidate:
+def _winner(applied: resolver.Applied, context: resolver.EvaluationContext, entries: list[MemberFacts]) -> Candidate:
     """Return the winner of a contest, why it won, and what else its counters depend on."""
     policy, endpoint, buckets = applied
     reasons = [why_first(policy)]
@@ -143,7 +134,9 @@ def others_in_words(others: Mapping[str, int]) -> list[str]:
     ]
 
 
-def _why_not(policy: PolicyFacts, context: EvaluationContext, subject: str | None, entries: list[MemberFacts]) -> str:
+def _why_not(
+    policy: PolicyFacts, context: resolver.EvaluationContext, subject: str | None, entries: list[MemberFacts]
+) -> str:
     """Return why the policy, which is for this caller, does not apply now; "" if it does."""
     if policy.mode == "off":
         return _("it is switched off")
@@ -164,5 +157,5 @@ def _kind(policy: PolicyFacts) -> str:
     return policy.subject.partition(":")[0] or ("plan" if policy.list_id is None else "list")
 
 
-def _list_name(policy: PolicyFacts, context: EvaluationContext) -> str:
+def _list_name(policy: PolicyFacts, context: resolver.EvaluationContext) -> str:
     return visible(context.snapshot.lists.get(policy.list_id or 0, policy.list_id))

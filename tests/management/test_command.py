@@ -182,11 +182,12 @@ def test_status_shows_the_last_change_while_redis_is_full(alice: User, redis_cli
 
 
 def test_status_shows_redis_while_the_database_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
+    def fail(*_: object) -> None:
         raise OperationalError("connection refused")
 
     monkeypatch.setattr(maintenance, "find_unreadable", fail)
-    text = status_until_its_error("database")
+    monkeypatch.setattr("django.db.migrations.loader.MigrationLoader", fail)
+    text = status_until_its_error("The database is unavailable: connection refused")
     assert "version      " in text
     assert "last change  could not be read: connection refused\n" in text
     assert "workers      none has reported in the last minute\n" in text

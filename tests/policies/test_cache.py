@@ -20,6 +20,7 @@ from django_ratequota.changes.writer import write_publication
 from django_ratequota.exceptions import StoreError
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from django_ratequota.policies import cache as module
+from django_ratequota.policies import loading
 from django_ratequota.policies.cache import PolicyCache
 from django_ratequota.policies.loading import load_snapshot
 from django_ratequota.runtime import default_limiter
@@ -131,7 +132,7 @@ def test_changes_are_read_before_the_data(policies: PolicyCache, monkeypatch: py
     """Read the other way round, what commits in between would be noted as seen and never loaded."""
     policies.reload(newest())
     RatePolicy.objects.create(rates="1/s")
-    update = module.update_snapshot
+    update = loading.update_snapshot
 
     def update_then_commit(*args: Any) -> Any:
         updated = update(*args)
@@ -139,7 +140,7 @@ def test_changes_are_read_before_the_data(policies: PolicyCache, monkeypatch: py
             RatePolicy.objects.create(rates="2/s", counted_per="caller", starts_at=timezone.now())
         return updated
 
-    monkeypatch.setattr(module, "update_snapshot", update_then_commit)
+    monkeypatch.setattr(loading, "update_snapshot", update_then_commit)
     policies.reload(newest())
     assert rates(policies) == ["1/s"]
     policies.reload(newest())
@@ -153,7 +154,7 @@ def test_an_entry_read_during_a_reload_is_kept_unless_it_changed(
     """A slow thread put back what a reload had dropped; under a burst of shared edits no user stayed in memory."""
     RatePolicy.objects.create(user=User.objects.create(username="bob"), rates="1/s")
     policies.reload(newest())
-    load = module.load_entries
+    load = loading.load_entries
 
     def load_slowly(keys: Any) -> Any:
         entries = load(keys)
@@ -161,10 +162,10 @@ def test_an_entry_read_during_a_reload_is_kept_unless_it_changed(
         policies.reload(newest())
         return entries
 
-    monkeypatch.setattr(module, "load_entries", load_slowly)
+    monkeypatch.setattr(loading, "load_entries", load_slowly)
     assert policies.load_user(str(alice.pk)).policies == ()
     assert (policies.user(str(alice.pk)) is None) is own
-    monkeypatch.setattr(module, "load_entries", load)
+    monkeypatch.setattr(loading, "load_entries", load)
     assert len(policies.load_user(str(alice.pk)).policies) == own
 
 

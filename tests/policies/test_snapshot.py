@@ -28,6 +28,7 @@ from django_ratequota.models import (
     SubjectList,
 )
 from django_ratequota.policies import cache as module
+from django_ratequota.policies import loading
 from django_ratequota.policies.assigned import assigned_to
 from django_ratequota.policies.audience_index import Group
 from django_ratequota.policies.cache import PolicyCache
@@ -411,7 +412,7 @@ def test_what_others_wait_for_is_read_in_one_look(policies: PolicyCache, monkeyp
     policies.reload(newest())
     looks: list[int] = []
     waiting, go_on = threading.Event(), threading.Event()
-    update = module.update_snapshot
+    update = loading.update_snapshot
 
     def slowly(*args: Any) -> Any:
         looks.append(1)
@@ -419,7 +420,7 @@ def test_what_others_wait_for_is_read_in_one_look(policies: PolicyCache, monkeyp
         assert go_on.wait(timeout=30)
         return update(*args)
 
-    monkeypatch.setattr(module, "update_snapshot", slowly)
+    monkeypatch.setattr(loading, "update_snapshot", slowly)
 
     def ask(revision: int) -> int:
         try:

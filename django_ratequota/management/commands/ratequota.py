@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
+from contextlib import suppress
 from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError
 from django.db import Error as DatabaseError
 
-from ...changes.databases import policy_alias
 from ...checks.database import check_migrated
 from ...exceptions import StoreError
 from ...utils.escaping import one_line
@@ -44,7 +44,8 @@ def _in_words(error: Exception) -> str:
     if isinstance(error, ValidationError):
         return " ".join(error.messages)
     if isinstance(error, DatabaseError):
-        for problem in check_migrated(databases=[policy_alias()]):
-            return f"{problem.msg} {problem.hint}"
+        with suppress(DatabaseError):
+            for problem in check_migrated():
+                return f"{problem.msg} {problem.hint}"
         return f"The database is unavailable: {error}"
     return f"Redis did not answer ({error.reason}): {error}" if isinstance(error, StoreError) else str(error)

@@ -15,17 +15,8 @@ from django.conf import settings as django_settings
 from django.urls import Resolver404, ResolverMatch, get_resolver, resolve
 from django.utils import translation
 
+from . import view_declarations as views
 from .translated_routes import canonical, each_language, languages_of, spell, walk
-from .view_declarations import (
-    class_attribute,
-    enforces_itself,
-    handlers_of,
-    is_decorated,
-    is_rest,
-    once_per_view,
-    scopes_of,
-    view_class,
-)
 
 _FRAMEWORKS = ("django", "rest_framework")
 #: What a view has for the method of a request, and so at which endpoints the request counts that do not name it.
@@ -74,7 +65,8 @@ def resolved(match: ResolverMatch | None, urlconf: Any = None) -> tuple[str | No
 
 def handling_of_view(view: Any, method: str) -> Handling:
     """Return what the view has for the method when its own check runs; None = the view is unknown."""
-    return handling_of(view, method, authenticated=enforces_itself(view, method) and not is_decorated(view))
+    authenticated = views.enforces_itself(view, method) and not views.is_decorated(view)
+    return handling_of(view, method, authenticated=authenticated)
 
 
 def handling_of(view: Any, method: str, *, authenticated: bool) -> Handling:
@@ -89,22 +81,22 @@ def handling_of(view: Any, method: str, *, authenticated: bool) -> Handling:
 
 def _only_answers_preflights(view: Any, authenticated: bool) -> bool:
     """Whether a request by OPTIONS reaches the ``options`` of a class, and nothing of the project before."""
-    cls = view_class(view)
+    dispatch = getattr(views.view_class(view), "dispatch", None)
     # A dispatch of its own may answer every method itself.
-    if getattr(getattr(cls, "dispatch", None), "__module__", "").partition(".")[0] not in _FRAMEWORKS:
+    if getattr(dispatch, "__module__", "").partition(".")[0] not in _FRAMEWORKS:
         return False
     # REST framework authenticates first, so that OPTIONS would try passwords for free.
-    return authenticated or not (is_rest(cls) and class_attribute(view, "authentication_classes"))
+    return authenticated or not (views.is_rest(view) and views.class_attribute(view, "authentication_classes"))
 
 
-@once_per_view
+@views.once_per_view
 def _own_methods(view: Any) -> frozenset[str]:
     """Return the methods for which the view has a handler of its own.
 
     GET may share it, as in ``@api_view(["GET", "POST"])``. A function view answers all; GET, HEAD and OPTIONS are
     taken for its own.
     """
-    handlers = {method: unwrap(handler) for method, handler in handlers_of(view).items() if method != "HEAD"}
+    handlers = {method: unwrap(handler) for method, handler in views.handlers_of(view).items() if method != "HEAD"}
     if not handlers:
         return frozenset(("GET", "HEAD", "OPTIONS"))
     shared = list(handlers.values())
@@ -158,4 +150,4 @@ def resolve_path(path: str) -> ResolverMatch:
 
 def known_scopes() -> list[str]:
     """Return every scope that a view in the URLconf declares, sorted."""
-    return sorted(set().union(*[scopes_of(view) for _, _, view in known_views()]))
+    return sorted(set().union(*[views.scopes_of(view) for _, _, view in known_views()]))

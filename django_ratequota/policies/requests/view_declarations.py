@@ -213,7 +213,7 @@ def late_check(view: Any, method: str) -> LateCheck | None:
         if getattr(view, WRAPPER_ATTRIBUTE, view) is view or view_class(view) is not None:
             return None
         return LateCheck(scope_of(view), least_cost(cost_of(view)))
-    if not is_rest(view_class(view)):
+    if not is_rest(view):
         return None
     declared = method_declaration(view, method)
     if not (has_throttle(view) or (declared is not None and declared.checks) or chooses_throttles(view)):
@@ -296,9 +296,9 @@ def limits_itself(view: Any) -> bool:
     return ours or hasattr(view, LIMITED_ATTRIBUTE) or enforces_itself(view)
 
 
-def is_rest(cls: Any) -> bool:
-    """Whether a view's class is one of REST framework's, which authenticate before they check throttles."""
-    return hasattr(cls, "check_throttles")
+def is_rest(view: Any) -> bool:
+    """Whether the view is one of REST framework's classes, which authenticate before they check throttles."""
+    return hasattr(view_class(view), "check_throttles")
 
 
 def set_arguments(view: Any, **arguments: Any) -> None:
