@@ -125,8 +125,6 @@ def throttle_scope(
     if iscoroutinefunction(cost):
         raise TypeError(f"REST framework's throttles are not async, so cost must not be: {cost!r}")
     declared = views.Declaration(scope, cost)
-    found = {"throttle_scope": scope, "throttle_cost": cost, views.DECLARED_ATTRIBUTE: declared}
-    arguments = {name: value for name, value in found.items() if value is not None}
 
     def declare(target: Any) -> Any:
         cls = views.view_class(target)
@@ -137,11 +135,7 @@ def throttle_scope(
                 f"@throttle_scope is for views of REST framework, which {cls.__name__} is not: write "
                 "@method_decorator(ratequota(...), name='dispatch') of django_ratequota.decorators"
             )
-        if cls is not target:
-            views.set_arguments(target, **arguments)
-        else:
-            for name, value in arguments.items():
-                setattr(cls, name, staticmethod(value) if callable(value) else value)
+        views.set_arguments(target, throttle_scope=scope, throttle_cost=cost, **{views.DECLARED_ATTRIBUTE: declared})
         return target
 
     return declare

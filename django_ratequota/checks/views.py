@@ -92,10 +92,8 @@ def check_scopes(**_: Any) -> Messages:
         try:
             views.scope_name(views.class_attribute(view, "throttle_scope") if views.has_throttle(view) else None)
         except TypeError as error:
-            text, hint = (
-                f"The throttle_scope of {route} is not valid: {error}.",
-                "Change it to a string. Until then, each request fails with a TypeError.",
-            )
+            text = f"The throttle_scope of {route} is not valid: {error}."
+            hint = "Change it to a string. Until then, each request fails with a TypeError."
             messages.append(checks.Error(text, hint=hint, id="django_ratequota.E009"))
     return messages
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from .audiences import ListMember, Plan, PlanAssignment, SubjectList
 from .base import TrackedModel
-from .counts import LedgerWriter, QuotaDay, QuotaWindow, UsageCount
+from .counts import LedgerWriter, Outage, QuotaDay, QuotaWindow, UsageCount
 from .endpoints import METHODS, Endpoint
-from .outages import Outage
 from .policy_changes import PolicyChange, SaveLock
 from .rate_policies import RatePolicy
 

@@ -146,11 +146,7 @@ def _stored(model: Any, pk: Any, using: str, lock: bool = False) -> Any:
 
 def connect_receivers() -> None:
     """Record the changes of all recorded models, a project's proxies of them included; called once at start."""
-    for model in apps.get_models():
-        if issubclass(model, TrackedModel):
-            for signal, receiver in (
-                (pre_save, _before_save),
-                (post_save, _after_save),
-                (pre_delete, _before_delete),
-            ):
-                signal.connect(receiver, sender=model, dispatch_uid=f"ratequota_{receiver.__name__}")
+    receivers: dict[Any, Any] = {pre_save: _before_save, post_save: _after_save, pre_delete: _before_delete}
+    for model in [model for model in apps.get_models() if issubclass(model, TrackedModel)]:
+        for signal, receiver in receivers.items():
+            signal.connect(receiver, sender=model, dispatch_uid=f"ratequota_{receiver.__name__}")

@@ -10,7 +10,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from ..utils.addresses import Address
 from ..utils.chunked_mapping import ChunkedMapping
-from .facts import EVERYONE, Key, MemberFacts, PolicyFacts, Trait, list_key, plan_key
+from .facts import EVERYONE, Key, MemberFacts, PolicyFacts, Trait
 from .requests.caller import Caller
 
 Facts = TypeVar("Facts", PolicyFacts, MemberFacts)
@@ -19,7 +19,7 @@ Facts = TypeVar("Facts", PolicyFacts, MemberFacts)
 class Index(Generic[Facts]):
     """Policies or members. Immutable: ``changed`` returns a copy, in the time of the changed ones."""
 
-    __slots__ = ("_at", "by_id", "sizes", "traits")
+    __slots__ = ("_at", "by_id", "kinds", "sizes", "traits")
 
     def __init__(self, entries: Iterable[Facts] = ()) -> None:
         #: All entries, including policies that are off.
@@ -30,6 +30,8 @@ class Index(Generic[Facts]):
         self.traits: Counter[Trait] = Counter()
         #: (address length in bits, host bits) of the networks: one lookup finds those of one size.
         self.sizes: frozenset[tuple[int, int]] = frozenset()
+        #: The kinds of the policies' subjects: ``ip``, and names of IDENTIFIERS.
+        self.kinds: frozenset[str] = frozenset()
         self._change({}, {entry.id: entry for entry in entries})
 
     def __len__(self) -> int:
@@ -94,7 +96,7 @@ class Index(Generic[Facts]):
         self.by_id = self.by_id.changed(removed.keys() - added.keys(), added)
         self._at = self._at.changed(at.keys() - filled.keys(), filled)
         self.traits = +traits
-        self.sizes = self.having("network")
+        self.sizes, self.kinds = self.having("network"), self.having("subject")
 
 
 class Members(Index[MemberFacts]):
@@ -110,15 +112,10 @@ class Members(Index[MemberFacts]):
 class Group(Index[PolicyFacts]):
     """The policies of one endpoint and counted_per; policies of users are not included."""
 
-    __slots__ = ("kinds",)
-    #: The kinds of the policies' subjects: ``ip``, and names of IDENTIFIERS.
-    kinds: frozenset[str]
-
-    def _change(self, removed: Mapping[int, PolicyFacts], added: Mapping[int, PolicyFacts]) -> None:
-        super()._change(removed, added)
-        self.kinds = self.having("subject")
+    __slots__ = ()
 
     def without_subject(self, lists: Iterable[int], plans: Iterable[int]) -> Iterator[PolicyFacts]:
         """Yield the policies for these lists and plans, and for everyone."""
-        for key in (*map(list_key, lists), *map(plan_key, plans), EVERYONE):
+        keys: list[Key] = [*(("list", pk) for pk in lists), *(("plan", pk) for pk in plans), EVERYONE]
+        for key in keys:
             yield from self.at(key)

@@ -21,15 +21,14 @@ _NEW_ID = 2**63
 UNREADABLE = "unreadable"
 #: A network: address length in bits, host bits, network number. A tenth of the memory of an ``IPv4Network``.
 NetworkKey = tuple[int, int, int]
-#: What an index finds an entry by: a subject such as ``tenant:acme``, a network, or a text without a colon for lists
-#: and plans.
-Key = str | NetworkKey
 #: What may follow an IPv4 address -> host bits of the network.
 _IPV4_HOSTS = {"": 0, **{f"/{32 - hosts}": hosts for hosts in range(33)}}
 #: The key of policies for everyone.
 EVERYONE = "everyone"
 #: What an index counts: (name, value).
 Trait = tuple[str, Any]
+#: What an index finds an entry by: a subject such as ``tenant:acme``, a network, or the trait of a list or plan.
+Key = str | NetworkKey | Trait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +113,8 @@ class PolicyFacts(_Dated):
         if self.network is not None:
             return self.network
         if self.list_id is not None:
-            return list_key(self.list_id)
-        return self.subject or (EVERYONE if self.plan_id is None else plan_key(self.plan_id))
+            return "list", self.list_id
+        return self.subject or (EVERYONE if self.plan_id is None else ("plan", self.plan_id))
 
     @property
     def traits(self) -> list[Trait]:
@@ -143,7 +142,7 @@ class MemberFacts(_Dated):
     id: int
     list_id: int
     #: ``user:42``, ``tenant:acme``, or a network.
-    key: Key
+    key: str | NetworkKey
     starts_us: int | None
     ends_us: int | None
 
@@ -313,16 +312,6 @@ def to_datetime(at_us: int) -> datetime:
     """Return a model field's value for µs since the Unix epoch: aware, unless USE_TZ is off."""
     aware = datetime.fromtimestamp(at_us / 10**6, tz=UTC)
     return aware if django_settings.USE_TZ else timezone.make_naive(aware)
-
-
-def list_key(list_id: int) -> str:
-    """Return the key of policies for a list."""
-    return f"list {list_id}"
-
-
-def plan_key(plan_id: int) -> str:
-    """Return the key of policies for a plan."""
-    return f"plan {plan_id}"
 
 
 def _network(subject: str) -> NetworkKey | None:

@@ -33,22 +33,16 @@ def match_endpoints(
     remembered = snapshot.memo.endpoints
     matched = remembered.get(key)
     if matched is None:
-        matched = _match(snapshot, *key)
+        routes = () if route is None else spellings(route)
+        found = [
+            endpoint
+            for endpoint in snapshot.endpoints.values()
+            if endpoint.name == scope or any(_matches(pattern, routes, name) for pattern in endpoint.routes)
+        ]
+        counted = [endpoint for endpoint in found if _counts(endpoint, method, handling)]
+        matched = tuple(sorted(counted, key=lambda endpoint: (endpoint.name != scope, endpoint.id)))
         remembered.put(key, matched)
     return matched
-
-
-def _match(
-    snapshot: Snapshot, scope: str | None, route: str | None, name: str | None, method: str, handling: Handling
-) -> tuple[EndpointFacts, ...]:
-    routes = () if route is None else spellings(route)
-    matched = [
-        endpoint
-        for endpoint in snapshot.endpoints.values()
-        if endpoint.name == scope or any(_matches(pattern, routes, name) for pattern in endpoint.routes)
-    ]
-    counted = [endpoint for endpoint in matched if _counts(endpoint, method, handling)]
-    return tuple(sorted(counted, key=lambda endpoint: (endpoint.name != scope, endpoint.id)))
 
 
 def _counts(endpoint: EndpointFacts, method: str, handling: Handling) -> bool:

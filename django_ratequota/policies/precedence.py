@@ -103,8 +103,7 @@ def _kind(policy: PolicyFacts) -> str:
 
 
 def _rank_kinds() -> dict[str, int]:
-    kinds = dict.fromkeys((*settings.caller, *settings.identifiers))
-    return {kind: rank for rank, kind in enumerate(kinds)}
+    return {kind: rank for rank, kind in enumerate(dict.fromkeys((*settings.caller, *settings.identifiers)))}
 
 
 #: Kind of identifier -> rank, lowest first, by the settings in force.

@@ -309,9 +309,8 @@ def test_an_identifier_that_nothing_counts_per_is_not_asked() -> None:
         looked_up: set[str] = set()
 
         class Watched(DescribedCaller):
-            def _find(self, kind: str, seen: set[str] = looked_up) -> str | None:
-                seen.add(kind)
-                return None
+            def _call(self, path: str, seen: set[str] = looked_up) -> None:
+                seen.add(path.rpartition(".")[2])
 
         resolve(replace(question, caller=Watched(user_id=None, address=ADDRESS)))
         assert looked_up == wanted

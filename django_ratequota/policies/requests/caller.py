@@ -104,7 +104,8 @@ class Caller:
         if kind == "ip":
             return self.client_address.text
         if kind not in self._values:
-            value = self._find(kind)
+            path = settings.identifiers.get(kind)
+            value = self._call(path) if path else None
             self._values[kind] = value if value is None else short(value)
         return self._values[kind]
 
@@ -124,10 +125,6 @@ class Caller:
     def calls_functions(self, kinds: Iterable[str]) -> bool:
         """Return whether the project's functions find its name, its plan or its values of these kinds."""
         return bool(settings.plan_resolver) or not settings.identifiers.keys().isdisjoint((*settings.caller, *kinds))
-
-    def _find(self, kind: str) -> str | None:
-        path = settings.identifiers.get(kind)
-        return self._call(path) if path else None
 
     def _call(self, path: str) -> str | None:
         """Call a configured function; return ``FAILED`` if it raises, which is logged and never fails the request."""
@@ -193,8 +190,8 @@ class DescribedCaller(Caller):
         """Return False: it is described by values."""
         return False
 
-    def _find(self, kind: str) -> str | None:
-        return None
+    def _call(self, path: str) -> None:
+        """Return None: what is not described is unknown."""
 
 
 class Unidentified(DescribedCaller):

@@ -40,17 +40,12 @@ def spellings(route: str) -> tuple[str, ...]:
 
 def _unsuffixed(route: str) -> tuple[str, ...]:
     suffix = _FORMAT_SUFFIX.search(route)
-    if suffix is None or (suffix["regex"] or suffix["path"]) != _format_kwarg():
+    # Read from Django's settings, because a project may not have DRF.
+    rest = getattr(django_settings, "REST_FRAMEWORK", None) or {}
+    if suffix is None or (suffix["regex"] or suffix["path"]) != rest.get("FORMAT_SUFFIX_KWARG", "format"):
         return (route,)
     plain = route[: suffix.start()]
     return (route, plain) if plain.endswith("/") else (route, plain, f"{plain}/")
-
-
-def _format_kwarg() -> str | None:
-    # Read from Django's settings, because a project may not have DRF.
-    rest: dict[str, Any] = getattr(django_settings, "REST_FRAMEWORK", None) or {}
-    kwarg: str | None = rest.get("FORMAT_SUFFIX_KWARG", "format")
-    return kwarg
 
 
 def resolved(match: ResolverMatch | None, urlconf: Any = None) -> tuple[str | None, str | None]:

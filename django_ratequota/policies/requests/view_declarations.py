@@ -144,21 +144,25 @@ def scope_of(view: Any, method: str = "") -> str | None:
 
     Without a method, the scope of methods that declare none of their own.
     """
-    limited: Mapping[str, LateCheck | None] = getattr(view, LIMITED_ATTRIBUTE, {})
-    if check := limited.get(method):
-        return check.scope
-    around = _declared_around(view)
-    return (around and around.scope) or _of_method_or_class(view, method_declaration(view, method))[0]
+    return _scope_and_cost(view, method)[0]
 
 
 def cost_of(view: Any, method: str = "") -> Any:
     """Return the units, or the function, that a view declares as the cost of a method; None = the endpoint's cost."""
-    if check := getattr(view, LIMITED_ATTRIBUTE, {}).get(method):
-        return check.cost
+    return _scope_and_cost(view, method)[1]
+
+
+def _scope_and_cost(view: Any, method: str) -> tuple[str | None, Any]:
+    if check := _ninja_check(view, method):
+        return check
+    scope, cost = _of_method_or_class(view, method_declaration(view, method))
     around = _declared_around(view)
-    if around is not None and around.cost is not None:
-        return around.cost
-    return _of_method_or_class(view, method_declaration(view, method))[1]
+    return (scope, cost) if around is None else (around.scope or scope, cost if around.cost is None else around.cost)
+
+
+def _ninja_check(view: Any, method: str) -> LateCheck | None:
+    limited: Mapping[str, LateCheck | None] = getattr(view, LIMITED_ATTRIBUTE, {})
+    return limited.get(method)
 
 
 def _declared_around(view: Any) -> Declaration | None:
@@ -186,8 +190,7 @@ def scopes_of(view: Any) -> set[str]:
 
 def enforces_itself(view: Any, method: str = "") -> bool:
     """Whether the view checks its own requests by the method: it has ``@ratequota`` or our throttle."""
-    limited: Mapping[str, LateCheck | None] = getattr(view, LIMITED_ATTRIBUTE, {})
-    return limited.get(method) is not None or has_throttle(view) or is_decorated(view, method)
+    return _ninja_check(view, method) is not None or has_throttle(view) or is_decorated(view, method)
 
 
 def is_decorated(view: Any, method: str = "") -> bool:
@@ -212,7 +215,8 @@ def late_check(view: Any, method: str) -> LateCheck | None:
     if is_decorated(view):
         if getattr(view, WRAPPER_ATTRIBUTE, view) is view or view_class(view) is not None:
             return None
-        return LateCheck(scope_of(view), least_cost(cost_of(view)))
+        scope, cost = _scope_and_cost(view, "")
+        return LateCheck(scope, least_cost(cost))
     if not is_rest(view):
         return None
     declared = method_declaration(view, method)
@@ -302,11 +306,14 @@ def is_rest(view: Any) -> bool:
 
 
 def set_arguments(view: Any, **arguments: Any) -> None:
-    """Set attributes of a view's instances, as arguments of ``as_view`` do; those that are None stay as they are.
+    """Set attributes of a class, or of a view's instances, as ``as_view`` does; those that are None stay as they are.
 
     Raises ``TypeError`` where the view has another scope already: all routes of a view share its attributes.
     """
     given = {name: value for name, value in arguments.items() if value is not None}
+    if isinstance(view, type):
+        for name, value in given.items():
+            setattr(view, name, staticmethod(value) if callable(value) else value)
     for initkwargs in (getattr(view, "initkwargs", None), getattr(view, "view_initkwargs", None)):
         if initkwargs is not None:
             before = initkwargs.get("throttle_scope")
