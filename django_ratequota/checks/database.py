@@ -19,7 +19,7 @@ from ..changes.validators import visible
 from ..engine.rates import CONCURRENT
 from ..models import Endpoint, Plan, PlanAssignment, RatePolicy
 from ..models.fields import ExactField, exact_collation
-from ..policies.unreadable import describe_unreadable, find_unreadable
+from ..policies.loading import find_unreadable
 from .settings import MIDDLEWARE
 
 Messages = list[checks.CheckMessage]
@@ -147,5 +147,4 @@ def check_kinds() -> Messages:
 def check_rates() -> Messages:
     """W012: policies have rates that this version cannot read."""
     hint = "Change the rates or upgrade to the version that wrote them."
-    texts = map(describe_unreadable, find_unreadable())
-    return [checks.Warning(text, hint=hint, id="django_ratequota.W012") for text in texts]
+    return [checks.Warning(text, hint=hint, id="django_ratequota.W012") for text in find_unreadable()]

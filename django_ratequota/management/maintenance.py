@@ -19,7 +19,7 @@ from ..monitoring.health import has_late_checkpoint, is_of_another_site, reports
 from ..monitoring.rollup import KEEP_DAYS, MANY_ROWS, roll_up
 from ..operations.purge import purge as delete_keys
 from ..operations.states import KINDS
-from ..policies.unreadable import describe_unreadable, find_unreadable
+from ..policies.loading import find_unreadable
 from ..runtime import default_limiter
 from ..store.base import NEARLY_FULL, memory_ratio, server_version
 from ..utils.escaping import one_line
@@ -184,8 +184,8 @@ def _policies() -> Iterator[str]:
     yield f"last change  {f'{newest.at:%Y-%m-%d %H:%M:%S %Z} {newest}' if newest else 'none'}"
     if newest:
         yield f"to undo it   manage.py ratequota undo {newest.change_id}"
-    for policy in find_unreadable():
-        yield f"unreadable   {describe_unreadable(policy)}"
+    for text in find_unreadable():
+        yield f"unreadable   {text}"
 
 
 def _ledger() -> Iterator[str]:

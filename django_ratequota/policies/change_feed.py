@@ -25,9 +25,8 @@ _LATE_COMMIT_SECONDS = 3600
 _MAX_GAPS = 100
 #: Number of changes up to which they are always read one by one.
 FEW = 2_000
-#: The models of a snapshot's rows, and the model whose rows belong to one user each.
-PLAN, ENDPOINT, POLICY, LIST, MEMBER = "plan", "endpoint", "ratepolicy", "subjectlist", "listmember"
-_ASSIGNMENT = "planassignment"
+#: The models of a snapshot's rows.
+_HELD = ("plan", "endpoint", "ratepolicy", "subjectlist", "listmember")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +46,16 @@ class Change:
     def read(cls, model: str, object_id: str, touched_user: str, before: Any, after: Any) -> Change:
         if not affects_requests(before, after):
             return cls()
-        if touched_user and model != MEMBER:  # the snapshot holds all members, users too
+        if touched_user and model != "listmember":  # the snapshot holds all members, users too
             return cls(frozenset([touched_user]))
         users = frozenset(str(state["user"]) for state in (before, after) if state and state.get("user") is not None)
-        if model == _ASSIGNMENT:
+        if model == "planassignment":
             named = (state.get("subject") for state in (before, after) if state)
             subjects = frozenset(subject_key(subject) for subject in named if subject)
             return cls(users, subjects=subjects) if users or subjects else EVERYTHING
-        if model == MEMBER:
+        if model == "listmember":
             users = frozenset()
-        if model in (PLAN, ENDPOINT, POLICY, LIST, MEMBER) and object_id.isdecimal():
+        if model in _HELD and object_id.isdecimal():
             return cls(users, (model, int(object_id)))
         return EVERYTHING
 

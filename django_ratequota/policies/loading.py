@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import timedelta
 from operator import itemgetter
 from typing import Any
 
 from django.contrib.auth import get_user_model
+from django.db.models import Min
 from django.utils import timezone
 
 from ..changes.databases import subject_begins
 from ..changes.validators import primary_key
 from ..changes.writer import in_batches
 from ..conf import settings
+from ..engine.rates import show
 from . import facts
-from .change_feed import ENDPOINT, LIST, MEMBER, PLAN, POLICY
 from .snapshot import Snapshot, with_rows
 
 #: Policies are kept for a day after their end, because Redis' clock decides what has ended, not this one.
 _KEPT = timedelta(days=1)
+#: NUL and lone surrogates, which no row has: a database's driver raises on such texts, and clients send them.
+_NOT_STORED = re.compile("[\x00\ud800-\udfff]")
+#: Most policies in ``find_unreadable``.
+_LISTED = 20
 
 
 def load_snapshot(revision: int) -> Snapshot:
@@ -34,22 +40,22 @@ def update_snapshot(snapshot: Snapshot, changed: Collection[tuple[str, int]] | N
     """
     from ..models import Endpoint, ListMember, Plan, RatePolicy, SubjectList
 
-    def read(model: str, rows: Any, columns: Iterable[str], made: Callable[[Any], Any]) -> dict[int, Any]:
+    def read(rows: Any, columns: Iterable[str], made: Callable[[Any], Any]) -> dict[int, Any]:
         """Return what is made of each row by its id; None for ids without a row."""
         # Named rows, because model objects would double the time that loading takes.
         rows = rows.order_by().values_list(*columns, named=True)
-        wanted = [pk for kind, pk in changed or () if kind == model]
+        wanted = [pk for model, pk in changed or () if model == rows.model._meta.model_name]
         batches = [rows] if changed is None else [rows.filter(pk__in=batch) for batch in in_batches(wanted)]
         return dict.fromkeys(wanted) | {row[0]: made(row) for batch in batches for row in batch}
 
     policies, members = not_ended(RatePolicy.objects.filter(user__isnull=True)), not_ended(ListMember.objects)
     return with_rows(
         snapshot,
-        plans=read(PLAN, Plan.objects, facts.PLAN_COLUMNS, lambda row: facts.PlanFacts(**row._asdict())),
-        endpoints=read(ENDPOINT, Endpoint.objects, facts.ENDPOINT_COLUMNS, facts.endpoint_facts),
-        policies=read(POLICY, policies, facts.POLICY_COLUMNS, facts.policy_facts),
-        lists=read(LIST, SubjectList.objects, ("pk", "name"), itemgetter(1)),
-        members=read(MEMBER, members, facts.MEMBER_COLUMNS, lambda row: facts.member_facts(*row)),
+        plans=read(Plan.objects, facts.PLAN_COLUMNS, lambda row: facts.PlanFacts(**row._asdict())),
+        endpoints=read(Endpoint.objects, facts.ENDPOINT_COLUMNS, facts.endpoint_facts),
+        policies=read(policies, facts.POLICY_COLUMNS, facts.policy_facts),
+        lists=read(SubjectList.objects, ("pk", "name"), itemgetter(1)),
+        members=read(members, facts.MEMBER_COLUMNS, lambda row: facts.member_facts(*row)),
     )
 
 
@@ -73,12 +79,29 @@ def not_ended(rows: Any) -> Any:
     return rows.exclude(ends_at__lt=timezone.now() - _KEPT)
 
 
+def find_unreadable() -> list[str]:
+    """Return a sentence for developers about a policy of each text that cannot be read, at most ``_LISTED``.
+
+    Raw SQL or a newer version wrote such rates; ``on_error`` decides. Raises ``django.db.Error``.
+    """
+    from ..models import RatePolicy
+
+    texts = RatePolicy.objects.order_by().values_list("rates", "algorithm").annotate(Min("pk"))
+    bad = [pk for rates, algorithm, pk in texts if facts.read_rates(rates, algorithm) == facts.UNREADABLE][:_LISTED]
+    related = RatePolicy.objects.select_related("endpoint", "user", "subject_list", "plan")
+    return [
+        f"Policy {policy.pk} ({policy.audience} for {policy.endpoint or 'all endpoints'}): "
+        f"rates {show(policy.rates)} cannot be read, so on_error applies."
+        for policy in related.filter(pk__in=bad).order_by("pk")
+    ]
+
+
 def load_entries(keys: Collection[str | facts.SubjectKey]) -> dict[str | facts.SubjectKey, facts.UserEntry]:
     """Read the entries of users (two queries per 500) and of subjects (one); ``NOBODY`` for those without rows."""
     from ..models import RatePolicy
 
     users = [key for key in keys if isinstance(key, str) and _may_exist(key)]
-    subjects = [text for key in keys if isinstance(key, tuple) and _is_storable(text := ":".join(key))]
+    subjects = [text for key in keys if isinstance(key, tuple) and not _NOT_STORED.search(text := ":".join(key))]
     policies: dict[str | facts.SubjectKey, list[facts.PolicyFacts]] = {}
     assignments: dict[Any, list[facts.Assignment]] = {}
     for batch in in_batches(users):
@@ -133,15 +156,6 @@ def _assignments(column: str, values: Sequence[str]) -> dict[str, list[facts.Ass
     for row in rows.values_list(column, "pk", "plan_id", "starts_at", "ends_at", "anchor", named=True):
         found.setdefault(str(getattr(row, column)), []).append(facts.assignment_facts(row))
     return found
-
-
-def _is_storable(subject: str) -> bool:
-    """Return whether a row may have the subject; a database's driver raises on other texts that clients send."""
-    try:
-        subject.encode()
-    except UnicodeEncodeError:  # a lone surrogate
-        return False
-    return "\x00" not in subject
 
 
 def _may_exist(user_id: str) -> bool:
