@@ -39,21 +39,22 @@ def read_from(alias: str, read: Callable[[], Found]) -> Found:
     transaction, which may be the view's (ATOMIC_REQUESTS). Else it reads once more where the connection had broken:
     Django closes such connections only around requests, and a bot, for one, serves none.
     """
-    connection = connections[alias]
+    connection: Any = connections[alias]
     connected = connection.connection is not None
-    if in_transaction(alias):
-        return _within_transaction(read, connection) if connected else _without_transaction(read, connection)
-    try:
+    if not in_transaction(alias):
+        try:
+            return read()
+        except DatabaseError:
+            # Not ``close_if_unusable_or_obsolete``: each connection is obsolete by default, the project may use it.
+            if not connected or connection.is_usable():
+                raise
+            connection.close()
         return read()
-    except DatabaseError:
-        # Not ``close_if_unusable_or_obsolete``: by default each connection is obsolete, and the project may use it.
-        if not connected or connection.is_usable():
-            raise
-        connection.close()
-    return read()
-
-
-def _within_transaction(read: Callable[[], Found], connection: Any) -> Found:
+    if not connected:  # with AUTOCOMMIT off: end the transaction that reading begins, as nobody else would commit it
+        try:
+            return read()
+        finally:
+            connection.close()
     # Not ``atomic``: with AUTOCOMMIT off it holds a connection that has broken to be in a block for good.
     savepoint = connection.savepoint()
     try:
@@ -63,14 +64,6 @@ def _within_transaction(read: Callable[[], Found], connection: Any) -> Found:
         raise
     connection.savepoint_commit(savepoint)
     return found
-
-
-def _without_transaction(read: Callable[[], Found], connection: Any) -> Found:
-    """Read with AUTOCOMMIT off, and end the transaction that this begins: nobody else would commit it."""
-    try:
-        return read()
-    finally:
-        connection.close()
 
 
 @contextmanager

@@ -178,10 +178,7 @@ def write_deletion(model: Any, pk: Any, using: str) -> None:
 
 def write_publication(reason: str, using: str | None = None) -> None:
     """Record a change that makes every process read all policies again, after edits by other means (raw SQL)."""
-    PolicyChange = _policy_change()
-    actor = _author.get().actor
-    change = PolicyChange(model="*", action=PolicyChange.Action.PUBLISH, actor=actor, reason=reason[:200])
-    _write([change], using or policy_alias())
+    _write([_unsaved("publish", reason, model="*")], using or policy_alias())
 
 
 def write_counted(subject: str, action: str, *, before: Any, after: Any, reason: str = "") -> None:
@@ -189,21 +186,18 @@ def write_counted(subject: str, action: str, *, before: Any, after: Any, reason:
 
     Nothing is published, because processes hold nothing that it makes stale.
     """
-    PolicyChange = _policy_change()
     kind, _colon, user_id = subject.partition(":")
-    author = _author.get()
-    change = PolicyChange(
+    change = _unsaved(
+        action,
+        reason or _author.get().reason,
         model="counter",
         object_id=subject_tag(subject),
         object_text=visible(subject)[:300],
         touched_user=_fitting(user_id) if kind == "user" else "",
-        action=action,
-        actor=author.actor,
-        reason=(reason or author.reason)[:200],
         before=before,
         after=after,
     )
-    _write([change], policy_alias(PolicyChange))
+    _write([change], policy_alias(_policy_change()))
 
 
 def _policy_change() -> Any:
@@ -211,28 +205,29 @@ def _policy_change() -> Any:
     return apps.get_model("django_ratequota", "PolicyChange")
 
 
+def _unsaved(action: str, reason: str, **fields: Any) -> Any:
+    """Return an unsaved PolicyChange by the present author."""
+    return _policy_change()(action=action, reason=reason[:200], actor=_author.get().actor, **fields)
+
+
 def _change_row(before: models.Model | None, after: models.Model | None) -> Any:
     """Return the unsaved PolicyChange from one stored object to the other; None if no field differs."""
-    PolicyChange = _policy_change()
     instance = after or before
     states = [None if state is None else field_values(state) for state in (before, after)]
     if instance is None or states[0] == states[1]:
         return None
-    kind = PolicyChange.Action
-    action = kind.CREATE if before is None else kind.DELETE if after is None else kind.UPDATE
     author = _author.get()
     users = {str(state.get("user") or "") for state in states if state is not None}
     model = str((instance._meta.concrete_model or type(instance))._meta.model_name)
     plan = instance.pk if model == "plan" else getattr(instance, "plan_id", None)
-    return PolicyChange(
+    return _unsaved(
+        "create" if before is None else "delete" if after is None else "update",
+        author.reason or _new_reason(states),
         model=model,
         object_id=str(instance.pk),
         object_text=_without_name(instance)[:300],
         touched_user=_fitting(users.pop()) if len(users) == 1 else "",
         touched_plan="" if plan is None else str(plan),
-        action=action,
-        actor=author.actor,
-        reason=(author.reason or _new_reason(states))[:200],
         undoes=author.undoes,
         before=states[0],
         after=states[1],
