@@ -48,10 +48,9 @@ _RATES = {
     },
 }
 
-#: The body that ``responses.problem`` returns. Built by ``type()``, because violated-policies is no identifier.
-QuotaProblemSerializer: Any = type(
-    "QuotaProblemSerializer",
-    (serializers.Serializer,),
+#: The body that ``responses.problem`` returns.
+_PROBLEM = utils.inline_serializer(
+    "QuotaProblem",
     {
         "type": serializers.URLField(help_text="Kind of problem, such as ...#quota-exceeded."),
         "title": serializers.CharField(),
@@ -131,7 +130,7 @@ class QuotaSchema:
         response: dict[str, Any] = {}
         if getattr(handler, "returns_problems", False):
             media_types = ["application/problem+json"]
-            response = self._get_response_for_code(QuotaProblemSerializer, code, media_types=media_types)
+            response = self._get_response_for_code(_PROBLEM, code, media_types=media_types)
         elif handler is views.exception_handler:
             response = self._get_response_for_code(QuotaErrorSerializer, code)
         return {**response, "description": _DESCRIPTIONS[code]}

@@ -106,7 +106,6 @@ async def arefusal_response(request: Any, decision: Decision) -> HttpResponse:
 
 
 def _response(request: Any, decision: Decision, media_type: str) -> HttpResponse:
-    content: str
     if media_type == _HTML:
         content = _page(request, decision)
     elif media_type == "text/plain":

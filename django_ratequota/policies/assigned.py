@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain, takewhile
 from typing import Any
 
@@ -31,10 +32,8 @@ def resolve_assigned(
     context: EvaluationContext, how: Callable[[EvaluationContext], Resolution] = resolve
 ) -> Resolution:
     """Resolve with the plans of the caller's subjects; without these while the database is down."""
-    try:
+    with suppress(DatabaseError):
         context.assigned = assigned_to(context.caller, context.entry)
-    except DatabaseError:
-        pass
     return how(context)
 
 

@@ -28,10 +28,6 @@ class Index(Generic[Facts]):
         self._at: ChunkedMapping[Key | None, tuple[Facts, ...]] = ChunkedMapping({})
         #: Trait -> number of entries that have it.
         self.traits: Counter[Trait] = Counter()
-        #: (address length in bits, host bits) of the networks: one lookup finds those of one size.
-        self.sizes: frozenset[tuple[int, int]] = frozenset()
-        #: The kinds of the policies' subjects: ``ip``, and names of IDENTIFIERS.
-        self.kinds: frozenset[str] = frozenset()
         self._change({}, {entry.id: entry for entry in entries})
 
     def __len__(self) -> int:
@@ -96,7 +92,10 @@ class Index(Generic[Facts]):
         self.by_id = self.by_id.changed(removed.keys() - added.keys(), added)
         self._at = self._at.changed(at.keys() - filled.keys(), filled)
         self.traits = +traits
-        self.sizes, self.kinds = self.having("network"), self.having("subject")
+        #: (address length in bits, host bits) of the networks: one lookup finds those of one size.
+        self.sizes: frozenset[tuple[int, int]] = self.having("network")
+        #: The kinds of the policies' subjects: ``ip``, and names of IDENTIFIERS.
+        self.kinds: frozenset[str] = self.having("subject")
 
 
 class Members(Index[MemberFacts]):

@@ -26,15 +26,11 @@ class Limit(Protocol):
 def limit_name(limit: Limit) -> str:
     """Return the endpoint, the rate without its algorithm, and who shares the counter."""
     rate = " ".join(word for word in str(limit.rate).split() if word not in ALGORITHMS)
-    shared = {
-        "": "",
-        "caller": "",
-        "ip": _("per address"),
-        "plan": _("per plan"),
-        "everyone": _("for everyone together"),
-    }
-    per = shared.get(limit.counted_per, _("per %(name)s") % {"name": limit.counted_per})
-    return f"{limit.scope or _('all endpoints')}: {rate} {per}".strip()
+    name = f"{limit.scope or _('all endpoints')}: {rate}"
+    if limit.counted_per in ("", "caller"):
+        return name
+    shared = {"ip": _("per address"), "plan": _("per plan"), "everyone": _("for everyone together")}
+    return f"{name} {shared.get(limit.counted_per, _('per %(name)s') % {'name': limit.counted_per})}"
 
 
 def limit_names(titles: Iterable[str], limits: Iterable[Limit]) -> list[str]:

@@ -127,7 +127,18 @@ class EvaluationContext:
 
 def plan_of(context: EvaluationContext) -> PlanFacts | None:
     """Return the caller's plan: PLAN_RESOLVER's where it is set, else the one assigned now; else the default plan."""
-    return _plan(context, assignment_of(context))
+    snapshot, caller, found = context.snapshot, context.caller, assignment_of(context)
+    plan_id = found[1].plan_id if found else None
+    if caller.plan_slug is not None:
+        plan = snapshot.plan_by_slug(caller.plan_slug)
+        if plan is not None:
+            return plan
+        source = "PLAN_RESOLVER answered" if settings.plan_resolver else "check_caller was called with plan="
+        text = f"{source} {caller.plan_slug[:100]!r}, but no plan has that slug; the default plan counts"
+        note_problem("PLAN_RESOLVER", text)
+    if plan_id is None:
+        plan_id = snapshot.defaults.get("authenticated" if caller.user_id is not None else "anonymous")
+    return None if plan_id is None else snapshot.plans.get(plan_id)
 
 
 def assignment_of(context: EvaluationContext) -> tuple[str, Assignment] | None:
@@ -162,21 +173,6 @@ def _assigned(context: EvaluationContext) -> Assigned:
     return context.assigned or (("user", context.entry),)
 
 
-def _plan(context: EvaluationContext, found: tuple[str, Assignment] | None) -> PlanFacts | None:
-    snapshot, caller = context.snapshot, context.caller
-    plan_id = found[1].plan_id if found else None
-    if caller.plan_slug is not None:
-        plan = snapshot.plan_by_slug(caller.plan_slug)
-        if plan is not None:
-            return plan
-        source = "PLAN_RESOLVER answered" if settings.plan_resolver else "check_caller was called with plan="
-        text = f"{source} {caller.plan_slug[:100]!r}, but no plan has that slug; the default plan counts"
-        note_problem("PLAN_RESOLVER", text)
-    if plan_id is None:
-        plan_id = snapshot.defaults.get("authenticated" if caller.user_id is not None else "anonymous")
-    return None if plan_id is None else snapshot.plans.get(plan_id)
-
-
 def resolve(context: EvaluationContext) -> Resolution:
     """Return what applies to a request, from the snapshot's memo where it is still valid there."""
     matched = match_policies(context.snapshot, context.endpoints, context.scope, context.entry)
@@ -197,8 +193,7 @@ def resolve(context: EvaluationContext) -> Resolution:
 def resolve_uncached(context: EvaluationContext) -> Resolution:
     """Return what ``resolve`` does, without the memo."""
     matched = match_policies(context.snapshot, context.endpoints, context.scope, context.entry)
-    found = assignment_of(context)
-    plan = _plan(context, found)
+    plan, found = plan_of(context), assignment_of(context)
     plan_id = plan.id if plan else None
     applied: list[Applied] = []
     # What may start or end.

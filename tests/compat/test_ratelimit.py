@@ -90,7 +90,7 @@ def test_time_left_is_until_the_end_of_the_window(monkeypatch: pytest.MonkeyPatc
     limiter = Limiter(
         client=redis.Redis.from_url(server.url()), prefix="rqtest", clock=lambda: int(at.timestamp()) * 10**6
     )
-    monkeypatch.setattr(core, "limiter_of", lambda: limiter)
+    monkeypatch.setattr(core, "limiter_of", lambda *_args, **_options: limiter)
     left = {"5/s": 1, "5/m": 10, "5/15m": 10, "5/h": 10, "5/d": 36_010, (5, 90): 10}
     for rate, seconds in left.items():
         for increment in (False, True):

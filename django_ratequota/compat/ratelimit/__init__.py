@@ -8,8 +8,6 @@
 For sync and async views. The settings are RATELIMIT_*; see ``core`` for what counts, and where.
 """
 
-from __future__ import annotations
-
 from .core import ALL, UNSAFE, aget_usage, ais_ratelimited, get_usage, is_ratelimited
 from .decorators import ratelimit
 from .exceptions import Ratelimited

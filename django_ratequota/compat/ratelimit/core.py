@@ -134,14 +134,10 @@ def _make_query(request: Any, group: str | None, fn: Any, key: Any, rate: Any, m
     named = [prefix, group, limit, seconds, value_of(key, group, request), methods]
     # A limit out of reach, because attempts beyond the real one count too.
     rate = counted_rate(MAX_UNITS, seconds, "fixed_window")
-    return _Query(Bucket(f"ratelimit:{short(json.dumps(named))}", rate), limit, _limiter())
-
-
-def _limiter() -> Limiter | None:
     alias = getattr(django_settings, "RATELIMIT_USE_CACHE", None)
-    if alias is None:
-        return limiter_of()
-    return limiter_of(caches[alias], name=alias, setting="RATELIMIT_USE_CACHE")
+    cache = None if alias is None else caches[alias]
+    limiter = limiter_of(cache, name=alias, setting="RATELIMIT_USE_CACHE")
+    return _Query(Bucket(f"ratelimit:{short(json.dumps(named))}", rate), limit, limiter)
 
 
 def _split_rate(rate: Any) -> tuple[int, float]:

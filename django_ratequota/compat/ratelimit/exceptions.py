@@ -1,7 +1,5 @@
 """The exception of a refused request."""
 
-from __future__ import annotations
-
 from django.core.exceptions import PermissionDenied
 
 

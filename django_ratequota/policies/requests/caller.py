@@ -36,9 +36,6 @@ class ClientAddress(NamedTuple):
     text: str | None
 
 
-NO_ADDRESS = ClientAddress(None, None)
-
-
 class Caller:
     """The caller of one request. Each attribute is computed on first use, and once."""
 
@@ -170,7 +167,7 @@ class DescribedCaller(Caller):
         plan_slug: str | None = None,
     ) -> None:
         self.user_id = user_id
-        self.client_address = NO_ADDRESS if address is None else _read(address, "", settings.generation)
+        self.client_address = _read(address or "", "", settings.generation)
         self.plan_slug = plan_slug
         self._values = {kind: short(value) for kind, value in (identifiers or {}).items()}
 

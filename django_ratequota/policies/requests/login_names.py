@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from django.contrib.auth import get_user_model
@@ -21,9 +21,11 @@ _COMPOSED = 4
 
 def find_login_name(request: Any, fields: Iterable[str]) -> str | None:
     """Return the name in these fields of the body; None without one. Raises ``ValueError`` for two names."""
+    # In each way that a view may read it.
+    bodies = [_parsed(request)] if hasattr(request, "parser_context") else [request.POST, _json(request)]
     found = {
         normalize(str(value))
-        for body in _bodies(request)
+        for body in bodies
         for field in fields
         if (value := body.get(field)) is not None and value != ""
     } - {""}
@@ -32,17 +34,8 @@ def find_login_name(request: Any, fields: Iterable[str]) -> str | None:
     return next(iter(found), None)
 
 
-def _bodies(request: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the body in each way that a view may read it."""
-    if hasattr(request, "parser_context"):  # REST framework's request
-        yield _parsed(request)
-    else:
-        yield request.POST
-        yield _json(request)
-
-
 def _parsed(request: Any) -> Mapping[str, Any]:
-    """Return the body as parsed by the view's parsers."""
+    """Return the body of REST framework's request as parsed by the view's parsers."""
     from rest_framework.exceptions import APIException
     from rest_framework.request import Empty
 

@@ -127,8 +127,8 @@ def known_views(*, admin: bool = True) -> list[tuple[str, str, Any]]:
 
 def find_route(route: str) -> tuple[str, str | None, Any] | None:
     """Return (route, URL name, view) of the pattern with this route in any language; None if there is none."""
-    views = ((found, name or None, view) for found, name, view in known_views() if route in each_language(found))
-    return next(views, None)
+    found = ((own, name or None, view) for own, name, view in known_views() if route in each_language(own))
+    return next(found, None)
 
 
 def resolve_path(path: str) -> ResolverMatch:

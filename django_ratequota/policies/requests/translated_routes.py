@@ -75,7 +75,13 @@ class Languages:
                 self._prefixed[spell(parts[1:])] = (first, *(f"/{code}" for code in self._codes[1:]))
             else:
                 self._fixed.add(spell(parts))
-        self._translate(translated)
+        for parts in translated:
+            own = []
+            for code in self._codes:
+                with translation.override(code):
+                    own.append(spell(parts))
+            for route in own:
+                self._translated[route] = tuple(dict.fromkeys([*self._translated.get(route, ()), *own]))
 
     @property
     def paths_in(self) -> tuple[str, ...]:
@@ -97,16 +103,6 @@ class Languages:
         if not found or not prefixes or (f"/{found[1]}" not in prefixes and route in self._fixed):
             return (route,)
         return tuple(prefix + found[2] for prefix in prefixes)
-
-    def _translate(self, patterns: list[tuple[Any, ...]]) -> None:
-        routes: list[list[str]] = [[] for _ in patterns]
-        for code in self._codes if patterns else ():
-            with translation.override(code):
-                for own, parts in zip(routes, patterns, strict=True):
-                    own.append(spell(parts))
-        for own in routes:
-            for route in own:
-                self._translated[route] = tuple(dict.fromkeys([*self._translated.get(route, ()), *own]))
 
 
 languages_of = lru_cache(maxsize=_URLCONFS)(Languages)
