@@ -1,7 +1,5 @@
 """Which checks run when."""
 
-from __future__ import annotations
-
 from . import database, settings, store, views
 
 ALWAYS = (

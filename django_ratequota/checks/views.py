@@ -32,7 +32,10 @@ def check_enforced(**_: Any) -> Messages:
     if conf.settings.enforce_all or any(map(views.limits_itself, limited)) or not _views():
         return []
     own = [view for view in limited if str(getattr(view, "__module__", "")).partition(".")[0] not in _FOREIGN]
-    if _limits_by_default() and not own:
+    # REST framework's views are limited by default, unless they choose other throttles.
+    rest = getattr(django_settings, "REST_FRAMEWORK", None) or {}
+    defaults = map(str, rest.get("DEFAULT_THROTTLE_CLASSES") or ())
+    if not own and any("django_ratequota" in throttle for throttle in defaults):
         return []
     text = (
         "No view enforces policies. Views need a throttle or decorator of django-ratequota, unless ENFORCE_ALL is on."
@@ -125,12 +128,6 @@ def _views() -> list[tuple[str, str, Any]]:
         return known_views()
     except Exception:
         return []
-
-
-def _limits_by_default() -> bool:
-    """Whether REST framework's views are limited unless they choose other throttles."""
-    rest = getattr(django_settings, "REST_FRAMEWORK", None) or {}
-    return any("django_ratequota" in str(throttle) for throttle in rest.get("DEFAULT_THROTTLE_CLASSES") or ())
 
 
 def _declares_in_vain(view: Any) -> bool:

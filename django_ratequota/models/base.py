@@ -81,13 +81,10 @@ class UnrecordedModel(models.Model):
         default_permissions: ClassVar[tuple[str, ...]] = ()
 
 
-TrackingManager = models.Manager.from_queryset(TrackingQuerySet)
-
-
 class TrackedModel(models.Model):
     """A model whose changes are recorded in the transaction that makes them."""
 
-    objects = TrackingManager()
+    objects = models.Manager.from_queryset(TrackingQuerySet)()
 
     class Meta:
         abstract = True
