@@ -153,6 +153,7 @@ def cost_of(view: Any, method: str = "") -> Any:
 
 
 def _scope_and_cost(view: Any, method: str) -> tuple[str | None, Any]:
+    """Return what the throttle of an operation of Ninja declares, else decorators and attributes of the view."""
     if check := _ninja_check(view, method):
         return check
     scope, cost = _of_method_or_class(view, method_declaration(view, method))
@@ -161,6 +162,7 @@ def _scope_and_cost(view: Any, method: str) -> tuple[str | None, Any]:
 
 
 def _ninja_check(view: Any, method: str) -> LateCheck | None:
+    """Return the check of Django Ninja's operation for the method; None without a throttle, and for other views."""
     limited: Mapping[str, LateCheck | None] = getattr(view, LIMITED_ATTRIBUTE, {})
     return limited.get(method)
 
