@@ -32,13 +32,12 @@ from .maintenance import whole_number, why_not_kept
 
 def add_verbs(verbs: Any) -> None:
     """Add the verbs with their options."""
-    explaining = verbs.add_parser("explain", help="Explain which limits apply to a customer. Consumes no units.")
-    explaining.set_defaults(run=explain)
-    resetting = verbs.add_parser("reset", help="Reset a customer's own counters to zero.")
-    resetting.set_defaults(run=give_back, units=None)
+    text = "Explain which limits apply to a customer. Consumes no units."
+    explaining = verbs.add_parser("explain", run=explain, help=text)
+    resetting = verbs.add_parser("reset", run=give_back, help="Reset a customer's own counters to zero.")
+    resetting.set_defaults(units=None)
     text = "Refund units to a customer's own counters. This cannot be undone."
-    giving = verbs.add_parser("give-back", help=text)
-    giving.set_defaults(run=give_back)
+    giving = verbs.add_parser("give-back", run=give_back, help=text)
     for verb in (explaining, resetting, giving):
         add_caller(verb)
     text = "Units to refund, or requests if the rate is in requests. At most the used units of each limit."
@@ -48,14 +47,9 @@ def add_verbs(verbs: Any) -> None:
         verb.add_argument("--limit", action="append", default=[], help=text)
         verb.add_argument("--reason", default="", help="Reason for the history.")
     text = "List the subjects that have used most of a calendar limit that is kept in the database."
-    listing = verbs.add_parser("near", help=text)
-    listing.set_defaults(run=list_near)
-    listing.add_argument(
-        "--level",
-        default="80",
-        choices=[str(level) for level in LEVELS],
-        help="Lowest percentage to list (default 80).",
-    )
+    listing = verbs.add_parser("near", run=list_near, help=text)
+    text = "Lowest percentage to list (default 80)."
+    listing.add_argument("--level", default="80", choices=[str(level) for level in LEVELS], help=text)
     text = "Length of the calendar period. Default: the longest that is used."
     listing.add_argument("--window", choices=QuotaWindow.Period.values, help=text)
     explaining.add_argument("--id", help="Id from a refused response. Replaces all other options.")
@@ -65,13 +59,8 @@ def add_caller(verb: Any) -> None:
     """Add the options of a caller and a request, which ``query_of`` reads."""
     verb.add_argument("--user", help="User name or primary key.")
     verb.add_argument("--ip", help="Client address, such as 203.0.113.7.")
-    verb.add_argument(
-        "--identifier",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="Value of a name in RATEQUOTA['IDENTIFIERS'], such as tenant=acme. May be repeated.",
-    )
+    text = "Value of a name in RATEQUOTA['IDENTIFIERS'], such as tenant=acme. May be repeated."
+    verb.add_argument("--identifier", action="append", default=[], metavar="NAME=VALUE", help=text)
     verb.add_argument("--plan", help="Slug of the customer's plan if PLAN_RESOLVER is set.")
     verb.add_argument("--endpoint", help="Endpoint name (scope).")
     verb.add_argument("--path", help="Path to resolve, such as /api/reports/7/.")
@@ -145,12 +134,6 @@ def query_of(options: dict[str, Any]) -> ExplainQuery:
     """Return the caller and the request that the options name; raises ``CommandError``."""
     if not options["user"] and not options["ip"] and not options["identifier"]:
         raise CommandError("Choose a customer with --user NAME, --ip ADDRESS or --identifier NAME=VALUE")
-    user_id = None
-    if options["user"]:
-        user = find_user(options["user"], by_key=True)
-        if user is None:
-            raise CommandError(f"There is no user {options['user']!r}")
-        user_id = str(user.pk)
     identifiers = {}
     for text in options["identifier"]:
         name, equals, value = text.partition("=")
@@ -165,7 +148,7 @@ def query_of(options: dict[str, Any]) -> ExplainQuery:
     if settings.plan_resolver and slug is None:
         raise CommandError("PLAN_RESOLVER needs a request. Choose the plan with --plan SLUG, or '' for none.")
     return ExplainQuery(
-        user_id=user_id,
+        user_id=str(user_of(options["user"]).pk) if options["user"] else None,
         ip=options["ip"] or "",
         identifiers=identifiers,
         plan_slug=slug or None,
@@ -173,6 +156,14 @@ def query_of(options: dict[str, Any]) -> ExplainQuery:
         path=options["path"] or "",
         method=options["method"],
     )
+
+
+def user_of(name: str, hint: str = "") -> Any:
+    """Return the user with this name or primary key; raises ``CommandError``, with the hint."""
+    user = find_user(name, by_key=True)
+    if user is None:
+        raise CommandError(f"There is no user {name!r}{hint}")
+    return user
 
 
 def _refusal_lines(refusal: Refusal) -> Iterator[str]:

@@ -28,24 +28,18 @@ from ..utils.histogram import merged, quantile
 
 def add_verbs(verbs: Any) -> None:
     """Add the verbs with their options."""
-    verb = verbs.add_parser(
-        "publish", help="Make every worker reload all policies after raw SQL, fixtures or data migrations."
-    )
-    verb.set_defaults(run=publish)
+    text = "Make every worker reload all policies after raw SQL, fixtures or data migrations."
+    verb = verbs.add_parser("publish", run=publish, help=text)
     verb.add_argument("--reason", default="ratequota publish", help="Reason for the history.")
-    verb = verbs.add_parser(
-        "rollup", help="Copy hourly counts from Redis to the database and delete old rows. Run it hourly."
-    )
-    verb.set_defaults(run=rollup)
+    text = "Copy hourly counts from Redis to the database and delete old rows. Run it hourly."
+    verb = verbs.add_parser("rollup", run=rollup, help=text)
     text = f"Delete hourly rows that are older than this many days (default {KEEP_DAYS})."
     verb.add_argument("--keep-days", type=int, default=KEEP_DAYS, metavar="DAYS", help=text)
     text = "Wait until every worker has written its counters to the database, for example before you replace Redis."
-    verb = verbs.add_parser("checkpoint", help=text)
-    verb.set_defaults(run=checkpoint)
-    add_timeout(verb)
-    verbs.add_parser("status", help="Show Redis, the policy version and every worker.").set_defaults(run=status)
-    verb = verbs.add_parser("purge", help="Delete every key of this app in Redis before you remove the app.")
-    verb.set_defaults(run=purge)
+    add_timeout(verbs.add_parser("checkpoint", run=checkpoint, help=text))
+    verbs.add_parser("status", run=status, help="Show Redis, the policy version and every worker.")
+    text = "Delete every key of this app in Redis before you remove the app."
+    verb = verbs.add_parser("purge", run=purge, help=text)
     verb.add_argument("--no-input", action="store_true", help="Delete them without asking.")
 
 

@@ -17,9 +17,8 @@ from ..engine.rates import BLOCKED
 from ..models import RatePolicy
 from ..operations import blocks
 from ..operations.boosts import no_boost_reason, propose_boosts
-from ..operations.subjects import find_user
 from ..operations.texts import moment
-from .callers import add_caller, query_of
+from .callers import add_caller, query_of, user_of
 from .maintenance import whole_number
 
 #: Ten years.
@@ -28,14 +27,13 @@ _MOST_HOURS = 87_600
 
 def add_verbs(verbs: Any) -> None:
     """Add both verbs with their options."""
-    blocking = verbs.add_parser("block", help="Block a user, a subject or a network, or end the block.")
-    blocking.set_defaults(run=block)
+    blocking = verbs.add_parser("block", run=block, help="Block a user, a subject or a network, or end the block.")
     one = blocking.add_mutually_exclusive_group(required=True)
     one.add_argument("--user", help="User name or primary key.")
     one.add_argument("--subject", help="Subject such as tenant:acme, ip:203.0.113.7 or 203.0.113.0/24.")
     blocking.add_argument("--end", action="store_true", help="End the block instead.")
-    boosting = verbs.add_parser("boost", help="Raise a customer's limits for a while, to twice the rates by default.")
-    boosting.set_defaults(run=boost)
+    text = "Raise a customer's limits for a while, to twice the rates by default."
+    boosting = verbs.add_parser("boost", run=boost, help=text)
     add_caller(boosting)
     text = "Number of a policy as explain shows it. May be repeated. Default: all policies that a boost can raise."
     boosting.add_argument("--policy", action="append", default=[], help=text)
@@ -51,10 +49,9 @@ def block(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     """Block, or end all blocks of that name, and yield who is blocked and how to end it."""
     option = "--subject" if options["user"] is None else "--user"
     who = options[option[2:]]
-    if option == "--user" and (user := find_user(who, by_key=True)) is None:
-        raise CommandError(f"There is no user {who!r}")
-    name = f"user:{user.pk}" if option == "--user" else canonical_subject(who)
-    shown = f"{name} ({user})" if option == "--user" else name
+    user = user_of(who) if option == "--user" else None
+    name = f"user:{user.pk}" if user else canonical_subject(who)
+    shown = f"{name} ({user})" if user else name
     with saving(RatePolicy), changed_by(None, options["reason"]):
         found = blocks.blocks_in_force([name]).get(name, ())
         if not options["end"]:

@@ -15,31 +15,24 @@ from ..changes.validators import canonical_subject
 from ..conf import settings
 from ..engine.keys import short
 from ..operations import held_data
-from ..operations.subjects import find_user
 from ..runtime import default_limiter
+from .callers import user_of
 from .maintenance import add_timeout, wait_for_counts, why_unreported
 
 
 def add_verbs(verbs: Any) -> None:
     """Add the verbs with their options."""
-    exporting = verbs.add_parser(
-        "export-subject", help="Print all stored data about a user or subject as JSON lines."
-    )
-    exporting.set_defaults(run=export_subject)
-    forgetting = verbs.add_parser(
-        "forget", help="Delete the stored data about a user or subject except for usage figures."
-    )
-    forgetting.set_defaults(run=forget)
+    text = "Print all stored data about a user or subject as JSON lines."
+    exporting = verbs.add_parser("export-subject", run=export_subject, help=text)
+    text = "Delete the stored data about a user or subject except for usage figures."
+    forgetting = verbs.add_parser("forget", run=forget, help=text)
+    text = "Subject such as tenant:acme, api_key:k_7, ip:203.0.113.7, or user:7 for a deleted user."
     for verb in (exporting, forgetting):
         one = verb.add_mutually_exclusive_group(required=True)
         one.add_argument("--user", help="User name or primary key.")
-        one.add_argument(
-            "--subject",
-            help="Subject such as tenant:acme, api_key:k_7, ip:203.0.113.7, or user:7 for a deleted user.",
-        )
-    forgetting.add_argument(
-        "--yes", action="store_true", help="Delete the data. Without it, the command only shows the changes."
-    )
+        one.add_argument("--subject", help=text)
+    text = "Delete the data. Without it, the command only shows the changes."
+    forgetting.add_argument("--yes", action="store_true", help=text)
     add_timeout(forgetting)
     text = "Do not wait for workers, because they have been stopped."
     forgetting.add_argument("--no-wait", action="store_true", help=text)
@@ -79,10 +72,7 @@ def _written(options: dict[str, Any]) -> str:
 def _chosen(options: dict[str, Any]) -> str:
     if not options["user"]:
         return _subject(options["subject"])
-    user = find_user(options["user"], by_key=True)
-    if user is None:
-        raise CommandError(f"There is no user {options['user']!r}. For a deleted user, enter --subject user:KEY.")
-    return f"user:{user.pk}"
+    return f"user:{user_of(options['user'], '. For a deleted user, enter --subject user:KEY.').pk}"
 
 
 def _subject(text: str) -> str:

@@ -19,15 +19,13 @@ from ..utils.escaping import one_line
 
 def add_verbs(verbs: Any) -> None:
     """Add the verbs with their options."""
-    verb = verbs.add_parser("usage", help="Show the quotas that customers have used in a month, for invoices.")
-    verb.set_defaults(run=usage)
-    verb.add_argument(
-        "--month", default="", metavar="YYYY-MM", help="Month of the invoices. Default: the previous month."
-    )
+    text = "Show the quotas that customers have used in a month, for invoices."
+    verb = verbs.add_parser("usage", run=usage, help=text)
+    text = "Month of the invoices. Default: the previous month."
+    verb.add_argument("--month", default="", metavar="YYYY-MM", help=text)
     verb.add_argument("--subject", default="", help="A subject such as user:42 or tenant:acme. Default: all.")
-    verb.add_argument(
-        "--format", choices=["text", "csv", "json"], default="text", help="Output format. Default: text."
-    )
+    text = "Output format. Default: text."
+    verb.add_argument("--format", choices=["text", "csv", "json"], default="text", help=text)
 
 
 def usage(command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from django.core.exceptions import ValidationError
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import Error as DatabaseError
 
 from ...checks.database import check_migrated
 from ...exceptions import StoreError
 from ...utils.escaping import one_line
-from .. import callers, maintenance, overrides, personal_data, policyfile, undo, usage
+from .. import callers, maintenance, overrides, personal_data, policies, usage
+
+
+class VerbParser(CommandParser):
+    """The parser of one verb; ``run`` is the verb's function, which may yield lines to print."""
+
+    def __init__(self, *, run: Callable[..., Any], **options: Any) -> None:
+        super().__init__(**options)
+        self.set_defaults(run=run)
 
 
 class Command(BaseCommand):
@@ -22,9 +31,9 @@ class Command(BaseCommand):
     help = "Explain, export, import, boost and undo limits, block customers and maintain the counters."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Add the verbs; the function of each is its option ``run``, and may yield lines to print."""
-        verbs = parser.add_subparsers(dest="verb", required=True)
-        for module in (callers, overrides, maintenance, personal_data, policyfile, undo, usage):
+        """Add the verbs; the function of each is its option ``run``."""
+        verbs = parser.add_subparsers(dest="verb", required=True, parser_class=VerbParser)
+        for module in (callers, overrides, maintenance, personal_data, policies, usage):
             module.add_verbs(verbs)
         verbs.metavar = " | ".join(verbs.choices)
 

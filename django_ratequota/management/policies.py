@@ -1,32 +1,46 @@
-"""The verbs ``export`` and ``import`` of ``manage.py ratequota``."""
+"""The verbs ``export``, ``import`` and ``undo`` of ``manage.py ratequota``."""
 
 from __future__ import annotations
 
 import sys
+from argparse import ArgumentTypeError
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
+from uuid import UUID
 
 from django.core.management.base import BaseCommand, CommandError
 from django.db import IntegrityError
 
+from ..changes.databases import saving
 from ..changes.writer import changed_by
 from ..exceptions import SHOWN, InvalidFile
+from ..models import PolicyChange, RatePolicy
+from ..operations.differences import who_changed
+from ..operations.revert import apply, of_save, plan
 from ..policyfile import FORMATS, MAX_BYTES, apply_file, decode, export_chunks
+
+#: Maximum number of unchanged objects that are listed.
+_LISTED = 20
 
 
 def add_verbs(verbs: Any) -> None:
-    """Add both verbs with their options."""
-    out = verbs.add_parser("export", help="Export plans, endpoints and policies to a file.")
-    out.set_defaults(run=export_file)
+    """Add the verbs with their options."""
+    out = verbs.add_parser("export", run=export_file, help="Export plans, endpoints and policies to a file.")
     out.add_argument("--format", choices=sorted(FORMATS), default="yaml", help="yaml (default) or json.")
     out.add_argument("--output", metavar="FILE", help="File to write (default: standard output).")
     out.add_argument("--assignments", action="store_true", help="Include the plan assignments.")
-    into = verbs.add_parser("import", help="Import plans, endpoints and policies from a file.")
-    into.set_defaults(run=import_file)
+    into = verbs.add_parser("import", run=import_file, help="Import plans, endpoints and policies from a file.")
     into.add_argument("file", metavar="FILE", help="YAML or JSON file as written by export. - = standard input.")
     into.add_argument("--dry-run", action="store_true", help="Show the changes without making them.")
     into.add_argument("--prune", action="store_true", help="Delete objects that the sections of the file leave out.")
     into.add_argument("--reason", default="", help="Reason for the history.")
+    text = "Undo a change that was made in the admin, by an import or by a bulk action."
+    back = verbs.add_parser("undo", run=undo, help=text)
+    text = "Change id from the output of import or boost, or from the URL of the change's page in the admin."
+    back.add_argument("change_id", type=_change_id, help=text)
+    back.add_argument("--dry-run", action="store_true", help="Show the changes without making them.")
+    back.add_argument("--reason", default="", help="Reason for the history.")
 
 
 def export_file(command: BaseCommand, options: dict[str, Any]) -> None:
@@ -82,3 +96,31 @@ def _bytes(name: str) -> bytes:
             return file.read(MAX_BYTES + 1)
     except OSError as error:
         raise CommandError(f"{name} cannot be read: {error.strerror}") from error
+
+
+def _change_id(text: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError:
+        raise ArgumentTypeError(f"write a change id, such as import and boost print, not {text[:100]!r}") from None
+
+
+def undo(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
+    """Undo the save in one transaction."""
+    change_id, dry = options["change_id"], options["dry_run"]
+    if not PolicyChange.objects.filter(change_id=change_id).exists():
+        raise CommandError(f"No change has the id {change_id}. Copy it from the URL of the change's page.")
+    with saving(RatePolicy):
+        revert = plan(of_save(change_id), lock=not dry)
+        for step in revert.left[:_LISTED]:
+            later = " ".join(who_changed(step.later, step.last)) if step.later else ""
+            yield f"stays unchanged: {step.kind} {step.object_text}: {step.obstacle or later}"
+        if len(revert.left) > _LISTED:
+            yield f"and {len(revert.left) - _LISTED} more"
+        counts = Counter(step.verb for step in revert.done)
+        summary = f"{counts['create']} created, {counts['change']} changed, {counts['delete']} deleted"
+        if dry:
+            yield f"Dry run: would be {summary}. No changes were made."
+            return
+        apply(revert, actor=None, reason=options["reason"] or f"undo {change_id}", undoes=change_id)
+    yield summary if counts else "Nothing to undo"
