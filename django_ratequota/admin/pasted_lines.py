@@ -15,9 +15,7 @@ from django.utils.translation import gettext_lazy as _
 from ..conf import settings
 from ..exceptions import InvalidFile
 from ..models import ListMember, SubjectList
-from ..operations.assign_many import assign
-from ..operations.list_members import add_members, remove_members
-from ..operations.pasted_lines import Line, lines_of
+from ..operations.pasted_lines import Line, add_members, assign, lines_of, remove_members
 from ..policyfile.document import MAX_BYTES, decode
 from .base import REASON_FIELD, ChangeReasonForm
 from .formatting import shown

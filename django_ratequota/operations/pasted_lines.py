@@ -1,4 +1,4 @@
-"""Read users and subjects from lines of text: pasted ones, or those of a file.
+"""Assign a plan to many customers, or add them to a list or remove them, by lines of text: pasted ones, or a file's.
 
 A line is ``203.0.113.0/24``, ``tenant:acme`` or a user's login name, then optionally ``until 2026-12-31`` and
 ``# reason``. A file in CSV has these as columns: who, end, reason.
@@ -22,10 +22,11 @@ from django.utils import timezone
 from django.utils.dateparse import parse_date, parse_datetime
 from django.utils.translation import gettext as _
 
-from ..changes.databases import policy_alias
+from ..changes.databases import policy_alias, saving
 from ..changes.validators import check_year, is_address_like, visible
-from ..changes.writer import users_by_login
-from ..policies.facts import to_datetime, to_us
+from ..changes.writer import in_batches, users_by_login
+from ..models import ListMember, Plan, PlanAssignment, SubjectList
+from ..policies.facts import Assignment, UserEntry, assignment_facts, to_datetime, to_us
 from .texts import number_text
 
 #: Maximum number of lines at once, with empty ones and comments. A longer file is refused, because servers end
@@ -38,6 +39,8 @@ _FIRST_CELL_SIZE = 10_000
 #: Names of the first column of a file in CSV.
 _HEADS = ("who", "member", "subject", "customer", "user")
 _SHOWN = 80
+#: The columns that ``assignment_facts`` reads, and whose assignment it is.
+_COLUMNS = ("pk", "user_id", "subject", "plan_id", "starts_at", "ends_at", "anchor")
 #: A user's id and a subject, of which one is None.
 Key = tuple[Any, str | None]
 _Row = TypeVar("_Row", bound=Model)
@@ -112,9 +115,9 @@ def read_lines(model: type[_Row], lines: Sequence[Line], **fields: Any) -> dict[
             else:
                 row.user_id = _user_id(login, users)
             row.clean_fields(exclude=[field.name for field in model._meta.concrete_fields if field.is_relation])
-            entries.setdefault(key_of(row), (line, row))
+            entries.setdefault(_key_of(row), (line, row))
         except ValidationError as error:
-            problems.append(problem_of(line, " ".join(error.messages)))
+            problems.append(_problem_of(line, " ".join(error.messages)))
     if problems:
         raise ValidationError(problems)
     return entries
@@ -134,12 +137,12 @@ def _user_id(login: str, users: dict[str, list[Any]]) -> Any:
     return users[login][0]
 
 
-def key_of(row: Any) -> Key:
+def _key_of(row: Any) -> Key:
     """Return the user id and the subject of an object, of which one is None."""
     return row.user_id, row.subject
 
 
-def stored_rows(model: type[_Row], keys: Iterable[Key], **fields: Any) -> QuerySet[_Row]:
+def _stored_rows(model: type[_Row], keys: Iterable[Key], **fields: Any) -> QuerySet[_Row]:
     """Return the stored objects of the users and subjects."""
     users, subjects = ({value for value in values if value is not None} for values in zip(*keys, strict=True))
     return model._default_manager.filter(Q(user__in=users) | Q(subject__in=subjects), **fields).order_by()
@@ -166,7 +169,100 @@ def _end(line: Line) -> datetime | None:
     return end
 
 
-def problem_of(line: Line, text: str) -> str:
+def _problem_of(line: Line, text: str) -> str:
     """Return the message about a bad line."""
     who = visible(line.who)[:_SHOWN]
     return _("Line %(number)d, “%(who)s”: %(problem)s") % {"number": line.number, "who": who, "problem": text}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assigned:
+    """The numbers of customers who were assigned, and who were not."""
+
+    new: int
+    #: Those of ``new`` who stay on another plan until their dated assignment there ends.
+    later: int
+    #: Already on the plan, for as long as the line asks.
+    present: int
+
+
+def assign(plan: Plan, lines: Sequence[Line], *, reason: str = "", created_by: Any = None) -> Assigned:
+    """Assign the plan from now on; raises ``ValidationError`` with a message per bad line, and then assigns nothing.
+
+    ``reason`` is that of lines without one.
+    """
+    start = timezone.now()
+    entries = read_lines(PlanAssignment, lines, plan=plan, starts_at=start, created_by=created_by)
+    new, later = [], 0
+    with saving(PlanAssignment):
+        for batch in in_batches(list(entries.items())):
+            held: dict[Key, list[Assignment]] = {}
+            rows = _stored_rows(PlanAssignment, [key for key, _entry in batch])
+            for row in rows.values_list(*_COLUMNS, named=True):
+                held.setdefault(_key_of(row), []).append(assignment_facts(row))
+            for key, (_line, own) in batch:
+                own.reason = own.reason or reason
+                before, wanted = tuple(held.get(key, ())), assignment_facts(own)
+                now = UserEntry(assignments=before).assignment(to_us(start))
+                lasts = now is not None and (now.ends_us is None or now.ends_us >= (wanted.ends_us or 2**63))
+                if now is None or not (lasts and now.plan_id == plan.pk):
+                    new.append(own)
+                    later += UserEntry(assignments=(*before, wanted)).assignment(to_us(start)) is not wanted
+        PlanAssignment.objects.bulk_create(new)
+    return Assigned(new=len(new), later=later, present=len(lines) - len(new))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Added:
+    """The numbers of members that were added, given other dates, and found present, or written twice."""
+
+    added: int
+    changed: int
+    present: int
+
+
+def add_members(subject_list: SubjectList, lines: Sequence[Line], *, may_change: bool = True) -> Added:
+    """Add the members; raises ``ValidationError`` with a message per bad line, and then adds nothing.
+
+    A member that is in the list keeps its dates, unless the line has other ones, or its entry has ended: then these
+    change, which ``may_change`` permits.
+    """
+    entries = read_lines(ListMember, lines, subject_list=subject_list)
+    problems: list[str] = []
+    added = changed = 0
+    now = timezone.now()
+    with saving(ListMember):
+        for batch in in_batches(list(entries.items())):
+            keys = [key for key, _entry in batch]
+            stored = {_key_of(row): row for row in _stored_rows(ListMember, keys, subject_list=subject_list)}
+            updates = []
+            for key, (line, entry) in batch:
+                member = stored.get(key)
+                ended = member is not None and member.ends_at is not None and member.ends_at <= now
+                if member is None or not (ended or (entry.ends_at and entry.ends_at != member.ends_at)):
+                    continue
+                if not may_change:
+                    text = _("This entry is already in the list. You may not change its dates.")
+                    problems.append(_problem_of(line, text))
+                member.starts_at = None if ended else member.starts_at
+                member.ends_at = entry.ends_at
+                member.reason = entry.reason or member.reason
+                updates.append(member)
+            new = [entry for key, (_line, entry) in batch if key not in stored]
+            ListMember.objects.bulk_create(new)
+            ListMember.objects.bulk_update(updates, ["starts_at", "ends_at", "reason"])
+            added, changed = added + len(new), changed + len(updates)
+        if problems:
+            raise ValidationError(problems)
+    return Added(added=added, changed=changed, present=len(lines) - added - changed)
+
+
+def remove_members(subject_list: SubjectList, lines: Sequence[Line]) -> int:
+    """Remove the members, and return their number; raises as ``add_members``, and then removes nothing."""
+    removed = 0
+    with saving(ListMember):
+        for batch in in_batches(list(read_lines(ListMember, lines))):
+            pks = [member.pk for member in _stored_rows(ListMember, batch, subject_list=subject_list)]
+            ListMember.objects.filter(pk__in=pks).delete()
+            removed += len(pks)
+    return removed

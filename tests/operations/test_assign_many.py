@@ -14,8 +14,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_ratequota.models import Plan, PlanAssignment, PolicyChange
-from django_ratequota.operations.assign_many import Assigned, assign
-from django_ratequota.operations.pasted_lines import lines_of
+from django_ratequota.operations.pasted_lines import Assigned, assign, lines_of
 from tests.support.operators import client_of, words_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "api_keys")]
