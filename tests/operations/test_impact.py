@@ -23,10 +23,9 @@ from django_ratequota.monitoring import attempts
 from django_ratequota.monitoring.attempts import Attempts, RecordedAttempts
 from django_ratequota.monitoring.records import UNKNOWN_PLAN
 from django_ratequota.operations import impact
-from django_ratequota.operations.impact import Impact, estimate, sentences
+from django_ratequota.operations.impact import Impact, estimate, has_room, peak, sentences, spread
 from django_ratequota.operations.impact_audience import NotEstimable, RecordedAudience
 from django_ratequota.operations.replay import replay
-from django_ratequota.operations.spans import has_room, peak, spread
 from tests.conftest import Clock
 from tests.policies.test_cache import queries
 from tests.support.properties import examples
