@@ -12,8 +12,8 @@ from django.utils import timezone
 from django_ratequota import check_request
 from django_ratequota.exceptions import StoreError
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
-from django_ratequota.operations import tightest as module
-from django_ratequota.operations.tightest import tightest
+from django_ratequota.operations import caller_limits as module
+from django_ratequota.operations.caller_limits import tightest
 from tests.project.views import request_from
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]

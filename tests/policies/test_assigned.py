@@ -17,9 +17,8 @@ from django.utils import timezone
 from django_ratequota import Decision, acheck_caller, check_caller, check_request
 from django_ratequota.changes.writer import write_publication
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
-from django_ratequota.operations.caller_limits import caller_limits
+from django_ratequota.operations.caller_limits import caller_limits, tightest
 from django_ratequota.operations.explain import explain_caller
-from django_ratequota.operations.tightest import tightest
 from django_ratequota.policies.cache import policies
 from django_ratequota.policies.facts import Assignment, UserEntry
 from django_ratequota.policies.requests.caller import DescribedCaller

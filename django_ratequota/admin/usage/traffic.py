@@ -15,7 +15,7 @@ from ...models import Endpoint
 from ...monitoring import refusals as recorded_refusals
 from ...monitoring.refusals import Refusal
 from ...monitoring.timeline import Counts, Span, TopCaller, timeline, top_callers
-from ...operations.tightest import tightest
+from ...operations.caller_limits import tightest
 from ...policies.limit_names import limit_name
 from ..explain.block import block_links
 from ..formatting import bar_percent, number_text, percent, shown
