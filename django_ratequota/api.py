@@ -27,11 +27,11 @@ from .engine.types import Bucket, BucketStatus
 from .models import QuotaWindow
 from .operations.caller_limits import caller_limits, describe_limit, describe_window
 from .operations.past_windows import windows_of
-from .operations.running_windows import time_us
 from .operations.subjects import find_user
 from .policies.facts import to_datetime, to_us
 from .policies.requests.caller import Caller, DescribedCaller
 from .policies.requests.view_declarations import USAGE_ATTRIBUTE
+from .runtime import process
 from .throttling import QuotaThrottle, StoreUnavailable
 
 #: Staff with one of these permissions may query other users, as they may see policies in the admin.
@@ -178,7 +178,7 @@ class QuotaWindowSerializer(LimitSerializer):
             counted_per="" if is_per_caller(window.counter) else kind,
         )
         bounds = to_us(window.starts_at), to_us(window.ends_at)
-        return _told(describe_window(bucket, used=window.used, window=bounds), time_us())
+        return _told(describe_window(bucket, used=window.used, window=bounds), process.limiter().now_us)
 
 
 class QuotaWindowPagination(CursorPagination):

@@ -34,7 +34,7 @@ from .engine.types import BucketStatus
 from .models import PolicyChange
 from .monitoring.alerts import Crossing, digest
 from .operations.differences import Words, name_users
-from .operations.subject_names import customer_emails, subject_names
+from .operations.subjects import customer_emails, subject_names
 from .operations.texts import number_text
 from .policies.limit_names import limit_name
 from .utils import forks

@@ -9,7 +9,7 @@ from django.utils.translation import gettext
 
 from ..models import Endpoint, RatePolicy
 from ..operations.differences import deleted as deleted
-from ..operations.subject_names import named, names_of, subject_names
+from ..operations.subjects import named, names_of, subject_names
 from .formatting import isolated, shown, shown_subject
 from .pages import model_url
 

@@ -12,10 +12,10 @@ from django.utils.translation import gettext_lazy as _
 
 from ..models import QuotaWindow, RatePolicy
 from ..operations.counters import is_shared
-from ..operations.near import Row, all_near, near_rows
-from ..operations.running_windows import AFTER, LEVELS, Chosen, current_periods, time_us
-from ..operations.subject_names import subjects_named
+from ..operations.near import AFTER, LEVELS, Chosen, Row, all_near, current_periods, near_rows
+from ..operations.subjects import subjects_named
 from ..policies.facts import to_us
+from ..runtime import process
 from .formatting import clock_and_wait, shown
 from .ledger_pages import LedgerPage, choice, csv_response, share
 from .names import caller_names, caller_text, endpoint_text, explain_url
@@ -56,7 +56,7 @@ class QuotasPage(LedgerPage):
             return self.render(request, "quotas.html", {"title": gettext("Quotas")})
         rows, following = near_rows(period, chosen, query["start"], self.page_size)
         users = caller_names(row.bucket.subject for row in rows)
-        now_us, boosts = time_us(), may(request.user, "add", override=True)
+        now_us, boosts = process.limiter().now_us, may(request.user, "add", override=True)
         choices = [
             choice("window", gettext("Period"), periods, period),
             choice("level", gettext("Used"), levels, query["level"]),

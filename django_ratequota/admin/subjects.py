@@ -7,8 +7,7 @@ from typing import Any
 from django.http import JsonResponse
 
 from ..models import ListMember, PlanAssignment
-from ..operations.subject_names import subject_names
-from ..operations.subjects import known_subjects
+from ..operations.subjects import known_subjects, subject_names
 from .pages import AdminPage, may_view
 from .permissions import may_see_members
 

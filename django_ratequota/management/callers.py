@@ -18,10 +18,8 @@ from ..monitoring.refusals import Refusal
 from ..operations import counters
 from ..operations.explain import Explanation, anchor_of, explain_caller
 from ..operations.explain_query import ExplainQuery
-from ..operations.near import Row, all_near
-from ..operations.running_windows import LEVELS, Chosen, current_periods
-from ..operations.subject_names import named, subject_names
-from ..operations.subjects import find_user
+from ..operations.near import LEVELS, Chosen, Row, all_near, current_periods
+from ..operations.subjects import find_user, named, subject_names
 from ..operations.what_to_tell import policies_of, what_to_tell
 from ..policies.limit_names import limit_name, limit_names
 from ..policies.reasons import others_in_words

@@ -15,8 +15,7 @@ from ..changes.validators import canonical_subject
 from ..changes.writer import changed_by
 from ..engine.rates import BLOCKED
 from ..models import RatePolicy
-from ..operations import blocks
-from ..operations.boosts import no_boost_reason, propose_boosts
+from ..operations import overrides
 from ..operations.texts import moment
 from .callers import add_caller, query_of, user_of
 from .maintenance import whole_number
@@ -53,18 +52,18 @@ def block(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     name = f"user:{user.pk}" if user else canonical_subject(who)
     shown = f"{name} ({user})" if user else name
     with saving(RatePolicy), changed_by(None, options["reason"]):
-        found = blocks.blocks_in_force([name]).get(name, ())
+        found = overrides.blocks_in_force([name]).get(name, ())
         if not options["end"]:
             if found:
                 raise CommandError(
                     f"{shown} is already blocked until {_until(found[0])}. End that block first with --end."
                 )
-            added = blocks.propose_block(name)
+            added = overrides.propose_block(name)
             _save(added, options)
         elif not found:
             raise CommandError(f"{shown} is not blocked. To end the block of a network, enter the network.")
         for one in found:
-            blocks.end_block(one)
+            overrides.end_block(one)
     if options["end"]:
         yield f"No longer blocked: {shown}"
         return
@@ -83,8 +82,8 @@ def boost(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     winners = explanation.resolution.winners
     if not winners:
         raise CommandError("No policy applies to this request, so there is nothing to boost")
-    possible = [one for one in winners if not no_boost_reason(explanation, one)]
-    found = propose_boosts(explanation, chosen or [str(one.id) for one in possible or winners])
+    possible = [one for one in winners if not overrides.no_boost_reason(explanation, one)]
+    found = overrides.propose_boosts(explanation, chosen or [str(one.id) for one in possible or winners])
     if options["rates"] and len(found) > 1:
         numbers = ", ".join(str(one.winner.pk) for one in found)
         raise CommandError(f"--rates is for one policy. Choose it with --policy, one of {numbers}.")

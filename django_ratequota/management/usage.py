@@ -12,7 +12,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from ..operations import invoice_lines
 from ..operations.invoice_lines import HEADS, InvoiceLine, Invoices, cells
-from ..operations.subject_names import named
+from ..operations.subjects import named
 from ..utils.csv_lines import csv_lines
 from ..utils.escaping import one_line
 

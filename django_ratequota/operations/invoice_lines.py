@@ -20,7 +20,7 @@ from ..models import Endpoint, Plan, PolicyChange, QuotaWindow, RatePolicy
 from ..monitoring.ledger_rows import limited_by, stored_subject
 from ..policies.facts import to_datetime, to_us
 from .past_windows import local_date
-from .subject_names import names_of
+from .subjects import names_of
 
 #: Counters whose names, policies and days are read at once; rows of the ledger that are.
 _BATCH, _CHUNK = 500, 2_000

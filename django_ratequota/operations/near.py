@@ -1,4 +1,7 @@
-"""The customers near a limit: the ledger's counters under today's policies."""
+"""The customers near a limit: the ledger's counters of the windows that run now, under today's policies.
+
+A function's ``period`` is one of ``QuotaWindow.Period``: the windows of that length are one list.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +10,56 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
 
+from django.db.models import Q, QuerySet
+
 from ..conf import settings
 from ..engine.keys import counter_name
 from ..engine.types import Bucket
 from ..models import QuotaWindow, RatePolicy
 from ..policies.assigned import contexts_of, is_plan_open
-from ..policies.facts import policy_facts
-from ..policies.requests.caller import Caller, DescribedCaller
+from ..policies.facts import policy_facts, to_datetime
+from ..policies.requests.caller import DescribedCaller
 from ..policies.resolver import EvaluationContext, make_buckets, resolve_uncached
 from ..policies.snapshot import Snapshot
-from . import running_windows
+from ..runtime import process
 from .differences import policies_by_id
 from .explain import newest_policies
-from .running_windows import Chosen
 
+#: Percentages of a limit that operators choose from, beside 0 for all.
+LEVELS = (50, 80, 100)
+#: Where a list goes on after a row, its percent and key, as a regular expression.
+AFTER = "[0-9]{1,18}-[0-9]{1,18}"
 #: Counters looked up together for a whole list; how often more are for a page whose first are out of date.
 _BATCH, _ROUNDS = 500, 20
 #: Rows of the ledger read at once while a whole list is sent.
 _CHUNK = 2_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """Which counters are listed."""
+
+    #: Least percent of the limit that is used.
+    level: int = 0
+    #: The policies whose counters are listed; None = all.
+    policies: QuerySet[RatePolicy] | None = None
+    #: None = all.
+    subjects: frozenset[str] | None = None
+
+    def condition(self) -> Q:
+        """Return this as a condition on rows of the ledger."""
+        found = Q(percent__gte=self.level)
+        if self.policies is not None:
+            found &= Q(policy_id__in=self.policies.order_by().values("pk"))
+        if self.subjects is not None:
+            # Found first: SQLite without statistics would look at every current row instead.
+            found &= Q(pk__in=QuotaWindow.objects.filter(subject__in=self.subjects).order_by().values("pk"))
+        return found
+
+
+def current_periods() -> list[str]:
+    """Return those of whose windows any is used now: months, weeks, days."""
+    return [period for period in reversed(QuotaWindow.Period.values) if _current(period).exists()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,20 +91,20 @@ def near_rows(period: str, chosen: Chosen, start: str, most: int) -> tuple[list[
     there are no more.
     """
     # Read at once, because each query sorts all windows that run now.
-    rows = list(running_windows.rows(period, chosen, start)[: _ROUNDS * most + 1])
+    rows = list(_rows(period, chosen, start)[: _ROUNDS * most + 1])
     # By their names, because a row whose limit was raised since it was written moves down the list meanwhile.
     found: dict[object, Row] = {}
     at = 0
     while at < min(len(rows), _ROUNDS * most) and len(found) < most:
         found |= {row.bucket.counter: row for row in _fitting(chosen, rows[at : at + most])}
         at += most
-    start = running_windows.after(rows[at - 1]) if len(rows) > at else ""
+    start = f"{rows[at - 1].percent}-{rows[at - 1].pk}" if len(rows) > at else ""
     return sorted(found.values(), key=lambda row: (-row.used / row.limit, row.bucket.subject)), start
 
 
 def all_near(period: str, chosen: Chosen) -> Iterator[list[Row]]:
     """Yield every counter, the fullest first, in batches; not all are in memory at once."""
-    rows = running_windows.rows(period, chosen).iterator(chunk_size=_CHUNK)
+    rows = _rows(period, chosen).iterator(chunk_size=_CHUNK)
     while batch := list(islice(rows, _BATCH)):
         yield _fitting(chosen, batch)
 
@@ -79,7 +114,7 @@ def _fitting(chosen: Chosen, rows: Sequence[QuotaWindow]) -> list[Row]:
 
     Of several rows of one counter, after its policy has changed, the first is returned.
     """
-    snapshot, now_us = newest_policies(), running_windows.time_us()
+    snapshot, now_us = newest_policies(), process.limiter().now_us
     policies = policies_by_id(row.policy_id for row in rows)
     contexts = contexts_of([_caller(row, snapshot) for row in rows], snapshot.overview.snapshot, now_us)
     live: dict[object, tuple[QuotaWindow, Bucket]] = {}
@@ -94,7 +129,7 @@ def _fitting(chosen: Chosen, rows: Sequence[QuotaWindow]) -> list[Row]:
     policies = policies_by_id((bucket.policy_id for _row, bucket in live.values()), chosen.policies)
     found = []
     for row, bucket in live.values():
-        running_windows.correct(row, bucket)
+        correct(row, bucket)
         if policy := policies.get(bucket.policy_id or 0):
             found.append(Row(policy=policy, bucket=bucket, used=row.used, ends_at=row.ends_at))
     return [row for row in found if row.percent >= chosen.level]
@@ -107,9 +142,11 @@ def _bucket(row: QuotaWindow, context: EvaluationContext, policy: RatePolicy | N
     """
     resolution = resolve_uncached(context)
     found = next((bucket for bucket in resolution.buckets if row.counter == counter_name(bucket)), None)
-    known = _plan_is_known(context.caller, resolution.assigned_to)
+    caller = context.caller
+    is_open = settings.plan_resolver or is_plan_open(caller, resolution.assigned_to)
+    known = caller.plan_slug is not None or not is_open  # the subject alone tells the plan of its requests
     by_plan = found and any(one.id == found.policy_id and one.plan_id is not None for one in resolution.winners)
-    if (found is not None and (known or not by_plan)) or (known and context.caller.user_id is not None):
+    if (found is not None and (known or not by_plan)) or (known and caller.user_id is not None):
         return found
     facts = None if policy is None or policy.mode == RatePolicy.Mode.OFF else policy_facts(policy)
     if facts is not None and facts.active(context.now_us) and facts.endpoint_id == row.endpoint_id:
@@ -119,13 +156,32 @@ def _bucket(row: QuotaWindow, context: EvaluationContext, policy: RatePolicy | N
     return found
 
 
-def _plan_is_known(caller: Caller, assigned_to: str) -> bool:
-    """Return whether the subject alone tells the plan of its requests."""
-    return caller.plan_slug is not None or not (settings.plan_resolver or is_plan_open(caller, assigned_to))
-
-
 def _caller(row: QuotaWindow, snapshot: Snapshot) -> DescribedCaller:
     """Return the caller that the subject names, as far as it does."""
     kind, _colon, value = row.subject.partition(":")
     plan = snapshot.plans.get(int(value)) if kind == "plan" and value.isdecimal() else None
     return DescribedCaller.named(row.subject, plan_slug=plan.slug if plan else None)
+
+
+def _rows(period: str, chosen: Chosen, start: str = "") -> QuerySet[QuotaWindow]:
+    """Return the rows that follow ``start`` (see ``AFTER``; "" = all), the fullest first."""
+    found = _current(period).filter(chosen.condition())
+    if start:
+        percent, _dash, pk = start.partition("-")
+        # Without OR, for which SQLite would read all rows by their keys.
+        found = found.filter(~Q(percent=int(percent), pk__lte=int(pk or 0)), percent__lte=int(percent))
+    return found.order_by("-percent", "pk")
+
+
+def correct(row: QuotaWindow, bucket: Bucket) -> None:
+    """Write the limit that was edited: the row's customer may make no request for weeks."""
+    limit = bucket.rate.capacity
+    if (row.limit, row.policy_id) != (limit, bucket.policy_id):
+        stored = QuotaWindow.objects.filter(pk=row.pk)
+        # Never unset: another process may just have set it.
+        mixed = {"mixed": True} if row.policy_id != bucket.policy_id else {}
+        stored.update(limit=limit, policy_id=bucket.policy_id, rate=str(bucket.rate), **mixed)
+
+
+def _current(period: str) -> QuerySet[QuotaWindow]:
+    return QuotaWindow.objects.filter(period=period, ends_at__gt=to_datetime(process.limiter().now_us))

@@ -30,7 +30,7 @@ from django_ratequota.monitoring.attempts import recorded_attempts
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.monitoring.ledger import flush
 from django_ratequota.monitoring.packing import unpack_attempts
-from django_ratequota.operations.blocks import propose_block
+from django_ratequota.operations.overrides import propose_block
 from tests.project.views import request_from
 from tests.support.commands import run
 from tests.support.operators import text_of

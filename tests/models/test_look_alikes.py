@@ -21,7 +21,7 @@ from django_ratequota.models import (
     SubjectList,
 )
 from django_ratequota.operations import held_data
-from django_ratequota.operations.blocks import blocks_in_force, propose_block
+from django_ratequota.operations.overrides import blocks_in_force, propose_block
 from tests.support.windows import counted, of_day
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]

@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from django_ratequota.models import Endpoint, PolicyChange, RatePolicy
 from django_ratequota.monitoring.collector import collector
-from django_ratequota.operations import blocks
+from django_ratequota.operations import overrides
 from django_ratequota.policies.requests.caller import Caller
 from tests.admin.test_explain import DOWN, IDENTIFIERS, LIST, PAGE, staff
 from tests.project.views import request_from
@@ -59,7 +59,7 @@ def test_a_block_names_the_caller_the_address_or_its_network(
     settings: Any, caller: str, ip: str, names: list[str]
 ) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": IDENTIFIERS}
-    assert blocks.targets(caller, ip) == names
+    assert overrides.block_targets(caller, ip) == names
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_the_operator_is_warned_of_blocking_themselves() -> None:
     request = request_from(support, "10.0.0.7")
     other = User.objects.create(username="other")
     names = (f"user:{support.pk}", "ip:10.0.0.7", "ip:10.0.0.0/24", "ip:10.1.0.0/24", f"user:{other.pk}")
-    found = [blocks.caution(blocks.propose_block(name), Caller(request)) for name in names]
+    found = [overrides.block_caution(overrides.propose_block(name), Caller(request)) for name in names]
     assert [("is you." in text, "includes you." in text) for text in found] == [
         (True, False),
         (False, True),
@@ -168,18 +168,18 @@ def test_the_block_that_lasts_longest_is_shown() -> None:
     RatePolicy.objects.create(subject="ip:203.0.113.10", rates="1/s")
     RatePolicy.objects.create(subject="ip:203.0.113.11", rates="blocked", endpoint=Endpoint.objects.create(name="x"))
     names = [f"ip:203.0.113.{last}" for last in (7, 8, 9, 10, 11)]
-    found = blocks.blocks_in_force([*names, "user:x", f"user:{'9' * 40}"])
+    found = overrides.blocks_in_force([*names, "user:x", f"user:{'9' * 40}"])
     ends = {name: [block.ends_at for block in own] for name, own in found.items()}
     assert ends == {"ip:203.0.113.7": [None, now + timedelta(hours=2), now + timedelta(hours=1)]}
 
 
 def test_a_block_is_ended_without_its_other_fields() -> None:
     """Somebody else may have changed these meanwhile. The end follows a start that the clock has not reached."""
-    block = blocks.propose_block("ip:203.0.113.7")
+    block = overrides.propose_block("ip:203.0.113.7")
     block.starts_at = timezone.now() + timedelta(hours=1)
     block.save()
     RatePolicy.objects.update(reason="Ticket 4711")
-    blocks.end_block(block)
+    overrides.end_block(block)
     ended = RatePolicy.objects.get()
     assert (ended.reason, ended.ends_at) == ("Ticket 4711", block.starts_at + timedelta(microseconds=1))
 
@@ -220,7 +220,7 @@ def test_explain_and_traffic_lead_to_the_page_and_to_its_end(operator: Client, a
 @pytest.mark.parametrize("permission", ["block_callers", "grant_override"])
 def test_only_the_permission_to_block_blocks(alice: User, permission: str) -> None:
     client, may = staff((permission,)), permission == "block_callers"
-    url, block = f"{URL}?caller=user:{alice.pk}", blocks.propose_block(f"user:{alice.pk}")
+    url, block = f"{URL}?caller=user:{alice.pk}", overrides.propose_block(f"user:{alice.pk}")
     assert (URL in client.get(PAGE, {"user": alice.pk}).content.decode()) is may
     assert client.post(url, {**FORM, "target": f"user:{alice.pk}"}).status_code == (302 if may else 403)
     assert RatePolicy.objects.filter(rates="blocked").exists() is may

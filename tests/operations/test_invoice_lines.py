@@ -18,7 +18,7 @@ from django_ratequota.monitoring import ledger
 from django_ratequota.monitoring.ledger import Entry
 from django_ratequota.monitoring.rollup import forget_windows
 from django_ratequota.operations.invoice_lines import InvoiceLine, Invoices, previous_month
-from django_ratequota.operations.running_windows import correct
+from django_ratequota.operations.near import correct
 from tests.conftest import Clock
 from tests.support.windows import counted
 

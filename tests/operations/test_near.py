@@ -11,8 +11,7 @@ from django.utils import timezone
 
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, QuotaWindow, RatePolicy
 from django_ratequota.monitoring.ledger import flush
-from django_ratequota.operations.near import Row, near_rows
-from django_ratequota.operations.running_windows import Chosen, current_periods
+from django_ratequota.operations.near import Chosen, Row, current_periods, near_rows
 from tests.support.commands import run
 from tests.support.requests import check_from
 

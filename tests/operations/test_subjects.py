@@ -16,8 +16,14 @@ from django.utils import timezone
 from django_ratequota import check_request
 from django_ratequota.models import ListMember, Plan, PlanAssignment, RatePolicy, SubjectList
 from django_ratequota.monitoring.collector import collector
-from django_ratequota.operations.subject_names import MAX_NAME, identified_subjects, subject_names, subjects_named
-from django_ratequota.operations.subjects import MAX_OFFERED, known_subjects
+from django_ratequota.operations.subjects import (
+    MAX_NAME,
+    MAX_OFFERED,
+    identified_subjects,
+    known_subjects,
+    subject_names,
+    subjects_named,
+)
 from django_ratequota.utils import problems
 from tests.admin.test_explain import DOWN, LIST, PAGE, staff
 from tests.project.views import request_from

@@ -1,4 +1,4 @@
-"""Blocks a caller, an address or its network until a time; and ends such blocks."""
+"""Blocks a caller, an address or its network until a time; and ends such overrides."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy as _
 from ...changes.databases import saving
 from ...exceptions import StoreError
 from ...models import RatePolicy
-from ...operations import blocks
+from ...operations import overrides
 from ...operations.explain_query import caller_params
 from ...operations.impact import estimate
 from ...operations.impact_audience import NotEstimable
@@ -38,7 +38,7 @@ class BlockPage(OverridePage):
     def view(self, request: Any) -> Any:
         """GET shows the form; POST blocks, or ends the block whose id is in ``end``."""
         caller, ip = request.GET.get("caller", ""), request.GET.get("ip", "")
-        names = blocks.targets(caller, ip)
+        names = overrides.block_targets(caller, ip)
         users = caller_names(names)
         names = [name for name in names if not name.startswith("user:") or name in users]  # without deleted users
         back = self.admin.page_url("explain", query=caller_params(caller))
@@ -48,11 +48,11 @@ class BlockPage(OverridePage):
             text = gettext("Only users, subjects and addresses can be blocked, not %(caller)s.")
             self.admin.message_user(request, text % {"caller": shown(caller) or "—"}, messages.ERROR)
             return HttpResponseRedirect(back)
-        in_force = blocks.blocks_in_force(names)
+        in_force = overrides.blocks_in_force(names)
         if "end" in request.POST:
             self._end(request, in_force.get(request.POST["end"], []), users)
             return HttpResponseRedirect(back)
-        proposed = {name: blocks.propose_block(name) for name in names}
+        proposed = {name: overrides.propose_block(name) for name in names}
         choices = [(name, f"{caller_text(name, users)}: {_recent(block)}") for name, block in proposed.items()]
         radio = forms.RadioSelect(attrs={"autofocus": True})
         target = forms.ChoiceField(label=_("Who"), choices=choices, initial=choices[0][0], widget=radio)
@@ -64,7 +64,7 @@ class BlockPage(OverridePage):
         context = {
             "title": _("Block"),
             "lead": _("A block refuses every request at once. It takes precedence over all other policies."),
-            "cautions": [text for block in proposed.values() if (text := blocks.caution(block, operator))],
+            "cautions": [text for block in proposed.values() if (text := overrides.block_caution(block, operator))],
             "in_force": [
                 (name, own[0], caller_text(name, users), _until(own[0]), ChangeReasonForm(auto_id=f"id_{name}_%s"))
                 for name, own in in_force.items()
@@ -86,7 +86,7 @@ class BlockPage(OverridePage):
         with saving(RatePolicy):
             for block in own:
                 text = gettext("No longer blocked: %(audience)s.") % {"audience": audience_text(block, users)}
-                blocks.end_block(block)
+                overrides.end_block(block)
                 self.admin.log_change(request, block, text)
         self.admin.message_user(request, text, messages.SUCCESS if own else messages.WARNING)
 
@@ -99,8 +99,8 @@ def block_links(
     Pairs without anybody to block have none, and so has an operator without the permission. ``origin`` is the name of
     the page with the links.
     """
-    names = {pair: blocks.targets(*pair) for pair in pairs} if may_block(request.user) else {}
-    in_force = blocks.blocks_in_force({name for own in names.values() for name in own})
+    names = {pair: overrides.block_targets(*pair) for pair in pairs} if may_block(request.user) else {}
+    in_force = overrides.blocks_in_force({name for own in names.values() for name in own})
     links = {}
     for (caller, ip), own in names.items():
         if own:

@@ -10,8 +10,8 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ...models import RatePolicy
-from ...operations.boosts import Proposal, propose_boosts
 from ...operations.explain import Explanation
+from ...operations.overrides import Proposal, propose_boosts
 from ..formatting import moment, shown
 from ..names import audience_text, caller_names, endpoint_text
 from ..permissions import may

@@ -10,9 +10,9 @@ from django.utils.translation import gettext
 from ...engine.rates import BLOCKED
 from ...engine.types import Bucket, BucketStatus
 from ...monitoring.health import state_of
-from ...operations.boosts import no_boost_reason
 from ...operations.counters import is_shared, peek, slots_by_worker
 from ...operations.explain import Explanation, anchor_of
+from ...operations.overrides import no_boost_reason
 from ...policies.limit_names import limit_name
 from ...policies.requests.caller import UNKNOWN
 from ..formatting import bar_percent, clock, clock_and_wait, shown

@@ -1,25 +1,38 @@
-"""Boosts: overrides that raise one caller's limit for a while."""
+"""Overrides: boosts, which raise one caller's limit for a while, and blocks, which refuse all of its requests.
+
+A block has the rates ``blocked`` and a start. Its *name* says who is blocked: ``user:42``, ``tenant:acme``,
+``ip:203.0.113.7``, ``ip:203.0.113.0/24``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import replace
+from datetime import datetime, timedelta
+from ipaddress import ip_network
 from typing import NamedTuple
 
+from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError
+from django.db.models import Q
 from django.utils.translation import gettext as _
 
-from ..changes.validators import canonical_subject
-from ..engine.rates import MAX_CONCURRENT, MAX_UNITS, UNLIMITED, Rate, format_rate
+from ..changes.databases import not_ended, started
+from ..changes.validators import canonical_subject, primary_key
+from ..engine.rates import BLOCKED, MAX_CONCURRENT, MAX_UNITS, UNLIMITED, Rate, format_rate
 from ..models import RatePolicy
 from ..monitoring.refusals import Refusal
+from ..policies.audience_index import Group
 from ..policies.facts import PolicyFacts, policy_facts, to_datetime
 from ..policies.precedence import never_outranked, specificity
-from ..policies.requests.caller import UNKNOWN
+from ..policies.requests.caller import UNKNOWN, Caller
+from ..policies.resolver import contenders
+from ..runtime import process
 from .counters import is_shared
 from .explain import Explanation
 
-_SECOND_US = 10**6
+#: Prefix length of the network that is offered beside an address, by IP version.
+_NETWORK_BITS = {4: 24, 6: 64}
 _SUBJECT_LENGTH = RatePolicy._meta.get_field("subject").max_length
 
 
@@ -74,19 +87,11 @@ def propose_boost(explanation: Explanation, winner: RatePolicy) -> RatePolicy:
     Where the winner comes before any policy for the caller, the boost has the winner's audience.
     """
     facts = policy_facts(winner)
-    boost = RatePolicy(
-        endpoint=winner.endpoint,
-        counted_per=winner.counted_per,
-        rates=doubled(facts.rates, winner.algorithm),
-        algorithm=winner.algorithm,
-        mode=winner.mode,
-        on_error=winner.on_error,
-        durable=winner.durable,
-        leads_headers=winner.leads_headers,
-        # Rounded down to the second, because processes see Redis' clock some milliseconds apart.
-        # Not before the winner, because of two dated policies the one that started last wins.
-        starts_at=to_datetime(max(explanation.context.now_us // _SECOND_US * _SECOND_US, facts.starts_us or 0)),
-    )
+    same = ("endpoint", "counted_per", "algorithm", "mode", "on_error", "durable", "leads_headers")
+    boost = RatePolicy(**{name: getattr(winner, name) for name in same})
+    boost.rates = doubled(facts.rates, winner.algorithm)
+    # Not before the winner, because of two dated policies the one that started last wins.
+    boost.starts_at = to_datetime(max(_begun_second(explanation.context.now_us), facts.starts_us or 0))
     subject = subject_of(explanation, facts) or ""
     kind, _colon, value = subject.partition(":")
     if facts.user or kind == "user":
@@ -131,3 +136,74 @@ def doubled(rates: tuple[Rate, ...] | str, algorithm: str) -> str:
         twice = replace(rate, limit=min(2 * rate.limit, most), burst=burst)
         texts.append(format_rate(twice, named=rate.algorithm != algorithm))
     return ", ".join(texts)
+
+
+def block_targets(caller: str, ip: str = "") -> list[str]:
+    """Return the names that a block of this caller at this address may have, the narrowest first.
+
+    Both are as refusals name them; ``ip`` may be "".
+    """
+    kind = caller.partition(":")[0]
+    address = caller if kind == "ip" else ip
+    names = [*([] if kind == "ip" else [caller]), address, *_network_of(address.removeprefix("ip:"))]
+    return [name for name in names if name.startswith("user:") or not unnameable_reason(name)]
+
+
+def _network_of(address: str) -> list[str]:
+    """Return the network of an address that blocks are offered for; none for a wider one, and for what is none."""
+    try:
+        own = ip_network(address)
+    except ValueError:
+        return []
+    bits = _NETWORK_BITS[own.version]
+    return [f"ip:{own.supernet(new_prefix=bits)}"] if own.prefixlen > bits else []
+
+
+def propose_block(name: str) -> RatePolicy:
+    """Return an unsaved block without an end, which starts now."""
+    user_id = name.removeprefix("user:") if name.startswith("user:") else None
+    return RatePolicy(user_id=user_id, subject="" if user_id else name, rates=BLOCKED, starts_at=_this_second())
+
+
+def blocks_in_force(names: Iterable[str]) -> dict[str, list[RatePolicy]]:
+    """Return the blocks for all endpoints of each of these names that has some, in one query.
+
+    There may be several, such as one that was sent twice. What ends last comes first.
+    """
+    subjects = {name for name in names if not name.startswith("user:")}
+    users = get_user_model()
+    user_ids = {primary_key(users, name.removeprefix("user:")) for name in names if name.startswith("user:")} - {None}
+    now = to_datetime(process.limiter().now_us)
+    blocks = RatePolicy.objects.filter(endpoint=None, rates=BLOCKED, mode=RatePolicy.Mode.ENFORCE)
+    blocks = blocks.filter(Q(user_id__in=user_ids) | Q(subject__in=subjects), started(now), not_ended(now))
+    found: dict[str, list[RatePolicy]] = {}
+    for block in sorted(blocks.order_by(), key=lambda one: (one.ends_at is None, one.ends_at or now), reverse=True):
+        found.setdefault(block.subject or f"user:{block.user_id}", []).append(block)
+    return found
+
+
+def end_block(block: RatePolicy) -> None:
+    """End the block now, and keep it for the history."""
+    now = _this_second()
+    block.ends_at = now if block.starts_at is None else max(now, block.starts_at + timedelta(microseconds=1))
+    block.save(update_fields=["ends_at"])
+
+
+def _this_second() -> datetime:
+    """Return the second that runs."""
+    return to_datetime(_begun_second(process.limiter().now_us))
+
+
+def _begun_second(now_us: int) -> int:
+    """Return the second (µs) that has begun in all processes: they see Redis' clock some milliseconds apart."""
+    return now_us // 10**6 * 10**6
+
+
+def block_caution(block: RatePolicy, operator: Caller) -> str:
+    """Return a sentence that warns of a block of the operator, who asks for it; "" where it is not."""
+    facts, names = policy_facts(block), {"audience": block.audience}
+    if facts.user and facts.user == operator.user_id:
+        return _("%(audience)s is you. Your own requests would be refused.") % names
+    if not facts.user and any(contenders(operator, [], Group([facts]), None, ())):
+        return _("%(audience)s includes you. Your own requests would be refused.") % names
+    return ""
