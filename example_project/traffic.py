@@ -21,8 +21,7 @@ from django_ratequota.conf import settings
 from django_ratequota.monitoring.collector import Collector
 from django_ratequota.monitoring.rollup import roll_up
 from django_ratequota.monitoring.timeline import Counts, timeline
-from django_ratequota.operations.explain import Explanation
-from django_ratequota.operations.explain_query import ExplainQuery
+from django_ratequota.operations.explain import ExplainQuery, Explanation
 
 _HOURS = 24
 

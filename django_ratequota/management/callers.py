@@ -16,8 +16,7 @@ from ..models import Plan, QuotaWindow
 from ..monitoring import refusals
 from ..monitoring.refusals import Refusal
 from ..operations import counters
-from ..operations.explain import Explanation, anchor_of, explain_caller
-from ..operations.explain_query import ExplainQuery
+from ..operations.explain import ExplainQuery, Explanation, anchor_of, explain_caller
 from ..operations.near import LEVELS, Chosen, Row, all_near, current_periods
 from ..operations.subjects import find_user, named, subject_names
 from ..operations.what_to_tell import policies_of, what_to_tell

@@ -21,7 +21,7 @@ from django_ratequota.exceptions import StoreError
 from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.monitoring import refusals
 from django_ratequota.monitoring.refusals import CallerRefusals, Refusal, RefusedBucket
-from django_ratequota.operations.explain_query import ExplainQuery
+from django_ratequota.operations.explain import ExplainQuery
 from tests.support.commands import run
 from tests.support.operators import a_customer, client_of
 from tests.support.requests import check_from

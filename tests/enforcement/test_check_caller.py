@@ -19,7 +19,7 @@ from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
 from django_ratequota.monitoring import refusals
 from django_ratequota.monitoring.attempts import recorded_attempts
 from django_ratequota.monitoring.collector import collector
-from django_ratequota.operations.explain_query import ExplainQuery
+from django_ratequota.operations.explain import ExplainQuery
 from tests.enforcement.test_check import CLOSED, left, monitored, room
 from tests.project.views import request_from
 from tests.support.operators import client_of

@@ -15,7 +15,7 @@ from django_ratequota.checks.views import check_unlimited
 from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.operations.advice import about_saved
-from django_ratequota.operations.explain_query import ExplainQuery
+from django_ratequota.operations.explain import ExplainQuery
 from django_ratequota.policies.matching import match_endpoints
 from tests.conftest import Check, Get
 from tests.enforcement.test_check import room

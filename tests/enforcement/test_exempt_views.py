@@ -26,7 +26,7 @@ from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.ninja import QuotaThrottle as NinjaThrottle
 from django_ratequota.openapi import AutoSchema
-from django_ratequota.operations.explain_query import ExplainQuery
+from django_ratequota.operations.explain import ExplainQuery
 from django_ratequota.policies.exemptions import exemption_of
 from tests.conftest import Get
 from tests.enforcement.test_check import CLOSED, database_down, monitored

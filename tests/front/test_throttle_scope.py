@@ -26,7 +26,7 @@ from rest_framework.viewsets import ModelViewSet, ViewSet
 
 from django_ratequota.exceptions import InvalidCost
 from django_ratequota.models import Endpoint, RatePolicy
-from django_ratequota.operations.explain_query import ExplainQuery
+from django_ratequota.operations.explain import ExplainQuery
 from django_ratequota.throttling import QuotaThrottle, throttle_scope
 from tests.project.views import NameAuthentication
 

@@ -17,7 +17,7 @@ from django.utils import timezone
 from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.monitoring.refusals import caller_refusals
-from django_ratequota.operations.explain_query import ExplainQuery
+from django_ratequota.operations.explain import ExplainQuery
 from django_ratequota.operations.overrides import boostable
 from tests.admin.test_explain import LIST, PAGE
 from tests.support.operators import a_customer, client_of, words_of

@@ -27,7 +27,7 @@ from django_ratequota.engine.rates import ALGORITHMS, MAX_UNITS, Rate, parse_rat
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from django_ratequota.monitoring import refusals
 from django_ratequota.monitoring.refusals import CallerRefusals
-from django_ratequota.operations.explain_query import ExplainQuery
+from django_ratequota.operations.explain import ExplainQuery
 from django_ratequota.operations.overrides import doubled, propose_boost, propose_boosts
 from django_ratequota.policies.change_feed import ChangeCursor
 from django_ratequota.policies.facts import to_us

@@ -17,7 +17,7 @@ from rest_framework.urlpatterns import format_suffix_patterns
 from django_ratequota import check_request
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.operations.advice import about_endpoint, matched_routes
-from django_ratequota.operations.explain_query import ExplainQuery
+from django_ratequota.operations.explain import ExplainQuery
 from django_ratequota.policies.requests import translated_routes as module
 from django_ratequota.policies.requests.routes import find_route, known_routes, resolved
 from tests.project import views

@@ -32,7 +32,7 @@ from django_ratequota import check_request
 from django_ratequota.api import UsageView
 from django_ratequota.decorators import ratequota
 from django_ratequota.models import Endpoint, RatePolicy
-from django_ratequota.operations.explain_query import ExplainQuery
+from django_ratequota.operations.explain import ExplainQuery
 from django_ratequota.policies.cache import policies
 from django_ratequota.throttling import QuotaThrottle
 

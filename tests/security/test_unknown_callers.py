@@ -21,7 +21,7 @@ from django_ratequota.decorators import ratequota
 from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.monitoring.health import health, report
 from django_ratequota.operations.counters import is_shared
-from django_ratequota.operations.explain_query import ExplainQuery
+from django_ratequota.operations.explain import ExplainQuery
 from django_ratequota.policies.requests.caller import FAILED, Caller, failed_kind
 from tests.conftest import Check
 from tests.project.views import request_from

@@ -15,7 +15,7 @@ from ...changes.databases import saving
 from ...exceptions import StoreError
 from ...models import RatePolicy
 from ...operations import overrides
-from ...operations.explain_query import caller_params
+from ...operations.explain import caller_params
 from ...operations.impact import estimate
 from ...operations.impact_audience import NotEstimable
 from ...policies.requests.caller import Caller

@@ -14,8 +14,7 @@ from django.utils.translation import gettext_lazy as _
 from ...conf import settings
 from ...engine.rates import MAX_UNITS
 from ...models import METHODS, Endpoint, Plan, RatePolicy
-from ...operations.explain import Explanation
-from ...operations.explain_query import IDENTIFIER, NO_PLAN, ExplainQuery, caller_params
+from ...operations.explain import IDENTIFIER, NO_PLAN, ExplainQuery, Explanation, caller_params
 from ...operations.subjects import find_user
 from ...policies.matching import NO_METHOD
 from ...utils.addresses import named_network

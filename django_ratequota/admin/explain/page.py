@@ -13,8 +13,7 @@ from ...models import Endpoint, Plan
 from ...monitoring import refusals
 from ...monitoring.refusals import Refusal
 from ...operations.differences import policies_by_id
-from ...operations.explain import MOST_ENDPOINTS, Explanation
-from ...operations.explain_query import ExplainQuery, many_clients
+from ...operations.explain import MOST_ENDPOINTS, ExplainQuery, Explanation, many_clients
 from ...operations.overrides import boostable
 from ...operations.subjects import policies_in
 from ...policies.limit_names import limit_names
