@@ -33,7 +33,7 @@ from .engine.rates import Rate, format_period
 from .engine.types import BucketStatus
 from .models import PolicyChange
 from .monitoring.alerts import Crossing, digest
-from .operations.differences import Words, name_users
+from .operations.recorded import Words, name_users
 from .operations.subjects import customer_emails, subject_names
 from .operations.texts import number_text
 from .policies.limit_names import limit_name

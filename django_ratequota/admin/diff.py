@@ -11,8 +11,7 @@ from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from ..models import PolicyChange
-from ..operations.differences import Words, name_users
-from ..operations.states import KINDS
+from ..operations.recorded import KINDS, Words, name_users
 from .formatting import isolated
 
 #: Fields that a cell shows, and characters of each value; the page of the save shows all.

@@ -19,8 +19,7 @@ from django.utils.translation import gettext_lazy as _
 from ..changes.databases import policy_alias
 from ..changes.writer import field_values, rows_by_pk
 from ..models import PolicyChange
-from ..operations.differences import who_changed
-from ..operations.states import read_value
+from ..operations.recorded import read_value, who_changed
 
 #: Name of the hidden input with the signed values.
 _SEEN = "seen"

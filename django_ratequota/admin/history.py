@@ -13,8 +13,7 @@ from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from ..models import Plan, PolicyChange
-from ..operations.differences import object_name
-from ..operations.states import KINDS
+from ..operations.recorded import KINDS, object_name
 from .base import AutocompleteAdmin, RecordedAdmin, user_search_fields
 from .diff import describe, kind_and_action, kinds
 from .filters import ConditionFilter, RelatedFilter

@@ -8,7 +8,7 @@ from typing import Any
 from django.utils.translation import gettext
 
 from ..models import Endpoint, RatePolicy
-from ..operations.differences import deleted as deleted
+from ..operations.recorded import deleted as deleted
 from ..operations.subjects import named, names_of, subject_names
 from .formatting import isolated, shown, shown_subject
 from .pages import model_url
@@ -52,7 +52,7 @@ def endpoint_name(pk: int, names: Mapping[int, str]) -> str:
 
 def explain_url(site: Any, caller: str, endpoint: str = "") -> str:
     """Return the link to Explain for the caller, at the endpoint of this name; "" for a caller without a value."""
-    from ..operations.explain_query import caller_params  # which setting up Django does not need
+    from ..operations.explain import caller_params  # which setting up Django does not need
 
     query = caller_params(caller)
     if query and endpoint:

@@ -10,8 +10,8 @@ from django.utils.translation import gettext
 from ..conf import settings
 from ..models import Endpoint, PolicyChange, QuotaWindow
 from ..monitoring.ledger_rows import Totals, stored_subject
-from ..operations.differences import policies_by_id
 from ..operations.past_windows import Month, by_day, given_back, local_date
+from ..operations.recorded import policies_by_id
 from .formatting import day_text, moment, number_text, shown, when
 from .ledger_pages import LedgerPage, choice, share
 from .names import caller_names, caller_text, deleted, explain_url

@@ -21,9 +21,8 @@ from ..changes.databases import saving
 from ..changes.validators import visible
 from ..changes.writer import field_values
 from ..models import PolicyChange, RatePolicy
-from ..operations.differences import Words, who_changed
+from ..operations.recorded import KINDS, Words, who_changed
 from ..operations.revert import Revert, Step, apply, of_object, of_save, plan
-from ..operations.states import KINDS
 from .base import ReasonField
 from .diff import kind_and_action
 from .formatting import moment

@@ -10,9 +10,8 @@ from django.http import Http404, HttpResponseRedirect
 from django.utils.translation import gettext
 
 from ..models import PolicyChange
-from ..operations.differences import Words, name_users
+from ..operations.recorded import KINDS, Words, name_users
 from ..operations.revert import of_save
-from ..operations.states import KINDS
 from .diff import kind_and_action
 from .formatting import moment, shown
 from .pages import AdminPage, page_numbers

@@ -16,7 +16,7 @@ from ..changes.databases import saving
 from ..changes.writer import changed_by
 from ..exceptions import SHOWN, InvalidFile
 from ..models import PolicyChange, RatePolicy
-from ..operations.differences import who_changed
+from ..operations.recorded import who_changed
 from ..operations.revert import apply, of_save, plan
 from ..policyfile import FORMATS, MAX_BYTES, apply_file, decode, export_chunks
 

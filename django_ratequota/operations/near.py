@@ -22,8 +22,8 @@ from ..policies.requests.caller import DescribedCaller
 from ..policies.resolver import EvaluationContext, make_buckets, resolve_uncached
 from ..policies.snapshot import Snapshot
 from ..runtime import process
-from .differences import policies_by_id
 from .explain import newest_policies
+from .recorded import policies_by_id
 
 #: Percentages of a limit that operators choose from, beside 0 for all.
 LEVELS = (50, 80, 100)

@@ -28,8 +28,7 @@ from ..changes.databases import policy_alias
 from ..changes.validators import visible
 from ..changes.writer import changed_by, field_values, in_batches, rows_by_pk
 from ..models import PolicyChange, RatePolicy
-from .differences import name_users
-from .states import KINDS, Related, State, object_of, problems, read_value, related_objects, relations
+from .recorded import KINDS, Related, State, name_users, object_of, problems, read_value, related_objects, relations
 
 #: (object now, object afterwards) -> the permission that is missing, as a sentence; "" = none. None = no object.
 Forbidden = Callable[[models.Model | None, models.Model | None], str]

@@ -28,7 +28,7 @@ from ..exceptions import StoreError
 from ..models import QuotaWindow
 from ..utils.addresses import is_within, named_network, networks_around
 from ..utils.problems import note_problem
-from .differences import object_names
+from .recorded import object_names
 
 #: Maximum number of subjects that are offered, and of rows that are read to find them: a subject may have several.
 MAX_OFFERED, _MAX_ROWS = 20, 200

@@ -12,7 +12,7 @@ from django.utils.translation import ngettext, ngettext_lazy
 from ..engine.rates import BLOCKED, MONTH, UNITS, Rate
 from ..models import RatePolicy
 from ..monitoring.refusals import Refusal, RefusedBucket
-from .differences import policies_by_id
+from .recorded import policies_by_id
 
 #: Period of a rate (µs) -> its words; the longest first.
 _PER = {

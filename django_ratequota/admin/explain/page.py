@@ -12,9 +12,9 @@ from django.utils.translation import gettext_lazy as _
 from ...models import Endpoint, Plan
 from ...monitoring import refusals
 from ...monitoring.refusals import Refusal
-from ...operations.differences import policies_by_id
 from ...operations.explain import MOST_ENDPOINTS, ExplainQuery, Explanation, many_clients
 from ...operations.overrides import boostable
+from ...operations.recorded import policies_by_id
 from ...operations.subjects import policies_in
 from ...policies.limit_names import limit_names
 from ...policies.reasons import others_in_words

@@ -10,8 +10,8 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ...monitoring.rollup import KEEP_DAYS
-from ...operations.differences import policies_by_id
 from ...operations.outages import Away, outages
+from ...operations.recorded import policies_by_id
 from ...runtime import default_limiter
 from ...store.base import NEARLY_FULL, memory_ratio, server_version
 from ..formatting import number_text, shown
