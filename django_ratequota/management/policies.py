@@ -74,7 +74,7 @@ def import_file(command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     except IntegrityError as error:
         raise CommandError(f"Another change conflicts with this file. Try again. {error}") from error
     yield from diff.lines()
-    created, changed, deleted = map(len, (diff.created, diff.changed, diff.deleted))
+    created, changed, deleted = (len(diff.of(verb)) for verb in ("create", "change", "delete"))
     if not diff.changes:
         yield f"No changes, because the database equals {name}"
     elif options["dry_run"]:

@@ -1,13 +1,12 @@
 """Policies as code: export the database as a file, and import a file.
 
 ``document`` reads and writes YAML and JSON, ``schema`` makes the sections of a file from the models, ``export`` reads
-the database, ``parser`` and ``validator`` read a file, ``comparison`` compares the two, ``apply`` imports.
+the database, ``parser`` and ``validator`` read a file, ``apply`` compares the two and imports.
 """
 
 from __future__ import annotations
 
-from .apply import apply_file
-from .comparison import Diff
+from .apply import Diff, apply_file
 from .document import MAX_BYTES, decode
 from .export import FORMATS, export_chunks
 

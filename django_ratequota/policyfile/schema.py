@@ -15,7 +15,8 @@ from django.utils import timezone
 
 from ..exceptions import FileProblem
 from ..models import Endpoint, ListMember, Plan, PlanAssignment, RatePolicy, SubjectList
-from .document import problem
+from ..utils.escaping import one_line
+from .document import isoformat_utc, problem
 
 VERSION = 1
 #: Text fields of the models that are lists in the file: what stands between the words.
@@ -72,6 +73,24 @@ class Section:
     def identity_of(self, values: Values) -> tuple[Any, ...]:
         """Return the values of the ``identity`` fields."""
         return tuple(values[name] for name in self.identity)
+
+    def title(self, values: Values) -> str:
+        """Return a name for the object in messages."""
+        listed = values.get("subject_list") and f"list {values['subject_list']}"
+        who = values.get("subject") or (values.get("user") and f"user {values['user']}")
+        if self is POLICIES:
+            text = f"policy {who or listed or values['plan'] or 'everyone'} × {values['endpoint'] or 'all endpoints'}"
+            text += "" if values["counted_per"] == "caller" else f" per {values['counted_per']}"
+        elif self is ASSIGNMENTS:
+            text = f"assignment {who} × {values['plan']}"
+        elif self is MEMBERS:
+            text = f"member {who} of {listed}"
+        else:
+            text = f"{self.singular} {values[self.identity[0]]}"
+        for word, name in (("from", "starts_at"), ("until", "ends_at")):
+            if name in self.identity and values[name] is not None:
+                text += f" {word} {isoformat_utc(values[name])}"
+        return one_line(text)
 
     def unique_values(self, values: Values) -> Iterator[tuple[str, Any]]:
         """Yield what only one object of the section may have, each with the field that messages name."""

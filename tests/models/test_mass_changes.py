@@ -331,9 +331,9 @@ def test_an_import_creates_changes_and_deletes_in_batches() -> None:
         text = "version: 1\npolicies:\n" + "\n".join(entries)
         last = newest()
         with statements() as sent:
-            assert len(apply_file(text.replace("RATES", "1/s")).created) == count
-            assert len(apply_file(text.replace("RATES", "2/s")).changed) == count
-            assert len(apply_file("version: 1\npolicies: []", prune=True).deleted) == count
+            assert len(apply_file(text.replace("RATES", "1/s")).of("create")) == count
+            assert len(apply_file(text.replace("RATES", "2/s")).of("change")) == count
+            assert len(apply_file("version: 1\npolicies: []", prune=True).of("delete")) == count
         actions = PolicyChange.objects.filter(pk__gt=last).order_by().values_list("action").annotate(Count("pk"))
         assert dict(actions) == {"create": count, "update": count, "delete": count}
         return sent

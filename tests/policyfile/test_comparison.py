@@ -75,7 +75,7 @@ def test_cascading_deletions_are_shown(sample: None) -> None:
         "- policy pro × search: rates 50/min, algorithm gcra, on_error deny",
         "- assignment user alice × pro from 2026-01-01T00:00:00Z: reason contract",
     ]
-    assert PolicyChange.objects.count() - history == len(diff.deleted) == 9
+    assert PolicyChange.objects.count() - history == len(diff.of("delete")) == 9
     assert (RatePolicy.objects.count(), PlanAssignment.objects.count()) == (3, 0)
 
 
@@ -90,16 +90,16 @@ def test_dated_policies_of_one_identity_are_matched_in_order() -> None:
     assert not apply_file(entries("1/s", "1/s", "2/s"), prune=True).changes
     # One policy fewer: rows take the rates in their order, and the last row goes.
     diff = apply_file(entries("1/s", "2/s"), prune=True)
-    assert (len(diff.changed), len(diff.deleted), len(diff.changes)) == (1, 1, 2)
+    assert (len(diff.of("change")), len(diff.of("delete")), len(diff.changes)) == (1, 1, 2)
     assert list(RatePolicy.objects.order_by("pk").values_list("pk", "rates")) == [
         (first.pk, "1/s"),
         (second.pk, "2/s"),
     ]
     # The last one wins, so a change of order is a change.
-    assert len(apply_file(entries("2/s", "1/s")).changed) == 2
+    assert len(apply_file(entries("2/s", "1/s")).of("change")) == 2
     assert not apply_file(entries("2/s", "1/s")).changes
     diff = apply_file(entries("2/s", "1/s", "3/s"))
-    assert (len(diff.created), len(diff.changes)) == (1, 1)
+    assert (len(diff.of("create")), len(diff.changes)) == (1, 1)
 
 
 def test_only_the_end_and_the_anchor_of_an_assignment_change(tenants: None) -> None:

@@ -54,7 +54,7 @@ def test_query_count_does_not_depend_on_rows(sample: None, more: int, django_ass
 def test_the_example_in_the_docs_is_an_export(alice: User) -> None:
     found = re.search(r"```yaml\n(.*?)```", DOCS, re.DOTALL)
     assert found
-    assert len(apply_file(found[1]).created) == 14
+    assert len(apply_file(found[1]).of("create")) == 14
     assert export(assignments=True) == found[1]
     bad = found[1].replace("- plan: free\n    rates: 100/min", "- plan: free\n    rates: 100/mn")
     assert f"ratequota.yaml:{refused(bad)[0]}" in DOCS

@@ -162,7 +162,7 @@ def test_an_import_turns_any_content_into_any_other(one: dict[Any, Rows], other:
     assert stored() == expected
     delete_all_rows()
     diff = apply_file(text)
-    assert len(diff.created) == len(diff.changes) == sum(map(len, expected))
+    assert len(diff.of("create")) == len(diff.changes) == sum(map(len, expected))
     assert (stored(), export(form, assignments=True)) == (expected, text)
 
 
