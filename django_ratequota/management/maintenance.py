@@ -158,9 +158,8 @@ def _store() -> Iterator[str]:
     for server, info in default_limiter().store.info().items():
         name, version = server_version(info)
         # Some servers leave fields out.
-        up, policy, evicted = (
-            info.get(key, "unknown") for key in ("uptime_in_seconds", "maxmemory_policy", "evicted_keys")
-        )
+        names = ("uptime_in_seconds", "maxmemory_policy", "evicted_keys")
+        up, policy, evicted = (info.get(name, "unknown") for name in names)
         yield f"store        {name} {version} at {server}, up {up} s"
         yield f"eviction     {policy}, {evicted} keys evicted"
         if (ratio := memory_ratio(info) or 0) >= NEARLY_FULL:

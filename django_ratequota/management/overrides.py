@@ -55,9 +55,8 @@ def block(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
         found = overrides.blocks_in_force([name]).get(name, ())
         if not options["end"]:
             if found:
-                raise CommandError(
-                    f"{shown} is already blocked until {_until(found[0])}. End that block first with --end."
-                )
+                text = f"{shown} is already blocked until {_until(found[0])}. End that block first with --end."
+                raise CommandError(text)
             added = overrides.propose_block(name)
             _save(added, options)
         elif not found:
@@ -75,9 +74,8 @@ def boost(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     """Grant boosts, and yield each and how to undo them."""
     query, chosen = query_of(options), options["policy"]
     if query.everywhere and not chosen:
-        raise CommandError(
-            "Choose the request with --endpoint or --path, or choose policies from explain with --policy"
-        )
+        text = "Choose the request with --endpoint or --path, or choose policies from explain with --policy"
+        raise CommandError(text)
     explanation = query.explain()
     winners = explanation.resolution.winners
     if not winners:
@@ -85,7 +83,7 @@ def boost(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     possible = [one for one in winners if not overrides.no_boost_reason(explanation, one)]
     found = overrides.propose_boosts(explanation, chosen or [str(one.id) for one in possible or winners])
     if options["rates"] and len(found) > 1:
-        numbers = ", ".join(str(one.winner.pk) for one in found)
+        numbers = ", ".join(str(winner.pk) for winner, _added in found)
         raise CommandError(f"--rates is for one policy. Choose it with --policy, one of {numbers}.")
     if options["rates"].strip() == BLOCKED:
         raise CommandError("To refuse the customer's requests, run manage.py ratequota block")

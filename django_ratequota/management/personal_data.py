@@ -70,13 +70,10 @@ def _written(options: dict[str, Any]) -> str:
 
 
 def _chosen(options: dict[str, Any]) -> str:
-    if not options["user"]:
-        return _subject(options["subject"])
-    return f"user:{user_of(options['user'], '. For a deleted user, enter --subject user:KEY.').pk}"
-
-
-def _subject(text: str) -> str:
     """Return the subject as counters have it; raises ``CommandError``."""
+    if options["user"]:
+        return f"user:{user_of(options['user'], '. For a deleted user, enter --subject user:KEY.').pk}"
+    text: str = options["subject"]
     with suppress(ValidationError):  # a user, or a kind that is no longer in IDENTIFIERS
         text = canonical_subject(text)
     kind, _colon, value = text.partition(":")

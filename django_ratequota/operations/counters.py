@@ -14,7 +14,6 @@ from ..changes.databases import policy_alias
 from ..changes.writer import in_batches, write_counted
 from ..engine.decision import LimitRequest
 from ..engine.keys import counter_name, window_name
-from ..engine.limiter import Limiter
 from ..engine.protocol import MAX_BUCKETS
 from ..engine.slots import HeldSlot
 from ..engine.types import Bucket, BucketStatus
@@ -65,8 +64,13 @@ def give_back(buckets: Iterable[Bucket], units: int | None = None, reason: str =
         with transaction.atomic(using=alias):
             was, now = (_states(statuses, given, first_days) for given in (0, units))
             write_counted(subject, action, before=was, after=now, reason=reason)
-            if others := [status.bucket for status in statuses if status not in kept]:
-                _lower(limiter, others, units)
+            others = tuple(status.bucket for status in statuses if status not in kept)
+            if others and units is None:
+                limiter.reset(others)
+            elif others and units is not None:
+                # Each bucket's own units: else rates that count requests would keep theirs.
+                costs = (units,) * len(others)
+                limiter.decide(LimitRequest(mode="refund", buckets=others, cost=units, costs=costs))
             refund = ledger.refund(limiter, [status.bucket for status in kept], units, at_us)
             # Robust: the units are given back, so Redis failing now must not fail the request.
             transaction.on_commit(refund, using=alias, robust=True)
@@ -102,16 +106,6 @@ def _refundable(buckets: list[Bucket], units: int) -> list[Bucket]:
             )
             raise ValidationError(text % {"counter": limit_name(status.bucket), "used": status.used})
     return found
-
-
-def _lower(limiter: Limiter, buckets: Sequence[Bucket], units: int | None) -> None:
-    """Give units back in Redis."""
-    if units is None:
-        limiter.reset(buckets)
-    else:
-        # Each bucket's own units: else rates that count requests would keep theirs.
-        costs = (units,) * len(buckets)
-        limiter.decide(LimitRequest(mode="refund", buckets=tuple(buckets), cost=units, costs=costs))
 
 
 def _states(

@@ -143,12 +143,11 @@ def _by_subject(policy: PolicyFacts, recorded: RecordedAttempts) -> dict[str, li
     """Return the attempts by the subject that each counts for."""
     subject_of = subject_for(policy.counted_per)
     if recorded.share < 1 and policy.counted_per in ("ip", "plan", "everyone"):
-        raise NotEstimable(
-            _(
-                "The impact cannot be estimated, because the policy has shared counters and only some customers are "
-                "recorded."
-            )
+        text = _(
+            "The impact cannot be estimated, because the policy has shared counters and only some customers are "
+            "recorded."
         )
+        raise NotEstimable(text)
     found: dict[str, list[Attempts]] = {}
     for record in recorded.attempts:
         subject = subject_of(record)

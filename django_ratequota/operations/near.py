@@ -12,7 +12,6 @@ from itertools import islice
 
 from django.db.models import Q, QuerySet
 
-from ..conf import settings
 from ..engine.keys import counter_name
 from ..engine.types import Bucket
 from ..models import QuotaWindow, RatePolicy
@@ -143,8 +142,8 @@ def _bucket(row: QuotaWindow, context: EvaluationContext, policy: RatePolicy | N
     resolution = resolve_uncached(context)
     found = next((bucket for bucket in resolution.buckets if row.counter == counter_name(bucket)), None)
     caller = context.caller
-    is_open = settings.plan_resolver or is_plan_open(caller, resolution.assigned_to)
-    known = caller.plan_slug is not None or not is_open  # the subject alone tells the plan of its requests
+    # Whether the subject alone tells the plan of its requests.
+    known = caller.plan_slug is not None or not is_plan_open(caller, resolution.assigned_to)
     by_plan = found and any(one.id == found.policy_id and one.plan_id is not None for one in resolution.winners)
     if (found is not None and (known or not by_plan)) or (known and caller.user_id is not None):
         return found

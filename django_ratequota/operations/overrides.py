@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
-from ipaddress import ip_network
-from typing import NamedTuple
 
 from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError
@@ -28,20 +26,13 @@ from ..policies.precedence import never_outranked, specificity
 from ..policies.requests.caller import UNKNOWN, Caller
 from ..policies.resolver import contenders
 from ..runtime import process
+from ..utils.addresses import named_network
 from .counters import is_shared
 from .explain import Explanation
 
 #: Prefix length of the network that is offered beside an address, by IP version.
 _NETWORK_BITS = {4: 24, 6: 64}
 _SUBJECT_LENGTH = RatePolicy._meta.get_field("subject").max_length
-
-
-class Proposal(NamedTuple):
-    """A boost of a policy in force."""
-
-    winner: RatePolicy
-    #: Not saved, and without an end.
-    boost: RatePolicy
 
 
 def no_boost_reason(explanation: Explanation, policy: PolicyFacts) -> str:
@@ -101,15 +92,18 @@ def propose_boost(explanation: Explanation, winner: RatePolicy) -> RatePolicy:
     return boost
 
 
-def propose_boosts(explanation: Explanation, policy_ids: Collection[str]) -> list[Proposal]:
-    """Return a boost of each of these winners. Raises ``ValidationError`` with why there is none of one of them."""
+def propose_boosts(explanation: Explanation, policy_ids: Collection[str]) -> list[tuple[RatePolicy, RatePolicy]]:
+    """Return each of these winners with a boost of it, see ``propose_boost``.
+
+    Raises ``ValidationError`` with why there is none of one of them.
+    """
     facts = [one for one in explanation.resolution.winners if str(one.id) in policy_ids]
     rows = RatePolicy.objects.select_related("endpoint").in_bulk(one.id for one in facts)
     if not policy_ids or len(rows) < len({*policy_ids}):
         raise ValidationError(_("That policy does not apply to this request. Choose again."))
     if whys := [why for one in facts if (why := no_boost_reason(explanation, one))]:
         raise ValidationError(whys)
-    return [Proposal(rows[one.id], propose_boost(explanation, rows[one.id])) for one in facts]
+    return [(rows[one.id], propose_boost(explanation, rows[one.id])) for one in facts]
 
 
 def boostable(explanation: Explanation, refusals: Iterable[Refusal]) -> list[int]:
@@ -145,18 +139,15 @@ def block_targets(caller: str, ip: str = "") -> list[str]:
     """
     kind = caller.partition(":")[0]
     address = caller if kind == "ip" else ip
-    names = [*([] if kind == "ip" else [caller]), address, *_network_of(address.removeprefix("ip:"))]
+    names = [*([] if kind == "ip" else [caller]), address, *_network_of(address)]
     return [name for name in names if name.startswith("user:") or not unnameable_reason(name)]
 
 
 def _network_of(address: str) -> list[str]:
     """Return the network of an address that blocks are offered for; none for a wider one, and for what is none."""
-    try:
-        own = ip_network(address)
-    except ValueError:
-        return []
-    bits = _NETWORK_BITS[own.version]
-    return [f"ip:{own.supernet(new_prefix=bits)}"] if own.prefixlen > bits else []
+    own = named_network(address)
+    bits = _NETWORK_BITS[own.version] if own else 0
+    return [f"ip:{own.supernet(new_prefix=bits)}"] if own and own.prefixlen > bits else []
 
 
 def propose_block(name: str) -> RatePolicy:

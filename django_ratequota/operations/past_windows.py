@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
-from typing import NamedTuple
 
 from django.db.models import Exists, OuterRef, QuerySet, Subquery, Sum
 
@@ -28,14 +27,6 @@ class Month:
     days: dict[date | None, Totals]
     #: Their sum.
     total: Totals
-
-
-class Return(NamedTuple):
-    """Units that an operator gave back to one counter, in a reset or a grant."""
-
-    change: PolicyChange
-    window: QuotaWindow
-    units: int
 
 
 def windows_of(caller: Caller) -> QuerySet[QuotaWindow]:
@@ -70,15 +61,18 @@ def _month(window: QuotaWindow, days: dict[date | None, Totals]) -> Month:
     return Month(window=window, days={None: earlier, **days} if any(earlier) else days, total=total)
 
 
-def given_back(months: Sequence[Month]) -> Iterator[Return]:
-    """Yield what operators gave back to the months' windows, the newest first."""
+def given_back(months: Sequence[Month]) -> Iterator[tuple[PolicyChange, QuotaWindow, int]]:
+    """Yield the resets and grants in which operators gave units back to the months' windows, the newest first.
+
+    Each has the window and the units.
+    """
     windows = {window_name(month.window.counter, month.window.first_day): month.window for month in months}
     subjects = {subject for subject, _name in windows}
     for change in PolicyChange.objects.filter(model="counter", object_id__in=subjects).select_related("actor"):
         for title, before in change.before.items():
             window = windows.get((change.object_id, before.get("window")))
             if window is not None:
-                yield Return(change, window, before["used"] - change.after[title]["used"])
+                yield change, window, before["used"] - change.after[title]["used"]
 
 
 def local_date(at: datetime) -> date:

@@ -27,16 +27,17 @@ KINDS: dict[str, Any] = {
 State = Mapping[str, Any]
 #: Name of a foreign key -> key -> the object that it refers to.
 Related = dict[str, dict[Any, models.Model]]
-#: (field name, the field or None if the model no longer has it, before, after)
-Difference = tuple[str, Any, Any, Any]
 #: Characters of a value in a sentence, and newest changes of an object that are searched for those of its fields.
 _CHARACTERS, _MOST_CHANGES = 100, 100
 #: The user with whose key an object's text begins: of a policy, an assignment, a list member, counters.
 _USER = re.compile(r"user:(.+?)(?= × |: | \(|$)")
 
 
-def differences(change: PolicyChange) -> list[Difference]:
-    """Return the fields that the change changed, or every counter of a reset or grant."""
+def differences(change: PolicyChange) -> list[tuple[str, Any, Any, Any]]:
+    """Return the fields that the change changed, or every counter of a reset or grant.
+
+    Each has its name, the field or None if the model no longer has it, and its values before and after.
+    """
     before, after = change.before or {}, change.after or {}
     fields = KINDS[change.model]._meta.concrete_fields if change.model in KINDS else ()
     known = {field.name: field for field in fields}

@@ -90,7 +90,9 @@ def known_subjects(text: str, tables: Iterable[QuerySet[Any]], *, seen: bool) ->
         if len(found) >= MAX_OFFERED:
             break
         for rows in sources:
-            found.update(_beginning(rows, prefix))
+            subjects = rows.filter(subject_begins(prefix, rows.db)).values_list("subject", flat=True)[:_MAX_ROWS]
+            # The database may ignore case.
+            found.update(subject for subject in subjects if subject.startswith(prefix))
         # Statistics count callers only.
         if seen and prefix.partition(":")[0] in settings.caller and len(found) < MAX_OFFERED:
             with suppress(StoreError):  # the database knows some
@@ -104,12 +106,6 @@ def _prefixes(text: str) -> list[str]:
         return [text]
     kinds = [f"{kind}:" for kind in settings.identifiers]
     return [kind for kind in kinds if kind.startswith(text)] + [f"{kind}{text}" for kind in kinds if text]
-
-
-def _beginning(rows: QuerySet[Any], prefix: str) -> list[str]:
-    """Return the first subjects with the prefix that the database finds."""
-    subjects = rows.filter(subject_begins(prefix, rows.db)).values_list("subject", flat=True)[:_MAX_ROWS]
-    return [subject for subject in subjects if subject.startswith(prefix)]
 
 
 def subject_names(subjects: Iterable[str]) -> dict[str, str]:

@@ -84,7 +84,7 @@ def is_plan_open(caller: Caller, assigned_to: str) -> bool:
     own = caller.name.partition(":")[0]
     # Callers with one of these are counted under its name.
     earlier = takewhile(lambda kind: kind != own, settings.caller)
-    return not set(unnamed_kinds(caller, assigned_to)).issubset(earlier)
+    return bool(settings.plan_resolver) or not set(unnamed_kinds(caller, assigned_to)).issubset(earlier)
 
 
 def _known_assigned(caller: Caller, entry: UserEntry) -> Assigned | None:

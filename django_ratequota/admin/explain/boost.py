@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ...models import RatePolicy
 from ...operations.explain import Explanation
-from ...operations.overrides import Proposal, propose_boosts
+from ...operations.overrides import propose_boosts
 from ..formatting import moment, shown
 from ..names import audience_text, caller_names, endpoint_text
 from ..permissions import may
@@ -35,28 +35,28 @@ class BoostPage(CallerPage, OverridePage):
         except ValidationError as error:
             self.admin.message_user(request, " ".join(error.messages), messages.ERROR)
             return None
-        proposals = {f"{one.winner.pk}-rates": one for one in found}
-        form = OverrideForm(request, {name: self._rates(request, one) for name, one in proposals.items()})
+        proposals = {f"{winner.pk}-rates": (winner, boost) for winner, boost in found}
+        form = OverrideForm(request, {name: self._rates(request, *pair) for name, pair in proposals.items()})
         if form.is_valid():
-            boosts = {name: one.boost for name, one in proposals.items() if form.cleaned_data[name]}
+            boosts = {name: boost for name, (_winner, boost) in proposals.items() if form.cleaned_data[name]}
             for name, boost in boosts.items():
                 boost.rates = form.cleaned_data[name]
             if not boosts:
                 form.add_error(None, _("Enter rates for at least one policy."))
             elif self.add(request, form, boosts):
                 return None
-        names = caller_names(one.boost.subject for one in found)
+        names = caller_names(boost.subject for _winner, boost in found)
         context = {
             "title": _("Boost"),
             "lead": _("Temporary overrides. They end by themselves. Units already used stay used."),
             "rows": [
                 {
-                    "winner": one.winner,
-                    "who": audience_text(one.boost, names),
-                    "endpoint": endpoint_text(one.winner.endpoint),
+                    "winner": winner,
+                    "who": audience_text(boost, names),
+                    "endpoint": endpoint_text(winner.endpoint),
                     "field": form[name],
                 }
-                for name, one in proposals.items()
+                for name, (winner, boost) in proposals.items()
             ],
             "fields": [field for field in form if field.name not in proposals],
             "button": _("Yes, boost"),
@@ -70,12 +70,12 @@ class BoostPage(CallerPage, OverridePage):
         words = {"endpoint": endpoint, "rates": override.rates, "end": end}
         return gettext("Boost granted for %(endpoint)s: %(rates)s until %(end)s.") % words
 
-    def _rates(self, request: Any, proposal: Proposal) -> Any:
-        """Return the field of the proposal's rates."""
+    def _rates(self, request: Any, winner: RatePolicy, boost: RatePolicy) -> Any:
+        """Return the field of the boost's rates."""
         field = self.admin.formfield_for_dbfield(
-            RatePolicy._meta.get_field("rates"), request=request, required=False, initial=proposal.boost.rates
+            RatePolicy._meta.get_field("rates"), request=request, required=False, initial=boost.rates
         )
-        words = {"rates": shown(proposal.winner.rates), "id": proposal.winner.pk}
+        words = {"rates": shown(winner.rates), "id": winner.pk}
         label = gettext("Rates instead of %(rates)s (policy %(id)s)") % words
         attrs = {"aria-label": label, "class": "vTextField ratequota-rates", "dir": "ltr", "spellcheck": "false"}
         field.widget.attrs |= attrs
