@@ -9,7 +9,7 @@ from django.utils.formats import date_format
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..operations.invoice_lines import HEADS, InvoiceLine, Invoices, cells, is_recorded, month_of, previous_month
+from ..operations.past_windows import HEADS, InvoiceLine, Invoices, cells, is_recorded, month_of, previous_month
 from .formatting import day_text, moment, number_text, shown
 from .ledger_pages import LedgerPage, csv_response
 from .names import caller_text

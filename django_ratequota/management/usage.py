@@ -10,8 +10,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from ..operations import invoice_lines
-from ..operations.invoice_lines import HEADS, InvoiceLine, Invoices, cells
+from ..operations.past_windows import HEADS, InvoiceLine, Invoices, cells, is_recorded, previous_month
 from ..operations.subjects import named
 from ..utils.csv_lines import csv_lines
 from ..utils.escaping import one_line
@@ -30,11 +29,11 @@ def add_verbs(verbs: Any) -> None:
 
 def usage(command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     """Yield the invoices' lines; raises ``CommandError`` where no month has the subject."""
-    month, subject = options["month"] or invoice_lines.previous_month(), options["subject"]
+    month, subject = options["month"] or previous_month(), options["subject"]
     found = Invoices(month=month, subject=subject).lines()
     first = next(found, None)
     if first is None:
-        if subject and not invoice_lines.is_recorded(subject):
+        if subject and not is_recorded(subject):
             raise CommandError(f"No usage of {subject!r} is recorded")
         command.stderr.write(f"No usage in {month}{f' by {one_line(subject)}' if subject else ''}")
     lines = chain([] if first is None else [first], found)

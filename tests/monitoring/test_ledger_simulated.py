@@ -25,7 +25,7 @@ from django_ratequota.exceptions import StoreError
 from django_ratequota.models import QuotaDay, QuotaWindow
 from django_ratequota.monitoring import ledger
 from django_ratequota.operations.counters import give_back
-from django_ratequota.operations.invoice_lines import Invoices
+from django_ratequota.operations.past_windows import Invoices
 from django_ratequota.runtime import process
 from django_ratequota.utils.sansio import Twins, call, drive
 from tests.conftest import Clock

@@ -13,7 +13,7 @@ from django_ratequota.models import Plan, PlanAssignment, QuotaDay, QuotaWindow,
 from django_ratequota.monitoring.ledger import flush, window_of
 from django_ratequota.monitoring.ledger_rows import Part, give_back
 from django_ratequota.operations import counters
-from django_ratequota.operations.invoice_lines import Invoices
+from django_ratequota.operations.past_windows import Invoices
 from django_ratequota.runtime import process
 from tests.conftest import Clock
 from tests.project.views import request_from

@@ -17,8 +17,8 @@ from django_ratequota.models import Endpoint, Plan, PolicyChange, QuotaDay, Quot
 from django_ratequota.monitoring import ledger
 from django_ratequota.monitoring.ledger import Entry
 from django_ratequota.monitoring.rollup import forget_windows
-from django_ratequota.operations.invoice_lines import InvoiceLine, Invoices, previous_month
 from django_ratequota.operations.near import correct
+from django_ratequota.operations.past_windows import InvoiceLine, Invoices, previous_month
 from tests.conftest import Clock
 from tests.support.windows import counted
 
