@@ -17,7 +17,7 @@ from ..exceptions import StoreError
 from ..models import PolicyChange, QuotaWindow
 from ..monitoring.health import has_late_checkpoint, is_of_another_site, reports, state_of, wait_until_written
 from ..monitoring.rollup import KEEP_DAYS, MANY_ROWS, roll_up
-from ..operations.purge import purge as delete_keys
+from ..operations.held_data import purge as delete_keys
 from ..operations.recorded import KINDS
 from ..policies.loading import find_unreadable
 from ..runtime import default_limiter

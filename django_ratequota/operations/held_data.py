@@ -1,4 +1,4 @@
-"""Show or delete the data about one subject, such as ``user:7`` or ``tenant:acme``.
+"""Show or delete the data about one subject, such as ``user:7`` or ``tenant:acme``; or delete all that is in Redis.
 
 Users are subjects by their key, because nothing here has their names. The functions raise ``StoreError``.
 """
@@ -16,14 +16,19 @@ from django.db.models.functions import Concat, Substr
 from ..changes.databases import reading_and_writing, saving
 from ..changes.validators import primary_key
 from ..changes.writer import changed_by, field_values, in_batches, write_publication
-from ..engine.keys import beginning, subject_tag
+from ..engine.keys import beginning, own_keys, revision_key, subject_tag
+from ..engine.limiter import Limiter
+from ..engine.scripts import PURGE
 from ..models import ListMember, PlanAssignment, PolicyChange, QuotaDay, QuotaWindow, RatePolicy
 from ..monitoring import traces
 from ..monitoring.ledger_rows import stored_subject
 from ..runtime import default_limiter
+from ..store.commands import ScriptCall
 
 #: What may be for one user or subject.
 _MODELS: tuple[Any, ...] = (RatePolicy, PlanAssignment, ListMember)
+#: Keys that a step looks at; it keeps the server busy for a few milliseconds.
+_STEP = 1_000
 
 
 def held(subject: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -117,3 +122,21 @@ def _days(subject: str) -> QuerySet[QuotaDay]:
     # By the windows' names, which are in an index.
     rows: QuerySet[Any] = QuotaDay.objects.filter(counter__in=_windows(subject).values("counter"))
     return rows.order_by()
+
+
+def purge(limiter: Limiter) -> int:
+    """Delete every key of the limiter's prefix on each server that decides, and return how many there were.
+
+    Keys of a longer prefix, such as ``rq:b`` beside ``rq``, stay, and so do keys of other databases. Each step is a
+    call of its own; raises ``StoreError`` at the first that fails, and may be repeated.
+    """
+    store, deleted = limiter.store, 0
+    for server in store.info():
+        cursor = "0"
+        while True:
+            call = ScriptCall(PURGE, [], (cursor, own_keys(limiter.prefix), _STEP))
+            found, some = store.execute_on(server, call)
+            deleted += some
+            if (cursor := found.decode()) == "0":
+                break
+    return deleted + int(store.execute(("DEL", revision_key(limiter.prefix))))
