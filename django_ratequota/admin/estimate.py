@@ -12,8 +12,7 @@ from django.utils.translation import gettext as _
 from ..exceptions import StoreError
 from ..models import RatePolicy
 from ..operations.advice import about_endpoint, about_saved
-from ..operations.impact import Impact, estimate, sentences
-from ..operations.impact_audience import NotEstimable
+from ..operations.impact import Impact, NotEstimable, estimate, sentences
 from .formatting import moment
 from .names import caller_names, caller_text, explain_url
 from .pages import AdminPage, unanswered

@@ -37,7 +37,7 @@ _SUBJECT_LENGTH = RatePolicy._meta.get_field("subject").max_length
 
 def no_boost_reason(explanation: Explanation, policy: PolicyFacts) -> str:
     """Return why a boost of this winner is impossible, as a sentence; "" when it is possible."""
-    subject = subject_of(explanation, policy)
+    subject = _subject_of(explanation, policy)
     if subject is None or is_shared(policy.counted_per, subject):
         return _("Several customers share this counter.")
     if policy.rates == UNLIMITED:
@@ -51,10 +51,10 @@ def no_boost_reason(explanation: Explanation, policy: PolicyFacts) -> str:
         )
     if policy.user or subject.startswith("user:"):
         return ""
-    return unnameable_reason(subject)
+    return _unnameable_reason(subject)
 
 
-def unnameable_reason(subject: str) -> str:
+def _unnameable_reason(subject: str) -> str:
     """Return why no policy can have this subject, as a sentence; "" when one can."""
     try:
         canonical = canonical_subject(subject)
@@ -65,7 +65,7 @@ def unnameable_reason(subject: str) -> str:
     return ""
 
 
-def subject_of(explanation: Explanation, policy: PolicyFacts) -> str | None:
+def _subject_of(explanation: Explanation, policy: PolicyFacts) -> str | None:
     """Return the subject of a winner's counter; an organisation itself where its callers are counted apart."""
     plan = explanation.plan
     subject = explanation.context.caller.subject(policy.counted_per, plan.id if plan else None)
@@ -83,7 +83,7 @@ def propose_boost(explanation: Explanation, winner: RatePolicy) -> RatePolicy:
     boost.rates = doubled(facts.rates, winner.algorithm)
     # Not before the winner, because of two dated policies the one that started last wins.
     boost.starts_at = to_datetime(max(_begun_second(explanation.context.now_us), facts.starts_us or 0))
-    subject = subject_of(explanation, facts) or ""
+    subject = _subject_of(explanation, facts) or ""
     kind, _colon, value = subject.partition(":")
     if facts.user or kind == "user":
         boost.user_id = facts.user or value
@@ -140,7 +140,7 @@ def block_targets(caller: str, ip: str = "") -> list[str]:
     kind = caller.partition(":")[0]
     address = caller if kind == "ip" else ip
     names = [*([] if kind == "ip" else [caller]), address, *_network_of(address)]
-    return [name for name in names if name.startswith("user:") or not unnameable_reason(name)]
+    return [name for name in names if name.startswith("user:") or not _unnameable_reason(name)]
 
 
 def _network_of(address: str) -> list[str]:

@@ -21,8 +21,7 @@ from django_ratequota.monitoring.alerts import crossings
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.monitoring.health import process_name
 from django_ratequota.monitoring.refusals import refusals
-from django_ratequota.operations.impact import estimate
-from django_ratequota.operations.impact_audience import NotEstimable
+from django_ratequota.operations.impact import NotEstimable, estimate
 from django_ratequota.operations.overrides import doubled
 from django_ratequota.operations.replay import replay
 from django_ratequota.operations.what_to_tell import policies_of, what_to_tell

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator
 from cProfile import Profile
 from datetime import UTC, datetime, timedelta
@@ -23,8 +24,16 @@ from django_ratequota.monitoring import attempts
 from django_ratequota.monitoring.attempts import Attempts, RecordedAttempts
 from django_ratequota.monitoring.records import UNKNOWN_PLAN
 from django_ratequota.operations import impact
-from django_ratequota.operations.impact import Impact, estimate, has_room, peak, sentences, spread
-from django_ratequota.operations.impact_audience import NotEstimable, RecordedAudience
+from django_ratequota.operations.impact import (
+    Impact,
+    NotEstimable,
+    RecordedAudience,
+    estimate,
+    has_room,
+    peak,
+    sentences,
+    spread,
+)
 from django_ratequota.operations.replay import replay
 from tests.conftest import Clock
 from tests.policies.test_cache import queries
@@ -359,7 +368,7 @@ def test_policies_for_other_callers_add_no_work_per_caller(recorded: Any) -> Non
 def test_the_search_for_callers_stops_when_its_time_is_up(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The estimate uses the callers found by then. Selecting a caller advances the injected clock."""
     now = 0.0
-    monkeypatch.setattr(impact, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(impact, "time", SimpleNamespace(monotonic=lambda: now, time_ns=time.time_ns))
     select = RecordedAudience.select
 
     def slow(self: Any, records: Any) -> Any:

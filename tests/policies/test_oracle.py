@@ -21,8 +21,7 @@ from django_ratequota.monitoring import attempts
 from django_ratequota.monitoring.attempts import Attempts, RecordedAttempts
 from django_ratequota.operations.caller_limits import caller_limits
 from django_ratequota.operations.explain import explain_caller
-from django_ratequota.operations.impact import estimate
-from django_ratequota.operations.impact_audience import NotEstimable
+from django_ratequota.operations.impact import NotEstimable, estimate
 from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.testing import Clock, isolated
 from tests.project.views import request_from

@@ -16,8 +16,7 @@ from ...exceptions import StoreError
 from ...models import RatePolicy
 from ...operations import overrides
 from ...operations.explain import caller_params
-from ...operations.impact import estimate
-from ...operations.impact_audience import NotEstimable
+from ...operations.impact import NotEstimable, estimate
 from ...policies.requests.caller import Caller
 from ..base import ChangeReasonForm
 from ..formatting import moment, number_text, shown
