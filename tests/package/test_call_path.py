@@ -118,8 +118,6 @@ def test_the_life_of_a_slot_takes_few_calls(
         hold()
     files = [file for file, _function in recorded_calls(life) if "/testing/" not in file]
     found = {"calls": len(files), "moves between files": sum(one != other for one, other in pairwise(files))}
-    for c in recorded_calls(life):
-        print(c[0].split("ratequota/")[1], c[1])
     bounds = {"calls": 120, "moves between files": 80}
     assert {name: found[name] for name in bounds if found[name] > bounds[name]} == {}
 
