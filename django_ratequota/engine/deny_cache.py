@@ -19,9 +19,6 @@ from ..utils import forks
 from .decision import Decision, LimitRequest, Link, Steps
 from .types import Bucket, BucketStatus
 
-#: The number of changes before a request was sent to Redis, and when it was sent (µs).
-Mark = tuple[int, int]
-
 #: Most refusals kept, 1 to 2 KiB each, and most places with changes; then all are forgotten.
 SIZE = 10_000
 
@@ -42,10 +39,11 @@ class _Denial(NamedTuple):
 
 
 class DenyCache:
-    """The refusals of one process, by the buckets with their rates, the cost and the revision."""
+    """A link of a limiter's chain: repeats this process's refusals, by buckets and rates, cost and revision."""
 
-    def __init__(self, seconds: float, clock: Callable[[], int] | None = None, size: int = SIZE) -> None:
+    def __init__(self, below: Link, seconds: float, clock: Callable[[], int] | None = None, size: int = SIZE) -> None:
         """``seconds`` is how long a refusal is repeated at most; 0 = not at all."""
+        self._below = below
         self.enabled = seconds > 0
         self._lifetime_us = int(seconds * 10**6)
         self._clock = clock or _monotonic_us
@@ -62,12 +60,25 @@ class DenyCache:
     def __len__(self) -> int:
         return len(self._denials)
 
-    def mark(self) -> Mark:
-        """Return the mark for ``learn``; call it before sending the request to Redis."""
-        return self._version, self._clock()
+    def ask(self, request: LimitRequest) -> Steps:
+        known = self._repeated(request) if request.buckets and request.mode == "check" else None
+        if known is not None:
+            return known
+        version, sent_us = self._version, self._clock()
+        try:
+            decision = yield from self._below.ask(request)
+        except NewerRevision:
+            self.clear()
+            raise
+        finally:
+            if request.mode == "refund":  # failed or not, as a lost reply does not tell
+                self.freed(request.buckets)
+        if request.buckets:
+            self._learn(request, decision, version, sent_us)
+        return decision
 
-    def learn(self, request: LimitRequest, decision: Decision, mark: Mark) -> None:
-        """Keep a refusal by Redis."""
+    def _learn(self, request: LimitRequest, decision: Decision, version: int, sent_us: int) -> None:
+        """Keep a refusal by Redis; ``version`` is the number of changes when the request was sent."""
         if decision.allowed:
             if self._changes and request.mode != "peek":
                 charged = [bucket for bucket in request.buckets if _place(bucket) in self._changes]
@@ -76,7 +87,6 @@ class DenyCache:
             return
         if request.mode != "check" or len(decision.statuses) != len(request.buckets):
             return  # fewer statuses: on a Cluster, where a server failed after the refusal
-        version, sent_us = mark
         # Those in log mode too: once one has room again, the reply is another.
         full = [status for status in decision.statuses if not status.allowed]
         if any(status.bucket.rate.concurrent for status in full):
@@ -93,7 +103,7 @@ class DenyCache:
                 self._changes.setdefault(place, 0)
             self._bound()
 
-    def get(self, request: LimitRequest) -> Decision | None:
+    def _repeated(self, request: LimitRequest) -> Decision | None:
         """Return the refusal that Redis would repeat now; None when Redis has to decide."""
         denial = self._denials.get(_key(request)) if self._denials else None
         if denial is None or not denial.received_us <= (now_us := self._clock()) < denial.until_us:
@@ -132,31 +142,6 @@ class DenyCache:
         self._changes.clear()
 
 
-class Repeating:
-    """A link of a limiter's chain: repeats the refusals in the cache, and learns others."""
-
-    def __init__(self, cache: DenyCache, below: Link) -> None:
-        self._cache, self._below = cache, below
-
-    def ask(self, request: LimitRequest) -> Steps:
-        cache, buckets = self._cache, request.buckets
-        known = cache.get(request) if buckets and request.mode == "check" else None
-        if known is not None:
-            return known
-        mark = cache.mark()
-        try:
-            decision = yield from self._below.ask(request)
-        except NewerRevision:
-            cache.clear()
-            raise
-        finally:
-            if request.mode == "refund":  # failed or not, as a lost reply does not tell
-                cache.freed(buckets)
-        if buckets:
-            cache.learn(request, decision, mark)
-        return decision
-
-
 def _key(request: LimitRequest) -> object:
     """Return a key that is equal for requests that Redis refuses alike."""
     return request.buckets, request.cost, request.costs, request.revision
@@ -170,18 +155,12 @@ def _place(bucket: Bucket) -> object:
 def _later(status: BucketStatus, passed_us: int) -> BucketStatus:
     """Return the status ``passed_us`` later; a refusal charges nothing, so ``remaining`` is a lower bound."""
     wait_us, reset_us, next_us = status.retry_after_us, status.reset_after_us, status.next_after_us
+    wait_us, reset_us = wait_us and wait_us - passed_us, reset_us - passed_us if reset_us > passed_us else 0
+    # Once units came back, only Redis knows when the next ones do.
+    next_us = next_us - passed_us if next_us is not None and next_us > passed_us else None
+    bucket, allowed, remaining, window_us = status.bucket, status.allowed, status.remaining, status.window_us
     # Not ``replace``, which takes three times as long.
-    return BucketStatus(
-        status.bucket,
-        status.allowed,
-        status.remaining,
-        wait_us and wait_us - passed_us,
-        reset_us - passed_us if reset_us > passed_us else 0,
-        status.window_us,
-        # Once units came back, only Redis knows when the next ones do.
-        next_us - passed_us if next_us is not None and next_us > passed_us else None,
-        status.debt,
-    )
+    return BucketStatus(bucket, allowed, remaining, wait_us, reset_us, window_us, next_us, status.debt)
 
 
 def _monotonic_us() -> int:

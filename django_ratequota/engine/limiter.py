@@ -24,7 +24,7 @@ from ..utils.shielding import shielded
 from .calendar_windows import check_zone
 from .crossslot import EachSubject, LookForChanges
 from .decision import Decision, LimitRequest, Link, Mode, Steps
-from .deny_cache import DenyCache, Repeating
+from .deny_cache import DenyCache
 from .keys import check_prefix
 from .memory import Memory, Unlimited
 from .protocol import MAX_US, Raised, ScriptBackend
@@ -133,16 +133,15 @@ class Limiter:
         self.time_zone = check_zone(time_zone or UTC)
         #: The injected clock (µs); None = the server's.
         self.clock = clock = clock and _checked(clock)
-        self._deny_cache = DenyCache(deny_cache_seconds, clock)
         #: What keeps its counters.
         self.backend = backend(store, self.prefix, self.time_zone, clock)
         #: Whether it admits everything, because of ENABLED = False.
         self.unlimited = isinstance(self.backend, Unlimited)
         # What a request passes on its way to the store, each link asking the next one.
         servers = self.backend if store.clustered and isinstance(self.backend, ScriptBackend) else None
-        chain: Link = _Timed(EachSubject(servers, self.freed) if servers else self.backend, self.latency)
-        if self._deny_cache.enabled:
-            chain = Repeating(self._deny_cache, chain)
+        timed = _Timed(EachSubject(servers, self.freed) if servers else self.backend, self.latency)
+        self._deny_cache = DenyCache(timed, deny_cache_seconds, clock)
+        chain: Link = self._deny_cache if self._deny_cache.enabled else timed
         self._chain = LookForChanges(chain, servers, self._deny_cache.clear) if servers else chain
 
     def check(self, buckets: Iterable[Bucket], cost: int = 1) -> Decision:

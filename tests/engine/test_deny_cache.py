@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratequota import Bucket, Decision, Limiter, Rate, acheck_request, check_request
-from django_ratequota.engine.decision import LimitRequest
+from django_ratequota.engine.decision import LimitRequest, Steps
 from django_ratequota.engine.deny_cache import DenyCache
 from django_ratequota.engine.rates import ALGORITHMS
 from django_ratequota.engine.types import BucketStatus
@@ -291,19 +291,11 @@ def test_a_refund_whose_reply_was_lost_ends_the_refusal(cached: Limiter) -> None
 def test_a_refusal_expires_by_the_time_of_sending_and_retry_after_counts_from_the_reply() -> None:
     """Sent at 0, decided in between, reply at 300 µs: it expires in time, and names the same moment throughout."""
     clock = Clock(0)
-    denials = DenyCache(60, clock)
-    status = MINUTE[0]
-    answer = Decision(allowed=False, statuses=(refused_status(status, 1000),), at_us=5_000_000)
+    answer = Decision(allowed=False, statuses=(refused_status(MINUTE[0], 1000),), at_us=5_000_000)
+    denials = DenyCache(Answers(answer, lambda: clock.advance(us=300)), 60, clock)
 
     def check() -> Decision:
-        request = LimitRequest(mode="check", buckets=(status,))
-        known = denials.get(request)
-        if known is not None:
-            return known
-        mark = denials.mark()
-        clock.advance(us=300)
-        denials.learn(request, answer, mark)
-        return answer
+        return drive(denials.ask(LimitRequest(mode="check", buckets=tuple(MINUTE))), Exception)
 
     assert check() is answer
     clock.advance(us=699)
@@ -311,6 +303,20 @@ def test_a_refusal_expires_by_the_time_of_sending_and_retry_after_counts_from_th
     assert (repeated.at_us, repeated.retry_after_us) == (5_000_699, 301)
     clock.advance(us=1)  # 1000 µs after the question: it may be over, so it is asked
     assert check() is answer
+
+
+class Answers:
+    """The link below the cache: it gives this answer, after ``meanwhile``; None = it refuses by all buckets."""
+
+    def __init__(self, answer: Decision | None = None, meanwhile: Callable[[], object] = lambda: None) -> None:
+        self.answer, self.meanwhile, self.asked = answer, meanwhile, 0
+
+    def ask(self, request: LimitRequest) -> Steps:
+        self.asked += 1
+        self.meanwhile()
+        statuses = tuple(refused_status(each, 10**9) for each in request.buckets)
+        return self.answer or Decision(allowed=False, statuses=statuses)
+        yield
 
 
 def refused_status(bucket: Bucket, wait_us: int) -> Any:
@@ -322,46 +328,41 @@ def refused_status(bucket: Bucket, wait_us: int) -> Any:
 # --- Bounds, threads, processes. ---
 
 
-def learn(denials: DenyCache, *subjects: str, meanwhile: Callable[[], object] = lambda: None) -> tuple[Bucket, ...]:
-    """Cache a refusal by the buckets of all these subjects."""
-    buckets = tuple(bucket("1/min", subject) for subject in subjects)
-    answer = Decision(allowed=False, statuses=tuple(refused_status(each, 10**9) for each in buckets))
-
-    mark = denials.mark()
-    meanwhile()
-    denials.learn(LimitRequest(mode="check", buckets=buckets), answer, mark)
-    return buckets
-
-
-def knows(denials: DenyCache, buckets: tuple[Bucket, ...]) -> bool:
-    return denials.get(LimitRequest(mode="check", buckets=buckets)) is not None
+def repeats(denials: DenyCache, server: Answers, subject: str) -> bool:
+    """Check the bucket of a subject; returns whether the cache refused it without asking."""
+    before = server.asked
+    request = LimitRequest(mode="check", buckets=(bucket("1/min", subject),))
+    assert not drive(denials.ask(request), Exception).allowed
+    return server.asked == before
 
 
 def test_what_is_kept_is_bounded() -> None:
-    denials = DenyCache(60, Clock(), size=100)
+    server = Answers()
+    denials = DenyCache(server, 60, Clock(), size=100)
     for number in range(100):
-        first = learn(denials, "user:0")
-        learn(denials, f"user:{number}")
-    assert knows(denials, first)
-    learn(denials, "user:100")
-    assert not knows(denials, first)
-    mine = learn(denials, "user:1")
+        repeats(denials, server, f"user:{number}")
+    assert repeats(denials, server, "user:0")
+    assert not repeats(denials, server, "user:100")
+    assert not repeats(denials, server, "user:0")
+    assert not repeats(denials, server, "user:1")
     for number in range(1000):
         denials.freed((bucket("1/min", f"user:{1000 + number}"),))
-        assert len(denials) <= 1
-    assert not knows(denials, mine)
-    assert knows(denials, learn(denials, "user:1"))
+        assert len(denials) <= 2
+    assert not repeats(denials, server, "user:1")
+    assert repeats(denials, server, "user:1")
 
 
 def test_a_refund_while_an_answer_is_on_its_way_counts_though_many_come_after_it() -> None:
-    denials = DenyCache(60, Clock(), size=2)
-
     def refunds() -> None:
         for number in range(1, 10):
             denials.freed((bucket("1/min", f"user:{number}"),))
 
-    assert not knows(denials, learn(denials, "user:1", meanwhile=refunds))
-    assert knows(denials, learn(denials, "user:1"))
+    server = Answers(meanwhile=refunds)
+    denials = DenyCache(server, 60, Clock(), size=2)
+    assert not repeats(denials, server, "user:1")
+    server.meanwhile = bool
+    assert not repeats(denials, server, "user:1")
+    assert repeats(denials, server, "user:1")
 
 
 # --- Compared with a limiter without the cache. ---
