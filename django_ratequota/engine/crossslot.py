@@ -107,16 +107,13 @@ class EachSubject:
         allowed = all(decision.allowed for decision in decisions)
         # Each subject's server has a clock of its own.
         units = max((decision.cost for decision in decisions), default=0) if allowed else 0
-        charges = Charges((charge for decision in decisions for charge in charges_of(decision)), units=units)
-        return Decision(
-            allowed=allowed,
-            statuses=tuple(statuses[bucket.counter] for bucket in request.buckets if bucket.counter in statuses),
-            at_us=max((decision.at_us for decision in decisions), default=0),
-            revision=request.revision or 0,
-            settler=request.settler,
-            cost=units,
-            _charges=charges if allowed else None,
-        )
+        at_us = max((decision.at_us for decision in decisions), default=0)
+        found = tuple(statuses[bucket.counter] for bucket in request.buckets if bucket.counter in statuses)
+        whole = Decision(allowed, found, at_us, request.revision or 0, request.settler, cost=units)
+        if allowed:
+            charges = (charge for decision in decisions for charge in charges_of(decision))
+            whole._charges = Charges(charges, units=units)
+        return whole
 
     def _give_back(self, charged: list[Decision], slots: Slots | None) -> Generator[Any, Any, list[Decision]]:
         """Refund the decisions, release their slots, and return them with their buckets' statuses after that."""
@@ -134,9 +131,8 @@ class EachSubject:
             taken = [status for status in decision.statuses if status.bucket.rate.concurrent and status.allowed]
             if slots and taken:
                 try:
-                    yield from self._backend.release(
-                        [Lease(status.bucket, slots.id, slots.lease_us) for status in taken]
-                    )
+                    leases = [Lease(status.bucket, slots.id, slots.lease_us) for status in taken]
+                    yield from self._backend.release(leases)
                     now |= {each.bucket.counter: replace(each, remaining=each.remaining + 1) for each in taken}
                 except StoreError:
                     pass  # its lease ends

@@ -338,10 +338,7 @@ class Decision:
                 failures.append(error)
         if failures:
             raise failures[0]
-        return self._after(settled)
-
-    def _after(self, settled: list[Decision]) -> Decision:
-        """Add what was charged to this decision's charges, and return it as a decision that shares them."""
+        # What was charged is added to this decision's charges, which the returned one shares.
         charges = charges_of(self)
         for decision in settled:
             for charge in charges_of(decision):
@@ -349,9 +346,8 @@ class Decision:
                 charges.append(charge)
         now = {status.bucket.counter: status for decision in settled for status in decision.statuses}
         found = tuple(now.get(status.bucket.counter, status) for status in self.statuses if status.allowed)
-        latest = replace(
-            settled[-1], statuses=found if now else (), settler=self.settler, _charges=charges, _own=self._own
-        )
+        statuses = found if now else ()
+        latest = replace(settled[-1], statuses=statuses, settler=self.settler, _charges=charges, _own=self._own)
         charges.latest = latest
         return latest
 
@@ -395,15 +391,11 @@ def take(charges: Sequence[Charge], units: int) -> list[LimitRequest]:
             together.setdefault((charge.at_us, taken, wanted), []).append((charge.bucket, charge.level_us))
             charge.take(taken)
             left[charge.bucket.counter] = wanted - taken
-    return [
-        LimitRequest(
-            mode="refund",
-            buckets=tuple(bucket for bucket, _ in of),
-            cost=taken,
-            charged=Charged(at_us, tuple(level_us for _, level_us in of)),
-        )
-        for (at_us, taken, _), of in together.items()
-    ]
+    requests = []
+    for (at_us, taken, _), of in together.items():
+        buckets, levels_us = zip(*of, strict=True)
+        requests.append(LimitRequest("refund", buckets, taken, charged=Charged(at_us, levels_us)))
+    return requests
 
 
 def take_all(charges: Sequence[Charge]) -> list[LimitRequest]:

@@ -407,18 +407,12 @@ class Memory:
                 if mode != "peek":
                     self._keep(counter)
                 statuses.append(self._status(counter, bucket, passed[at], wait, now))
-        charging = allowed and mode in CHARGING
-        return Decision(
-            allowed=allowed,
-            statuses=tuple(statuses),
-            at_us=now,
-            error=self.error,
-            revision=request.revision or 0,
-            settler=request.settler,
-            cost=request.cost if charging else 0,
-            _units=costs if charging else (),
-            _share=self._share,
+        cost, units = (request.cost, costs) if allowed and mode in CHARGING else (0, ())
+        decision = Decision(
+            allowed, tuple(statuses), now, request.revision or 0, request.settler, cost, units, _share=self._share
         )
+        decision.error = self.error
+        return decision
 
     def reset(self, buckets: Iterable[Bucket]) -> Generator[Any, Any, int]:
         """Forget what was counted; returns how many of the buckets had counted anything."""
@@ -527,16 +521,7 @@ class Memory:
         if reset_us and (remaining + 1) * self._share <= counter.capacity:  # a part of a unit is no quota
             next_us = max(1, self._wait(counter, bucket, remaining + 1, now) or 0)
         start, finish = counter.window
-        return BucketStatus(
-            bucket=bucket,
-            allowed=passed,
-            remaining=remaining,
-            retry_after_us=wait,
-            reset_after_us=reset_us,
-            window_us=finish - start,
-            next_after_us=next_us,
-            debt=max(0, -free),
-        )
+        return BucketStatus(bucket, passed, remaining, wait, reset_us, finish - start, next_us, debt=max(0, -free))
 
 
 class Unlimited(Memory):

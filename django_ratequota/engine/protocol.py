@@ -154,17 +154,13 @@ class ScriptBackend:
         They return what each has charged and refunded then, and by how many units both were raised.
         """
         now_us, prefix = self.now_us, self._prefix
-        packed = {
-            window_key(f"{prefix}:{counter}", first_day): struct.pack(
-                ">ddd", charged, refunded, max(1, (ends_us + DURABLE_US - now_us) // 1000)
-            )
-            for (counter, first_day), (charged, refunded, ends_us) in totals.items()
-        }
+        packed: dict[str, bytes] = {}
+        for (counter, first_day), (charged, refunded, ends_us) in totals.items():
+            kept_ms = max(1, (ends_us + DURABLE_US - now_us) // 1000)
+            packed[window_key(f"{prefix}:{counter}", first_day)] = struct.pack(">ddd", charged, refunded, kept_ms)
+        servers = self._by_server(list(packed))
         # One argument and one text as reply: the client takes longer for many than for the rest of the call.
-        calls = (
-            ScriptCall(RAISE, keys, (b"".join([packed[key] for key in keys]),))
-            for keys in self._by_server(list(packed))
-        )
+        calls = [ScriptCall(RAISE, keys, (b"".join([packed[key] for key in keys]),)) for keys in servers]
         replies = yield from self._each(calls)
         return [counter for reply in replies for counter in struct.iter_unpack(">qqq", reply)]
 
@@ -275,17 +271,8 @@ def statuses_of(
     statuses, at = [], 4
     for bucket, window_us in zip(buckets, windows_us, strict=True):
         passed, remaining, wait_us, reset_us, next_us = numbers[at : at + _EACH]
-        statuses.append(
-            BucketStatus(
-                bucket,
-                passed == 1,
-                remaining if remaining > 0 else 0,
-                None if wait_us < 0 else wait_us,
-                reset_us,
-                window_us,
-                next_us or None,
-                -remaining if remaining < 0 else 0,
-            )
-        )
+        free, debt = (remaining, 0) if remaining > 0 else (0, -remaining)
+        wait = None if wait_us < 0 else wait_us
+        statuses.append(BucketStatus(bucket, passed == 1, free, wait, reset_us, window_us, next_us or None, debt))
         at += _EACH
     return tuple(statuses)

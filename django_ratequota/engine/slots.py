@@ -31,14 +31,10 @@ FAR_US = 60 * 10**6
 _IDS = 2**32
 
 
-class _Ids:
+class _Ids(forks.Renewed):
     """The ids of this worker's slots, which no other request has: the worker's number, then a count."""
 
-    def __init__(self) -> None:
-        self.begin()
-        forks.after_fork(self.begin)
-
-    def begin(self) -> None:
+    def clear(self) -> None:
         """Draw the number and the first id, as in a process that just started."""
         #: This worker's, from 1.
         self.number = 1 + secrets.randbelow(2**21 - 1)
@@ -151,7 +147,7 @@ class Slots:
             raise
         taken = {status.bucket for status in decision.statuses if decision.allowed and status.allowed}
         self._held |= {name: lease for name, lease in asked.items() if lease.bucket in taken}
-        for name in new:
+        for name in new:  # not ``_forget``, which would cost every check a call
             self._asked.pop(name, None)
         if self._held or self._asked:
             decision.slots = self

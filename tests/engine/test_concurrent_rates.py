@@ -208,11 +208,11 @@ def test_ids_of_slots_name_their_worker(
     bucket = Bucket("user:1", Rate.parse("2 concurrent"))
     with monkeypatch.context() as patch:
         patch.setattr(secrets, "randbelow", drawn)
-        ids.begin()
+        ids.clear()
     with either.check([bucket]), either.check([bucket]):
         assert {slot.id for slot in either.slots(bucket)} == {first, second}
         assert {slot.worker for slot in either.slots(bucket)} == {ids.number}
-    ids.begin()
+    ids.clear()
 
 
 def test_a_decision_holds_its_slot_for_the_with_block(either: Limiter) -> None:
