@@ -37,13 +37,12 @@ def enforce(limiter: Limiter, resolution: Resolution, request: LimitRequest) -> 
     try:
         decision = yield from limiter.ask(sent._replace(restore=restore) if durable else sent)
         if durable and decision.allowed and sent.mode != "peek":
-            if limiter.store.clustered:
-                ledger.note_charges(decision)
-            else:
-                ledger.note_check(decision, sent)
+            ledger.note_charges(decision)
     except StoreError as error:
         if sent.mode != "peek":
-            _note_outage(error, () if resolution.blocked_by else request.buckets)
+            note_degraded(error.reason, error)
+            enforced = [] if resolution.blocked_by else [each for each in request.buckets if each.mode == "enforce"]
+            outages.note(error.reason, {bucket.policy_id: action_of(bucket) for bucket in enforced})
         decision = yield from without_store(request, error.reason)
         decision.slots = request.slots  # those whose reply was lost
     if resolution.unreadable or resolution.blocked_by:
@@ -78,20 +77,8 @@ def without_store(request: LimitRequest, reason: str) -> Steps:
     local = process.local_limiter()
     mode = "peek" if denied_by else request.mode
     decision = yield from local.ask(request.part(places)._replace(mode=mode, settler=local))
-    return replace(
-        decision,
-        allowed=decision.allowed and not denied_by,
-        at_us=0,
-        _charges=charges_of(decision),  # by the clock of this process
-        denied_by=tuple(denied_by),
-        error=reason,
-    )
-
-
-def _note_outage(error: StoreError, buckets: tuple[Bucket, ...]) -> None:
-    """Count a decision without the store; ``buckets`` are those that it is about."""
-    note_degraded(error.reason, error)
-    outages.note(error.reason, {each.policy_id: action_of(each) for each in buckets if each.mode == "enforce"})
+    allowed, charges = decision.allowed and not denied_by, charges_of(decision)  # by the clock of this process
+    return replace(decision, allowed=allowed, at_us=0, denied_by=tuple(denied_by), error=reason, _charges=charges)
 
 
 def action_of(of: Bucket | PolicyFacts) -> str:

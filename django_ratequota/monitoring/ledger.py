@@ -23,7 +23,7 @@ from django.db import Error as DatabaseError
 from .. import monitoring
 from ..conf import settings
 from ..engine.calendar_windows import CalendarWindow, calendar_window, local_day
-from ..engine.decision import Decision, LimitRequest, charges_of
+from ..engine.decision import Decision, charges_of
 from ..engine.keys import counter_name
 from ..engine.limiter import Limiter
 from ..engine.protocol import Raised
@@ -217,12 +217,6 @@ def note(entries: Iterable[Entry]) -> None:
     ledger.entries.extend(entries)
     if len(ledger.entries) > _MANY:
         ledger.add_up(default_limiter().time_zone)
-
-
-def note_check(decision: Decision, request: LimitRequest) -> None:
-    """Note what an admitted check has charged: as ``note_charges``, in fewer calls."""
-    each = zip(decision.statuses, request.units(), strict=True)
-    note([Entry(s.bucket, units, decision.at_us) for s, units in each if s.allowed and s.bucket.durable])
 
 
 def note_charges(decision: Decision) -> None:
