@@ -17,6 +17,9 @@ from .records import MAX_NAME, DecisionRecord, digest, stored_name
 
 #: A share's first refusals of a minute, which stay in Redis when there are too many and its others go.
 _FIRST_OF_SHARE = 3
+#: Fields of a ``DecisionRecord`` and of a ``BucketStatus`` that describe a refusal as they are.
+_OF_RECORD = ("caller", "ip", "plan_id", "endpoint_ids", "cost", "against")
+_OF_STATUS = ("refused", "limit", "remaining", "retry_after", "reset_after")
 
 
 @dataclass(slots=True)
@@ -87,36 +90,22 @@ class PendingRefusals:
 
 
 def _describe(
-    record: DecisionRecord, scope: str, route: str, method: str, decision: Decision, assigned_to: str = ""
+    record: DecisionRecord, scope: str, route: str, method: str, decision: Decision, assigned_to: str
 ) -> str:
     """Return the JSON of a refusal, from which ``refusals.Refusal`` is read."""
-    return json.dumps(
-        {
-            "at": record.second,
-            "caller": record.caller,
-            "ip": record.ip,
-            "plan_id": record.plan_id,
-            "scope": scope[:MAX_NAME],
-            "route": route[:MAX_NAME],
-            "method": method[:20],
-            "endpoint_ids": record.endpoint_ids,
-            "cost": record.cost,
-            "violated": [title[:MAX_NAME] for title in decision.violated],
-            "error": decision.error,
-            "revision": decision.revision,
-            "against": record.against,
-            "assigned_to": stored_name(assigned_to),
-            "buckets": [_describe_bucket(status) for status in decision.statuses],
-        }
-    )
+    described = {name: getattr(record, name) for name in _OF_RECORD}
+    described |= {"at": record.second, "method": method[:20], "scope": scope[:MAX_NAME], "route": route[:MAX_NAME]}
+    described |= {"error": decision.error, "revision": decision.revision, "assigned_to": stored_name(assigned_to)}
+    described["violated"] = [title[:MAX_NAME] for title in decision.violated]
+    return json.dumps(described | {"buckets": [_describe_bucket(status) for status in decision.statuses]})
 
 
 def _describe_bucket(status: BucketStatus) -> dict[str, Any]:
     """Return the fields of a ``refusals.RefusedBucket``."""
-    bucket, state = status.bucket, ("refused", "limit", "remaining", "retry_after", "reset_after")
-    named = {"title": bucket.title[:MAX_NAME], "rate": str(bucket.rate), "policy_id": bucket.policy_id}
-    named |= {"scope": bucket.scope[:MAX_NAME], "counted_per": bucket.counted_per}
-    return {**named, "subject": stored_name(bucket.subject), **{name: getattr(status, name) for name in state}}
+    bucket, described = status.bucket, {name: getattr(status, name) for name in _OF_STATUS}
+    described |= {"title": bucket.title[:MAX_NAME], "rate": str(bucket.rate), "policy_id": bucket.policy_id}
+    described |= {"scope": bucket.scope[:MAX_NAME], "counted_per": bucket.counted_per}
+    return {**described, "subject": stored_name(bucket.subject)}
 
 
 def _network(ip: str) -> str:
