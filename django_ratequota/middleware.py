@@ -17,7 +17,8 @@ from .enforcement.check_request import acheck_request, check_request
 from .enforcement.earlier_checks import CHECKS
 from .enforcement.settlement import RESERVED, asettle, settle
 from .enforcement.slots import aend, end, leave_to_body
-from .enforcement.unchecked import conclude_unchecked, refuse_unchecked
+from .enforcement.step_runner import arun, run
+from .enforcement.unchecked import FirstCheck
 from .headers import add_headers
 from .policies.requests.view_declarations import (
     chooses_throttles,
@@ -72,7 +73,7 @@ def _check_before_view(request: Any, view: Any, args: Any, kwargs: Any) -> Gener
     late = late_check(view, request.method) if settings.count_unchecked else None
     refused = None
     if late is not None:
-        refused = yield refuse_unchecked(request, *late)
+        refused = yield Twins(run, arun, (FirstCheck(request, *late).refuse(),))
     if refused is None and settings.enforce_all:
         if chooses_throttles(view):  # the project's own code, which may read the database
             asked = (request, view, args, kwargs)
@@ -98,7 +99,7 @@ def _finish(request: Any, response: Any) -> Generator[Twins, Any, Any]:
     """Return the response that the request gets, once the checks that no view has finished are."""
     checks = vars(request).get(CHECKS)
     if checks is not None and checks.first is not None:
-        refused = yield conclude_unchecked(checks.first, response.status_code)
+        refused = yield Twins(run, arun, (checks.first.conclude(response.status_code),))
         if refused is not None:
             response = yield Twins(refusal_response, arefusal_response, (request, refused))
     if RESERVED in vars(request):

@@ -121,7 +121,7 @@ class CallerCheck(Evaluation):
     def enforce(self, resolution: Resolution, revision: int | None) -> Generator[Step, Any, Decision]:
         """Check the buckets; the decision holds the slots of concurrent rates."""
         slots = new_slots() if resolution.concurrent and self.mode != "peek" else None
-        return enforce(self.limiter, resolution, self.request_for(resolution.buckets, revision, slots=slots))
+        return enforce(self.limiter, resolution, self.request_for(resolution.buckets, revision, slots))
 
 
 def _described(

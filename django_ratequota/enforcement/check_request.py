@@ -46,7 +46,7 @@ from .earlier_checks import CHECKS, Admitted, RequestChecks, again, combine, owe
 from .on_error import enforce, without_store
 from .settlement import reserve, store_settler
 from .slots import slots_of
-from .step_runner import Step, arun, read_user, run, unless_down
+from .step_runner import Step, aread_user, arun, read_user, run, unless_down
 
 #: Sent when a request was refused: ``request``, ``decision``. Receivers' errors are logged, not raised.
 request_refused = Signal()
@@ -211,12 +211,7 @@ class Evaluation(ABC):
         """Check the buckets; raises ``NewerRevision`` where ``revision`` is not the last."""
 
     def request_for(
-        self,
-        buckets: tuple[Bucket, ...],
-        revision: int | None,
-        *,
-        costs: tuple[int, ...] = (),
-        slots: Slots | None = None,
+        self, buckets: tuple[Bucket, ...], revision: int | None, slots: Slots | None, costs: tuple[int, ...] = ()
     ) -> LimitRequest:
         """Return what the limiter is asked; ``costs`` are the units of each bucket, () = by its rate."""
         return LimitRequest(self.mode, buckets, self.units, store_settler(self.limiter), costs, revision, slots=slots)
@@ -291,7 +286,7 @@ class RequestCheck(Evaluation):
         """Set ``caller``, with its user where a policy at the endpoints depends on it."""
         self.identified = "user" in settings.caller or (yield from self._needs_user())
         # Reading the user may block: a step when awaited, else Caller reads it when needed.
-        user = (yield read_user(self.request)) if self.identified and self.awaited else None
+        user = (yield Twins(read_user, aread_user, (self.request,))) if self.identified and self.awaited else None
         self.caller = caller = Caller(self.request, user)
         if not self.identified:
             # Not read: that may take queries, and adds ``Vary: Cookie`` to the response.
@@ -313,7 +308,7 @@ class RequestCheck(Evaluation):
                 self.is_paid = True
                 return again(self.earlier, resolution.buckets)
         slots = slots_of(self.http, self.checks) if resolution.concurrent and not self.independent else None
-        request = self.request_for(buckets, revision, costs=costs, slots=slots)
+        request = self.request_for(buckets, revision, slots, costs)
         decision = yield from enforce(self.limiter, resolution, request)
         if self.snapshot.by_outcome and decision.allowed:
             reserve(self.http, self.snapshot, decision)

@@ -72,12 +72,7 @@ class _StepCall(Call):
         return await super().ado(step)
 
 
-def read_user(request: Any) -> Twins:
-    """Return the step that reads the request's user."""
-    return Twins(_read_user, _auser, (request,))
-
-
-async def _auser(request: Any) -> Any:
+async def aread_user(request: Any) -> Any:
     """Return the request's user without blocking the event loop.
 
     ``request.auser`` comes second: it returns the session's user, which a later middleware may have replaced.
@@ -87,7 +82,7 @@ async def _auser(request: Any) -> Any:
         return await request.auser() if hasattr(request, "auser") else None
     if user is None or is_unread(user):
         # In a thread: DRF's property authenticates when it is read, and a lazy object reads session and user.
-        return await sync_to_async(_read_user)(request)
+        return await sync_to_async(read_user)(request)
     return user
 
 
@@ -96,7 +91,8 @@ def is_unread(user: Any) -> bool:
     return isinstance(user, LazyObject) and user._wrapped is empty
 
 
-def _read_user(request: Any) -> Any:
+def read_user(request: Any) -> Any:
+    """Return the request's user; reading it may block."""
     user = request.user
     if user is not None:
         _ = user.is_authenticated

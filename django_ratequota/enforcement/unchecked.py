@@ -18,10 +18,9 @@ from ..engine.rates import BLOCKED
 from ..policies.requests.caller import Unidentified
 from ..policies.resolver import Resolution
 from ..runtime import process
-from ..utils.sansio import Twins
 from .check_request import RequestCheck, is_free
 from .on_error import action_of
-from .step_runner import Step, arun, run, unless_down
+from .step_runner import Step, unless_down
 
 
 class FirstCheck(RequestCheck):
@@ -91,17 +90,3 @@ class FirstCheck(RequestCheck):
             if by_address or not group.having("plan"):
                 return True
         return False
-
-
-def refuse_unchecked(request: Any, scope: str | None, cost: int | None) -> Twins:
-    """Return the step that checks a request before its view runs.
-
-    Its result is the decision that refuses the request, None where the view may run. ``scope`` and ``cost`` are those
-    of the view's own check. Sends nothing where no policy is counted per ip.
-    """
-    return Twins(run, arun, (FirstCheck(request, scope, cost).refuse(),))
-
-
-def conclude_unchecked(check: FirstCheck, status: int) -> Twins:
-    """Return the step that records the first check of a request whose view made none; see ``FirstCheck.conclude``."""
-    return Twins(run, arun, (check.conclude(status),))

@@ -355,7 +355,7 @@ class TestUsers:
             return [await acheck_request(request, again=True) for _ in range(2)]
 
         assert [left(decision) for decision in async_to_sync(check_twice)()] == [[8], [7]]
-        assert [hop.__name__ for hop in hops] == ["_read_user"]
+        assert [hop.__name__ for hop in hops] == ["read_user"]
 
     def test_an_identifier_that_no_policy_here_needs_takes_no_thread(
         self, alice: User, settings: Any, hops: list[Any]
