@@ -13,12 +13,12 @@ import logging
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from threading import Semaphore
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import HTTPRedirectHandler, Request, build_opener
+from weakref import WeakSet
 
 from django.contrib.auth import get_user_model
 from django.core.mail import mail_managers, send_mail
@@ -56,8 +56,8 @@ _LEAST_KEY = 16
 
 #: Sends one after another.
 _sender: ThreadPoolExecutor
-#: Counts the messages that may still wait.
-_room: Semaphore
+#: The message that is being sent, and those that wait: the sender keeps each until it is sent.
+_unsent: WeakSet[Future[None]]
 
 
 def mail_operators(**event: Any) -> None:
@@ -277,17 +277,16 @@ def _post(url: str, data: bytes, key: bytes = b"", name: str = "") -> None:
 
 def _send_later(send: Callable[..., object], *args: Any) -> None:
     """Call ``send`` on a thread, or here where none can be started; a process that ends does so after it."""
-    if not _room.acquire(blocking=False):
+    if len(_unsent) > _MOST_WAITING:
         logger.error("a notification was dropped: %d are waiting already", _MOST_WAITING)
         return
     try:
-        _sender.submit(_send, send, *args)
+        _unsent.add(_sender.submit(_send, send, *args))
     except RuntimeError:  # the system has no thread left, or the process ends
         _send(send, *args)
 
 
 def _send(send: Callable[..., object], *args: Any) -> None:
-    _room.release()
     try:
         send(*args)
     except Exception as error:
@@ -302,8 +301,8 @@ def wait_until_sent() -> None:
 
 def _renew() -> None:
     # A forked child has no thread that sends.
-    global _sender, _room
-    _sender, _room = ThreadPoolExecutor(1, "ratequota-notify"), Semaphore(_MOST_WAITING)
+    global _sender, _unsent
+    _sender, _unsent = ThreadPoolExecutor(1, "ratequota-notify"), WeakSet()
 
 
 _renew()
