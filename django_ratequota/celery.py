@@ -112,5 +112,4 @@ def _handed_back(task: Any, wait: float) -> Exception:
     countdown = random.uniform(min(wait, _LONGEST_WAIT / 2), longest)  # noqa: S311
     again = task.signature_from_request(request, countdown=countdown)
     again.set(headers={**(again.options.get("headers") or {}), _WAITS: waits}).apply_async()
-    retry: Exception = exceptions.Retry(when=countdown)
-    return retry
+    return exceptions.Retry(when=countdown)  # type: ignore[no-any-return]

@@ -127,11 +127,10 @@ class _Body:
 
     def __next__(self) -> bytes:
         try:
-            part: bytes = next(self._parts)
+            return next(self._parts)  # type: ignore[no-any-return]
         except BaseException:
             self._slots.release()
             raise
-        return part
 
     def close(self) -> None:
         """Release the slots; Django closes the body itself."""
@@ -159,14 +158,13 @@ class _AsyncBody:
 
     async def __anext__(self) -> bytes:
         try:
-            part: bytes = await anext(self._parts)
+            return await anext(self._parts)
         except GeneratorExit:  # nothing may be awaited
             self._slots.abandon()
             raise
         except BaseException:
             await self._slots.arelease()
             raise
-        return part
 
     def __del__(self) -> None:
         # Django closes no asynchronous body: one whose client left is just no longer used.

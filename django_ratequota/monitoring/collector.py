@@ -113,29 +113,27 @@ class Collector(forks.Renewed):
     def flush(self) -> None:
         """Send what is recorded so far. Raises ``StoreError``; then that is lost."""
         with self._flushing:
-            self._flush(default_limiter())
-
-    def _flush(self, limiter: Limiter) -> None:
-        plain = Counter(self.pending.popleft() for _ in range(len(self.pending)))
-        counts = [(DecisionRecord._make(fields), times) for fields, times in plain.items()]
-        for listen in listeners:
-            listen(counts)
-        hours: dict[int, list[tuple[DecisionRecord, int]]] = {}
-        for record, times in counts:
-            hours.setdefault(record.second // HOUR, []).append((record, times))
-        for hour, records in hours.items():
-            self._add_attempts(records, self._level_for(hour))
-        chunks = self._take_chunks()
-        refusals = {"refusals": self.refusals.take(), "would_be": self.would_be.take()}
-        waiting = any(refusals.values())
-        for hour in sorted({*hours, *chunks} or ({time.time_ns() // 10**9 // HOUR} if waiting else ())):
-            rest = iter(hours.get(hour, ()))
-            chunk = chunks.get(hour, b"")
-            while (records := list(islice(rest, _SLICE))) or chunk or waiting:
-                payload = {**pack_counts(records), **refusals}
-                self._level = (hour, self._send(limiter, hour, payload, chunk))
-                chunk, waiting = b"", False
-                refusals = {"refusals": [], "would_be": []}
+            limiter = default_limiter()
+            plain = Counter(self.pending.popleft() for _ in range(len(self.pending)))
+            counts = [(DecisionRecord._make(fields), times) for fields, times in plain.items()]
+            for listen in listeners:
+                listen(counts)
+            hours: dict[int, list[tuple[DecisionRecord, int]]] = {}
+            for record, times in counts:
+                hours.setdefault(record.second // HOUR, []).append((record, times))
+            for hour, records in hours.items():
+                self._add_attempts(records, self._level_for(hour))
+            chunks = self._take_chunks()
+            refusals = {"refusals": self.refusals.take(), "would_be": self.would_be.take()}
+            waiting = any(refusals.values())
+            for hour in sorted({*hours, *chunks} or ({time.time_ns() // 10**9 // HOUR} if waiting else ())):
+                rest = iter(hours.get(hour, ()))
+                chunk = chunks.get(hour, b"")
+                while (records := list(islice(rest, _SLICE))) or chunk or waiting:
+                    payload = {**pack_counts(records), **refusals}
+                    self._level = (hour, self._send(limiter, hour, payload, chunk))
+                    chunk, waiting = b"", False
+                    refusals = {"refusals": [], "would_be": []}
 
     def _send(self, limiter: Limiter, hour: int, payload: dict[str, Any], chunk: bytes) -> int:
         start = hour * HOUR

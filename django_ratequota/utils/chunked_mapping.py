@@ -21,10 +21,9 @@ class ChunkedMapping(Mapping[Key, Value], Generic[Key, Value]):
     def __init__(self, entries: Mapping[Key, Value]) -> None:
         self._length = len(entries)
         count = 1 + self._length // _CHUNK_SIZE
-        self._chunks: list[dict[Key, Value]] = [dict(entries)] if count == 1 else [{} for _ in range(count)]
-        if count > 1:
-            for key, value in entries.items():
-                self._chunks[hash(key) % count][key] = value
+        self._chunks: list[dict[Key, Value]] = [{} for _ in range(count)]
+        for key, value in entries.items():
+            self._chunks[hash(key) % count][key] = value
 
     def __getitem__(self, key: Key) -> Value:
         return self._chunks[hash(key) % len(self._chunks)][key]

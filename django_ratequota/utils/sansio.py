@@ -26,8 +26,7 @@ def drive(steps: Generator[Step, Any, Result], do: Callable[[Step], Any]) -> Res
             else:
                 step = steps.send(result)
     except StopIteration as stop:
-        value: Result = stop.value
-        return value
+        return stop.value  # type: ignore[no-any-return]
 
 
 async def adrive(steps: Generator[Step, Any, Result], do: Callable[[Step], Awaitable[Any]]) -> Result:
@@ -42,8 +41,7 @@ async def adrive(steps: Generator[Step, Any, Result], do: Callable[[Step], Await
             else:
                 step = steps.send(result)
     except StopIteration as stop:
-        value: Result = stop.value
-        return value
+        return stop.value  # type: ignore[no-any-return]
 
 
 class Twins(NamedTuple):
