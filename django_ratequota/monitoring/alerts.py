@@ -200,6 +200,6 @@ def forget() -> None:
     _sent_until.clear()
 
 
-claiming = redis_worker.add("alerts", lambda: _SECONDS if _queue else 0.0, claim, last=None)
+claiming = redis_worker.add("alerts", lambda: _SECONDS if _queue else 0.0, claim)
 #: Receivers are the project's, and may wait for anything.
 delivering = database_worker.add("receivers", lambda: inf, deliver, last=send)

@@ -286,6 +286,4 @@ def raise_store() -> None:
 #: This process's own.
 ledger = Ledger()
 writing = database_worker.add("ledger", lambda: settings.checkpoint_seconds, write, last=write)
-raising = redis_worker.add(
-    "raise", lambda: settings.checkpoint_seconds if ledger.due else 0.0, raise_store, last=None
-)
+raising = redis_worker.add("raise", lambda: settings.checkpoint_seconds if ledger.due else 0.0, raise_store)

@@ -100,7 +100,7 @@ class Worker:
         for job in self._jobs:
             job.asked, job.given = True, deque()
 
-    def add(self, name: str, seconds: Callable[[], float], work: Work, *, last: Work | None) -> Job:
+    def add(self, name: str, seconds: Callable[[], float], work: Work, *, last: Work | None = None) -> Job:
         """Add a job in its place; the arguments are those of ``Job``. ``work`` may raise ``StoreError``."""
         job = Job(name, seconds, work, last, self.wake)
         self._jobs = sorted([*self._jobs, job], key=lambda job: self._order.index(job.name))
