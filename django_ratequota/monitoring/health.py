@@ -10,7 +10,6 @@ import socket
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from datetime import datetime
 from typing import Any
 
 from ..changes.publication import published_at
@@ -163,7 +162,11 @@ def state_of(worker: Health, revision: int) -> str:
     # A newer revision than Redis': Redis lost data, and the next decision stores the revision again.
     if worker.revision >= revision:
         return "live"
-    return "behind" if _decided_since(worker, published_at(revision)) else "idle"
+    if worker.idle is None:
+        return "idle"
+    published, decided_at = published_at(revision), worker.at - worker.idle
+    decided = worker.decisions > 0 if published is None else decided_at > published.timestamp() + _SLACK
+    return "behind" if decided else "idle"
 
 
 def has_late_checkpoint(worker: Health) -> bool:
@@ -174,14 +177,6 @@ def has_late_checkpoint(worker: Health) -> bool:
 def is_of_another_site(worker: Health) -> bool:
     """Whether the process has another SECRET_KEY, and so perhaps policies of its own for the same counters."""
     return worker.site not in ("", digest("site"))
-
-
-def _decided_since(worker: Health, published: datetime | None) -> bool:
-    if worker.idle is None:
-        return False
-    if published is None:
-        return worker.decisions > 0
-    return worker.at - worker.idle > published.timestamp() + _SLACK
 
 
 def _read(report: Any) -> Health | None:
