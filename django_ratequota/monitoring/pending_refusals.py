@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from typing import Any
 
@@ -25,7 +25,6 @@ _OF_STATUS = ("refused", "limit", "remaining", "retry_after", "reset_after")
 @dataclass(slots=True)
 class _Refusal:
     second: int  # of the first
-    minute: int
     text: str  # as ``_describe`` returns it
     share: object  # key in ``_shares``
     is_later: bool  # the share had ``_FIRST_OF_SHARE`` before
@@ -66,7 +65,7 @@ class PendingRefusals:
             if len(self._refusals) >= self.most or earlier >= self.most_of_share:
                 return ""
             text = _describe(record, scope, route, method, decision, assigned_to)
-            self._refusals[refusal_id] = _Refusal(record.second, minute, text, share, earlier >= _FIRST_OF_SHARE)
+            self._refusals[refusal_id] = _Refusal(record.second, text, share, earlier >= _FIRST_OF_SHARE)
             self._shares[share] += 1
         return refusal_id
 
@@ -76,15 +75,14 @@ class PendingRefusals:
         Refusals of past minutes are forgotten.
         """
         with self._lock:
-            current = max((refusal.minute for refusal in self._refusals.values()), default=0)
+            current = max((refusal.second // MINUTE for refusal in self._refusals.values()), default=0)
             taken = [
                 [refusal_id, refusal.second, refusal.count, refusal.text, int(refusal.is_later)]
                 for refusal_id, refusal in self._refusals.items()
                 if refusal.count
             ]
-            self._refusals = {name: refusal for name, refusal in self._refusals.items() if refusal.minute == current}
-            for refusal in self._refusals.values():
-                refusal.count = 0
+            kept = ((name, one) for name, one in self._refusals.items() if one.second // MINUTE == current)
+            self._refusals = {name: replace(refusal, count=0) for name, refusal in kept}
             self._shares = Counter(refusal.share for refusal in self._refusals.values())
         return taken
 
