@@ -62,9 +62,7 @@ def owed(
     for bucket in buckets:
         counter, whole = bucket.counter, bucket.rate.units(cost)
         units = whole - paid[counter]
-        if counter in held:
-            continue
-        if counter in had_room and (units <= 0 or not had_room[counter]):
+        if counter in held or (counter in had_room and (units <= 0 or not had_room[counter])):
             continue
         unpaid.append(bucket)
         # Above the capacity, check the whole cost: it can never be admitted, and no wait helps.

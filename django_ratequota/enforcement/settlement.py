@@ -106,8 +106,7 @@ def settle(request: Any, outcome: object) -> None:
 
 async def asettle(request: Any, outcome: object) -> None:
     """``settle``, awaited; units are refunded even if the request's task is cancelled, as the outcome is known."""
-    refunds = _refunds(request, outcome)
-    if refunds:
+    if refunds := _refunds(request, outcome):
         await shielded(_arefund(refunds))
 
 

@@ -80,8 +80,7 @@ class _Close:
 
 def end(request: Any) -> None:
     """Release the slots of a request whose view has ended by an exception that Django does not handle."""
-    slots = _known(request)
-    if slots is not None:
+    if slots := _known(request):
         slots.release()
 
 
@@ -89,14 +88,13 @@ async def aend(request: Any, error: BaseException) -> None:
     """``end``, awaited: a sync view of a cancelled task goes on in its thread, so the release waits for that."""
     if not isinstance(error, GeneratorExit):
         await shielded(_release_behind_view(request))
-    elif (slots := _known(request)) is not None:  # nothing may be awaited
+    elif slots := _known(request):  # nothing may be awaited
         slots.abandon()
 
 
 async def _release_behind_view(request: Any) -> None:
     await sync_to_async(int, thread_sensitive=True)()
-    slots = _known(request)  # the view may have checked the request only now
-    if slots is not None:
+    if slots := _known(request):  # the view may have checked the request only now
         await slots.arelease()
 
 

@@ -68,10 +68,9 @@ class _Timed:
         began_at = self._latency.clock()
         try:
             decision = yield from self._below.ask(request)
-        except StoreLeftAlone:
-            raise
-        except StoreError:
-            self._latency.record(began_at)
+        except StoreError as error:
+            if not isinstance(error, StoreLeftAlone):
+                self._latency.record(began_at)
             raise
         self._latency.record(began_at)
         return decision

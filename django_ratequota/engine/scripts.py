@@ -24,9 +24,8 @@ def _compose(*names: str, flags: str = "") -> Script:
     for name in names:
         body = (folder / f"{name}.lua").read_text().rstrip().splitlines()
         if name in _BRANCHES:
-            body[0] = (
-                "local function algorithm(name) " * (name == _BRANCHES[0]) + f"if name == '{name}' then {body[0]}"
-            )
+            begins = "local function algorithm(name) " if name == _BRANCHES[0] else ""
+            body[0] = f"{begins}if name == '{name}' then {body[0]}"
             body[-1] += " end" + " end" * (name == _BRANCHES[-1])
         source += body
     source[0] += flags

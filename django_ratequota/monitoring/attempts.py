@@ -81,6 +81,5 @@ def recorded_attempts(hours: int = 24, endpoint_id: int | None = None) -> Record
         passed, refused = counts[attempt]
         if attempt[1] in sampled and (passed > 0 or refused > 0):
             found.append(Attempts(*attempt, max(0, passed), max(0, refused)))
-    return RecordedAttempts(
-        attempts=tuple(found), share=0.5**level, since=None if begun is None else datetime.fromtimestamp(begun, UTC)
-    )
+    recorded_since = None if begun is None else datetime.fromtimestamp(begun, UTC)
+    return RecordedAttempts(attempts=tuple(found), share=0.5**level, since=recorded_since)

@@ -100,10 +100,8 @@ class Collector(forks.Renewed):
         )
         if len(self.pending) < MAX_PENDING:
             self.pending.append(record)
-        if allowed and not against:
-            return ""
         # Nobody could look up a refusal in memory. Not ``in_memory``, which is slower to read.
-        if settings.redis_url == "memory://":
+        if (allowed and not against) or settings.redis_url == "memory://":
             return ""
         refusals = self.would_be if allowed else self.refusals
         described, scope = DecisionRecord._make(record), context.scope or ""

@@ -157,11 +157,8 @@ def totals_of(windows: Collection[Window], *, lock: bool = False) -> dict[Window
     found = _of(windows, "QuotaWindow").values_list(*_KEY, *_ADDED).order_by(*_KEY if lock else ())
     if lock:
         found = found.select_for_update()
-    return {
-        window: Totals(charged, refunded)
-        for counter, first_day, charged, refunded in found
-        if (window := (counter, first_day)) in windows
-    }
+    rows = {(counter, first_day): Totals(charged, refunded) for counter, first_day, charged, refunded in found}
+    return {window: totals for window, totals in rows.items() if window in windows}
 
 
 def limited_by(windows: Collection[Window]) -> dict[Window, dict[int, tuple[int, Rate]]]:

@@ -32,7 +32,6 @@ GAP = timedelta(seconds=60)
 _MOST_POLICIES, _MOST_WAITING = 1_000, 100
 #: What decides a request, of the ``on_error`` of its policies: the first that is among them.
 _OUTCOMES = ("deny", "local", "allow")
-_MODEL = "django_ratequota.Outage"
 
 
 class Outages(forks.Renewed):
@@ -56,7 +55,7 @@ class Outages(forks.Renewed):
             now, row = timezone.now(), self._last
             if time.time() > self._goes_on:  # as before the first
                 # Not imported above, because check_request can be imported before Django is set up.
-                model: Any = apps.get_model(_MODEL)
+                model: Any = apps.get_model("django_ratequota.Outage")
                 zero = dict.fromkeys(_OUTCOMES, 0)
                 row = self._last = model(id=uuid4(), worker=process_name(), began_at=now, policies={}, **zero)
             row.ended_at, row.reason = now, reason

@@ -49,9 +49,8 @@ def restore(buckets: tuple[Bucket, ...], at_us: int) -> Generator[Any, Any, None
     try:
         rows: _Found = yield Twins(_wait, _await, (_read(bounds),))
     except (DatabaseError, TimeoutError) as error:
-        note_problem(
-            "restoring", f"what Redis has lost could not be read from the ledger: {str(error) or 'too slow'}"
-        )
+        why = str(error) or "too slow"
+        note_problem("restoring", f"what Redis has lost could not be read from the ledger: {why}")
         return
     own = ledger.ledger.unwritten(bounds, zone)
     raised: Raised = {}

@@ -87,10 +87,8 @@ def _delete(model: type[Model], old: Q) -> int:
 def _write(counts: Mapping[tuple[datetime, str], list[int]]) -> int:
     """Write the counts that are higher than those in the database; returns how many rows changed."""
     kept = UsageCount.objects.filter(starts_at__in={starts_at for starts_at, _ in counts}).order_by()
-    known = {
-        (starts_at, series): values
-        for starts_at, series, *values in kept.values_list("starts_at", "place", *OUTCOMES)
-    }
+    read = kept.values_list("starts_at", "place", *OUTCOMES)
+    known = {(starts_at, series): values for starts_at, series, *values in read}
     rows = []
     for (starts_at, series), values in counts.items():
         before = known.get((starts_at, series), [-1, -1, -1])
