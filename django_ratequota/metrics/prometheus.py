@@ -155,9 +155,8 @@ def view(request: HttpRequest) -> HttpResponse:
     if _SHARED:
         multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
     register(registry)
-    return HttpResponse(
-        prometheus_client.generate_latest(registry), content_type=prometheus_client.CONTENT_TYPE_LATEST
-    )
+    text = prometheus_client.generate_latest(registry)
+    return HttpResponse(text, content_type=prometheus_client.CONTENT_TYPE_LATEST)
 
 
 # Not limited by ENFORCE_ALL: scrapes go on when quotas are used up.

@@ -40,11 +40,9 @@ def assert_allowed(response: Any, remaining: int | None = None) -> None:
     decision = _decision(response)
     refused = decision is not None and not decision.allowed
     if refused or response.status_code == 429:
-        raise AssertionError(
-            f"expected the request to be admitted, got {response.status_code}: {_describe(decision)}"
-        )
-    if remaining is not None and _remaining(response) != remaining:
-        left = _remaining(response)
+        code = response.status_code
+        raise AssertionError(f"expected the request to be admitted, got {code}: {_describe(decision)}")
+    if remaining is not None and (left := _remaining(response)) != remaining:
         raise AssertionError(f"expected {remaining} to remain, not {left}: {_describe(decision)}")
 
 

@@ -49,9 +49,7 @@ class Scene:
         self._name = secrets.token_hex(5)
         #: By the settings, which tests override, name, time zone and clock.
         self._limiters: dict[object, SceneLimiter] = {}
-        self.limiter = OncePerSettings[Limiter](
-            lambda: self._find(self._name, settings.time_zone, self.clock), NoRedis
-        )
+        self.limiter = OncePerSettings(lambda: self._find(self._name, settings.time_zone, self.clock), NoRedis)
         self.local_limiter = OncePerSettings(
             lambda: LocalLimiter(settings.local_share, settings.time_zone, self.clock)
         )

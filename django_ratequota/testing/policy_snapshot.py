@@ -123,9 +123,8 @@ def fixed_policies(
         for owner, plan_id in (dict.fromkeys(policy.user for policy in facts if policy.user) | assigned).items()
     }
     # One plan may be the default for both kinds of callers here.
-    return FixedPolicies(
-        snapshot.copied(defaults={kind: ids["plan"][slug] for kind, slug in defaults.items()}), entries
-    )
+    default_ids = {kind: ids["plan"][slug] for kind, slug in defaults.items()}
+    return FixedPolicies(snapshot.copied(defaults=default_ids), entries)
 
 
 def _written(policies: Policies) -> Iterator[tuple[str | None, Policy]]:
