@@ -189,7 +189,7 @@ def _workers_end_with_their_test() -> Iterator[None]:
     for worker in (database_worker, redis_worker):
         if worker.pid:
             worker.wake()
-            worker.begin()
+            worker.clear()
 
 
 @pytest.fixture

@@ -77,7 +77,7 @@ class Job:
         close_old_connections()  # as after a request
 
 
-class Worker:
+class Worker(forks.Renewed):
     """A daemon thread of this process: it does the first of the jobs that are due, and looks again."""
 
     def __init__(self, name: str, *order: str) -> None:
@@ -85,10 +85,9 @@ class Worker:
         self._name, self._order = f"ratequota-{name}", order
         self._jobs: list[Job] = []
         self._lock = forks.lock()
-        self.begin()
-        forks.after_fork(self.begin)
+        super().__init__()
 
-    def begin(self) -> None:
+    def clear(self) -> None:
         """Begin as in a process that just started; a thread that runs ends after its job."""
         self._thread: threading.Thread | None = None
         #: The process that it runs in; 0 = none does.

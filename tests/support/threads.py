@@ -45,4 +45,4 @@ def stop(worker: Worker) -> None:
     """End the worker's thread, and have the next request start another."""
     worker.tell()
     assert worker.wait(30)
-    worker.begin()
+    worker.clear()
