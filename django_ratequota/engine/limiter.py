@@ -27,7 +27,7 @@ from .decision import Decision, LimitRequest, Link, Mode, Steps
 from .deny_cache import DenyCache
 from .keys import check_prefix
 from .memory import Memory, Unlimited
-from .protocol import MAX_US, Raised, ScriptBackend
+from .protocol import MAX_US, ScriptBackend
 from .rates import MAX_UNITS, show
 from .slots import HeldSlot, Lease, Slots
 from .types import Bucket, check_cost
@@ -43,9 +43,8 @@ def _checked(clock: Callable[[], int]) -> Callable[[], int]:
         now_us = clock()
         if isinstance(now_us, int) and 0 < now_us <= MAX_US:
             return now_us
-        raise InvalidBucket(
-            f"the clock must return whole µs since the Unix epoch, from 1 to 2^53, not {show(now_us)}"
-        )
+        text = "the clock must return whole µs since the Unix epoch, from 1 to 2^53, not"
+        raise InvalidBucket(f"{text} {show(now_us)}")
 
     return read
 
@@ -244,14 +243,6 @@ class Limiter:
             return newer.revision
         return 0
 
-    def raise_steps(self, totals: Raised) -> Generator[Command, Any, list[tuple[int, int, int]]]:
-        """Return the steps that raise counters of calendar windows to these totals.
-
-        They return what each has charged and refunded then, and by how many units both were raised. Totals that are
-        higher, as others have charged and refunded since, stay as they are.
-        """
-        return self.backend.raise_counters(totals)
-
     def renew_slots(self, leases: Iterable[Lease]) -> int:
         """Prolong the leases of slots, or take them again if there is room; returns how many of these are held."""
         # On a Cluster the commands are many, so each has a deadline of its own.
@@ -267,7 +258,7 @@ class Limiter:
         return sum(map(int, released))
 
     def freed(self, buckets: Iterable[Bucket]) -> None:
-        """Forget the refusals by these buckets, as ``raise_steps`` has refunded units."""
+        """Forget the refusals by these buckets, as ``backend.raise_counters`` has refunded units."""
         self._deny_cache.freed(buckets)
 
     def ask(self, request: LimitRequest) -> Steps:

@@ -149,9 +149,10 @@ class ScriptBackend:
         return [one for one in found if one.counts(self.now_us)]
 
     def raise_counters(self, totals: Raised) -> Generator[Command, Any, list[tuple[int, int, int]]]:
-        """Return the steps that raise counters to the totals.
+        """Return the steps that raise counters of calendar windows to these totals.
 
-        They return what each has charged and refunded then, and by how many units both were raised.
+        They return what each has charged and refunded then, and by how many units both were raised. Totals that are
+        higher, as others have charged and refunded since, stay as they are.
         """
         now_us, prefix = self.now_us, self._prefix
         packed: dict[str, bytes] = {}

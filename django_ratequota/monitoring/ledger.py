@@ -116,9 +116,10 @@ class Ledger(forks.Renewed):
                 due = dict(islice(self.due.items(), _BATCH))
             # Of a window that has ended the key may be gone, and would be made again.
             lasting = {window: totals for window, totals in due.items() if totals[2] > limiter.now_us}
+            steps = limiter.backend.raise_counters(lasting)
             try:
                 # In a Cluster each counter is a command with a deadline of its own; a server that is down gets none.
-                found = drive(limiter.raise_steps(lasting), lambda command: Call(limiter.store).do(command))
+                found = drive(steps, lambda command: Call(limiter.store).do(command))
             except StoreError:
                 with self._lock:  # last in turn, because others' servers may reply
                     self.due |= {window: self.due.pop(window) for window in due if window in self.due}
@@ -239,7 +240,7 @@ def refund(limiter: Limiter, buckets: Iterable[Bucket], units: int | None, at_us
     rows, limited = totals_of(sums, lock=True), limited_by(sums)
     for window, (own,) in sums.items():
         totals[window] = (*rows.get(window, (0, 0)), own.bounds.ends_us)
-    found = drive(limiter.raise_steps(totals), limiter.store.execute)
+    found = drive(limiter.backend.raise_counters(totals), limiter.store.execute)
     for (window, parts), (charged, refunded, _by) in zip(sums.items(), found, strict=True):
         own, used = parts[0], charged - refunded
         taken = used if units is None else min(units, used)

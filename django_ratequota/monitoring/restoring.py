@@ -58,7 +58,7 @@ def restore(buckets: tuple[Bucket, ...], at_us: int) -> Generator[Any, Any, None
         # A counter without a row is written as 0, so that its next request need not look.
         mine, row = own.get(window, NOTHING), rows.get(window, NOTHING)
         raised[window] = mine.charged + row.charged, mine.refunded + row.refunded, around.ends_us
-    yield from limiter.raise_steps(raised)
+    yield from limiter.backend.raise_counters(raised)
 
 
 def peek(limiter: Limiter, call: Call, buckets: tuple[Bucket, ...]) -> Decision:

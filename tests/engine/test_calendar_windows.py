@@ -265,7 +265,7 @@ def test_raising_lowers_no_total_and_mints_no_room(limiter: Limiter) -> None:
         ((0, 0), (10, 7, 0), 97),
         ((10, 8), (10, 8, 1), 98),
     ):
-        steps = limiter.raise_steps({(counter_name(bucket), window.first_day): (*totals, window.ends_us)})
+        steps = limiter.backend.raise_counters({(counter_name(bucket), window.first_day): (*totals, window.ends_us)})
         assert drive(steps, limiter.store.execute) == [raised]
         assert limiter.peek([bucket]).remaining == left
 

@@ -489,9 +489,17 @@ def test_counters_are_raised_wherever_they_are(emptied: Cluster, limiter_of: Cal
         (counter_name(bucket), window.first_day): (10 * number, 3, window.ends_us)
         for number, bucket in enumerate(buckets, 1)
     }
-    assert drive(limiter.raise_steps(totals), limiter.store.execute) == [(10, 3, 6), (20, 3, 23), (30, 3, 33)]
+    assert drive(limiter.backend.raise_counters(totals), limiter.store.execute) == [
+        (10, 3, 6),
+        (20, 3, 23),
+        (30, 3, 33),
+    ]
     assert left(limiter.peek(buckets)) == [93, 83, 73]
-    assert drive(limiter.raise_steps(totals), limiter.store.execute) == [(10, 3, 0), (20, 3, 0), (30, 3, 0)]
+    assert drive(limiter.backend.raise_counters(totals), limiter.store.execute) == [
+        (10, 3, 0),
+        (20, 3, 0),
+        (30, 3, 0),
+    ]
 
 
 @pytest.mark.parametrize(("mode", "remaining"), [("check", [56, 66]), ("charge", [56, 66]), ("refund", [60, 74])])
@@ -507,7 +515,7 @@ def test_a_count_is_restored_while_others_are_charged_once(
     def restore(buckets: tuple[Bucket, ...], at_us: int) -> Any:
         asked.append(buckets)
         window = window_of(month, at_us, limiter.time_zone)
-        return limiter.raise_steps({(counter_name(month), window.first_day): (30, 0, window.ends_us)})
+        return limiter.backend.raise_counters({(counter_name(month), window.first_day): (30, 0, window.ends_us)})
 
     request = LimitRequest(mode=mode, buckets=(minute, month), cost=4, restore=restore)
     drive(limiter.ask(request), limiter.store.execute)
