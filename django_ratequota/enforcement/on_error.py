@@ -28,11 +28,10 @@ def enforce(limiter: Limiter, resolution: Resolution, request: LimitRequest) -> 
     if len(request.buckets) > MAX_BUCKETS:
         request = _limit_number(request)
     denied_by = tuple(name for name, policy in resolution.unreadable if action_of(policy) == "deny")
+    sent = request
     if resolution.blocked_by or denied_by:
         # It consumes nothing, but asks the store too: so it sees the change that lifts the block.
         request, sent = request._replace(mode="peek"), request._replace(buckets=(), costs=())
-    else:
-        sent = request
     durable = resolution.durable and bool(sent.buckets) and ledger.is_kept(limiter)
     try:
         decision = yield from limiter.ask(sent._replace(restore=restore) if durable else sent)

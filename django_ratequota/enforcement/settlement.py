@@ -50,13 +50,11 @@ class StoreSettler(NamedTuple):
             note_degraded(error.reason, error)
             # The work is done, so it is billed, and a later refund takes it first.
             decision = _unanswered(request, limiter.now_us, error.reason)
-        if not kept:
-            return decision
-        if request.charged:
+        if kept and request.charged:
             taken = (bucket for bucket in request.buckets if bucket.durable)
             now_us = decision.at_us or limiter.now_us
             ledger.note([ledger.Entry(bucket, request.cost, request.charged.at_us, now_us) for bucket in taken])
-        else:
+        elif kept:
             ledger.note_charges(decision)
         return decision
 

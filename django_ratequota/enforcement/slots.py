@@ -222,8 +222,4 @@ def batched(values: list[T]) -> Iterator[list[T]]:
         yield values[at : at + _BATCH]
 
 
-def _pause() -> float:
-    return min(_SECONDS, float(settings.concurrency_ttl) * _SHARE)
-
-
-redis_worker.add("slots", _pause, _work, last=_work)
+redis_worker.add("slots", lambda: min(_SECONDS, float(settings.concurrency_ttl) * _SHARE), _work, last=_work)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol
 
 from ..exceptions import StoreError
 from ..store.commands import Command
@@ -16,7 +16,6 @@ from .rates import BURST_ALGORITHMS
 from .slots import Slots
 from .types import Bucket, BucketStatus, check_cost
 
-T = TypeVar("T")
 Mode = Literal["check", "peek", "charge", "refund", "acquire"]
 
 #: Restores counts of durable buckets, in their windows around an instant (µs).
@@ -77,11 +76,10 @@ class LimitRequest(NamedTuple):
     def part(self, places: Sequence[int]) -> LimitRequest:
         """Return the request about the buckets in these places alone, in this order."""
 
-        def own(values: tuple[T, ...]) -> tuple[T, ...]:
-            return tuple([values[at] for at in places]) if values else ()
-
-        charged = self.charged and Charged(self.charged.at_us, own(self.charged.levels_us))
-        return self._replace(buckets=own(self.buckets), costs=own(self.costs), charged=charged)
+        buckets = tuple([self.buckets[at] for at in places])
+        costs = tuple([self.costs[at] for at in places]) if self.costs else ()
+        charged = self.charged and Charged(self.charged.at_us, tuple([self.charged.levels_us[at] for at in places]))
+        return self._replace(buckets=buckets, costs=costs, charged=charged)
 
 
 class Settler(Protocol):

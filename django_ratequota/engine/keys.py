@@ -111,20 +111,18 @@ def subject_tag(subject: str) -> str:
 def _endpoint(bucket: Bucket) -> str:
     if bucket.endpoint_id is not None:
         endpoint = str(bucket.endpoint_id)
-    elif not bucket.scope:
-        endpoint = "0"
     else:
-        endpoint = bucket.scope if _READABLE_SCOPE.fullmatch(bucket.scope) else f"~{_digest(bucket.scope)}"
+        endpoint = _readable(bucket.scope, _READABLE_SCOPE) if bucket.scope else "0"
     # Because an anonymous caller is ip:X, and so is anyone at X under a policy counted per ip: two counters.
     if bucket.counted_per in ("", "caller", "plan", "everyone"):
         return endpoint
-    name = f"{endpoint}.{_per(bucket.counted_per)}"
+    name = f"{endpoint}.{_readable(bucket.counted_per, _READABLE_PER)}"
     # The longest prefix, subject and rate leave 39 of 128 bytes. No scope's own digest begins with a dot.
     return name if len(name) <= 39 else f".~{_digest(name)}"
 
 
-def _per(kind: str) -> str:
-    return kind if _READABLE_PER.fullmatch(kind) else f"~{_digest(kind)}"
+def _readable(text: str, pattern: re.Pattern[str]) -> str:
+    return text if pattern.fullmatch(text) else f"~{_digest(text)}"
 
 
 @lru_cache

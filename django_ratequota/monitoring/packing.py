@@ -60,7 +60,8 @@ def pack_counts(records: Records) -> dict[str, Any]:
     for (minute, endpoint_ids, policy_ids, allowed, against, before), by_caller in groups.items():
         in_hour, in_day = MINUTES.position(minute * MINUTE), QUARTERS.position(minute * MINUTE)
         places = ["t", *(f"e{endpoint}" for endpoint in endpoint_ids or (0,))]
-        for outcome in _outcomes(allowed, against):
+        # Would-be refusals are admitted requests, too.
+        for outcome in ((0, 2) if against else (0,)) if allowed else (1,):
             # A refusal by another policy is no count of this one.
             policies = [f"p{policy}" for policy in policy_ids if not outcome or policy in against]
             for series in (*places, *policies):
@@ -107,11 +108,6 @@ def kept_hours(number: int = _KEPT_HOURS) -> range:
     """Return the last ``number`` hours since the Unix epoch, as far back as hours are kept."""
     current = int(time.time() // HOUR)
     return range(current - min(number, _KEPT_HOURS) + 1, current + 1)
-
-
-def _outcomes(allowed: bool, against: tuple[int | None, ...]) -> tuple[int, ...]:
-    """Return numbers in ``OUTCOMES``; would-be refusals are admitted requests, too."""
-    return ((0, 2) if against else (0,)) if allowed else (1,)
 
 
 def _flat(counts: Mapping[str, int]) -> list[Any]:

@@ -166,13 +166,8 @@ def read_refusals(ids: list[str], key: str = "refusals") -> Iterator[Refusal]:
 
 
 def _refusal(refusal_id: str, described: dict[str, Any], count: int) -> Refusal:
-    described |= {
-        "at": datetime.fromtimestamp(described["at"], UTC),
-        "violated": tuple(described["violated"]),
-        "against": tuple(described.get("against", ())),
-        "endpoint_ids": tuple(described.get("endpoint_ids", ())),
-        "buckets": tuple(
-            RefusedBucket(**bucket | {"rate": Rate.parse(bucket["rate"])}) for bucket in described["buckets"]
-        ),
-    }
+    described |= {name: tuple(described.get(name, ())) for name in ("violated", "against", "endpoint_ids")}
+    buckets = [bucket | {"rate": Rate.parse(bucket["rate"])} for bucket in described["buckets"]]
+    described["buckets"] = tuple(RefusedBucket(**bucket) for bucket in buckets)
+    described["at"] = datetime.fromtimestamp(described["at"], UTC)
     return Refusal(**described, id=refusal_id, count=count)
