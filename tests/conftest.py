@@ -183,10 +183,10 @@ def _threads_leave_no_connection() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _workers_end_with_their_test() -> Iterator[None]:
     """The threads do nothing by the settings of the next test, which starts others where it needs them."""
-    from django_ratequota.monitoring.workers import database_worker, redis_worker
+    from django_ratequota.monitoring.workers import database_worker, receivers_worker, redis_worker
 
     yield
-    for worker in (database_worker, redis_worker):
+    for worker in (database_worker, redis_worker, receivers_worker):
         if worker.pid:
             worker.wake()
             worker.clear()

@@ -63,10 +63,9 @@ def _verdict(decision: Decision, resolution: Resolution, denied_by: tuple[str, .
 
 
 def without_store(request: LimitRequest, reason: str) -> Steps:
-    """Return the steps of the decision by ``on_error``: refused if any policy denies, or has no room in its local
-    counter.
+    """Return the steps of the decision by ``on_error``; ``reason`` is why the store did not decide.
 
-    ``reason`` is why the store did not decide.
+    It is refused if any policy denies, or has no room in its local counter.
     """
     actions = [action_of(bucket) if bucket.mode == "enforce" else "allow" for bucket in request.buckets]
     denied_by = [bucket.title for bucket, action in zip(request.buckets, actions, strict=True) if action == "deny"]

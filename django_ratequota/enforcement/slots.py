@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import AsyncIterator, Iterator
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Any
 from weakref import WeakValueDictionary
 
 from asgiref.sync import sync_to_async
@@ -28,16 +28,14 @@ from ..utils.problems import note_problem
 from ..utils.shielding import shielded
 from .earlier_checks import CHECKS, RequestChecks
 
-T = TypeVar("T")
-
 #: Seconds between two renewals of all leases; at most this part of a lease, so that a worker may be suspended for
 #: nearly a whole one.
 _SECONDS, _SHARE = 1.0, 0.05
 #: Slots that are renewed or released by one command.
 _BATCH = 500
-#: The slots of the requests that run, by their ids; and those that the thread's last pass has renewed.
+#: The slots of the requests that run, by the identity of each object; and those that the thread has just renewed.
 running: WeakValueDictionary[int, Slots] = WeakValueDictionary()
-_renewed: list[tuple[Keeper, Slots, Lease]] = []
+_renewed: set[tuple[Keeper, Lease]] = set()
 forks.after_fork(running.clear)
 forks.after_fork(_renewed.clear)
 
@@ -45,7 +43,7 @@ forks.after_fork(_renewed.clear)
 def new_slots() -> Slots:
     """Return slots that the thread renews once they are taken; each check keeps it running."""
     slots = Slots(settings.concurrency_ttl)
-    running[slots.id] = slots
+    running[id(slots)] = slots
     return slots
 
 
@@ -174,52 +172,66 @@ class _AsyncBody:
 
 def _work() -> None:
     """Renew the leases of the slots that are held, and release what is left over; raises ``StoreError``."""
-    failures = _renew()
-    left: dict[Keeper, list[Unreleased]] = {}
-    for _ in range(len(unreleased)):
-        each = unreleased.popleft()
-        if time.monotonic() < each.until:
-            left.setdefault(each.keeper, []).append(each)
-    for keeper, waiting in left.items():
-        for batch in batched(waiting):
-            try:
-                keeper.release_slots([each.lease for each in batch])
-            except StoreError as error:
-                failures.append(error)
-                unreleased.extend(batch)
+    held = _held()
+    # Released meanwhile: a renewal that came after the release has taken it again.
+    unreleased.extend(Unreleased(*each, time.monotonic() + each[1].length_us / 1e6) for each in _renewed - held)
+    _renewed.clear()
+    _renewed.update(held)
+    failures = [*_renew(held), *_release()]
     if failures:
         raise failures[0]
 
 
-def _renew() -> list[StoreError]:
-    """Renew the leases of all slots that are held, many by one command; returns what failed."""
-    failures, held = list[StoreError](), dict[Keeper, list[tuple[Slots, Lease]]]()
-    for keeper, slots, lease in _renewed:
-        if not slots.holds(keeper, lease.bucket):  # the renewal may have come after the release, and taken it again
-            unreleased.append(Unreleased(keeper, lease, time.monotonic() + lease.length_us / 1e6))
-    _renewed.clear()
+def _held() -> set[tuple[Keeper, Lease]]:
+    """Return the slots that are held now. No caller keeps a ``Slots``, which would hold its slots for good."""
+    return {lease for reference in running.valuerefs() if (slots := reference()) is not None for lease in slots.held}
+
+
+def _renew(held: set[tuple[Keeper, Lease]]) -> Iterator[StoreError]:
+    """Renew the leases of these, many by one command; yields what fails."""
+    for keeper, batch in _batches(held):
+        try:
+            count = keeper.renew_slots(batch)
+        except StoreError as error:
+            yield error
+            continue
+        if count < len(batch) and (lost := len({(keeper, lease) for lease in batch} & _held()) - count) > 0:
+            text = f"{lost} of {len(batch)} running requests have lost a slot"
+            note_problem("slots", f"{text}, as their leases ended and others took their places")
+
+
+def _release() -> Iterator[StoreError]:
+    """Release what is left over, but for leases that have ended; yields what fails."""
+    left = {each[:2]: each for each in [unreleased.popleft() for _ in range(len(unreleased))]}
+    for keeper, batch in _batches(name for name, each in left.items() if time.monotonic() < each.until):
+        try:
+            keeper.release_slots(batch)
+        except StoreError as error:
+            unreleased.extend(left[keeper, lease] for lease in batch)
+            yield error
+
+
+def _batches(slots: Iterable[tuple[Keeper, Lease]]) -> Iterator[tuple[Keeper, list[Lease]]]:
+    """Yield the slots of each keeper, as many at a time as one command takes."""
+    by_keeper: dict[Keeper, list[Lease]] = {}
+    for keeper, lease in slots:
+        by_keeper.setdefault(keeper, []).append(lease)
+    for keeper, leases in by_keeper.items():
+        for at in range(0, len(leases), _BATCH):
+            yield keeper, leases[at : at + _BATCH]
+
+
+def _end() -> None:
+    """Release all slots, as the process ends; raises ``StoreError``."""
     for reference in running.valuerefs():
-        if (alive := reference()) is not None:
-            for keeper, lease in alive.held:
-                held.setdefault(keeper, []).append((alive, lease))
-    for keeper, leases in held.items():
-        for batch in batched(leases):
-            _renewed.extend((keeper, slots, lease) for slots, lease in batch)
-            try:
-                count = keeper.renew_slots([lease for _slots, lease in batch])
-            except StoreError as error:
-                failures.append(error)
-                continue
-            if (lost := sum(slots.holds(keeper, lease.bucket) for slots, lease in batch) - count) > 0:
-                text = f"{lost} of {len(batch)} running requests have lost a slot"
-                note_problem("slots", f"{text}, as their leases ended and others took their places")
-    return failures
+        if (slots := reference()) is not None:
+            slots.abandon()
+    if failures := [*_release()]:
+        raise failures[0]
 
 
-def batched(values: list[T]) -> Iterator[list[T]]:
-    """Yield the values, as many at a time as one command takes."""
-    for at in range(0, len(values), _BATCH):
-        yield values[at : at + _BATCH]
+def _pause() -> float:
+    return min(_SECONDS, float(settings.concurrency_ttl) * _SHARE)
 
 
-redis_worker.add("slots", lambda: min(_SECONDS, float(settings.concurrency_ttl) * _SHARE), _work, last=_work)
+renewing = redis_worker.add("slots", _pause, _work, last=_end)

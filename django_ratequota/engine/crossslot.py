@@ -17,7 +17,7 @@ from ..exceptions import NewerRevision, StoreError, StoreLeftAlone
 from ..store.commands import Command
 from .decision import Charges, Decision, LimitRequest, Link, Steps, charges_of, take_all
 from .protocol import ScriptBackend
-from .slots import Lease, Slots
+from .slots import Lease
 from .types import Bucket, BucketStatus
 
 logger = logging.getLogger("django_ratequota")
@@ -91,7 +91,7 @@ class EachSubject:
                 if refused:
                     continue  # a server that is down does not undo a refusal
                 if request.mode == "check":
-                    yield from self._give_back(decisions, request.slots)
+                    yield from self._give_back(decisions, request.slot)
                 elif request.mode == "refund":
                     failure = error
                     continue
@@ -99,7 +99,7 @@ class EachSubject:
                     raise StoreError(error.reason, str(error)) from error  # to other servers, something was sent
                 raise
             if request.mode == "check" and not refused and not decision.allowed:
-                decisions = yield from self._give_back(decisions, request.slots)
+                decisions = yield from self._give_back(decisions, request.slot)
             decisions.append(decision)
         if failure:
             raise failure
@@ -115,7 +115,9 @@ class EachSubject:
             whole._charges = Charges(charges, units=units)
         return whole
 
-    def _give_back(self, charged: list[Decision], slots: Slots | None) -> Generator[Any, Any, list[Decision]]:
+    def _give_back(
+        self, charged: list[Decision], slot: tuple[int, int] | None
+    ) -> Generator[Any, Any, list[Decision]]:
         """Refund the decisions, release their slots, and return them with their buckets' statuses after that."""
         returned = []
         for decision in charged:
@@ -129,9 +131,9 @@ class EachSubject:
                 finally:
                     self._freed(refund.buckets)
             taken = [status for status in decision.statuses if status.bucket.rate.concurrent and status.allowed]
-            if slots and taken:
+            if slot and taken:
                 try:
-                    leases = [Lease(status.bucket, slots.id, slots.lease_us) for status in taken]
+                    leases = [Lease(status.bucket, *slot) for status in taken]
                     yield from self._backend.release(leases)
                     now |= {each.bucket.counter: replace(each, remaining=each.remaining + 1) for each in taken}
                 except StoreError:

@@ -60,8 +60,10 @@ class LimitRequest(NamedTuple):
     charged: Charged | None = None
     #: Restores durable counts that the store does not have; None = these are 0.
     restore: Restore | None = None
-    #: What a check takes of concurrent buckets; None = slots of its own, if it takes any.
+    #: What a check takes slots of concurrent buckets for; None = for its decision, if it takes any.
     slots: Slots | None = None
+    #: The slot that it takes of each, set by ``slots``: its id, and how long its lease is (µs).
+    slot: tuple[int, int] | None = None
 
     def units(self) -> tuple[int, ...]:
         """Return the units of each bucket, in the buckets' order."""

@@ -272,7 +272,7 @@ class Limiter:
             request = request._replace(cost=check_cost(cost))
         if request.mode == "check":
             slots = request.slots
-            if slots is None:
+            if slots is None and request.slot is None:
                 for bucket in request.buckets:
                     if bucket.rate.concurrent:
                         slots = Slots()

@@ -388,8 +388,7 @@ class Memory:
         bucket_keys("", buckets)
         if request.revision is not None and self.revision > request.revision:
             raise NewerRevision(self.revision)
-        costs, slots = request.units(), request.slots
-        slot = (slots.id, slots.lease_us) if slots else None
+        costs, slot = request.units(), request.slot
         with self._lock:
             now = self._clock()
             at_us = request.charged.at_us if request.charged else now

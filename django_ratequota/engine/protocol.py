@@ -70,11 +70,9 @@ class ScriptBackend:
         clock, at_us = self._clock, charged.at_us if charged else self.now_us
         known = NO_REVISION if request.revision is None else min(request.revision, MAX_US)
         since_us, restore = charged.at_us if charged else request.wait_us, request.restore
-        slots = request.slots
-        slot = (slots.id, slots.lease_us) if slots else None
         for _ in range(3):
             header = (mode, clock() if clock else 0, known, since_us)
-            terms = header, units, levels_us, restore is not None, slot
+            terms = header, units, levels_us, restore is not None, request.slot
             command, windows_us = prepared.command(terms, at_us)
             numbers = read_reply((yield command), len(buckets))
             outcome, allowed, now_us, stored = numbers[:4]

@@ -46,10 +46,6 @@ class _Ids(forks.Renewed):
             forks.check()
         return self.number * _IDS + next(self._count) % _IDS
 
-    def has(self, slot_id: int) -> bool:
-        """Whether it is of this worker: a forked child must not release the slots of its parent."""
-        return forks.pid == os.getpid() and slot_id // _IDS == self.number
-
 
 ids = _Ids()
 
@@ -107,13 +103,13 @@ _Name = tuple[Keeper, tuple[object, ...]]
 
 
 class Slots:
-    """The slots of one request, all with one id."""
+    """The slots of one request, all with one id until some are released: a late release must hit no later slot."""
 
-    __slots__ = ("__weakref__", "_asked", "_held", "id", "lease_us")
+    __slots__ = ("__weakref__", "_asked", "_held", "_id", "lease_us")
 
     def __init__(self, lease_seconds: float = LEASE_SECONDS) -> None:
-        #: From 1 to 2^53 - 1.
-        self.id = ids.new()
+        # From 1 to 2^53 - 1.
+        self._id = ids.new()
         self.lease_us = round(lease_seconds * 10**6)
         # Those that are held, and those that may be: asked for, without a reply, or being released.
         self._held: dict[_Name, Lease] = {}
@@ -124,26 +120,21 @@ class Slots:
         """Those that are held, to be renewed."""
         return [(keeper, lease) for (keeper, _counter), lease in list(self._held.items())]
 
-    def holds(self, keeper: Keeper, bucket: Bucket) -> bool:
-        """Whether the request has this slot now."""
-        return (keeper, bucket.counter) in self._held
-
     def take(self, keeper: Keeper, request: LimitRequest, ask: Callable[[LimitRequest], Steps]) -> Steps:
         """Return the steps of a check that takes a slot of each concurrent bucket; its decision holds them."""
+        slot = (self._id, self.lease_us)
         asked = {
-            (keeper, bucket.counter): Lease(bucket, self.id, self.lease_us)
-            for bucket in request.buckets
-            if bucket.rate.concurrent
+            (keeper, bucket.counter): Lease(bucket, *slot) for bucket in request.buckets if bucket.rate.concurrent
         }
         new = [name for name in asked if name not in self._asked and name not in self._held]
         self._asked |= asked
         try:
-            decision = yield from ask(request)
+            decision = yield from ask(request._replace(slot=slot))
         except (NewerRevision, StoreLeftAlone, InvalidBucket):  # nothing was taken
             self._forget(new)
             raise
-        except StoreError:
-            self._asked |= asked  # another check at once may have dropped them
+        except BaseException:  # nobody knows what was taken, and another check at once may have dropped it
+            self._asked |= asked
             raise
         taken = {status.bucket for status in decision.statuses if decision.allowed and status.allowed}
         self._held |= {name: lease for name, lease in asked.items() if lease.bucket in taken}
@@ -185,7 +176,10 @@ class Slots:
     def _ending(self, kept: frozenset[object] = frozenset()) -> dict[Keeper, dict[_Name, Lease]]:
         """Return the slots that may be held, for release; from now on none of them is renewed."""
         found: dict[Keeper, dict[_Name, Lease]] = {}
-        if (self._held or self._asked) and ids.has(self.id):
+        # A forked child must not release the slots of its parent.
+        own = forks.pid == os.getpid() and self._id // _IDS == ids.number
+        if own and (self._held or self._asked):
+            self._id = ids.new()
             for name, lease in {**self._asked, **self._held}.items():
                 if name[1] not in kept:
                     self._asked[name] = found.setdefault(name[0], {})[name] = lease

@@ -12,15 +12,13 @@
 --         Never makes a table of the slots: with 1,000 of them, that took longer than all else.
 
 local RETRY_US, SIZE, MOST_BYTES = 1000000, 32, 32000
--- The longest lease; other workers may have another TTL.
-local MOST_US = 3600000000
 
 -- Counts the slots, and finds the own one; false = there is one that counts no longer.
 local function scan(b, value, now)
   b.others, b.own, b.finish = 0, nil, now
   for at = 1, #value, SIZE do
     local id, _, ends, lease = struct.unpack('>dddd', value, at)
-    if not (ends > now and lease <= MOST_US and ends - now <= lease + FAR_US) then
+    if not counts(now, ends, lease) then
       return false
     elseif id == b.id then
       b.own = at
@@ -37,7 +35,7 @@ local function running(value, now)
   local parts = {}
   for at = 1, #value, SIZE do
     local _, _, ends, lease = struct.unpack('>dddd', value, at)
-    if ends > now and lease <= MOST_US and ends - now <= lease + FAR_US then
+    if counts(now, ends, lease) then
       parts[#parts + 1] = value:sub(at, at + SIZE - 1)
     end
   end

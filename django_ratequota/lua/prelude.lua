@@ -7,4 +7,11 @@
 -- A stored time that is ahead of now by more than the period and FAR_US was stored under a wrong clock: check sets
 -- b.rewound and takes the usage as of now, and settle stores it so. Else callers would wait until that time.
 
+-- A slot of a concurrent rate counts while its lease ends in the future, and no later than a lease of that length may
+-- end: the longest is an hour.
+
 local FAR_US = 60000000
+
+local function counts(now, ends, lease)
+  return ends > now and ends - now <= lease + FAR_US and lease <= 3600000000
+end

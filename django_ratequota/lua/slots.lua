@@ -1,6 +1,6 @@
 -- slots: what renew.lua and release.lua share: the slots of one counter, see concurrent.lua.
 
-local SIZE, MOST_BYTES, MOST_US = 32, 32000, 3600000000
+local SIZE, MOST_BYTES = 32, 32000
 local now = tonumber(ARGV[1])
 if now == 0 then
   local time = redis.call('TIME')
@@ -13,7 +13,7 @@ local function read(key, each)
   if value and #value % SIZE == 0 and #value <= MOST_BYTES then
     for at = 1, #value, SIZE do
       local id, since, ends, lease = struct.unpack('>dddd', value, at)
-      if ends > now and lease <= MOST_US and ends - now <= lease + FAR_US then
+      if counts(now, ends, lease) then
         each(id, since, ends, lease)
       end
     end

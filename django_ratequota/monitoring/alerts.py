@@ -27,7 +27,7 @@ from ..store.base import Call
 from ..utils import forks
 from ..utils.bounded_cache import BoundedCache
 from ..utils.problems import note_problem
-from .workers import database_worker, redis_worker
+from .workers import receivers_worker, redis_worker
 
 #: Sent when a request left a bucket at 80 % or 100 % of its limit: ``level`` (80 or 100), ``status`` (the
 #: ``BucketStatus`` then), ``cost`` (what the request takes of the bucket, or was refused) and ``at`` (aware). Level
@@ -167,7 +167,7 @@ def claim() -> None:
             if own:
                 _queue[limit] = own
         if _claim(crossing):
-            database_worker.keep()
+            receivers_worker.keep()
             delivering.soon(crossing)
 
 
@@ -202,4 +202,4 @@ def forget() -> None:
 
 claiming = redis_worker.add("alerts", lambda: _SECONDS if _queue else 0.0, claim)
 #: Receivers are the project's, and may wait for anything.
-delivering = database_worker.add("receivers", lambda: inf, deliver, last=send)
+delivering = receivers_worker.add("receivers", lambda: inf, deliver, last=send)

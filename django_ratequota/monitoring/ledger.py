@@ -122,7 +122,8 @@ class Ledger(forks.Renewed):
                 found = drive(steps, lambda command: Call(limiter.store).do(command))
             except StoreError:
                 with self._lock:  # last in turn, because others' servers may reply
-                    self.due |= {window: self.due.pop(window) for window in due if window in self.due}
+                    later = {window: self.due[window] for window in due}
+                    self.due = {window: self.due[window] for window in self.due if window not in due} | later
                 raise
             with self._lock:  # totals that were noted meanwhile are higher
                 self.due = {window: totals for window, totals in self.due.items() if due.get(window) != totals}

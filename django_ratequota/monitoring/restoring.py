@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Generator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from math import inf
 from typing import Any
 
@@ -46,10 +46,12 @@ def restore(buckets: tuple[Bucket, ...], at_us: int) -> Generator[Any, Any, None
         if bucket.durable:
             around = ledger.window_of(bucket, at_us, zone)
             bounds[counter_name(bucket), around.first_day] = around
+    why = "too slow"
     try:
-        rows: _Found = yield Twins(_wait, _await, (_read(bounds),))
-    except (DatabaseError, TimeoutError) as error:
-        why = str(error) or "too slow"
+        rows: _Found | None = yield Twins(_wait, _await, (_read(bounds),))
+    except DatabaseError as error:
+        rows, why = None, str(error)
+    if rows is None:
         note_problem("restoring", f"what Redis has lost could not be read from the ledger: {why}")
         return
     own = ledger.ledger.unwritten(bounds, zone)
@@ -68,12 +70,15 @@ def peek(limiter: Limiter, call: Call, buckets: tuple[Bucket, ...]) -> Decision:
     return drive(steps, lambda step: call_twin(step) if isinstance(step, Twins) else call.do(step))
 
 
-def _wait(rows: Future[_Found]) -> _Found:
-    return rows.result(settings.timeout)
+def _wait(rows: Future[_Found]) -> _Found | None:
+    """Return the rows, or None where they are not read in time: a ``TimeoutError`` may be a signal handler's."""
+    return rows.result() if wait([rows], settings.timeout).done else None
 
 
-async def _await(rows: Future[_Found]) -> _Found:
-    return await asyncio.wait_for(asyncio.wrap_future(rows), settings.timeout)
+async def _await(rows: Future[_Found]) -> _Found | None:
+    future = asyncio.wrap_future(rows)
+    done, _ = await asyncio.wait([future], timeout=settings.timeout)
+    return future.result() if done or not future.cancel() else None
 
 
 def _read(windows: Collection[Window]) -> Future[_Found]:

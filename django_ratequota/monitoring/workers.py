@@ -1,7 +1,7 @@
 """Two threads beside a process's requests: one waits for Redis, the other for the database, so neither delays both.
 
 Each carries out jobs, which other modules add. A request keeps the threads running and waits for nothing. A process
-that ends has them do each job once more.
+that ends has them do each job once more. Where a project has receivers of signals, a third thread runs these.
 """
 
 from __future__ import annotations
@@ -152,24 +152,28 @@ class Worker(forks.Renewed):
         own = threading.current_thread()
         with self._lock:  # an interrupted start leaves a thread that is not the worker's
             pass
-        while self._thread is own:
-            self._woken.clear()
-            if self._ending:
-                for job in self._jobs:
-                    if job.last is not None:
-                        job.do(job.last)
-                return
-            due = [job for job in self._jobs if job.due_in() <= 0]
-            if due:
-                due[0].do(due[0].work)
-            else:
-                self._woken.wait(min([_LOOK_SECONDS, *(job.due_in() for job in self._jobs)]))
+        try:
+            while self._thread is own and not self._ending:
+                self._woken.clear()
+                due = [job for job in self._jobs if job.due_in() <= 0]
+                if due:
+                    due[0].do(due[0].work)
+                elif not self._ending:
+                    self._woken.wait(min([_LOOK_SECONDS, *(job.due_in() for job in self._jobs)]))
+            for job in self._jobs if self._thread is own else ():
+                if job.last is not None:
+                    job.do(job.last)
+        finally:  # whatever ended it: the next request starts another
+            if self._thread is own and not self._ending:
+                self._thread, self.pid = None, 0
 
 
 #: Waits for Redis. Slots come first, because their leases end.
 redis_worker = Worker("redis", "slots", "raise", "alerts", "statistics", "report")
-#: Waits for the database. Requests wait for what is restored; receivers of signals may wait for anything.
-database_worker = Worker("database", "restore", "ledger", "outages", "receivers")
+#: Waits for the database. Requests wait for what is restored.
+database_worker = Worker("database", "restore", "ledger", "outages")
+#: Runs the project's receivers of signals, which may wait for anything; started by the first signal.
+receivers_worker = Worker("receivers", "receivers")
 
 
 def end(**_: object) -> None:
@@ -177,9 +181,9 @@ def end(**_: object) -> None:
     if forks.pid != getpid():
         forks.check()
     until = time.monotonic() + _EXIT_SECONDS
-    for worker in (database_worker, redis_worker):
+    for worker in (database_worker, redis_worker, receivers_worker):
         worker.tell()
-    for worker in (database_worker, redis_worker):
+    for worker in (database_worker, redis_worker, receivers_worker):
         worker.wait(until - time.monotonic())
 
 

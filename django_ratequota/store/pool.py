@@ -105,7 +105,7 @@ class Pool:
             if now < self.failed_at + RETRY_SECONDS:
                 return None
             concurrent = 1
-        if slow == _MAX_SLOW or len(self.connecting) - slow >= min(waiting, concurrent):
+        if slow >= _MAX_SLOW or len(self.connecting) - slow >= min(waiting, concurrent):
             return None
         attempt = Attempt(now)
         self.connecting.add(attempt)

@@ -24,7 +24,8 @@ _locks: weakref.WeakSet[threading.Lock] = weakref.WeakSet()
 #: Held by the thread that renews a child's state, for which its other threads wait; by process id, because a lock
 #: that was held at the fork may never be released.
 _renewing: dict[int, threading.RLock] = {}
-_is_renewing = False
+#: The process whose state is being renewed; 0 = none.
+_renewing_for = 0
 
 
 def after_fork(callback: Callback) -> Callback:
@@ -60,14 +61,14 @@ def lock() -> threading.Lock:
 
 def check() -> None:
     """Renew the state of this process if it was made for another one, once for all threads."""
-    global pid, _is_renewing
+    global pid, _renewing_for
     own = os.getpid()
     if own == pid:
         return
     with _renewing.setdefault(own, threading.RLock()):
-        if own == pid or _is_renewing:  # a finalizer may pass a door meanwhile
+        if own in (pid, _renewing_for):  # a finalizer may pass a door meanwhile
             return
-        _is_renewing = True
+        _renewing_for = own
         try:
             for held in list(_locks):
                 held._at_fork_reinit()  # type: ignore[attr-defined]
@@ -75,7 +76,7 @@ def check() -> None:
                 callback()
             pid = own  # last, so that after an exception the next door begins again
         finally:
-            _is_renewing = False
+            _renewing_for = 0
 
 
 os.register_at_fork(after_in_child=check)

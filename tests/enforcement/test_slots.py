@@ -27,7 +27,7 @@ from rest_framework.views import APIView
 from django_ratequota import Bucket, Limiter, Rate, acheck_caller, acheck_request, check_caller, check_request
 from django_ratequota.checks.database import check_concurrent
 from django_ratequota.decorators import ratequota
-from django_ratequota.enforcement.slots import running
+from django_ratequota.enforcement.slots import renewing, running
 from django_ratequota.engine.slots import HeldSlot, Lease, unreleased
 from django_ratequota.exceptions import StoreError
 from django_ratequota.models import Endpoint, RatePolicy
@@ -39,6 +39,7 @@ from tests.enforcement.test_check import CLOSED
 from tests.faults import poll
 from tests.project.views import request_from
 from tests.support.failure import Failure
+from tests.support.threads import by_hand
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "served")]
 
@@ -55,6 +56,10 @@ def held() -> list[HeldSlot]:
     """The slots that are held at the endpoint."""
     bucket = Bucket("everyone", Rate.parse("1 concurrent"), endpoint_id=_endpoint[0], counted_per="everyone")
     return default_limiter().slots(bucket)
+
+
+def no_reply(*_: Any) -> Any:
+    raise StoreError("timeout", "no reply")
 
 
 async def aheld() -> int:
@@ -569,7 +574,8 @@ def test_a_slot_that_is_released_during_its_renewal_stays_free(
     def before_it(limiter: Limiter, leases: list[Lease]) -> int:
         count = release(limiter, leases)
         released.set()
-        assert replied or renewed.wait(SECONDS)
+        if threading.current_thread() is threading.main_thread():  # the other one renews
+            assert replied or renewed.wait(SECONDS)
         return count
 
     monkeypatch.setattr(Limiter, "renew_slots", late)
@@ -578,6 +584,50 @@ def test_a_slot_that_is_released_during_its_renewal_stays_free(
         assert begun.wait(SECONDS)
     assert renewed.wait(SECONDS)
     poll(lambda: held() == [], SECONDS, "the thread has released it again")
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[], object]:
+    """Make a pass of the thread, which does not run."""
+    by_hand(monkeypatch, renewing)
+    return renewing.work
+
+
+def test_a_decision_that_is_dropped_after_a_renewal_holds_none(passes: Callable[[], object]) -> None:
+    """The thread renewed it for good, as it kept the slots of its last pass."""
+    decision: Any = check_caller(scope="search")
+    passes()
+    assert len(held()) == 1
+    del decision
+    passes()
+    passes()
+    assert held() == []
+
+
+def test_a_late_release_by_the_thread_leaves_the_slot_of_a_later_check(
+    passes: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A check is refused and its release has no reply; the request's next check takes a slot, which it keeps."""
+    request = request_from()
+    assert check_request(request, "search").allowed
+    passes()
+    with monkeypatch.context() as patched:
+        patched.setattr(Limiter, "release_slots", no_reply)
+        assert not check_request(request, "search", 5000).allowed
+    assert check_request(request, "search").allowed
+    passes()
+    assert len(held()) == 1
+    with check_caller(scope="search"):
+        assert not check_caller(scope="search").allowed
+    request.close()
+    assert held() == []
+
+
+def test_a_process_that_ends_releases_the_slots_that_it_holds(passes: Callable[[], object]) -> None:
+    with check_caller(scope="search"):
+        assert renewing.last is not None
+        renewing.last()
+        assert held() == []
 
 
 def test_a_slot_that_lapsed_is_taken_again_if_there_is_room(settings: Any) -> None:
@@ -610,7 +660,7 @@ def test_the_lease_of_a_worker_that_is_gone_ends(settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "CONCURRENCY_TTL": 1}
     decision = check_caller(scope="search")
     assert decision.slots is not None
-    running.pop(decision.slots.id)  # as if its process had been killed: nothing is renewed or released
+    running.pop(id(decision.slots))  # as if its process had been killed: nothing is renewed or released
     assert len(held()) == 1
     poll(lambda: held() == [], SECONDS, "the lease has ended")
 
@@ -659,9 +709,6 @@ def test_a_refusal_of_a_server_that_is_left_alone_leaves_nothing_to_release(sett
 def test_a_slot_that_a_refusal_could_not_release_is_left_to_the_thread(
     settings: Any, monkeypatch: pytest.MonkeyPatch, check: Check
 ) -> None:
-    def no_reply(*_: Any) -> Any:
-        raise StoreError("timeout", "no reply")
-
     settings.RATEQUOTA = {**settings.RATEQUOTA, "ON_ERROR": "deny"}
     request = request_from()
     assert check(request, "search").allowed

@@ -18,7 +18,7 @@ from django_ratequota import Bucket, Limiter, Rate
 from django_ratequota.engine.decision import LimitRequest
 from django_ratequota.engine.keys import bucket_key
 from django_ratequota.engine.rates import normalize_rates, parse_rates
-from django_ratequota.engine.slots import Lease, Slots, ids, unreleased
+from django_ratequota.engine.slots import Lease, ids, unreleased
 from django_ratequota.exceptions import InvalidRate
 from tests.conftest import NOON_US, Clock
 from tests.support import server
@@ -102,13 +102,6 @@ class Model:
         return len(known)
 
 
-def slots_of(slot_id: int, lease_us: int = LEASE_US) -> Slots:
-    """Return the slots of a request of another worker, which this one never releases."""
-    slots = Slots(lease_us / SECOND)
-    slots.id = slot_id
-    return slots
-
-
 IDS = st.integers(1, 5)
 PLACES = st.sets(st.integers(0, 2), min_size=1)  # two concurrent counters, and 4/min
 STEPS = st.lists(
@@ -160,9 +153,9 @@ def test_each_step_equals_the_exact_model(
             assert released == (models[where].stored.pop(argument, None) is not None)
         else:
             places = sorted(where)
-            slots = slots_of(argument) if argument else None
+            slot = (argument, LEASE_US) if argument else None
             asked = tuple(buckets[at] for at in places)
-            decision = either.decide(LimitRequest(mode=verb, buckets=asked, slots=slots, settler=either))
+            decision = either.decide(LimitRequest(mode=verb, buckets=asked, slot=slot, settler=either))
             room = {at: model.admits(argument, now) for at, model in enumerate(models)} | {2: len(log) < 4}
             assert decision.allowed == all(room[at] for at in places)
             for at in places if verb == "check" else ():
@@ -288,12 +281,12 @@ def test_a_worker_with_a_shorter_lease_leaves_those_of_others_alone(either: Limi
     """While a deploy changed CONCURRENCY_TTL, a second request was admitted beside one that ran."""
     bucket = Bucket("user:1", Rate.parse("1 concurrent"))
 
-    def ask(slots: Slots) -> bool:
-        return either.decide(LimitRequest(mode="check", buckets=(bucket,), slots=slots, settler=either)).allowed
+    def ask(*slot: int) -> bool:
+        return either.decide(LimitRequest(mode="check", buckets=(bucket,), slot=slot, settler=either)).allowed  # type: ignore[arg-type]
 
-    assert ask(slots_of(1, 600 * SECOND))
+    assert ask(1, 600 * SECOND)
     for _ in range(3):
-        assert not ask(slots_of(2, SECOND))
+        assert not ask(2, SECOND)
         assert either.renew_slots([Lease(bucket, 2, SECOND)]) == 0
         clock.advance(30)
 

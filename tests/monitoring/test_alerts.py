@@ -242,5 +242,5 @@ def test_a_request_does_not_wait_for_receivers(received: Receiver, monkeypatch: 
     finally:
         quota_threshold.disconnect(receive)
     assert received == [(80, "ip:203.0.113.7", 4)]
-    assert received.thread.name == "ratequota-database"
+    assert received.thread.name == "ratequota-receivers"
     assert abs((datetime.now(UTC) - received.at).total_seconds()) < 60

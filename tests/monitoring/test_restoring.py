@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -207,3 +208,28 @@ def test_regions_that_share_the_database_share_calendar_windows(ask: Ask, settin
     # The other region's unit is known with the first write after it.
     assert left == [9, 8, 8, 6]
     assert used() == [4]
+
+
+def test_an_alarm_that_rings_while_a_request_waits_reaches_it(
+    alice: User, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was taken for a database that is too slow, and the request was counted from 0."""
+    RatePolicy.objects.create(rates="10/month")
+    check_request(request_from(alice))
+    ledger.flush()
+    redis_client.flushall()
+    over = threading.Event()
+    monkeypatch.setattr(restoring, "totals_of", lambda _windows: over.wait(30) and {})
+
+    def ring(*_: object) -> None:
+        raise TimeoutError("the task's time is over")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    try:
+        with pytest.raises(TimeoutError, match="the task's time is over"):
+            check_request(request_from(alice))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        over.set()

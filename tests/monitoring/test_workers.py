@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,13 +18,13 @@ from django_ratequota import Bucket, Limiter, Rate, check_request
 from django_ratequota.engine.keys import workers_key
 from django_ratequota.exceptions import StoreError
 from django_ratequota.models import Outage, QuotaWindow, RatePolicy
-from django_ratequota.monitoring import ledger, workers
+from django_ratequota.monitoring import alerts, ledger, workers
 from django_ratequota.monitoring.collector import collector, counting
 from django_ratequota.monitoring.health import report, reports
 from django_ratequota.monitoring.ledger import Entry
 from django_ratequota.monitoring.outages import outages
 from django_ratequota.monitoring.timeline import timeline
-from django_ratequota.monitoring.workers import Job, Worker, database_worker, end, redis_worker
+from django_ratequota.monitoring.workers import Job, Worker, database_worker, end, receivers_worker, redis_worker
 from django_ratequota.runtime import default_limiter
 from django_ratequota.utils import problems
 from tests.faults import poll
@@ -158,6 +159,18 @@ def test_a_thread_that_cannot_be_started_is_tried_again(
     work.wait()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_ends_is_started_again(worker: Worker, work: Work) -> None:
+    """A receiver that raised ``SystemExit`` ended the ledger's thread, and no request started another."""
+    work.then = sys.exit
+    worker.keep()
+    work.wait()
+    poll(lambda: not worker.pid, 30, "the thread has ended")
+    work.then = lambda: None
+    worker.keep()
+    work.wait(2)
+
+
 def test_a_start_that_is_interrupted_leaves_no_second_thread(worker: Worker, work: Work, monkeypatch: Any) -> None:
     """By a task's time limit, while the thread began."""
 
@@ -253,6 +266,9 @@ class Hung:
     def redis(self) -> None:
         self._hang(counting, redis_worker)
 
+    def receivers(self) -> None:
+        self._hang(alerts.delivering, receivers_worker)
+
     def _hang(self, job: Job, worker: Worker) -> None:
         hangs = threading.Event()
         self._patch.setattr(job, "work", lambda: hangs.set() or self.over.wait(60))
@@ -267,8 +283,8 @@ def hung(checkpointing: None, fresh_policies: None, monkeypatch: pytest.MonkeyPa
     hung = Hung(monkeypatch)
     yield hung
     hung.over.set()
-    stop(database_worker)
-    stop(redis_worker)
+    for worker in (database_worker, redis_worker, receivers_worker):
+        stop(worker)
 
 
 @pytest.mark.django_db(transaction=True)
@@ -306,6 +322,15 @@ def test_a_redis_that_hangs_delays_no_row(hung: Hung, monkeypatch: pytest.Monkey
     note_units(3)
     poll(lambda: written() == [3], 30, "the row")
     assert ledger.ledger.due, "Redis is raised once it answers"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_receiver_that_hangs_delays_no_row(hung: Hung, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Receivers ran on the thread that writes rows: a slow one lost all of them at a clean exit."""
+    hung.receivers()
+    monkeypatch.setattr(ledger.writing, "seconds", lambda: 0.01)
+    note_units(3)
+    poll(lambda: written() == [3], 30, "the row")
 
 
 # --- The end. ---
