@@ -54,12 +54,8 @@ def restore(buckets: tuple[Bucket, ...], at_us: int) -> Generator[Any, Any, None
     if rows is None:
         note_problem("restoring", f"what Redis has lost could not be read from the ledger: {why}")
         return
-    own = ledger.ledger.unwritten(bounds, zone)
-    raised: Raised = {}
-    for window, around in bounds.items():
-        # A counter without a row is written as 0, so that its next request need not look.
-        mine, row = own.get(window, NOTHING), rows.get(window, NOTHING)
-        raised[window] = mine.charged + row.charged, mine.refunded + row.refunded, around.ends_us
+    # A counter without a row is written as 0, so that its next request need not look.
+    raised: Raised = {window: (*rows.get(window, NOTHING), around.ends_us) for window, around in bounds.items()}
     yield from limiter.backend.raise_counters(raised)
 
 
@@ -82,7 +78,7 @@ async def _await(rows: Future[_Found]) -> _Found | None:
 
 
 def _read(windows: Collection[Window]) -> Future[_Found]:
-    """Return the totals of the windows' rows, once they are read."""
+    """Return the totals of the windows, once they are read: of the rows, and what this process is to add to them."""
     future: Future[_Found] = Future()
     database_worker.keep()
     _restoring.soon((windows, future))
@@ -100,6 +96,10 @@ def _read_all() -> None:
         windows = set().union(*asked.values())
         # The thread's connection may have been idle for days.
         found = read_from(policy_alias(apps.get_model("django_ratequota", "QuotaWindow")), lambda: totals_of(windows))
+        # Here, as this thread writes the rows: a batch between the two would be in neither.
+        for window, own in ledger.ledger.unwritten(windows, default_limiter().time_zone).items():
+            row = found.get(window, NOTHING)
+            found[window] = Totals(row.charged + own.charged, row.refunded + own.refunded)
     except DatabaseError as error:
         for future in asked:
             future.set_exception(error)

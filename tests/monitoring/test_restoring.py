@@ -210,6 +210,19 @@ def test_regions_that_share_the_database_share_calendar_windows(ask: Ask, settin
     assert used() == [4]
 
 
+def test_rows_that_are_written_while_a_request_waits_are_restored(
+    ask: Ask, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the process had noted was added up after the rows were read, when it was in a batch: it was in neither."""
+    ask(3)
+    flush()
+    ask(4)  # not written yet
+    redis_client.flushall()
+    real = restoring._wait
+    monkeypatch.setattr(restoring, "_wait", lambda rows: (real(rows), ledger.write())[0])
+    assert ask().remaining == 2
+
+
 def test_an_alarm_that_rings_while_a_request_waits_reaches_it(
     alice: User, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
