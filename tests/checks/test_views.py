@@ -282,4 +282,4 @@ def test_count_unchecked_needs_a_policy_counted_per_ip(
     found = check_unlimited()
     assert ids(found) == expected
     assert all(message.msg.endswith("without a policy counted per ip (/0/).") for message in found)
-    assert run_checks(tags=["database"]) == []
+    assert run_checks(tags=["database"], databases=[]) == []

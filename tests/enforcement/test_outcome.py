@@ -345,7 +345,7 @@ class TestStored:
         endpoint.charged_statuses = "401"
         endpoint.save()
         with django_assert_num_queries(0):
-            assert run_checks(tags=["database"]) == []
+            assert run_checks(tags=["database"], databases=[]) == []
         (warning,) = check_outcome()
         assert (warning.id, "(login)" in warning.msg) == ("django_ratequota.W006", True)
         settings.MIDDLEWARE = [MIDDLEWARE]

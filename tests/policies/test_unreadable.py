@@ -100,7 +100,7 @@ def broken() -> list[RatePolicy]:
 
 
 def test_the_check_names_them(broken: list[RatePolicy]) -> None:
-    assert run_checks(tags=["database"]) == []
+    assert run_checks(tags=["database"], databases=[]) == []
     found = check_rates()
     assert [message.id for message in found] == ["django_ratequota.W012"] * 2
     end = "cannot be read, so on_error applies."
