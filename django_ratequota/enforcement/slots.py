@@ -173,7 +173,7 @@ class _AsyncBody:
 def _work() -> None:
     """Renew the leases of the slots that are held, and release what is left over; raises ``StoreError``."""
     held = _held()
-    # Released meanwhile: a renewal that came after the release has taken it again.
+    # Released meanwhile: a renewal that came after the release may have taken them again.
     unreleased.extend(Unreleased(*each, time.monotonic() + each[1].length_us / 1e6) for each in _renewed - held)
     _renewed.clear()
     _renewed.update(held)

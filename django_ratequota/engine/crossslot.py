@@ -68,7 +68,7 @@ class EachSubject:
     """A link of a limiter's chain: one call for each subject."""
 
     def __init__(self, backend: ScriptBackend, freed: Callable[[Iterable[Bucket]], None]) -> None:
-        """``freed`` is told which buckets a refused check has given units back to."""
+        """``freed`` receives the buckets to which a refused check has given units back."""
         self._backend, self._freed = backend, freed
 
     def ask(self, request: LimitRequest) -> Steps:

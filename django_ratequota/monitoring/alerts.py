@@ -148,6 +148,7 @@ def _enqueue(crossing: Crossing) -> None:
     if not has_room:
         note_problem("quota_threshold", f"quota_threshold: crossings of {title} are not sent, too many at once")
     redis_worker.keep()
+    receivers_worker.keep()  # now, as a process that ends sends the rest on a thread that runs
 
 
 def send() -> None:
@@ -167,7 +168,6 @@ def claim() -> None:
             if own:
                 _queue[limit] = own
         if _claim(crossing):
-            receivers_worker.keep()
             delivering.soon(crossing)
 
 

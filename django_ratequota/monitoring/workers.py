@@ -35,7 +35,7 @@ Work = Callable[[], object]
 
 @dataclass(eq=False)
 class Job:
-    """What a worker does every so many seconds."""
+    """What a worker does at an interval."""
 
     name: str
     #: Returns the pause after it, by the settings in force; 0 = it is not done now, inf = only ``soon``.
@@ -125,7 +125,7 @@ class Worker(forks.Renewed):
         self.wake()
 
     def wait(self, seconds: float = inf) -> bool:
-        """Wait for a thread that was told, at most so long; returns whether it has ended."""
+        """Wait for the thread after ``tell``, at most so long; returns whether it has ended."""
         thread = self._thread
         if thread is not None:
             thread.join(max(seconds, 0.0) if seconds < inf else None)
@@ -172,12 +172,12 @@ class Worker(forks.Renewed):
 redis_worker = Worker("redis", "slots", "raise", "alerts", "statistics", "report")
 #: Waits for the database. Requests wait for what is restored.
 database_worker = Worker("database", "restore", "ledger", "outages")
-#: Runs the project's receivers of signals, which may wait for anything; started by the first signal.
+#: Runs the project's receivers of signals, which may wait for anything; it starts when a signal is due.
 receivers_worker = Worker("receivers", "receivers")
 
 
 def end(**_: object) -> None:
-    """Have both threads do each job once more, and wait for them, two seconds at most."""
+    """Have the threads do each job once more, and wait for them, two seconds at most."""
     if forks.pid != getpid():
         forks.check()
     until = time.monotonic() + _EXIT_SECONDS

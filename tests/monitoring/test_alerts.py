@@ -13,7 +13,7 @@ import redis
 
 from django_ratequota import Bucket, Decision, Limiter, Rate, check_request
 from django_ratequota.models import RatePolicy
-from django_ratequota.monitoring import alerts
+from django_ratequota.monitoring import alerts, workers
 from django_ratequota.signals import quota_threshold
 from tests.conftest import Clock
 from tests.project.views import request_from
@@ -244,3 +244,18 @@ def test_a_request_does_not_wait_for_receivers(received: Receiver, monkeypatch: 
     assert received == [(80, "ip:203.0.113.7", 4)]
     assert received.thread.name == "ratequota-receivers"
     assert abs((datetime.now(UTC) - received.at).total_seconds()) < 60
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("fresh_policies")
+def test_a_process_that_ends_sends_what_it_has_just_noticed(
+    received: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first crossing was another process's, so no thread for receivers ran that could send the second."""
+    monkeypatch.setattr(workers, "_EXIT_SECONDS", 30)  # however slow this machine is
+    RatePolicy.objects.create(rates="5/month")
+    for _ in range(4):
+        check_request(request_from())
+    assert received == []
+    workers.end()
+    assert received == [(80, "ip:203.0.113.7", 4)]
