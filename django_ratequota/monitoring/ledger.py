@@ -273,10 +273,12 @@ def write() -> int:
     if not ledger.waits():
         return 0  # no limiter is made where nothing is counted, as in most commands
     try:
-        return ledger.write(default_limiter().time_zone)
+        rows = ledger.write(default_limiter().time_zone)
     except DatabaseError as error:
         note_problem("ledger", f"the ledger cannot be written, it is tried again: {error}")
         return 0
+    raising.soon()  # before Redis loses its data: a key made by older totals would not be restored
+    return rows
 
 
 def raise_store() -> None:
