@@ -140,9 +140,8 @@ class Settings:
     prefix: str = _key("rq", check_prefix)
     #: Seconds that a decision may wait for Redis, connecting included.
     timeout: float = _key(0.1, _number(0.001, 60))
-    #: Connections of a worker to each Redis server, at most this many for its threads and as many again for
-    #: each event loop. Requests queue for a free one. A smaller `max_connections` of the alias or the URL takes
-    #: precedence.
+    #: Connections of a worker to each Redis server, at most. Requests queue for a free one. A smaller
+    #: `max_connections` of the alias or the URL takes precedence.
     max_connections: int = _key(64, _number(1, 10_000, whole=True))
     #: What a policy without its own `on_error` does while Redis is unavailable: allow the request, deny it
     #: (503) or decide by local counters of the worker.

@@ -13,9 +13,9 @@ import asyncio
 import time
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Never
+from typing import Any, NamedTuple, Never, Protocol
 
 from ..exceptions import OutOfTime, StoreError, StoreLeftAlone
 from ..utils.sansio import adrive, drive
@@ -34,7 +34,7 @@ _SHORTEST = 0.001
 #: Slices of uneven length leave this many seconds over.
 NOTHING = 1e-9
 #: A slice that took this many times its length was late: this process was busy.
-LATE = 1.5
+_LATE = 1.5
 #: A decision may wait in the queue for a connection this many times its seconds, while the server replies to others.
 _MAX_QUEUED = 10
 #: The server counts as active for this share of the seconds after a reply; this process may read the next one late.
@@ -83,6 +83,20 @@ class ServerActivity:
         self.stale_since = max(self.stale_since, idle_since)
 
 
+class Awaited(Protocol):
+    """What a thread polls and a task awaits."""
+
+    @property
+    def queued_for(self) -> ServerActivity | None:
+        """The server's activity if it is a connection that is awaited, else None."""
+
+    def poll(self, milliseconds: float) -> object:
+        """Wait for so many milliseconds at most; returns something true if it has come."""
+
+    async def apoll(self, milliseconds: float) -> object:
+        """``poll``, awaited."""
+
+
 class Budget:
     """Seconds that a decision may still wait for the server.
 
@@ -97,8 +111,6 @@ class Budget:
     left_at_send: float | None = None
     #: Since when the connection of the present command had been idle; 0 = it has none.
     idle_since = 0.0
-    #: The server's activity while a task waits in the queue for a connection, else None.
-    queued_for: ServerActivity | None = None
     #: Seconds counted in the queue since the last connection; seconds not counted, as slices were late; seconds not
     #: counted in the queue, as the server replied to others.
     _in_queue = _excused = _queued = 0.0
@@ -119,14 +131,34 @@ class Budget:
         self._excused += back
         self._in_queue = 0.0
 
-    def count(self, seconds: float, since: float, *, late: bool, queued_for: ServerActivity | None = None) -> None:
+    def wait(self, awaited: Awaited) -> None:
+        """Wait for one slice at most; raises ``DeadlinePassed`` once the time is used up."""
+        if self.left < NOTHING:
+            raise DeadlinePassed("no reply in time")
+        seconds, begun = min(self.slice, max(self.left, _SHORTEST)), time.monotonic()
+        came = awaited.poll(seconds * 1000)
+        took = time.monotonic() - begun
+        if awaited.queued_for is not None:
+            self._count(min(took, seconds), begun, late=took > _LATE * seconds, queued_for=awaited.queued_for)
+        else:
+            self.left -= took if came and took < seconds else seconds
+
+    async def await_for(self, awaited: Awaited) -> None:
+        """``wait``, awaited. A late slice counts half: the loop was busy, and may not have seen what is there."""
+        if self.left < NOTHING:
+            raise DeadlinePassed("no reply in time")
+        seconds, begun = min(self.slice, max(self.left, _SHORTEST)), time.monotonic()
+        await awaited.apoll(seconds * 1000)
+        took = time.monotonic() - begun
+        self._count(min(took, seconds), begun, late=took > _LATE * seconds, queued_for=awaited.queued_for)
+
+    def _count(self, seconds: float, since: float, *, late: bool, queued_for: ServerActivity | None) -> None:
         """Count a slice of ``seconds`` that began at ``since``; half of it where it ended ``late``.
 
         ``queued_for`` is set in the queue for a connection. There half of it counts as well when the server accepted
         a login meanwhile. While the server replies to other commands, the caller waits for these, not for the
         server: then nothing counts, nor does the time before in the queue, for up to ten times the total.
         """
-        active = late
         if queued_for is not None:
             recently = since - self.total * _RECENT
             if queued_for.replied_at >= recently and self._queued < _MAX_QUEUED * self.total:
@@ -134,43 +166,12 @@ class Budget:
                 self.left += self._in_queue
                 self._in_queue = 0.0
                 return
-            active = late or max(queued_for.replied_at, queued_for.connected_at) >= since
-        counted = seconds * (0.5 if active else 1.0)
+            late = late or max(queued_for.replied_at, queued_for.connected_at) >= since
+        counted = seconds * (0.5 if late else 1.0)
         self.left -= counted
         self._excused += seconds - counted
         if queued_for is not None:
             self._in_queue += counted
-
-    def wait(self, poll: Callable[[float], object]) -> None:
-        """Call ``poll(milliseconds)``, which waits at most that long, until it returns something true.
-
-        Raises ``DeadlinePassed`` once the time is used up, after a last look.
-        """
-        while True:
-            last, seconds = self.left < NOTHING, max(min(self.slice, self.left), _SHORTEST)
-            begun = time.monotonic()
-            if poll(seconds * 1000):
-                self.left -= min(time.monotonic() - begun, seconds)
-                # Because a reply may arrive in pieces, these may take as long again.
-                if self.left < -self.total:
-                    break
-                return
-            if last:
-                break
-            self.left -= seconds
-        raise DeadlinePassed("no reply in time")
-
-    def wait_in_queue(self, ready: Callable[[float], object], queued_for: ServerActivity) -> None:
-        """Call ``ready(seconds)`` to wait one slice for a connection; raises ``DeadlinePassed`` if no time is left.
-
-        A late slice counts half: the thread that connects waits for the interpreter as well.
-        """
-        if self.left < NOTHING:
-            raise DeadlinePassed("no connection in time")
-        begun = time.monotonic()
-        ready(self.slice)
-        took = time.monotonic() - begun
-        self.count(min(took, self.slice), begun, late=took > LATE * self.slice, queued_for=queued_for)
 
 
 class Send(NamedTuple):
@@ -296,46 +297,51 @@ class Call:
         store = self._store
         if store.server is None:
             return drive(store.steps(command, self.always), self.step)
-        return self.step(Send(store.server, command, store.breaker))
+        return self._send(store.server, command, store.breaker)
 
     async def ado(self, command: Command) -> Any:
         """``do``, awaited."""
         store = self._store
         if store.server is None:
             return await adrive(store.steps(command, self.always), self.astep)
-        return await self.astep(Send(store.server, command, store.breaker))
+        return await self._asend(store.server, command, store.breaker)
 
     def step(self, step: Send | Pause) -> Any:
         """Carry out one step of a command, within what is left of the budget."""
-        if isinstance(step, Pause):
-            return time.sleep(self._pause(step))
-        budget = self._begin(step)
-        try:
-            reply = step.server.threads.send(step.command, budget, step.asking)
-        except step.server.errors as error:
-            raise self._failed(step, budget, error) from error
-        finally:
-            if budget is not self._budget:
-                self._budget.left -= budget.total - budget.left
-        if step.breaker is not None and step.breaker.failures:
-            step.breaker.succeeded()
-        return reply
+        return time.sleep(self._pause(step)) if isinstance(step, Pause) else self._send(*step)
 
     async def astep(self, step: Send | Pause) -> Any:
         """``step``, awaited."""
-        if isinstance(step, Pause):
-            return await asyncio.sleep(self._pause(step))
-        budget = self._begin(step)
+        return await (asyncio.sleep(self._pause(step)) if isinstance(step, Pause) else self._asend(*step))
+
+    def _send(
+        self, server: Any, command: Command, breaker: Breaker | None, share: float = 1.0, asking: bool = False
+    ) -> Any:
+        budget = self._begin(server, breaker, share)
         try:
-            connections = await step.server.tasks()
-            reply = await connections.send(step.command, budget, step.asking)
-        except step.server.errors as error:
-            raise self._failed(step, budget, error) from error
+            reply = server.pool.send(command, budget, asking)
+        except server.errors as error:
+            raise self._failed(server, breaker, budget, error) from error
         finally:
             if budget is not self._budget:
                 self._budget.left -= budget.total - budget.left
-        if step.breaker is not None and step.breaker.failures:
-            step.breaker.succeeded()
+        if breaker is not None and breaker.failures:
+            breaker.succeeded()
+        return reply
+
+    async def _asend(
+        self, server: Any, command: Command, breaker: Breaker | None, share: float = 1.0, asking: bool = False
+    ) -> Any:
+        budget = self._begin(server, breaker, share)
+        try:
+            reply = await server.pool.asend(command, budget, asking)
+        except server.errors as error:
+            raise self._failed(server, breaker, budget, error) from error
+        finally:
+            if budget is not self._budget:
+                self._budget.left -= budget.total - budget.left
+        if breaker is not None and breaker.failures:
+            breaker.succeeded()
         return reply
 
     def _pause(self, step: Pause) -> float:
@@ -344,26 +350,26 @@ class Call:
         self._budget.left -= step.seconds
         return step.seconds
 
-    def _begin(self, step: Send) -> Budget:
-        """Return the budget of the step; raises ``StoreLeftAlone`` and ``OutOfTime``."""
+    def _begin(self, server: Any, breaker: Breaker | None, share: float) -> Budget:
+        """Return the budget of a command; raises ``StoreLeftAlone`` and ``OutOfTime``."""
         budget = self._budget
         if budget.left < NOTHING:
             raise OutOfTime(self._store.timeout)
-        if step.breaker is not None and step.breaker.open and not self.always:
-            step.breaker.take_probe(step.server.activity.surplus_at)
-        if step.share < 1.0:
-            budget = Budget(budget.left * step.share)
+        if breaker is not None and breaker.open and not self.always:
+            breaker.take_probe(server.activity.surplus_at)
+        if share < 1.0:
+            budget = Budget(budget.left * share)
         budget.begun_at, budget.left_at_begin, budget.left_at_send = time.monotonic(), budget.left, None
         budget.idle_since = 0.0
         return budget
 
-    def _failed(self, step: Send, budget: Budget, error: Exception) -> StoreError:
-        """Return the ``StoreError`` for the error of a step, counted by its breaker."""
-        failure: StoreError = step.server.failure(error, budget.idle_since)
-        if failure.reason == "timeout" and not self._is_fault(step.server.activity, budget):
+    def _failed(self, server: Any, breaker: Breaker | None, budget: Budget, error: Exception) -> StoreError:
+        """Return the ``StoreError`` for the error of a command, counted by the breaker."""
+        failure: StoreError = server.failure(error, budget.idle_since)
+        if failure.reason == "timeout" and not self._is_fault(server.activity, budget):
             failure = OutOfTime(self._store.timeout)
-        if step.breaker is not None:
-            step.breaker.count(failure)
+        if breaker is not None:
+            breaker.count(failure)
         return failure
 
     def _is_fault(self, activity: ServerActivity, budget: Budget) -> bool:

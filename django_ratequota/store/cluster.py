@@ -100,7 +100,7 @@ class ClusterStore(Store):
                         self._slots[slot] = node
 
     def close(self) -> None:
-        """Close all idle connections of this process's threads; the next command reconnects."""
+        """Close all idle connections of this process; the next command reconnects."""
         for node in (*self.configured, *self._nodes.values()):
             node.close()
 
@@ -170,7 +170,7 @@ class ClusterStore(Store):
             gone = [self._nodes.pop(address) for address, node in list(self._nodes.items()) if node not in owners]
         for node in gone:
             if node not in self.configured:
-                node.retire()
+                node.close()
 
 
 def _slot(command: Command) -> int:

@@ -1,16 +1,11 @@
-"""Makes connections: their class, TLS, and a login in one round trip.
-
-redis-py's own handshake takes up to six (HELLO, AUTH, SELECT, CLIENT SETNAME, twice CLIENT SETINFO). Here redis-py
-connects without credentials, by RESP2, which needs no HELLO; login, database and name are then sent together.
-"""
+"""Makes connections as redis-py does, of which it takes the login, TLS and the choice of the database."""
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import ssl
-from collections.abc import Callable, Generator
-from functools import cache, cached_property
+from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import redis
@@ -19,10 +14,8 @@ import redis.asyncio.sentinel
 import redis.sentinel
 
 from ..exceptions import ConfigurationError
-from ..utils.sansio import Twins, acall, adrive, call, drive
 from .base import DeadlinePassed
-from .connections import PatientConnection, PatientSSLConnection, PatientUnixConnection
-from .pool import CONNECT_SECONDS
+from .link import LinkedConnection, LinkedSSLConnection, LinkedUnixConnection
 
 #: Connection options of the alias or client that are dropped. Retries, for one: a client that retried lost replies
 #: counted one request eleven times. ``Server`` reads ``max_connections``; by a Sentinel's ``connection_pool`` its
@@ -33,26 +26,21 @@ _IGNORED = frozenset(
     "oss_cluster_maint_notifications_handler parser_class protocol retry retry_on_error retry_on_timeout "
     "socket_connect_timeout socket_timeout".split()
 )
-#: Options that the login sends itself.
+#: Options by which redis-py sends something to a server when it connects.
 _LOGIN = ("db", "username", "password", "credential_provider", "client_name")
-
-_TCP = (PatientConnection, redis.asyncio.Connection)
-_TLS = (PatientSSLConnection, redis.asyncio.SSLConnection)
-_UNIX = (PatientUnixConnection, redis.asyncio.UnixDomainSocketConnection)
-#: redis-py's connection classes -> the class for threads, the class for tasks.
-_CLASSES: dict[type, tuple[type, type]] = {
-    redis.Connection: _TCP,
-    redis.asyncio.Connection: _TCP,
-    redis.sentinel.SentinelManagedConnection: _TCP,
-    redis.asyncio.sentinel.SentinelManagedConnection: _TCP,
-    redis.SSLConnection: _TLS,
-    redis.asyncio.SSLConnection: _TLS,
-    redis.sentinel.SentinelManagedSSLConnection: _TLS,
-    redis.asyncio.sentinel.SentinelManagedSSLConnection: _TLS,
-    redis.UnixDomainSocketConnection: _UNIX,
-    redis.asyncio.UnixDomainSocketConnection: _UNIX,
+#: redis-py's connection classes -> ours.
+_CLASSES: dict[type, Any] = {
+    redis.Connection: LinkedConnection,
+    redis.asyncio.Connection: LinkedConnection,
+    redis.sentinel.SentinelManagedConnection: LinkedConnection,
+    redis.asyncio.sentinel.SentinelManagedConnection: LinkedConnection,
+    redis.SSLConnection: LinkedSSLConnection,
+    redis.asyncio.SSLConnection: LinkedSSLConnection,
+    redis.sentinel.SentinelManagedSSLConnection: LinkedSSLConnection,
+    redis.asyncio.sentinel.SentinelManagedSSLConnection: LinkedSSLConnection,
+    redis.UnixDomainSocketConnection: LinkedUnixConnection,
+    redis.asyncio.UnixDomainSocketConnection: LinkedUnixConnection,
 }
-_PING = ("PING",)
 
 
 class Handshake:
@@ -64,156 +52,58 @@ class Handshake:
         Raises ``ConfigurationError`` for classes other than redis-py's own for TCP, TLS and Unix sockets, and for
         options that these do not take.
         """
-        try:
-            self._class, self._async_class = _CLASSES[kind]
-        except KeyError:
-            raise ConfigurationError(
-                f"connections of class {kind.__name__} are not supported; use redis-py's own"
-            ) from None
-        options = {key: value for key, value in kwargs.items() if key not in _IGNORED}
+        if kind not in _CLASSES:
+            raise ConfigurationError(f"connections of class {kind.__name__} are not supported; use redis-py's own")
+        self._class = _CLASSES[kind]
+        # By RESP2, because RESP3 takes one more round trip.
+        options = {**{key: value for key, value in kwargs.items() if key not in _IGNORED}, "protocol": 2}
         try:
             model = self._class(**options)
         except (TypeError, ValueError, redis.RedisError) as error:
             raise ConfigurationError(f"no connection to Redis can be made as configured: {error}") from error
-        # A connect function of the project's own logs in by itself.
-        self._logs_in = not options.get("redis_connect_func")
-        login = {key: options.pop(key, None) for key in _LOGIN} if self._logs_in else {}
-        self._provider = login.get("credential_provider")
-        if login.get("username") or login.get("password"):
-            self._provider = redis.UsernamePasswordCredentialProvider(login["username"], login["password"])
-        self._database, self._name = login.get("db"), login.get("client_name")
-        self._options = {**options, "protocol": 2}
-        # Tasks' connections take fewer options; those of TLS are passed as one context.
-        taken = _parameters(self._async_class)
-        self._async_options = {
-            key: value for key, value in self._options.items() if key in taken and not key.startswith("ssl_")
-        }
-        self._model = model
         if isinstance(model, redis.SSLConnection) and model.cert_reqs == ssl.CERT_NONE:
-            self._options["ssl_check_hostname"] = False  # there is no name to check; redis-py 6.0 raises
+            options["ssl_check_hostname"] = False  # there is no name to check; redis-py 6.0 raises
+        self._options = options
+        #: Whether redis-py may have connected before the server has replied once.
+        self._unheard = bool(options.get("redis_connect_func")) or not any(options.get(name) for name in _LOGIN)
 
-    def connect(self, seconds: float = CONNECT_SECONDS) -> Any:
-        """Return a connection that is logged in; raises ``redis.RedisError``, or an ``OSError``.
+    def connect(self, seconds: float) -> Any:
+        """Return a connection that is logged in; raises ``redis.RedisError`` or ``OSError``.
 
-        ``seconds`` is for each step: connecting to each of the server's addresses, TLS, login.
+        ``seconds`` is for each step: connecting to each of the server's addresses, TLS, each command of the login.
         """
-        connection = _unnamed(self._class(**self._options, socket_timeout=seconds, socket_connect_timeout=seconds))
+        connection = self._class(**self._options, socket_timeout=seconds, socket_connect_timeout=seconds)
+        connection.lib_name = connection.lib_version = connection.driver_info = None  # two more round trips
         try:
-            drive(self._login(connection, _credentials(self._provider)), call)
+            connection.connect()
+            if self._unheard:
+                connection.send_command("PING")
+                with suppress(redis.exceptions.NoPermissionError):  # is a reply too
+                    connection.read_response()
+            connection.link.setblocking(False)
         except BaseException as error:
             connection.disconnect()
             _raise_refused(error)
             raise
         return connection
 
-    async def aconnect(self) -> Any:
-        """``connect``, awaited."""
-        connection = _unnamed(self._async_class(**self._async_options, socket_timeout=None))
-        try:
-            if isinstance(self._model, redis.SSLConnection):
-                connection.ssl_context.context = self._context
-            # Blocking, in a thread: this package's own threads need that method of the provider anyway.
-            credentials = self._provider and await asyncio.to_thread(_credentials, self._provider)
-            async with asyncio.timeout(CONNECT_SECONDS):
-                await adrive(self._login(connection, credentials), acall)
-        except BaseException as error:
-            await connection.disconnect(nowait=True)
-            _raise_refused(error)
-            raise
-        return connection
-
-    def _login(self, connection: Any, credentials: tuple[str, ...] | None) -> Generator[Twins, Any, None]:
-        commands = self._commands(credentials)
-        yield _step(connection.connect)
-        yield _step(connection.send_packed_command, connection.pack_commands(commands))
-        for command in commands:
-            try:
-                yield _step(connection.read_response)
-            except redis.exceptions.NoPermissionError:
-                if command is not _PING:  # an ACL may refuse it, and that is a reply too
-                    raise
-
-    @cached_property
-    def _context(self) -> ssl.SSLContext:
-        return _tls_context(self._model)
-
-    def _commands(self, credentials: tuple[str, ...] | None) -> list[tuple[Any, ...]]:
-        """Return the commands of the login; never none, so that the server has replied once."""
-        if not self._logs_in:
-            return [_PING]
-        commands: list[tuple[Any, ...]] = []
-        if credentials:
-            commands.append(("AUTH", *credentials))
-        if self._database:
-            commands.append(("SELECT", self._database))
-        if self._name:
-            commands.append(("CLIENT", "SETNAME", self._name))
-        return commands or [_PING]
-
-
-def _step(method: Callable[..., Any], *args: Any) -> Twins:
-    """Return a step that has the same name in both kinds of connections."""
-    return Twins(method, method, args)
-
-
-def _tls_context(options: Any) -> ssl.SSLContext:
-    """Return the TLS options of a threads' connection as one context, which tasks' connections share.
-
-    Raises ``ConfigurationError`` for options that only threads' connections support.
-    """
-    if options.ssl_validate_ocsp or options.ssl_validate_ocsp_stapled:
-        raise ConfigurationError("redis-py validates OCSP for threads only; for asyncio, leave ssl_validate_ocsp out")
-    context = ssl.create_default_context()
-    context.check_hostname = options.check_hostname and options.cert_reqs != ssl.CERT_NONE
-    context.verify_mode = options.cert_reqs
-    for flag in getattr(options, "ssl_include_verify_flags", None) or ():
-        context.verify_flags |= flag
-    for flag in getattr(options, "ssl_exclude_verify_flags", None) or ():
-        context.verify_flags &= ~flag
-    if options.certfile or options.keyfile:
-        context.load_cert_chain(options.certfile, options.keyfile, options.certificate_password)
-    if options.ca_certs or options.ca_path or options.ca_data:
-        context.load_verify_locations(options.ca_certs, options.ca_path, options.ca_data)
-    if options.ssl_min_version is not None:
-        context.minimum_version = options.ssl_min_version
-    if options.ssl_ciphers:
-        context.set_ciphers(options.ssl_ciphers)
-    return context
-
-
-def _unnamed(connection: Any) -> Any:
-    """Return the connection without its library's name, which redis-py sends in two more round trips."""
-    connection.lib_name = connection.lib_version = connection.driver_info = None
-    return connection
-
 
 def _raise_refused(error: BaseException) -> None:
-    """Raise ``ConnectionError`` for an error reply without a prefix, and for a connect function's own error.
+    """Raise ``ConnectionError`` for an error reply without a prefix, and for an error of the project's own functions.
 
-    Else it would count as a reply to one command, while it concerns every command. All timeouts are this package's
-    own: no signal is handled in the thread that connects.
+    Else it would count as a reply to one command, while it concerns every command. These functions are a credential
+    provider's and a connect function. All timeouts are this package's own: no signal is handled in the thread that
+    connects.
     """
     if isinstance(error, redis.TimeoutError | TimeoutError):
         raise DeadlinePassed(str(error) or "no connection in time") from error
     own = isinstance(error, Exception) and not isinstance(error, redis.RedisError | OSError)
     if own or type(error) is redis.ResponseError:
-        raise redis.ConnectionError(str(error)) from error
-
-
-def _credentials(provider: Any) -> tuple[str, ...] | None:
-    """Return the provider's credentials; any error that it raises becomes a ``ConnectionError``."""
-    try:
-        return provider and provider.get_credentials()  # type: ignore[no-any-return]
-    except Exception as error:
-        raise redis.ConnectionError(f"no credentials: {error}") from error
+        raise redis.ConnectionError(f"no login: {error}") from error
 
 
 @cache
 def option_names() -> frozenset[str]:
     """Return the names of the options of all connection classes."""
-    return frozenset(name for kind in _CLASSES for name in _parameters(kind))
-
-
-def _parameters(cls: type) -> set[str]:
-    """Return the names of the options of a connection class and its bases."""
-    return {name for base in cls.__mro__ for name in inspect.signature(base).parameters}
+    kinds = {base for kind in _CLASSES.values() for base in kind.__mro__}
+    return frozenset(name for kind in kinds for name in inspect.signature(kind).parameters)

@@ -1,4 +1,8 @@
-"""What the pools of threads and of tasks share: who waits in the queue, and when connections open and close.
+"""The pool of connections to one server, for the threads and the tasks of this process alike.
+
+A thread of its own makes connections, beside the decisions that need them. So a connection that misses its
+decision's deadline serves the next one, and many callers at a cold start do not time each other out: they wait in a
+queue and are served in order. A connection whose reply did not arrive whole is closed, and so is an idle one.
 
 A signal may interrupt a thread at any line. So nothing here is counted: what is open, and what is being opened, are
 weak sets. A connection or an attempt that an interrupted caller has lost is garbage, and with that is out of them.
@@ -6,22 +10,31 @@ weak sets. A connection or an attempt that an interrupted caller has lost is gar
 
 from __future__ import annotations
 
+import asyncio
+import os
+import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, wait
 from typing import Any
 from weakref import WeakSet
 
+import redis
+
 from ..utils import forks
-from .base import ServerActivity
+from ..utils.sansio import adrive, drive
+from .base import Awaited, Budget, ServerActivity, is_alarm
+from .commands import Command
 
 #: A connection, and since when it has been idle.
 Idle = tuple[Any, float]
-#: Connections to one server, open or connecting: of a process for its threads, and of each event loop.
+#: Connections of a process to one server, open or connecting.
 MAX_CONNECTIONS = 64
 #: Seconds after which an idle connection is closed, one with each command, and how many stay open.
 IDLE_SECONDS, MIN_IDLE = 10.0, 4
-#: Seconds that connecting may take; more than a decision's timeout, as the connection serves the next decision.
+#: Seconds that each step of connecting may take; more than a decision's timeout, as the connection serves the next
+#: decision.
 CONNECT_SECONDS = 5.0
 #: Connects at a time; as many as are open, where these are more. So a pool at most doubles at once.
 _CONCURRENT_CONNECTS = 4
@@ -39,11 +52,27 @@ class Attempt:
         self.began_at = began_at
 
 
+class Turn(Future[Any]):
+    """A caller's turn in the queue: a thread's or a task's. It comes with a connection, or the error of a connect."""
+
+    def __init__(self, queued_for: ServerActivity) -> None:
+        super().__init__()
+        self.queued_for = queued_for
+
+    def poll(self, milliseconds: float) -> object:
+        """Wait for so many milliseconds at most; returns something true once it has come."""
+        return wait([self], milliseconds / 1000).done
+
+    async def apoll(self, milliseconds: float) -> object:
+        """``poll``, awaited."""
+        return (await asyncio.wait([asyncio.wrap_future(self)], timeout=milliseconds / 1000))[0]
+
+
 class Pool:
     """Connections to one server and the callers that wait for one, in order."""
 
-    def __init__(self, connect: Callable[..., Any], activity: ServerActivity, limit: int) -> None:
-        """``connect`` makes a connection, or raises ``redis.RedisError`` or ``OSError``."""
+    def __init__(self, connect: Callable[[float], Any], activity: ServerActivity, limit: int) -> None:
+        """``connect(seconds)`` makes a connection, or raises ``redis.RedisError`` or ``OSError``."""
         self._make, self._activity = connect, activity
         #: The most connections, open or connecting.
         self.limit = limit
@@ -59,8 +88,68 @@ class Pool:
         self.failed_at = 0.0
         #: The longest idle first.
         self.idle: deque[Idle] = deque()
-        #: Futures of the callers, of threads or of tasks, in order.
-        self.queue: OrderedDict[Any, None] = OrderedDict()
+        #: The callers that wait, in order.
+        self.queue: OrderedDict[Turn, None] = OrderedDict()
+
+    def send(self, command: Command, budget: Budget, asking: bool = False) -> Any:
+        """Send one command once and return its reply, within ``budget``; raises what redis-py raises."""
+        return drive(self._send(command, budget, asking), budget.wait)
+
+    async def asend(self, command: Command, budget: Budget, asking: bool = False) -> Any:
+        """``send``, awaited."""
+        return await adrive(self._send(command, budget, asking), budget.await_for)
+
+    def _send(self, command: Command, budget: Budget, asking: bool) -> Generator[Awaited, object, Any]:
+        connection, budget.idle_since = yield from self._take(budget)
+        budget.left_at_send, sent_at = budget.left, time.monotonic()
+        try:
+            reply = yield from connection.exchange(command, asking)
+        except BaseException:
+            self._drop(connection)
+            raise
+        unused = self._put(connection, self._activity.replied(sent_at))
+        if unused is not None:
+            self._drop(unused)
+        if isinstance(reply, redis.exceptions.ResponseError):
+            raise reply
+        return reply
+
+    def _take(self, budget: Budget) -> Generator[Awaited, object, Idle]:
+        """Return a connection that is ready to send, and since when it has been idle."""
+        if forks.pid != os.getpid():
+            forks.check()
+        while True:
+            try:
+                connection, idle_since = self.idle.pop()
+            except IndexError:
+                connection, idle_since = yield from self._wait_in_queue(budget)
+            try:
+                if idle_since > self._activity.stale_since and not connection.is_stale():
+                    return connection, idle_since
+            except OSError as error:
+                if is_alarm(error):
+                    raise
+            self._drop(connection)
+
+    def _wait_in_queue(self, budget: Budget) -> Generator[Awaited, object, Idle]:
+        """Wait for a connection, beginning connects meanwhile; raises the error of a connect."""
+        turn = Turn(self._activity)
+        try:
+            with self._lock:
+                self.queue[turn] = None  # before looking at idle ones, so that none that is returned goes unseen
+                self._serve_queue()
+            while not turn.done():
+                self._connect_if_needed(budget)
+                yield turn
+        except BaseException:
+            with self._lock:
+                self._leave_queue(turn)
+            raise
+        taken = turn.result()
+        if isinstance(taken, Exception):
+            raise taken.with_traceback(None)
+        budget.connected()
+        return taken  # type: ignore[no-any-return]
 
     def _put(self, connection: Any, now: float) -> Any:
         """Take a connection back; returns one that has been idle for too long, for the caller to close, or None."""
@@ -78,20 +167,33 @@ class Pool:
     def _serve_queue(self) -> None:
         """Hand idle connections to the waiting callers; the lock must be held."""
         while self.queue:
-            waiter = next(iter(self.queue))
-            if not waiter.done():  # else its task was cancelled
+            turn = next(iter(self.queue))
+            if not turn.done():  # else an interrupted caller did not remove it
                 try:
-                    waiter.set_result(self.idle.pop())
+                    turn.set_result(self.idle.pop())
                 except IndexError:
                     return
-            self.queue.pop(waiter, None)
+            self.queue.pop(turn, None)
 
-    def _leave_queue(self, waiter: Any) -> None:
+    def _leave_queue(self, turn: Turn) -> None:
         """Forget a caller that gave up; what came meanwhile is for the next one. The lock must be held."""
-        self.queue.pop(waiter, None)
-        if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-            self.idle.append(waiter.result())
+        self.queue.pop(turn, None)
+        if turn.done() and not isinstance(turn.result(), Exception):
+            self.idle.append(turn.result())
             self._serve_queue()
+
+    def _connect_if_needed(self, budget: Budget | None = None) -> None:
+        """Connect in a thread; where the process can start no more threads, or ends, here and within the budget."""
+        with self._lock:
+            attempt = self.begin_connect()
+        if attempt is None:
+            return
+        try:
+            threading.Thread(target=self._connect, args=(attempt,), name="ratequota-connect", daemon=True).start()
+        except RuntimeError:
+            if budget is not None:
+                self._connect(attempt, max(budget.left, 0.001))
+                budget.left -= time.monotonic() - attempt.began_at
 
     def begin_connect(self) -> Attempt | None:
         """Begin a connect for one of the waiting callers; None where none should begin."""
@@ -111,6 +213,19 @@ class Pool:
         self.connecting.add(attempt)
         return attempt
 
+    def _connect(self, attempt: Attempt | None, seconds: float = CONNECT_SECONDS) -> None:
+        """Make a connection, and more while callers wait for them."""
+        while attempt is not None:
+            try:
+                connection = self._make(seconds)
+            except (redis.RedisError, OSError) as error:
+                with self._lock:
+                    self.connect_failed(error, attempt)
+                return
+            with self._lock:
+                self.connected(connection, attempt)
+                attempt = self.begin_connect()
+
     def connected(self, connection: Any, attempt: Attempt) -> None:
         """Take in the connection of the attempt."""
         self.connecting.discard(attempt)
@@ -125,6 +240,20 @@ class Pool:
         self.connecting.discard(attempt)
         self.failed_at = time.monotonic()
         while self.queue and not self.open and not self.connecting:
-            waiter, _ = self.queue.popitem(last=False)
-            if not waiter.done():
-                waiter.set_exception(error)
+            turn, _ = self.queue.popitem(last=False)
+            if not turn.done():
+                turn.set_result(error)
+
+    def _drop(self, connection: Any) -> None:
+        connection.disconnect()
+        self.open.discard(connection)
+        self._connect_if_needed()
+
+    def close(self) -> None:
+        """Close all idle connections."""
+        while True:
+            try:
+                connection, _ = self.idle.pop()
+            except IndexError:
+                return
+            self._drop(connection)

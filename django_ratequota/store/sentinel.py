@@ -59,7 +59,7 @@ class SentinelStore(Store):
         return {master.name: (yield Send(master, command))}
 
     def close(self) -> None:
-        """Close all idle connections of this process's threads; the next command reconnects."""
+        """Close all idle connections of this process; the next command reconnects."""
         for server in (*self.sentinels, self._master):
             if server is not None:
                 server.close()
@@ -87,6 +87,6 @@ class SentinelStore(Store):
             before, master = master, Server(self._kind, {**self._kwargs, "host": host, "port": port})
             self._master = master
             if before is not None:
-                before.retire()
+                before.close()
         self._confirmed = True
         return master

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from functools import partial
 from ipaddress import ip_address
 from typing import Any
 
 import redis
 
 from ..exceptions import StoreError
-from ..utils import forks
 from .base import Send, ServerActivity, Steps, Store, is_alarm
 from .breaker import Breaker
 from .commands import Command
-from .connections import Connections
 from .handshake import Handshake
-from .loop_connections import LoopConnections
-from .pool import MAX_CONNECTIONS
+from .pool import MAX_CONNECTIONS, Pool
 
-#: Most event loops that do not run now whose connections are kept; the oldest are forgotten.
-_MAX_IDLE_LOOPS = 32
 #: Prefixes of error replies that become reasons, in lower case; other error replies have the reason "response".
 _PREFIXES = frozenset(
     "ASK BUSY CLUSTERDOWN CROSSSLOT LOADING MASTERDOWN MISCONF MOVED NOAUTH NOPERM NOREPLICAS NOSCRIPT OOM "
@@ -61,10 +54,9 @@ class Server:
     def __init__(self, kind: type, kwargs: dict[str, Any]) -> None:
         """``kind`` is redis-py's connection class, ``kwargs`` its options.
 
-        ``max_connections`` among them bounds the connections of all threads, and those of each event loop.
+        ``max_connections`` among them bounds the connections of this process.
         Raises ``ConfigurationError`` for classes other than redis-py's own for TCP, TLS and Unix sockets.
         """
-        self._handshake = Handshake(kind, kwargs)
         self.host = str(kwargs.get("host", "localhost"))
         #: host:port, or the path of the socket.
         self.name = str(kwargs.get("path") or f"{self.host}:{kwargs.get('port', 6379)}")
@@ -73,10 +65,7 @@ class Server:
         self.activity = ServerActivity()
         self.breaker = Breaker(self.name)
         self.limit = int(kwargs.get("max_connections", MAX_CONNECTIONS))
-        self.threads = Connections(self._handshake.connect, self.activity, self.limit)
-        # An asyncio connection belongs to the loop that it was made in.
-        self._loops: dict[asyncio.AbstractEventLoop, LoopConnections] = {}
-        self._lock = forks.lock()
+        self.pool = Pool(Handshake(kind, kwargs).connect, self.activity, self.limit)
 
     @property
     def remote(self) -> bool:
@@ -87,29 +76,6 @@ class Server:
             return not ip_address(self.host).is_loopback
         except ValueError:  # a name
             return True
-
-    async def tasks(self) -> LoopConnections:
-        """Return the connections of the running event loop's tasks."""
-        loop = asyncio.get_running_loop()
-        known = self._loops.get(loop)
-        if known is None:
-            known = LoopConnections(self._handshake.aconnect, self.activity, partial(self._forget, loop), self.limit)
-            with self._lock:
-                self._forget_ended_loops()
-                self._loops[loop] = known
-            await anext(known.closer)
-        return known
-
-    def _forget(self, loop: asyncio.AbstractEventLoop) -> None:
-        with self._lock:
-            self._loops.pop(loop, None)
-
-    def _forget_ended_loops(self) -> None:
-        """Forget the connections of loops that ended without closing them."""
-        idle = [loop for loop in self._loops if not loop.is_running()]
-        for at, loop in enumerate(idle):
-            if loop.is_closed() or at < len(idle) - _MAX_IDLE_LOOPS:
-                del self._loops[loop]
 
     def failure(self, error: BaseException, idle_since: float) -> StoreError:
         """Return the ``StoreError`` for one of ``errors``, raised on a connection that was idle since then.
@@ -127,18 +93,9 @@ class Server:
         return StoreError(_reason(error), f"{type(error).__name__}: {error}")
 
     def close(self) -> None:
-        """Reuse no connection that is open now; the threads' idle ones are closed at once."""
+        """Reuse no connection that is open now; idle ones are closed at once."""
         self.activity.distrust(time.monotonic())
-        self.threads.close()
-
-    def retire(self) -> None:
-        """Close all idle connections for good, those of running loops too."""
-        self.close()
-        with self._lock:
-            loops = list(self._loops.items())
-        for loop, known in loops:
-            if loop.is_running():
-                asyncio.run_coroutine_threadsafe(known.closer.aclose(), loop)
+        self.pool.close()
 
 
 class ServerStore(Store):
@@ -157,7 +114,7 @@ class ServerStore(Store):
         return {self.server.name: (yield Send(self.server, command))}
 
     def close(self) -> None:
-        """Close all idle connections of this process's threads; the next command reconnects."""
+        """Close all idle connections of this process; the next command reconnects."""
         self.server.close()
 
 

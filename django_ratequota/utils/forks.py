@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from types import MethodType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Callback = TypeVar("Callback", bound=Callable[[], object])
 
@@ -28,13 +28,29 @@ _renewing: dict[int, threading.RLock] = {}
 _renewing_for = 0
 
 
+class _Method(weakref.ref[Any]):
+    """A method while its object lives; at an exit, ``WeakMethod`` prints an error for each object that still does."""
+
+    __slots__ = ("_function",)
+    _function: Callable[..., object]
+
+    def __new__(cls, method: MethodType) -> _Method:
+        made = super().__new__(cls, method.__self__, _callbacks.remove)
+        made._function = method.__func__
+        return made
+
+    def __call__(self) -> MethodType | None:
+        alive = super().__call__()
+        return None if alive is None else MethodType(self._function, alive)
+
+
 def after_fork(callback: Callback) -> Callback:
     """Call ``callback`` in each forked child before the child goes on; a method only while its object lives.
 
     It takes no lock, and must not pass a door itself.
     """
     if isinstance(callback, MethodType):
-        _callbacks.append(weakref.WeakMethod(callback, _callbacks.remove))
+        _callbacks.append(_Method(callback))
     else:
         _callbacks.append(lambda: callback)
     return callback

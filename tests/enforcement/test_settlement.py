@@ -19,7 +19,7 @@ from django_ratequota.engine.decision import charges_of
 from django_ratequota.engine.rates import ALGORITHMS
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.runtime import default_limiter
-from django_ratequota.store.connections import Connections
+from django_ratequota.store.pool import Pool
 from tests.conftest import Check, Settle
 from tests.enforcement.test_check import CLOSED, left, monitored
 from tests.project.views import request_from
@@ -191,7 +191,7 @@ class TestARefusalChargesNowhere:
             tasks.append(asyncio.ensure_future(acheck_request(request, "completions")))
             with monkeypatch.context() as patched:
                 patched.setattr(StoreSettler, "steps", hang_up)
-                patched.setattr(Connections, "send", None)  # which would block the loop
+                patched.setattr(Pool, "send", None)  # which would block the loop
                 with pytest.raises(asyncio.CancelledError):
                     await tasks[0]
                 await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})

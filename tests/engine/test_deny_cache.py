@@ -275,16 +275,16 @@ def test_an_answer_from_before_another_client_got_units_back_is_kept(
 def test_a_refund_whose_reply_was_lost_ends_the_refusal(cached: Limiter) -> None:
     refuse(cached, MINUTE)
     server: Any = cached.store.server
-    send = server.threads.send
+    send = server.pool.send
 
     def lose(*args: Any) -> Any:
         send(*args)
         raise ConnectionError("the answer was lost")
 
-    server.threads.send = lose
+    server.pool.send = lose
     with pytest.raises(StoreError):
         cached.refund(MINUTE, 1)
-    server.threads.send = send
+    server.pool.send = send
     assert cached.check(MINUTE).allowed
 
 

