@@ -79,14 +79,28 @@ class Wire(Address):
 
         self._run(thaw())
 
-    def hang_up(self) -> None:
-        """Close the connections that are open."""
+    def hang_up(self, *, goodbye: bool = False) -> None:
+        """Close the connections that are open; with ``goodbye`` as TLS does it, not by ending TCP alone."""
 
         async def hang_up() -> None:
             for pipe in list(self.pipes):
-                pipe.abort()
+                if goodbye:
+                    pipe.client.close()
+                else:
+                    pipe.abort()
+            while self.pipes and not goodbye:  # noqa: ASYNC110 - the loop tells each pipe that it is closed
+                await asyncio.sleep(0)  # a turn of the loop
 
         self._run(hang_up())
+
+    def interject(self, data: bytes) -> None:
+        """Send ``data`` to every client, as a reply that none of them asked for."""
+
+        async def interject() -> None:
+            for pipe in list(self.pipes):
+                pipe.client.write(data)
+
+        self._run(interject())
 
     def forget(self, *, reset: bool) -> None:
         """Forward nothing more on open connections: silently, or with a reset at the next byte."""
@@ -148,7 +162,7 @@ class _Pipe(asyncio.Protocol):
         self._connecting: asyncio.Task[Any] | None = None
 
     def connection_made(self, transport: Any) -> None:
-        self._client: asyncio.Transport = transport
+        self.client: asyncio.Transport = transport
         self._wire.pipes.add(self)
         self._connecting = self._wire.loop.create_task(self._connect())
 
@@ -169,7 +183,7 @@ class _Pipe(asyncio.Protocol):
         if self.forgotten:
             self._wire.unheard += 1
             if self.resets:
-                client_socket = self._client.get_extra_info("socket")
+                client_socket = self.client.get_extra_info("socket")
                 client_socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 self.abort()
             return
@@ -188,7 +202,7 @@ class _Pipe(asyncio.Protocol):
         self._wire.pipes.discard(self)
 
     def abort(self) -> None:
-        self._client.abort()
+        self.client.abort()
         if self._server is not None:
             self._server.abort()
 
@@ -204,7 +218,7 @@ class _Pipe(asyncio.Protocol):
             chunks = [data[at : at + 1] for at in range(len(data))] if wire.trickle else [data]
             for number, chunk in enumerate(chunks):
                 after = wire.round_trip / 2 + wire.delay + number * wire.trickle
-                wire.loop.call_later(after, self._client.write, chunk)
+                wire.loop.call_later(after, self.client.write, chunk)
 
     def thaw(self) -> None:
         held, self._held = self._held, []
