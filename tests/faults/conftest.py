@@ -57,12 +57,18 @@ def authority() -> trustme.CA:
 
 
 @pytest.fixture
-def terminator(node: Node, authority: trustme.CA) -> Iterator[Wire]:
-    """TLS in front of ``node``, whose password is "secret"."""
-    node.command("CONFIG", "SET", "requirepass", "secret")
+def server_context(authority: trustme.CA) -> ssl.SSLContext:
+    """TLS of a server on the loopback that asks for no certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(context)
-    with Wire(node, context=context) as wire:
+    return context
+
+
+@pytest.fixture
+def terminator(node: Node, server_context: ssl.SSLContext) -> Iterator[Wire]:
+    """TLS in front of ``node``, whose password is "secret"."""
+    node.command("CONFIG", "SET", "requirepass", "secret")
+    with Wire(node, context=server_context) as wire:
         yield wire
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -353,6 +354,38 @@ def test_callers_elsewhere_are_decided_while_the_master_of_the_revision_hangs(
         dead.thaw()
         RatePolicy.objects.all().delete()
         poll(lambda: not check(request_from(address=callers[0])).statuses, 20, "an edit binds again")
+
+
+@pytest.mark.parametrize("keys", ["none yet", "half of them moved"])
+def test_two_limits_are_checked_while_their_slot_moves(
+    emptied: Cluster, limiter_of: Callable[..., Limiter], ask: Callable[..., Any], keys: str
+) -> None:
+    """Each TRYAGAIN of the target was followed by another ASK: after eight, in 0.06 s, a new caller gave up."""
+    limiter, buckets = limiter_of(emptied, 20.0), [own(10), own(10, "gcra")]
+    key = bucket_key("rqtest", buckets[0])
+    slot, source = emptied.slot(key), emptied.owner(key)
+    target = next(node for node in emptied.primaries() if node is not source)
+
+    def refused() -> int:
+        counts = [node.info("errorstats").get("errorstat_TRYAGAIN", {}) for node in (source, target)]
+        return sum(int(one.get("count", 0)) for one in counts)
+
+    charged = keys != "none yet"
+    if charged:
+        limiter.charge(buckets)
+    emptied.begin_move(slot, source, target)
+    if charged:
+        source.command("MIGRATE", target.host, target.port, "", 0, 10_000, "KEYS", key)
+    before = refused()
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, limiter, "check", buckets)
+        try:
+            poll(lambda: asked.done() or refused() >= before + 20, 15, "it is told to try again")
+        finally:
+            emptied.move_keys(slot, source, target)
+            emptied.end_move(slot, source, target)
+        assert left(asked.result(30)) == [9 - charged] * 2
+    assert refused() > before, "the move was still going on"
 
 
 @pytest.mark.thorough

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable
 
 import pytest
@@ -18,14 +19,25 @@ from .wire import Wire
 LONG = 30
 
 
+@pytest.mark.parametrize("secure", [False, True], ids=["tcp", "tls"])
 @pytest.mark.parametrize("reset", [False, True], ids=["silent", "reset"])
 @pytest.mark.parametrize(("links", "at_once"), thorough_after(1, [(12, False), (1, False), (64, False), (64, True)]))
 def test_limits_are_enforced_again(
-    node: Node, limiters: Callable[..., Limiter], begin: Begin, at_once: bool, links: int, reset: bool
+    node: Node,
+    limiters: Callable[..., Limiter],
+    begin: Begin,
+    server_context: ssl.SSLContext,
+    trusted: str,
+    *,
+    at_once: bool,
+    links: int,
+    reset: bool,
+    secure: bool,
 ) -> None:
     """Of 12 silent links, one was found dead with each probe of the breaker, one a second."""
-    with Wire(node) as wire:
-        limiter, callers = limiters(wire), links if at_once else 1
+    with Wire(node, context=server_context if secure else None) as wire:
+        options = {"ssl": True, "ssl_ca_certs": trusted} if secure else {}
+        limiter, callers = limiters(wire, **options), links if at_once else 1
         limiter.store.timeout = LONG
         wire.hold()
         opened = begin(limiter, links)

@@ -63,11 +63,12 @@ def test_certificates_are_renewed_in_place(
         assert after.requests, "they were decided through the renewed certificate"
 
 
-def test_a_certificate_that_is_half_written(
-    terminator: Wire, trusted: str, limiters: Make, ask: Ask
-) -> None:
+def test_a_certificate_that_is_half_written(terminator: Wire, trusted: str, limiters: Make, ask: Ask) -> None:
     """Connecting fails meanwhile, as to a server that is gone; then it is used again."""
-    limiter, whole = limiters(terminator, ssl=True, ssl_ca_certs=trusted, password="secret"), Path(trusted).read_text()
+    limiter, whole = (
+        limiters(terminator, ssl=True, ssl_ca_certs=trusted, password="secret"),
+        Path(trusted).read_text(),
+    )
     for part in (whole[: len(whole) // 2], ""):
         Path(trusted).write_text(part)
         assert failure(ask, limiter, [ENDLESS]) == "connection"

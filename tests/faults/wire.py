@@ -83,12 +83,13 @@ class Wire(Address):
         """Close the connections that are open; with ``goodbye`` as TLS does it, not by ending TCP alone."""
 
         async def hang_up() -> None:
-            for pipe in list(self.pipes):
+            ending = set(self.pipes)
+            for pipe in ending:
                 if goodbye:
                     pipe.client.close()
                 else:
                     pipe.abort()
-            while self.pipes and not goodbye:  # noqa: ASYNC110 - the loop tells each pipe that it is closed
+            while not goodbye and not ending.isdisjoint(self.pipes):  # noqa: ASYNC110 - the loop tells each pipe
                 await asyncio.sleep(0)  # a turn of the loop
 
         self._run(hang_up())
@@ -117,6 +118,11 @@ class Wire(Address):
     def __exit__(self, *_: object) -> None:
         async def close() -> None:
             self._server.close()
+            await asyncio.sleep(0)  # a turn of the loop: what was accepted begins
+            under_way = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in under_way:  # handshakes of TLS, whose connections are no pipes yet
+                task.cancel()
+            await asyncio.gather(*under_way, return_exceptions=True)
             for pipe in list(self.pipes):
                 pipe.abort()
             while self.pipes:  # noqa: ASYNC110 - the loop tells each pipe that it is closed

@@ -226,6 +226,42 @@ def test_an_unreadable_reply_is_a_store_error(peers: Callable[..., Peer], ask: A
         assert reason(limiter_of(peer.client()), ask) == "response", reply
 
 
+@pytest.mark.parametrize("awaited", [False, True])
+@pytest.mark.parametrize("kind", [TypeError, AttributeError])
+def test_an_error_of_the_client_is_no_answer_of_the_server(
+    peers: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch, kind: type[Exception], awaited: bool
+) -> None:
+    """It had the reason "response", which closes a breaker, while each decision failed."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise kind("a bug of the client")
+
+    store = limiter_of(peers(lambda number: b":1\r\n").client()).store
+    [breaker] = store.breakers
+    with asyncio.Runner() as runner:
+
+        def execute() -> Any:
+            return runner.run(store.aexecute(("GET",))) if awaited else store.execute(("GET",))
+
+        assert execute() == 1, "it is connected"
+        breaker.count(StoreError("timeout", "no answer"))
+        for connection in (redis.Connection, redis.asyncio.Connection):
+            monkeypatch.setattr(connection, "read_response", fail)
+        with pytest.raises(StoreError, match="a bug of the client") as caught:
+            execute()
+    assert not caught.value.answered
+    assert breaker.failures, "as before, or one more"
+
+
+@BOTH
+@pytest.mark.parametrize("garbage", [b"not RESP\r\n", b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"])
+def test_what_is_no_reply_of_redis_opens_the_breaker(peers: Callable[..., Peer], ask: Ask, garbage: bytes) -> None:
+    """Another kind of server has taken the address."""
+    limiter = limiter_of(peers(lambda number: garbage).client())
+    [breaker] = limiter.store.breakers
+    poll(lambda: reason(limiter, ask) and breaker.open, 5, "it opens")
+
+
 # --- Faults of a real server, which belongs to this module. ---
 
 

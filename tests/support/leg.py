@@ -43,8 +43,9 @@ SERVERS: dict[str, Callable[[], str | None]] = {
 PARTS = {
     "engine": """engine/test_limiter engine/test_algorithms store/test_store engine/test_scripts
         engine/test_concurrency store/test_breaker store/test_budget engine/test_edited_rates
-        enforcement/test_refunds faults/test_script_flush faults/test_connecting faults/test_distance
-        faults/test_djangos_cache engine/test_memory engine/test_calendar_windows""",
+        enforcement/test_refunds faults/test_script_flush faults/test_connecting faults/test_tls
+        faults/test_dead_links faults/test_distance faults/test_djangos_cache engine/test_memory
+        engine/test_calendar_windows""",
     "requests": """enforcement/test_check front/test_throttling front/test_decorators front/test_middleware
         front/test_throttle_scope front/test_rest_decorators enforcement/test_modes
         front/test_headers front/test_responses checks/test_store checks/test_server_settings checks/test_network
