@@ -25,7 +25,7 @@ LONG = 30
 
 
 def behind_tls(node: Node, server: trustme.CA, clients: trustme.CA) -> Wire:
-    """TLS in front of ``node``: ``server`` signed its certificate, and must ``clients`` those of its clients."""
+    """TLS in front of ``node``, with a certificate by ``server``; its clients need one by ``clients``."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.verify_mode = ssl.CERT_REQUIRED
     server.issue_cert("127.0.0.1").configure_cert(context)
@@ -65,10 +65,8 @@ def test_certificates_are_renewed_in_place(
 
 def test_a_certificate_that_is_half_written(terminator: Wire, trusted: str, limiters: Make, ask: Ask) -> None:
     """Connecting fails meanwhile, as to a server that is gone; then it is used again."""
-    limiter, whole = (
-        limiters(terminator, ssl=True, ssl_ca_certs=trusted, password="secret"),
-        Path(trusted).read_text(),
-    )
+    limiter = limiters(terminator, ssl=True, ssl_ca_certs=trusted, password="secret")
+    whole = Path(trusted).read_text()
     for part in (whole[: len(whole) // 2], ""):
         Path(trusted).write_text(part)
         assert failure(ask, limiter, [ENDLESS]) == "connection"
@@ -103,6 +101,7 @@ def test_connections_that_ended_while_idle_lose_no_decision(
 def test_a_connection_that_ended_between_two_runs_of_the_loop(
     terminator: Wire, trusted: str, limiters: Make, ask: Ask, goodbye: bool
 ) -> None:
+    """A loop that does not run notices nothing, however short that is."""
     limiter = limiters(terminator, ssl=True, ssl_ca_certs=trusted, password="secret")
     for _ in range(4):
         assert failure(ask, limiter, [ENDLESS]) == ""

@@ -254,7 +254,7 @@ def test_an_error_of_the_client_is_no_answer_of_the_server(
 
 
 @BOTH
-@pytest.mark.parametrize("garbage", [b"not RESP\r\n", b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"])
+@pytest.mark.parametrize("garbage", [b"not RESP\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["text", "http"])
 def test_what_is_no_reply_of_redis_opens_the_breaker(peers: Callable[..., Peer], ask: Ask, garbage: bytes) -> None:
     """Another kind of server has taken the address."""
     limiter = limiter_of(peers(lambda number: garbage).client())
