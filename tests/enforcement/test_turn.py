@@ -1,10 +1,12 @@
-"""``turn``: calls of all processes wait for their slots, and give them back when they are not made."""
+"""``turn``: calls of all processes wait for their slots, begin at the rate, and give slots back that are not used."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import heapq
 import itertools
+import random
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -99,7 +101,111 @@ def test_the_limiter_of_the_settings_books_by_default(
     enter(turn(bucket))
     with pytest.raises(NoSlot):
         enter(turn(bucket))
-    assert len(redis_client.keys("rqtest:*")) == (url == "redis")
+    assert len(redis_client.keys("rqtest:*")) == (2 if url == "redis" else 0)  # slots, and calls that began
+
+
+# --- Waking late. ---
+
+LATE_US = 410_000
+#: When callers wake that sleep until an instant, both in µs from the first call on, and seconds that 100 calls take.
+MACHINES: dict[str, tuple[Callable[[int], int], float]] = {
+    "late by less than an interval": (lambda at: at + random.Random(at).randrange(50_000), 5),
+    "always late": (lambda at: at + LATE_US, 5.5),
+    "frozen every two seconds": (lambda at: at + max(0, LATE_US - at % (2 * SECOND)), 6.5),
+    "late at random": (lambda at: at + random.Random(at).randrange(LATE_US), 8),
+}
+
+
+def most_in_a_second(times: list[int]) -> int:
+    return max(sum(begin <= at < begin + SECOND for at in times) for begin in times)
+
+
+@pytest.mark.parametrize("burst", [1, 8])
+@pytest.mark.parametrize("machine", MACHINES)
+def test_starts_keep_the_rate_when_callers_wake_late(
+    limiter: Limiter, clock: Clock, monkeypatch: pytest.MonkeyPatch, machine: str, burst: int
+) -> None:
+    """On a machine that froze for 410 ms, 32 calls began within a second of 20/s."""
+    its, begun, order, loop_turn = turn(slots(f"20/s burst {burst}"), limiter=limiter), clock.now_us, 0, asyncio.sleep
+    wakes_at, enough = MACHINES[machine]
+    asleep, starts = list[tuple[int, int, asyncio.Event]](), list[int]()
+
+    async def sleep(seconds: float) -> None:
+        nonlocal order
+        if not seconds:
+            return await loop_turn(0)
+        order, woken = order + 1, asyncio.Event()
+        wakes = begun + wakes_at(clock.now_us - begun + round(seconds * SECOND))
+        heapq.heappush(asleep, (wakes, order, woken))
+        await woken.wait()
+
+    async def call() -> None:
+        async with its:
+            starts.append(clock.now_us)
+
+    async def run() -> None:
+        calls = [asyncio.create_task(call()) for _ in range(100)]
+        while (ended := sum(one.done() for one in calls)) < len(calls):
+            if len(asleep) + ended < len(calls):
+                await loop_turn(0)  # somebody asks Redis
+            else:
+                clock.now_us, _, woken = heapq.heappop(asleep)
+                woken.set()
+        await asyncio.gather(*calls)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    asyncio.run(run())
+    gc.collect()
+    assert most_in_a_second(starts) <= 20 + burst
+    assert starts[-1] - begun <= enough * SECOND
+
+
+def test_threads_that_wake_late_together_start_one_after_the_other(
+    limiter: Limiter, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    its, asleep, starts = turn(slots(), limiter=limiter), 0, list[int]()
+
+    def sleep(seconds: float) -> None:
+        nonlocal asleep
+        asleep += 1
+        if asleep < 30:
+            call()  # the next one books and sleeps, too
+        elif asleep == 30:
+            clock.advance(1.5 + LATE_US / SECOND)
+        else:
+            clock.advance(seconds)
+
+    def call() -> None:
+        with its:
+            starts.append(clock.now_us)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    call()
+    call()
+    assert len(starts) == 31
+    assert most_in_a_second(starts) <= 21
+
+
+def test_a_late_caller_books_again_within_what_is_left_of_its_timeout(
+    limiter: Limiter, clock: Clock, monkeypatch: pytest.MonkeyPatch, enter: Enter
+) -> None:
+    bucket = slots("12/min burst 1")
+    limiter.acquire(bucket, timeout=0)
+
+    def sleep(seconds: float) -> None:
+        clock.advance(seconds)
+        if seconds == 5:
+            limiter.charge([bucket], 2)  # others that woke late
+
+    async def asleep(seconds: float) -> None:
+        sleep(seconds)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(time, "sleep", sleep)
+        patched.setattr(asyncio, "sleep", asleep)
+        with pytest.raises(NoSlot, match=r"no slot within 4.5 s; the next one is in 5.0 s"):
+            enter(turn(bucket, 9.5, limiter=limiter))
+    assert next_slot(limiter, bucket) == 5, "nothing more is booked"
 
 
 # --- No slot. ---
