@@ -30,7 +30,7 @@ SHARE = 0.8
 _RELOAD_SECONDS = 0.25
 #: Seconds to wait while a subject's keys are moving from one master to another.
 _MOVING_SECONDS = 0.005
-#: Redirections of one command; a cluster at rest needs one at most.
+#: Redirections in a row, without a pause; a cluster at rest needs one at most.
 _REDIRECTIONS = 8
 
 
@@ -85,7 +85,7 @@ class ClusterStore(Store):
                     raise
                 if error.reason == "tryagain":
                     yield Pause(_MOVING_SECONDS)
-                    node, asking = self._owner(slot), False
+                    node, asking, redirections = self._owner(slot), False, 0
                     continue
                 to = error.__cause__
                 if not isinstance(to, redis.exceptions.AskError) or redirections == _REDIRECTIONS:

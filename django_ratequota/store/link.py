@@ -135,10 +135,7 @@ class _Linked:
             yield awaited
             data, awaited = link.receive()
             start = data.find(b"\r\n", 0, 8) + 2
-            whole = (
-                data[:1] == b"$" and data[1 : start - 2] == b"%d" % (len(data) - start - 2) and data[-2:] == b"\r\n"
-            )
-            if whole and not parsing:
+            if not parsing and data[:start] == b"$%d\r\n" % (len(data) - start - 2) and data[-2:] == b"\r\n":
                 return data[start:-2]
             parsing = parsing or bool(data)
             link.feed(data)

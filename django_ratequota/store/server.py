@@ -119,7 +119,10 @@ class ServerStore(Store):
 
 
 def _reason(error: BaseException) -> str:
-    """Return the reason of the ``StoreError`` for an error of redis-py: by its class, or by the server's prefix."""
+    """Return the reason of the ``StoreError`` for an error: by its class, or by the server's prefix.
+
+    What is no reply of the server is "connection", a bug of the client too: the connection is dropped.
+    """
     text = str(error)
     if isinstance(error, redis.exceptions.TimeoutError | TimeoutError):
         return "timeout"
@@ -133,4 +136,4 @@ def _reason(error: BaseException) -> str:
     prefix = text.partition(" ")[0]
     if prefix in _PREFIXES:
         return prefix.lower()
-    return "connection" if isinstance(error, redis.exceptions.ConnectionError | OSError) else "response"
+    return "response" if isinstance(error, redis.exceptions.ResponseError) else "connection"

@@ -245,8 +245,7 @@ def test_an_error_of_the_client_is_no_answer_of_the_server(
 
         assert execute() == 1, "it is connected"
         breaker.count(StoreError("timeout", "no answer"))
-        for connection in (redis.Connection, redis.asyncio.Connection):
-            monkeypatch.setattr(connection, "read_response", fail)
+        monkeypatch.setattr(redis.Connection, "read_response", fail)
         with pytest.raises(StoreError, match="a bug of the client") as caught:
             execute()
     assert not caught.value.answered
