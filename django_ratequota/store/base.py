@@ -2,7 +2,7 @@
 
 Logic that talks to Redis yields command tuples (see ``utils.sansio``). A ``Call`` carries out those of one
 decision, under one deadline and behind the circuit breaker. The store chooses the server: the only one, in
-``server``; the master that a Sentinel names, or the owner of a Cluster's slot, in ``sentinel`` and ``cluster``.
+``server``, or the owner of a Cluster's slot, in ``cluster``.
 
 Importing this module does not import redis-py.
 """
@@ -197,7 +197,7 @@ Steps = Generator[Send | Pause, Any, Any]
 
 
 class Store(ABC):
-    """Where commands go; one server, a Sentinel's master or a Cluster."""
+    """Where commands go: to one server, or to a Cluster."""
 
     #: Seconds that all commands of a decision may wait.
     timeout: float

@@ -57,7 +57,7 @@ class ClusterStore(Store):
         self._lock = forks.lock()
         self._nodes: dict[Address, Server] = {}
         self.configured = [self._node(address) for address in addresses]
-        self.exposed = any(node.trusting and node.remote for node in self.configured)
+        self.exposed = any(node.exposed for node in self.configured)
         #: The owner of each slot; None until they are first read.
         self._slots: list[Server | None] | None = None
         self._stale = False

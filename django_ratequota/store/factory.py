@@ -13,9 +13,9 @@ import redis.cluster
 from ..exceptions import ConfigurationError
 from .base import Store
 from .cluster import ClusterStore
-from .handshake import option_names
+from .handshake import Handshake, option_names
 from .pool import MAX_CONNECTIONS
-from .sentinel import SentinelStore
+from .sentinel import Sentinels
 from .server import Server, ServerStore
 
 Client = redis.Redis | redis.asyncio.Redis | redis.cluster.RedisCluster | redis.asyncio.cluster.RedisCluster
@@ -105,10 +105,10 @@ def store_from_pool(pool: Any, timeout: float, max_connections: int) -> Store:
     if manager is None:
         return ServerStore(Server(pool.connection_class, kwargs), timeout)
     sentinels = [
-        Server(sentinel.connection_pool.connection_class, _pool_options(sentinel.connection_pool, max_connections))
+        Handshake(sentinel.connection_pool.connection_class, sentinel.connection_pool.connection_kwargs)
         for sentinel in manager.sentinels
     ]
-    return SentinelStore(sentinels, pool.service_name, pool.connection_class, kwargs, timeout)
+    return ServerStore(Server(pool.connection_class, kwargs, Sentinels(sentinels, pool.service_name)), timeout)
 
 
 def _sentinels_from_url(url: str, timeout: float, max_connections: int) -> Store:
@@ -124,10 +124,9 @@ def _sentinels_from_url(url: str, timeout: float, max_connections: int) -> Store
     login = {"username": unquote(username) or None, "password": unquote(password) or None}
     watchers = {key.removeprefix("sentinel_"): value for key, value in options.items()}
     kind = redis.SSLConnection if scheme.startswith("rediss") else redis.Connection
-    bound = {"max_connections": max_connections}
-    sentinels = [Server(kind, {**_address(host), **watchers, **bound}) for host in hosts.split(",")]
-    kwargs = {**login, **bound, "db": int(more[0]) if more else 0}
-    return SentinelStore(sentinels, unquote(service), kind, kwargs, timeout)
+    sentinels = [Handshake(kind, {**_address(host), **watchers}) for host in hosts.split(",")]
+    kwargs = {**login, "max_connections": max_connections, "db": int(more[0]) if more else 0}
+    return ServerStore(Server(kind, kwargs, Sentinels(sentinels, unquote(service))), timeout)
 
 
 def _address(text: str) -> dict[str, Any]:

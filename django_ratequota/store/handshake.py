@@ -6,6 +6,7 @@ import inspect
 import ssl
 from contextlib import suppress
 from functools import cache
+from ipaddress import ip_address
 from typing import Any
 
 import redis
@@ -67,12 +68,39 @@ class Handshake:
         #: Whether redis-py may have connected before the server has replied once.
         self._unheard = bool(options.get("redis_connect_func")) or not any(options.get(name) for name in _LOGIN)
 
-    def connect(self, seconds: float) -> Any:
+    @property
+    def remote(self) -> bool:
+        """Whether the server is reached through a network: neither by a Unix socket nor by the loopback."""
+        host = self._options.get("host", "localhost")
+        if "path" in self._options or host == "localhost":
+            return False
+        try:
+            return not ip_address(host).is_loopback
+        except ValueError:  # a name
+            return True
+
+    def connect(self, seconds: float, *address: Any) -> Any:
         """Return a connection that is logged in; raises ``redis.RedisError`` or ``OSError``.
 
         ``seconds`` is for each step: connecting to each of the server's addresses, TLS, each command of the login.
+        ``address`` is a host and its port; without it, those of the options.
         """
-        connection = self._class(**self._options, socket_timeout=seconds, socket_connect_timeout=seconds)
+        connection = self._log_in(seconds, **dict(zip(("host", "port"), address, strict=False)))
+        connection.link.setblocking(False)
+        return connection
+
+    def ask(self, seconds: float, *command: Any) -> Any:
+        """Send one command on a connection of its own and return the reply; raises as ``connect`` does."""
+        connection = self._log_in(seconds)
+        try:
+            connection.send_command(*command)
+            return connection.read_response()
+        finally:
+            connection.disconnect()
+
+    def _log_in(self, seconds: float, **address: Any) -> Any:
+        options = {**self._options, **address, "socket_timeout": seconds, "socket_connect_timeout": seconds}
+        connection = self._class(**options)
         connection.lib_name = connection.lib_version = connection.driver_info = None  # two more round trips
         try:
             connection.connect()
@@ -80,7 +108,6 @@ class Handshake:
                 connection.send_command("PING")
                 with suppress(redis.exceptions.NoPermissionError):  # is a reply too
                     connection.read_response()
-            connection.link.setblocking(False)
         except BaseException as error:
             connection.disconnect()
             _raise_refused(error)
@@ -99,7 +126,7 @@ def _raise_refused(error: BaseException) -> None:
         raise DeadlinePassed(str(error) or "no connection in time") from error
     own = isinstance(error, Exception) and not isinstance(error, redis.RedisError | OSError)
     if own or type(error) is redis.ResponseError:
-        raise redis.ConnectionError(f"no login: {error}") from error
+        raise redis.ConnectionError(str(error)) from error
 
 
 @cache

@@ -1,9 +1,10 @@
-"""One Redis server, reached on connections of our own: without retries, within a deadline, sync and async."""
+"""One Redis server, or the master of a service, on connections of our own: no retries, a deadline, sync and async."""
 
 from __future__ import annotations
 
 import time
-from ipaddress import ip_address
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import redis
@@ -14,6 +15,7 @@ from .breaker import Breaker
 from .commands import Command
 from .handshake import Handshake
 from .pool import MAX_CONNECTIONS, Pool
+from .sentinel import Sentinels
 
 #: Prefixes of error replies that become reasons, in lower case; other error replies have the reason "response".
 _PREFIXES = frozenset(
@@ -51,31 +53,27 @@ class Server:
         *(TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RuntimeError),
     )
 
-    def __init__(self, kind: type, kwargs: dict[str, Any]) -> None:
-        """``kind`` is redis-py's connection class, ``kwargs`` its options.
+    def __init__(self, kind: type, kwargs: dict[str, Any], sentinels: Sentinels | None = None) -> None:
+        """``kind`` is redis-py's connection class, ``kwargs`` its options; ``sentinels`` name the server's address.
 
-        ``max_connections`` among them bounds the connections of this process.
+        ``max_connections`` among the options bounds the connections of this process.
         Raises ``ConfigurationError`` for classes other than redis-py's own for TCP, TLS and Unix sockets.
         """
         self.host = str(kwargs.get("host", "localhost"))
-        #: host:port, or the path of the socket.
+        #: host:port, the path of the socket, or the service.
         self.name = str(kwargs.get("path") or f"{self.host}:{kwargs.get('port', 6379)}")
-        #: Whether this client neither has a password nor a certificate.
-        self.trusting = not any(kwargs.get(key) for key in ("password", "credential_provider", "ssl_certfile"))
-        self.activity = ServerActivity()
+        self.activity, handshake = ServerActivity(), Handshake(kind, kwargs)
+        connect: Callable[[float], Any] = handshake.connect
+        if sentinels:
+            self.name = f"{sentinels.service} (Sentinel)"
+            connect = partial(sentinels.connect, handshake, self.activity)
+        #: Whether it is reached through a network, without a password or a certificate.
+        self.exposed = (sentinels or handshake).remote and not any(
+            kwargs.get(key) for key in ("password", "credential_provider", "ssl_certfile")
+        )
         self.breaker = Breaker(self.name)
         self.limit = int(kwargs.get("max_connections", MAX_CONNECTIONS))
-        self.pool = Pool(Handshake(kind, kwargs).connect, self.activity, self.limit)
-
-    @property
-    def remote(self) -> bool:
-        """Whether it is reached through a network: neither by a Unix socket nor by the loopback."""
-        if self.host == "localhost":  # also of a socket
-            return False
-        try:
-            return not ip_address(self.host).is_loopback
-        except ValueError:  # a name
-            return True
+        self.pool = Pool(connect, self.activity, self.limit)
 
     def failure(self, error: BaseException, idle_since: float) -> StoreError:
         """Return the ``StoreError`` for one of ``errors``, raised on a connection that was idle since then.
@@ -99,7 +97,7 @@ class Server:
 
 
 class ServerStore(Store):
-    """One Redis server."""
+    """One Redis server, or the master of one service."""
 
     server: Server
 
@@ -107,7 +105,7 @@ class ServerStore(Store):
         """``timeout`` (seconds) bounds all commands of a decision."""
         self.timeout, self.server = timeout, server
         self.breaker = server.breaker
-        self.exposed = server.trusting and server.remote
+        self.exposed = server.exposed
 
     def survey_steps(self, command: Command, only: str = "") -> Steps:
         """Ask the server."""

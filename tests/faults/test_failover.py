@@ -13,7 +13,6 @@ from django.test import override_settings
 from redis.sentinel import Sentinel
 
 from django_ratequota import Bucket, Limiter, Rate
-from django_ratequota.store.sentinel import SentinelStore
 from tests.support.properties import thorough_after
 
 from . import poll
@@ -81,11 +80,14 @@ def by_alias(sentinels: Sentinels) -> Limiter:
         return Limiter()
 
 
-def by_url(sentinels: Sentinels) -> Limiter:
-    hosts = ",".join(f"{host}:{port}" for host, port in sentinels.addresses)
-    url = f"redis+sentinel://{hosts}/{sentinels.service}/0"
+def watched_by(addresses: list[tuple[str, int]], service: str) -> Limiter:
+    url = f"redis+sentinel://{','.join(f'{host}:{port}' for host, port in addresses)}/{service}/0"
     with override_settings(RATEQUOTA={"PREFIX": "rqtest", "TIMEOUT": 1, "REDIS_URL": url}):
         return Limiter()
+
+
+def by_url(sentinels: Sentinels) -> Limiter:
+    return watched_by(sentinels.addresses, sentinels.service)
 
 
 @pytest.mark.parametrize("limiter_by", thorough_after(2, [by_client, by_async_client, by_alias, by_url]))
@@ -126,20 +128,15 @@ def test_a_dead_sentinel_and_one_that_hangs_are_passed_over(
 
 
 def test_a_lost_reply_counts_once_under_sentinel(
-    sentinels: Sentinels,
+    nodes: Callable[..., Node],
     proxies: Callable[[Node], Wire],
     closing: Callable[[Limiter], Limiter],
-    monkeypatch: pytest.MonkeyPatch,
     ask: Ask,
 ) -> None:
     """redis-py's Sentinel connections keep a connection whose reply was lost; its clients send again."""
-    primary = sentinels.primary
-    proxy = proxies(primary)
-    limiter = closing(by_url(sentinels))
-    store = limiter.store
-    assert isinstance(store, SentinelStore)
-    settle = store._use_master
-    monkeypatch.setattr(store, "_use_master", lambda host, port: settle(proxy.host, proxy.port))
+    proxy = proxies(nodes())
+    watcher = nodes(f"sentinel monitor ratequota {proxy.host} {proxy.port} 1", sentinel=True)
+    limiter = closing(watched_by([watcher.address], "ratequota"))
     ask(limiter, [BUCKET])
     for lost in range(5):
         proxy.cut_after_execution = 1

@@ -440,7 +440,7 @@ def test_the_setting_bounds_the_connections(settings: Any) -> None:
     ):
         settings.RATEQUOTA = raw
         store: Any = default_limiter().store
-        server = store.server or (store.configured[0] if store.clustered else store.sentinels[0])
+        server = store.server or store.configured[0]
         assert server.limit == expected, raw
 
 
