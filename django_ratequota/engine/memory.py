@@ -448,7 +448,9 @@ class Memory:
             return list(counter.held.values()) if isinstance(counter, _Running) else []
         yield
 
-    def raise_counters(self, totals: Raised) -> Generator[Any, Any, list[tuple[int, int, int]]]:
+    def raise_counters(
+        self, totals: Raised, *, makes: bool = True
+    ) -> Generator[Any, Any, list[tuple[int, int, int]]]:
         """Do nothing: what this process counts is lost with the process alone."""
         return [(charged, refunded, 0) for charged, refunded, _ends_us in totals.values()]
         yield

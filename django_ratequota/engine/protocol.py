@@ -146,11 +146,14 @@ class ScriptBackend:
         found = [HeldSlot(*map(int, one)) for one in stored if all(map(math.isfinite, one))]
         return [one for one in found if one.counts(self.now_us)]
 
-    def raise_counters(self, totals: Raised) -> Generator[Command, Any, list[tuple[int, int, int]]]:
+    def raise_counters(
+        self, totals: Raised, *, makes: bool = True
+    ) -> Generator[Command, Any, list[tuple[int, int, int]]]:
         """Return the steps that raise counters of calendar windows to these totals.
 
         They return what each has charged and refunded then, and by how many units both were raised. Totals that are
-        higher, as others have charged and refunded since, stay as they are.
+        higher, as others have charged and refunded since, stay as they are. Counters that are missing are made, if it
+        ``makes`` any.
         """
         now_us, prefix = self.now_us, self._prefix
         packed: dict[str, bytes] = {}
@@ -159,7 +162,7 @@ class ScriptBackend:
             packed[window_key(f"{prefix}:{counter}", first_day)] = struct.pack(">ddd", charged, refunded, kept_ms)
         servers = self._by_server(list(packed))
         # One argument and one text as reply: the client takes longer for many than for the rest of the call.
-        calls = [ScriptCall(RAISE, keys, (b"".join([packed[key] for key in keys]),)) for keys in servers]
+        calls = [ScriptCall(RAISE, keys, (int(makes), b"".join([packed[key] for key in keys]))) for keys in servers]
         replies = yield from self._each(calls)
         return [counter for reply in replies for counter in struct.iter_unpack(">qqq", reply)]
 

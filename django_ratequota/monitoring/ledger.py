@@ -108,26 +108,30 @@ class Ledger(forks.Renewed):
     def raise_store(self, limiter: Limiter) -> int:
         """Raise the store's counters to what is due; returns by how many units.
 
-        Raises ``StoreError``: then the rest is raised the next time.
+        Raises ``StoreError`` at the end if a server failed; then its counters are raised the next time.
         """
-        units = 0
-        while self.due:
-            with self._lock:
-                due = dict(islice(self.due.items(), _BATCH))
-            # Of a window that has ended the key may be gone, and would be made again.
-            lasting = {window: totals for window, totals in due.items() if totals[2] > limiter.now_us}
-            steps = limiter.backend.raise_counters(lasting)
+        units, failure = 0, None
+        with self._lock:
+            due = list(self.due.items())
+        # In a Cluster each counter is a command with a deadline of its own. A server that hangs costs a few of them
+        # until its breaker opens, and then a probe a second.
+        size = 1 if limiter.store.clustered else _BATCH
+        for at in range(0, len(due), size):
+            some = dict(due[at : at + size])
+            # A missing counter is restored with the next request, by all that has been written until then.
+            steps = limiter.backend.raise_counters(some, makes=False)
             try:
-                # In a Cluster each counter is a command with a deadline of its own; a server that is down gets none.
-                found = drive(steps, lambda command: Call(limiter.store).do(command))
-            except StoreError:
-                with self._lock:  # last in turn, because others' servers may reply
-                    later = {window: self.due[window] for window in due}
-                    self.due = {window: self.due[window] for window in self.due if window not in due} | later
-                raise
-            with self._lock:  # totals that were noted meanwhile are higher
-                self.due = {window: totals for window, totals in self.due.items() if due.get(window) != totals}
+                found = drive(steps, Call(limiter.store).do)
+            except StoreError as error:
+                failure = error
+                continue
+            with self._lock:
+                for window, totals in some.items():
+                    if self.due.get(window) == totals:  # those that were noted meanwhile are higher
+                        del self.due[window]
             units += sum(by for _charged, _refunded, by in found)
+        if failure is not None:
+            raise failure
         return units
 
     def written_until(self) -> float:

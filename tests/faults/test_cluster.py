@@ -29,6 +29,7 @@ from django_ratequota.monitoring.ledger import window_of
 from django_ratequota.monitoring.traces import forget, traces_of
 from django_ratequota.runtime import default_limiter
 from django_ratequota.utils.sansio import drive
+from tests.enforcement.test_propagation import Process, environment, migrated  # noqa: F401 - fixtures
 from tests.project.views import request_from
 from tests.support.commands import run
 from tests.support.properties import scaled, thorough_after
@@ -579,6 +580,65 @@ def test_what_a_master_has_lost_is_restored_before_the_next_request(emptied: Clu
         assert ask(20) == 480
         owner(user).command("FLUSHALL")
         assert ask() == 479
+
+
+#: Run in a process of three hundred customers, which are charged once each time.
+_CUSTOMERS = """
+from django.test import override_settings
+from django_ratequota import check_request
+from django_ratequota.monitoring.ledger import ledger
+from tests.project.views import request_from
+override_settings(RATEQUOTA={settings!r}).enable()
+User.objects.bulk_create(User(username=f"u{{number}}") for number in range(300))
+users = list(User.objects.order_by("pk"))
+RatePolicy.objects.create(rates="1000/month")
+
+def charge(users):
+    return [check_request(request_from(user)).remaining for user in users]
+
+def is_due(users):
+    waiting = {{counter.partition("}}")[0] for counter, _ in ledger.due}}
+    return any(f"{{{{user:{{user.pk}}" in waiting for user in users)
+
+def written():
+    return sum(QuotaWindow.objects.values_list("charged", flat=True))
+
+answer = [user.pk for user in users]
+"""
+
+
+def test_a_master_that_hangs_delays_no_bills_and_no_counters_of_others(
+    patient: Cluster,
+    environment: dict[str, str],  # noqa: F811
+) -> None:
+    """Rows waited for 10 s, a clean exit left 814 of 842 units, and what had been raised stayed due."""
+    process, other = Process(environment), Process(environment)
+    try:
+        settings = settings_of(patient, TIMEOUT=0.1, CHECKPOINT_SECONDS=1)
+        users = process.run(_CUSTOMERS.format(settings=settings))
+        owners = {
+            pk: patient.owner(bucket_key("rqtest", Bucket(f"user:{pk}", Rate.parse("1/month")))) for pk in users
+        }
+        hangs, loses = owners[users[0]], next(one for one in owners.values() if one is not owners[users[0]])
+        process.run(
+            f"healthy = [user for user in users if user.pk in { {pk for pk in users if owners[pk] is not hangs} }]"
+        )
+        healthy = process.run("charge(users); charge(users); answer = len(healthy)")
+        hangs.freeze()
+        assert process.run("answer = charge(healthy)") == [997] * healthy
+        rows = poll(lambda: process.run("answer = written()") == 600 + healthy, 30, "the rows are written")
+        raised = poll(lambda: not process.run("answer = is_due(healthy)"), 30, "their counters are raised")
+        loses.command("FLUSHALL")
+        assert process.run("answer = charge(healthy)") == [996] * healthy, "what a healthy master lost is restored"
+        ended = process.end()
+        print(f"\nrows after {rows:.2f} s, raised after {raised:.2f} s more, ended after {ended:.2f} s")
+        assert rows < 1 + scaled(2)
+        assert raised < 1 + scaled(2)
+        assert ended < 2 + scaled(1)
+        assert other.run("answer = sum(QuotaWindow.objects.values_list('charged', flat=True))") == 600 + 2 * healthy
+    finally:
+        process.close()
+        other.close()
 
 
 def test_what_is_held_of_a_subject_is_found_on_its_master(emptied: Cluster) -> None:

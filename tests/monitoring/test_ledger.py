@@ -250,26 +250,26 @@ def test_a_writer_whose_row_is_gone_loses_nothing(ask: Ask) -> None:
     assert (used(), set(LedgerWriter.objects.values_list("batches", flat=True))) == ([(12, 0)], {7, 4})
 
 
-def test_a_window_that_has_ended_is_not_raised(redis_client: Any) -> None:
-    """Its key may have expired, and was made again."""
-    limiter, window = default_limiter(), ("{user:1}:0:cwday", timezone.now().date())
-    for ends_us, units in ((limiter.now_us - 1, 0), (limiter.now_us + 10**9, 5)):
-        own = ledger.Ledger()
-        own.owe({window: (5, 0, ends_us)})
-        assert own.raise_store(limiter) == units
-
-
 def test_a_server_that_fails_keeps_no_other_counters_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """One hung master of a Cluster took 10 s in each flush, and the counters behind its own were never raised."""
-    limiter, own, today = default_limiter(), ledger.Ledger(), timezone.now().date()
-    due = {(f"{{user:{number}}}:0:cwday", today): (5, 0, limiter.now_us + 10**9) for number in range(501)}
+    limiter, own, do = default_limiter(), ledger.Ledger(), Call.do
+    buckets = [Bucket(f"user:{number}", Rate.parse("9/day fixed_window"), durable=True) for number in range(501)]
+    at_us = limiter.charge(buckets[-1:], 1).at_us
+    bounds = ledger.window_of(buckets[0], at_us, limiter.time_zone)
+    due = {(counter_name(bucket), bounds.first_day): (6, 0, bounds.ends_us) for bucket in buckets}
     own.owe(due)
-    with monkeypatch.context() as patch:
-        patch.setattr(Call, "do", lambda *_: (_ for _ in ()).throw(StoreError("timeout", "hung")))
-        with pytest.raises(StoreError):
-            own.raise_store(limiter)
-    assert (next(iter(own.due)), own.due) == (list(due)[500], due), "those that have not been tried are next"
-    assert (own.raise_store(limiter), own.due) == (5 * 501, {})
+    failures = [StoreError("timeout", "hung")]
+
+    def fail_once(call: Call, command: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return do(call, command)
+
+    monkeypatch.setattr(Call, "do", fail_once)
+    with pytest.raises(StoreError):
+        own.raise_store(limiter)
+    assert (list(own.due), limiter.peek(buckets[-1:]).remaining) == (list(due)[:500], 3)
+    assert (own.raise_store(limiter), own.due) == (0, {}), "the others have no counter"
 
 
 def test_rows_are_written_in_one_order(ask: Ask) -> None:

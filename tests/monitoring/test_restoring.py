@@ -24,6 +24,7 @@ from django_ratequota.operations.caller_limits import caller_limits
 from django_ratequota.operations.counters import give_back, peek
 from django_ratequota.operations.explain import explain_caller
 from django_ratequota.policies.requests.caller import DescribedCaller
+from django_ratequota.runtime import default_limiter
 from django_ratequota.store.base import Call
 from django_ratequota.utils.problems import recent
 from tests.project.views import request_from
@@ -63,6 +64,21 @@ def test_what_redis_lost_is_back_before_the_next_request_is_counted(ask: Ask, re
     assert not ask().allowed
     flush()
     assert used() == [100]
+
+
+def test_what_redis_lost_is_raised_by_no_older_row(ask: Ask, redis_client: redis.Redis) -> None:
+    """A process that had to wait for Redis made the counter by its own last row, and no request restored it."""
+    late = ledger.Ledger()
+    bucket, entries = ask(4).statuses[0].bucket, ledger.ledger.entries
+    late.entries, ledger.ledger.entries = entries, late.entries
+    late.write(default_limiter().time_zone)
+    ask(3)
+    flush()
+    redis_client.flushall()
+    late.raise_store(default_limiter())
+    assert redis_client.keys("rqtest:{*") == []
+    assert ask().remaining == 2
+    assert peek([bucket])[bucket].used == 8
 
 
 def test_a_refused_first_request_forgets_nothing(ask: Ask, lose: Lose) -> None:
