@@ -223,6 +223,8 @@ def note(entries: Iterable[Entry]) -> None:
     ledger.entries.extend(entries)
     if len(ledger.entries) > _MANY:
         ledger.add_up(default_limiter().time_zone)
+    if database_worker.ending and database_worker.wait(0):  # the project's exit handlers may be called after ours
+        writing.do(write)
 
 
 def note_charges(decision: Decision) -> None:

@@ -94,7 +94,8 @@ class Worker(forks.Renewed):
         self.pid = 0
         #: When to try to start a thread again (monotonic seconds); 0 = no try has failed.
         self._retry_at = 0.0
-        self._ending = False
+        #: Whether the process ends: the thread does its last jobs.
+        self.ending = False
         self._woken = threading.Event()
         for job in self._jobs:
             job.asked, job.given = True, deque()
@@ -121,7 +122,7 @@ class Worker(forks.Renewed):
 
     def tell(self) -> None:
         """Have the thread do each job once more, and end."""
-        self._ending = True
+        self.ending = True
         self.wake()
 
     def wait(self, seconds: float = inf) -> bool:
@@ -153,18 +154,18 @@ class Worker(forks.Renewed):
         with self._lock:  # an interrupted start leaves a thread that is not the worker's
             pass
         try:
-            while self._thread is own and not self._ending:
+            while self._thread is own and not self.ending:
                 self._woken.clear()
                 due = [job for job in self._jobs if job.due_in() <= 0]
                 if due:
                     due[0].do(due[0].work)
-                elif not self._ending:
+                elif not self.ending:
                     self._woken.wait(min([_LOOK_SECONDS, *(job.due_in() for job in self._jobs)]))
             for job in self._jobs if self._thread is own else ():
                 if job.last is not None:
                     job.do(job.last)
         finally:  # whatever ended it: the next request starts another
-            if self._thread is own and not self._ending:
+            if self._thread is own and not self.ending:
                 self._thread, self.pid = None, 0
 
 
@@ -177,13 +178,14 @@ receivers_worker = Worker("receivers", "receivers")
 
 
 def end(**_: object) -> None:
-    """Have the threads do each job once more, and wait for them, two seconds at most."""
+    """Have the threads do each job once more, and wait for them, two seconds at most; called again, do nothing."""
     if forks.pid != getpid():
         forks.check()
     until = time.monotonic() + _EXIT_SECONDS
-    for worker in (database_worker, redis_worker, receivers_worker):
+    told = [worker for worker in (database_worker, redis_worker, receivers_worker) if not worker.ending]
+    for worker in told:
         worker.tell()
-    for worker in (database_worker, redis_worker, receivers_worker):
+    for worker in told:
         worker.wait(until - time.monotonic())
 
 

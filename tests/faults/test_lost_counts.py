@@ -17,7 +17,7 @@ import redis
 
 from django_ratequota.testing.embedded import VARIABLE
 from tests.enforcement.test_propagation import Process, environment, migrated  # noqa: F401 - fixtures
-from tests.support.properties import thorough_after
+from tests.support.properties import scaled, thorough_after
 
 from . import poll
 from .cluster import Cluster
@@ -213,6 +213,29 @@ def test_nothing_is_lost_after_the_command_checkpoint(
         assert crowd.used == used_of(redis_client.get(key))
     finally:
         crowd.close()
+
+
+def test_a_process_that_ends_while_redis_hangs_writes_its_counts_in_two_seconds(
+    environment: dict[str, str],  # noqa: F811
+    node: Node,
+) -> None:
+    """As a child of ``multiprocessing`` it waited once for each thread."""
+    process, other = (Process({**environment, VARIABLE: node.url}) for _ in range(2))
+    try:
+        settings = {**SETTINGS, "TIMEOUT": 5, "CHECKPOINT_SECONDS": 3600, "STATISTICS_SECONDS": 3600}
+        process.run(f"from django.test import override_settings; override_settings(RATEQUOTA={settings!r}).enable()")
+        process.run("User.objects.create(username='alice')")
+        process.run("RatePolicy.objects.create(rates='1000/month, 10 concurrent')")
+        for _ in range(10):
+            assert process.check()["error"] == ""
+        node.freeze()
+        took = process.end()
+        print(f"\nended after {took:.2f} s")
+        assert took < 2 + scaled(1)
+        assert other.run(USED) == 10
+    finally:
+        process.close()
+        other.close()
 
 
 def hourly() -> Any:
