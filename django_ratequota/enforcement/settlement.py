@@ -68,7 +68,7 @@ def _unanswered(request: LimitRequest, now_us: int, reason: str) -> Decision:
     charges = Charges()
     if request.mode == "charge":
         units = zip(request.buckets, request.units(), strict=True)
-        charges = Charges(Charge(bucket, taken, now_us, level_us=0, share=1) for bucket, taken in units if taken)
+        charges = Charges(Charge(bucket, taken, now_us, level_us=0) for bucket, taken in units if taken)
     return Decision(allowed=True, error=reason, _charges=charges)
 
 

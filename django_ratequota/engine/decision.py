@@ -39,6 +39,8 @@ class Charged(NamedTuple):
     at_us: int
     #: How long after that each bucket would have been full again (µs); same order and length as the buckets.
     levels_us: tuple[int, ...]
+    #: Units charged to each bucket, except those refunded since.
+    units: int
 
 
 class LimitRequest(NamedTuple):
@@ -80,7 +82,9 @@ class LimitRequest(NamedTuple):
 
         buckets = tuple([self.buckets[at] for at in places])
         costs = tuple([self.costs[at] for at in places]) if self.costs else ()
-        charged = self.charged and Charged(self.charged.at_us, tuple([self.charged.levels_us[at] for at in places]))
+        charged = self.charged
+        if charged:
+            charged = charged._replace(levels_us=tuple([charged.levels_us[at] for at in places]))
         return self._replace(buckets=buckets, costs=costs, charged=charged)
 
 
@@ -100,21 +104,19 @@ class Charge:
     units: int
     #: When it was charged (µs), by the clock of the counters.
     at_us: int
-    #: µs from then until the bucket would have been full again. The oldest units drain first, so these drain last.
+    #: µs from then until the bucket would have been full again, and these units have drained.
     level_us: int
-    #: Processes that divide the limit, each with its own counter; 1 = the store counts for all.
-    share: int
     #: Charged by ``Decision.charge`` after the check: for work that was done, so no later refusal refunds it.
     settled: bool = False
 
     def take(self, units: int) -> None:
-        """Subtract refunded units; the rest drains that much earlier."""
+        """Subtract refunded units; in a queue the rest drains that much earlier, in a bucket at the same pace."""
+        rate, before = self.bucket.rate, self.units
         self.units -= units
-        rate = self.bucket.rate
         if self.bucket.queued:
             self.level_us -= units * rate.interval_us
         elif rate.algorithm in BURST_ALGORITHMS:
-            self.level_us = max(0, self.level_us - units * self.share * rate.period_us // rate.limit)
+            self.level_us = self.level_us * self.units // before
 
 
 class Charges(list[Charge]):
@@ -154,8 +156,6 @@ class Decision:
     error: str = ""
     #: Finds the refusal in the admin; 10 letters and digits on a refusal that was recorded, else "".
     refusal_id: str = ""
-    # Processes that divide the limits, see ``Charge``.
-    _share: int = field(default=1, repr=False, compare=False)
     #: The request's slots of concurrent buckets; None = it has taken none.
     slots: Slots | None = field(default=None, repr=False, compare=False)
     # The counters of its own check, where the request's earlier checks add statuses; None = all.
@@ -372,7 +372,7 @@ def charges_of(decision: Decision) -> Charges:
     """Return what the decision charged, the newest last; always the same list. A slot is no charge."""
     if decision._charges is None:
         charges = (
-            Charge(status.bucket, units, decision.at_us, status.reset_after_us, decision._share)
+            Charge(status.bucket, units, decision.at_us, status.reset_after_us)
             for status, units in zip(decision.statuses, decision._units, strict=False)
             if units and status.allowed and not status.bucket.rate.concurrent
         )
@@ -383,18 +383,19 @@ def charges_of(decision: Decision) -> Charges:
 def take(charges: Sequence[Charge], units: int) -> list[LimitRequest]:
     """Take ``units`` from each bucket's charges, the newest first; one refund for what was charged together."""
     left: dict[object, int] = {}
-    together: dict[tuple[int, int, int], list[tuple[Bucket, int]]] = {}
+    together: dict[tuple[int, int, int, int], list[tuple[Bucket, int]]] = {}
     for charge in reversed(charges):
         wanted = left.get(charge.bucket.counter, units)
         taken = min(wanted, charge.units)
         if taken:
-            together.setdefault((charge.at_us, taken, wanted), []).append((charge.bucket, charge.level_us))
+            terms = charge.at_us, taken, wanted, charge.units
+            together.setdefault(terms, []).append((charge.bucket, charge.level_us))
             charge.take(taken)
             left[charge.bucket.counter] = wanted - taken
     requests = []
-    for (at_us, taken, _), of in together.items():
+    for (at_us, taken, _, charged), of in together.items():
         buckets, levels_us = zip(*of, strict=True)
-        requests.append(LimitRequest("refund", buckets, taken, charged=Charged(at_us, levels_us)))
+        requests.append(LimitRequest("refund", buckets, taken, charged=Charged(at_us, levels_us, charged)))
     return requests
 
 

@@ -88,10 +88,11 @@ class _Counter(ABC):
 
 
 class _Took(NamedTuple):
-    """One bucket's part of a charge that is refunded: when it was made, and until when it was counted."""
+    """One bucket's part of a charge that is refunded: when it was made, until when it was counted, and its units."""
 
     at: int
     until: int
+    units: int
 
 
 class _FixedWindow(_Counter):
@@ -240,8 +241,10 @@ class _Meter(_Counter):
 
     def refund(self, units: int, took: _Took | None) -> None:
         level = held = max(0, self.level - (self.now - self.since) * self.written)
-        if took:  # the oldest units drain first, so these are the last to drain
-            held = (took.until - took.at) * self.limit - (self.now - took.at) * max(self.limit, self.written)
+        if took:
+            passed, lasts = max(0, self.now - took.at), took.until - took.at
+            pace = -(-took.units * self.period // max(1, lasts)) + max(0, self.written - self.limit)
+            held = took.units * self.period - passed * pace if passed < lasts else 0
             if self.edited:  # which left no more of them
                 size = self.size if self.written < self.limit else max(self.size, self.capacity)
                 held = min(held, size * self.period)
@@ -407,9 +410,7 @@ class Memory:
                     self._keep(counter)
                 statuses.append(self._status(counter, bucket, passed[at], wait, now))
         cost, units = (request.cost, costs) if allowed and mode in CHARGING else (0, ())
-        decision = Decision(
-            allowed, tuple(statuses), now, request.revision or 0, request.settler, cost, units, _share=self._share
-        )
+        decision = Decision(allowed, tuple(statuses), now, request.revision or 0, request.settler, cost, units)
         decision.error = self.error
         return decision
 
@@ -507,10 +508,11 @@ class Memory:
 
     def _settle(self, counter: _Counter, request: LimitRequest, at: int, cost: int) -> None:
         """Charge or refund the ``cost`` of the bucket in place ``at``."""
-        units, charged = cost * self._share, request.charged
+        units, took = cost * self._share, request.charged
         if request.mode == "refund":
-            took = charged and _Took(charged.at_us, charged.at_us + charged.levels_us[at])
-            counter.refund(units, took)
+            counter.refund(
+                units, took and _Took(took.at_us, took.at_us + took.levels_us[at], took.units * self._share)
+            )
         elif request.mode != "peek":
             counter.charge(units)
 

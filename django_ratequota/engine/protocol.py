@@ -17,7 +17,7 @@ from ..exceptions import InvalidBucket, NewerRevision, StoreError
 from ..store.base import Store
 from ..store.commands import Command, Script, ScriptCall
 from .calendar_windows import calendar_window
-from .decision import CHARGING, Decision, LimitRequest, Steps
+from .decision import CHARGING, Charged, Decision, LimitRequest, Steps
 from .keys import bucket_key, revision_key, window_key
 from .scripts import DECIDE, PUBLISH, RAISE, RELEASE, RENEW
 from .slots import HeldSlot, Lease
@@ -64,7 +64,7 @@ class ScriptBackend:
         Raises ``NewerRevision``, ``InvalidBucket`` and ``StoreError``.
         """
         mode, buckets, charged = request.mode, request.buckets, request.charged
-        units, levels_us = request.units(), charged.levels_us if charged else ()
+        units = request.units()
         prepared = prepare(self._prefix, self._zone, buckets)
         # The windows of a refund are those of its charge, whatever the time.
         clock, at_us = self._clock, charged.at_us if charged else self.now_us
@@ -72,7 +72,7 @@ class ScriptBackend:
         since_us, restore = charged.at_us if charged else request.wait_us, request.restore
         for _ in range(3):
             header = (mode, clock() if clock else 0, known, since_us)
-            terms = header, units, levels_us, restore is not None, request.slot
+            terms = header, units, charged, restore is not None, request.slot
             command, windows_us = prepared.command(terms, at_us)
             numbers = read_reply((yield command), len(buckets))
             outcome, allowed, now_us, stored = numbers[:4]
@@ -176,9 +176,9 @@ class ScriptBackend:
 
 
 #: What a command is built for: the script's first arguments (mode, clock in µs, the caller's revision, a time in µs),
-#: the cost of each bucket, how long after its charge each was full again (µs; empty = not known), whether no durable
-#: count may be missing, and the slot of its concurrent buckets: its id, and how long its lease is (µs).
-Terms = tuple[tuple[object, ...], tuple[int, ...], tuple[int, ...], bool, tuple[int, int] | None]
+#: the cost of each bucket, the charge that is refunded (None = not known), whether no durable count may be missing,
+#: and the slot of its concurrent buckets: its id, and how long its lease is (µs).
+Terms = tuple[tuple[object, ...], tuple[int, ...], Charged | None, bool, tuple[int, int] | None]
 
 
 class _Sent(NamedTuple):
@@ -219,12 +219,12 @@ class CheckCommand:
         return keys
 
     def _build(self, made_for: Terms, now_us: int) -> _Sent:
-        header, units, levels_us, complete, slot = made_for
+        header, units, charged, complete, slot = made_for
         since_us, until_us, windows_us = 0, _FOREVER, list[int]()
         args: list[object] = [*header]
         for at, (bucket, cost) in enumerate(zip(self._buckets, units, strict=True)):
             rate, start, finish = bucket.rate, 0, 0
-            algorithm, period_us, past = rate.algorithm, rate.period_us, levels_us[at] if levels_us else 0
+            algorithm, period_us, past = rate.algorithm, rate.period_us, charged.levels_us[at] if charged else 0
             if rate.calendar:
                 start, finish, _ = calendar_window(rate.calendar, now_us, self._zone, bucket.anchor)
                 since_us, until_us = max(since_us, start), min(until_us, finish)
@@ -234,8 +234,9 @@ class CheckCommand:
             elif rate.concurrent and slot is not None:
                 past, period_us = slot
             windows_us.append(finish - start or rate.period_us)
-            enforced = 1 if bucket.mode == "enforce" else 0
-            args += (algorithm, rate.limit, period_us, rate.capacity, enforced, start, finish, cost, past)
+            # No bucket refuses a refund.
+            fifth = charged.units if charged else int(bucket.mode == "enforce")
+            args += (algorithm, rate.limit, period_us, rate.capacity, fifth, start, finish, cost, past)
         keys = self.keys_at(now_us)
         if header[2] != NO_REVISION:
             keys = [self._revision_key, *keys]

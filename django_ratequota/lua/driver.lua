@@ -4,11 +4,11 @@
 -- ARGV    [1] mode: check, peek, charge, refund, acquire   [2] clock (µs; 0 = the server's TIME)
 --         [3] the caller's revision (-1 = none)
 --         [4] longest wait that acquire may book (µs); for a refund, when its units were charged (0 = unknown)
---         then nine per bucket: algorithm, limit, period (µs), burst, enforced (1, or 0 = log only),
---         window start and finish (µs; 0 0 = none), cost (units), and: of a calendar window whether its count is
---         durable (0; 1 = yes, 2 = yes, and "missing" is to be the reply where there is no key); of a concurrent one
---         the id of the slot (0 = none); else for a refund of a known charge, how long after it the bucket was full
---         again (µs).
+--         then nine per bucket: algorithm, limit, period (µs), burst, enforced (1, or 0 = log only; for a refund of a
+--         known charge, its units), window start and finish (µs; 0 0 = none), cost (units), and: of a calendar window
+--         whether its count is durable (0; 1 = yes, 2 = yes, and "missing" is to be the reply where there is no key);
+--         of a concurrent one the id of the slot (0 = none); else for a refund of a known charge, how long after it
+--         the bucket was full again (µs).
 -- Returns whole numbers as one string, 8 bytes each, big-endian: parsing a list costs the caller more than the call.
 --         {1, allowed, now, revision, then five per bucket: passed, remaining, retry after, reset after, next after}
 --         (µs; retry after is 0 when passed, -1 when waiting cannot help; for acquire it is the booked wait; next
@@ -107,7 +107,7 @@ for i = 1, count do
     b.durable = past > 0
     missing = missing or past > 1 and not values[first + i]
   elseif known then
-    b.since, b.level = patience, past
+    b.since, b.level, b.units = patience, past, number(at + 5, 0)
   elseif past > 0 then
     b.id = past
   end

@@ -8,8 +8,9 @@
 -- Edited  Until the next charge, usage drains by the faster of the two limits, and counts as at most one full
 --         bucket, the larger of the two. A charge under the slower limit cuts it to one of its own buckets.
 --         So nobody waits longer than the longer of the two rates' times from empty to full.
--- Refund  takes the part of the charge that has not drained: the oldest units drain first, so its own are the last of
---         the b.level µs. Without b.level, takes the newest units.
+-- Refund  takes what has not drained of the charge. Its b.units drain evenly in b.level µs, as its share of all that
+--         drains, so that overlapping refunds mint at most one bucket. If the oldest units drained first, a refund
+--         would need to know what others have taken of older ones. Without b.level, takes the newest units.
 --         It is no usage under the caller's rate, so the state stays under the rate that it was written under.
 -- Exact   while burst * period in µs stays below 2^53 (100,000/day, 2,500,000/hour), as all numbers are then
 --         whole; beyond that the error stays far below a microsecond's refill.
@@ -60,7 +61,9 @@ end
 local function without(b, units)
   local used, limit, held = b.used, b.limit, b.used
   if b.level then
-    held = b.level * limit - (b.at - b.since) * math.max(limit, b.written or 0)
+    local passed, pace = math.max(0, b.at - b.since), b.units * b.period / b.level
+    pace = pace + -pace % 1 + math.max(0, (b.written or 0) - limit)
+    held = passed < b.level and b.units * b.period - passed * pace or 0
     if b.written then -- an edit left no more of it
       held = math.min(held, (b.written < limit and b.size or math.max(b.size, b.burst)) * b.period)
     end

@@ -59,6 +59,71 @@ def test_a_log_s_refund_is_of_the_request_that_was_charged(
     assert redis_client.keys("rqtest:*") == []
 
 
+# --- Overlapping. ---
+
+
+def fill(limiter: Limiter, asked: Bucket) -> int:
+    """Reserve all whole units that are free; returns how many."""
+    free = left(limiter, asked)
+    return free if limiter.check([asked], free).allowed else 0
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_overlapping_refunds_return_their_share_of_what_has_not_drained(
+    either: Limiter, clock: Clock, algorithm: str
+) -> None:
+    """15 of 10 units were counted at once: the second refund returned units that had drained unnoticed."""
+    asked = bucket(f"10/min {algorithm}")
+    first, second = either.check([asked], 5), either.check([asked], 5)
+    first.refund(5)
+    clock.advance(30)
+    counted = fill(either, asked)
+    second.refund(5)
+    assert counted + fill(either, asked) == (12 if algorithm in METERS else 10)
+
+
+@pytest.mark.parametrize("meter", METERS)
+def test_overlapping_refunds_never_admit_more_than_another_bucket_at_once(
+    either: Limiter, clock: Clock, meter: str
+) -> None:
+    """Reservations were worth their units up to a minute, and renewed after it: five minutes of them were one burst.
+
+    Each is made on top of another, which is refunded at once, so it seems to drain last.
+    """
+    asked = bucket(f"10/min {meter}")
+    held: list[tuple[int, Decision]] = []
+
+    def reserve() -> None:
+        if room := left(either, asked):
+            below = either.check([asked], room - 1)
+            held.append((clock.now_us, either.check([asked])))
+            below.refund(10)
+
+    for _ in range(50):
+        while held and clock.now_us - held[0][0] >= 50 * SECOND:
+            held.pop(0)[1].refund(1)
+            reserve()
+        reserve()
+        clock.advance(6)
+    burst = fill(either, asked)
+    for _, decision in held:
+        decision.refund(1)
+        burst += fill(either, asked)
+    assert burst <= 20
+
+
+@pytest.mark.parametrize("meter", METERS)
+def test_units_used_pay_first_for_what_has_drained(either: Limiter, clock: Clock, meter: str) -> None:
+    """Two of five units have drained, and two were used: the other three come back."""
+    asked = bucket(f"10/min {meter}")
+    either.check([asked], 5)
+    decision = either.check([asked], 5)
+    clock.advance(24)
+    assert left(either, asked) == 4
+    decision.settle(2)
+    assert left(either, asked) == 7
+
+
 # --- Its own units only. ---
 
 

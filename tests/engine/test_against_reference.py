@@ -157,7 +157,7 @@ class Walk(RuleBasedStateMachine):
                 if rate.counts == "requests":
                     expected.append(Outcome.of(status))  # as it was at the check
                     continue
-                model.give_back(rate, now, units, Charged(decision.at_us, status.reset_after_us))
+                model.give_back(rate, now, units, Charged(decision.at_us, status.reset_after_us, decision.cost))
                 if rate.calendar and status.reset_after_us <= now - decision.at_us:  # the window is over
                     remaining, reset, more = model.free(rate, decision.at_us), 0, None
                 else:

@@ -230,7 +230,7 @@ class TestCounters:
                     decision = getattr(limiter, verb)([victim, other])
                     is_sane(decision)
                     assert not decision.allowed
-            charged = Charged(limiter.now_us - 10, (10**6,))
+            charged = Charged(limiter.now_us - 10, (10**6,), 2)
             limiter.decide(LimitRequest(mode="refund", buckets=(victim,), cost=2, charged=charged))
         limiter.reset([victim])
         assert [limiter.check([victim], cost=10).allowed for _ in range(2)] == [True, False]

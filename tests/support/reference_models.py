@@ -11,8 +11,8 @@ the first at which more units are free. Where a formula is silent, the rules are
 * an edited rate: units used are kept. token_bucket, leaky_bucket and gcra hold the larger of both capacities at most,
   and drain by the faster limit until the next charge; a charge under the slower limit leaves its capacity at most.
   A queue's last slot stays where it is, and what has been saved up since then counts by the present rate;
-* a refund of a known charge: takes of its units what has not drained or expired, the oldest first; and no slot of a
-  queue behind which another one, still ahead, is booked.
+* a refund of a known charge: takes of its units what has not expired. In a bucket they drain evenly, until the bucket
+  would have been full again. No slot of a queue is given back behind which another one, still ahead, is booked.
 """
 
 from __future__ import annotations
@@ -62,10 +62,11 @@ def first_instant(holds: Callable[[int], bool], now: int, hint: int) -> int:
 
 
 class Charged(NamedTuple):
-    """When units were charged, and how long after that their bucket would have been full again (µs)."""
+    """When units were charged, how long after that their bucket would have been full again (µs), and how many."""
 
     at: int
     level: int
+    units: int
 
 
 class Model(ABC):
@@ -327,7 +328,9 @@ class Meter(Model):
 
     def give_back(self, rate: Rate, now: int, units: int, charged: Charged) -> None:
         passed = max(self.drained, now) - charged.at
-        left = charged.level * Fraction(rate.limit, rate.period_us) - passed * self.drain(rate)
+        # Its share of what drains, rounded up to whole units in a period.
+        share = ceil(Fraction(charged.units * rate.period_us, charged.level))
+        left = charged.units - passed * (Fraction(share - rate.limit, rate.period_us) + self.drain(rate))
         if self.rate and (self.rate.limit, self.rate.capacity) != (rate.limit, rate.capacity):
             slower = self.rate.limit < rate.limit
             left = min(left, Fraction(self.rate.capacity if slower else max(self.rate.capacity, rate.capacity)))
