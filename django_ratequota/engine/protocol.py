@@ -234,9 +234,9 @@ class CheckCommand:
             elif rate.concurrent and slot is not None:
                 past, period_us = slot
             windows_us.append(finish - start or rate.period_us)
-            # No bucket refuses a refund.
-            fifth = charged.units if charged else int(bucket.mode == "enforce")
-            args += (algorithm, rate.limit, period_us, rate.capacity, fifth, start, finish, cost, past)
+            # No bucket refuses a refund, which needs the units of its charge instead.
+            enforced = charged.units if charged else int(bucket.mode == "enforce")
+            args += (algorithm, rate.limit, period_us, rate.capacity, enforced, start, finish, cost, past)
         keys = self.keys_at(now_us)
         if header[2] != NO_REVISION:
             keys = [self._revision_key, *keys]
