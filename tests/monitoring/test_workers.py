@@ -232,6 +232,7 @@ def sent(redis_client: redis.Redis, fresh_policies: None, settings: Any) -> Iter
 @pytest.mark.usefixtures("checkpointing")  # else no outage is written
 def test_a_request_has_its_decision_and_a_report_sent(sent: Callable[..., None], redis_client: redis.Redis) -> None:
     collector.clear()  # what other tests have recorded
+    outages.clear()
     redis_client.set(f"{workers_key('rqtest')}", "no sorted set, so that reports fail")
     sent(0.01)
     check_request(request_from())
