@@ -34,6 +34,7 @@ def add_verbs(verbs: Any) -> None:
     into.add_argument("file", metavar="FILE", help="YAML or JSON file as written by export. - = standard input.")
     into.add_argument("--dry-run", action="store_true", help="Show the changes without making them.")
     into.add_argument("--prune", action="store_true", help="Delete objects that the sections of the file leave out.")
+    into.add_argument("--only-new", action="store_true", help="Create objects that are missing and change no others.")
     into.add_argument("--reason", default="", help="Reason for the history.")
     text = "Undo a change that was made in the admin, by an import or by a bulk action."
     back = verbs.add_parser("undo", run=undo, help=text)
@@ -60,10 +61,13 @@ def export_file(command: BaseCommand, options: dict[str, Any]) -> None:
 def import_file(command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     """Import a file, or print its problems; raises ``CommandError``."""
     name = "<stdin>" if options["file"] == "-" else options["file"]
+    only_new = options["only_new"]
+    if only_new and options["prune"]:
+        raise CommandError("--only-new deletes no objects. Write it without --prune, or --prune alone.")
     try:
         text = decode(_bytes(options["file"]))
         with changed_by(None, options["reason"]) as save:
-            diff = apply_file(text, prune=options["prune"], dry_run=options["dry_run"])
+            diff = apply_file(text, prune=options["prune"], only_new=only_new, dry_run=options["dry_run"])
     except InvalidFile as error:
         count = len(error.problems)
         for number, path, message in error.problems[:SHOWN]:
@@ -76,13 +80,14 @@ def import_file(command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     yield from diff.lines()
     created, changed, deleted = (len(diff.of(verb)) for verb in ("create", "change", "delete"))
     if not diff.changes:
-        yield f"No changes, because the database equals {name}"
+        reason = f"has all objects of {name}" if only_new else f"equals {name}"
+        yield f"No changes, because the database {reason}"
     elif options["dry_run"]:
         yield f"Dry run: {created} to create, {changed} to change, {deleted} to delete. No changes were made."
     else:
         yield f"{created} created, {changed} changed, {deleted} deleted"
     kept = [f"{count} {kind.singular if count == 1 else kind.name}" for kind, count in diff.unnamed.items() if count]
-    if kept:
+    if kept and not only_new:
         yield f"Kept although the file does not contain them: {', '.join(kept)}. Delete them with --prune."
     if diff.changes and not options["dry_run"]:
         yield f"To undo it: manage.py ratequota undo {save.change_id}"

@@ -18,8 +18,8 @@ from ..utils.escaping import one_line
 from .document import isoformat_utc
 from .export import load
 from .parser import parse
-from .schema import PLANS, REFERRED, SECTIONS, Item, Section, Values, by_identity, model_value
-from .validator import check
+from .schema import PLANS, REFERRED, SECTIONS, Section, Values, model_value
+from .validator import check, pairs
 
 _EMPTY = (None, "", ())
 
@@ -33,6 +33,8 @@ class Change:
     pk: Any = None
     before: Values | None = None
     after: Values | None = None
+    #: The object stays as it is, because of ``only_new``.
+    left: bool = False
 
     @property
     def new_values(self) -> Values:
@@ -49,8 +51,12 @@ class Change:
         """Return the change in words: one line per changed field."""
         title = self.section.title(self.before or self.after or {})
         if self.before and self.after:
-            texts = {name: f"{_text(self.before[name])} -> {_text(value)}" for name, value in self.new_values.items()}
-            return [f"~ {title}: {name} {text}" for name, text in texts.items()]
+            sign, template = ("=", "{} (file: {})") if self.left else ("~", "{} -> {}")
+            texts = {
+                name: template.format(_text(self.before[name]), _text(value))
+                for name, value in self.new_values.items()
+            }
+            return [f"{sign} {title}: {name} {text}" for name, text in texts.items()]
         values = self.section.without_defaults(self.before or self.after or {})
         own = {name: value for name, value in values.items() if name not in self.section.identity}
         fields = ", ".join(f"{name} {_text(value)}" for name, value in own.items() if value not in _EMPTY)
@@ -65,10 +71,12 @@ class Diff:
     changes: list[Change] = field(default_factory=list)
     #: How many stored objects the file's sections leave out; without ``prune`` they stay.
     unnamed: dict[Section, int] = field(default_factory=dict)
+    #: The changes that ``only_new`` leaves out.
+    left: list[Change] = field(default_factory=list)
 
     def lines(self) -> Iterator[str]:
-        """Yield the changes in words."""
-        for change in self.changes:
+        """Yield the changes in words, those left out first."""
+        for change in (*self.left, *self.changes):
             yield from change.lines()
 
     def of(self, verb: str, section: Section | None = None) -> list[Change]:
@@ -76,39 +84,35 @@ class Diff:
         return [one for one in self.changes if one.verb == verb and section in (None, one.section)]
 
 
-def apply_file(text: str, *, prune: bool = False, dry_run: bool = False) -> Diff:
+def apply_file(text: str, *, prune: bool = False, only_new: bool = False, dry_run: bool = False) -> Diff:
     """Import the text of a file; returns what that changed, or with ``dry_run`` would change.
 
-    ``prune`` deletes the objects that the file's sections leave out. Raises ``InvalidFile`` with all problems of the
-    file; then nothing has changed.
+    ``prune`` deletes the objects that the file's sections leave out; ``only_new`` creates objects and changes none.
+    Raises ``InvalidFile`` with all problems of the file; then nothing has changed.
     """
     using = policy_alias(Plan)
     if dry_run:
-        return _compare(text, prune, using)[0]
+        return _compare(text, prune, only_new, using)[0]
     with saving(Plan):
-        diff, users = _compare(text, prune, using, lock=True)
+        diff, users = _compare(text, prune, only_new, using, lock=True)
         _write(diff, users, using)
     return diff
 
 
-def _compare(text: str, prune: bool, using: str, lock: bool = False) -> tuple[Diff, dict[str, Any]]:
+def _compare(text: str, prune: bool, only_new: bool, using: str, lock: bool = False) -> tuple[Diff, dict[str, Any]]:
     """Return what the file would change, and the primary keys of its users by login name; raises ``InvalidFile``."""
     items, problems = parse(text)
     # Deleting a plan, endpoint or list deletes what refers to it.
     stored = load(SECTIONS if prune else {*items, *REFERRED.values()}, using, lock)
-    found, users = check(items, stored, prune, using)
+    found, users = check(items, stored, prune, only_new, using)
     problems += found
     if problems:
         raise InvalidFile(sorted(problems, key=lambda problem: problem.line))
     diff = Diff()
     deleted: set[tuple[str, Any]] = set()
     for section, rows in stored.items():
-        entries = by_identity(section, items)
-        # In their order, because of policies that are equals the last one wins.
-        pairs: list[tuple[Item, Item]] = []
-        for key, same in by_identity(section, stored).items():
-            pairs += zip(same, entries.get(key, ()), strict=False)
-        kept, used = {row.pk for row, _item in pairs}, {item.path for _row, item in pairs}
+        known = list(pairs(section, stored, items))
+        kept, used = {row.pk for row, _item in known}, {item.path for _row, item in known}
         extra = [row for row in rows if row.pk not in kept]
         if section not in items or not prune:
             if section in items:
@@ -116,9 +120,10 @@ def _compare(text: str, prune: bool, using: str, lock: bool = False) -> tuple[Di
             extra = [row for row in extra if not deleted.isdisjoint(row.values.items())]
         deleted |= {(section.singular, row.values[section.identity[0]]) for row in extra}
         diff.changes += [Change(section=section, pk=row.pk, before=row.values) for row in extra]
-        for row, item in pairs:
+        for row, item in known:
             if row.values != item.values:
-                diff.changes.append(Change(section=section, pk=row.pk, before=row.values, after=item.values))
+                change = Change(section=section, pk=row.pk, before=row.values, after=item.values, left=only_new)
+                (diff.left if only_new else diff.changes).append(change)
         new = (item.values for item in items.get(section, ()) if item.path not in used)
         diff.changes += [Change(section=section, after=values) for values in new]
     return diff, users

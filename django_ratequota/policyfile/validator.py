@@ -17,7 +17,9 @@ from .schema import POLICIES, REFERRED, Item, Items, Section, by_identity, file_
 _Known = dict[str, dict[str, int]]
 
 
-def check(items: Items, stored: Items, prune: bool, using: str) -> tuple[list[FileProblem], dict[str, Any]]:
+def check(
+    items: Items, stored: Items, prune: bool, only_new: bool, using: str
+) -> tuple[list[FileProblem], dict[str, Any]]:
     """Bring the entries into canonical form.
 
     Returns their problems, and the primary keys of the users by the name they log in with.
@@ -43,9 +45,21 @@ def check(items: Items, stored: Items, prune: bool, using: str) -> tuple[list[Fi
             if item.bad or not any(row.values == item.values for row in equals):
                 problems += _validate(item)
         named = by_identity(section, items)
-        stay = [] if prune else [row for key, same in rows.items() if key not in named for row in same]
-        problems += _conflicts(section, entries, stay)
+        stay = (key for key in rows if not prune and (only_new or key not in named))
+        left = {item.path for _row, item in pairs(section, stored, items)} if only_new else set()
+        written = [item for item in entries if item.path not in left]
+        problems += _conflicts(section, written, (row for key in stay for row in rows[key]))
     return problems, {name: pks[0] for name, pks in users.items()}
+
+
+def pairs(section: Section, stored: Items, items: Items) -> Iterator[tuple[Item, Item]]:
+    """Yield each stored object that has an entry with that entry.
+
+    In their order, because of policies that are equals the last one wins.
+    """
+    entries = by_identity(section, items)
+    for key, same in by_identity(section, stored).items():
+        yield from zip(same, entries.get(key, ()), strict=False)
 
 
 def _missing(item: Item, known: _Known, pruned: set[str]) -> Iterator[FileProblem]:
@@ -90,7 +104,7 @@ def _conflicts(section: Section, entries: Iterable[Item], stay: Iterable[Item]) 
     """Yield problems of entries that share what is unique with an entry above them, or with a row that stays."""
     holders: dict[tuple[str, Any], str] = {}
     for row in stay:
-        holder = f"by {section.singular} {show(row.values[section.identity[0]])}, which this file does not contain"
+        holder = f"by {section.singular} {show(row.values[section.identity[0]])}, which this import does not change"
         holders |= dict.fromkeys(section.unique_values(row.values), holder)
     for item in entries:
         here = f"by {item.path} at line {item.line}"

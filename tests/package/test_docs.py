@@ -58,6 +58,7 @@ _RUN_BY = {
     "howto/channels.md": "package/test_caller_pages.py",
     "howto/costs.md": "package/test_caller_pages.py",
     "howto/outbound.md": "package/test_caller_pages.py",
+    "howto/own-columns.md": "package/test_own_limits.py",
     "howto/saas.md": "package/test_saas.py",
     "metrics.md": "package/test_client_pages.py",
     "migrating.md": "package/test_migrating.py",

@@ -14,7 +14,7 @@ from django.test.utils import CaptureQueriesContext
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange
 from django_ratequota.policyfile import apply_file
 from django_ratequota.runtime import default_limiter
-from tests.policyfile.examples import SAMPLE, export
+from tests.policyfile.examples import SAMPLE, export, refused
 from tests.support.commands import run
 from tests.support.requests import check_from
 
@@ -75,6 +75,73 @@ def test_plans_swap_names_and_defaults(names: str, defaults: tuple[str, str, str
     }
     assert recorded == {slug: (before[slug], expected[slug]) for slug in before if before[slug] != expected[slug]}
     assert PolicyChange.objects.count() - history == len(recorded)
+
+
+NEWER = (
+    SAMPLE.replace("10/min", "20/min")
+    .replace("    cost: 2\n", "")
+    .replace("name: Pro", "name: Gold")
+    .replace("policies:\n", "policies:\n  - endpoint: search\n    rates: 1/s\n    plan: pro\n    counted_per: ip\n")
+)
+
+
+def test_only_new_leaves_what_operators_have_changed(sample: None, file: Any, published: list[int | None]) -> None:
+    name, before, history = file(NEWER), export(), PolicyChange.objects.count()
+    left = """\
+= plan pro: name Pro (file: Gold)
+= endpoint search: cost 2 (file: 1)
+= policy free × search: rates 10/min (file: 20/min)
+"""
+    added = "+ policy pro × search per ip: rates 1/s\n"
+    published.clear()
+    dry = run("import", name, "--only-new", "--dry-run")
+    assert dry == f"{left}{added}Dry run: 1 to create, 0 to change, 0 to delete. No changes were made.\n"
+    assert (export(), PolicyChange.objects.count(), published) == (before, history, [])
+    lines = run("import", name, "--only-new", "--reason", "release 2")
+    change = PolicyChange.objects.order_by("pk").last()
+    undo = f"To undo it: manage.py ratequota undo {change.change_id}\n"
+    assert lines == f"{left}{added}1 created, 0 changed, 0 deleted\n{undo}"
+    assert (change.action, change.reason, PolicyChange.objects.count()) == ("create", "release 2", history + 1)
+    assert len(published) == 1
+    added_entry = "  - endpoint: search\n    plan: pro\n    counted_per: ip\n    rates: 1/s\n"
+    assert export() == before + added_entry
+    again = run("import", name, "--only-new")
+    assert again == f"{left}No changes, because the database has all objects of {name}\n"
+    assert (PolicyChange.objects.count(), len(published)) == (history + 1, 1)
+
+
+@pytest.mark.parametrize("form", ["yaml", "json"])
+def test_only_new_creates_deleted_objects_again(sample: None, file: Any, form: str) -> None:
+    before = export(form, assignments=True)
+    name = file(before)
+    Plan.objects.get(slug="pro").delete()
+    Endpoint.objects.get(name="reports").delete()
+    assert run("import", name, "--only-new").splitlines()[-2] == "5 created, 0 changed, 0 deleted"
+    assert export(form, assignments=True) == before
+
+
+def test_only_new_compares_unique_values_with_what_stays(sample: None, file: Any) -> None:
+    text = "version: 1\nplans:\n- {slug: free, name: Free, default_for: authenticated}\n"
+    Plan.objects.filter(slug="free").update(name="Basic", default_for="")
+    Plan.objects.filter(slug="pro").update(name="Free", default_for="authenticated")
+    assert not apply_file(text, only_new=True).changes
+    text += "- {slug: basic, name: Basic}\n- {slug: team, name: Team, default_for: authenticated}\n"
+    assert refused(text, only_new=True) == [
+        "4: plans[1].name: is already used by plan 'free', which this import does not change. "
+        "Change one or merge them",
+        "5: plans[2].default_for: is already used by plan 'pro', which this import does not change. "
+        "Change one or merge them",
+    ]
+
+
+def test_only_new_validates_entries_that_exist(sample: None) -> None:
+    assert len(refused("version: 1\npolicies:\n- {plan: free, endpoint: search, rates: x}\n", only_new=True)) == 1
+
+
+def test_only_new_refuses_prune(sample: None, file: Any) -> None:
+    with pytest.raises(CommandError, match="Write it without --prune, or --prune alone"):
+        run("import", file("version: 1\nplans: []\n"), "--only-new", "--prune")
+    assert Plan.objects.count() == 2
 
 
 def test_compared_rows_are_locked(sample: None) -> None:
