@@ -31,8 +31,8 @@ from ..policies.facts import NOBODY, PlanFacts
 from ..policies.matching import NO_METHOD, match_endpoints
 from ..policies.reasons import Candidate, explain, explain_winners, plan_source
 from ..policies.requests.caller import UNKNOWN, Caller, DescribedCaller, client_text
-from ..policies.requests.routes import find_route, handling_of_view, known_views, resolve_path, resolved
-from ..policies.requests.view_declarations import cost_of, least_cost, scope_of, scopes_of, shows_usage
+from ..policies.requests.routes import find_route, handling_of_view, known_scopes, resolve_path, resolved
+from ..policies.requests.view_declarations import cost_of, least_cost, scope_of, shows_usage
 from ..policies.resolver import EvaluationContext, Resolution, narrow, plan_of, resolve
 from ..policies.snapshot import Snapshot
 from ..runtime import default_limiter, process
@@ -277,7 +277,7 @@ class ExplainQuery:
             declared = scope_of(view, request["method"])
             request |= {"route": route, "name": name, "scope": scope or declared, "view": view}
         elif scope:
-            views = [view for _route, _name, view in known_views() if scope in scopes_of(view)]
+            views = known_scopes().get(scope, ())
             request["view"] = views[0] if views and (len(views) == 1 or all(map(shows_usage, views))) else None
         # The usage endpoint has a built-in limit, and need not have a row.
         built_in = shows_usage(request.get("view")) and scope_of(request["view"]) == scope

@@ -209,7 +209,7 @@ def test_operators_find_the_scopes() -> None:
         route: scope_of(view, "GET") for route, _, view in map(find_route, ["/api/search", "/api/twice", "/api/free"])
     }
     assert found == {"/api/search": "search", "/api/twice": None, "/api/free": None}
-    assert known_scopes() == ["search"]
+    assert list(known_scopes()) == ["search"]
 
 
 # --- The event loop, and many at once. ---

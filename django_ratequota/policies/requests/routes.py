@@ -6,17 +6,18 @@ Also all routes, views and scopes of the URLconf.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from inspect import unwrap
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from django.apps import apps
 from django.conf import settings as django_settings
-from django.urls import Resolver404, ResolverMatch, get_resolver, resolve
+from django.urls import Resolver404, ResolverMatch, URLResolver, get_resolver, resolve
 from django.utils import translation
 
 from . import view_declarations as views
-from .translated_routes import canonical, each_language, languages_of, spell, walk
+from .translated_routes import canonical, each_language, languages_of, once_per_urlconf, spell, walk
 
 _FRAMEWORKS = ("django", "rest_framework")
 #: What a view has for the method of a request, and so at which endpoints the request counts that do not name it.
@@ -109,26 +110,41 @@ def is_admin_page(name: str | None) -> bool:
     return not {site.name for site in all_sites}.isdisjoint(name.split(":")[:-1])
 
 
+class KnownView(NamedTuple):
+    """A view in the URLconf."""
+
+    #: In the default language.
+    route: str
+    #: With namespaces; "" = the view has none of its own.
+    name: str
+    view: Any
+
+
 def known_routes(*, admin: bool = False) -> list[tuple[str, str]]:
     """Return (route, URL name or "") of every view in the URLconf, in its order; of the admin only if ``admin``."""
-    return [(route, name) for route, name, _view in known_views(admin=admin)]
+    return [(each.route, each.name) for each in known_views() if admin or not each.name.startswith("admin:")]
 
 
-def known_views(*, admin: bool = True) -> list[tuple[str, str, Any]]:
-    """Return (route in the default language, URL name or "", view) of every view in the URLconf, in its order."""
+def known_views() -> tuple[KnownView, ...]:
+    """Return every view in the URLconf, in its order."""
+    return _views_of(get_resolver())
+
+
+@once_per_urlconf
+def _views_of(resolver: URLResolver) -> tuple[KnownView, ...]:
     with translation.override(django_settings.LANGUAGE_CODE):
-        return [
+        return tuple(
             # Without a name of the view's own there are only namespaces.
-            (spell(parts), "" if name.endswith(":") else name, view)
-            for parts, name, view in walk(get_resolver().url_patterns)
-            if admin or not name.startswith("admin:")
-        ]
+            KnownView(spell(parts), "" if name.endswith(":") else name, view)
+            for parts, name, view in walk(resolver.url_patterns)
+        )
 
 
 def find_route(route: str) -> tuple[str, str | None, Any] | None:
     """Return (route, URL name, view) of the pattern with this route in any language; None if there is none."""
-    found = ((own, name or None, view) for own, name, view in known_views() if route in each_language(own))
-    return next(found, None)
+    own = each_language(route)[0]
+    found = ((own, name or None, view) for known, name, view in known_views() if known == own)
+    return next(found, None) if route in each_language(own) else None
 
 
 def resolve_path(path: str) -> ResolverMatch:
@@ -143,6 +159,15 @@ def resolve_path(path: str) -> ResolverMatch:
     raise failed
 
 
-def known_scopes() -> list[str]:
-    """Return every scope that a view in the URLconf declares, sorted."""
-    return sorted(set().union(*[views.scopes_of(view) for _, _, view in known_views()]))
+def known_scopes() -> Mapping[str, tuple[Any, ...]]:
+    """Return every scope that a view in the URLconf declares, sorted, with the views that do."""
+    return _scopes_of(get_resolver())
+
+
+@once_per_urlconf
+def _scopes_of(resolver: URLResolver) -> Mapping[str, tuple[Any, ...]]:
+    found: dict[str, list[Any]] = {}
+    for each in _views_of(resolver):
+        for scope in views.scopes_of(each.view):
+            found.setdefault(scope, []).append(each.view)
+    return {scope: tuple(found[scope]) for scope in sorted(found)}

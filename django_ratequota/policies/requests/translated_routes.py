@@ -7,9 +7,9 @@ that endpoints, statistics and admin pages do not depend on the language of a re
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from django.conf import settings as django_settings
 from django.core.signals import setting_changed
@@ -21,6 +21,10 @@ from django.utils.functional import Promise
 _PREFIXED = re.compile(r"/(\w+(?:[@-]\w+){0,2})(/.*)", re.DOTALL)
 #: Most URLconfs that are kept: ``ROOT_URLCONF``, and those that middleware sets as ``request.urlconf``.
 _URLCONFS = 32
+
+#: What is kept of each URLconf.
+_cached: list[Any] = []
+T = TypeVar("T")
 
 #: A view of the URLconf: (pattern objects from the outermost inwards, URL name, view).
 Walked = tuple[tuple[Any, ...], str, Any]
@@ -105,7 +109,14 @@ class Languages:
         return tuple(prefix + found[2] for prefix in prefixes)
 
 
-languages_of = lru_cache(maxsize=_URLCONFS)(Languages)
+def once_per_urlconf(function: Callable[[URLResolver], T]) -> Callable[[URLResolver], T]:
+    """Decorate a function of a URLconf's resolver so that it is called again only if that or a language changes."""
+    cached = lru_cache(maxsize=_URLCONFS)(function)
+    _cached.append(cached)
+    return cached
+
+
+languages_of = once_per_urlconf(Languages)
 
 
 @lru_cache(maxsize=4096)
@@ -121,8 +132,8 @@ def each_language(route: str) -> tuple[str, ...]:
 
 def _forget(*, setting: str, **_: object) -> None:
     if setting in ("LANGUAGES", "LANGUAGE_CODE", "ROOT_URLCONF", "USE_I18N"):
-        languages_of.cache_clear()
-        canonical.cache_clear()
+        for cached in (*_cached, canonical):
+            cached.cache_clear()
 
 
 setting_changed.connect(_forget, dispatch_uid="django_ratequota.policies.requests.translated_routes")

@@ -183,4 +183,4 @@ def test_known_routes_are_the_urlconfs_without_the_admins() -> None:
 
 
 def test_known_scopes_are_those_that_views_declare() -> None:
-    assert known_scopes() == ["search", "usage"]
+    assert list(known_scopes()) == ["search", "usage"]
