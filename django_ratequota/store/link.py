@@ -10,7 +10,7 @@ import asyncio
 import select
 import ssl
 from collections.abc import Callable, Generator
-from contextlib import suppress
+from io import BytesIO
 from typing import Any
 
 import redis
@@ -20,10 +20,6 @@ from .commands import Command, ScriptCall
 
 #: Most bytes that are read at once; more than a record of TLS, so that none is left where no poll reports it.
 _READ_SIZE = 65_536
-
-
-class _Incomplete(Exception):
-    """The rest of a reply has not arrived yet."""
 
 
 class Ready:
@@ -47,9 +43,9 @@ class Ready:
         loop = asyncio.get_running_loop()
         add, remove = (loop.add_writer, loop.remove_writer) if self._write else (loop.add_reader, loop.remove_reader)
         came = loop.create_future()
-        timer = loop.call_later(seconds, _set, came, False)
+        timer = loop.call_later(seconds, resolve, came)
         try:
-            add(self._number, _set, came, True)
+            add(self._number, resolve, came)
             return await came
         finally:
             remove(self._number)
@@ -57,34 +53,28 @@ class Ready:
 
 
 class Link:
-    """redis-py's socket. Once the connection is made, redis-py finds there what it was fed, and nothing else."""
+    """redis-py's socket. Once the connection is made, redis-py reads the replies there that it is fed."""
 
     def __init__(self, sock: Any) -> None:
         self.sock = sock
         self.readable, self.writable = Ready(sock), Ready(sock, write=True)
-        #: What redis-py is still to parse, the next part last.
-        self.unread: list[bytes] = []
+        #: Whether the server has sent more than it was asked for.
+        self.surplus = False
+        self._fed: BytesIO | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.sock, name)
 
-    def feed(self, data: bytes) -> None:
-        """Have redis-py parse it, the last line apart: that is only asked for if the reply ends there."""
-        last = data.rfind(b"\n", 0, -1) + 1
-        self.unread = [part for part in (data[last:], data[:last]) if part]
+    def feed(self, reply: bytes) -> None:
+        """Have redis-py parse a whole reply."""
+        self._fed = BytesIO(reply)
 
     def recv(self, size: int) -> bytes:
-        if self.unread:
-            return self.unread.pop()
-        if self.sock.gettimeout() == 0:
-            raise _Incomplete
-        return self.sock.recv(size)  # type: ignore[no-any-return]
+        return (self._fed.read if self._fed else self.sock.recv)(size)
 
     def recv_into(self, buffer: bytearray) -> int:
         """For hiredis."""
-        data = self.recv(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
+        return (self._fed.readinto if self._fed else self.sock.recv_into)(buffer)
 
     def send(self, data: bytes) -> tuple[bytes, Ready | None]:
         """Send what can be sent now; returns the rest, and what to wait for before that."""
@@ -130,28 +120,31 @@ class _Linked:
             data, awaited = link.send(data)
             if awaited:
                 yield awaited
-        awaited, parsing = link.readable, False
-        while True:
+        yield link.readable
+        data, awaited = link.receive()
+        start = data.find(b"\r\n", 0, 8) + 2
+        if data[:start] == b"$%d\r\n" % (len(data) - start - 2) and data[-2:] == b"\r\n":
+            return data[start:-2]
+        arrived, end = bytearray(data), end_of_reply()
+        next(end)
+        while not (size := end.send(arrived)):
             yield awaited
             data, awaited = link.receive()
-            start = data.find(b"\r\n", 0, 8) + 2
-            if not parsing and data[:start] == b"$%d\r\n" % (len(data) - start - 2) and data[-2:] == b"\r\n":
-                return data[start:-2]
-            parsing = parsing or bool(data)
-            link.feed(data)
-            try:
-                with suppress(_Incomplete):
-                    return self.read_response(disconnect_on_error=False)
-            except redis.exceptions.ResponseError as error:
-                if isinstance(error, redis.exceptions.NoScriptError) and isinstance(command, ScriptCall):
-                    return (yield from self.exchange(command.text, asking))  # nothing ran
-                return error
+            arrived += data
+        link.surplus = size < len(arrived)
+        link.feed(bytes(arrived[:size]))
+        try:
+            return self.read_response(disconnect_on_error=False)
+        except redis.exceptions.ResponseError as error:
+            if isinstance(error, redis.exceptions.NoScriptError) and isinstance(command, ScriptCall):
+                return (yield from self.exchange(command.text, asking))  # nothing ran
+            return error
 
     def is_stale(self) -> bool:
         """Whether the server has closed it, or sent more than it was asked for; may raise ``OSError``."""
         link = self.link
-        if link.unread or not link.readable.poll(0):
-            return bool(link.unread)
+        if link.surplus or not link.readable.poll(0):
+            return link.surplus
         try:
             link.sock.recv(1)
         except (BlockingIOError, ssl.SSLWantReadError):  # what arrived was of TLS itself
@@ -179,9 +172,31 @@ def pack(connection: Any, command: Command) -> bytes:
     return command.packed
 
 
-def _set(future: asyncio.Future[bool], came: bool) -> None:
+def end_of_reply() -> Generator[int, bytearray, None]:
+    """Take what has arrived of a reply, again whenever there is more of it; yield its length, 0 until all is there.
+
+    redis-py's parser begins with the first element again each time, which takes seconds for a long list.
+    """
+    arrived = yield 0
+    at, missing = 0, 1
+    while missing:
+        while (line_end := arrived.find(b"\r\n", at)) < 0:
+            arrived = yield 0
+        kind, line, at = arrived[at : at + 1], arrived[at + 1 : line_end], line_end + 2
+        missing -= 1
+        if kind == b"*":
+            missing += max(int(line), 0)
+        elif kind == b"$" and line != b"-1":
+            at += int(line) + 2
+            while len(arrived) < at:
+                arrived = yield 0
+    yield at
+
+
+def resolve(future: asyncio.Future[bool]) -> None:
+    """End the wait for it, if nothing else has."""
     if not future.done():
-        future.set_result(came)
+        future.set_result(True)
 
 
 def _poll(number: int, write: bool) -> Callable[[float], object]:

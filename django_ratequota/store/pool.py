@@ -14,9 +14,9 @@ import asyncio
 import os
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Generator
-from concurrent.futures import Future, wait
+from contextlib import suppress
 from typing import Any
 from weakref import WeakSet
 
@@ -26,6 +26,7 @@ from ..utils import forks
 from ..utils.sansio import adrive, drive
 from .base import Awaited, Budget, ServerActivity, is_alarm
 from .commands import Command
+from .link import resolve
 
 #: A connection, and since when it has been idle.
 Idle = tuple[Any, float]
@@ -52,20 +53,50 @@ class Attempt:
         self.began_at = began_at
 
 
-class Turn(Future[Any]):
-    """A caller's turn in the queue: a thread's or a task's. It comes with a connection, or the error of a connect."""
+class Turn:
+    """A caller's turn in the queue, a thread's or a task's."""
+
+    #: What came: a connection and since when it has been idle, or the error of a connect.
+    came: Idle | Exception | None = None
 
     def __init__(self, queued_for: ServerActivity) -> None:
-        super().__init__()
         self.queued_for = queued_for
+        self._wake: Callable[[], object] = bool
+
+    def give(self, what: Idle | Exception) -> bool:
+        """Hand it over; returns False where nobody would notice, because the task's loop has been closed."""
+        self.came = what
+        try:
+            self._wake()
+        except RuntimeError:
+            self.came = None
+        return self.came is not None
 
     def poll(self, milliseconds: float) -> object:
-        """Wait for so many milliseconds at most; returns something true once it has come."""
-        return wait([self], milliseconds / 1000).done
+        """Wait for so many milliseconds at most, until it has come."""
+        woken = threading.Semaphore(0)
+        self._wake = woken.release
+        return self.came or woken.acquire(timeout=milliseconds / 1000)
 
     async def apoll(self, milliseconds: float) -> object:
         """``poll``, awaited."""
-        return (await asyncio.wait([asyncio.wrap_future(self)], timeout=milliseconds / 1000))[0]
+        loop = asyncio.get_running_loop()
+        woken, thread = loop.create_future(), threading.get_ident()
+
+        def wake() -> None:
+            if threading.get_ident() == thread and not loop.is_closed():
+                resolve(woken)
+            else:
+                loop.call_soon_threadsafe(resolve, woken)
+
+        self._wake = wake
+        if self.came:
+            return True
+        timer = loop.call_later(milliseconds / 1000, resolve, woken)
+        try:
+            return await woken
+        finally:
+            timer.cancel()
 
 
 class Pool:
@@ -89,7 +120,7 @@ class Pool:
         #: The longest idle first.
         self.idle: deque[Idle] = deque()
         #: The callers that wait, in order.
-        self.queue: OrderedDict[Turn, None] = OrderedDict()
+        self.queue: deque[Turn] = deque()
 
     def send(self, command: Command, budget: Budget, asking: bool = False) -> Any:
         """Send one command once and return its reply, within ``budget``; raises what redis-py raises."""
@@ -104,6 +135,10 @@ class Pool:
         budget.left_at_send, sent_at = budget.left, time.monotonic()
         try:
             reply = yield from connection.exchange(command, asking)
+        except GeneratorExit:
+            # The collector found an abandoned task. It may run in a thread that holds the lock, so no lock is taken:
+            # the connection is garbage as well.
+            raise
         except BaseException:
             self._drop(connection)
             raise
@@ -136,20 +171,25 @@ class Pool:
         turn = Turn(self._activity)
         try:
             with self._lock:
-                self.queue[turn] = None  # before looking at idle ones, so that none that is returned goes unseen
+                self.queue.append(turn)  # before looking at idle ones, so that none that is returned goes unseen
                 self._serve_queue()
-            while not turn.done():
+            while turn.came is None:
                 self._connect_if_needed(budget)
                 yield turn
+        except GeneratorExit:  # see ``_send``
+            self._leave_queue(turn)
+            raise
         except BaseException:
             with self._lock:
                 self._leave_queue(turn)
+                if isinstance(turn.came, tuple):  # it is for the next one
+                    self.idle.append(turn.came)
+                    self._serve_queue()
             raise
-        taken = turn.result()
-        if isinstance(taken, Exception):
-            raise taken.with_traceback(None)
+        if isinstance(turn.came, Exception):
+            raise turn.came.with_traceback(None)
         budget.connected()
-        return taken  # type: ignore[no-any-return]
+        return turn.came
 
     def _put(self, connection: Any, now: float) -> Any:
         """Take a connection back; returns one that has been idle for too long, for the caller to close, or None."""
@@ -167,20 +207,24 @@ class Pool:
     def _serve_queue(self) -> None:
         """Hand idle connections to the waiting callers; the lock must be held."""
         while self.queue:
-            turn = next(iter(self.queue))
-            if not turn.done():  # else an interrupted caller did not remove it
-                try:
-                    turn.set_result(self.idle.pop())
-                except IndexError:
-                    return
-            self.queue.pop(turn, None)
+            try:
+                idle = self.idle.pop()
+            except IndexError:
+                return
+            if not self._give(idle):
+                self.idle.append(idle)
+
+    def _give(self, what: Idle | Exception) -> bool:
+        """Hand it to the first caller that waits; returns whether there was one. The lock must be held."""
+        with suppress(IndexError):
+            while not self.queue.popleft().give(what):
+                pass
+            return True
+        return False
 
     def _leave_queue(self, turn: Turn) -> None:
-        """Forget a caller that gave up; what came meanwhile is for the next one. The lock must be held."""
-        self.queue.pop(turn, None)
-        if turn.done() and not isinstance(turn.result(), Exception):
-            self.idle.append(turn.result())
-            self._serve_queue()
+        with suppress(ValueError):
+            self.queue.remove(turn)
 
     def _connect_if_needed(self, budget: Budget | None = None) -> None:
         """Connect in a thread; where the process can start no more threads, or ends, here and within the budget."""
@@ -240,9 +284,7 @@ class Pool:
         self.connecting.discard(attempt)
         self.failed_at = time.monotonic()
         while self.queue and not self.open and not self.connecting:
-            turn, _ = self.queue.popitem(last=False)
-            if not turn.done():
-                turn.set_result(error)
+            self._give(error)
 
     def _drop(self, connection: Any) -> None:
         connection.disconnect()

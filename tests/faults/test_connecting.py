@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -222,7 +221,7 @@ class Connects:
         self.pool, self.under_way, self.open = pool, list[Attempt](), list[Opened]()
 
     def begin(self, waiting: int) -> bool:
-        self.pool.queue = OrderedDict.fromkeys(range(waiting))
+        self.pool.queue.extend(Turn(ServerActivity()) for _ in range(waiting))
         attempt = self.pool.begin_connect()
         self.pool.queue.clear()
         self.under_way += [attempt] if attempt else []
@@ -263,11 +262,11 @@ def test_failed_connects_and_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pools, "time", type("Clock", (), {"monotonic": staticmethod(lambda: now)}))
     connects, waiter = Connects(Pool(Opened, ServerActivity(), 3)), Turn(ServerActivity())
     assert [connects.begin(50) for _ in range(4)] == [True] * 3 + [False], "open and under way are bounded"
-    connects.pool.queue[waiter] = None
+    connects.pool.queue.append(waiter)
     for hopeless in (False, False, True):  # the first may be refused by a full server, and the last accepted
-        assert not waiter.done()
+        assert waiter.came is None
         connects.fail(full)
-        assert waiter.done() is hopeless
+        assert waiter.came is (full if hopeless else None)
     assert connects.begin(1), "nothing is open: the next caller tries"
     connects.succeed()
     assert connects.begin(1)

@@ -20,6 +20,7 @@ from tests.project import urls
 from tests.support.pages import form_of
 
 PACKAGE = django_ratequota.__path__[0]
+EXPLAIN = "/admin/django_ratequota/ratepolicy/explain/"
 
 
 @pytest.fixture

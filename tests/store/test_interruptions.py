@@ -22,7 +22,7 @@ from django_ratequota.store.pool import Pool, Turn
 PACKAGE = str(Path(django_ratequota.__file__).parent)
 ENDLESS = Bucket("user:1", Rate.parse("1000000/day"))
 #: The event loop calls it, and logs what a signal's handler raises there; the task looks again after its slice.
-CALLBACK = "_set"
+CALLBACK = "resolve"
 #: A connection that an interrupted caller has lost is closed as garbage, of which its socket warns.
 LOSES = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 #: Interruptions at each line; a pool has 64 connections, and 16 connects at a time.
@@ -129,7 +129,7 @@ class Opened:
 def test_what_an_interrupted_caller_has_lost_is_not_counted() -> None:
     pool = Pool(Opened, ServerActivity(), limit=1)
     for _ in range(3):
-        pool.queue[Turn(ServerActivity())] = None
+        pool.queue.append(Turn(ServerActivity()))
         attempt = pool.begin_connect()
         assert attempt
         assert pool.begin_connect() is None

@@ -499,11 +499,11 @@ def test_a_connection_is_for_the_next_caller_that_still_waits() -> None:
     activity = ServerActivity()
     gone, waiting = Turn(activity), Turn(activity)
     pool = Pool(Opened, activity, limit=4)
-    pool.queue.update({gone: None, waiting: None})
+    pool.queue += [gone, waiting]
     attempts = [pool.begin_connect(), pool.begin_connect()]
     first, second = Opened(), Opened()
-    gone.set_result(None)
+    pool.queue.remove(gone)
     pool.connected(first, attempts[0])
-    assert (waiting.result(0)[0], activity.surplus_at) == (first, 0.0)
+    assert (waiting.came[0], activity.surplus_at) == (first, 0.0)
     pool.connected(second, attempts[1])
     assert activity.surplus_at > 0
