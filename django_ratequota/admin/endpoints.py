@@ -40,7 +40,7 @@ class EndpointForm(FreshForm):
 
     class Meta:
         model = Endpoint
-        fields = ["name", "description", "routes", "methods", "cost", "charged_statuses", "exempt"]
+        fields = ["name", "description", "routes", "methods", "cost", "charged_statuses", "limits"]
         widgets = {"routes": RoutePicker(attrs={"rows": 4, "dir": "ltr"})}
 
 
@@ -60,8 +60,8 @@ class EndpointAdmin(PolicyTableAdmin):
     """Endpoints."""
 
     form = EndpointForm
-    list_display = ["name", "some_routes", "methods", "cost", "charged_statuses", "is_exempt", "policy_count", about]
-    list_filter = ["exempt"]
+    list_display = ["name", "some_routes", "methods", "cost", "charged_statuses", "limited_by", "policy_count", about]
+    list_filter = ["limits"]
     search_fields = ["name", "description", "routes"]
     inlines = [EndpointPolicyInline]
     change_list_template = "admin/django_ratequota/endpoint/change_list.html"
@@ -87,10 +87,10 @@ class EndpointAdmin(PolicyTableAdmin):
         """Return the first patterns."""
         return shown(endpoint.routes)
 
-    @admin.display(description=_("exempt"), ordering="exempt")
-    def is_exempt(self, endpoint: Any) -> str:
-        """Return a word for an exempt endpoint alone, because most are not."""
-        return gettext("exempt") if endpoint.exempt else ""
+    @admin.display(description=_("limits"), ordering="limits")
+    def limited_by(self, endpoint: Any) -> str:
+        """Return the choice, unless it is that of most endpoints."""
+        return "" if endpoint.limits == Endpoint.Limits.BESIDES else endpoint.get_limits_display()
 
     @admin.display(description=_("matches now"))
     def matches(self, endpoint: Endpoint) -> str:

@@ -70,7 +70,7 @@ class Cells:
         """
         winners = self._winners(endpoint, plan)
         names = [winner.counted_per for winner in winners]
-        full = (endpoint and endpoint.exempt) or "caller" in names
+        full = (endpoint and endpoint.limits == Endpoint.Limits.NONE) or "caller" in names
         return {
             "label": label,
             "in_force": [

@@ -95,7 +95,7 @@ def check_outcome() -> Messages:
     """
     if MIDDLEWARE in django_settings.MIDDLEWARE:
         return []
-    counting = Endpoint.objects.filter(exempt=False).exclude(charged_statuses="")
+    counting = Endpoint.objects.exclude(limits=Endpoint.Limits.NONE).exclude(charged_statuses="")
     names = list(counting.values_list("name", flat=True)[:10])
     text = f"Endpoints with charged statuses ({', '.join(names)}) need the middleware to refund other responses."
     hint = f"Add {MIDDLEWARE!r} to MIDDLEWARE. Without it, all requests are charged except in views under @ratequota."

@@ -114,7 +114,7 @@ def check_unlimited() -> Messages:
     # The usage endpoint has a limit that is built in.
     bare = [one for one in _views() if not views.shows_usage(one[2]) and _may_refuse_before_its_check(one[2])]
     for endpoint in Endpoint.objects.all() if bare else ():
-        if endpoint.pk in limited or endpoint.exempt:
+        if endpoint.pk in limited or endpoint.limits == Endpoint.Limits.NONE:
             counted = set(matched_routes(endpoint, [(route, name) for route, name, _view in bare]))
             bare = [one for one in bare if one[:2] not in counted and endpoint.name not in views.scopes_of(one[2])]
     routes = _shortened([route for route, _name, _view in bare])

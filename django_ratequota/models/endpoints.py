@@ -21,6 +21,13 @@ METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT
 class Endpoint(TrackedModel):
     """A named set of requests that policies limit: code names it as a scope, or routes and methods match it."""
 
+    class Limits(models.TextChoices):
+        """Which policies limit the endpoint's requests."""
+
+        BESIDES = "besides", _("its own policies and those for all endpoints")
+        OWN = "own", _("only its own policies")
+        NONE = "none", _("exempt (never limited)")
+
     name = models.SlugField(
         _("name"),
         max_length=100,
@@ -63,14 +70,16 @@ class Endpoint(TrackedModel):
             "Requests are charged before they run and refunded if the response has another status."
         ),
     )
-
-    exempt = models.BooleanField(
-        _("exempt"),
-        default=False,
+    limits = models.CharField(
+        _("limits"),
+        max_length=20,
+        choices=Limits.choices,
+        default=Limits.BESIDES,
         help_text=_(
-            "Never limit or count requests to this endpoint, such as health checks. Policies for all endpoints, for "
-            "other endpoints that match and even blocks do not apply to them. If methods are listed, only these are "
-            "exempt."
+            "The policies that limit requests to this endpoint. “only its own policies” leaves out those for all "
+            "endpoints, except “blocked”. “exempt” never limits or counts requests, such as health checks, so that "
+            "policies for other endpoints that match and even blocks do not apply. If methods are listed, only these "
+            "are exempt."
         ),
     )
 

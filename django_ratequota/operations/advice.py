@@ -72,10 +72,10 @@ def matched_routes(endpoint: Endpoint, routes: Iterable[tuple[str, str]]) -> lis
 
 
 def _never_applies(policy: PolicyFacts, endpoint: EndpointFacts | None, now_us: int) -> str:
-    if endpoint is not None and endpoint.exempt:
+    if endpoint is not None and endpoint.limits == "none":
         text = _(
-            "This policy never applies, because the endpoint “%(endpoint)s” is exempt. To use the policy, clear "
-            "“exempt” on the endpoint."
+            "This policy never applies, because the endpoint “%(endpoint)s” is exempt. To use the policy, change "
+            "“limits” of the endpoint."
         )
         return text % {"endpoint": endpoint.name}
     if policy.mode == "off":

@@ -120,7 +120,7 @@ def _fitting(chosen: Chosen, rows: Sequence[QuotaWindow]) -> list[Row]:
     for row, context in zip(rows, contexts, strict=True):
         if row.endpoint_id is not None:
             endpoint = snapshot.endpoints.get(row.endpoint_id)
-            if endpoint is None or endpoint.exempt:
+            if endpoint is None or endpoint.limits == "none":
                 continue
             context.endpoints, context.scope = (endpoint,), endpoint.name
         if bucket := _bucket(row, context, policies.get(row.policy_id or 0)):

@@ -54,8 +54,9 @@ class EndpointFacts:
     cost: int
     #: Statuses of the responses that are charged, such as 401 and 5xx; empty = all.
     charged_statuses: frozenset[str] = frozenset()
-    #: Whether nothing limits its requests, whatever other endpoints they match.
-    exempt: bool = False
+    #: Which policies limit its requests, whatever other endpoints they match: those for all endpoints ``besides`` its
+    #: own; ``own`` = those for all endpoints stand back, other than blocks; ``none`` = no policy at all.
+    limits: str = "besides"
 
 
 class _Dated:
@@ -225,7 +226,7 @@ def subject_key(subject: str) -> SubjectKey:
 #: The columns of Plan that are the arguments of ``PlanFacts``.
 PLAN_COLUMNS = ("id", "name", "slug", "default_for")
 #: The columns of Endpoint that ``endpoint_facts`` reads.
-ENDPOINT_COLUMNS = ("pk", "name", "routes", "methods", "cost", "charged_statuses", "exempt")
+ENDPOINT_COLUMNS = ("pk", "name", "routes", "methods", "cost", "charged_statuses", "limits")
 
 
 def endpoint_facts(endpoint: Any) -> EndpointFacts:
@@ -237,7 +238,7 @@ def endpoint_facts(endpoint: Any) -> EndpointFacts:
         methods=frozenset(endpoint.methods.split()),
         cost=endpoint.cost,
         charged_statuses=frozenset(endpoint.charged_statuses.replace(",", " ").split()),
-        exempt=endpoint.exempt,
+        limits=endpoint.limits,
     )
 
 

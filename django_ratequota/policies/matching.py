@@ -51,7 +51,7 @@ def _counts(endpoint: EndpointFacts, method: str, handling: Handling) -> bool:
     An exempt endpoint counts only the methods that it names: no exemption is wider than the operator wrote.
     """
     named = method in endpoint.methods
-    if named or (endpoint.exempt and endpoint.methods):
+    if named or (endpoint.limits == "none" and endpoint.methods):
         return named
     if not endpoint.methods or method == NO_METHOD:
         return handling != "preflight"

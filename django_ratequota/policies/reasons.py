@@ -17,7 +17,7 @@ from ..engine.types import Bucket
 from . import resolver
 from .audience_index import Group
 from .facts import UNREADABLE, MemberFacts, PolicyFacts
-from .precedence import precedence, why_beaten, why_first
+from .precedence import precedence, strongest, why_beaten, why_first
 
 
 class Candidate(NamedTuple):
@@ -80,14 +80,14 @@ def explain(
         # By audience alone, because blocks would otherwise come before the caller's own policies.
         rivals.sort(key=lambda one: precedence(one)[1:], reverse=True)
         subject = context.caller.subject(counted_per, plan_id)
-        winner = next((policy for policy in rivals if policy.id in won), None)
+        whys = {policy.id: _why_not(policy, context, subject, entries) for policy in rivals}
+        winner = strongest((policy for policy in rivals if not whys[policy.id]), context.now_us)
         for policy in rivals:
-            why = why_exempt(policy)
-            if policy is winner and not why:
+            why = why_exempt(policy) or whys[policy.id]
+            if not why and policy.id in won:
                 candidates.append(_winner(won[policy.id], context, entries))
                 continue
-            why = why or _why_not(policy, context, subject, entries)
-            why = why or (_("no policy applies here") if winner is None else why_beaten(policy, winner))
+            why = why or _why_lost(policy, winner, matched)
             candidates.append(Candidate(policy=policy, won=False, reason=_("lost: %(why)s") % {"why": why}))
     return tuple(candidates)
 
@@ -150,6 +150,15 @@ def _why_not(
     if subject is None:
         return _("the customer has no %(name)s to count by") % {"name": policy.counted_per}
     return ""
+
+
+def _why_lost(policy: PolicyFacts, winner: PolicyFacts | None, matched: resolver.MatchedPolicies) -> str:
+    """Return why a policy that took part in a contest does not apply; it may be the winner of the contest."""
+    if winner is not None and policy is not winner:
+        return why_beaten(policy, winner)
+    if matched.stands_back(policy):
+        return _("it stands back, because the endpoint %(name)s has limits of its own") % {"name": matched.alone}
+    return _("no policy applies here")
 
 
 def _kind(policy: PolicyFacts) -> str:

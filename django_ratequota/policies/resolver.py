@@ -58,6 +58,12 @@ class MatchedPolicies:
     monthly: bool = False
     #: Name of an exempt endpoint among these: then no policy applies. "" = none is exempt.
     exempt: str = ""
+    #: Name of an endpoint with limits of its own among these; "" = there is none.
+    alone: str = ""
+
+    def stands_back(self, policy: PolicyFacts) -> bool:
+        """Whether the policy, which is for all endpoints, yields to an endpoint with limits of its own."""
+        return bool(self.alone) and policy.endpoint_id is None and policy.rates != BLOCKED
 
 
 class Applied(NamedTuple):
@@ -211,7 +217,9 @@ def resolve_uncached(context: EvaluationContext) -> Resolution:
         rivals = list(contenders(context.caller, own, group, plan_id, lists))
         dated += rivals
         winner = strongest(rivals, context.now_us)
-        if winner is not None and (subject or winner.rates == BLOCKED):
+        if winner is None or matched.stands_back(winner):
+            continue
+        if subject or winner.rates == BLOCKED:
             applied.append(Applied(winner, endpoint, make_buckets(winner, endpoint, subject, context)))
     boundaries = [at_us for one in dated for at_us in (one.starts_us, one.ends_us) if at_us is not None]
     return Resolution(
@@ -337,5 +345,6 @@ def _find_policies(
         cost=(endpoints[0].cost if named else 0) or max((e.cost for e in endpoints), default=1),
         by_plan="plan" in counted or any(group.having("plan") for group in held),
         monthly=any(one.group and one.group.having("month") for one in months),
-        exempt=next((endpoint.name for endpoint in endpoints if endpoint.exempt), ""),
+        exempt=next((endpoint.name for endpoint in endpoints if endpoint.limits == "none"), ""),
+        alone=next((endpoint.name for endpoint in endpoints if endpoint.limits == "own"), ""),
     )

@@ -80,10 +80,16 @@ class Snapshot:
     def overview(self) -> Overview:
         """The endpoints sorted and by name, for evaluating many of them at once; made once per snapshot."""
         if self.memo.overview is None:
-            endpoints = self.endpoints.values()
-            limited = (endpoint for endpoint in endpoints if endpoint.id in self.groups and not endpoint.exempt)
+            # No request belongs to all of these, so ``own`` must not hide the policies for all endpoints here.
+            endpoints = {
+                pk: replace(endpoint, limits="besides") if endpoint.limits == "own" else endpoint
+                for pk, endpoint in self.endpoints.items()
+                if endpoint.limits != "none"
+            }
+            limited = (endpoint for endpoint in endpoints.values() if endpoint.id in self.groups)
             self.memo.overview = Overview(
                 snapshot=self.copied(memo=Memo(self.memo.endpoints, policies=_OVERVIEWS)),
+                endpoints=endpoints,
                 limited=tuple(sorted(limited, key=lambda endpoint: endpoint.name)),
                 by_name={endpoint.name: endpoint for endpoint in self.endpoints.values()},
             )
@@ -107,7 +113,9 @@ class Overview(NamedTuple):
 
     #: A copy with its own memo, because the results for many endpoints would evict those that requests use.
     snapshot: Snapshot
-    #: The endpoints that have shared policies and are not exempt, sorted by name.
+    #: The endpoints that are not exempt, by id, as if policies for all endpoints applied besides those of each.
+    endpoints: Mapping[int, EndpointFacts]
+    #: Those of them that have shared policies, sorted by name.
     limited: tuple[EndpointFacts, ...]
     by_name: Mapping[str, EndpointFacts]
 
@@ -116,9 +124,9 @@ class Overview(NamedTuple):
 
         Those with the user's own policies are among them.
         """
-        name, endpoints = attrgetter("name"), self.snapshot.endpoints
+        name, endpoints = attrgetter("name"), self.endpoints
         ids = {policy.endpoint_id for policy in entry.policies if policy.endpoint_id is not None}
-        own = [endpoints[pk] for pk in ids if pk in endpoints and not endpoints[pk].exempt]
+        own = [endpoints[pk] for pk in ids if pk in endpoints]
         others = (endpoint for endpoint in self.limited[: most + 1 + len(own)] if endpoint.id not in ids)
         found = [*sorted(own, key=name), *others]
         return tuple(sorted(found[:most], key=name)), len(found) > most

@@ -63,6 +63,8 @@ def _pairs(node: Any, path: str, known: Collection[str], problems: list[FileProb
             found[name] = line, value
         else:
             choices = did_you_mean(name, known) or f". Choose from {', '.join(known)}"
+            if name == "exempt" and "limits" in known:
+                choices = ". For an exempt endpoint write limits: none"
             problems.append(problem(line, place, f"there is no such field{choices}"))
     return found
 

@@ -162,15 +162,15 @@ def test_saving_a_policy_warns_and_saves(operator: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("exempt", "number", "last"),
+    ("limits", "number", "last"),
     [
-        (True, 10, "is exempt"),
-        (False, 1, "plan Free × e2: 5/s and 10 more: This policy never applies, because its mode is “off”"),
+        ("none", 10, "is exempt"),
+        ("besides", 1, "plan Free × e2: 5/s and 10 more: This policy never applies, because its mode is “off”"),
     ],
 )
-def test_many_warnings_are_cut_short(operator: Client, exempt: bool, number: int, last: str) -> None:
+def test_many_warnings_are_cut_short(operator: Client, limits: str, number: int, last: str) -> None:
     plan = Plan.objects.create(name="Free", slug="free")
-    endpoints = [Endpoint.objects.create(name=f"e{at}", exempt=exempt) for at in range(13)]
+    endpoints = [Endpoint.objects.create(name=f"e{at}", limits=limits) for at in range(13)]
     fields = {"name": "Free", "slug": "free", "description": "", "default_for": "", "position": "0"}
     fields |= {"policies-TOTAL_FORMS": "13", "policies-INITIAL_FORMS": "0"}
     for at, endpoint in enumerate(endpoints):

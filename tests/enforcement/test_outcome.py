@@ -338,7 +338,7 @@ class TestStored:
 
     def test_without_the_middleware_a_check_warns(self, settings: Any, django_assert_num_queries: Any) -> None:
         endpoint = Endpoint.objects.create(name="login")
-        Endpoint.objects.create(name="status", charged_statuses="4xx", exempt=True)
+        Endpoint.objects.create(name="status", charged_statuses="4xx", limits="none")
         assert check_outcome() == []
         settings.MIDDLEWARE = []
         assert check_outcome() == []

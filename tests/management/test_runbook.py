@@ -54,7 +54,7 @@ def test_all_limits_but_blocks_become_log_only() -> None:
 
 def test_one_endpoint_is_exempt() -> None:
     assert [admitted(), admitted()] == [True, False]
-    type_command("update(exempt=True)")
+    type_command("update(limits='none')")
     assert admitted()
     undo_as_status_says()
     assert not admitted()

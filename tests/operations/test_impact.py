@@ -388,10 +388,17 @@ def test_the_search_for_callers_stops_when_its_time_is_up(recorded: Any, monkeyp
 
 def test_requests_that_an_exempt_endpoint_matches_are_not_estimated(recorded: Any) -> None:
     """They were: the estimate told the rules of precedence itself, without exemptions."""
-    status = Endpoint.objects.create(name="status", exempt=True)
+    status = Endpoint.objects.create(name="status", limits="none")
     recorded(record(endpoint_ids=(status.pk,)), record(caller="user:2"))
     assert estimate(RatePolicy(rates="blocked")).clients == 1
     assert estimate(RatePolicy(rates="blocked", endpoint=status)).clients == 0
+
+
+def test_policies_for_all_endpoints_are_not_estimated_where_an_endpoint_has_limits_of_its_own(recorded: Any) -> None:
+    burst = Endpoint.objects.create(name="burst", limits="own")
+    recorded(record(endpoint_ids=(burst.pk,)), record(caller="user:2"))
+    assert [estimate(RatePolicy(rates=rates)).clients for rates in ("5/min", "blocked")] == [1, 2]
+    assert estimate(RatePolicy(rates="5/min", endpoint=burst)).clients == 1
 
 
 def test_queries_do_not_grow_with_policies_and_records(recorded: Any) -> None:

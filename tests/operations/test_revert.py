@@ -309,7 +309,7 @@ def edited_everything(scene: dict[str, Any]) -> list[tuple[Any, dict[str, Any]]]
     now = timezone.now().replace(microsecond=123_456)
     dates = {"starts_at": now - DAY, "ends_at": now + DAY, "reason": "A trial"}
     made = {"description": "Reports", "routes": "reports:*\n/api/*", "methods": "GET POST", "cost": 7}
-    reports = Endpoint.objects.create(name="reports", charged_statuses="4xx", exempt=True, **made)
+    reports = Endpoint.objects.create(name="reports", charged_statuses="4xx", limits="none", **made)
     assignment = PlanAssignment.objects.create(
         user=alice, plan=scene["free"], created_by=bob, created_at=now - DAY, **dates
     )
@@ -325,7 +325,7 @@ def edited_everything(scene: dict[str, Any]) -> list[tuple[Any, dict[str, Any]]]
     )
     undated = {"starts_at": None, "ends_at": None, "reason": ""}
     return [
-        (reports, {"name": "r", "charged_statuses": "", "exempt": False, "cost": 1}),
+        (reports, {"name": "r", "charged_statuses": "", "limits": "besides", "cost": 1}),
         (reports, {"description": "", "routes": "", "methods": ""}),
         (
             assignment,

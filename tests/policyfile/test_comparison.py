@@ -52,8 +52,8 @@ def test_dry_run_prints_the_changes_of_the_import(sample: None, file: Any) -> No
 
 
 def test_a_changed_switch_is_shown_as_in_the_file(sample: None) -> None:
-    diff = apply_file("version: 1\nendpoints:\n- name: search\n  exempt: true\n", dry_run=True)
-    assert "~ endpoint search: exempt false -> true" in diff.lines()
+    diff = apply_file("version: 1\nendpoints:\n- name: search\n  limits: none\n", dry_run=True)
+    assert "~ endpoint search: limits besides -> none" in diff.lines()
 
 
 def test_cascading_deletions_are_shown(sample: None) -> None:

@@ -48,7 +48,8 @@ endpoints:
   cost: 0  #! endpoints[0].cost: Ensure this value is greater than or equal to 1.
 - name: e
   cost: 010  #! endpoints[1].cost: this must be a whole number, not '010'
-  exempt: 1  #! endpoints[1].exempt: this must be true or false, not '1'
+  exempt: true  #! endpoints[1].exempt: there is no such field. For an exempt endpoint write limits: none
+  limits: only  #! endpoints[1].limits: 'only' must be one of besides, own, none
   routes: /a  #! endpoints[1].routes: this must be a list of words, such as [a, b], not '/a'
   methods: [GET POST]  #! endpoints[1].methods: this must be a list of words, such as [a, b], not 'GET POST'
 - name: f
@@ -61,7 +62,7 @@ members:
 - subject_list: Bad bots  #! members[0]: Choose either a user or a subject.
 - subject_list: Bad bots
   subject: ip:198.51.100.0/24
-- subject_list: Bad bots  #! members[2].subject_list: is already used by members[1] at line 38…
+- subject_list: Bad bots  #! members[2].subject_list: is already used by members[1] at line 39…
   subject: 198.51.100.0/24
 - subject_list: Bad bot  #! members[3].subject_list: no subject_list has the name 'Bad bot'. Did you mean Bad bots?
   subject: ip:198.51.100.1/24  #! members[3].subject: 198.51.100.1/24 has host bits set. Enter an address such as 203…
@@ -70,7 +71,7 @@ policies:
 - rats: 10/min  #! policies[1].rats: there is no such field. Did you mean rates?
 - rates:  #! policies[2].rates: is missing
 - rates: 1/s
-  rates: 2/s  #! policies[3].rates: is already set at line 48
+  rates: 2/s  #! policies[3].rates: is already set at line 49
   cost: 1  #! policies[3].cost: there is no such field. Choose from endpoint, user, subject, subject_list, plan, …
 - rates: 1/s  #! policies[4]: Choose only one audience (user, subject, list or plan). Leave the others empty.
   plan: fre  #! policies[4].plan: no plan has the name 'fre'. Did you mean free?

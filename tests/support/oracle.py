@@ -78,9 +78,9 @@ class World:
 
     caller: tuple[str, ...]
     identifiers: tuple[str, ...]
-    #: Name -> ``default_for``, and name -> whether the endpoint is exempt.
+    #: Name -> ``default_for``, and name -> the endpoint's ``limits``.
     plans: dict[str, str]
-    endpoints: dict[str, bool]
+    endpoints: dict[str, str]
     assignments: tuple[Row, ...]
     members: tuple[Row, ...]
     policies: tuple[Policy, ...]
@@ -125,7 +125,8 @@ class World:
 
     def winners(self, client: Client, scope: str | None, at: float = 0, plan: str | None = None) -> dict[Policy, str]:
         """The policies that apply to a request, each with the subject that it counts; ``plan`` instead of its own."""
-        if self.endpoints.get(scope or ""):
+        limits = self.endpoints.get(scope or "")
+        if limits == "none":
             return {}
         plan = plan or self.plan_of(client, at)
         groups: dict[tuple[str | None, str], list[Policy]] = {}
@@ -134,6 +135,8 @@ class World:
             if applies and self.includes(policy, client, plan, at):
                 groups.setdefault((policy.endpoint, policy.counted_per), []).append(policy)
         winners = [max(rivals, key=self.strength) for rivals in groups.values()]
+        if limits == "own":
+            winners = [policy for policy in winners if policy.endpoint or policy.rates == "blocked"]
         subjects = {policy: self.subject(policy.counted_per, client, plan) for policy in winners}
         return {policy: subject for policy, subject in subjects.items() if subject is not None}
 
@@ -149,6 +152,7 @@ CLIENTS = (
     Client(),
 )
 _FEW, _WHO = st.sampled_from([None, None, None, -3, -2, -1]), st.sampled_from([*SUBJECTS, "user:alice", "user:bob"])
+_LIMITS = st.sampled_from(["besides", "besides", "own", "own", "none"])
 _LATER = st.sampled_from([None, None, None, -1, 1, 3])
 
 
@@ -203,7 +207,7 @@ def worlds(draw: st.DrawFn) -> World:
         caller=draw(st.sampled_from([("user", "ip"), ("tenant", "user", "ip"), ("api_key", "ip"), ("ip", "tenant")])),
         identifiers=("tenant", "api_key"),
         plans={"free": draw(st.sampled_from(["", "anonymous"])), "pro": draw(st.sampled_from(["", "authenticated"]))},
-        endpoints={"search": draw(st.integers(0, 4)) == 0, "export": False},
+        endpoints={"search": draw(_LIMITS), "export": draw(st.sampled_from(["besides", "own"]))},
         assignments=tuple(on_plans()),
         members=tuple(rows(LISTS, 5)),
         policies=draw(policies()),
