@@ -186,8 +186,9 @@ class Settings:
     identifiers: Mapping[str, str | None] = _key(dict, _identifiers)
     #: Who the client is: the first of these (user, ip, or a key of `IDENTIFIERS`) that the request has.
     caller: tuple[str, ...] = _key(("user", "ip"), _strings())
-    #: Function that returns the slug of the client's plan, instead of plan assignments. If it returns None or
-    #: raises, the default plan applies.
+    #: Function that returns the slug of the client's plan. If it returns None, raises or returns the slug of no
+    #: plan, the assigned plan applies, or else the default plan. Months begin on the day in the assignments,
+    #: wherever the plan comes from.
     plan_resolver: str = _key("", _optional("(request) -> slug | None"))
     #: Function that returns display names for subjects of `IDENTIFIERS`, such as `{"tenant:4711": "Acme
     #: GmbH"}`, for the admin and the commands. It is called with a list of many subjects at once and may leave

@@ -12,7 +12,6 @@ from django.http import HttpResponseRedirect
 from django.utils.translation import gettext, ngettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
-from ..conf import settings
 from ..exceptions import InvalidFile
 from ..models import ListMember, SubjectList
 from ..operations.pasted_lines import Line, add_members, assign, lines_of, remove_members
@@ -110,9 +109,9 @@ class AssignPage(LinesPage):
     )
 
     def has_permission(self, request: Any, obj: Any = None) -> bool:
-        """Return whether assignments decide who is on a plan, and the operator may add some, and see the plan."""
-        may_add = request.user.has_perm("django_ratequota.add_planassignment")
-        return may_add and not settings.plan_resolver and self.admin.has_view_permission(request, obj)
+        """Return whether the operator may add assignments, and see the plan."""
+        may_add: bool = request.user.has_perm("django_ratequota.add_planassignment")
+        return may_add and bool(self.admin.has_view_permission(request, obj))
 
     def apply(self, request: Any, obj: Any, lines: list[Line], reason: str) -> str:
         """Assign the plan; the reason of the change is that of lines without one."""

@@ -59,9 +59,9 @@ class PlanAdmin(PolicyTableAdmin):
         return model_url(self.admin_site, PlanAssignment, "changelist", query=query)
 
     def links(self, request: Any, obj: Any) -> list[tuple[str, Any]]:
-        """Return the links of the pages, and those to the plan's assignments where these decide who is on it."""
+        """Return the links of the pages, and those to the plan's assignments."""
         found, site = super().links(request, obj), self.admin_site
-        if settings.plan_resolver or not site.is_registered(PlanAssignment):
+        if not site.is_registered(PlanAssignment):
             return found
         if may_view(site, PlanAssignment, request):
             found.append((self._assigned_url(obj), _("Customers")))
@@ -72,12 +72,10 @@ class PlanAdmin(PolicyTableAdmin):
     @admin.display(description=_("customers"))
     def subscribers(self, plan: Any) -> str:
         """Return the number of active assignments, and who else is on the plan, in words."""
-        if settings.plan_resolver:
-            text = gettext("decided by PLAN_RESOLVER")
-        else:
-            text = number_format(plan.assigned, force_grouping=True)
-            if plan.assigned_url:
-                text = format_html('<a href="{}">{}</a>', plan.assigned_url, text)
-        if not plan.default_for:
-            return text
-        return format_html(gettext("{count} and {others}"), count=text, others=plan.get_default_for_display())
+        text = number_format(plan.assigned, force_grouping=True)
+        if plan.assigned_url:
+            text = format_html('<a href="{}">{}</a>', plan.assigned_url, text)
+        by_code = settings.plan_resolver and gettext("customers from PLAN_RESOLVER")
+        for others in filter(None, (by_code, plan.default_for and plan.get_default_for_display())):
+            text = format_html(gettext("{count} and {others}"), count=text, others=others)
+        return text

@@ -119,7 +119,7 @@ def check_plans() -> Messages:
         return []
     missing = {"authenticated", "anonymous"}.difference(Plan.objects.values_list("default_for", flat=True))
     text = f"PLAN_RESOLVER is set, but no plan is the default for {' and '.join(sorted(missing))} clients."
-    hint = "Make a plan the default for them. It applies when PLAN_RESOLVER returns None or raises."
+    hint = "Make a plan the default for them. It applies when PLAN_RESOLVER names no plan and none is assigned."
     return [checks.Warning(text, hint=hint, id="django_ratequota.W014")] if missing else []
 
 

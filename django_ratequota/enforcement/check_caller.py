@@ -42,8 +42,8 @@ def check_caller(
     out where no client is involved: then nothing is counted per ip, nor per caller unless the call has a user or an
     identifier of CALLER. Clients of unknown addresses share one counter instead. ``identifiers`` are the caller's
     values of ``RATEQUOTA["IDENTIFIERS"]`` by name, because their functions need a request. So does
-    PLAN_RESOLVER: ``plan`` is the slug that it would return; None = the assigned plan, or with PLAN_RESOLVER the
-    default plan. ``scope`` names the endpoint, whatever its methods. ``cost`` is in units, None = the endpoint's own.
+    PLAN_RESOLVER: ``plan`` is the slug that it would return; None = the assigned plan, or else the default plan.
+    ``scope`` names the endpoint, whatever its methods. ``cost`` is in units, None = the endpoint's own.
 
     Each check is independent: it charges its whole cost, and a refusal refunds nothing. It holds its slots of rates
     such as ``20 concurrent`` to the end of ``with check_caller(...) as decision:``; without ``with``, until nothing

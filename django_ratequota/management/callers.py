@@ -143,7 +143,7 @@ def query_of(options: dict[str, Any]) -> ExplainQuery:
         slugs = ", ".join(Plan.objects.values_list("slug", flat=True)) or "none yet"
         raise CommandError(f"There is no plan {slug!r} (existing plans: {slugs})")
     if settings.plan_resolver and slug is None:
-        raise CommandError("PLAN_RESOLVER needs a request. Choose the plan with --plan SLUG, or '' for none.")
+        raise CommandError("PLAN_RESOLVER needs a request. Enter the plan with --plan SLUG, '' if it returns None.")
     return ExplainQuery(
         user_id=str(user_of(options["user"]).pk) if options["user"] else None,
         ip=options["ip"] or "",

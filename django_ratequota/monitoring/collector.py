@@ -80,7 +80,7 @@ class Collector(forks.Renewed):
             return ""
         caller, plan, allowed = context.caller, resolution.plan, decision.allowed
         name, ip = caller.name, caller.client_address.text
-        plan_is_known = caller.user_read or settings.plan_resolver
+        plan_is_known = caller.user_read or resolution.plan_named
         # A plain loop, because every request pays for this.
         against: tuple[int | None, ...] = resolution.would_block if allowed else resolution.blocking
         for status in decision.statuses:
@@ -105,7 +105,8 @@ class Collector(forks.Renewed):
             return ""
         refusals = self.would_be if allowed else self.refusals
         described, scope = DecisionRecord._make(record), context.scope or ""
-        refusal_id = refusals.add(described, scope, route or "", method, decision, resolution.assigned_to)
+        given = (resolution.assigned_to, resolution.plan_named)
+        refusal_id = refusals.add(described, scope, route or "", method, decision, *given)
         return "" if allowed else refusal_id
 
     def flush(self) -> None:

@@ -50,9 +50,16 @@ class PendingRefusals:
         return bool(self._refusals)
 
     def add(
-        self, record: DecisionRecord, scope: str, route: str, method: str, decision: Decision, assigned_to: str = ""
+        self,
+        record: DecisionRecord,
+        scope: str,
+        route: str,
+        method: str,
+        decision: Decision,
+        assigned_to: str = "",
+        plan_named: bool = False,
     ) -> str:
-        """Add a refusal; returns its id, "" if there are too many. ``assigned_to`` is that of the ``Resolution``."""
+        """Add a refusal; returns its id, "" if there are too many. The last two are those of the ``Resolution``."""
         minute = record.second // MINUTE
         refusal_id = digest(repr((record.caller, record.ip, scope, record.endpoint_ids, record.against, minute)))
         with self._lock:
@@ -64,7 +71,8 @@ class PendingRefusals:
             earlier = self._shares[share]
             if len(self._refusals) >= self.most or earlier >= self.most_of_share:
                 return ""
-            text = _describe(record, scope, route, method, decision, assigned_to)
+            plan = {"assigned_to": stored_name(assigned_to), "plan_named": plan_named}
+            text = _describe(record, scope, route, method, decision, plan)
             self._refusals[refusal_id] = _Refusal(record.second, text, share, earlier >= _FIRST_OF_SHARE)
             self._shares[share] += 1
         return refusal_id
@@ -88,12 +96,12 @@ class PendingRefusals:
 
 
 def _describe(
-    record: DecisionRecord, scope: str, route: str, method: str, decision: Decision, assigned_to: str
+    record: DecisionRecord, scope: str, route: str, method: str, decision: Decision, plan: dict[str, Any]
 ) -> str:
     """Return the JSON of a refusal, from which ``refusals.Refusal`` is read."""
     described = {name: getattr(record, name) for name in _OF_RECORD}
     described |= {"at": record.second, "method": method[:20], "scope": scope[:MAX_NAME], "route": route[:MAX_NAME]}
-    described |= {"error": decision.error, "revision": decision.revision, "assigned_to": stored_name(assigned_to)}
+    described |= {"error": decision.error, "revision": decision.revision, **plan}
     described["violated"] = [title[:MAX_NAME] for title in decision.violated]
     return json.dumps(described | {"buckets": [_describe_bucket(status) for status in decision.statuses]})
 

@@ -80,8 +80,10 @@ class Refusal:
     error: str = ""
     #: Ids of the policies that refused it or, in log mode, would have.
     against: tuple[int | None, ...] = ()
-    #: The subject whose assignment gave the plan, such as ``tenant:acme``; "" = no assignment did.
+    #: The subject whose assignment gave the plan unless code named one, such as ``tenant:acme``; "" = nobody.
     assigned_to: str = ""
+    #: Whether PLAN_RESOLVER or ``plan=`` of ``check_caller`` named the plan.
+    plan_named: bool = False
 
     @property
     def limits(self) -> list[str]:

@@ -175,7 +175,7 @@ def tightest(callers: Iterable[str], scope: str | None = None) -> dict[str, Buck
 def _own_buckets(context: EvaluationContext) -> list[Bucket]:
     """Return the enforced buckets that count only this caller and apply on every plan."""
     resolution, groups = resolve_uncached(context), context.snapshot.groups
-    is_open = is_plan_open(context.caller, resolution.assigned_to)
+    is_open = is_plan_open(context.caller, resolution)
     found = []
     for policy, endpoint, buckets in resolution.applied:
         group = groups.get(endpoint.id if endpoint else None, {}).get(policy.counted_per)

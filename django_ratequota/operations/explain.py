@@ -42,7 +42,7 @@ from ..utils.addresses import Network, named_network, unmap
 MOST_ENDPOINTS = 100
 #: Prefix of identifiers in query strings, because an identifier may have the name of another parameter.
 IDENTIFIER = "identifier_"
-#: The plan in query strings where PLAN_RESOLVER returns None; no slug has brackets.
+#: The plan in query strings where PLAN_RESOLVER has no opinion; no slug has brackets.
 NO_PLAN = "(none)"
 
 
@@ -161,7 +161,7 @@ def _why_exempt(limiter: Any, resolution: Resolution, exemption: Exemption | Non
 
 def _plan_source(context: EvaluationContext, resolution: Resolution) -> str:
     """Return where the plan comes from, and which kinds of subjects were not named but may have another one."""
-    source, unnamed = plan_source(context), unnamed_kinds(context.caller, resolution.assigned_to)
+    source, unnamed = plan_source(context), unnamed_kinds(context.caller, resolution)
     if not unnamed:
         return source
     text = _("%(source)s, but a request with %(kinds)s may be on another plan")
@@ -211,7 +211,7 @@ class ExplainQuery:
     ip: str = ""
     #: Values of IDENTIFIERS by name.
     identifiers: Mapping[str, str] = field(default_factory=dict)
-    #: Result of PLAN_RESOLVER; None = no plan.
+    #: Result of PLAN_RESOLVER; None = no opinion.
     plan_slug: str | None = None
     #: Endpoint name (scope); "" = none.
     endpoint: str = ""
@@ -228,7 +228,7 @@ class ExplainQuery:
         A route that this process does not have is left out: then the scope alone says where the request counts.
         """
         slug = None
-        if settings.plan_resolver and refusal.plan_id is not None:
+        if settings.plan_resolver and refusal.plan_named and refusal.plan_id is not None:
             slug = Plan.objects.filter(pk=refusal.plan_id).values_list("slug", flat=True).first()
         known = Endpoint.objects.filter(name=refusal.scope).exists()
         # Its counters and its plan name identifiers that the caller's name lacks.

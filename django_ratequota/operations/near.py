@@ -141,11 +141,10 @@ def _bucket(row: QuotaWindow, context: EvaluationContext, policy: RatePolicy | N
     """
     resolution = resolve_uncached(context)
     found = next((bucket for bucket in resolution.buckets if row.counter == counter_name(bucket)), None)
-    caller = context.caller
     # Whether the subject alone tells the plan of its requests.
-    known = caller.plan_slug is not None or not is_plan_open(caller, resolution.assigned_to)
+    known = not is_plan_open(context.caller, resolution)
     by_plan = found and any(one.id == found.policy_id and one.plan_id is not None for one in resolution.winners)
-    if (found is not None and (known or not by_plan)) or (known and caller.user_id is not None):
+    if (found is not None and (known or not by_plan)) or (known and context.caller.user_id is not None):
         return found
     facts = None if policy is None or policy.mode == RatePolicy.Mode.OFF else policy_facts(policy)
     if facts is not None and facts.active(context.now_us) and facts.endpoint_id == row.endpoint_id:

@@ -69,22 +69,26 @@ def contexts_of(callers: Sequence[Caller], snapshot: Snapshot, now_us: int) -> l
     ]
 
 
-def unnamed_kinds(caller: Caller, assigned_to: str) -> list[str]:
+def unnamed_kinds(caller: Caller, resolution: Resolution) -> list[str]:
     """Return the kinds of subjects that a described caller lacks, and whose plans would take precedence.
 
-    ``assigned_to`` is that of the caller's ``Resolution``. Raises ``django.db.Error``.
+    Raises ``django.db.Error``.
     """
-    kinds, found = process.policies.plan_kinds(), assigned_to.partition(":")[0]
+    if resolution.plan_named:
+        return []
+    kinds, found = process.policies.plan_kinds(), resolution.assigned_to.partition(":")[0]
     before = kinds[: kinds.index(found)] if found in kinds else kinds
     return [kind for kind in before if kind != "user" and caller.value(kind) is None]
 
 
-def is_plan_open(caller: Caller, assigned_to: str) -> bool:
+def is_plan_open(caller: Caller, resolution: Resolution) -> bool:
     """Return whether the callers that are counted under this caller's name may be on different plans."""
+    if settings.plan_resolver and not resolution.plan_named:
+        return True
     own = caller.name.partition(":")[0]
     # Callers with one of these are counted under its name.
     earlier = takewhile(lambda kind: kind != own, settings.caller)
-    return bool(settings.plan_resolver) or not set(unnamed_kinds(caller, assigned_to)).issubset(earlier)
+    return not set(unnamed_kinds(caller, resolution)).issubset(earlier)
 
 
 def _known_assigned(caller: Caller, entry: UserEntry) -> Assigned | None:

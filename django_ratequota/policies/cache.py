@@ -92,7 +92,7 @@ class PolicyCache:
             self._drops += 1
 
     def _forget_kinds(self, *, setting: str, **_: object) -> None:
-        """Because ``assigned_kinds`` depends on IDENTIFIERS, CALLER and PLAN_RESOLVER, which tests override."""
+        """Because ``assigned_kinds`` depends on IDENTIFIERS and CALLER, which tests override."""
         if setting == "RATEQUOTA":
             self.assigned_kinds = None
 
@@ -164,7 +164,7 @@ class PolicyCache:
         known = self.assigned_kinds
         if known is not None and not publication_pending():
             return known
-        if not settings.identifiers or settings.plan_resolver:
+        if not settings.identifiers:
             self.assigned_kinds = ()
             return ()
         keep = partial(setattr, self, "assigned_kinds")

@@ -12,7 +12,6 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from ..changes.validators import visible
-from ..conf import settings
 from ..engine.types import Bucket
 from . import resolver
 from .audience_index import Group
@@ -32,23 +31,17 @@ class Candidate(NamedTuple):
 
 def plan_source(context: resolver.EvaluationContext) -> str:
     """Return where the caller's plan comes from, in a few words for operators."""
-    slug = context.caller.plan_slug
-    if slug is not None and context.snapshot.plan_by_slug(slug) is not None:
+    if resolver.plan_by_code(context) is not None:
         return _("from PLAN_RESOLVER")
-    by_code = slug is not None or settings.plan_resolver
     found = resolver.assignment_of(context)
     if found is not None and found[0] == "user":
         return _("assigned to the user")
     if found is not None:
         return _("assigned to %(subject)s") % {"subject": visible(context.caller.subject(found[0], None))}
     if resolver.plan_of(context) is None:
-        if by_code:
-            return _("PLAN_RESOLVER returned no plan, and there is no default plan")
         return _("no plan is assigned, and there is no default plan")
     if context.caller.user_id is None:
         return _("the default for anonymous clients")
-    if by_code:
-        return _("the default for logged-in users, because PLAN_RESOLVER returned no plan")
     return _("the default for logged-in users without an assignment")
 
 

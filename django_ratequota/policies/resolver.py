@@ -110,7 +110,9 @@ class Resolution:
     durable: bool
     #: Whether a bucket limits how many requests run at once.
     concurrent: bool
-    #: The subject whose assignment gave the plan: ``user:42``, ``tenant:acme``; "" = no assignment did.
+    #: Whether code named the plan: PLAN_RESOLVER, or ``plan=`` of ``check_caller``.
+    plan_named: bool
+    #: The subject whose assignment gives the plan unless code names one: ``user:42``, ``tenant:acme``; "" = nobody.
     assigned_to: str
 
 
@@ -132,25 +134,30 @@ class EvaluationContext:
 
 
 def plan_of(context: EvaluationContext) -> PlanFacts | None:
-    """Return the caller's plan: PLAN_RESOLVER's where it is set, else the one assigned now; else the default plan."""
-    snapshot, caller, found = context.snapshot, context.caller, assignment_of(context)
-    plan_id = found[1].plan_id if found else None
+    """Return the caller's plan: the one that code names, else the one assigned now, else the default plan."""
+    snapshot, caller = context.snapshot, context.caller
+    if (plan := plan_by_code(context)) is not None:
+        return plan
     if caller.plan_slug is not None:
-        plan = snapshot.plan_by_slug(caller.plan_slug)
-        if plan is not None:
-            return plan
         source = "PLAN_RESOLVER answered" if settings.plan_resolver else "check_caller was called with plan="
-        text = f"{source} {caller.plan_slug[:100]!r}, but no plan has that slug; the default plan counts"
+        text = f"{source} {caller.plan_slug[:100]!r}, but no plan has that slug; it is ignored"
         note_problem("PLAN_RESOLVER", text)
-    if plan_id is None:
-        plan_id = snapshot.defaults.get("authenticated" if caller.user_id is not None else "anonymous")
+    default = snapshot.defaults.get("authenticated" if caller.user_id is not None else "anonymous")
+    found = assignment_of(context)
+    plan_id = found[1].plan_id if found else default
     return None if plan_id is None else snapshot.plans.get(plan_id)
 
 
-def assignment_of(context: EvaluationContext) -> tuple[str, Assignment] | None:
-    """Return the assignment that gives the caller's plan now, with the kind of its subject; None if none does.
+def plan_by_code(context: EvaluationContext) -> PlanFacts | None:
+    """Return the plan that PLAN_RESOLVER or ``plan=`` names; None if neither names one that exists."""
+    slug = context.caller.plan_slug
+    return None if slug is None else context.snapshot.plan_by_slug(slug)
 
-    It is that of the first who has one, along CALLER, then the user, then the other IDENTIFIERS.
+
+def assignment_of(context: EvaluationContext) -> tuple[str, Assignment] | None:
+    """Return the assignment whose plan applies now unless code names one, with the kind of its subject.
+
+    It is that of the first who has one, along CALLER, then the user, then the other IDENTIFIERS; None = nobody has.
     """
     for kind, entry in _assigned(context):
         found = entry.assignment(context.now_us)
@@ -162,7 +169,8 @@ def assignment_of(context: EvaluationContext) -> tuple[str, Assignment] | None:
 def month_anchor(context: EvaluationContext, subject: str) -> int:
     """Return the day on which the months of a subject's counters begin.
 
-    It is that of the subject's own assignments, else of those that give the caller's plan, else of any other.
+    It is that of the subject's own assignments, else of ``assignment_of``'s subject, else of any other, even if code
+    names the plan.
     """
     kind, found, entries = subject.partition(":")[0], assignment_of(context), dict(_assigned(context))
     if kind in _SHARED:
@@ -173,9 +181,7 @@ def month_anchor(context: EvaluationContext, subject: str) -> int:
 
 
 def _assigned(context: EvaluationContext) -> Assigned:
-    """Return the entries whose assignments may give the caller's plan; () where code names the plan."""
-    if context.caller.plan_slug is not None or settings.plan_resolver:
-        return ()
+    """Return the entries whose assignments may give the caller's plan and the day of its months."""
     return context.assigned or (("user", context.entry),)
 
 
@@ -203,9 +209,7 @@ def resolve_uncached(context: EvaluationContext) -> Resolution:
     plan_id = plan.id if plan else None
     applied: list[Applied] = []
     # What may start or end.
-    dated: list[Any] = [
-        one for _kind, entry in context.assigned or (("user", context.entry),) for one in entry.assignments
-    ]
+    dated: list[Any] = [one for _kind, entry in _assigned(context) for one in entry.assignments]
     # The caller's entries in lists that a policy here is for.
     entries = context.snapshot.members.entries_of(context.caller, matched.list_kinds) if matched.list_kinds else ()
     dated += entries
@@ -230,6 +234,7 @@ def resolve_uncached(context: EvaluationContext) -> Resolution:
         since_us=max([at_us for at_us in boundaries if at_us <= context.now_us], default=-sys.maxsize),
         until_us=min([at_us for at_us in boundaries if at_us > context.now_us], default=sys.maxsize),
         exempt=matched.exempt,
+        plan_named=plan_by_code(context) is not None,
         assigned_to=f"{found[0]}:{context.caller.value(found[0])}" if found else "",
     )
 

@@ -195,9 +195,7 @@ def test_the_plan_of_a_plan_resolver_is_entered_in_the_form(operator: Client, al
     Plan.objects.create(name="Pro", slug="pro")
     assert "Choose the plan that PLAN_RESOLVER would return for this customer." in explain(operator, user=alice.pk)
     assert "Pro</a> (from PLAN_RESOLVER)" in explain(operator, user=alice.pk, plan="pro")
-    assert "PLAN_RESOLVER returned no plan, and there is no default" in explain(
-        operator, user=alice.pk, plan="(none)"
-    )
+    assert "Free</a> (assigned to the user)" in explain(operator, user=alice.pk, plan="(none)")
     assert "gold is not one of the available choices." in explain(operator, user=alice.pk, plan="gold")
 
 

@@ -49,10 +49,14 @@ def test_subscribers_are_counted_and_default_callers_named(operator: Client) -> 
     assert "planassignment" not in text_of(viewer.get(LIST))
 
 
-def test_subscribers_are_not_counted_where_code_decides_the_plan(operator: Client, settings: Any) -> None:
+def test_subscribers_from_code_are_named_beside_those_who_are_assigned(
+    operator: Client, alice: User, settings: Any
+) -> None:
     Plan.objects.create(name="Free", slug="free", default_for="authenticated")
+    PlanAssignment.objects.create(user=alice, plan=Plan.objects.create(name="Pro", slug="pro"))
     settings.RATEQUOTA = {**settings.RATEQUOTA, "PLAN_RESOLVER": "builtins.repr"}
-    assert subscribers(operator) == ["decided by PLAN_RESOLVER and logged-in users without an assignment"]
+    code = "customers from PLAN_RESOLVER"
+    assert subscribers(operator) == [f"0 and {code} and logged-in users without an assignment", f"1 and {code}"]
 
 
 def test_a_new_plan_is_put_after_the_others(operator: Client) -> None:

@@ -140,10 +140,9 @@ class TestWhoIsCounted:
         """PLAN_RESOLVER takes a request, and there is none."""
         with_settings(settings, PLAN_RESOLVER="tests.project.views.tenant")
         pro, free = (Plan.objects.create(name=name, slug=name) for name in ("pro", "free"))
-        Plan.objects.filter(slug="free").update(default_for="authenticated")
         RatePolicy.objects.create(plan=pro, rates="100/hour")
         RatePolicy.objects.create(plan=free, rates="5/hour")
-        PlanAssignment.objects.create(user=alice, plan=pro)
+        PlanAssignment.objects.create(user=alice, plan=free)
         assert [room(ask(user=alice, plan=plan)) for plan in ("pro", None)] == [["99/100"], ["3/5"]]
 
     def test_an_unknown_plan_is_logged_and_the_default_applies(

@@ -20,7 +20,7 @@ from django.db import OperationalError, connection
 from django.utils import timezone
 
 from django_ratequota.management import maintenance
-from django_ratequota.models import Endpoint, Plan, PolicyChange, RatePolicy
+from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
 from django_ratequota.monitoring import health
 from django_ratequota.runtime import default_limiter
 from django_ratequota.store.base import server_version
@@ -61,7 +61,8 @@ def test_explain_takes_the_plan_that_a_resolver_would_return(alice: User, settin
     Plan.objects.create(name="Pro", slug="pro")
     with pytest.raises(CommandError, match="with --plan SLUG"):
         run("explain", "--user", "alice")
-    assert "plan         none (PLAN_RESOLVER returned no plan" in run("explain", "--user", "alice", "--plan", "")
+    PlanAssignment.objects.create(user=alice, plan=Plan.objects.create(name="Team", slug="team"))
+    assert "plan         Team (assigned to the user)" in run("explain", "--user", "alice", "--plan", "")
     text = run("explain", "--user", "alice", "--plan", "pro", "--endpoint", "search")
     assert "plan         Pro" in text
     assert "2 more policies are for other customers (plan)." in text

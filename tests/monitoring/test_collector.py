@@ -11,7 +11,7 @@ from django.contrib.auth.models import User
 
 from django_ratequota import Limiter, check_request
 from django_ratequota.exceptions import StoreError
-from django_ratequota.models import RatePolicy
+from django_ratequota.models import Plan, RatePolicy
 from django_ratequota.monitoring.attempts import recorded_attempts
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.monitoring.packing import HOUR
@@ -76,6 +76,13 @@ def test_the_plan_of_a_user_that_no_policy_needs_is_unknown(settings: Any, alice
     for caller, plan in (("ip", UNKNOWN_PLAN), ("user", None)):
         settings.RATEQUOTA = {**settings.RATEQUOTA, "CALLER": [caller]}
         check_request(request_from(alice))
+        assert DecisionRecord._make(collector.pending.pop()).plan_id == plan
+    # Code may name it without reading the user.
+    free = Plan.objects.create(name="Free", slug="free", default_for="anonymous")
+    resolver = "tests.project.views.named_plan"
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "CALLER": ["ip"], "PLAN_RESOLVER": resolver}
+    for slug, plan in (("free", free.pk), ("gone", UNKNOWN_PLAN), (None, UNKNOWN_PLAN)):
+        check_request(request_from(alice, plan=slug))
         assert DecisionRecord._make(collector.pending.pop()).plan_id == plan
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, date, datetime
+from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
@@ -66,6 +67,17 @@ def test_a_refund_after_midnight_is_of_the_month_of_its_charge(ask: Ask, clock: 
     assert (rows(), invoiced("2025-11")) == ([("11-01", "12-01", 190), ("12-01", "01-01", 1)], 190)
     days = QuotaDay.objects.order_by("day").filter(first_day="2025-11-01").values_list("charged", "refunded")
     assert list(days) == [(510, 0), (0, 320)]
+
+
+def test_the_month_of_an_invoice_begins_on_the_customers_day_where_code_names_the_plan(
+    ask: Ask, alice: User, settings: Any
+) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "PLAN_RESOLVER": "tests.project.views.plan_of_some"}
+    Plan.objects.create(name="Staff", slug="staff")
+    for alice.is_staff in (False, True):
+        ask("2025-11-14", 13, 5)
+    flush()
+    assert (rows(), invoiced("2025-11")) == ([("11-13", "12-13", 10)], 10)
 
 
 def test_a_refund_is_shared_by_the_policies_that_limited_the_month(limiter: Limiter) -> None:

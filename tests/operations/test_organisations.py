@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from html import unescape
+from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
@@ -33,8 +34,8 @@ def people(api_keys: None) -> list[User]:
     return [User.objects.create(username=name) for name in ("alice", "bob")]
 
 
-def ask(user: User | None, key: str = "acme") -> bool:
-    return check_request(request_from(user, headers={"X-Api-Key": key}), scope="search").allowed
+def ask(user: User | None, key: str = "acme", **headers: str) -> bool:
+    return check_request(request_from(user, headers={"X-Api-Key": key, **headers}), scope="search").allowed
 
 
 def refuse(people: list[User]) -> None:
@@ -131,3 +132,23 @@ def test_a_refusal_is_explained_by_the_organisations_plan(operator: Client, peop
     assert "Pro</a> (assigned to tenant:acme)" in text
     assert "would be refused by all endpoints: 2/hour" in text
     assert boost_all(operator, id=refusal.id)
+
+
+def test_a_refusal_is_explained_by_the_plan_that_code_named_or_left_to_assignments(
+    operator: Client, people: list[User], pro: Plan, settings: Any
+) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "PLAN_RESOLVER": "tests.project.views.plan_of_some"}
+    RatePolicy.objects.create(plan=Plan.objects.create(name="Service", slug="service"), rates="1/month")
+    alice, bob = people
+    assert [ask(alice), ask(alice), ask(alice)] == [True, True, False]
+    assert [ask(bob, **{"X-Service": "service"}) for _ in range(2)] == [True, False]
+    collector.flush()
+    sources = {"alice": "Pro{} (assigned to tenant:acme)", "bob": "Service{} (from PLAN_RESOLVER)"}
+    for user in people:
+        [refusal] = refusals.caller_refusals(f"user:{user.pk}").refusals
+        assert sources[user.username].format("</a>") in explain(operator, id=refusal.id)
+        shown = run("explain", "--id", refusal.id)
+        assert sources[user.username].format("") in shown
+    assert "1/month of" in shown
+    assert "0 of 1 left" in shown
+    assert "(months begin on day 15)" in shown, "that of acme, which the refusal names"

@@ -14,7 +14,7 @@ from django.core.exceptions import ValidationError
 from django.db import connection, transaction
 from django.utils import timezone
 
-from django_ratequota import Decision, acheck_caller, check_caller, check_request
+from django_ratequota import Decision, acheck_caller, acheck_request, check_caller, check_request
 from django_ratequota.changes.writer import write_publication
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
 from django_ratequota.operations.caller_limits import caller_limits, tightest
@@ -86,15 +86,6 @@ class TestWhosePlanCounts:
                 assert queries(lambda: found.extend(limits(check_caller(ip=None, identifiers=ACME)))) == 0
         assert found == [9, 2, 2, 9]
 
-    def test_plan_resolver_and_plan_replace_all_assignments(self, settings: Any) -> None:
-        plan_of(9)
-        assign("tenant:acme", 2)
-        assert limits(check_caller(ip=None, identifiers=ACME, plan="p9")) == [9]
-        settings.RATEQUOTA = {**settings.RATEQUOTA, "PLAN_RESOLVER": "tests.project.views.api_key"}
-        assert limits(check_caller(ip=None, identifiers=ACME)) == []
-        assert policies.assigned_kinds == ()
-        assert limits(check_caller(ip=None, identifiers=ACME, plan="p9")) == [9]
-
     def test_a_failed_identifier_has_no_plan(self) -> None:
         plan_of(9, default_for="anonymous")
         assign("tenant:acme", 2)
@@ -110,6 +101,80 @@ class TestWhosePlanCounts:
         assert limits(check_request(request_from(), "open")) == [5], "the request has no attribute tenant"
         RatePolicy.objects.create(plan=Plan.objects.get(), rates="7/hour")
         assert limits(check_request(request_from(tenant="acme"), "open")) == [7, 5]
+
+
+class TestPlansByCode:
+    @pytest.fixture
+    def resolver(self, settings: Any) -> None:
+        settings.RATEQUOTA = {**settings.RATEQUOTA, "PLAN_RESOLVER": "tests.project.views.plan_of_some"}
+
+    @pytest.mark.parametrize("how", ["sync", "async"])
+    def test_a_resolver_without_an_opinion_leaves_the_plan_to_assignments(
+        self, resolver: None, how: str, alice: User, caplog: Any
+    ) -> None:
+        """Regression: a resolver for staff and services switched off the assignments of everyone else."""
+        check = check_request if how == "sync" else async_to_sync(acheck_request)
+
+        def limit(user: User | None = None, tenant: str | None = None, **headers: str) -> list[int]:
+            return limits(check(request_from(user, headers=headers, tenant=tenant)))
+
+        staff, bob = (User.objects.create(username=name, is_staff=name == "staff") for name in ("staff", "bob"))
+        RatePolicy.objects.create(plan=Plan.objects.create(name="Staff", slug="staff"), rates="unlimited")
+        RatePolicy.objects.create(plan=Plan.objects.create(name="Service", slug="service"), rates="300/min")
+        plan_of(9, default_for="authenticated")
+        assign("tenant:acme", 2)
+        for user in (alice, staff):
+            PlanAssignment.objects.create(user=user, plan=Plan.objects.get_or_create(slug="p9")[0])
+        PlanAssignment.objects.filter(user=alice).update(plan=plan_of(5))
+        assert limit(staff, "acme") == []
+        assert limit(alice, "acme", **{"X-Service": "service"}) == [300]
+        assert limit(alice, "acme") == [5]
+        assert limit(bob, "acme") == limit(None, "acme") == [2]
+        assert (limit(bob), limit()) == ([9], [])
+        assert not caplog.records
+        # A plan that was deleted, or a typing error.
+        assert limit(alice, **{"X-Service": "gone"}) == [5]
+        assert limit(bob, **{"X-Service": "gone"}) == [9]
+        assert "PLAN_RESOLVER answered 'gone', but no plan has that slug" in caplog.text
+        check_request(request_from(tenant="acme"))
+        assert queries(lambda: limit(alice, "acme")) == 0
+
+    def test_plan_of_check_caller_replaces_assignments_also_under_a_resolver(
+        self, resolver: None, ask: Callable[..., Decision]
+    ) -> None:
+        plan_of(9)
+        assign("tenant:acme", 2)
+        assert limits(ask(ip=None, identifiers=ACME, plan="p9")) == [9]
+        assert limits(ask(ip=None, identifiers=ACME)) == limits(ask(ip=None, identifiers=ACME, plan="gone")) == [2]
+
+    def test_months_begin_on_the_day_of_the_assignment_whatever_names_the_plan(
+        self, resolver: None, ask: Callable[..., Decision], alice: User
+    ) -> None:
+        """Regression: with a resolver, quotas and invoices were of calendar months."""
+        for slug in ("staff", "own"):
+            plan = Plan.objects.create(name=slug, slug=slug)
+            RatePolicy.objects.create(plan=plan, rates="5/month")
+            RatePolicy.objects.create(plan=plan, counted_per="tenant", rates="7/month")
+        PlanAssignment.objects.create(user=alice, plan=plan, anchor=13)
+        assign("tenant:acme", 2, anchor=20)
+        alice.is_staff = True
+        decisions = [
+            check_request(request_from(alice, tenant="acme")),
+            *(ask(user=alice, identifiers=ACME, plan=slug) for slug in ("staff", None, "gone")),
+        ]
+        days = [[status.bucket.anchor for status in one.statuses] for one in decisions]
+        assert days == [[13, 20]] * 4
+        found = caller_limits(DescribedCaller(user_id=str(alice.pk), address=None, plan_slug="staff"))
+        assert [bucket.anchor for bucket, _status in found.limits] == [13]
+
+    def test_a_resolver_costs_no_query_once_its_callers_are_known(self, resolver: None, alice: User) -> None:
+        RatePolicy.objects.create(plan=Plan.objects.create(name="Staff", slug="staff"), rates="5/hour")
+        check_request(request_from(alice, tenant="acme"))
+        assert policies.assigned_kinds == ()
+        assert queries(lambda: check_request(request_from(alice, tenant="acme"))) == 0
+        assign("tenant:acme", 2)
+        counts = [queries(lambda: check_request(request_from(alice, tenant="acme"))) for _ in range(3)]
+        assert counts[1:] == [0, 0]
 
 
 class TestWhatIsRead:
@@ -268,7 +333,7 @@ class TestAnchors:
 
         assert days(identifiers=ACME) == [15, 15]
         assert days() == [1]
-        assert days(identifiers=ACME, plan="p9") == [1, 1], "code replaces all assignments"
+        assert days(identifiers=ACME, plan="p9") == [1, 15], "9/hour has no month"
 
 
 class TestWhatIsShown:

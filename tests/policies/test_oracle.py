@@ -35,6 +35,10 @@ SCOPES = (None, "search", "export", "unknown")
 SETTINGS = {"tenant": "tests.project.views.tenant", "api_key": "tests.project.views.api_key"}
 
 
+#: Subject, rate, the policy's id, and the day on which months begin.
+Counted = tuple[str, str, int, int]
+
+
 class Rows:
     """A world's rows in the database, and their names there."""
 
@@ -57,7 +61,9 @@ class Rows:
         )
         PlanAssignment.objects.bulk_create(
             [
-                PlanAssignment(plan=self.plans[row.of], **self._who(row.who, ""), **self._dates(row))
+                PlanAssignment(
+                    plan=self.plans[row.of], anchor=row.day or None, **self._who(row.who, ""), **self._dates(row)
+                )
                 for row in world.assignments
             ]
         )
@@ -84,17 +90,20 @@ class Rows:
             counted_per=policy.counted_per,
             rates=policy.rates,
             mode=policy.mode,
+            durable=False,
             **audience,
             **self._dates(policy),
         )
 
-    def counted(self, winners: dict[Policy, str], *modes: str) -> set[tuple[str, str, int]]:
-        """(subject, rate, id) of the counters of the winners in one of these modes."""
-        return {
-            (self.subject(subject), policy.rates, self.policies[policy].pk)
-            for policy, subject in winners.items()
-            if policy.rates.endswith("/hour") and policy.mode in modes
-        }
+    def counted(self, client: Client, winners: dict[Policy, str], *modes: str, at: float = 0) -> set[Counted]:
+        """The counters of the client's winners in one of these modes."""
+        found = set()
+        for policy, subject in winners.items():
+            if "/" in policy.rates and policy.mode in modes:
+                monthly = policy.rates.endswith("/month")
+                day = self.world.month_day(subject, client, at) if monthly else 1
+                found.add((self.subject(subject), policy.rates, self.policies[policy].pk, day))
+        return found
 
     def subject(self, subject: str) -> str:
         """As keys name it: users and plans by their primary keys."""
@@ -108,34 +117,36 @@ def blocks(winners: dict[Policy, str]) -> Counter[str]:
     return Counter(f"{one.endpoint or 'all'}/blocked" for one in refusing)
 
 
-def counters(buckets: Any) -> set[tuple[str, str, int]]:
-    return {(bucket.subject, str(bucket.rate), bucket.policy_id) for bucket in buckets}
+def counters(buckets: Any) -> set[Counted]:
+    return {(bucket.subject, str(bucket.rate), bucket.policy_id, bucket.anchor) for bucket in buckets}
 
 
 def described(client: Client, rows: Rows) -> DescribedCaller:
     user_id = None if client.user is None else str(rows.users[client.user].pk)
-    return DescribedCaller(user_id=user_id, address=client.address, identifiers=dict(client.identifiers))
+    identifiers, slug = dict(client.identifiers), rows.world.slug(client)
+    return DescribedCaller(user_id=user_id, address=client.address, identifiers=identifiers, plan_slug=slug)
 
 
-def check_decisions(rows: Rows, client: Client, scope: str | None, winners: dict[Policy, str]) -> None:
-    named = dict(client.identifiers)
+def check_decisions(rows: Rows, client: Client, scope: str | None, winners: dict[Policy, str], at: float = 0) -> None:
+    named, slug = dict(client.identifiers), rows.world.slug(client)
     user = rows.users.get(client.user or "")
     key = {"X-Api-Key": named["api_key"]} if "api_key" in named else {}
-    request = request_from(user, client.address or "", key, tenant=named.get("tenant"))
+    request = request_from(user, client.address or "", key, tenant=named.get("tenant"), plan=slug)
     for decision in (
         check_request(request, scope=scope),
-        check_caller(user=user, ip=client.address, identifiers=named, scope=scope),
+        check_caller(user=user, ip=client.address, identifiers=named, plan=slug, scope=scope),
     ):
         assert Counter(decision.blocked_by) == blocks(winners)
         assert decision.allowed is not bool(blocks(winners))
         if decision.allowed:
-            assert counters(status.bucket for status in decision.statuses) == rows.counted(winners, "enforce", "log")
+            expected = rows.counted(client, winners, "enforce", "log", at=at)
+            assert counters(status.bucket for status in decision.statuses) == expected
 
 
 def check_explain(rows: Rows, client: Client, scope: str | None, winners: dict[Policy, str]) -> None:
     found = explain_caller(described(client, rows), scope=scope)
     assert {rows.ids[one.policy.id] for one in found.candidates if one.won} == set(winners)
-    assert counters(found.resolution.buckets) == rows.counted(winners, "enforce", "log")
+    assert counters(found.resolution.buckets) == rows.counted(client, winners, "enforce", "log")
     told = [policy for policy in rows.world.policies if policy.endpoint in (None, scope)]
     told = [policy for policy in told if policy.kind != "user" or policy.audience == f"user:{client.user}"]
     assert len(found.candidates) + sum(found.others.values()) == len(told)
@@ -151,12 +162,12 @@ def check_usage(rows: Rows, client: Client) -> None:
     for scope, limits in rows.world.endpoints.items():
         winners = rows.world.winners(client, scope)
         found = caller_limits(described(client, rows), scope)
-        assert counters(bucket for bucket, _status in found.limits) == rows.counted(shown(winners), "enforce")
+        assert counters(bucket for bucket, _status in found.limits) == rows.counted(client, shown(winners), "enforce")
         assert Counter(found.blocked_by) == blocks(winners)
         everywhere |= {} if limits == "none" else winners
     found = caller_limits(described(client, rows))
     everywhere |= rows.world.winners(client, None)
-    assert counters(bucket for bucket, _status in found.limits) == rows.counted(shown(everywhere), "enforce")
+    assert counters(bucket for bucket, _status in found.limits) == rows.counted(client, shown(everywhere), "enforce")
     assert Counter(found.blocked_by) == blocks(everywhere)
 
 
@@ -217,7 +228,9 @@ def record_of(rows: Rows, client: Client, scope: str | None) -> Attempts:
 @given(oracle.worlds())
 @examples(200)
 def test_every_answer_is_the_documented_one(settings: Any, monkeypatch: pytest.MonkeyPatch, world: World) -> None:
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": SETTINGS, "CALLER": list(world.caller)}
+    resolver = "tests.project.views.named_plan" if any(world.slugs) else ""
+    changed = {"IDENTIFIERS": SETTINGS, "CALLER": list(world.caller), "PLAN_RESOLVER": resolver}
+    settings.RATEQUOTA = {**settings.RATEQUOTA, **changed}
     for name in ("operator", *oracle.USERS):
         User.objects.get_or_create(username=name, defaults={"is_superuser": True, "is_staff": True})
     operator = User.objects.get(username="operator")
@@ -236,4 +249,4 @@ def test_every_answer_is_the_documented_one(settings: Any, monkeypatch: pytest.M
         # What was remembered of the time before is not found.
         clock.advance(2 * 3600)
         for client, scope in product(CLIENTS, SCOPES):
-            check_decisions(rows, client, scope, world.winners(client, scope, 2))
+            check_decisions(rows, client, scope, world.winners(client, scope, 2), 2)

@@ -123,12 +123,11 @@ def test_counted_per(alice: User, counted_per: str, named: dict[str, Any], subje
     ("slug", "default", "plan", "why"),
     [
         ("pro", "", "Pro", "from PLAN_RESOLVER"),
-        (None, "authenticated", "Free", "the default for logged-in users, because PLAN_RESOLVER returned no plan"),
-        ("gold", "authenticated", "Free", "the default for logged-in users, because PLAN_RESOLVER returned no plan"),
-        (None, "", None, "PLAN_RESOLVER returned no plan, and there is no default plan"),
+        (None, "authenticated", "Assigned", "assigned to the user"),
+        ("gold", "authenticated", "Assigned", "assigned to the user"),
     ],
 )
-def test_a_plan_resolver_takes_the_place_of_assignments(
+def test_the_plan_of_a_resolver_comes_before_assignments(
     alice: User, settings: Any, slug: str | None, default: str, plan: str | None, why: str
 ) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "PLAN_RESOLVER": "tests.project.views.tenant"}

@@ -160,6 +160,17 @@ def api_key(request: Any) -> str | None:
     return request.headers.get("X-Api-Key")
 
 
+def named_plan(request: Any) -> str | None:
+    """A plan resolver: the slug that the test put on the request."""
+    slug: str | None = request.plan
+    return slug
+
+
+def plan_of_some(request: Any) -> str | None:
+    """A plan resolver for staff and services; all others are on the plan that is assigned to them."""
+    return "staff" if request.user.is_staff else request.headers.get("X-Service")
+
+
 def busiest(request: Any) -> str:
     """An identifier that reads the database."""
     return f"{User.objects.count()} users"

@@ -49,6 +49,8 @@ class Row(Dated):
 
     of: str
     who: str
+    #: The day on which the months of the one on a plan begin; 0 = that of the other rows.
+    day: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +76,7 @@ class Client:
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """All rows, and the settings CALLER and IDENTIFIERS."""
+    """All rows, the settings CALLER and IDENTIFIERS, and the slugs that code returns for ``CLIENTS``."""
 
     caller: tuple[str, ...]
     identifiers: tuple[str, ...]
@@ -84,13 +86,36 @@ class World:
     assignments: tuple[Row, ...]
     members: tuple[Row, ...]
     policies: tuple[Policy, ...]
+    #: Same order as ``CLIENTS``; None = no opinion.
+    slugs: tuple[str | None, ...] = (None,) * 5
+
+    def slug(self, client: Client) -> str | None:
+        """What PLAN_RESOLVER returns for the client."""
+        return dict(zip(CLIENTS, self.slugs, strict=True)).get(client)
+
+    def assigned(self, client: Client, at: float) -> list[tuple[str, list[Row]]]:
+        """The assignments of each of the client's names that have begun, the one that applies first.
+
+        The names are in the order in which plans are looked for: along CALLER, the user, IDENTIFIERS.
+        """
+
+        def rank(row: Row) -> tuple[object, ...]:
+            ends = row.ends is not None if row.active(at) else row.ends
+            return row.active(at), ends, row.starts, self.assignments.index(row)
+
+        kinds = dict.fromkeys([*self.caller, "user", *self.identifiers])
+        begun = [row for row in self.assignments if row.starts is None or row.starts <= at]
+        own = {kind: [row for row in begun if row.who == f"{kind}:{client.value(kind)}"] for kind in kinds}
+        return [(kind, sorted(rows, key=rank, reverse=True)) for kind, rows in own.items() if rows]
 
     def plan_of(self, client: Client, at: float) -> str | None:
-        """The plan of the first who is on one, along CALLER, the user, IDENTIFIERS; else the default plan."""
-        for kind in dict.fromkeys([*self.caller, "user", *self.identifiers]):
-            own = [row for row in self.assignments if row.who == f"{kind}:{client.value(kind)}" and row.active(at)]
-            if own:
-                return max(reversed(own), key=lambda row: (row.ends is not None, row.starts)).of
+        """The plan that code names, else of the first who is on one, else the default plan."""
+        slug = self.slug(client)
+        if slug in self.plans:
+            return slug
+        for _kind, rows in self.assigned(client, at):
+            if rows[0].active(at):
+                return rows[0].of
         wanted = "anonymous" if client.user is None else "authenticated"
         return next((name for name, default_for in self.plans.items() if default_for == wanted), None)
 
@@ -103,6 +128,20 @@ class World:
         kinds = self.caller if counted_per == "caller" else (counted_per,)
         names = [f"{kind}:{client.value(kind)}" for kind in kinds if client.value(kind) is not None]
         return next(iter(names), "ip:unknown" if counted_per in ("caller", "ip") else None)
+
+    def month_day(self, subject: str, client: Client, at: float) -> int:
+        """On which day of the month the subject's months begin, whatever names the client's plan.
+
+        The subject's own assignments say it, else those of the first who is on a plan, else any other.
+        """
+        kind = subject.partition(":")[0]
+        if kind in ("everyone", "plan", "ip"):
+            return 1
+        found = self.assigned(client, at)
+        on_plans = [name for name, rows in found if rows[0].active(at)]
+        order = [kind, *on_plans[:1], *(name for name, _rows in found)]
+        days = {name: next((r.day for r in rows if r.day), int(rows[0].active(at))) for name, rows in found}
+        return next((days[name] for name in order if days.get(name)), 1)
 
     def includes(self, policy: Policy, client: Client, plan: str | None, at: float) -> bool:
         """Whether the client is in the policy's audience."""
@@ -176,7 +215,7 @@ def policies(draw: st.DrawFn) -> tuple[Policy, ...]:
             endpoint=endpoint,
             audience=audience,
             counted_per=counted_per,
-            rates=draw(st.sampled_from([f"{number + 50}/hour", f"{number + 50}/hour", "blocked", "unlimited"])),
+            rates=draw(st.sampled_from([f"{number + 50}/hour", f"{number + 50}/month", "blocked", "unlimited"])),
             mode=draw(st.sampled_from(["enforce", "enforce", "enforce", "log", "off"])),
             starts=starts,
             ends=ends,
@@ -201,7 +240,8 @@ def worlds(draw: st.DrawFn) -> World:
     def on_plans() -> Iterator[Row]:
         for row in rows(("free", "pro"), 4):
             if not row.who.startswith("ip:"):  # no address is on a plan
-                yield Row(of=row.of, who=row.who, starts=-4 if row.starts is None else row.starts, ends=row.ends)
+                starts, day = -4 if row.starts is None else row.starts, draw(st.sampled_from([0, 0, 13, 20]))
+                yield Row(of=row.of, who=row.who, starts=starts, ends=row.ends, day=day)
 
     return World(
         caller=draw(st.sampled_from([("user", "ip"), ("tenant", "user", "ip"), ("api_key", "ip"), ("ip", "tenant")])),
@@ -211,4 +251,5 @@ def worlds(draw: st.DrawFn) -> World:
         assignments=tuple(on_plans()),
         members=tuple(rows(LISTS, 5)),
         policies=draw(policies()),
+        slugs=draw(st.just((None,) * 5) | st.tuples(*[st.sampled_from([None, None, "free", "pro", "gone"])] * 5)),
     )

@@ -34,7 +34,10 @@ class ExplainForm(forms.Form):
     )
     plan = forms.ChoiceField(
         label=_("Plan"),
-        help_text=_("PLAN_RESOLVER cannot run without a request. Choose the plan that it would return."),
+        help_text=_(
+            "PLAN_RESOLVER cannot run without a request. Choose the plan that it would return. With (none), the "
+            "assigned plan or the default plan applies."
+        ),
         error_messages={"required": _("Choose the plan that PLAN_RESOLVER would return for this customer.")},
     )
     endpoint = forms.ModelChoiceField(

@@ -78,7 +78,7 @@ class Caller:
 
     @cached_property
     def plan_slug(self) -> str | None:
-        """Return PLAN_RESOLVER's slug; None = the default plan, as without a PLAN_RESOLVER or when it raises."""
+        """Return PLAN_RESOLVER's slug; None = it has no opinion, it raised, or there is none."""
         path = settings.plan_resolver
         return self._call(path) or None if path else None
 
