@@ -139,6 +139,8 @@ class _Linked:
             if isinstance(error, redis.exceptions.NoScriptError) and isinstance(command, ScriptCall):
                 return (yield from self.exchange(command.text, asking))  # nothing ran
             return error
+        finally:
+            link.feed(b"")  # a long reply would be kept with the connection
 
     def is_stale(self) -> bool:
         """Whether the server has closed it, or sent more than it was asked for; may raise ``OSError``."""
