@@ -1,6 +1,7 @@
 """Redis keys: the one place where a key is built.
 
-``{prefix}:{<subject>}:<endpoint>:<algorithm><period>``, such as ``rq:{user:42}:7:tb60``; a queue's ends in ``queue``.
+``{prefix}:{<subject>}:<endpoint>:<algorithm><period>``, such as ``rq:{user:42}:7:tb60``; a queue's ends in ``queue``,
+one that counts beside an enforced policy's in ``log``.
 The subject in braces is the Cluster hash tag. A key has at most 128 bytes, and two different counters never share
 one, whatever the text.
 """
@@ -46,7 +47,7 @@ def check_prefix(prefix: str) -> str:
 def bucket_key(prefix: str, bucket: Bucket) -> str:
     """Return the key of the bucket's counter."""
     rate = "queue" if bucket.queued else _rate(bucket.rate.algorithm, bucket.rate.period, bucket.rate.counts)
-    return f"{prefix}:{beginning(bucket.subject)}{_endpoint(bucket)}:{rate}"
+    return f"{prefix}:{beginning(bucket.subject)}{_endpoint(bucket)}:{rate}{'log' if bucket.beside else ''}"
 
 
 def window_key(key: str, first_day: date) -> str:

@@ -44,6 +44,8 @@ class Bucket:
     leads: bool = field(default=False, kw_only=True)
     #: Whether its counter is the queue of slots that ``Limiter.acquire`` books, which sets it.
     queued: bool = field(default=False, kw_only=True)
+    #: Whether it is a log-only limit beside an enforced one: then it has a counter of its own.
+    beside: bool = field(default=False, kw_only=True)
     # ``title`` once it is made, as every response shows it.
     _title: str = field(default="", init=False, repr=False, compare=False)
 
@@ -58,7 +60,7 @@ class Bucket:
         rate = self.rate
         if self.queued:  # whatever the period: after an edit, slots follow the booked ones
             return (self.subject, endpoint, self.counted_per, "queue")
-        return (self.subject, endpoint, self.counted_per, rate.algorithm, rate.period, rate.counts)
+        return (self.subject, endpoint, self.counted_per, rate.algorithm, rate.period, rate.counts, self.beside)
 
     @property
     def title(self) -> str:

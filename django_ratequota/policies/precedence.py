@@ -1,4 +1,6 @@
-"""Which of the policies that compete in one group wins, and the words for it. No other module knows the rule.
+"""Which of the policies that compete in one group win, and the words for it. No other module knows the rule.
+
+The strongest enforced policy applies. A log-only one that is stronger applies beside it and never takes its place.
 
 From the strongest to the weakest: an enforced ``blocked`` for a user, a subject or a list; the user; identifiers, in
 the order of CALLER, then of IDENTIFIERS; addresses, longest prefix first; subject lists; the plan; everyone. Among
@@ -20,10 +22,14 @@ from .facts import PolicyFacts
 _EVERYONE, _PLAN, _LIST, _ADDRESS, _IDENTIFIER, _USER = range(6)
 
 
-def strongest(rivals: Iterable[PolicyFacts], now_us: int) -> PolicyFacts | None:
-    """Return the policy that wins among the rivals of one group; None if none of them is active now."""
+def winners_of(rivals: Iterable[PolicyFacts], now_us: int) -> list[PolicyFacts]:
+    """Return the policies that win among the rivals of one group: an enforced one, and a stronger log-only one."""
     active = [p for p in rivals if p.rates and p.active(now_us)]
-    return max(active, key=precedence) if len(active) > 1 else active[0] if active else None
+    if len(active) < 2:
+        return active
+    strongest = max(active, key=precedence)
+    enforced = max((p for p in active if p.mode == "enforce"), key=precedence, default=strongest)
+    return [strongest] if enforced is strongest else [enforced, strongest]
 
 
 def precedence(policy: PolicyFacts) -> tuple[bool, int, int, bool, int, int]:

@@ -16,7 +16,7 @@ from ..engine.types import Bucket
 from . import resolver
 from .audience_index import Group
 from .facts import UNREADABLE, MemberFacts, PolicyFacts
-from .precedence import precedence, strongest, why_beaten, why_first
+from .precedence import precedence, why_beaten, why_first, winners_of
 
 
 class Candidate(NamedTuple):
@@ -74,13 +74,13 @@ def explain(
         rivals.sort(key=lambda one: precedence(one)[1:], reverse=True)
         subject = context.caller.subject(counted_per, plan_id)
         whys = {policy.id: _why_not(policy, context, subject, entries) for policy in rivals}
-        winner = strongest((policy for policy in rivals if not whys[policy.id]), context.now_us)
+        winners = winners_of((policy for policy in rivals if not whys[policy.id]), context.now_us)
         for policy in rivals:
             why = why_exempt(policy) or whys[policy.id]
             if not why and policy.id in won:
                 candidates.append(_winner(won[policy.id], context, entries))
                 continue
-            why = why or _why_lost(policy, winner, matched)
+            why = why or _why_lost(policy, winners, matched)
             candidates.append(Candidate(policy=policy, won=False, reason=_("lost: %(why)s") % {"why": why}))
     return tuple(candidates)
 
@@ -145,10 +145,10 @@ def _why_not(
     return ""
 
 
-def _why_lost(policy: PolicyFacts, winner: PolicyFacts | None, matched: resolver.MatchedPolicies) -> str:
-    """Return why a policy that took part in a contest does not apply; it may be the winner of the contest."""
-    if winner is not None and policy is not winner:
-        return why_beaten(policy, winner)
+def _why_lost(policy: PolicyFacts, winners: list[PolicyFacts], matched: resolver.MatchedPolicies) -> str:
+    """Return why a policy that took part in a contest does not apply; it may be a winner of the contest."""
+    if winners and policy not in winners:
+        return why_beaten(policy, winners[0 if policy.mode == "enforce" else -1])
     if matched.stands_back(policy):
         return _("it stands back, because the endpoint %(name)s has limits of its own") % {"name": matched.alone}
     return _("no policy applies here")

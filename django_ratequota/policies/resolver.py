@@ -1,7 +1,7 @@
 """Resolves which policies apply: (caller, endpoints, snapshot) -> buckets. Reads nothing else.
 
-Policies compete in groups of one endpoint (or all) and one counted_per. In each group the first by ``precedence``
-wins. All winners are enforced together. ``explain`` gives the reasons; all others ask ``resolve``.
+Policies compete in groups of one endpoint (or all) and one counted_per. In each group ``precedence`` says which
+win. All winners are enforced together. ``explain`` gives the reasons; all others ask ``resolve``.
 
 Because most requests resemble earlier ones, the snapshot's memo keeps the endpoints of each route, the groups that
 compete there, and recent resolutions. A resolution is kept until a policy or an assignment starts or ends.
@@ -20,7 +20,7 @@ from ..engine.types import Bucket
 from ..utils.problems import note_problem
 from .audience_index import Group
 from .facts import NOBODY, UNREADABLE, Assigned, Assignment, EndpointFacts, PlanFacts, PolicyFacts, UserEntry
-from .precedence import strongest
+from .precedence import winners_of
 from .requests.caller import Caller
 from .snapshot import Snapshot
 
@@ -31,7 +31,7 @@ _SHARED = ("everyone", "plan", "ip")
 
 
 class Contest(NamedTuple):
-    """The policies that compete at one endpoint (None = all endpoints) and counted_per; one of them wins."""
+    """The policies that compete at one endpoint (None = all endpoints) and counted_per."""
 
     endpoint: EndpointFacts | None
     counted_per: str
@@ -220,11 +220,10 @@ def resolve_uncached(context: EvaluationContext) -> Resolution:
             continue
         rivals = list(contenders(context.caller, own, group, plan_id, lists))
         dated += rivals
-        winner = strongest(rivals, context.now_us)
-        if winner is None or matched.stands_back(winner):
-            continue
-        if subject or winner.rates == BLOCKED:
-            applied.append(Applied(winner, endpoint, make_buckets(winner, endpoint, subject, context)))
+        for at, winner in enumerate(winners_of(rivals, context.now_us)):
+            if not matched.stands_back(winner) and (subject or winner.rates == BLOCKED):
+                buckets = make_buckets(winner, endpoint, subject, context, beside=at > 0)
+                applied.append(Applied(winner, endpoint, buckets))
     boundaries = [at_us for one in dated for at_us in (one.starts_us, one.ends_us) if at_us is not None]
     return Resolution(
         **_outcome(applied),
@@ -292,16 +291,22 @@ def contenders(
 
 
 def make_buckets(
-    policy: PolicyFacts, endpoint: EndpointFacts | None, subject: str, context: EvaluationContext | None = None
+    policy: PolicyFacts,
+    endpoint: EndpointFacts | None,
+    subject: str,
+    context: EvaluationContext | None = None,
+    *,
+    beside: bool = False,
 ) -> tuple[Bucket, ...]:
     """Return one bucket per rate of the policy; none for ``unlimited`` and ``blocked``.
 
-    Months begin on the day that ``context`` names for the subject, without it on the first.
+    Months begin on the day that ``context`` names for the subject, without it on the first. ``beside`` an enforced
+    winner nothing is durable: such a limit is on trial, and bills are made from the other's.
     """
     if isinstance(policy.rates, str):
         return ()
     mode: Literal["enforce", "log"] = "log" if policy.mode == "log" else "enforce"
-    durable = not subject.startswith("ip:") if policy.durable is None else policy.durable
+    durable = not beside and (not subject.startswith("ip:") if policy.durable is None else policy.durable)
     # A list first, because tuple() of a generator takes twice as long.
     buckets = [
         Bucket(
@@ -316,6 +321,7 @@ def make_buckets(
             durable=durable and rate.calendar != "",
             anchor=month_anchor(context, subject) if context and rate.calendar == "month" else 1,
             leads=policy.leads_headers and rate is policy.rates[0],
+            beside=beside,
         )
         for rate in policy.rates
     ]

@@ -174,6 +174,9 @@ class World:
             if applies and self.includes(policy, client, plan, at):
                 groups.setdefault((policy.endpoint, policy.counted_per), []).append(policy)
         winners = [max(rivals, key=self.strength) for rivals in groups.values()]
+        # A log-only policy never takes the place of an enforced one.
+        enforced = [[policy for policy in rivals if policy.mode == "enforce"] for rivals in groups.values()]
+        winners = [*dict.fromkeys([*winners, *(max(rivals, key=self.strength) for rivals in enforced if rivals)])]
         if limits == "own":
             winners = [policy for policy in winners if policy.endpoint or policy.rates == "blocked"]
         subjects = {policy: self.subject(policy.counted_per, client, plan) for policy in winners}
