@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import FunctionType
 from typing import Any
 
@@ -123,10 +122,10 @@ def check_unlimited() -> Messages:
     return [checks.Warning(text, hint=hint, id="django_ratequota.W017")] if bare else []
 
 
-def _views() -> Sequence[tuple[str, str, Any]]:
+def _views() -> list[tuple[str, str, Any]]:
     """Return (route, URL name, view) of all views; none where Django's own check reports a broken URLconf."""
     try:
-        return known_views()
+        return [each[:3] for each in known_views()]
     except Exception:
         return []
 

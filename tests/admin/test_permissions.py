@@ -191,7 +191,7 @@ def test_the_table_of_an_endpoint_takes_no_override() -> None:
     RatePolicy.objects.filter(pk=scene.override.pk).update(endpoint=search)
     user = User.objects.get(username="editor")
     user.user_permissions.add(*Permission.objects.filter(codename__in=["change_endpoint", "change_plan"]))
-    form = {"name": "search", "description": "", "routes": "", "methods": "", "cost": "1"}
+    form = {"name": "search", "description": "", "routes": "", "methods": "", "cost": "1", "limits": "own"}
     form |= {"policies-TOTAL_FORMS": "1", "policies-INITIAL_FORMS": "1", "policies-0-id": str(scene.override.pk)}
     row = {"endpoint": str(search.pk), "user": "", "plan": "", "counted_per": "caller", "rates": "1/s"}
     form |= {f"policies-0-{k}": v for k, v in {**row, "algorithm": "gcra", "mode": "off"}.items()}

@@ -61,7 +61,7 @@ def test_the_change_reason_of_an_edited_policy_is_recorded(
 def test_new_objects_and_endpoints_and_assignments_have_reasons_too(operator: Client, policy: RatePolicy) -> None:
     assert FIELD in operator.get(f"{BASE}/plan/add/").content.decode()
     plan = plan_form(Plan(name="Pro", slug="pro"), {"rates": "9/s"})
-    endpoint = {"name": "search", "description": "", "routes": "", "methods": "", "cost": "1"}
+    endpoint = {"name": "search", "description": "", "routes": "", "methods": "", "cost": "1", "limits": "own"}
     endpoint |= {"policies-TOTAL_FORMS": "0", "policies-INITIAL_FORMS": "0"}
     assignment = {"plan": str(policy.plan_id), "user": str(User.objects.get().pk), "starts_at_0": "2026-01-01"}
     for path, form, field in (

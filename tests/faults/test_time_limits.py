@@ -113,32 +113,6 @@ def test_a_time_limit_in_an_event_loop(node: Node, limiters: Callable[..., Limit
         asyncio.run(limiter.acheck([ENDLESS]))
 
 
-@pytest.mark.parametrize("error", RAISED, ids=repr)
-def test_a_time_limit_within_the_awaited_client(
-    node: Node, limiters: Callable[..., Limiter], monkeypatch: pytest.MonkeyPatch, error: BaseException
-) -> None:
-    """redis-py makes an error of its own of a ``TimeoutError`` in its lines."""
-    limiter = limiters(node)
-    [breaker] = limiter.store.breakers
-
-    async def interrupted(*_: object) -> bytes:
-        raise error
-
-    async def run() -> None:
-        await limiter.acheck([ENDLESS])
-        for _ in range(3):
-            with monkeypatch.context() as patch:
-                patch.setattr(asyncio.StreamReader, "readline", interrupted)
-                patch.setattr(asyncio.StreamReader, "read", interrupted)  # hiredis
-                with pytest.raises(type(error)) as caught:
-                    await limiter.acheck([ENDLESS])
-            assert caught.value is error
-            assert (breaker.failures, breaker.open) == (0, False)
-            await limiter.acheck([ENDLESS])
-
-    asyncio.run(run())
-
-
 def test_a_task_s_own_time_limit(node: Node, limiters: Callable[..., Limiter]) -> None:
     """A cancellation stays one: asyncio makes a ``TimeoutError`` of it for whoever set the limit."""
     with Wire(node) as wire:

@@ -121,17 +121,17 @@ class TestManyEndpoints:
     def work(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         """What a look makes the app do: groups of policies that are compared, buckets that Redis is asked about."""
         done = {"groups": 0, "buckets": 0}
-        strongest, steps = resolver.strongest, Limiter.ask
+        winners_of, steps = resolver.winners_of, Limiter.ask
 
         def compare(*args: Any) -> Any:
             done["groups"] += 1
-            return strongest(*args)
+            return winners_of(*args)
 
         def ask(self: Limiter, request: LimitRequest) -> Any:
             done["buckets"] += len(request.buckets)
             return steps(self, request)
 
-        monkeypatch.setattr(resolver, "strongest", compare)
+        monkeypatch.setattr(resolver, "winners_of", compare)
         monkeypatch.setattr(Limiter, "ask", ask)
         return done
 

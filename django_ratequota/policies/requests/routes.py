@@ -118,11 +118,13 @@ class KnownView(NamedTuple):
     #: With namespaces; "" = the view has none of its own.
     name: str
     view: Any
+    #: Whether it is a page of Django's admin.
+    is_admin: bool
 
 
 def known_routes(*, admin: bool = False) -> list[tuple[str, str]]:
     """Return (route, URL name or "") of every view in the URLconf, in its order; of the admin only if ``admin``."""
-    return [(each.route, each.name) for each in known_views() if admin or not each.name.startswith("admin:")]
+    return [(each.route, each.name) for each in known_views() if admin or not each.is_admin]
 
 
 def known_views() -> tuple[KnownView, ...]:
@@ -135,7 +137,7 @@ def _views_of(resolver: URLResolver) -> tuple[KnownView, ...]:
     with translation.override(django_settings.LANGUAGE_CODE):
         return tuple(
             # Without a name of the view's own there are only namespaces.
-            KnownView(spell(parts), "" if name.endswith(":") else name, view)
+            KnownView(spell(parts), "" if name.endswith(":") else name, view, name.startswith("admin:"))
             for parts, name, view in walk(resolver.url_patterns)
         )
 
@@ -143,7 +145,7 @@ def _views_of(resolver: URLResolver) -> tuple[KnownView, ...]:
 def find_route(route: str) -> tuple[str, str | None, Any] | None:
     """Return (route, URL name, view) of the pattern with this route in any language; None if there is none."""
     own = each_language(route)[0]
-    found = ((own, name or None, view) for known, name, view in known_views() if known == own)
+    found = ((own, each.name or None, each.view) for each in known_views() if each.route == own)
     return next(found, None) if route in each_language(own) else None
 
 
