@@ -29,7 +29,7 @@ def warm() -> None:
 
 
 async def awarm() -> None:
-    """``warm``, awaited: connects for the event loop that it is awaited in."""
+    """``warm``, awaited."""
     await arun(_steps())
 
 

@@ -29,7 +29,7 @@ _FAIR_SHARE = 0.4
 NEARLY_FULL = 0.8
 #: Slices per decision.
 _SLICES = 8
-#: Seconds of the shortest slice, which is also the last look before a timeout.
+#: Seconds of the shortest slice.
 _SHORTEST = 0.001
 #: Slices of uneven length leave this many seconds over.
 NOTHING = 1e-9
@@ -91,7 +91,7 @@ class Awaited(Protocol):
         """The server's activity if it is a connection that is awaited, else None."""
 
     def poll(self, milliseconds: float) -> object:
-        """Wait for so many milliseconds at most; returns something true if it has come."""
+        """Wait at most that long; returns something true if it has come."""
 
     async def apoll(self, milliseconds: float) -> object:
         """``poll``, awaited."""
@@ -230,7 +230,7 @@ class Store(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close all idle connections of this process's threads; the next command reconnects."""
+        """Close all idle connections of this process; the next command reconnects."""
 
     def execute(self, command: Command) -> Any:
         """Send one command for an operator or a check, even while the breaker is open; raises ``StoreError``."""

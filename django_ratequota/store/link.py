@@ -1,4 +1,4 @@
-"""A connection to one server: a command is sent and its reply is read without waiting, and whoever runs it waits.
+"""A connection to one server: it sends a command and reads the reply, and its caller waits between these steps.
 
 redis-py makes a connection in a thread, where it may wait. After that it belongs to no thread and to no event loop: a
 thread polls its socket, a task has its loop watch it.
@@ -29,7 +29,7 @@ class Ready:
 
     def __init__(self, sock: Any, *, write: bool = False) -> None:
         self._number, self._write = sock.fileno(), write
-        #: Waits for so many milliseconds at most; returns something true if it can.
+        #: Waits some milliseconds at most; returns something true if it can.
         self.poll = _poll(self._number, write)
 
     async def apoll(self, milliseconds: float) -> object:

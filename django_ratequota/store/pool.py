@@ -73,7 +73,7 @@ class Turn:
         return self.came is not None
 
     def poll(self, milliseconds: float) -> object:
-        """Wait for so many milliseconds at most, until it has come."""
+        """Wait at most that long, until it has come."""
         woken = threading.Semaphore(0)
         self._wake = woken.release
         return self.came or woken.acquire(timeout=milliseconds / 1000)

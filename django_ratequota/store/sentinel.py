@@ -1,4 +1,4 @@
-"""A service under Redis Sentinel: whoever connects to it first asks the sentinels for its master.
+"""A service under Redis Sentinel: a thread that connects to it first asks the sentinels for its master.
 
 So they cost no decision its time. A master that fails loses its connections, and the next ones lead to the new one.
 """
