@@ -182,28 +182,30 @@ def _threads_leave_no_connection() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _workers_end_with_their_test() -> Iterator[None]:
-    """The threads do nothing by the settings of the next test, which starts others where it needs them."""
+    """The threads do nothing during the next test, which starts others where it needs them."""
     from django_ratequota.monitoring.workers import database_worker, receivers_worker, redis_worker
+    from tests.support.threads import leave
 
     yield
     for worker in (database_worker, redis_worker, receivers_worker):
-        if worker.pid:
-            worker.wake()
-            worker.clear()
+        if worker.pid or worker.ending:
+            leave(worker)
 
 
 @pytest.fixture
 def checkpointing(monkeypatch: pytest.MonkeyPatch, redis_client: redis.Redis) -> Iterator[None]:
     """Keep durable counts, and write them when the test calls ``ledger.flush``."""
     from django_ratequota import monitoring
-    from django_ratequota.monitoring import ledger
+    from django_ratequota.monitoring import ledger, outages
     from tests.support.threads import by_hand
 
     by_hand(monkeypatch, ledger.writing, ledger.raising)
     monkeypatch.setattr(monitoring, "writes_rows", True)
-    ledger.ledger.clear()
+    for noted in (ledger.ledger, outages.outages):  # what earlier tests have noted is not to be written either
+        noted.clear()
     yield
-    ledger.ledger.clear()
+    for noted in (ledger.ledger, outages.outages):
+        noted.clear()
 
 
 @pytest.fixture

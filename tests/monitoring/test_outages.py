@@ -21,13 +21,6 @@ pytestmark = [
 NOON = 1_795_780_800
 
 
-@pytest.fixture(autouse=True)
-def _none_before() -> Any:
-    outages.clear()
-    yield
-    outages.clear()
-
-
 @pytest.fixture
 def policies(settings: Any) -> dict[str, RatePolicy]:
     """A policy with each ``on_error``, and a Redis that is away."""

@@ -46,3 +46,12 @@ def stop(worker: Worker) -> None:
     worker.tell()
     assert worker.wait(30)
     worker.clear()
+
+
+def leave(worker: Worker) -> None:
+    """End the worker's thread after the job that it is at, and wait for that."""
+    thread, woken = worker._thread, worker._woken
+    worker.clear()  # the thread sees that it is no longer the worker's
+    woken.set()
+    if thread is not None:
+        thread.join(30)
