@@ -166,20 +166,18 @@ def _held(make: Callable[[], Any]) -> tuple[int, Any]:
 
 def _asking(snapshot: Any, request: Any, entry: Any) -> Callable[[Any], Any]:
     """Resolves what the caller may do at the request's route, as ``enforcement`` does."""
-    from django_ratequota.policies.matching import match_endpoints
+    from django_ratequota.policies.assigned import Own
+    from django_ratequota.policies.matching import Where
     from django_ratequota.policies.requests.routes import handling_of, resolved
-    from django_ratequota.policies.resolver import EvaluationContext, resolve
+    from django_ratequota.policies.resolve_for import resolve_for
 
     now_us = time.time_ns() // 1000
 
     def ask(caller: Any) -> Any:
         route, name = resolved(request.resolver_match)
         handling = handling_of(request.resolver_match.func, "GET", authenticated=False)
-        endpoints = match_endpoints(snapshot, scope="search", route=route, name=name, method="GET", handling=handling)
-        asked = EvaluationContext(
-            caller=caller, entry=entry, endpoints=endpoints, scope="search", snapshot=snapshot, now_us=now_us
-        )
-        return resolve(asked)
+        where = Where("search", route, name, "GET", handling)
+        return resolve_for(caller, where, snapshot, now_us, Own(entry))[1]
 
     return ask
 

@@ -17,11 +17,10 @@ from django_ratequota.models import Endpoint, UsageCount
 from django_ratequota.monitoring.collector import Collector
 from django_ratequota.monitoring.rollup import roll_up
 from django_ratequota.operations.explain import newest_policies
-from django_ratequota.policies.assigned import contexts_of
-from django_ratequota.policies.matching import match_endpoints
+from django_ratequota.policies.matching import Where
 from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.policies.requests.routes import handling_of_view
-from django_ratequota.policies.resolver import EvaluationContext, Resolution, resolve
+from django_ratequota.policies.resolve_for import Resolved, resolve_for
 
 _HOURS = 47
 #: Visits of a caller, and requests of a visit, which are a second apart.
@@ -61,19 +60,14 @@ def record(size: Size) -> None:
         QuerySet(UsageCount).bulk_create(earlier, ignore_conflicts=True, batch_size=5_000)
 
 
-def _resolved(
-    dice: random.Random, number: int, users: list[int], names: list[str]
-) -> tuple[EvaluationContext, Resolution]:
+def _resolved(dice: random.Random, number: int, users: list[int], names: list[str]) -> Resolved:
     """Return what applies to a request of a user, or one in four of nobody, of an address of its own."""
     user = str(users[number % len(users)]) if number % 4 else None
     address, scope = f"203.0.{number // 250 % 250}.{number % 250}", dice.choice(names)
     caller = DescribedCaller(user_id=user, address=address, identifiers={}, plan_slug=None)
     snapshot = newest_policies()
-    [context] = contexts_of([caller], snapshot, time.time_ns() // 1000)
-    handling = handling_of_view(None, "GET")
-    context.endpoints = match_endpoints(snapshot, scope=scope, route=None, name=None, method="GET", handling=handling)
-    context.scope = scope
-    return context, resolve(context)
+    where = Where(scope=scope, method="GET", handling=handling_of_view(None, "GET"))
+    return resolve_for(caller, where, snapshot, time.time_ns() // 1000)
 
 
 def _moved(row: UsageCount, back: timedelta) -> UsageCount:

@@ -17,9 +17,11 @@ from ..changes.databases import not_ended
 from ..conf import settings
 from ..engine.rates import BLOCKED, UNLIMITED
 from ..models import Endpoint, Plan, RatePolicy
-from ..policies.facts import NOBODY, UNREADABLE, PlanFacts, PolicyFacts, endpoint_facts, policy_facts
+from ..policies.assigned import Own
+from ..policies.facts import UNREADABLE, PlanFacts, PolicyFacts, endpoint_facts, policy_facts
+from ..policies.matching import Where
 from ..policies.requests.caller import DescribedCaller
-from ..policies.resolver import EvaluationContext, resolve_uncached
+from ..policies.resolve_for import resolve_for
 from ..policies.snapshot import Snapshot, regrouped
 from .formatting import moment, shown, when
 from .names import endpoint_text
@@ -96,10 +98,10 @@ class Cells:
         caller = DescribedCaller(
             user_id=None, address=None, identifiers=identifiers, plan_slug=plan.slug if plan else None
         )
-        endpoints = (endpoint_facts(endpoint),) if endpoint else ()
-        context = EvaluationContext(caller, NOBODY, endpoints, None, self._snapshot, self.now_us)
+        where = Where(endpoints=(endpoint_facts(endpoint),) if endpoint else ())
+        _context, resolution = resolve_for(caller, where, self._snapshot, self.now_us, Own())
         here = endpoint.pk if endpoint else None
-        winners = [winner for winner in resolve_uncached(context).winners if winner.endpoint_id == here]
+        winners = [winner for winner in resolution.winners if winner.endpoint_id == here]
         return sorted(winners, key=lambda winner: winner.counted_per)
 
     def _change(self, policy: PolicyFacts) -> str:

@@ -21,7 +21,7 @@ from ..exceptions import InvalidCaller
 from ..policies.requests.caller import DescribedCaller, identifier_text
 from ..policies.resolver import Resolution
 from ..utils.addresses import Address
-from .check_request import Evaluation, is_free
+from .check_request import Evaluation
 from .on_error import enforce
 from .slots import new_slots
 from .step_runner import Step, arun, is_unread, run
@@ -113,7 +113,7 @@ class CallerCheck(Evaluation):
     def steps(self) -> Generator[Step, Any, Decision]:
         """Check the caller, or peek."""
         self.caller, self.identified = (yield self._describe) if is_unread(self._user) else self._describe(), True
-        if is_free(self.limiter, None, self.method):
+        if self.limiter.unlimited:
             return Decision(allowed=True)
         decision = yield from self.evaluate()
         return decision if self.mode == "peek" else self.record(decision, decision)

@@ -30,14 +30,15 @@ from ..exceptions import NewerRevision, StoreError
 from ..monitoring.health import note_degraded
 from ..monitoring.records import Recorded
 from ..monitoring.workers import redis_worker
-from ..policies.assigned import aresolve, aresolve_assigned, resolve_assigned
-from ..policies.exemptions import Exemption, exempt, exempt_preflight, exemption_of, exemption_of_instance
-from ..policies.facts import NOBODY, EndpointFacts, PolicyFacts
-from ..policies.matching import NO_METHOD, match_endpoints
+from ..policies.assigned import Own, own_in_memory
+from ..policies.exemptions import Exemption, exemption_of, exemption_of_instance
+from ..policies.facts import NOBODY, PolicyFacts
+from ..policies.matching import Where, match_endpoints
 from ..policies.requests.caller import Caller
-from ..policies.requests.routes import Handling, handling_of, is_admin_page, resolved
+from ..policies.requests.routes import handling_of, resolved
 from ..policies.requests.view_declarations import scope_name
-from ..policies.resolver import EvaluationContext, Resolution, match_policies, narrow, resolve
+from ..policies.resolve_for import aresolve_for, resolve_for
+from ..policies.resolver import EvaluationContext, Resolution, match_policies
 from ..policies.snapshot import Snapshot
 from ..runtime import process
 from ..utils.sansio import Twins
@@ -53,6 +54,8 @@ request_refused = Signal()
 #: The headers that make a request by OPTIONS a preflight of CORS, and those that no browser sends with one.
 _PREFLIGHT = ("HTTP_ORIGIN", "HTTP_ACCESS_CONTROL_REQUEST_METHOD")
 _CREDENTIALS = ("HTTP_COOKIE", "HTTP_AUTHORIZATION")
+#: What belongs to a caller on whom nothing depends.
+_NOTHING = Own()
 
 
 def check_request(
@@ -99,23 +102,13 @@ def exemption_of_request(request: Any, http: Any) -> Exemption | None:
 class Evaluation(ABC):
     """One check on its way to a decision: what it asks for, and what each step has found."""
 
-    #: Where the request goes: its route and URL name, its method, and how the view handles that.
-    route: str | None = None
-    name: str | None = None
-    method: str = NO_METHOD
-    handling: Handling = "own"
-    exemption: Exemption | None = None
-    #: Whether it is a preflight of CORS that an ``options`` handler answers, see ``Handling``.
-    preflight = False
+    where: Where
     #: How Redis is asked: peek = nothing is charged.
     mode: Mode = "check"
-    #: The policies that this check is about; None = all.
-    only: Callable[[PolicyFacts], bool] | None = None
     #: Whether ``caller`` is final. A newer revision may have policies that depend on the user, so that it is read.
     identified = False
     #: What is known once ``evaluate`` has returned; no resolution = there is nothing to record.
     snapshot: Snapshot
-    endpoints: tuple[EndpointFacts, ...]
     caller: Caller
     context: EvaluationContext
     resolution: Resolution | None = None
@@ -125,7 +118,7 @@ class Evaluation(ABC):
     def __init__(self, scope: str | None, cost: int | None) -> None:
         """Raises ``InvalidCost``, and ``TypeError`` for a scope. ``cost`` None = the endpoint's own."""
         self.limiter = process.limiter()
-        self.scope = scope if scope is None or type(scope) is str else scope_name(scope)
+        self.where = Where(scope if scope is None or type(scope) is str else scope_name(scope))
         self.cost = None if cost is None else check_cost(cost)
         #: Whether a transaction of this thread has changed policies; None = find out.
         self.pending: bool | None = None
@@ -172,37 +165,14 @@ class Evaluation(ABC):
         yield from ()
 
     def resolve(self) -> Generator[Step, Any, Resolution]:
-        """Match the endpoints, identify the caller, and return the policies that apply."""
-        self.endpoints = match_endpoints(
-            self.snapshot,
-            scope=self.scope,
-            route=self.route,
-            name=self.name,
-            method=self.method,
-            handling=self.handling,
-        )
+        """Identify the caller, and return the policies that apply."""
         if not self.identified:
             yield from self.identify()
-        caller, policies = self.caller, process.policies
-        entry, user_id = NOBODY, caller.user_id
-        if user_id is not None:
-            # While the database is down shared policies still apply.
-            read = partial(policies.load_user, user_id)
-            entry = policies.user(user_id, self.pending) or (yield from unless_down(read, NOBODY))
-        context = EvaluationContext(caller, entry, self.endpoints, self.scope, self.snapshot, self.limiter.now_us)
-        if self.identified and (self.pending is None or policies.assigned_kinds != ()):
-            resolution: Resolution = yield Twins(resolve_assigned, aresolve_assigned, (context,))
-        elif settings.identifiers or settings.plan_resolver:
-            resolution = yield Twins(resolve, aresolve, (context,))
-        else:
-            resolution = resolve(context)
-        if self.only is not None:
-            resolution = narrow(resolution, self.only)
-        if self.exemption is not None or is_admin_page(self.name):
-            resolution = exempt(resolution, self.name, self.exemption, caller)
-        if self.preflight:
-            resolution = exempt_preflight(resolution)
-        self.context, self.resolution = context, resolution
+        own = own_in_memory(self.caller, self.pending) if self.identified else _NOTHING
+        asked = (self.caller, self.where, self.snapshot, self.limiter.now_us, own)
+        blocks = own is None or settings.identifiers or settings.plan_resolver
+        self.context, resolution = (yield Twins(resolve_for, aresolve_for, asked)) if blocks else resolve_for(*asked)
+        self.resolution = resolution
         self.units = resolution.cost if self.cost is None else self.cost
         return resolution
 
@@ -226,8 +196,8 @@ class Evaluation(ABC):
         if resolution is None or resolution.exempt:
             return decision
         process.observe(own, self.units)
-        before = self.replaced(resolution, own)
-        refusal_id = process.record(self.context, self.route, self.method, resolution, own, self.units, before)
+        before, where = self.replaced(resolution, own), self.where
+        refusal_id = process.record(self.context, where.route, where.method, resolution, own, self.units, before)
         if decision.error:
             refusal_id = ""  # Redis is down, so the refusal may never get there to be looked up
         revision = self.snapshot.revision
@@ -239,6 +209,9 @@ class Evaluation(ABC):
 class RequestCheck(Evaluation):
     """A check of an HTTP request."""
 
+    #: The policies that this check is about; None = all.
+    only: Callable[[PolicyFacts], bool] | None = None
+
     def __init__(
         self, request: Any, scope: str | None, cost: int | None, *, independent: bool = False, awaited: bool = False
     ) -> None:
@@ -248,17 +221,17 @@ class RequestCheck(Evaluation):
         self.independent, self.awaited = independent, awaited
         http = self.http
         try:
-            self.method = http.method or "GET"
+            method = http.method or "GET"
         except AttributeError as error:
             text = "check_request needs Django's or DRF's request, not %s; without one, call check_caller"
             raise TypeError(text % show(request)) from error
         match = getattr(http, "resolver_match", None)
-        self.route, self.name = resolved(match, getattr(http, "urlconf", None))
-        self.handling = handling_of(getattr(match, "func", None), self.method, authenticated=request is not http)
-        self.exemption = exemption_of_request(request, http)
-        if self.handling == "preflight":
-            sent = http.META.get
-            self.preflight = all(map(sent, _PREFLIGHT)) and not any(map(sent, _CREDENTIALS))
+        route, name = resolved(match, getattr(http, "urlconf", None))
+        handling = handling_of(getattr(match, "func", None), method, authenticated=request is not http)
+        sent = http.META.get
+        preflight = handling == "preflight" and all(map(sent, _PREFLIGHT)) and not any(map(sent, _CREDENTIALS))
+        exemption = exemption_of_request(request, http)
+        self.where = Where(self.where.scope, route, name, method, handling, exemption, preflight, self.only)
         checks: RequestChecks | None = vars(http).get(CHECKS)
         if checks is None:
             checks = vars(http)[CHECKS] = RequestChecks()
@@ -270,7 +243,7 @@ class RequestCheck(Evaluation):
 
     def steps(self) -> Generator[Step, Any, Decision]:
         """Check the request, and set ``request.ratequota``."""
-        if is_free(self.limiter, self.exemption, self.method):
+        if is_free(self.limiter, self.where.exemption, self.where.method):
             return (yield from self.assign(Decision(allowed=True)))
         own = yield from self.evaluate()
         if self.is_paid:
@@ -353,7 +326,8 @@ class RequestCheck(Evaluation):
     def _needs_user(self) -> Generator[Step, Any, bool]:
         """Return whether what applies depends on the user: plans, lists, overrides, days of months."""
         policies = process.policies
-        matched = match_policies(self.snapshot, self.endpoints, self.scope, NOBODY)
+        endpoints = match_endpoints(self.snapshot, self.where)
+        matched = match_policies(self.snapshot, endpoints, self.where.scope, NOBODY)
         if matched.exempt:
             return False
         if matched.by_plan or "user" in matched.kinds:
@@ -365,4 +339,4 @@ class RequestCheck(Evaluation):
                 return True
         if policies.anchored and matched.monthly:
             return True
-        return not own.keys().isdisjoint([None, *[endpoint.id for endpoint in self.endpoints]])
+        return not own.keys().isdisjoint([None, *matched.endpoint_ids])

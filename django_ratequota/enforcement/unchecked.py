@@ -32,7 +32,7 @@ class FirstCheck(RequestCheck):
 
     def refuse(self) -> Generator[Step, Any, Decision | None]:
         """Return the decision that refuses the request; None where its view may run."""
-        if "ratequota" in vars(self.http) or is_free(self.limiter, self.exemption, self.method):
+        if "ratequota" in vars(self.http) or is_free(self.limiter, self.where.exemption, self.where.method):
             return None
         self.caller, self.identified = Unidentified(self.request), True
         decision = yield from self.evaluate()

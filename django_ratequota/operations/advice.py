@@ -11,7 +11,7 @@ from ..changes.validators import visible
 from ..engine.rates import Rate
 from ..models import Endpoint, RatePolicy
 from ..policies.facts import EndpointFacts, PolicyFacts, endpoint_facts, policy_facts
-from ..policies.matching import match_endpoints
+from ..policies.matching import Where, match_endpoints
 from ..policies.requests.routes import known_routes, known_scopes
 from ..policies.snapshot import Snapshot
 from .texts import number_text
@@ -67,7 +67,7 @@ def matched_routes(endpoint: Endpoint, routes: Iterable[tuple[str, str]]) -> lis
     return [
         (route, name)
         for route, name in routes
-        if match_endpoints(alone, scope=None, route=route, name=name or None, method="GET")
+        if match_endpoints(alone, Where(route=route, name=name or None, method="GET"))
     ]
 
 

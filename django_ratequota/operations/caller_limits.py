@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from django.db import Error as DatabaseError
 from django.utils.module_loading import import_string
 
 from ..conf import settings
@@ -15,12 +14,14 @@ from ..engine.calendar_windows import calendar_window
 from ..engine.protocol import MAX_BUCKETS
 from ..engine.types import Bucket, BucketStatus
 from ..exceptions import StoreError
-from ..policies.assigned import contexts_of, is_plan_open, resolve_assigned
-from ..policies.facts import NOBODY, EndpointFacts
+from ..policies.assigned import is_plan_open, own_of, own_or_shared
+from ..policies.facts import EndpointFacts
 from ..policies.limit_names import limit_name
+from ..policies.matching import Where
 from ..policies.precedence import outranks_plans
 from ..policies.requests.caller import Caller, DescribedCaller
-from ..policies.resolver import EvaluationContext, Resolution, resolve_uncached
+from ..policies.resolve_for import Resolved, resolve_for
+from ..policies.resolver import Resolution
 from ..policies.snapshot import Snapshot
 from ..runtime import default_limiter, process
 from .counters import is_shared, peek
@@ -128,18 +129,13 @@ def _shown(buckets: tuple[Bucket, ...]) -> tuple[Bucket, ...]:
 
 def _resolve(caller: Caller, snapshot: Snapshot, scope: str | None, at_us: int) -> tuple[Resolution, bool]:
     """Return what applies to the caller, and whether endpoints with limits were left out."""
-    overview, entry = snapshot.overview, NOBODY
-    if caller.user_id is not None:
-        with suppress(DatabaseError):
-            entry = process.policies.load_user(caller.user_id)
+    own, where, more = own_or_shared(caller), Where(scope), False
     if scope is None:
-        endpoints, more = overview.limiting(entry, MAX_LIMITS)
-    elif scope in overview.by_name:
-        endpoints, more = (overview.by_name[scope],), False
-    else:
+        endpoints, more = snapshot.overview.limiting(own.entry, MAX_LIMITS)
+        snapshot, where = snapshot.overview.snapshot, Where(endpoints=endpoints)
+    elif scope not in snapshot.names:
         raise LookupError(scope)
-    context = EvaluationContext(caller, entry, endpoints, scope, overview.snapshot, at_us)
-    return resolve_assigned(context, how=resolve_uncached), more
+    return resolve_for(caller, where, snapshot, at_us, own)[1], more
 
 
 def tightest(callers: Iterable[str], scope: str | None = None) -> dict[str, BucketStatus]:
@@ -162,19 +158,20 @@ def tightest(callers: Iterable[str], scope: str | None = None) -> dict[str, Buck
         endpoints = (overview.by_name[scope],)
     elif scope is None and len(overview.limited) * len(described) <= MAX_BUCKETS:
         endpoints = overview.limited
-    contexts = contexts_of(list(described.values()), overview.snapshot, limiter.now_us)
+    where, owns = Where(endpoints=endpoints), own_of(list(described.values()))
     buckets = {
-        name: _own_buckets(replace(context, endpoints=endpoints))
-        for name, context in zip(described, contexts, strict=True)
+        name: _own_buckets(resolve_for(caller, where, overview.snapshot, limiter.now_us, own))
+        for (name, caller), own in zip(described.items(), owns, strict=True)
     }
     statuses = peek(dict.fromkeys(bucket for own in buckets.values() for bucket in own))
     found = {caller: [statuses[bucket] for bucket in own if bucket in statuses] for caller, own in buckets.items()}
     return {caller: min(own, key=_share_left) for caller, own in found.items() if own}
 
 
-def _own_buckets(context: EvaluationContext) -> list[Bucket]:
+def _own_buckets(resolved: Resolved) -> list[Bucket]:
     """Return the enforced buckets that count only this caller and apply on every plan."""
-    resolution, groups = resolve_uncached(context), context.snapshot.groups
+    context, resolution = resolved
+    groups = context.snapshot.groups
     is_open = is_plan_open(context.caller, resolution)
     found = []
     for policy, endpoint, buckets in resolution.applied:

@@ -25,15 +25,16 @@ from ..engine.types import Bucket, check_cost
 from ..exceptions import StoreError
 from ..models import Endpoint, Plan
 from ..monitoring.refusals import Refusal
-from ..policies.assigned import assigned_to, unnamed_kinds
-from ..policies.exemptions import Exemption, exempt, exemption_of, why_skipped
-from ..policies.facts import NOBODY, PlanFacts
-from ..policies.matching import NO_METHOD, match_endpoints
+from ..policies.assigned import own_of, unnamed_kinds
+from ..policies.exemptions import Exemption, exemption_of, why_skipped
+from ..policies.facts import PlanFacts
+from ..policies.matching import NO_METHOD, Where
 from ..policies.reasons import Candidate, explain, explain_winners, plan_source
 from ..policies.requests.caller import UNKNOWN, Caller, DescribedCaller, client_text
 from ..policies.requests.routes import find_route, handling_of_view, known_scopes, resolve_path, resolved
 from ..policies.requests.view_declarations import cost_of, least_cost, scope_of, shows_usage
-from ..policies.resolver import EvaluationContext, Resolution, narrow, plan_of, resolve
+from ..policies.resolve_for import resolve_for
+from ..policies.resolver import EvaluationContext, Resolution, narrow, plan_of
 from ..policies.snapshot import Snapshot
 from ..runtime import default_limiter, process
 from ..utils.addresses import Network, named_network, unmap
@@ -108,18 +109,14 @@ def explain_caller(
     view = None if method == NO_METHOD else view
 
     def steps() -> Generator[Step, Any, Explanation]:
-        snapshot, more = newest_policies(), False
-        entry = NOBODY if caller.user_id is None else process.policies.load_user(caller.user_id)
-        request: dict[str, Any] = {"scope": scope, "route": route, "name": name, "method": method}
-        endpoints = match_endpoints(snapshot, **request, handling=handling_of_view(view, method))
+        snapshot, more, exemption = newest_policies(), False, exemption_of(view)
+        where = Where(scope, route, name, method, handling_of_view(view, method), exemption)
+        [own] = own_of([caller])
         if everywhere:
-            endpoints, more = snapshot.overview.limiting(entry, MOST_ENDPOINTS)
-            snapshot = snapshot.overview.snapshot
-        assigned = assigned_to(caller, entry)
-        context = EvaluationContext(caller, entry, endpoints, scope, snapshot, limiter.now_us, assigned)
+            endpoints, more = snapshot.overview.limiting(own.entry, MOST_ENDPOINTS)
+            snapshot, where = snapshot.overview.snapshot, where._replace(endpoints=endpoints)
         others: Counter[str] = Counter()
-        exemption = exemption_of(view)
-        resolution = exempt(resolve(context), name, exemption, caller)
+        context, resolution = resolve_for(caller, where, snapshot, limiter.now_us, own)
         why_exempt = _why_exempt(limiter, resolution, exemption, method)
         if why_exempt:
             resolution = narrow(resolution, lambda policy: False)

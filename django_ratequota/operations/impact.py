@@ -26,10 +26,12 @@ from ..models import RatePolicy
 from ..monitoring import attempts
 from ..monitoring.attempts import Attempts, RecordedAttempts
 from ..monitoring.records import UNKNOWN_PLAN
+from ..policies.assigned import Own
 from ..policies.audience_index import Group
 from ..policies.facts import NOBODY, POLICY_COLUMNS, PolicyFacts, UserEntry, policy_facts
+from ..policies.matching import Where
 from ..policies.requests.caller import UNKNOWN, DescribedCaller
-from ..policies.resolver import EvaluationContext, resolve_uncached
+from ..policies.resolve_for import resolve_for
 from ..policies.snapshot import Memo, Snapshot
 from .explain import newest_policies
 from .replay import replay_each
@@ -338,8 +340,8 @@ class RecordedAudience:
         known = self._snapshot.endpoints
         endpoints = tuple([known[pk] for pk in record.endpoint_ids if pk in known])
         entry = self._entries.get(caller.user_id or "", NOBODY)
-        context = EvaluationContext(caller, entry, endpoints, None, self._snapshot, self._now_us)
-        return resolve_uncached(context).policy_ids
+        where = Where(endpoints=endpoints)
+        return resolve_for(caller, where, self._snapshot, self._now_us, Own(entry))[1].policy_ids
 
 
 def _request(record: Attempts) -> tuple[object, ...]:

@@ -15,10 +15,12 @@ from django.db.models import Q, QuerySet
 from ..engine.keys import counter_name
 from ..engine.types import Bucket
 from ..models import QuotaWindow, RatePolicy
-from ..policies.assigned import contexts_of, is_plan_open
+from ..policies.assigned import is_plan_open, own_of
 from ..policies.facts import policy_facts, to_datetime
+from ..policies.matching import Where
 from ..policies.requests.caller import DescribedCaller
-from ..policies.resolver import EvaluationContext, make_buckets, resolve_uncached
+from ..policies.resolve_for import Resolved, resolve_for
+from ..policies.resolver import make_buckets
 from ..policies.snapshot import Snapshot
 from ..runtime import process
 from .explain import newest_policies
@@ -115,15 +117,15 @@ def _fitting(chosen: Chosen, rows: Sequence[QuotaWindow]) -> list[Row]:
     """
     snapshot, now_us = newest_policies(), process.limiter().now_us
     policies = policies_by_id(row.policy_id for row in rows)
-    contexts = contexts_of([_caller(row, snapshot) for row in rows], snapshot.overview.snapshot, now_us)
+    callers = [_caller(row, snapshot) for row in rows]
     live: dict[object, tuple[QuotaWindow, Bucket]] = {}
-    for row, context in zip(rows, contexts, strict=True):
-        if row.endpoint_id is not None:
-            endpoint = snapshot.endpoints.get(row.endpoint_id)
-            if endpoint is None or endpoint.limits == "none":
-                continue
-            context.endpoints, context.scope = (endpoint,), endpoint.name
-        if bucket := _bucket(row, context, policies.get(row.policy_id or 0)):
+    for row, caller, own in zip(rows, callers, own_of(callers), strict=True):
+        endpoint = snapshot.endpoints.get(row.endpoint_id or 0)
+        if row.endpoint_id is not None and (endpoint is None or endpoint.limits == "none"):
+            continue
+        where = Where(endpoints=(endpoint,) if endpoint else ())
+        resolved = resolve_for(caller, where, snapshot.overview.snapshot, now_us, own)
+        if bucket := _bucket(row, resolved, policies.get(row.policy_id or 0)):
             live.setdefault(bucket.counter, (row, bucket))
     policies = policies_by_id((bucket.policy_id for _row, bucket in live.values()), chosen.policies)
     found = []
@@ -134,12 +136,12 @@ def _fitting(chosen: Chosen, rows: Sequence[QuotaWindow]) -> list[Row]:
     return [row for row in found if row.percent >= chosen.level]
 
 
-def _bucket(row: QuotaWindow, context: EvaluationContext, policy: RatePolicy | None) -> Bucket | None:
+def _bucket(row: QuotaWindow, resolved: Resolved, policy: RatePolicy | None) -> Bucket | None:
     """Return the bucket with the row's counter, by the policy that applies to its caller now; None = none does.
 
     Where the subject alone does not tell which policy applies, it is the last one that did, if it is still active.
     """
-    resolution = resolve_uncached(context)
+    context, resolution = resolved
     found = next((bucket for bucket in resolution.buckets if row.counter == counter_name(bucket)), None)
     # Whether the subject alone tells the plan of its requests.
     known = not is_plan_open(context.caller, resolution)

@@ -2,71 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from itertools import chain, takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
-from asgiref.sync import sync_to_async
 from django.db import Error as DatabaseError
 
 from ..conf import settings
 from ..runtime import process
 from .facts import NOBODY, Assigned, SubjectKey, UserEntry
 from .requests.caller import Caller
-from .resolver import EvaluationContext, Resolution, match_policies, resolve
-from .snapshot import Snapshot
+from .resolver import Resolution
 
 
-def assigned_to(caller: Caller, entry: UserEntry) -> Assigned:
-    """Return the caller's subjects on plans, and the user whose ``entry`` it is; () = no subject is on a plan.
+class Own(NamedTuple):
+    """What belongs to a caller alone."""
 
-    Calls the project's functions. Raises ``django.db.Error``.
+    #: The user's.
+    entry: UserEntry = NOBODY
+    #: The entries of the caller's subjects on plans, and of the user among them; () = no subject is on a plan.
+    assigned: Assigned = ()
+
+
+def own_in_memory(caller: Caller, pending: bool | None) -> Own | None:
+    """Return what belongs to the caller; None where that calls the project's functions, or queries.
+
+    ``pending`` is whether the current transaction has changed policies; None = unknown.
     """
-    kinds = process.policies.plan_kinds()
+    policies, user_id = process.policies, caller.user_id
+    entry = NOBODY if user_id is None else policies.user(user_id, pending)
+    kinds = policies.assigned_kinds if pending is False else None
+    if entry is None or kinds is None:
+        return None
+    if not kinds:
+        return Own(entry)
+    if caller.calls_functions(kinds):
+        return None
     keys = _keys(caller, kinds)
-    return _in_order(keys, entry, kinds, process.policies.entries(keys)) if keys else ()
+    found = {key: known for key in keys if (known := policies.user(key, pending)) is not None}
+    return Own(entry, _in_order(keys, entry, kinds, found)) if len(found) == len(keys) else None
 
 
-def resolve_assigned(
-    context: EvaluationContext, how: Callable[[EvaluationContext], Resolution] = resolve
-) -> Resolution:
-    """Resolve with the plans of the caller's subjects; without these while the database is down."""
-    with suppress(DatabaseError):
-        context.assigned = assigned_to(context.caller, context.entry)
-    return how(context)
-
-
-async def aresolve(context: EvaluationContext) -> Resolution:
-    """``resolve``, awaited: in a thread where the project's functions find the caller's name, plan or values."""
-    matched = match_policies(context.snapshot, context.endpoints, context.scope, context.entry)
-    calls = context.caller.calls_functions(matched.kinds)
-    return await sync_to_async(resolve)(context) if calls else resolve(context)
-
-
-async def aresolve_assigned(context: EvaluationContext) -> Resolution:
-    """``resolve_assigned``, awaited: in a thread where that calls the project's functions, or queries."""
-    known = _known_assigned(context.caller, context.entry)
-    if known is None:
-        return await sync_to_async(resolve_assigned)(context)
-    context.assigned = known
-    return await aresolve(context)
-
-
-def contexts_of(callers: Sequence[Caller], snapshot: Snapshot, now_us: int) -> list[EvaluationContext]:
-    """Return a context without endpoints for each caller, with what belongs to it alone, in three queries for all.
-
-    Raises ``django.db.Error``.
-    """
+def own_of(callers: Sequence[Caller]) -> list[Own]:
+    """Return what belongs to each caller, in three queries for all; raises ``django.db.Error``."""
     kinds = process.policies.plan_kinds()
     keys = [_keys(caller, kinds) for caller in callers]
     users = {caller.user_id for caller in callers if caller.user_id is not None}
     found = process.policies.entries([*users, *set(chain.from_iterable(keys))])
     entries = [NOBODY if caller.user_id is None else found[caller.user_id] for caller in callers]
-    return [
-        EvaluationContext(caller, entry, (), None, snapshot, now_us, _in_order(own, entry, kinds, found))
-        for caller, own, entry in zip(callers, keys, entries, strict=True)
-    ]
+    return [Own(entry, _in_order(own, entry, kinds, found)) for own, entry in zip(keys, entries, strict=True)]
+
+
+def own_or_shared(caller: Caller) -> Own:
+    """Return what belongs to the caller; while the database is down, what is known of the user."""
+    try:
+        return own_of([caller])[0]
+    except DatabaseError:
+        known = None if caller.user_id is None else process.policies.user(caller.user_id)
+        return Own(known or NOBODY)
 
 
 def unnamed_kinds(caller: Caller, resolution: Resolution) -> list[str]:
@@ -89,17 +82,6 @@ def is_plan_open(caller: Caller, resolution: Resolution) -> bool:
     # Callers with one of these are counted under its name.
     earlier = takewhile(lambda kind: kind != own, settings.caller)
     return not set(unnamed_kinds(caller, resolution)).issubset(earlier)
-
-
-def _known_assigned(caller: Caller, entry: UserEntry) -> Assigned | None:
-    """Return what ``assigned_to`` would; None where that calls the project's functions, or queries."""
-    policies = process.policies
-    kinds = policies.assigned_kinds
-    if kinds is None or policies.current() is None or caller.calls_functions(kinds):
-        return None
-    keys = _keys(caller, kinds)
-    found = {key: known for key in keys if (known := policies.user(key)) is not None}
-    return _in_order(keys, entry, kinds, found) if len(found) == len(keys) else None
 
 
 def _keys(caller: Caller, kinds: Sequence[str]) -> list[SubjectKey]:

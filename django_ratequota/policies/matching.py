@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from .facts import EndpointFacts
+from collections.abc import Callable
+from typing import NamedTuple
+
+from .exemptions import Exemption
+from .facts import EndpointFacts, PolicyFacts
 from .requests.routes import Handling, spellings
 from .snapshot import Snapshot
 
@@ -10,21 +14,33 @@ from .snapshot import Snapshot
 NO_METHOD = "-"
 
 
-def match_endpoints(
-    snapshot: Snapshot,
-    *,
-    scope: str | None,
-    route: str | None,
-    name: str | None,
-    method: str,
-    handling: Handling = "own",
-) -> tuple[EndpointFacts, ...]:
+class Where(NamedTuple):
+    """Where a request goes."""
+
+    #: The name of an endpoint that the view or the caller of ``check_request`` gives.
+    scope: str | None = None
+    #: The resolved route with a leading slash in the default language, and the URL name with its namespaces.
+    route: str | None = None
+    name: str | None = None
+    method: str = NO_METHOD
+    #: What the view has for the method, and what its code exempts it from.
+    handling: Handling = "own"
+    exemption: Exemption | None = None
+    #: Whether it is a preflight of CORS that an ``options`` handler answers, see ``Handling``.
+    preflight: bool = False
+    #: The policies that are asked about; None = all.
+    only: Callable[[PolicyFacts], bool] | None = None
+    #: The endpoints, where they are not those of a request; None = those that match.
+    endpoints: tuple[EndpointFacts, ...] | None = None
+
+
+def match_endpoints(snapshot: Snapshot, where: Where) -> tuple[EndpointFacts, ...]:
     """Return the endpoints of a request: first the one that its scope names, then those that match its route.
 
-    ``route`` is the resolved route with a leading slash in the default language, ``name`` the URL name with its
-    namespaces. A route with DRF's format suffix matches with and without it, a translated route in each language. A
-    scope without an endpoint matches nothing. ``handling`` is what the view has for the method.
+    A route with DRF's format suffix matches with and without it, a translated route in each language. A scope without
+    an endpoint matches nothing.
     """
+    scope, route, name, method, handling = where[:5]
     method = "GET" if method == "HEAD" else method
     # Scopes and methods that no endpoint names share a key: clients could fill the memo with made-up ones.
     scope = scope if scope in snapshot.names else None

@@ -369,7 +369,7 @@ class TestUsers:
         assert left(async_to_sync(acheck_request)(request_from(alice))) == [8]
         assert hops == []
         assert left(async_to_sync(acheck_request)(request_from(alice), "search")) == [7, 19]
-        assert [hop.__name__ for hop in hops] == ["resolve"]
+        assert [hop.__name__ for hop in hops] == ["resolve_for"]
 
     def test_an_identifier_may_read_the_database(self, check: Check, settings: Any, alice: User) -> None:
         settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"crowd": "tests.project.views.busiest"}}

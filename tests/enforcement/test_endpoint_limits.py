@@ -18,7 +18,7 @@ from django_ratequota.monitoring.collector import collector
 from django_ratequota.operations.advice import about_saved
 from django_ratequota.operations.caller_limits import caller_limits, tightest
 from django_ratequota.operations.explain import ExplainQuery
-from django_ratequota.policies.matching import match_endpoints
+from django_ratequota.policies.matching import Where, match_endpoints
 from django_ratequota.policies.requests.caller import DescribedCaller
 from tests.conftest import Check, Get
 from tests.enforcement.test_check import room
@@ -191,7 +191,7 @@ class TestMethods:
         from django_ratequota.policies.facts import endpoint_facts
 
         snapshot = picture([endpoint_facts(health), endpoint_facts(other)])
-        found = match_endpoints(snapshot, scope=None, route="/x/", name=None, method="GET")
+        found = match_endpoints(snapshot, Where(scope=None, route="/x/", name=None, method="GET"))
         assert [endpoint.name for endpoint in found] == ["health", "other"]
 
 

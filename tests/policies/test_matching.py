@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratequota.policies.facts import NOBODY, EndpointFacts, UserEntry
-from django_ratequota.policies.matching import match_endpoints
+from django_ratequota.policies.matching import Where, match_endpoints
 from django_ratequota.policies.resolver import match_policies
 from tests.policies.test_resolver import picture
 from tests.support.properties import examples
@@ -27,7 +27,7 @@ def test_globs_say_what_regular_expressions_would(pattern: str, text: str) -> No
     expected = re.compile(".*".join(map(re.escape, pattern.split("*"))), re.DOTALL).fullmatch(text) is not None
     snapshot = picture([EndpointFacts(id=1, name="x", routes=(pattern,), methods=frozenset(), cost=1)])
     where = {"route": text, "name": None} if pattern.startswith("/") else {"route": None, "name": text}
-    assert bool(match_endpoints(snapshot, scope=None, method="GET", **where)) is expected
+    assert bool(match_endpoints(snapshot, Where(scope=None, method="GET", **where))) is expected
 
 
 @given(
@@ -52,13 +52,13 @@ def test_endpoints_are_the_same_as_without_remembering(asked: list[tuple[Any, An
     snapshot = picture(endpoints)
     for scope, route, name, method in asked:
         question = {"scope": scope, "route": route, "name": name, "method": method}
-        assert match_endpoints(snapshot, **question) == match_endpoints(picture(endpoints), **question)
+        assert match_endpoints(snapshot, Where(**question)) == match_endpoints(picture(endpoints), Where(**question))
 
 
 def test_made_up_scopes_and_methods_fill_no_memo() -> None:
     snapshot = picture([endpoint(1, "/a/", "POST"), endpoint(2, "/a/")])
     found = {
-        match_endpoints(snapshot, scope=f"tenant {n}", route="/a/", name="a", method=f"BREW{n}", handling="none")
+        match_endpoints(snapshot, Where(f"tenant {n}", route="/a/", name="a", method=f"BREW{n}", handling="none"))
         for n in range(50)
     }
     assert found == {(snapshot.endpoints[1], snapshot.endpoints[2])}

@@ -15,7 +15,7 @@ from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
 from django_ratequota.policies.cache import policies
 from django_ratequota.policies.facts import NOBODY, Assignment, EndpointFacts, PolicyFacts, UserEntry
 from django_ratequota.policies.loading import load_snapshot
-from django_ratequota.policies.matching import NO_METHOD, match_endpoints
+from django_ratequota.policies.matching import NO_METHOD, Where, match_endpoints
 from django_ratequota.policies.reasons import explain, others_in_words, plan_source
 from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.policies.resolver import EvaluationContext, Resolution, plan_of, resolve
@@ -44,7 +44,7 @@ def context(
     return EvaluationContext(
         caller=DescribedCaller(user_id=str(user.pk) if user else None, **{"address": ADDRESS, **named}),
         entry=policies.load_user(str(user.pk)) if user else NOBODY,
-        endpoints=match_endpoints(snapshot, scope=scope, route=None, name=None, method="GET"),
+        endpoints=match_endpoints(snapshot, Where(scope=scope, route=None, name=None, method="GET")),
         scope=scope,
         snapshot=snapshot,
         now_us=round(at.timestamp()) * 10**6,
@@ -161,9 +161,9 @@ def test_endpoints_match_routes_and_names() -> None:
     }.items():
         endpoint = EndpointFacts(id=1, name="x", routes=tuple(routes.split()), methods=frozenset(), cost=1)
         snapshot = picture([endpoint])
-        found = match_endpoints(snapshot, scope=None, route=ROUTE, name=NAME, method="GET")
+        found = match_endpoints(snapshot, Where(scope=None, route=ROUTE, name=NAME, method="GET"))
         assert found == ((endpoint,) if matched else ()), routes
-        assert match_endpoints(snapshot, scope=None, route=None, name=None, method="GET") == ()
+        assert match_endpoints(snapshot, Where(scope=None, route=None, name=None, method="GET")) == ()
 
 
 def test_endpoints_match_methods_by_handlers() -> None:
@@ -186,7 +186,7 @@ def test_endpoints_match_methods_by_handlers() -> None:
         endpoint = EndpointFacts(id=1, name="x", routes=("*",), methods=frozenset(methods.split()), cost=1)
         for scope in (None, "x"):
             where = {"scope": scope, "route": "/", "name": "home", "method": method}
-            found = {way for way in HANDLINGS if match_endpoints(picture([endpoint]), **where, handling=way)}
+            found = {way for way in HANDLINGS if match_endpoints(picture([endpoint]), Where(**where, handling=way))}
             assert found == set(matched.split()), (methods, method, scope)
 
 
@@ -198,7 +198,7 @@ def test_the_endpoint_named_by_the_scope_comes_first_and_sets_the_cost() -> None
     snapshot = picture(endpoints)
 
     def found(scope: str | None, route: str | None) -> tuple[str, int]:
-        matched = match_endpoints(snapshot, scope=scope, route=route, name=None, method="GET")
+        matched = match_endpoints(snapshot, Where(scope=scope, route=route, name=None, method="GET"))
         caller = DescribedCaller(user_id=None, address=ADDRESS)
         question = EvaluationContext(
             caller=caller, entry=NOBODY, endpoints=matched, scope=scope, snapshot=snapshot, now_us=0

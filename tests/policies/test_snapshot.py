@@ -27,14 +27,13 @@ from django_ratequota.models import (
     RatePolicy,
     SubjectList,
 )
+from django_ratequota.policies import assigned, loading
 from django_ratequota.policies import cache as module
-from django_ratequota.policies import loading
-from django_ratequota.policies.assigned import assigned_to
 from django_ratequota.policies.audience_index import Group
 from django_ratequota.policies.cache import PolicyCache
 from django_ratequota.policies.facts import Assigned, UserEntry
 from django_ratequota.policies.loading import load_snapshot
-from django_ratequota.policies.matching import match_endpoints
+from django_ratequota.policies.matching import Where, match_endpoints
 from django_ratequota.policies.requests.caller import DescribedCaller
 from django_ratequota.policies.resolver import EvaluationContext, match_policies, resolve, resolve_uncached
 from django_ratequota.policies.snapshot import Snapshot
@@ -97,7 +96,7 @@ def answers(
     for caller in callers:
         entry, assigned = own(caller)
         for scope, route in ((None, "/a/"), ("search", "/b/"), ("export", None), ("found", "/a/x")):
-            endpoints = match_endpoints(snapshot, scope=scope, route=route, name=None, method="GET")
+            endpoints = match_endpoints(snapshot, Where(scope=scope, route=route, name=None, method="GET"))
             for day in (-3, 0, 3):
                 context = EvaluationContext(
                     caller=caller,
@@ -121,9 +120,7 @@ def own_of(policies: PolicyCache) -> Callable[[DescribedCaller], tuple[UserEntry
     def find(caller: DescribedCaller) -> tuple[UserEntry, Assigned]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(process, "policies", policies)
-            user_id = caller.user_id
-            entry = UserEntry() if user_id is None else policies.user(user_id) or policies.load_user(user_id)
-            return entry, assigned_to(caller, entry)
+            return assigned.own_of([caller])[0]
 
     return find
 
@@ -350,7 +347,7 @@ def test_what_a_change_does_not_touch_is_shared(policies: PolicyCache) -> None:
     subjects(4)
     RatePolicy.objects.create(endpoint=search, rates="1/s")
     before = policies.reload(newest())
-    match_endpoints(before, scope=None, route="/a/b", name=None, method="GET")
+    match_endpoints(before, Where(scope=None, route="/a/b", name=None, method="GET"))
     RatePolicy.objects.filter(subject="tenant:t1").update(rates="6/s")
     after = policies.reload(newest())
     assert (after.plans, after.endpoints) == (before.plans, before.endpoints)
