@@ -46,7 +46,7 @@ class Wire(Address):
         self.pipes: set[_Pipe] = set()
         #: Whether replies are held back, and requests too.
         self.held = self.frozen = False
-        self.loop = asyncio.new_event_loop()
+        self.loop: Any = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()
         self._server = self._run(self.loop.create_server(lambda: _Pipe(self), "127.0.0.1", 0, ssl=context))
@@ -123,8 +123,8 @@ class Wire(Address):
             for task in under_way:  # handshakes of TLS, whose connections are no pipes yet
                 task.cancel()
             await asyncio.gather(*under_way, return_exceptions=True)
-            for pipe in list(self.pipes):
-                pipe.abort()
+            for transport in list(self.loop._transports.values()):  # also of connections that are no pipes
+                transport.abort()
             while self.pipes:  # noqa: ASYNC110 - the loop tells each pipe that it is closed
                 await asyncio.sleep(0)  # a turn of the loop
 
