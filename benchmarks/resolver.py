@@ -166,16 +166,16 @@ def _held(make: Callable[[], Any]) -> tuple[int, Any]:
 
 def _asking(snapshot: Any, request: Any, entry: Any) -> Callable[[Any], Any]:
     """Resolves what the caller may do at the request's route, as ``enforcement`` does."""
-    from django_ratequota.policies.assigned import Own
     from django_ratequota.policies.matching import Where
-    from django_ratequota.policies.requests.routes import handling_of, resolved
-    from django_ratequota.policies.resolve_for import resolve_for
+    from django_ratequota.policies.requests.routes import resolved
+    from django_ratequota.policies.requests.view_facts import facts_of
+    from django_ratequota.policies.resolve_for import Own, resolve_for
 
     now_us = time.time_ns() // 1000
 
     def ask(caller: Any) -> Any:
         route, name = resolved(request.resolver_match)
-        handling = handling_of(request.resolver_match.func, "GET", authenticated=False)
+        handling = facts_of(request.resolver_match.func).handling("GET", authenticated=False)
         where = Where("search", route, name, "GET", handling)
         return resolve_for(caller, where, snapshot, now_us, Own(entry))[1]
 

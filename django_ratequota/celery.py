@@ -18,7 +18,7 @@ from .engine.decision import Decision
 from .engine.rates import parse_rates
 from .engine.types import Bucket, check_cost
 from .exceptions import InvalidCost, InvalidRate, StoreError
-from .policies.requests.view_declarations import scope_name
+from .policies.requests.view_facts import scope_name
 from .runtime import default_limiter
 from .utils.optional import require
 from .utils.problems import note_problem

@@ -20,8 +20,8 @@ from .enforcement.costs import Cost, check_declared, computed_cost
 from .enforcement.settlement import asettle, settle
 from .engine.decision import Decision
 from .headers import add_headers
-from .policies.exemptions import EXEMPT_ATTRIBUTE
 from .policies.requests import view_declarations as views
+from .policies.requests.view_facts import ViewFacts, scope_name
 from .responses import arefusal_response, refusal_response
 from .utils.async_views import is_awaited
 from .utils.sansio import Twins, acall, adrive, call, drive
@@ -49,7 +49,7 @@ def ratequota(scope: Any = None, cost: Any = None, block: bool = True) -> Any:
     if callable(scope):
         return ratequota()(scope)
     cost = check_declared(cost, "request")
-    declared = views.Declaration(views.scope_name(scope), cost, checks=True, block=block)
+    declared = views.Declaration(scope_name(scope), cost, checks=True, block=block)
 
     def decorate(view: Any) -> Any:
         if isinstance(view, type):
@@ -60,7 +60,7 @@ def ratequota(scope: Any = None, cost: Any = None, block: bool = True) -> Any:
             )
         views.refuse_operation(view, "ratequota")
         awaited = is_awaited(view)
-        rest = views.is_rest(view)
+        rest = ViewFacts(view).is_rest
         if iscoroutinefunction(cost) and (rest or not awaited):
             name = getattr(view, "__qualname__", repr(view))
             raise TypeError(f"cost is async and {name} is not: write a function without async, or an async view")
@@ -117,7 +117,7 @@ def exempt(view: View) -> View:
     Django Ninja it goes below the operation's decorator. ``check_request`` in the view admits every request, too.
     """
     if isinstance(view, type):
-        setattr(view, EXEMPT_ATTRIBUTE, True)
+        setattr(view, views.EXEMPT_ATTRIBUTE, True)
         return view
     if not callable(view):
         raise TypeError(f"@exempt decorates views, which are functions or classes, not {view!r}")
@@ -125,25 +125,26 @@ def exempt(view: View) -> View:
     wrapper: Any = functools.wraps(view)(lambda *args, **kwargs: view(*args, **kwargs))
     if is_awaited(view):
         markcoroutinefunction(wrapper)
-    setattr(wrapper, EXEMPT_ATTRIBUTE, True)
+    setattr(wrapper, views.EXEMPT_ATTRIBUTE, True)
     return wrapper  # type: ignore[no-any-return]
 
 
 def _left_to_throttle(view: Any, declared: views.Declaration) -> Any:
     """Return the view of REST framework with a ``QuotaThrottle`` that enforces what the decorator declares."""
-    name, cost = views.view_class(view).__name__, declared.cost
+    facts = ViewFacts(view)  # read now, and not kept: other decorators may follow
+    name, cost = facts.cls.__name__, declared.cost
     if not declared.block:
         raise TypeError(
             f"@ratequota(block=False) goes below @api_view, or as @method_decorator(...) on a method of {name}: "
             "around the view it runs before REST framework knows the caller"
         )
-    throttles = list(views.class_attribute(view, "throttle_classes") or ())
-    if views.chooses_throttles(view):
+    throttles = list(facts.attribute("throttle_classes") or ())
+    if facts.chooses_throttles:
         raise TypeError(
             f"{name} chooses its throttles in get_throttles: return QuotaThrottle() there, and declare scope and "
             "cost by @throttle_scope(...) of django_ratequota.throttling instead of @ratequota(...)"
         )
-    if not views.has_throttle(view):
+    if not facts.has_throttle:
         throttles.append(import_string("django_ratequota.throttling.QuotaThrottle"))
 
     def of_request(request: Any, view: Any) -> Any:

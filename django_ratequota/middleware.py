@@ -20,13 +20,7 @@ from .enforcement.slots import aend, end, leave_to_body
 from .enforcement.step_runner import arun, run
 from .enforcement.unchecked import FirstCheck
 from .headers import add_headers
-from .policies.requests.view_declarations import (
-    chooses_throttles,
-    enforces_itself,
-    is_decorated,
-    late_check,
-    throttles_itself,
-)
+from .policies.requests.view_facts import facts_of
 from .responses import MAX_ACCEPT, arefusal_response, refusal_response
 from .utils.sansio import Twins, acall, adrive, call, drive
 
@@ -70,16 +64,17 @@ class RateQuotaMiddleware:
 
 def _check_before_view(request: Any, view: Any, args: Any, kwargs: Any) -> Generator[Twins, Any, Any]:
     """Return the response that refuses the request; None where its view may run."""
-    late = late_check(view, request.method) if settings.count_unchecked else None
+    facts = facts_of(view)
+    late = facts.late_check(request.method) if settings.count_unchecked else None
     refused = None
     if late is not None:
         refused = yield Twins(run, arun, (FirstCheck(request, *late).refuse(),))
     if refused is None and settings.enforce_all:
-        if chooses_throttles(view):  # the project's own code, which may read the database
+        if facts.chooses_throttles:  # the project's own code, which may read the database
             asked = (request, view, args, kwargs)
             itself = yield Twins(_enforces_itself, sync_to_async(_enforces_itself), asked)
         else:
-            itself = enforces_itself(view, request.method)
+            itself = facts.enforces_itself(request.method)
         if not itself:
             decision = yield Twins(check_request, acheck_request, (request, late and late.scope))
             refused = None if decision.allowed else decision
@@ -88,11 +83,12 @@ def _check_before_view(request: Any, view: Any, args: Any, kwargs: Any) -> Gener
 
 def _enforces_itself(request: Any, view: Any, args: Any, kwargs: Any) -> bool:
     """Return whether a view that chooses its throttles checks the request by one of ours, or is decorated."""
-    if is_decorated(view, request.method):
+    facts = facts_of(view)
+    if facts.is_decorated(request.method):
         return True
     # Choosing throttles negotiates the content a second time, which is slow for a long Accept.
     is_short = len(request.META.get("HTTP_ACCEPT", "")) <= MAX_ACCEPT
-    return is_short and throttles_itself(view, request, args, kwargs)
+    return is_short and facts.throttles_itself(request, args, kwargs)
 
 
 def _finish(request: Any, response: Any) -> Generator[Twins, Any, Any]:

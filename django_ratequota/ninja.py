@@ -22,7 +22,8 @@ from .enforcement.costs import Cost, answers_client, check_declared, computed_co
 from .engine.decision import Decision
 from .exceptions import ConfigurationError
 from .headers import add_headers, retry_after_seconds
-from .policies.requests.view_declarations import LIMITED_ATTRIBUTE, LateCheck, least_cost, scope_name
+from .policies.requests.view_declarations import LIMITED_ATTRIBUTE, LateCheck, least_cost
+from .policies.requests.view_facts import scope_name
 from .responses import problem, refusal_text, status_code
 from .utils.optional import require
 from .utils.sansio import Twins, acall, adrive, call, drive

@@ -13,7 +13,7 @@ from rest_framework import serializers, views
 
 from .api import UsageHistoryView, UsageView
 from .conf import settings
-from .policies.exemptions import exemption_of_instance
+from .policies.requests.view_facts import exemption_of_instance
 from .throttling import QuotaThrottle
 from .utils.optional import require
 

@@ -22,6 +22,7 @@ from .enforcement.costs import answer_of, check_declared, is_counted, units_of
 from .engine.decision import Decision
 from .headers import add_headers, retry_after_seconds
 from .policies.requests import view_declarations as views
+from .policies.requests.view_facts import ViewFacts, scope_name
 from .responses import refusal_text, status_code
 
 Declared = TypeVar("Declared", bound=Callable[..., Any])
@@ -120,7 +121,7 @@ def throttle_scope(
     """
     if callable(scope) or scope == "" or (scope is None and cost is None):
         raise TypeError(f"write @throttle_scope('search'), with the name of an endpoint, not {scope!r}")
-    scope = views.scope_name(scope)
+    scope = scope_name(scope)
     cost = check_declared(cost, "request", "view")
     if iscoroutinefunction(cost):
         raise TypeError(f"REST framework's throttles are not async, so cost must not be: {cost!r}")
@@ -130,7 +131,7 @@ def throttle_scope(
         cls = views.view_class(target)
         if cls is None:
             return _declare_function(target, declared)
-        if not views.is_rest(target):
+        if not ViewFacts(target).is_rest:
             raise TypeError(
                 f"@throttle_scope is for views of REST framework, which {cls.__name__} is not: write "
                 "@method_decorator(ratequota(...), name='dispatch') of django_ratequota.decorators"

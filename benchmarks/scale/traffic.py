@@ -19,7 +19,7 @@ from django_ratequota.monitoring.rollup import roll_up
 from django_ratequota.operations.explain import newest_policies
 from django_ratequota.policies.matching import Where
 from django_ratequota.policies.requests.caller import DescribedCaller
-from django_ratequota.policies.requests.routes import handling_of_view
+from django_ratequota.policies.requests.view_facts import facts_of
 from django_ratequota.policies.resolve_for import Resolved, resolve_for
 
 _HOURS = 47
@@ -66,7 +66,7 @@ def _resolved(dice: random.Random, number: int, users: list[int], names: list[st
     address, scope = f"203.0.{number // 250 % 250}.{number % 250}", dice.choice(names)
     caller = DescribedCaller(user_id=user, address=address, identifiers={}, plan_slug=None)
     snapshot = newest_policies()
-    where = Where(scope=scope, method="GET", handling=handling_of_view(None, "GET"))
+    where = Where(scope=scope, method="GET", handling=facts_of(None).handling("GET"))
     return resolve_for(caller, where, snapshot, time.time_ns() // 1000)
 
 

@@ -17,11 +17,10 @@ from ..changes.databases import not_ended
 from ..conf import settings
 from ..engine.rates import BLOCKED, UNLIMITED
 from ..models import Endpoint, Plan, RatePolicy
-from ..policies.assigned import Own
 from ..policies.facts import UNREADABLE, PlanFacts, PolicyFacts, endpoint_facts, policy_facts
 from ..policies.matching import Where
 from ..policies.requests.caller import DescribedCaller
-from ..policies.resolve_for import resolve_for
+from ..policies.resolve_for import Own, resolve_for
 from ..policies.snapshot import Snapshot, regrouped
 from .formatting import moment, shown, when
 from .names import endpoint_text

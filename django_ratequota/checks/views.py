@@ -12,9 +12,9 @@ from django.utils import timezone
 from .. import conf
 from ..models import Endpoint, RatePolicy
 from ..operations.advice import matched_routes
-from ..policies.exemptions import exemption_of
 from ..policies.requests import view_declarations as views
 from ..policies.requests.routes import known_views
+from ..policies.requests.view_facts import facts_of, scope_name
 from .database import Messages
 
 #: Packages that are not the project's own.
@@ -29,7 +29,7 @@ _MAX_SHOWN = 5
 def check_enforced(**_: Any) -> Messages:
     """W010: no view is limited."""
     limited = [view for _, name, view in _views() if not name.startswith("admin:")]
-    if conf.settings.enforce_all or any(map(views.limits_itself, limited)) or not _views():
+    if conf.settings.enforce_all or any(map(_is_limited, limited)) or not _views():
         return []
     own = [view for view in limited if str(getattr(view, "__module__", "")).partition(".")[0] not in _FOREIGN]
     # REST framework's views are limited by default, unless they choose other throttles.
@@ -63,7 +63,8 @@ def check_authenticated(**_: Any) -> Messages:
     early = [
         route
         for route, _name, view in _views()
-        if views.is_rest(view) and views.is_decorated(view) and views.class_attribute(view, "authentication_classes")
+        for facts in [facts_of(view)]
+        if facts.is_rest and facts.is_decorated() and facts.attribute("authentication_classes")
     ]
     text = f"@ratequota around dispatch runs before REST framework authenticates the user: {_shortened(early)}."
     hint = "Use @throttle_scope(...) on the class instead, with QuotaThrottle in its throttle_classes."
@@ -73,7 +74,7 @@ def check_authenticated(**_: Any) -> Messages:
 def check_throttle_classes(**_: Any) -> Messages:
     """W024: a subclass of ``QuotaThrottle`` sets a scope or a rate, as for REST framework's own throttles."""
     messages: Messages = []
-    throttles = [one for *_, view in _views() for one in views.class_attribute(view, "throttle_classes") or ()]
+    throttles = [one for *_, view in _views() for one in facts_of(view).attribute("throttle_classes") or ()]
     for throttle in dict.fromkeys(filter(views.is_quota_throttle, throttles)):
         ignored = [name for name in _NOT_READ if hasattr(throttle, name)]
         own = [vars(base) for base in throttle.__mro__ if base.__module__ not in _THROTTLE_MODULES]
@@ -93,7 +94,7 @@ def check_scopes(**_: Any) -> Messages:
     messages: Messages = []
     for route, _name, view in _views():
         try:
-            views.scope_name(views.class_attribute(view, "throttle_scope") if views.has_throttle(view) else None)
+            scope_name(facts_of(view).attribute("throttle_scope") if facts_of(view).has_throttle else None)
         except TypeError as error:
             text = f"The throttle_scope of {route} is not valid: {error}."
             hint = "Change it to a string. Until then, each request fails with a TypeError."
@@ -111,11 +112,11 @@ def check_unlimited() -> Messages:
     if None in limited:  # for all endpoints
         return []
     # The usage endpoint has a limit that is built in.
-    bare = [one for one in _views() if not views.shows_usage(one[2]) and _may_refuse_before_its_check(one[2])]
+    bare = [one for one in _views() if not facts_of(one[2]).shows_usage and _may_refuse_before_its_check(one[2])]
     for endpoint in Endpoint.objects.all() if bare else ():
         if endpoint.pk in limited or endpoint.limits == Endpoint.Limits.NONE:
             counted = set(matched_routes(endpoint, [(route, name) for route, name, _view in bare]))
-            bare = [one for one in bare if one[:2] not in counted and endpoint.name not in views.scopes_of(one[2])]
+            bare = [one for one in bare if one[:2] not in counted and endpoint.name not in facts_of(one[2]).scopes()]
     routes = _shortened([route for route, _name, _view in bare])
     text = f"COUNT_UNCHECKED has no effect on views without a policy counted per ip ({routes})."
     hint = "Add a policy counted per ip for everyone, for all endpoints or for the endpoints of these views."
@@ -130,18 +131,30 @@ def _views() -> list[tuple[str, str, Any]]:
         return []
 
 
+def _is_limited(view: Any) -> bool:
+    """Return whether this package limits the view, also by a drop-in for another package."""
+    if str(getattr(view, "__module__", "")).startswith("django_ratequota."):
+        return False  # the usage endpoint, which is no view of the project
+    facts = facts_of(view)
+    throttles = facts.attribute("throttle_classes") or ()
+    bases = [base for throttle in throttles for base in getattr(throttle, "__mro__", ())]
+    ours = any(base.__module__.startswith("django_ratequota.") for base in bases)
+    return ours or facts.limited is not None or facts.enforces_itself()
+
+
 def _declares_in_vain(view: Any) -> bool:
-    declared = [views.declaration_on(handler) for handler in views.handlers_of(view).values()]
-    declared += views.class_attribute(view, views.DECLARED_ATTRIBUTE), views.declaration_on(view)
+    facts = facts_of(view)
+    declared = [views.declaration_on(handler) for handler in facts.handlers.values()]
+    declared += facts.attribute(views.DECLARED_ATTRIBUTE), views.declaration_on(view)
     if all(one is None or one.checks for one in declared):
         return False
-    return not (views.chooses_throttles(view) or views.has_throttle(view))
+    return not (facts.chooses_throttles or facts.has_throttle)
 
 
 def _may_refuse_before_its_check(view: Any) -> bool:
-    exemption = exemption_of(view)
-    limited = [m for m in ("", *views.handlers_of(view)) if exemption is None or not exemption.covers(m)]
-    return any(views.late_check(view, method) for method in limited)
+    facts = facts_of(view)
+    limited = [m for m in ("", *facts.handlers) if facts.exemption is None or not facts.exemption.covers(m)]
+    return any(map(facts.late_check, limited))
 
 
 def _shortened(names: list[str]) -> str:

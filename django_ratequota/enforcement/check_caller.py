@@ -18,7 +18,9 @@ from django.http import HttpRequest
 from ..conf import settings
 from ..engine.decision import Decision, Mode
 from ..exceptions import InvalidCaller
+from ..policies.matching import Where
 from ..policies.requests.caller import DescribedCaller, identifier_text
+from ..policies.requests.view_facts import scope_name
 from ..policies.resolver import Resolution
 from ..utils.addresses import Address
 from .check_request import Evaluation
@@ -107,7 +109,7 @@ class CallerCheck(Evaluation):
         self, mode: Mode, scope: str | None, cost: int | None, user: Any, describe: Callable[[], DescribedCaller]
     ) -> None:
         """``describe`` returns the caller of ``user``; it may query the database for a lazy user not read yet."""
-        super().__init__(scope, cost)
+        super().__init__(Where(scope_name(scope)), cost)
         self.mode, self._user, self._describe = mode, user, describe
 
     def steps(self) -> Generator[Step, Any, Decision]:

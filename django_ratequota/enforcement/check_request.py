@@ -30,14 +30,12 @@ from ..exceptions import NewerRevision, StoreError
 from ..monitoring.health import note_degraded
 from ..monitoring.records import Recorded
 from ..monitoring.workers import redis_worker
-from ..policies.assigned import Own, own_in_memory
-from ..policies.exemptions import Exemption, exemption_of, exemption_of_instance
 from ..policies.facts import NOBODY, PolicyFacts
 from ..policies.matching import Where, match_endpoints
 from ..policies.requests.caller import Caller
-from ..policies.requests.routes import handling_of, resolved
-from ..policies.requests.view_declarations import scope_name
-from ..policies.resolve_for import aresolve_for, resolve_for
+from ..policies.requests.routes import resolved
+from ..policies.requests.view_facts import Exemption, exemption_of_request, facts_of, scope_name
+from ..policies.resolve_for import Own, aresolve_for, own_in_memory, resolve_for
 from ..policies.resolver import EvaluationContext, Resolution, match_policies
 from ..policies.snapshot import Snapshot
 from ..runtime import process
@@ -89,20 +87,27 @@ def is_free(limiter: Limiter, exemption: Exemption | None, method: str) -> bool:
     return limiter.unlimited or (exemption is not None and exemption.covers(method))
 
 
-def exemption_of_request(request: Any, http: Any) -> Exemption | None:
-    """Return what the view is exempt from; ``http`` is Django's request, ``request`` that or REST framework's."""
+def _place(request: Any, http: Any, scope: Any, only: Callable[[PolicyFacts], bool] | None) -> Where:
+    """Return where a request goes; raises ``TypeError`` for what is none, and for a scope that is no text."""
+    try:
+        method = http.method or "GET"
+    except AttributeError as error:
+        text = "check_request needs Django's or DRF's request, not %s; without one, call check_caller"
+        raise TypeError(text % show(request)) from error
     match = getattr(http, "resolver_match", None)
-    if match is not None:
-        return exemption_of(getattr(match, "func", None))
-    # Django has resolved nothing, as in tests of REST framework's views.
-    view = (getattr(request, "parser_context", None) or {}).get("view")
-    return None if view is None else exemption_of_instance(view)
+    route, name = resolved(match, getattr(http, "urlconf", None))
+    view = facts_of(getattr(match, "func", None))
+    handling = view.handling(method, authenticated=request is not http)
+    sent = http.META.get
+    preflight = handling == "preflight" and all(map(sent, _PREFLIGHT)) and not any(map(sent, _CREDENTIALS))
+    scope = scope if scope is None or type(scope) is str else scope_name(scope)
+    exemption = exemption_of_request(request, http) if match is None else view.exemption
+    return Where(scope, route, name, method, handling, exemption, preflight, only)
 
 
 class Evaluation(ABC):
     """One check on its way to a decision: what it asks for, and what each step has found."""
 
-    where: Where
     #: How Redis is asked: peek = nothing is charged.
     mode: Mode = "check"
     #: Whether ``caller`` is final. A newer revision may have policies that depend on the user, so that it is read.
@@ -115,10 +120,9 @@ class Evaluation(ABC):
     #: What the request costs.
     units: int
 
-    def __init__(self, scope: str | None, cost: int | None) -> None:
-        """Raises ``InvalidCost``, and ``TypeError`` for a scope. ``cost`` None = the endpoint's own."""
-        self.limiter = process.limiter()
-        self.where = Where(scope if scope is None or type(scope) is str else scope_name(scope))
+    def __init__(self, where: Where, cost: int | None) -> None:
+        """Raises ``InvalidCost``. ``cost`` None = the endpoint's own."""
+        self.limiter, self.where = process.limiter(), where
         self.cost = None if cost is None else check_cost(cost)
         #: Whether a transaction of this thread has changed policies; None = find out.
         self.pending: bool | None = None
@@ -216,22 +220,10 @@ class RequestCheck(Evaluation):
         self, request: Any, scope: str | None, cost: int | None, *, independent: bool = False, awaited: bool = False
     ) -> None:
         """``independent``: earlier and later checks of the request do not matter. ``awaited``: in an event loop."""
-        super().__init__(scope, cost)
         self.request, self.http = request, getattr(request, "_request", request)
         self.independent, self.awaited = independent, awaited
         http = self.http
-        try:
-            method = http.method or "GET"
-        except AttributeError as error:
-            text = "check_request needs Django's or DRF's request, not %s; without one, call check_caller"
-            raise TypeError(text % show(request)) from error
-        match = getattr(http, "resolver_match", None)
-        route, name = resolved(match, getattr(http, "urlconf", None))
-        handling = handling_of(getattr(match, "func", None), method, authenticated=request is not http)
-        sent = http.META.get
-        preflight = handling == "preflight" and all(map(sent, _PREFLIGHT)) and not any(map(sent, _CREDENTIALS))
-        exemption = exemption_of_request(request, http)
-        self.where = Where(self.where.scope, route, name, method, handling, exemption, preflight, self.only)
+        super().__init__(_place(request, http, scope, self.only), cost)
         checks: RequestChecks | None = vars(http).get(CHECKS)
         if checks is None:
             checks = vars(http)[CHECKS] = RequestChecks()

@@ -17,10 +17,11 @@ from django.http import UnreadablePostError
 
 from ..engine.rates import MAX_UNITS, as_integer
 from ..engine.types import check_cost
+from ..policies.requests.view_facts import exemption_of_request
 from ..runtime import process
 from ..utils.problems import note_problem
 from ..utils.sansio import Twins
-from .check_request import exemption_of_request, is_free
+from .check_request import is_free
 from .settlement import status_of
 
 #: A declared cost: units, or a function of the request; None = the endpoint's own.

@@ -14,13 +14,12 @@ from ..engine.calendar_windows import calendar_window
 from ..engine.protocol import MAX_BUCKETS
 from ..engine.types import Bucket, BucketStatus
 from ..exceptions import StoreError
-from ..policies.assigned import is_plan_open, own_of, own_or_shared
 from ..policies.facts import EndpointFacts
 from ..policies.limit_names import limit_name
 from ..policies.matching import Where
 from ..policies.precedence import outranks_plans
 from ..policies.requests.caller import Caller, DescribedCaller
-from ..policies.resolve_for import Resolved, resolve_for
+from ..policies.resolve_for import Resolved, is_plan_open, own_of, own_or_shared, resolve_for
 from ..policies.resolver import Resolution
 from ..policies.snapshot import Snapshot
 from ..runtime import default_limiter, process

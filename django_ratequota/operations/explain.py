@@ -25,15 +25,15 @@ from ..engine.types import Bucket, check_cost
 from ..exceptions import StoreError
 from ..models import Endpoint, Plan
 from ..monitoring.refusals import Refusal
-from ..policies.assigned import own_of, unnamed_kinds
-from ..policies.exemptions import Exemption, exemption_of, why_skipped
+from ..policies.exemptions import why_skipped
 from ..policies.facts import PlanFacts
 from ..policies.matching import NO_METHOD, Where
 from ..policies.reasons import Candidate, explain, explain_winners, plan_source
 from ..policies.requests.caller import UNKNOWN, Caller, DescribedCaller, client_text
-from ..policies.requests.routes import find_route, handling_of_view, known_scopes, resolve_path, resolved
-from ..policies.requests.view_declarations import cost_of, least_cost, scope_of, shows_usage
-from ..policies.resolve_for import resolve_for
+from ..policies.requests.routes import find_route, known_scopes, resolve_path, resolved
+from ..policies.requests.view_declarations import least_cost
+from ..policies.requests.view_facts import Exemption, facts_of
+from ..policies.resolve_for import own_of, resolve_for, unnamed_kinds
 from ..policies.resolver import EvaluationContext, Resolution, narrow, plan_of
 from ..policies.snapshot import Snapshot
 from ..runtime import default_limiter, process
@@ -109,8 +109,8 @@ def explain_caller(
     view = None if method == NO_METHOD else view
 
     def steps() -> Generator[Step, Any, Explanation]:
-        snapshot, more, exemption = newest_policies(), False, exemption_of(view)
-        where = Where(scope, route, name, method, handling_of_view(view, method), exemption)
+        snapshot, more, exemption = newest_policies(), False, facts_of(view).exemption
+        where = Where(scope, route, name, method, facts_of(view).handling(method), exemption)
         [own] = own_of([caller])
         if everywhere:
             endpoints, more = snapshot.overview.limiting(own.entry, MOST_ENDPOINTS)
@@ -271,13 +271,15 @@ class ExplainQuery:
         request: dict[str, Any] = {"scope": scope, "method": self.method.upper()}
         if path:
             route, name, view = _resolve(path)
-            declared = scope_of(view, request["method"])
+            declared = facts_of(view).scope(request["method"])
             request |= {"route": route, "name": name, "scope": scope or declared, "view": view}
         elif scope:
-            views = known_scopes().get(scope, ())
-            request["view"] = views[0] if views and (len(views) == 1 or all(map(shows_usage, views))) else None
+            first, *others = known_scopes().get(scope, ()) or (None,)
+            only = not others or all(facts_of(view).shows_usage for view in (first, *others))
+            request["view"] = first if only else None
         # The usage endpoint has a built-in limit, and need not have a row.
-        built_in = shows_usage(request.get("view")) and scope_of(request["view"]) == scope
+        facts = facts_of(request.get("view"))
+        built_in = facts.shows_usage and facts.scope() == scope
         if scope and not built_in and not Endpoint.objects.filter(name=scope).exists():
             raise ValidationError({"endpoint": _("There is no endpoint %(name)r.") % {"name": scope[:100]}})
         return request
@@ -290,9 +292,8 @@ class ExplainQuery:
     def explain(self) -> Explanation:
         """Return what applies now; raises ``ValidationError`` and ``django.db.Error``."""
         request, cost = self.request_arguments(), self.cost
-        view, method = request.get("view"), request["method"]
-        if cost is None and not self.everywhere and request["scope"] == scope_of(view, method):
-            declared = cost_of(view, method)
+        scope, declared = facts_of(request.get("view")).scope_and_cost(request["method"])
+        if cost is None and not self.everywhere and request["scope"] == scope:
             # A function needs a request.
             cost = None if callable(declared) else least_cost(declared)
         return explain_caller(self.caller(), **request, cost=cost, everywhere=self.everywhere)

@@ -26,12 +26,11 @@ from ..models import RatePolicy
 from ..monitoring import attempts
 from ..monitoring.attempts import Attempts, RecordedAttempts
 from ..monitoring.records import UNKNOWN_PLAN
-from ..policies.assigned import Own
 from ..policies.audience_index import Group
 from ..policies.facts import NOBODY, POLICY_COLUMNS, PolicyFacts, UserEntry, policy_facts
 from ..policies.matching import Where
 from ..policies.requests.caller import UNKNOWN, DescribedCaller
-from ..policies.resolve_for import resolve_for
+from ..policies.resolve_for import Own, resolve_for
 from ..policies.snapshot import Memo, Snapshot
 from .explain import newest_policies
 from .replay import replay_each

@@ -15,11 +15,10 @@ from django.db.models import Q, QuerySet
 from ..engine.keys import counter_name
 from ..engine.types import Bucket
 from ..models import QuotaWindow, RatePolicy
-from ..policies.assigned import is_plan_open, own_of
 from ..policies.facts import policy_facts, to_datetime
 from ..policies.matching import Where
 from ..policies.requests.caller import DescribedCaller
-from ..policies.resolve_for import Resolved, resolve_for
+from ..policies.resolve_for import Resolved, is_plan_open, own_of, resolve_for
 from ..policies.resolver import make_buckets
 from ..policies.snapshot import Snapshot
 from ..runtime import process

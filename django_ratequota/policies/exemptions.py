@@ -8,7 +8,6 @@ Preflights of CORS are exempt as well, because browsers report a refused one as 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
 
 from django.utils.translation import gettext as _
 
@@ -16,43 +15,11 @@ from ..engine.rates import BLOCKED, Rate
 from ..engine.types import Bucket
 from .requests.caller import Caller
 from .requests.routes import is_admin_page
-from .requests.view_declarations import handlers_of, once_per_view, shows_usage, view_class
+from .requests.view_facts import Exemption
 from .resolver import Resolution, narrow
 
-#: Set by ``@exempt`` on views, on classes, and on methods of classes.
-EXEMPT_ATTRIBUTE = "ratequota_exempt"
 #: The built-in rate per caller at the usage endpoint, used if no policy is enforced for it.
 USAGE_RATE = Rate.parse("60/min")
-
-
-class Exemption(NamedTuple):
-    """What the code exempts a view from."""
-
-    #: Methods of the requests that nothing limits; None = all methods.
-    methods: frozenset[str] | None
-    shows_usage: bool
-
-    def covers(self, method: str) -> bool:
-        """Return whether nothing limits the view's requests of this method."""
-        return self.methods is None or method in self.methods
-
-
-@once_per_view
-def exemption_of(view: Any) -> Exemption | None:
-    """Return what the code exempts the view from; None for most views. ``view`` is a function, or a class."""
-    if _is_marked(view) or _is_marked(view_class(view)):
-        return Exemption(None, False)
-    methods = frozenset(method for method, handler in handlers_of(view).items() if _is_marked(handler))
-    shows = shows_usage(view)
-    return Exemption(methods, shows) if methods or shows else None
-
-
-def exemption_of_instance(view: Any) -> Exemption | None:
-    """Return what the code exempts an instance of one of REST framework's classes from, for its present action."""
-    action = getattr(view, "action", None)  # of a ViewSet
-    if action and _is_marked(getattr(view, action, None)):
-        return Exemption(None, False)
-    return exemption_of(type(view))
 
 
 def exempt(resolution: Resolution, name: str | None, exemption: Exemption | None, caller: Caller) -> Resolution:
@@ -78,7 +45,3 @@ def why_skipped(name: str | None, exemption: Exemption | None) -> str:
     if exemption is not None and exemption.shows_usage:
         return _("policies for all endpoints do not apply to the usage endpoint")
     return _("policies for all endpoints do not apply to pages of the admin") if is_admin_page(name) else ""
-
-
-def _is_marked(one: Any) -> bool:
-    return getattr(one, EXEMPT_ATTRIBUTE, False) is True

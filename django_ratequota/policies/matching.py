@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from .exemptions import Exemption
 from .facts import EndpointFacts, PolicyFacts
-from .requests.routes import Handling, spellings
+from .requests.routes import spellings
+from .requests.view_facts import Exemption, Handling
 from .snapshot import Snapshot
 
 #: The method of a check without an HTTP request, which counts at the endpoint of its scope, whatever its methods.

@@ -27,7 +27,7 @@ from django_ratequota.monitoring.collector import collector
 from django_ratequota.ninja import QuotaThrottle as NinjaThrottle
 from django_ratequota.openapi import AutoSchema
 from django_ratequota.operations.explain import ExplainQuery
-from django_ratequota.policies.exemptions import exemption_of
+from django_ratequota.policies.requests.view_facts import facts_of
 from tests.conftest import Get
 from tests.enforcement.test_check import CLOSED, database_down, monitored
 from tests.project import views
@@ -215,8 +215,8 @@ def test_an_exempt_view_works_while_redis_and_the_database_are_down(settings: An
 
 
 def test_the_decorated_function_stays_limited_elsewhere() -> None:
-    assert exemption_of(exempt(views.plain)) is not None
-    assert exemption_of(views.plain) is None
+    assert facts_of(exempt(views.plain)).exemption is not None
+    assert facts_of(views.plain).exemption is None
 
 
 def test_a_view_that_is_not_hashable_can_be_exempt() -> None:
@@ -227,9 +227,9 @@ def test_a_view_that_is_not_hashable_can_be_exempt() -> None:
             return HttpResponse()
 
     view = Callable()
-    assert exemption_of(view) is None
+    assert facts_of(view).exemption is None
     view.ratequota_exempt = True  # type: ignore[attr-defined]
-    assert exemption_of(view) is not None
+    assert facts_of(view).exemption is not None
 
 
 def test_requests_without_a_resolved_route_know_the_class(blocked: None) -> None:

@@ -21,7 +21,7 @@ from django_ratequota.decorators import exempt, ratequota
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.ninja import QuotaThrottle
 from django_ratequota.policies.requests.routes import find_route, known_scopes
-from django_ratequota.policies.requests.view_declarations import scope_of
+from django_ratequota.policies.requests.view_facts import facts_of
 from django_ratequota.throttling import throttle_scope
 from tests.conftest import Get
 from tests.project.views import Units, request_from
@@ -206,7 +206,8 @@ def test_enforcing_every_view_leaves_operations_to_their_throttle(
 
 def test_operators_find_the_scopes() -> None:
     found = {
-        route: scope_of(view, "GET") for route, _, view in map(find_route, ["/api/search", "/api/twice", "/api/free"])
+        route: facts_of(view).scope("GET")
+        for route, _, view in map(find_route, ["/api/search", "/api/twice", "/api/free"])
     }
     assert found == {"/api/search": "search", "/api/twice": None, "/api/free": None}
     assert list(known_scopes()) == ["search"]

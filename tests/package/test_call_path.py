@@ -94,7 +94,7 @@ def test_a_warm_request_enters_few_files_and_functions(
         "calls": len(calls),
         "moves between files": sum(one != other for one, other in pairwise(files)),
     }
-    bounds = {"files": 26, "functions": 85, "calls": 105, "moves between files": 64}
+    bounds = {"files": 27, "functions": 85, "calls": 105, "moves between files": 64}
     assert {name: found[name] for name in bounds if found[name] > bounds[name]} == {}, sorted(set(calls))
 
 
@@ -121,7 +121,7 @@ def test_the_life_of_a_slot_takes_few_calls(
         hold()
     files = [file for file, _function in recorded_calls(life) if "/testing/" not in file]
     found = {"calls": len(files), "moves between files": sum(one != other for one, other in pairwise(files))}
-    bounds = {"calls": 130, "moves between files": 84}
+    bounds = {"calls": 131, "moves between files": 84}
     assert {name: found[name] for name in bounds if found[name] > bounds[name]} == {}
 
 

@@ -27,8 +27,8 @@ from django_ratequota.models import (
     RatePolicy,
     SubjectList,
 )
-from django_ratequota.policies import assigned, loading
 from django_ratequota.policies import cache as module
+from django_ratequota.policies import loading, resolve_for
 from django_ratequota.policies.audience_index import Group
 from django_ratequota.policies.cache import PolicyCache
 from django_ratequota.policies.facts import Assigned, UserEntry
@@ -120,7 +120,7 @@ def own_of(policies: PolicyCache) -> Callable[[DescribedCaller], tuple[UserEntry
     def find(caller: DescribedCaller) -> tuple[UserEntry, Assigned]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(process, "policies", policies)
-            return assigned.own_of([caller])[0]
+            return resolve_for.own_of([caller])[0]
 
     return find
 

@@ -1,30 +1,20 @@
-"""Where a request counts: its route, and whether its view has a handler for its method.
-
-Also all routes, views and scopes of the URLconf.
-"""
+"""The route of a request, and all routes, views and scopes of the URLconf."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from functools import lru_cache
-from inspect import unwrap
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from django.apps import apps
 from django.conf import settings as django_settings
 from django.urls import Resolver404, ResolverMatch, URLResolver, get_resolver, resolve
 from django.utils import translation
 
-from . import view_declarations as views
 from .translated_routes import canonical, each_language, languages_of, once_per_urlconf, spell, walk
+from .view_facts import facts_of
 
-_FRAMEWORKS = ("django", "rest_framework")
-#: What a view has for the method of a request, and so at which endpoints the request counts that do not name it.
-#: ``own``: a handler of its own. It counts at endpoints without methods.
-#: ``none``: no handler of its own. It counts as well where any method but GET is named.
-#: ``preflight``: an ``options`` handler, as for the preflights of CORS. It counts at none of these.
-Handling = Literal["own", "none", "preflight"]
 #: What DRF's ``format_suffix_patterns`` puts in place of a route's last slash, in regular expressions and paths.
 _FORMAT_SUFFIX = re.compile(
     r"(?:\\\.\(\?P<(?P<regex>\w+)>(?:[^()]|\([^()]*\))+\)/\?|<drf_format_suffix[^:>]*:(?P<path>\w+)>)\Z"
@@ -57,47 +47,6 @@ def resolved(match: ResolverMatch | None, urlconf: Any = None) -> tuple[str | No
     if match is None:
         return None, None
     return canonical(match.route or "", urlconf), match.view_name or None
-
-
-def handling_of_view(view: Any, method: str) -> Handling:
-    """Return what the view has for the method when its own check runs; None = the view is unknown."""
-    authenticated = views.enforces_itself(view, method) and not views.is_decorated(view)
-    return handling_of(view, method, authenticated=authenticated)
-
-
-def handling_of(view: Any, method: str, *, authenticated: bool) -> Handling:
-    """Return what the view has for the method; ``None`` is like a function view.
-
-    ``authenticated``: whether REST framework's view has authenticated the caller by now.
-    """
-    if method not in _own_methods(view):
-        return "none"
-    return "preflight" if method == "OPTIONS" and _only_answers_preflights(view, authenticated) else "own"
-
-
-def _only_answers_preflights(view: Any, authenticated: bool) -> bool:
-    """Whether a request by OPTIONS reaches the ``options`` of a class, and nothing of the project before."""
-    dispatch = getattr(views.view_class(view), "dispatch", None)
-    # A dispatch of its own may answer every method itself.
-    if getattr(dispatch, "__module__", "").partition(".")[0] not in _FRAMEWORKS:
-        return False
-    # REST framework authenticates first, so that OPTIONS would try passwords for free.
-    return authenticated or not (views.is_rest(view) and views.class_attribute(view, "authentication_classes"))
-
-
-@views.once_per_view
-def _own_methods(view: Any) -> frozenset[str]:
-    """Return the methods for which the view has a handler of its own.
-
-    GET may share it, as in ``@api_view(["GET", "POST"])``. A function view answers all; GET, HEAD and OPTIONS are
-    taken for its own.
-    """
-    handlers = {method: unwrap(handler) for method, handler in views.handlers_of(view).items() if method != "HEAD"}
-    if not handlers:
-        return frozenset(("GET", "HEAD", "OPTIONS"))
-    shared = list(handlers.values())
-    own = {method for method, handler in handlers.items() if method == "GET" or shared.count(handler) == 1}
-    return frozenset(own | {"HEAD"} if "GET" in own else own)
 
 
 @lru_cache(maxsize=4096)
@@ -170,6 +119,6 @@ def known_scopes() -> Mapping[str, tuple[Any, ...]]:
 def _scopes_of(resolver: URLResolver) -> Mapping[str, tuple[Any, ...]]:
     found: dict[str, list[Any]] = {}
     for each in _views_of(resolver):
-        for scope in views.scopes_of(each.view):
+        for scope in facts_of(each.view).scopes():
             found.setdefault(scope, []).append(each.view)
     return {scope: tuple(found[scope]) for scope in sorted(found)}

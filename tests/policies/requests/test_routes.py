@@ -13,7 +13,7 @@ from rest_framework.urlpatterns import format_suffix_patterns
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.policies.requests.routes import known_routes, known_scopes, resolved, spellings
 from django_ratequota.policies.requests.translated_routes import readable
-from django_ratequota.policies.requests.view_declarations import enforces_itself, scope_of
+from django_ratequota.policies.requests.view_facts import facts_of
 from tests.project import views
 
 PK = "(?P<pk>[^/.]+)"
@@ -152,10 +152,10 @@ def test_no_spelling_of_a_path_leaves_its_endpoint(
 )
 def test_the_scope_that_a_view_declares(path: str, scope: str | None, itself: bool) -> None:
     view = resolve(path).func
-    assert scope_of(view) == scope
-    assert enforces_itself(view) is itself
+    assert facts_of(view).scope() == scope
+    assert facts_of(view).enforces_itself() is itself
     wrapped = never_cache(view)
-    assert (scope_of(wrapped), enforces_itself(wrapped)) == (scope, itself)
+    assert (facts_of(wrapped).scope(), facts_of(wrapped).enforces_itself()) == (scope, itself)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_the_scope_that_a_view_declares(path: str, scope: str | None, itself: bo
     ],
 )
 def test_arguments_of_as_view_precede_class_attributes(own: Any, given: dict[str, Any], scope: str | None) -> None:
-    assert scope_of(type("View", (views.Search,), {"throttle_scope": own}).as_view(**given)) == scope
+    assert facts_of(type("View", (views.Search,), {"throttle_scope": own}).as_view(**given)).scope() == scope
 
 
 def test_known_routes_are_the_urlconfs_without_the_admins() -> None:
