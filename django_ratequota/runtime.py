@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC
 from os import getpid
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from django.apps import apps
 from django.dispatch import Signal
 
 from .conf import Settings, settings
 from .engine import limiter
+from .engine.decision import Decision
 from .engine.limiter import Limiter
 from .engine.memory import LocalLimiter, Unlimited, process_memory
 from .engine.protocol import ScriptBackend
@@ -23,10 +24,6 @@ from .store import breaker
 from .store.base import AbsentStore, Store
 from .utils import forks
 from .utils.signals import send_robustly
-
-if TYPE_CHECKING:
-    from .engine.decision import Decision
-    from .policies.cache import PolicyCache
 
 #: Sent when a breaker opens or closes: ``state`` (open | closed), ``server`` (host:port), ``reason`` (of the
 #: failure that opened it) and ``seconds`` (how long it was open; 0 when it opens).
@@ -90,8 +87,8 @@ class Process:
     ``policies``, ``record`` and ``observe`` belong to layers above this one: the app's config sets them on first use.
     """
 
-    #: The current policies.
-    policies: PolicyCache
+    #: The current policies: a ``PolicyCache``.
+    policies: Any
     #: Records a decision for statistics and returns the id of a refusal.
     record: Callable[..., str]
     #: Looks for buckets that a decision about so many units left nearly used up.

@@ -37,7 +37,7 @@ nitpick_ignore = [
     ("py:class", "django_ratequota.engine.decision.Charge"),
     ("py:class", "django_ratequota.engine.decision.Charged"),
     ("py:class", "django_ratequota.engine.decision.Charges"),
-    ("py:class", "django_ratequota.engine.slots.Slots"),
+    ("py:class", "django_ratequota.engine.decision.SlotTaker"),
     ("py:class", "django_ratequota.engine.decision.Settler"),
     ("py:class", "django_ratequota.decorators.View"),
     ("py:class", "django_ratequota.headers.Headers"),

@@ -30,6 +30,7 @@ from ..exceptions import NewerRevision, StoreError
 from ..monitoring.health import note_degraded
 from ..monitoring.records import Recorded
 from ..monitoring.workers import redis_worker
+from ..policies.cache import PolicyCache
 from ..policies.facts import NOBODY, PolicyFacts
 from ..policies.matching import Where, match_endpoints
 from ..policies.requests.caller import Caller
@@ -150,7 +151,7 @@ class Evaluation(ABC):
 
     def load(self) -> Generator[Step, Any, int | None]:
         """Set ``snapshot``; returns the revision to compare with the published one, None = it was just read."""
-        policies = process.policies
+        policies: PolicyCache = process.policies
         known = policies.current()
         if known is None:
             revision = 0
@@ -317,7 +318,7 @@ class RequestCheck(Evaluation):
 
     def _needs_user(self) -> Generator[Step, Any, bool]:
         """Return whether what applies depends on the user: plans, lists, overrides, days of months."""
-        policies = process.policies
+        policies: PolicyCache = process.policies
         endpoints = match_endpoints(self.snapshot, self.where)
         matched = match_policies(self.snapshot, endpoints, self.where.scope, NOBODY)
         if matched.exempt:

@@ -13,7 +13,6 @@ from ..utils import forks
 from ..utils.sansio import adrive, drive
 from ..utils.shielding import shielded
 from .rates import BURST_ALGORITHMS
-from .slots import Slots
 from .types import Bucket, BucketStatus, check_cost
 
 Mode = Literal["check", "peek", "charge", "refund", "acquire"]
@@ -63,7 +62,7 @@ class LimitRequest(NamedTuple):
     #: Restores durable counts that the store does not have; None = these are 0.
     restore: Restore | None = None
     #: What a check takes slots of concurrent buckets for; None = for its decision, if it takes any.
-    slots: Slots | None = None
+    slots: SlotTaker | None = None
     #: The slot that it takes of each, set by ``slots``: its id, and how long its lease is (µs).
     slot: tuple[int, int] | None = None
 
@@ -93,6 +92,14 @@ class Settler(Protocol):
 
     def decide(self, request: LimitRequest) -> Decision: ...
     async def adecide(self, request: LimitRequest) -> Decision: ...
+
+
+class SlotTaker(Protocol):
+    """Takes slots of concurrent buckets for a request, and releases them: ``slots.Slots``."""
+
+    def take(self, keeper: Any, request: LimitRequest, ask: Callable[[LimitRequest], Steps]) -> Steps: ...
+    def release(self) -> None: ...
+    async def arelease(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -157,7 +164,7 @@ class Decision:
     #: Finds the refusal in the admin; 10 letters and digits on a refusal that was recorded, else "".
     refusal_id: str = ""
     #: The request's slots of concurrent buckets; None = it has taken none.
-    slots: Slots | None = field(default=None, repr=False, compare=False)
+    slots: SlotTaker | None = field(default=None, repr=False, compare=False)
     # The counters of its own check, where the request's earlier checks add statuses; None = all.
     _own: frozenset[object] | None = field(default=None, repr=False, compare=False)
     # The response headers, once rendered; a copy with other fields does not take them over.

@@ -12,15 +12,13 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from ..exceptions import InvalidBucket, NewerRevision, StoreError, StoreLeftAlone
 from ..utils import forks
 from ..utils.shielding import shielded
+from .decision import LimitRequest, Steps
 from .types import Bucket
-
-if TYPE_CHECKING:
-    from .decision import LimitRequest, Steps
 
 #: Seconds of a lease, unless the caller knows better; and of the longest one (µs).
 LEASE_SECONDS = 60.0

@@ -25,6 +25,7 @@ from ..engine.types import Bucket, check_cost
 from ..exceptions import StoreError
 from ..models import Endpoint, Plan
 from ..monitoring.refusals import Refusal
+from ..policies.cache import PolicyCache
 from ..policies.exemptions import why_skipped
 from ..policies.facts import PlanFacts
 from ..policies.matching import NO_METHOD, Where
@@ -175,7 +176,8 @@ def newest_policies() -> Snapshot:
 
     Raises ``django.db.Error`` where none were ever read.
     """
-    policies, revision = process.policies, 0
+    policies: PolicyCache = process.policies
+    revision = 0
     try:
         limiter = default_limiter()
         revision = limiter.stored_revision()
