@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class RateQuotaConfig(AppConfig):
-    """Registers system checks, records changes of policies, and fills ``runtime.process``."""
+    """Registers system checks, records and publishes changes of policies, and fills ``runtime.process``."""
 
     name = "django_ratequota"
     verbose_name = _("Rate quotas")
@@ -27,6 +27,12 @@ class RateQuotaConfig(AppConfig):
 
         register()
         connect_receivers()
+
+    def publish(self) -> int:
+        """Publish a new revision of the policies, and return it; raises ``StoreError``."""
+        from .runtime import default_limiter  # which setting up Django does not need
+
+        return default_limiter().publish()
 
     def fill(self, process: Process) -> None:
         """Set what decides and records in this process, and connect its receivers.

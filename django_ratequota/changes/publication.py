@@ -95,11 +95,11 @@ class _Transaction:
     def publish(self) -> int | None:
         """Publish a new revision, once. Never fails, because the changes are committed already."""
         if not self.published:
-            from ..runtime import default_limiter  # which setting up Django does not need
-
+            # The app's config knows the limiter; this package imports nothing that decides.
+            config: Any = apps.get_app_config("django_ratequota")
             self.published = True
             try:
-                self.revision = default_limiter().publish()
+                self.revision = config.publish()
             except Exception as error:
                 logger.error(
                     "a policy change is saved but could not be published (%s); processes find it within POLL_SECONDS",
