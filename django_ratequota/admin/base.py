@@ -16,14 +16,14 @@ from django.contrib.admin.utils import unquote
 from django.contrib.admin.views.main import SEARCH_VAR
 from django.contrib.admin.widgets import AdminTextInputWidget
 from django.contrib.auth import get_user_model
-from django.db import IntegrityError
+from django.db import IntegrityError, transaction
 from django.http import HttpResponseRedirect
 from django.utils.functional import cached_property
 from django.utils.module_loading import import_string
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from ..changes.databases import saving
+from ..changes.databases import policy_alias, saving
 from ..changes.validators import primary_key
 from ..changes.writer import changed_by
 from ..conf import settings
@@ -224,11 +224,15 @@ class WarnsOnSave(RecordedAdmin):
     """
 
     def save_related(self, request: Any, form: Any, formsets: Any, change: bool) -> None:
-        """Save the tables; then show the advice on the saved policies, and on the endpoint: each sentence once."""
+        """Save the tables, and advise after the commit, because other saves wait for this one until then."""
+        super().save_related(request, form, formsets, change)
+        advise = partial(self._advise, request, form.instance, formsets)
+        transaction.on_commit(advise, using=policy_alias(self.model), robust=True)
+
+    def _advise(self, request: Any, saved: Any, formsets: Any) -> None:
+        """Show the advice on the saved policies, and on the endpoint: each sentence once."""
         from ..operations.advice import about_endpoint, about_saved  # which setting up Django does not need
 
-        super().save_related(request, form, formsets, change)
-        saved = form.instance
         rows = [saved] if isinstance(saved, RatePolicy) else []
         for formset in formsets:
             if formset.model is RatePolicy:

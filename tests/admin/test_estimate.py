@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime
 from html import unescape
 from typing import Any
 
 import pytest
+from django.contrib import admin
 from django.contrib.auth.models import User
+from django.db import IntegrityError, connection, connections
 from django.test import Client
 
 import django_ratequota
 from django_ratequota.models import Endpoint, Plan, RatePolicy
 from django_ratequota.monitoring import attempts
 from django_ratequota.monitoring.attempts import Attempts, RecordedAttempts
+from django_ratequota.operations import advice
 from tests.support.operators import client_of
+from tests.support.pages import form_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
@@ -159,6 +164,46 @@ def test_saving_a_policy_warns_and_saves(operator: Client) -> None:
     policy = RatePolicy.objects.get()
     assert ["because its mode is “off”" in text for text in warnings(operator, page)] == [True]
     assert warnings(operator, operator.post(f"{LIST}{policy.pk}/change/", form())) == []
+
+
+@pytest.mark.parametrize("atomic", [False, True], ids=["autocommit", "ATOMIC_REQUESTS"])
+def test_advice_is_worked_out_after_the_commit(
+    operator: Client, monkeypatch: pytest.MonkeyPatch, atomic: bool
+) -> None:
+    """All other operators' saves waited until the URLconf was searched, which was inside the transaction."""
+    locked: list[bool] = []
+
+    def noting(work_out: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def noted(about: Any) -> Any:
+            locked.append(connection.in_atomic_block)
+            return work_out(about)
+
+        return noted
+
+    for function in (advice.about_endpoint, advice.about_saved):
+        monkeypatch.setattr(advice, function.__name__, noting(function))
+    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", atomic)
+    endpoint = Endpoint.objects.create(name="nowhere")
+    policy = RatePolicy.objects.create(rates="1/s")
+    edits: list[tuple[str, dict[str, Any], int]] = [
+        (f"{LIST}add/", {"rates": "1/min", "mode": "off", "endpoint": endpoint.pk}, 2),
+        (f"{LIST}{policy.pk}/change/", {"mode": "off"}, 1),
+        (LIST, {f"form-{row}-mode": "log" for row in range(2)} | {"_save": "1"}, 1),
+        (f"/admin/django_ratequota/endpoint/{endpoint.pk}/change/", {"cost": "2"}, 1),
+    ]
+    for url, edit, number in edits:
+        page = operator.post(url, {**form_of(operator.get(url)), **edit})
+        assert len(warnings(operator, page)) == number, url
+    assert (len(locked), any(locked)) == (8, False)
+
+
+def test_a_refused_save_warns_of_no_policy(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise IntegrityError
+
+    monkeypatch.setattr(admin.ModelAdmin, "log_addition", refuse)
+    assert warnings(operator, operator.post(f"{LIST}add/", form(mode="off"))) == []
+    assert not RatePolicy.objects.exists()
 
 
 @pytest.mark.parametrize(
