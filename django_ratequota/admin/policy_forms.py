@@ -84,6 +84,19 @@ class RowForm(PolicyForm):
             field.widget.attrs.setdefault("aria-label", field.label)
 
 
+class ListedForm(RowForm):
+    """A row of the list, where only the mode is edited."""
+
+    def full_clean(self) -> None:
+        """Validate the constraints, too: Django skips those with columns that the row leaves out."""
+        super().full_clean()
+        if self.is_bound and self.has_changed() and not self.errors:
+            try:
+                self.instance.validate_constraints()
+            except ValidationError as error:
+                self.add_error(None, error)
+
+
 class StoredRows(forms.BaseModelFormSet):  # type: ignore[type-arg]
     """Rows of policies; somebody may delete one while the page is open."""
 

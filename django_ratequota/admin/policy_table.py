@@ -14,6 +14,7 @@ from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from ..models import RatePolicy
+from ..operations.roll_out import PLACE
 from .base import AutocompleteAdmin, WarnsOnSave
 from .formatting import shown, when
 from .pages import may_view, model_url
@@ -22,8 +23,6 @@ from .widgets import RowAutocomplete
 
 #: Words for a policy without the related object.
 WITHOUT = {"endpoint": _("all endpoints"), "plan": _("everyone")}
-#: The columns of the constraint that allows one policy without dates.
-_UNIQUE = ("endpoint_id", "user_id", "subject", "subject_list_id", "plan_id", "counted_per")
 #: Maximum number of stored rows of a table, and of all rows with the new ones. A row has up to eight
 #: fields, and Django accepts 1,000 in a form (DATA_UPLOAD_MAX_NUMBER_FIELDS). 75 rows are 250 kB.
 _MOST_STORED, _MOST_ROWS = 75, 100
@@ -46,7 +45,7 @@ class PolicyFormSet(StoredRows, forms.BaseInlineFormSet):  # type: ignore[type-a
         """
         super().clean()
         undated = self.queryset.filter(starts_at__isnull=True, ends_at__isnull=True)  # type: ignore[union-attr]
-        taken = {tuple(key): pk for pk, *key in undated.values_list("pk", *_UNIQUE)}
+        taken = {_unique(policy): policy.pk for policy in undated}
         for form in self.forms:
             policy = form.instance
             deleted = self.can_delete and self._should_delete_form(form)  # type: ignore[attr-defined]
@@ -55,12 +54,17 @@ class PolicyFormSet(StoredRows, forms.BaseInlineFormSet):  # type: ignore[type-a
             taken = {key: pk for key, pk in taken.items() if pk is None or pk != policy.pk}
             if deleted or policy.starts_at or policy.ends_at:
                 continue
-            key = tuple(getattr(policy, name) for name in _UNIQUE)
+            key = _unique(policy)
             if key in taken:
                 (rule,) = (c for c in RatePolicy._meta.constraints if c.name == "ratequota_policy_one_undated")
                 form.add_error(None, str(rule.get_violation_error_message()))
             else:
                 taken[key] = policy.pk
+
+
+def _unique(policy: RatePolicy) -> tuple[Any, ...]:
+    """Return what only one policy without dates may have."""
+    return *(getattr(policy, name) for name in PLACE), policy.mode == RatePolicy.Mode.LOG
 
 
 class PolicyInline(AutocompleteAdmin, admin.TabularInline):  # type: ignore[type-arg]

@@ -17,7 +17,7 @@ from .filters import ActiveFilter, AudienceFilter, RelatedFilter, is_active
 from .formatting import when
 from .names import endpoint_text, with_display_name
 from .permissions import PolicyPermissions
-from .policy_forms import PolicyForm, RowForm, StoredRows
+from .policy_forms import ListedForm, PolicyForm, StoredRows
 
 #: The same as in static/django_ratequota/policy.js.
 _AUDIENCE = ["plan", "user", "subject", "subject_list"]
@@ -34,6 +34,7 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
         "explain.boost.BoostPage",
         "explain.block.BlockPage",
         "reset.CountersPage",
+        "roll_out.RollOutPage",
         "estimate.ImpactPage",
         "usage.traffic.TrafficPage",
         "usage.health.HealthPage",
@@ -101,7 +102,7 @@ class RatePolicyAdmin(PolicyPermissions, AutocompleteAdmin, WarnsOnSave):
 
     def get_changelist_form(self, request: Any, **kwargs: Any) -> Any:
         """Return the form of a row of the list."""
-        form: Any = super().get_changelist_form(request, **{**kwargs, "form": RowForm})
+        form: Any = super().get_changelist_form(request, **{**kwargs, "form": ListedForm})
         form.operator = request.user
         return form
 

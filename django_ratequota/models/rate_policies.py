@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.db import models
-from django.db.models import CharField, F, Q, Value
+from django.db.models import Case, CharField, F, Q, Value, When
 from django.db.models.functions import Cast, Coalesce
 from django.utils.translation import gettext_lazy as _
 
@@ -156,11 +156,14 @@ class RatePolicy(TrackedModel):
                 Coalesce(F("subject_list"), Value(0)),
                 Coalesce(F("plan"), Value(0)),
                 F("counted_per"),
+                # A log-only policy is judged next to the one that is enforced in its place.
+                Case(When(mode="log", then=Value(1)), default=Value(0)),
                 condition=Q(starts_at__isnull=True, ends_at__isnull=True),
                 name="ratequota_policy_one_undated",
                 violation_error_message=_(
                     "A policy without dates already has the same audience, endpoint and “counted per”. Change that "
-                    "policy or add dates to this one."
+                    "policy or add dates to this one. To replace it, save one policy as “log only” and click "
+                    "“Roll out”."
                 ),
             ),
         ]

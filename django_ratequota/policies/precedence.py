@@ -4,8 +4,8 @@ The strongest enforced policy applies. A log-only one that is stronger applies b
 
 From the strongest to the weakest: an enforced ``blocked`` for a user, a subject or a list; the user; identifiers, in
 the order of CALLER, then of IDENTIFIERS; addresses, longest prefix first; subject lists; the plan; everyone. Among
-equals, such as two lists that the caller is in, a dated policy beats an open one, then the latest start, then the
-highest id. ``blocked`` in log mode refuses nobody and ranks by its audience.
+equals, such as two lists that the caller is in, a dated policy beats an open one, then the latest start, then a
+log-only one, then the highest id. ``blocked`` in log mode refuses nobody and ranks by its audience.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ def winners_of(rivals: Iterable[PolicyFacts], now_us: int) -> list[PolicyFacts]:
     return [strongest] if enforced is strongest else [enforced, strongest]
 
 
-def precedence(policy: PolicyFacts) -> tuple[bool, int, int, bool, int, int]:
+def precedence(policy: PolicyFacts) -> tuple[bool, int, int, bool, int, bool, int]:
     """Return a sort key: the strongest policy has the highest."""
-    return never_outranked(policy), *specificity(policy), policy.dated, policy.starts_us or 0, policy.id
+    since, logs = policy.starts_us or 0, policy.mode == "log"
+    return never_outranked(policy), *specificity(policy), policy.dated, since, logs, policy.id
 
 
 def never_outranked(policy: PolicyFacts) -> bool:

@@ -18,7 +18,7 @@ from ..utils.escaping import one_line
 from .document import isoformat_utc
 from .export import load
 from .parser import parse
-from .schema import PLANS, REFERRED, SECTIONS, Section, Values, model_value
+from .schema import PLANS, REFERRED, SECTIONS, Section, Values, is_log_only, model_value
 from .validator import check, pairs
 
 _EMPTY = (None, "", ())
@@ -51,6 +51,7 @@ class Change:
         """Return the change in words: one line per changed field."""
         title = self.section.title(self.before or self.after or {})
         if self.before and self.after:
+            title += " (log only)" if is_log_only(self.before) else ""
             sign, template = ("=", "{} (file: {})") if self.left else ("~", "{} -> {}")
             texts = {
                 name: template.format(_text(self.before[name]), _text(value))

@@ -8,7 +8,7 @@ from typing import Any
 from django.db import transaction
 
 from .document import json_chunks, yaml_chunks
-from .schema import POLICIES, SECTIONS, VERSION, Item, Items, Section, Values, file_value, name_lookup
+from .schema import POLICIES, SECTIONS, VERSION, Item, Items, Section, Values, file_value, is_log_only, name_lookup
 
 FORMATS = {"yaml": yaml_chunks, "json": json_chunks}
 
@@ -59,5 +59,6 @@ def _place(section: Section, values: Values) -> list[tuple[bool, Any]]:
     """
     if "dated" in section.order:
         dated = values["ends_at"] is not None or (section is POLICIES and values["starts_at"] is not None)
-        values = {**values, "dated": dated, "listed": values.get("subject_list") is not None}
+        listed = values.get("subject_list") is not None
+        values = {**values, "dated": dated, "listed": listed, "log_only": is_log_only(values)}
     return [(values[name] is not None, values[name]) for name in section.order or section.identity]

@@ -96,7 +96,7 @@ class Section:
         """Yield what only one object of the section may have, each with the field that messages name."""
         if self is POLICIES:
             if values["starts_at"] is None and values["ends_at"] is None:
-                yield "", self.identity_of(values)
+                yield "", (*self.identity_of(values), is_log_only(values))
         elif self is not ASSIGNMENTS:
             yield self.identity[0], self.identity_of(values)
         for name in ("name", "default_for") if self is PLANS else ():
@@ -114,7 +114,7 @@ POLICIES = Section(
     RatePolicy,
     identity=("endpoint", "user", "subject", "subject_list", "plan", "counted_per", "starts_at", "ends_at"),
     # All lists are equals.
-    order=("endpoint", "user", "subject", "listed", "plan", "counted_per", "starts_at", "dated"),
+    order=("endpoint", "user", "subject", "listed", "plan", "counted_per", "starts_at", "dated", "log_only"),
 )
 ASSIGNMENTS = Section(
     "assignments",
@@ -161,6 +161,11 @@ def by_identity(section: Section, items: Items) -> dict[tuple[Any, ...], list[It
     for item in items.get(section, ()):
         found.setdefault(section.identity_of(item.values), []).append(item)
     return found
+
+
+def is_log_only(values: Values) -> bool:
+    """Whether it is a policy that is judged next to the enforced one of the same identity."""
+    return bool(values.get("mode") == "log")
 
 
 def name_lookup(name: str) -> str:

@@ -11,7 +11,7 @@ from ..changes.writer import users_by_login
 from ..engine.rates import show
 from ..exceptions import FileProblem
 from .parser import did_you_mean
-from .schema import POLICIES, REFERRED, Item, Items, Section, by_identity, file_value, model_value
+from .schema import POLICIES, REFERRED, Item, Items, Section, by_identity, file_value, is_log_only, model_value
 
 #: Field -> name -> how many objects have it.
 _Known = dict[str, dict[str, int]]
@@ -55,11 +55,17 @@ def check(
 def pairs(section: Section, stored: Items, items: Items) -> Iterator[tuple[Item, Item]]:
     """Yield each stored object that has an entry with that entry.
 
-    In their order, because of policies that are equals the last one wins.
+    In their order, because of policies that are equals the last one wins. A log-only policy and another one are two
+    objects, unless the mode is all that tells the entries from the stored objects.
     """
     entries = by_identity(section, items)
     for key, same in by_identity(section, stored).items():
-        yield from zip(same, entries.get(key, ()), strict=False)
+        sides = same, entries.get(key, [])
+        by_mode = [
+            [[one for one in side if is_log_only(one.values) is logs] for side in sides] for logs in (False, True)
+        ]
+        found = [pair for rows, named in by_mode for pair in zip(rows, named, strict=False)]
+        yield from found or zip(*sides, strict=False)
 
 
 def _missing(item: Item, known: _Known, pruned: set[str]) -> Iterator[FileProblem]:

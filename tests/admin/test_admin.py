@@ -158,6 +158,29 @@ def test_a_second_policy_without_dates_in_the_table_is_refused_in_words(operator
     assert not sent(f"{free.pk}/change", free, *rows)
     RatePolicy.objects.create(plan=free, rates="1/s")
     assert not sent(f"{free.pk}/change", free, *rows[:1])
+    logged = {"rates": "6/min", "mode": "log"}
+    assert not sent(f"{free.pk}/change", free, logged, logged)
+    assert sent(f"{free.pk}/change", free, logged)
+    assert not sent(f"{free.pk}/change", free, logged)
+
+
+def test_a_log_only_policy_may_be_added_next_to_the_enforced_one(operator: Client, free: Plan) -> None:
+    RatePolicy.objects.create(plan=free, rates="30/min")
+    form = {"plan": str(free.pk), "rates": "10/min", "mode": "log", "counted_per": "caller"}
+    form |= {"algorithm": "token_bucket"}
+    assert TWIN in operator.post(f"{BASE}/ratepolicy/add/", {**form, "mode": "off"}).content.decode()
+    assert operator.post(f"{BASE}/ratepolicy/add/", form).status_code == 302
+    assert TWIN in operator.post(f"{BASE}/ratepolicy/add/", form).content.decode()
+
+
+def test_a_mode_that_another_policy_of_the_place_has_is_refused_in_the_list(operator: Client, free: Plan) -> None:
+    """The database refused it, and the page told of somebody else's change."""
+    usual = RatePolicy.objects.create(plan=free, rates="30/min")
+    RatePolicy.objects.create(plan=free, rates="10/min", mode="log")
+    page = operator.post(f"{BASE}/ratepolicy/", list_form(usual, mode="log"))
+    assert page.content.decode().count(TWIN) == 1
+    assert operator.post(f"{BASE}/ratepolicy/", list_form(usual, mode="off")).status_code == 302
+    assert sorted(RatePolicy.objects.values_list("mode", flat=True)) == ["log", "off"]
 
 
 def test_a_deleted_row_does_not_conflict_though_another_row_is_invalid(operator: Client, free: Plan) -> None:

@@ -108,6 +108,8 @@ def addresses() -> Iterator[str]:
     yield f"{POLICIES}/explain/?identifier_tenant={quote(HOSTILE)}"
     yield from (f"{POLICIES}/boost/?{caller}&policy={override.pk}", f"{POLICIES}/boost/?user={user.pk}")
     yield f"{POLICIES}/block/?caller=tenant:{quote(HOSTILE)}"
+    trial = RatePolicy.objects.filter(mode="log")[0]
+    yield f"{POLICIES}/{trial.pk}/roll-out/"
     yield f"{POLICIES}/quotas/?level=0"
     window = QuotaWindow.objects.get(subject=f"user:{user.pk}")
     yield from (f"{POLICIES}/quotas/history/?subject={window.subject}&period={one}" for one in ("", window.first_day))

@@ -45,6 +45,7 @@ TASKS = {
     "add a policy": ("ratepolicy/add/", {"Senior support", "Plan managers"}),
     "add an endpoint": ("endpoint/add/", {"Plan managers"}),
     "add a list": ("subjectlist/add/", {"Plan managers"}),
+    "roll out a policy": ("ratepolicy/{trial}/roll-out/", {"Plan managers"}),
     "delete a policy": ("ratepolicy/{policy}/delete/", {"Plan managers"}),
 }
 
@@ -57,6 +58,7 @@ def ids() -> dict[str, int]:
         "alice": User.objects.create(username="alice").pk,
         "plan": plan.pk,
         "policy": RatePolicy.objects.create(plan=plan, endpoint=search, rates="10/hour").pk,
+        "trial": RatePolicy.objects.create(plan=plan, endpoint=search, rates="5/hour", mode="log").pk,
         "bots": SubjectList.objects.create(name="Bots").pk,
     }
 

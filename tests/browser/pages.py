@@ -57,6 +57,7 @@ PAGES = {
     "copy": Page(lambda s: f"{_APP}/plan/{s.free.pk}/copy/", viewer=403),
     "assign": Page(lambda s: f"{_APP}/plan/{s.free.pk}/assign/", viewer=403),
     "hostile copy": Page(lambda s: f"{_APP}/plan/{s.hostile_plan.pk}/copy/", viewer=403),
+    "roll out": Page(lambda s: f"{_POLICIES}/{s.logged.pk}/roll-out/", viewer=403),
     "plans": Page(lambda s: f"{_APP}/plan/"),
     "plan": Page(lambda s: f"{_APP}/plan/{s.free.pk}/change/"),
     "hostile plan": Page(lambda s: f"{_APP}/plan/{s.hostile_plan.pk}/change/"),

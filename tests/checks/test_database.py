@@ -31,9 +31,9 @@ def test_a_write_that_breaks_an_unenforced_constraint_is_refused(monkeypatch: py
     """As on MariaDB: a query for conflicting rows replaces the constraint."""
     monkeypatch.setattr(connection.features, "supports_partial_indexes", False)
     RatePolicy.objects.create(rates="1/s")
-    RatePolicy.objects.create(rates="1/s", counted_per="ip")
+    RatePolicy.objects.create(rates="1/s", mode="log")
     (rule,) = unsupported_constraints(RatePolicy, "default")
-    monkeypatch.setattr(rule, "expressions", rule.expressions[:-1])  # without counted_per these policies conflict
+    monkeypatch.setattr(rule, "expressions", rule.expressions[:-1])  # without the mode these policies conflict
     with pytest.raises(IntegrityError, match="two rows break the constraint ratequota_policy_one_undated"):
         RatePolicy.objects.create(rates="1/s", subject="ip:::1")
     assert RatePolicy.objects.count() == 2

@@ -45,11 +45,15 @@ def admitted(address: str = "198.51.100.1") -> bool:
 
 
 def test_all_limits_but_blocks_become_log_only() -> None:
+    """A log-only policy next to an enforced one must not make the command fail."""
+    RatePolicy.objects.create(endpoint=Endpoint.objects.get(), rates="1/hour", mode="log")
+    before = sorted(RatePolicy.objects.values_list("pk", "mode"))
     assert [admitted(), admitted()] == [True, False]
     type_command("update(mode='log')")
     assert [admitted(), admitted(ATTACKER)] == [True, False]
     undo_as_status_says()
     assert not admitted()
+    assert sorted(RatePolicy.objects.values_list("pk", "mode")) == before
 
 
 def test_one_endpoint_is_exempt() -> None:

@@ -197,11 +197,16 @@ def test_a_second_undated_policy_for_the_same_audience_is_refused(
         policy.save()
         policy.full_clean()  # it does not conflict with itself
     for place in places:
-        # Rates, mode and algorithm may differ: the policies still conflict.
-        second = RatePolicy(rates="2/s", mode="log", algorithm="gcra", **place)
-        message = refusal(second, NON_FIELD_ERRORS)
-        assert message.startswith("A policy without dates already has the same audience, endpoint and “counted per”.")
-        assert_database_refuses(second)
+        # Rates and algorithm may differ, and one of the two may be off: the policies still conflict.
+        for mode in ("enforce", "off", "log"):
+            second = RatePolicy(rates="2/s", mode=mode, algorithm="gcra", **place)
+            if mode == "log":  # the first one is allowed
+                RatePolicy.objects.create(rates="3/s", mode="log", **place).full_clean()
+            message = refusal(second, NON_FIELD_ERRORS)
+            assert message.startswith(
+                "A policy without dates already has the same audience, endpoint and “counted per”."
+            )
+            assert_database_refuses(second)
         for dates in ({"starts_at": JANUARY}, {"ends_at": FEBRUARY}, {"starts_at": JANUARY, "ends_at": FEBRUARY}):
             dated = RatePolicy(rates="3/s", **place, **dates)
             dated.full_clean()

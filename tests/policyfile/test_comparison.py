@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from django_ratequota.exceptions import InvalidFile
 from django_ratequota.models import PlanAssignment, PolicyChange, RatePolicy
 from django_ratequota.policyfile import apply_file
 from django_ratequota.runtime import default_limiter
@@ -116,3 +117,74 @@ def test_only_the_end_and_the_anchor_of_an_assignment_change(tenants: None) -> N
     ]
     assert PlanAssignment.objects.get(subject="tenant:a").pk == key
     assert not apply_file(edited, prune=True).changes
+
+
+def pair(*modes: str, rates: str = "9/min", dates: dict[str, str] | None = None) -> str:
+    rows = [{"rates": rates, "mode": mode, **(dates or {})} for mode in modes]
+    return json.dumps({"version": 1, "policies": rows})
+
+
+def by_mode() -> dict[str, tuple[int, str]]:
+    return {mode: (pk, rates) for pk, mode, rates in RatePolicy.objects.values_list("pk", "mode", "rates")}
+
+
+@pytest.mark.parametrize("dates", [{}, {"starts_at": "2026-01-01T00:00:00Z"}], ids=["undated", "dated"])
+def test_a_log_only_policy_is_not_taken_for_the_enforced_one_of_its_place(dates: dict[str, str]) -> None:
+    apply_file(pair("enforce", "log", rates="1/s", dates=dates))
+    own = {mode: pk for mode, (pk, _rates) in by_mode().items()}
+    before = export()
+    for mode, other in (("enforce", "log"), ("log", "enforce")):
+        diff = apply_file(pair(mode, rates="2/s", dates=dates))
+        assert [(change.pk, change.new_values) for change in diff.changes] == [(own[mode], {"rates": "2/s"})]
+        assert list(diff.unnamed.values()) == [1], "the other one stays"
+        assert by_mode()[other][0] == own[other]
+        assert not apply_file(pair("log", "enforce", rates="2/s", dates=dates), only_new=True).changes
+        apply_file(before)
+    assert not apply_file(pair("log", "enforce", rates="1/s", dates=dates), prune=True).changes
+    diff = apply_file(pair("log", rates="1/s", dates=dates), prune=True)
+    assert [change.pk for change in diff.of("delete")] == [own["enforce"]]
+    assert by_mode() == {"log": (own["log"], "1/s")}
+
+
+def test_a_mode_is_changed_where_one_policy_stands_there() -> None:
+    apply_file(pair("log"))
+    (pk,) = RatePolicy.objects.values_list("pk", flat=True)
+    for mode in ("enforce", "off", "log", "enforce"):
+        assert not apply_file(pair(mode), only_new=True).changes
+        assert [change.verb for change in apply_file(pair(mode), prune=True).changes] == ["change"]
+        assert by_mode() == {mode: (pk, "9/min")}
+    diff = apply_file(pair("log", "enforce"))
+    assert [change.verb for change in diff.changes] == ["create"]
+    assert by_mode()["enforce"] == (pk, "9/min")
+
+
+def test_a_file_rolls_out_a_limit_on_trial() -> None:
+    """The enforced policy takes the rates, and the log-only one stays unless it is pruned."""
+    apply_file(json.dumps({"version": 1, "policies": [{"rates": "30/min"}, {"rates": "10/min", "mode": "log"}]}))
+    before = by_mode()
+    diff = apply_file(pair("enforce", rates="10/min"))
+    assert list(diff.lines()) == ["~ policy everyone × all endpoints: rates 30/min -> 10/min"]
+    assert by_mode() == {"enforce": (before["enforce"][0], "10/min"), "log": before["log"]}
+    apply_file(pair("enforce", rates="10/min"), prune=True)
+    assert by_mode() == {"enforce": (before["enforce"][0], "10/min")}
+
+
+def test_the_order_of_a_place_s_policies_is_the_same_on_every_database() -> None:
+    texts = []
+    for modes in (("enforce", "log"), ("log", "enforce")):
+        RatePolicy.objects.all().delete()
+        apply_file(pair(*modes))
+        texts.append(export())
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("modes", [("log", "log"), ("enforce", "off"), ("log", "enforce", "off")])
+def test_two_policies_that_the_database_refuses_are_a_problem_of_the_file(modes: tuple[str, ...]) -> None:
+    with pytest.raises(InvalidFile, match="without dates is already used by policies"):
+        apply_file(pair(*modes))
+
+
+def test_a_changed_log_only_policy_is_told_apart() -> None:
+    apply_file(pair("enforce", "log", rates="1/s"))
+    (line,) = apply_file(pair("log", rates="2/s"), dry_run=True).lines()
+    assert line == "~ policy everyone × all endpoints (log only): rates 1/s -> 2/s"

@@ -92,7 +92,8 @@ def unique(rows: Rows, *names: str) -> Rows:
     found = {}
     for number, row in enumerate(rows):
         dated = bool(row.get("starts_at") or row.get("ends_at"))
-        found[number if dated and "rates" in row else tuple(_collated(row.get(name)) for name in names)] = row
+        key = (*(_collated(row.get(name)) for name in names), row.get("mode") == "log")
+        found[number if dated and "rates" in row else key] = row
     return list(found.values())
 
 

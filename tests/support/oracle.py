@@ -160,7 +160,7 @@ class World:
         dated = policy.starts is not None or policy.ends is not None
         since = float("-inf") if policy.starts is None else policy.starts
         rank = weakest_first.index(policy.kind)
-        return policy.refuses_whoever_it_names, rank, prefix, dated, since, policy.number
+        return policy.refuses_whoever_it_names, rank, prefix, dated, since, policy.mode == "log", policy.number
 
     def winners(self, client: Client, scope: str | None, at: float = 0, plan: str | None = None) -> dict[Policy, str]:
         """The policies that apply to a request, each with the subject that it counts; ``plan`` instead of its own."""
@@ -223,7 +223,8 @@ def policies(draw: st.DrawFn) -> tuple[Policy, ...]:
             starts=starts,
             ends=ends,
         )
-        found.setdefault((endpoint, counted_per, audience, starts, ends), policy)  # the database has no two of them
+        # The database has no two of them, but a log-only one next to another.
+        found.setdefault((endpoint, counted_per, audience, starts, ends, policy.mode == "log"), policy)
     return tuple(found.values())
 
 
