@@ -34,6 +34,7 @@ from ..policies.resolve_for import Own, resolve_for
 from ..policies.snapshot import Memo, Snapshot
 from .explain import newest_policies
 from .replay import replay_each
+from .roll_out import replaced_by
 from .texts import number_text
 
 #: Maximum number of attempts that one estimate replays; beyond it, only those of some callers are replayed.
@@ -98,7 +99,8 @@ def estimate(policy: RatePolicy, hours: int = 24, *, most: int = MOST_ATTEMPTS, 
     """Estimate what the policy would have refused, had it been enforced for the last ``hours``.
 
     ``policy`` is clean and need not be saved. It is replayed alone: refusals by other policies are not subtracted.
-    Callers for whom another policy of the same endpoint and counted_per takes precedence now are left out. After
+    Callers for whom another policy of the same endpoint and counted_per takes precedence now are left out, but not
+    those of an enforced policy that ``policy`` is to replace. After
     ``seconds``, the estimate is based on the callers read so far. Raises ``NotEstimable`` and ``StoreError``.
     """
     until = time.monotonic() + seconds
@@ -109,7 +111,9 @@ def estimate(policy: RatePolicy, hours: int = 24, *, most: int = MOST_ATTEMPTS, 
         rates = tuple(rate for rate in facts.rates if not rate.concurrent)
         if not rates:
             raise NotEstimable(_("Cannot be estimated: how long requests run is not recorded."))
-    audience, recorded = RecordedAudience(facts), attempts.recorded_attempts(hours, facts.endpoint_id)
+    # One on trial as if it were rolled out.
+    gone = [one.pk for one in replaced_by(policy)] if policy.mode == RatePolicy.Mode.LOG else []
+    audience, recorded = RecordedAudience(facts, gone), attempts.recorded_attempts(hours, facts.endpoint_id)
     subjects = _by_subject(facts, recorded)
     until = max(until, time.monotonic() + seconds / 4)
     counted: list[Attempts] = []
@@ -298,11 +302,12 @@ def has_room(rate: Rate, units: int) -> bool:
 class RecordedAudience:
     """Selects the recorded attempts that a policy counts; raises ``NotEstimable`` where records lack the caller."""
 
-    def __init__(self, policy: PolicyFacts) -> None:
+    def __init__(self, policy: PolicyFacts, gone: Sequence[int] = ()) -> None:
+        """``gone`` has the ids of policies to leave out."""
         snapshot, now_us = newest_policies(), time.time_ns() // 1000
         own = _in_force(policy, snapshot, now_us)
         stored = snapshot.groups.get(own.endpoint_id, {}).get(own.counted_per) or Group()
-        group = stored.changed({own.id: None if own.user else own})
+        group = stored.changed({own.id: None if own.user else own, **dict.fromkeys(gone)})
         self._policy, self._now_us = own.id, now_us
         chosen = own.user or own.subject or own.list_id is not None
         self._needs_plans = own.counted_per == "plan" or bool(not chosen and group.having("plan"))
@@ -314,7 +319,7 @@ class RecordedAudience:
         rows = RatePolicy.objects.filter(user__isnull=False, **place).order_by()
         # Values instead of model instances, because there may be thousands.
         values = rows.values_list(*POLICY_COLUMNS, named=True)
-        others = [policy_facts(row) for row in values if row.pk != own.id]
+        others = [policy_facts(row) for row in values if row.pk not in (own.id, *gone)]
         for facts in others:
             users.setdefault(facts.user, []).append(facts)
         #: Policies that may take precedence for callers that the records do not identify.

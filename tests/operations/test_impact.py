@@ -460,3 +460,15 @@ def test_the_sentences_of_an_estimate() -> None:
         "This is an estimate from 25 % of the customers.",
         "Ignored: 1 policy that takes precedence for customers that the records do not identify.",
     ]
+
+
+@pytest.mark.parametrize("of_user", [False, True])
+def test_a_log_only_policy_is_estimated_as_rolled_out(
+    alice: User, recorded: Callable[..., None], of_user: bool
+) -> None:
+    """The enforced policy of its place, which is newer, had all requests."""
+    audience = {"user": alice} if of_user else {}
+    recorded(*[record(START + second, caller=f"user:{alice.pk}") for second in range(9)])
+    trial = RatePolicy.objects.create(rates="4/hour", mode="log", **audience)
+    newer = RatePolicy.objects.create(rates="6/hour", **audience)
+    assert [estimate(policy).refused_requests for policy in (trial, newer)] == [5, 3]
