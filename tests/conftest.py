@@ -157,6 +157,23 @@ def fresh_policies(redis_client: redis.Redis) -> Iterator[None]:
 
 
 @pytest.fixture
+def too_many_entries(monkeypatch: pytest.MonkeyPatch, fresh_policies: None) -> None:
+    """Users and subjects have more entries than are held, so that the others are read when they are needed."""
+    from django_ratequota.policies import entries
+
+    keep = entries.Entries.keep
+
+    def keep_few(self: Any, part: Any) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            if not self.whole:
+                patch.setattr(entries, "MOST_ENTRIES", 0)
+                part = part._replace(entries={"too": entries.NOBODY, "many": entries.NOBODY})
+            keep(self, part)
+
+    monkeypatch.setattr(entries.Entries, "keep", keep_few)
+
+
+@pytest.fixture
 def recording(settings: Any, monkeypatch: pytest.MonkeyPatch, redis_client: redis.Redis) -> Iterator[None]:
     """Record decisions, and send them when the test calls ``flush``."""
     from django_ratequota.monitoring import collector, health

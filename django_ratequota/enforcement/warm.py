@@ -41,6 +41,7 @@ def _steps() -> Generator[Step, Any, None]:
         logger.warning("not connected to Redis before the first request: %s", error)
     with suppress(DatabaseError):  # which is logged where it is read
         yield partial(_load, revision)
+        yield policies.load_all_entries
         yield policies.plan_kinds
         yield policies.load_user_endpoints
     yield close_old_connections  # as at the end of a request

@@ -1,9 +1,8 @@
 """This process's cache of all policies, and the protocol that keeps it current.
 
 Plans, endpoints, lists and shared policies are one immutable ``Snapshot``. Each user's own policies and assignments,
-and the assignments of each subject such as ``tenant:acme``, are a ``UserEntry``, loaded on demand; of more than
-``MOST_ENTRIES`` the oldest are dropped. A reload reads the PolicyChange rows that this process has not read yet, and
-the rows that they name.
+and the assignments of each subject such as ``tenant:acme``, are a ``UserEntry``, see ``entries``. A reload reads the
+PolicyChange rows that this process has not read yet, and the rows that they name.
 """
 
 from __future__ import annotations
@@ -23,7 +22,8 @@ from ..conf import settings
 from ..utils import forks
 from . import loading
 from .change_feed import FEW, Change, ChangeCursor
-from .facts import NOBODY, SubjectKey, UserEntry
+from .entries import Entries
+from .facts import SubjectKey, UserEntry
 from .snapshot import Snapshot
 
 logger = logging.getLogger("django_ratequota")
@@ -33,8 +33,6 @@ Found = TypeVar("Found")
 #: Unread changes are applied row by row up to ``FEW`` or a quarter of the rows held, but no more than this many,
 #: because reading everything is faster then.
 _MANY = 10_000
-#: Most users and subjects such as tenant:acme whose entries are kept.
-MOST_ENTRIES = 10_000
 #: Seconds between two removals of policies that ended long ago.
 TIDY_SECONDS = 3600
 
@@ -58,10 +56,7 @@ class PolicyCache:
         self._lock = forks.lock()
         self._entries_lock = forks.lock()
         self._snapshot: Snapshot | None = None
-        #: User's primary key, or (kind, value) of a subject -> entry.
-        self._entries: dict[str | SubjectKey, UserEntry] = {}
-        #: Whether a user may have a policy, or anybody a plan assignment; if not, no entry is read from the database.
-        self.personal = True
+        self._entries = Entries()
         #: Endpoint id (None = all endpoints) -> the counted_per of the users' own policies there; None = not loaded.
         self.user_endpoints: Mapping[int | None, frozenset[str]] | None = None
         #: Kinds of subjects on plans and ``user``, in the order in which plans are looked for; () = no subject is on
@@ -85,9 +80,7 @@ class PolicyCache:
     def expire(self, **_: object) -> None:
         """Make the next request read everything, after changes that were not recorded; a receiver too."""
         with self._lock, self._entries_lock:
-            self._snapshot = None
-            self._entries.clear()
-            self.personal = True
+            self._snapshot, self._entries = None, Entries()
             self.user_endpoints = self.assigned_kinds = None
             self._drops += 1
 
@@ -143,7 +136,8 @@ class PolicyCache:
         """
         if publication_pending() if pending is None else pending:
             return None
-        return self._entries.get(key) if self.personal else NOBODY
+        entries = self._entries
+        return entries.known.get(key, entries.missing)
 
     def load_user(self, user_id: str) -> UserEntry:
         """Return the user's entry as ``entries`` does."""
@@ -152,12 +146,23 @@ class PolicyCache:
     def entries(self, keys: Collection[str | SubjectKey]) -> dict[str | SubjectKey, UserEntry]:
         """Return the entries of users and subjects; raises ``django.db.Error``.
 
-        Those that are not known are read in two queries for all users and one for all subjects.
+        Those that are not known are read in two queries for all users and one for all subjects, with the next part.
         """
         pending = publication_pending()
         found = {key: entry for key in keys if (entry := self.user(key, pending)) is not None}
         missing = [key for key in keys if key not in found]
-        return found | self._read(lambda: loading.load_entries(missing), self._keep_entries) if missing else found
+        if not missing:
+            return found
+        if pending:
+            return found | self._from_database(lambda: loading.load_entries(missing))
+        held = self._entries
+        part = self._read(lambda: held.read(missing), held.keep)
+        return found | {key: part.entries[key] for key in missing}
+
+    def load_all_entries(self) -> None:
+        """Read the entries that are not held yet, unless they are too many. Raises ``django.db.Error``."""
+        while not (held := self._entries).whole and not publication_pending():
+            self._read(partial(held.read, []), held.keep)
 
     def plan_kinds(self) -> tuple[str, ...]:
         """Return ``assigned_kinds``, loaded if necessary (one query each); raises ``django.db.Error``."""
@@ -188,15 +193,10 @@ class PolicyCache:
                 keep(found)
         return found
 
-    def _keep_entries(self, entries: Mapping[Any, UserEntry]) -> None:
-        self._entries.update(entries)
-        while len(self._entries) > MOST_ENTRIES:
-            del self._entries[next(iter(self._entries))]
-
     def _refresh(self, revision: int) -> Snapshot:
         self._polled = begun = time.monotonic()
         before = self._snapshot
-        snapshot, personal, changes, cursor = self._from_database(lambda: self._changed(revision))
+        snapshot, entries, changes, cursor = self._from_database(lambda: self._changed(revision))
         everything = any(change.everything for change in changes)
         if snapshot is not before:
             self.reloads += 1
@@ -211,33 +211,32 @@ class PolicyCache:
             users: set[Any] = {user for change in changes for user in change.users}
             subjects = {subject for change in changes for subject in change.subjects}
             if users or subjects or everything:
-                self.personal = personal or bool(users or subjects)
                 self._drops += 1
                 self.user_endpoints = None
-            if everything:
-                self._entries.clear()
+            if entries is not None:
+                self._entries = entries
+            self._entries.drop(users | subjects)
             if everything or not {kind for kind, _value in subjects}.issubset(self.assigned_kinds or ()):
                 self.assigned_kinds = None
-            for key in users | subjects:
-                self._entries.pop(key, None)
         self._snapshot, self._cursor = snapshot, cursor
         if snapshot is not before:
             for listen in listeners:
                 listen()
         return snapshot
 
-    def _changed(self, revision: int) -> tuple[Snapshot, bool, list[Change], ChangeCursor]:
-        """Read (snapshot, ``personal``, changes, cursor) as they are now."""
-        before, personal = self._snapshot, self.personal
+    def _changed(self, revision: int) -> tuple[Snapshot, Entries | None, list[Change], ChangeCursor]:
+        """Read (snapshot, entries, changes, cursor) as they are now; None = the entries that are held go on."""
+        before, entries = self._snapshot, None
         # Changes are read before the rows that they name: one that commits in between is read twice, never missed.
         changes, cursor = self._cursor.read_unseen(self._most) if before is not None else ChangeCursor.from_history()
         if before is None or any(change.everything for change in changes):
-            snapshot, personal = loading.load_snapshot(revision), loading.load_personal()
+            snapshot, entries = loading.load_snapshot(revision), Entries()
+            entries.keep(entries.read([]))
             held = sum(1 for _ in loading.held_policies(snapshot)) + len(snapshot.members)
             self._most = min(_MANY, max(FEW, held // 4))
         else:
             snapshot = loading.update_snapshot(before, {change.row for change in changes if change.row})
-        return snapshot, personal, changes, cursor
+        return snapshot, entries, changes, cursor
 
     def _from_database(self, read: Callable[[], Found]) -> Found:
         """Return what ``read`` returns; log once when reads begin to fail, and once when they succeed again."""

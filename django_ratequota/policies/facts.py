@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from ipaddress import ip_network
 from socket import AF_INET, inet_pton
 from typing import Any
@@ -211,6 +212,25 @@ class UserEntry:
 
 
 NOBODY = UserEntry()
+
+
+def entry_of(policies: tuple[PolicyFacts, ...], assignments: tuple[Assignment, ...], settled_us: int) -> UserEntry:
+    """Return the entry of a user or subject; one object for all who are on a plan and have nothing else.
+
+    ``settled_us`` is a time so long ago that when an assignment began before it does not matter.
+    """
+    if not policies and len(assignments) == 1:
+        [only] = assignments
+        if only.ends_us is None and only.starts_us < settled_us:
+            return _on_plan(only.plan_id, only.anchor)
+    return UserEntry(policies=policies, assignments=assignments) if policies or assignments else NOBODY
+
+
+@lru_cache(maxsize=4096)
+def _on_plan(plan_id: int, anchor: int) -> UserEntry:
+    return UserEntry(assignments=(Assignment(plan_id=plan_id, starts_us=0, ends_us=None, anchor=anchor),))
+
+
 #: (kind, value) of a subject on a plan, such as ("tenant", "acme"). No user's primary key is a tuple.
 SubjectKey = tuple[str, str]
 #: (kind, entry) of a caller's user and subjects, in the order in which plans are looked for.

@@ -22,10 +22,15 @@ from .snapshot import Snapshot, with_rows
 
 #: Policies are kept for a day after their end, because Redis' clock decides what has ended, not this one.
 _KEPT = timedelta(days=1)
+#: An open assignment that began so long ago has begun by whatever clock, so that when it did no longer matters.
+_SETTLED_US = 86_400 * 10**6
 #: NUL and lone surrogates, which no row has: a database's driver raises on such texts, and clients send them.
 _NOT_STORED = re.compile("[\x00\ud800-\udfff]")
 #: Most policies in ``find_unreadable``.
 _LISTED = 20
+#: Where reading all entries goes on: which of the two tables, behind which primary key.
+Place = tuple[int, int]
+FIRST: Place = (0, 0)
 
 
 def load_snapshot(revision: int) -> Snapshot:
@@ -111,20 +116,30 @@ def load_entries(keys: Collection[str | facts.SubjectKey]) -> dict[str | facts.S
         assignments |= _assignments("user_id", batch)
     for batch in in_batches(subjects):
         assignments |= {facts.subject_key(text): own for text, own in _assignments("subject", batch).items()}
+    settled_us = facts.to_us(timezone.now()) - _SETTLED_US
     # Looked up by key, because a database may find other spellings of a subject as well.
     return {
-        key: facts.UserEntry(policies=tuple(policies.get(key, ())), assignments=tuple(assignments.get(key, ())))
-        if key in policies or key in assignments
-        else facts.NOBODY
-        for key in keys
+        key: facts.entry_of(tuple(policies.get(key, ())), tuple(assignments.get(key, ())), settled_us) for key in keys
     }
 
 
-def load_personal() -> bool:
-    """Return whether a user has a policy, or anybody a plan assignment (two queries at most)."""
+def next_keys(at: Place, rows: int) -> tuple[set[str | facts.SubjectKey], Place | None]:
+    """Return the keys of so many assignments and users' policies from a place on (two queries at most).
+
+    Also returns where the next ones begin; None = there are no more.
+    """
     from ..models import PlanAssignment, RatePolicy
 
-    return PlanAssignment.objects.exists() or RatePolicy.objects.filter(user__isnull=False).exists()
+    table, after = at
+    tables: list[Any] = [PlanAssignment.objects, not_ended(RatePolicy.objects.filter(user__isnull=False))]
+    keys: set[str | facts.SubjectKey] = set()
+    for number, own in enumerate(tables[table:], start=table):
+        found = list(own.filter(pk__gt=after).order_by("pk").values_list("pk", "user_id", "subject")[:rows])
+        keys |= {facts.subject_key(subject) if user is None else str(user) for _pk, user, subject in found}
+        if len(found) == rows:
+            return keys, (number, found[-1][0])
+        after = 0
+    return keys, None
 
 
 def load_user_endpoints() -> tuple[dict[int | None, frozenset[str]], bool]:

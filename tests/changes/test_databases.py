@@ -23,6 +23,7 @@ from django.urls import path
 from django_ratequota import check_request
 from django_ratequota.models import RatePolicy
 from django_ratequota.policies.cache import policies
+from django_ratequota.policies.entries import Entries
 from tests.enforcement.test_propagation import WITH_SUBJECTS, Process, migrated  # noqa: F401 - a fixture
 from tests.support.properties import thorough_after
 
@@ -232,7 +233,7 @@ def test_a_failed_read_does_not_abort_the_transaction_of_the_view(
     RatePolicy.objects.create(rates="1000/hour")
     assert client.get("/counting/").content == b" 1"
     if when == "for a user":
-        policies._entries.clear()
+        policies._entries = Entries()
     else:
         RatePolicy.objects.update(rates="2000/hour")
     missing_column("policychange" if when == "on a newer revision" else "ratepolicy")

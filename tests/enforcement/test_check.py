@@ -21,7 +21,7 @@ from rest_framework.request import Request
 
 from django_ratequota import Decision, acheck_request, check_request, conf, headers
 from django_ratequota.exceptions import InvalidCost
-from django_ratequota.models import Endpoint, RatePolicy
+from django_ratequota.models import Endpoint, PlanAssignment, RatePolicy
 from django_ratequota.monitoring.health import health
 from django_ratequota.operations import counters as usage
 from django_ratequota.operations.counters import give_back
@@ -406,9 +406,17 @@ class TestDatabaseDown:
         assert "the last known ones go on: the database is gone" in caplog.text
         assert room(check(request_from(alice))) == ["15/20"]
 
+    def test_a_user_who_was_not_seen_before_keeps_the_plan(self, check: Check, alice: User, free: Any) -> None:
+        RatePolicy.objects.create(rates="2/hour")
+        RatePolicy.objects.create(plan=free, rates="10/hour")
+        PlanAssignment.objects.create(user=alice, plan=free)
+        check(request_from())
+        with database_down():
+            assert room(check(request_from(alice))) == ["9/10"]
+
     @pytest.mark.parametrize("on_error", ["allow", "deny"])
     def test_a_user_not_in_memory_is_held_to_the_shared_policies(
-        self, check: Check, settings: Any, caplog: Any, alice: User, on_error: str
+        self, check: Check, settings: Any, caplog: Any, alice: User, on_error: str, too_many_entries: None
     ) -> None:
         """Else a database that is down would lift every limit, or close the door on everybody."""
         RatePolicy.objects.create(rates="2/hour")

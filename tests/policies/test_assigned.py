@@ -185,7 +185,7 @@ class TestWhatIsRead:
         assert policies.assigned_kinds == ()
         assert queries(lambda: check_caller(ip=None, identifiers=BOTH)) == 0
 
-    def test_one_query_for_all_subjects_that_are_not_in_memory(self) -> None:
+    def test_one_query_for_all_subjects_that_are_not_in_memory(self, too_many_entries: None) -> None:
         assign("tenant:acme", 2)
         assign("api_key:k1", 3)
         check_caller()
@@ -200,7 +200,7 @@ class TestWhatIsRead:
         assert policies.assigned_kinds == ("user", "tenant")
         assert queries(lambda: check_caller(ip=None, identifiers=KEY)) == 0
 
-    def test_while_the_database_is_down_only_the_default_plan_counts(self) -> None:
+    def test_while_the_database_is_down_only_the_default_plan_counts(self, too_many_entries: None) -> None:
         plan_of(9, default_for="anonymous")
         assign("tenant:acme", 2)
         assign("tenant:globex", 3)

@@ -19,8 +19,7 @@ from django_ratequota.changes.publication import publication_pending
 from django_ratequota.changes.writer import write_publication
 from django_ratequota.exceptions import StoreError
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, PolicyChange, RatePolicy
-from django_ratequota.policies import cache as module
-from django_ratequota.policies import loading
+from django_ratequota.policies import entries, loading
 from django_ratequota.policies.cache import PolicyCache
 from django_ratequota.policies.loading import load_snapshot
 from django_ratequota.runtime import default_limiter
@@ -71,9 +70,12 @@ def test_loading_takes_five_queries_however_many_rows(plans: int) -> None:
     assert queries(lambda: load_snapshot(1)) == 5
 
 
-def test_a_user_takes_two_queries(policies: PolicyCache, alice: User) -> None:
+def test_a_user_who_is_not_in_memory_takes_two_queries(
+    policies: PolicyCache, alice: User, too_many_entries: None
+) -> None:
     for number in range(5):
         RatePolicy.objects.create(user=alice, rates="1/s", ends_at=timezone.now() + timedelta(days=number + 1))
+    policies.reload(newest())
     assert queries(lambda: policies.load_user(str(alice.pk))) == 2
     entry = policies.user(str(alice.pk))
     assert entry is not None
@@ -88,33 +90,35 @@ def override_by_sql(alice: User) -> None:
 
 
 def test_the_entries_of_the_last_users_only_are_kept(
-    policies: PolicyCache, alice: User, monkeypatch: pytest.MonkeyPatch
+    policies: PolicyCache, alice: User, monkeypatch: pytest.MonkeyPatch, too_many_entries: None
 ) -> None:
-    monkeypatch.setattr(module, "MOST_ENTRIES", 2)
-    RatePolicy.objects.create(user=alice, rates="1/s")
     policies.reload(newest())
+    monkeypatch.setattr(entries, "MOST_ENTRIES", 2)
     policies.entries(["7", "8", "9"])
     assert [policies.user(key) is not None for key in ("7", "8", "9")] == [False, True, True]
 
 
 @pytest.mark.parametrize(
-    "first",
+    ("first", "more"),
     [
-        pytest.param(lambda alice: RatePolicy.objects.create(user=alice, rates="1/s"), id="override"),
-        pytest.param(override_by_sql, id="by SQL"),
-        pytest.param(lambda alice: PlanAssignment.objects.create(user=alice, plan=pro()), id="user's plan"),
-        pytest.param(lambda _: PlanAssignment.objects.create(subject="tenant:acme", plan=pro()), id="tenant's plan"),
+        pytest.param(lambda alice: RatePolicy.objects.create(user=alice, rates="1/s"), 2, id="override"),
+        pytest.param(override_by_sql, 0, id="by SQL"),
+        pytest.param(lambda alice: PlanAssignment.objects.create(user=alice, plan=pro()), 2, id="user's plan"),
+        pytest.param(
+            lambda _: PlanAssignment.objects.create(subject="tenant:acme", plan=pro()), 0, id="tenant's plan"
+        ),
     ],
 )
-def test_users_take_no_query_until_the_first_override_or_assignment(
-    policies: PolicyCache, alice: User, first: Callable[[User], Any], settings: Any
+def test_users_take_no_query_until_their_own_rows_change(
+    policies: PolicyCache, alice: User, first: Callable[[User], Any], more: int, settings: Any
 ) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.project.views.tenant"}}
     policies.reload(newest())
     assert queries(lambda: policies.load_user(str(alice.pk))) == 0
     first(alice)
     policies.reload(newest())
-    assert queries(lambda: policies.load_user(str(alice.pk))) == 2
+    assert queries(lambda: policies.load_user(str(alice.pk))) == more
+    assert queries(lambda: policies.load_user(str(alice.pk))) == 0
 
 
 def test_what_one_connection_writes_is_pending_for_that_one_until_it_ends(policies: PolicyCache) -> None:
@@ -149,7 +153,7 @@ def test_changes_are_read_before_the_data(policies: PolicyCache, monkeypatch: py
 
 @pytest.mark.parametrize("own", [True, False], ids=["the user's", "shared"])
 def test_an_entry_read_during_a_reload_is_kept_unless_it_changed(
-    policies: PolicyCache, alice: User, monkeypatch: pytest.MonkeyPatch, own: bool
+    policies: PolicyCache, alice: User, monkeypatch: pytest.MonkeyPatch, too_many_entries: None, own: bool
 ) -> None:
     """A slow thread put back what a reload had dropped; under a burst of shared edits no user stayed in memory."""
     RatePolicy.objects.create(user=User.objects.create(username="bob"), rates="1/s")
@@ -262,11 +266,11 @@ def test_rows_that_commit_late_are_not_missed(
         PolicyChange.objects.bulk_create([change_of(bob, pk=first + offset) for offset in batch])
         if number >= start:
             policies.reload(default_limiter().publish())
-    policies.load_user(str(alice.pk))
+    before = policies.load_user(str(alice.pk))
     rows = [change_of(alice if offset == place else bob, pk=first + offset) for offset in offsets]
     PolicyChange.objects.bulk_create(rows)
     policies.reload(default_limiter().publish())
-    assert policies.user(str(alice.pk)) is None
+    assert policies.user(str(alice.pk)) is not before
 
 
 def test_ids_that_never_come_are_not_read_again_and_again(policies: PolicyCache, alice: User) -> None:
@@ -303,11 +307,12 @@ def test_a_mass_change_is_read_whatever_number_of_parameters_the_database_takes(
 def test_a_database_restored_from_a_backup_is_read_again(policies: PolicyCache, alice: User, change: str) -> None:
     """New changes get ids that this process has seen: it took them for old ones, ``publish`` included."""
     RatePolicy.objects.create(user=User.objects.create(username="bob"), rates="1/s")
+    RatePolicy.objects.create(user=alice, rates="1/s")
     restored_to = PolicyChange.objects.create(model="plan", action="update").pk
     RatePolicy.objects.create(rates="1/s")
     Plan.objects.create(name="Pro", slug="pro")
     policies.reload(newest())
-    policies.load_user(str(alice.pk))
+    before = policies.load_user(str(alice.pk))
     RatePolicy.objects.filter(user=None)._raw_delete("default")
     PolicyChange.objects.filter(pk__gt=restored_to).delete()
     if change == "policy":
@@ -322,7 +327,7 @@ def test_a_database_restored_from_a_backup_is_read_again(policies: PolicyCache, 
     row.save(force_insert=True)
     policies.reload(default_limiter().publish())
     assert rates(policies) == (["2/s"] if change == "policy" else [])
-    assert policies.user(str(alice.pk)) is None
+    assert policies.user(str(alice.pk)) is not before
 
 
 def test_history_that_was_tidied_up_hides_no_change(policies: PolicyCache) -> None:
