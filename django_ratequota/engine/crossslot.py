@@ -76,7 +76,7 @@ class EachSubject:
 
         The statuses have the buckets' order. A refusal leaves out buckets whose server failed after it.
         """
-        self._backend.prepared(request.buckets)  # raises for invalid buckets before any of them is charged
+        self._backend.verify(request.buckets)  # before any of them is charged
         decisions: list[Decision] = []
         failure: StoreError | None = None
         subjects = sorted(dict.fromkeys(bucket.subject for bucket in request.buckets), key=_is_shared)

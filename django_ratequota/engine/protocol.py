@@ -1,6 +1,6 @@
 """The backend in Redis, and its wire protocol: what is sent to ``driver.lua``, and the decision made of its reply.
 
-A command is built once and kept for the next check of the same buckets.
+A command is built once and kept for the next check of the same buckets. Of ``Copies`` it is made of what they share.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 
 from ..exceptions import InvalidBucket, NewerRevision, StoreError
 from ..store.base import Store
-from ..store.commands import Command, Script, ScriptCall
+from ..store.commands import Command, Script, ScriptCall, ScriptPattern
+from ..utils.bounded_cache import BoundedCache
 from .calendar_windows import calendar_window
 from .decision import CHARGING, Charged, Decision, LimitRequest, Steps
 from .keys import bucket_key, revision_key, window_key
 from .scripts import DECIDE, PUBLISH, RAISE, RELEASE, RENEW
 from .slots import HeldSlot, Lease
-from .types import Bucket, BucketStatus
+from .types import Bucket, BucketStatus, Copies, Patterns
 
 NO_REVISION = -1
 #: First number of a reply.
@@ -32,6 +33,8 @@ MAX_BUCKETS = 500
 MAX_US = 2**53 - 1
 #: Most commands kept, some 3 kB each; the least recently used are forgotten.
 _CACHE_SIZE = 2048
+#: Most costs and revisions for which commands about copies of the same buckets are kept.
+_MOST_TERMS = 32
 _FOREVER = 2**63
 #: Numbers of a reply per bucket.
 _EACH = 5
@@ -52,6 +55,8 @@ class ScriptBackend:
         self._clustered, self._prefix, self._zone, self._clock = store.clustered, prefix, zone, clock
         # The store's clock minus this process's monotonic one, as last seen (µs).
         self._offset_us = (time.time_ns() - time.monotonic_ns()) // 1000
+        #: Id of the buckets that a resolution holds -> their last command.
+        self._recent: BoundedCache[_Sent] = BoundedCache(_CACHE_SIZE)
 
     @property
     def now_us(self) -> int:
@@ -65,7 +70,6 @@ class ScriptBackend:
         """
         mode, buckets, charged = request.mode, request.buckets, request.charged
         units = request.units()
-        prepared = prepare(self._prefix, self._zone, buckets)
         # The windows of a refund are those of its charge, whatever the time.
         clock, at_us = self._clock, charged.at_us if charged else self.now_us
         known = NO_REVISION if request.revision is None else min(request.revision, MAX_US)
@@ -73,7 +77,10 @@ class ScriptBackend:
         for _ in range(3):
             header = (mode, clock() if clock else 0, known, since_us)
             terms = header, units, charged, restore is not None, request.slot
-            command, windows_us = prepared.command(terms, at_us)
+            sent = self._recent.get(id(buckets))
+            if sent is None or sent.buckets is not buckets or sent.made_for != terms or not sent.is_valid(at_us):
+                sent = self._encode(terms, at_us, buckets)
+            command, windows_us = sent.command, sent.windows_us
             numbers = read_reply((yield command), len(buckets))
             outcome, allowed, now_us, stored = numbers[:4]
             if not clock:
@@ -92,13 +99,22 @@ class ScriptBackend:
                 at_us = now_us
         raise StoreError("clock", "the store's clock left three calendar windows in a row")
 
-    def prepared(self, buckets: tuple[Bucket, ...]) -> CheckCommand:
-        """Return what builds the commands about these buckets; raises ``InvalidBucket``."""
-        return prepare(self._prefix, self._zone, buckets)
+    def _encode(self, made_for: Terms, at_us: int, buckets: tuple[Bucket, ...]) -> _Sent:
+        """Return the command; raises ``InvalidBucket``."""
+        # Other refunds have other charges, and other requests other slots: such terms do not come again.
+        if type(buckets) is not Copies or made_for[2] is not None or made_for[4] is not None:
+            return prepare(self._prefix, self._zone, buckets).command(made_for, at_us, buckets)
+        sent = prepare_copies(self._prefix, self._zone, buckets.patterns).command(made_for, at_us, buckets)
+        self._recent.put(id(buckets), sent)
+        return sent
+
+    def verify(self, buckets: tuple[Bucket, ...]) -> None:
+        """Raise ``InvalidBucket`` where buckets cannot be asked about together."""
+        prepare(self._prefix, self._zone, buckets)
 
     def reset(self, buckets: Iterable[Bucket]) -> Generator[Command, Any, int]:
         """Return the steps that delete the buckets' keys, and return how many there were."""
-        keys = self.prepared(tuple(buckets)).keys_at(self.now_us)
+        keys = prepare(self._prefix, self._zone, tuple(buckets)).keys_at(self.now_us)
         deleted = 0
         for together in self._by_server(keys):
             deleted += int((yield ("DEL", *together)))
@@ -184,12 +200,28 @@ Terms = tuple[tuple[object, ...], tuple[int, ...], Charged | None, bool, tuple[i
 class _Sent(NamedTuple):
     """A command, and for what it was built."""
 
+    buckets: tuple[Bucket, ...]
     made_for: Terms
     #: Since and until when its calendar windows are the current ones (µs).
     since_us: int
     until_us: int
     command: ScriptCall
     #: The length of each bucket's window (µs).
+    windows_us: list[int]
+
+    def is_valid(self, now_us: int) -> bool:
+        return self.since_us <= now_us < self.until_us
+
+
+class _Built(NamedTuple):
+    """What a command is made of."""
+
+    since_us: int
+    until_us: int
+    #: The key of the revision, or none; and the keys of the counters.
+    first: list[str]
+    keys: list[str]
+    args: list[object]
     windows_us: list[int]
 
 
@@ -199,16 +231,17 @@ class CheckCommand:
     def __init__(self, prefix: str, zone: tzinfo, buckets: tuple[Bucket, ...]) -> None:
         """Raises ``InvalidBucket`` when two buckets share a counter, or there are too many."""
         self._keys = bucket_keys(prefix, buckets)
-        self._revision_key = revision_key(prefix)
-        self._zone, self._buckets = zone, buckets
+        self._prefix, self._zone, self._buckets = prefix, zone, buckets
         self._last: _Sent | None = None
 
-    def command(self, made_for: Terms, now_us: int) -> tuple[ScriptCall, list[int]]:
-        """Return the command, and the length of each bucket's window (µs)."""
+    def command(self, made_for: Terms, now_us: int, buckets: tuple[Bucket, ...]) -> _Sent:
+        """Return the command."""
         last = self._last
-        if last is None or last.made_for != made_for or not last.since_us <= now_us < last.until_us:
-            last = self._last = self._build(made_for, now_us)
-        return last.command, last.windows_us
+        if last is None or last.made_for != made_for or not last.is_valid(now_us):
+            built = self.build(made_for, now_us)
+            call = ScriptCall(DECIDE, [*built.first, *built.keys], built.args)
+            last = self._last = _Sent(buckets, made_for, built.since_us, built.until_us, call, built.windows_us)
+        return last
 
     def keys_at(self, now_us: int) -> list[str]:
         """Return the key of each bucket's counter; of a calendar window, the one around ``now_us``."""
@@ -218,7 +251,8 @@ class CheckCommand:
                 keys[at] = window_key(keys[at], calendar_window(unit, now_us, self._zone, bucket.anchor).first_day)
         return keys
 
-    def _build(self, made_for: Terms, now_us: int) -> _Sent:
+    def build(self, made_for: Terms, now_us: int) -> _Built:
+        """Return what the command is made of."""
         header, units, charged, complete, slot = made_for
         since_us, until_us, windows_us = 0, _FOREVER, list[int]()
         args: list[object] = [*header]
@@ -237,14 +271,38 @@ class CheckCommand:
             # No bucket refuses a refund, which needs the units of its charge instead.
             enforced = charged.units if charged else int(bucket.mode == "enforce")
             args += (algorithm, rate.limit, period_us, rate.capacity, enforced, start, finish, cost, past)
-        keys = self.keys_at(now_us)
-        if header[2] != NO_REVISION:
-            keys = [self._revision_key, *keys]
-        return _Sent(made_for, since_us, until_us, ScriptCall(DECIDE, keys, args), windows_us)
+        first = [] if header[2] == NO_REVISION else [revision_key(self._prefix)]
+        return _Built(since_us, until_us, first, self.keys_at(now_us), args, windows_us)
 
 
-#: ``CheckCommand`` by prefix, time zone of calendar windows, and buckets.
+class CopiesCommand:
+    """Builds the commands about copies of some buckets, whatever their subjects: each time only the keys are made."""
+
+    def __init__(self, prefix: str, zone: tzinfo, patterns: Patterns) -> None:
+        """Raises ``InvalidBucket`` as ``CheckCommand`` does."""
+        self._own = CheckCommand(prefix, zone, patterns.buckets)
+        self._begins = f"{prefix}:{{"
+        self._kept: dict[Terms, tuple[_Built, ScriptPattern, list[str]]] = {}
+
+    def command(self, made_for: Terms, now_us: int, buckets: tuple[Bucket, ...]) -> _Sent:
+        """Return the command."""
+        kept = self._kept.get(made_for)
+        if kept is None or not kept[0].since_us <= now_us < kept[0].until_us:
+            built = self._own.build(made_for, now_us)
+            pattern = ScriptPattern(DECIDE, built.first, len(built.keys), built.args)
+            kept = built, pattern, ["}" + key.partition("}")[2] for key in built.keys]
+            if len(self._kept) >= _MOST_TERMS:
+                self._kept.clear()
+            self._kept[made_for] = kept
+        built, pattern, ends = kept
+        keys = [f"{self._begins}{bucket.tag}{end}" for bucket, end in zip(buckets, ends, strict=True)]
+        call = ScriptCall.like(pattern, keys)
+        return _Sent(buckets, made_for, built.since_us, built.until_us, call, built.windows_us)
+
+
+#: ``CheckCommand`` by prefix, time zone of calendar windows, and buckets; ``CopiesCommand`` by their patterns.
 prepare = lru_cache(maxsize=_CACHE_SIZE)(CheckCommand)
+prepare_copies = lru_cache(maxsize=_CACHE_SIZE)(CopiesCommand)
 
 
 def bucket_keys(prefix: str, buckets: Sequence[Bucket]) -> list[str]:

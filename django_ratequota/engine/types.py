@@ -9,11 +9,12 @@ from ..exceptions import InvalidCost
 from .rates import CONCURRENT, DEFAULT_ALGORITHM, MAX_UNITS, MONTH, Rate, as_integer, format_period
 
 _SECOND = 10**6
+_new = object.__new__
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Bucket:
-    """One rate applied to one subject: one counter, one Redis key.
+    """One rate applied to one subject: one counter, one Redis key. Read it only.
 
     The counter is named by ``subject``, ``scope``, and the rate's algorithm, period and what it counts. Buckets that
     agree in these share it, whatever their limits.
@@ -48,6 +49,24 @@ class Bucket:
     beside: bool = field(default=False, kw_only=True)
     # ``title`` once it is made, as every response shows it.
     _title: str = field(default="", init=False, repr=False, compare=False)
+    #: What stands for its subject in keys, where it is one of ``Copies``.
+    tag: str = field(default="", init=False, repr=False, compare=False)
+
+    def of(self, subject: str, tag: str) -> Bucket:
+        """Return a copy for another subject, in a third of the time that ``replace`` takes."""
+        copy = _new(Bucket)
+        copy.subject, copy.tag, copy.rate, copy.scope, copy.endpoint_id = (
+            subject,
+            tag,
+            self.rate,
+            self.scope,
+            self.endpoint_id,
+        )
+        copy.counted_per, copy.name, copy.mode, copy.on_error = self.counted_per, self.name, self.mode, self.on_error
+        copy.policy_id, copy.durable, copy.anchor = self.policy_id, self.durable, self.anchor
+        copy.leads, copy.queued, copy.beside = self.leads, self.queued, self.beside
+        copy._title = self.title
+        return copy
 
     def __hash__(self) -> int:
         # Because every request hashes its buckets, only the fields that differ most.
@@ -66,7 +85,7 @@ class Bucket:
     def title(self) -> str:
         """The name in headers and problem bodies: ``name``, or else such as ``search/min``."""
         if not self._title:
-            object.__setattr__(self, "_title", self.name or self._made_title())
+            self._title = self.name or self._made_title()
         return self._title
 
     def _made_title(self) -> str:
@@ -77,6 +96,21 @@ class Bucket:
         algorithm = "" if plain else f" {self.rate.algorithm}"
         counts = " requests" if self.rate.counts == "requests" else ""
         return f"{self.scope or 'all'}/{format_period(self.rate.period)}{counts}{algorithm}{shared}"
+
+
+class Patterns:
+    """Buckets that are copied for many subjects. Compared by identity."""
+
+    __slots__ = ("buckets",)
+
+    def __init__(self, buckets: tuple[Bucket, ...]) -> None:
+        self.buckets = buckets
+
+
+class Copies(tuple[Bucket, ...]):
+    """Copies of the same buckets: of these a command differs in the keys alone. A part of them is a plain tuple."""
+
+    patterns: Patterns
 
 
 @dataclass(slots=True)

@@ -10,13 +10,15 @@ compete there, and recent resolutions. A resolution is kept until a policy or an
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 from ..conf import settings
+from ..engine.keys import subject_tag
 from ..engine.rates import BLOCKED
-from ..engine.types import Bucket
+from ..engine.types import Bucket, Copies, Patterns
 from ..utils.problems import note_problem
 from .audience_index import Group
 from .facts import NOBODY, UNREADABLE, Assigned, Assignment, EndpointFacts, PlanFacts, PolicyFacts, UserEntry
@@ -45,6 +47,8 @@ class MatchedPolicies:
     """The contests at a set of endpoints. Users without policies of their own share one instance."""
 
     groups: tuple[Contest, ...]
+    #: The ``counted_per`` of the contests, each once.
+    counted: tuple[str, ...]
     #: Kinds of subjects that the contests depend on, and whether they depend on the address as well.
     kinds: tuple[str, ...]
     by_address: bool
@@ -66,6 +70,20 @@ class MatchedPolicies:
         return bool(self.alone) and policy.endpoint_id is None and policy.rates != BLOCKED
 
 
+class Standing(NamedTuple):
+    """What a caller's assignments, or code, say of it from ``since_us`` until before ``until_us``."""
+
+    plan: PlanFacts | None
+    #: Whether code named the plan: PLAN_RESOLVER, or ``plan=`` of ``check_caller``.
+    plan_named: bool
+    #: The kind of the subject whose assignment gives the plan unless code names one; "" = nobody's does.
+    assigned_kind: str
+    #: (kind, day) of the subjects whose assignments tell on which day their months begin; 0 = none is active.
+    anchors: tuple[tuple[str, int], ...]
+    since_us: int
+    until_us: int
+
+
 class Applied(NamedTuple):
     """The winner of a contest at an endpoint (None = all endpoints)."""
 
@@ -80,12 +98,14 @@ class Applied(NamedTuple):
         return self.endpoint.name if self.endpoint else "all"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Not frozen, because that takes three times as long to make one.
+@dataclass(slots=True)
 class Resolution:
     """What applies to one request. Like requests share one object until a policy or an assignment starts or ends."""
 
-    applied: tuple[Applied, ...]
-    #: Those of the winners, and built-in ones.
+    #: Of each winner of a contest the policy, the endpoint, and how many of the buckets are its own.
+    won: tuple[tuple[PolicyFacts, EndpointFacts | None, int], ...]
+    #: Those of the winners, in their order, and built-in ones.
     buckets: tuple[Bucket, ...]
     #: Names of the enforced winners whose rates are ``blocked``, as clients see them.
     blocked_by: tuple[str, ...]
@@ -114,6 +134,49 @@ class Resolution:
     plan_named: bool
     #: The subject whose assignment gives the plan unless code names one: ``user:42``, ``tenant:acme``; "" = nobody.
     assigned_to: str
+
+    @property
+    def applied(self) -> tuple[Applied, ...]:
+        """Return the winners with their buckets."""
+        buckets = iter(self.buckets)
+        return tuple([Applied(policy, where, tuple(islice(buckets, number))) for policy, where, number in self.won])
+
+
+class Shape:
+    """What is the same for callers of one standing, with subjects of the same kinds: all but the subjects' names."""
+
+    def __init__(self, resolution: Resolution, counted: tuple[str, ...]) -> None:
+        """``resolution`` is that of one of them; ``counted`` are the ``counted_per`` of the contests."""
+        self.resolution = resolution
+        self._patterns = Patterns(resolution.buckets)
+        self._places = [(one, counted.index(one.counted_per)) for one in resolution.buckets]
+
+    def of(self, subjects: Sequence[Any], caller: Caller, standing: Standing) -> Resolution:
+        """Return the resolution of the caller, whose ``subjects`` are in the order of ``counted``."""
+        one, kind = self.resolution, standing.assigned_kind
+        tags = [subject and subject_tag(subject) for subject in subjects]
+        copies = Copies([bucket.of(subjects[at], tags[at]) for bucket, at in self._places])
+        copies.patterns = self._patterns
+        return Resolution(
+            one.won,
+            copies,
+            one.blocked_by,
+            one.blocking,
+            one.would_block,
+            one.plan,
+            one.winners,
+            one.policy_ids,
+            one.endpoint_ids,
+            one.cost,
+            max(one.since_us, standing.since_us),
+            min(one.until_us, standing.until_us),
+            one.unreadable,
+            one.exempt,
+            one.durable,
+            one.concurrent,
+            one.plan_named,
+            f"{kind}:{caller.value(kind)}" if kind else "",
+        )
 
 
 # Not frozen, because each request makes one, and a frozen dataclass takes twice as long to make.
@@ -195,24 +258,58 @@ def resolve(context: EvaluationContext) -> Resolution:
     resolutions = context.snapshot.memo.resolutions
     known: Resolution | None = resolutions.get(key)
     if known is None or not known.since_us <= context.now_us < known.until_us:
-        known = resolve_uncached(context)
+        known = _resolve_alike(context, matched)
         # Because clients choose some of the names, long ones would fill the memory.
         if all(name is None or len(name) <= _LONGEST for name in names):
             resolutions.put(key, known)
     return known
 
 
+def _resolve_alike(context: EvaluationContext, matched: MatchedPolicies) -> Resolution:
+    """Return what ``resolve_uncached`` does, from that of another caller who differs in the names alone."""
+    caller, snapshot, now_us = context.caller, context.snapshot, context.now_us
+    standings, shapes = snapshot.memo.standings, snapshot.memo.shapes
+    who = (context.entry, context.assigned, caller.plan_slug, caller.user_id is None)
+    standing: Standing | None = standings.get(who)
+    if standing is None or not standing.since_us <= now_us < standing.until_us:
+        standing = standing_of(context)
+        standings.put(who, standing)
+    plan = standing.plan
+    subjects = [caller.subject(counted_per, plan.id if plan else None) for counted_per in matched.counted]
+    kinds = tuple([subject and subject.partition(":")[0] for subject in subjects])
+    entries = snapshot.members.entries_of(caller, matched.list_kinds) if matched.list_kinds else ()
+    lists = tuple([entry if entry.dated else entry.list_id for entry in entries])
+    # Policies whose audience is a subject of the caller: most callers have none.
+    groups = [contest.group for contest in matched.groups if contest.group and contest.group.kinds]
+    own = tuple([policy.id for group in groups for policy in group.entries_of(caller, group.kinds)])
+    key = (matched, *standing[:4], kinds, lists, own)
+    shape: Shape | None = shapes.get(key)
+    if shape is None or not shape.resolution.since_us <= now_us < shape.resolution.until_us:
+        shape = Shape(resolve_uncached(context), matched.counted)
+        shapes.put(key, shape)
+    return shape.of(subjects, caller, standing)
+
+
+def standing_of(context: EvaluationContext) -> Standing:
+    """Return what the caller's assignments, or code, say of it now."""
+    found, now_us = assignment_of(context), context.now_us
+    anchors = tuple([(kind, entry.anchor(now_us)) for kind, entry in _assigned(context)])
+    dated = [one for _kind, entry in _assigned(context) for one in entry.assignments]
+    named = plan_by_code(context) is not None
+    return Standing(plan_of(context), named, found[0] if found else "", anchors, *_bounds(dated, now_us))
+
+
 def resolve_uncached(context: EvaluationContext) -> Resolution:
     """Return what ``resolve`` does, without the memo."""
     matched = match_policies(context.snapshot, context.endpoints, context.scope, context.entry)
-    plan, found = plan_of(context), assignment_of(context)
+    standing = standing_of(context)
+    plan, kind = standing.plan, standing.assigned_kind
     plan_id = plan.id if plan else None
     applied: list[Applied] = []
-    # What may start or end.
-    dated: list[Any] = [one for _kind, entry in _assigned(context) for one in entry.assignments]
     # The caller's entries in lists that a policy here is for.
     entries = context.snapshot.members.entries_of(context.caller, matched.list_kinds) if matched.list_kinds else ()
-    dated += entries
+    # What may start or end.
+    dated: list[Any] = [*entries]
     lists = {entry.list_id for entry in entries if entry.active(context.now_us)}
     for endpoint, counted_per, own, group in () if matched.exempt else matched.groups:
         subject = context.caller.subject(counted_per, plan_id)
@@ -224,18 +321,25 @@ def resolve_uncached(context: EvaluationContext) -> Resolution:
             if not matched.stands_back(winner) and (subject or winner.rates == BLOCKED):
                 buckets = make_buckets(winner, endpoint, subject, context, beside=at > 0)
                 applied.append(Applied(winner, endpoint, buckets))
-    boundaries = [at_us for one in dated for at_us in (one.starts_us, one.ends_us) if at_us is not None]
+    since_us, until_us = _bounds(dated, context.now_us)
     return Resolution(
         **_outcome(applied),
         plan=plan,
         endpoint_ids=matched.endpoint_ids,
         cost=matched.cost,
-        since_us=max([at_us for at_us in boundaries if at_us <= context.now_us], default=-sys.maxsize),
-        until_us=min([at_us for at_us in boundaries if at_us > context.now_us], default=sys.maxsize),
+        since_us=since_us,
+        until_us=until_us,
         exempt=matched.exempt,
-        plan_named=plan_by_code(context) is not None,
-        assigned_to=f"{found[0]}:{context.caller.value(found[0])}" if found else "",
+        plan_named=standing.plan_named,
+        assigned_to=f"{kind}:{context.caller.value(kind)}" if kind else "",
     )
+
+
+def _bounds(dated: Iterable[Any], now_us: int) -> tuple[int, int]:
+    """Return since and until when nothing of these starts or ends, around ``now_us``."""
+    boundaries = [at_us for one in dated for at_us in (one.starts_us, one.ends_us) if at_us is not None]
+    since_us = max([at_us for at_us in boundaries if at_us <= now_us], default=-sys.maxsize)
+    return since_us, min([at_us for at_us in boundaries if at_us > now_us], default=sys.maxsize)
 
 
 def narrow(resolution: Resolution, only: Callable[[PolicyFacts], bool]) -> Resolution:
@@ -250,7 +354,7 @@ def _outcome(applied: list[Applied]) -> dict[str, Any]:
     buckets = [bucket for one in applied for bucket in one.buckets]
     winners = [one.policy for one in applied]
     return {
-        "applied": tuple(applied),
+        "won": tuple([(one.policy, one.endpoint, len(one.buckets)) for one in applied]),
         "buckets": tuple(buckets),
         "blocked_by": tuple([f"{one.place}/blocked" for one in blocks]),
         "blocking": tuple([one.policy.id for one in blocks]),
@@ -349,6 +453,7 @@ def _find_policies(
     months = [one for one in found if one.group and one.counted_per not in ("everyone", "ip")]
     return MatchedPolicies(
         groups=tuple(found),
+        counted=tuple(sorted(counted)),
         kinds=tuple(counted.difference(("caller", "plan", "everyone")) | audiences - {"ip"}),
         by_address="ip" in audiences,
         list_kinds=tuple(list_kinds),

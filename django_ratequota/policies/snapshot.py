@@ -18,7 +18,7 @@ from .audience_index import Group, Members
 from .facts import EndpointFacts, MemberFacts, PlanFacts, PolicyFacts, UserEntry
 
 #: Most entries of each kind in a ``Memo``, about 1 kB each.
-_ENDPOINTS, _POLICIES, _RESOLUTIONS = 4096, 4096, 8192
+_ENDPOINTS, _POLICIES, _RESOLUTIONS = 4096, 4096, 16_384
 #: Most ``MatchedPolicies`` in an overview's memo, about 10 kB each.
 _OVERVIEWS = 16
 
@@ -37,12 +37,14 @@ class Memo:
     ``endpoints`` (those that match a route) is shared by snapshots that have the same endpoints.
     """
 
-    __slots__ = ("endpoints", "overview", "policies", "resolutions")
+    __slots__ = ("endpoints", "overview", "policies", "resolutions", "shapes", "standings")
 
     def __init__(self, endpoints: Matches | None = None, policies: int = _POLICIES) -> None:
         self.endpoints: Matches = BoundedCache(_ENDPOINTS) if endpoints is None else endpoints
         self.policies: BoundedCache[Any] = BoundedCache(policies)
         self.resolutions: BoundedCache[Any] = BoundedCache(_RESOLUTIONS)
+        self.standings: BoundedCache[Any] = BoundedCache(_RESOLUTIONS)
+        self.shapes: BoundedCache[Any] = BoundedCache(_POLICIES)
         #: ``Snapshot.overview`` once it was read.
         self.overview: Overview | None = None
 

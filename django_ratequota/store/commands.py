@@ -32,7 +32,34 @@ class ScriptCall(Command):
         call.script = script
         return call
 
+    @classmethod
+    def like(cls, pattern: ScriptPattern, keys: Sequence[str]) -> ScriptCall:
+        """Return the call of the pattern with these keys, encoded already."""
+        call = super().__new__(cls, (*pattern.before, *keys, *pattern.args))
+        call.script = pattern.script
+        encoded = "".join([f"${len(key)}\r\n{key}\r\n" for key in keys])
+        call.packed = b"%b%b%b" % (pattern.head, encoded.encode("ascii"), pattern.tail)
+        return call
+
     @property
     def text(self) -> Command:
         """The command that loads and runs the script at once: between two commands it could be flushed again."""
         return ("EVAL", self.script.source, *self[2:])
+
+
+class ScriptPattern:
+    """What calls of a script share that differ in their last keys alone: it is encoded once."""
+
+    def __init__(self, script: Script, keys: Sequence[str], more: int, args: Iterable[object]) -> None:
+        """``keys`` are the first KEYS of each call, before so many ``more``, and ``args`` its ARGV."""
+        self.script = script
+        self.before = ("EVALSHA", script.sha, len(keys) + more, *keys)
+        self.args = tuple(args)
+        length = len(self.before) + more + len(self.args)
+        self.head = b"*%d\r\n%b" % (length, b"".join(map(_encoded, self.before)))
+        self.tail = b"".join(map(_encoded, self.args))
+
+
+def _encoded(argument: object) -> bytes:
+    text = str(argument).encode()
+    return b"$%d\r\n%b\r\n" % (len(text), text)

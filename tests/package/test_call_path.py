@@ -121,7 +121,7 @@ def test_the_life_of_a_slot_takes_few_calls(
         hold()
     files = [file for file, _function in recorded_calls(life) if "/testing/" not in file]
     found = {"calls": len(files), "moves between files": sum(one != other for one, other in pairwise(files))}
-    bounds = {"calls": 131, "moves between files": 84}
+    bounds = {"calls": 133, "moves between files": 87}
     assert {name: found[name] for name in bounds if found[name] > bounds[name]} == {}
 
 
@@ -201,6 +201,17 @@ def test_a_decision_takes_few_calls(three_policies: User) -> None:
     assert view.headers["RateLimit"].count("r=") == len(buckets) == 3
     bounds = {"check": 138, "check_request": 215, "QuotaThrottle": 240}
     assert {name: found[name] for name in bounds if found[name] > bounds[name]} == {}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_caller_who_was_not_seen_before_costs_little_more(three_policies: User) -> None:
+    """One who was not among the last 2,048 cost 1.8 times as much with one limit, not among 8,192 up to 3.5 times."""
+    users = User.objects.bulk_create([User(username=f"user{number}") for number in range(40)])
+    check_request(request_from(three_policies), "search")
+    few = calls_of(partial(check_request, request_from(three_policies), "search", again=True), lambda: None)
+    callers = iter([request_from(user) for user in users])
+    new = [calls_of(lambda: check_request(next(callers), "search"), lambda: None) for _ in range(5)]
+    assert max(new) <= 1.4 * few
 
 
 @pytest.mark.django_db(transaction=True)
