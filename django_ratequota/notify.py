@@ -208,8 +208,6 @@ def threshold_text(
     lines = [f"Used: {used} of {status.limit}", f"{ends}: {_resets_at(status, at):%Y-%m-%d %H:%M %Z}"]
     if bucket.policy_id is not None:
         lines.append(f"Policy: {bucket.policy_id}, counted per {bucket.counted_per or 'caller'}")
-    if bucket.mode == "log":
-        lines.append("Log only: no request is refused")
     return " ".join(f"Rate limits: {subject}".split())[:200], "\n".join(lines)
 
 

@@ -56,7 +56,7 @@ class CountersPage(CallerPage):
         buckets = [
             bucket
             for bucket in explanation.resolution.buckets
-            if bucket.title in titles
+            if counters.own_title(bucket) in titles
             # Slots that are stuck are so for everybody.
             and (bucket.rate.concurrent or not counters.is_shared(bucket.counted_per, bucket.subject))
         ]

@@ -110,7 +110,7 @@ def _describe_bucket(status: BucketStatus) -> dict[str, Any]:
     """Return the fields of a ``refusals.RefusedBucket``."""
     bucket, described = status.bucket, {name: getattr(status, name) for name in _OF_STATUS}
     described |= {"title": bucket.title[:MAX_NAME], "rate": str(bucket.rate), "policy_id": bucket.policy_id}
-    described |= {"scope": bucket.scope[:MAX_NAME], "counted_per": bucket.counted_per}
+    described |= {"scope": bucket.scope[:MAX_NAME], "counted_per": bucket.counted_per, "mode": bucket.mode}
     return {**described, "subject": stored_name(bucket.subject)}
 
 

@@ -47,6 +47,7 @@ class RefusedBucket:
     #: The endpoint's name; "" = all endpoints together.
     scope: str = ""
     counted_per: str = ""
+    mode: str = "enforce"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

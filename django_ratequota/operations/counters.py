@@ -111,7 +111,7 @@ def _refundable(buckets: list[Bucket], units: int) -> list[Bucket]:
 def _states(
     statuses: Iterable[BucketStatus], units: int | None, first_days: Mapping[Bucket, date]
 ) -> dict[str, dict[str, Any]]:
-    """Return the counters' states by title, once up to ``units`` of each (None = all) are given back.
+    """Return the counters' states by ``own_title``, once up to ``units`` of each (None = all) are given back.
 
     ``first_days`` are those of the windows that the ledger has.
     """
@@ -121,8 +121,13 @@ def _states(
         used -= used if units is None else min(units, used)
         first_day = first_days.get(status.bucket)
         window = {} if first_day is None else {"window": window_name(counter_name(status.bucket), first_day)[1]}
-        states[status.bucket.title] = {"used": used, "remaining": max(0, status.limit - used), **window}
+        states[own_title(status.bucket)] = {"used": used, "remaining": max(0, status.limit - used), **window}
     return states
+
+
+def own_title(bucket: Bucket) -> str:
+    """Return the bucket's title, marked if its counter is beside that of an enforced limit of the same title."""
+    return f"{bucket.title} (log only)" if bucket.beside else bucket.title
 
 
 def is_shared(counted_per: str, subject: str | None) -> bool:

@@ -21,21 +21,23 @@ class Limit(Protocol):
     def rate(self) -> Any: ...
     @property
     def counted_per(self) -> str: ...
+    @property
+    def mode(self) -> str: ...
 
 
 def limit_name(limit: Limit) -> str:
-    """Return the endpoint, the rate without its algorithm, and who shares the counter."""
+    """Return the endpoint, the rate without its algorithm, who shares the counter, and whether it is log only."""
     rate = " ".join(word for word in str(limit.rate).split() if word not in ALGORITHMS)
     name = f"{limit.scope or _('all endpoints')}: {rate}"
-    if limit.counted_per in ("", "caller"):
-        return name
-    shared = {"ip": _("per address"), "plan": _("per plan"), "everyone": _("for everyone together")}
-    return f"{name} {shared.get(limit.counted_per, _('per %(name)s') % {'name': limit.counted_per})}"
+    if limit.counted_per not in ("", "caller"):
+        shared = {"ip": _("per address"), "plan": _("per plan"), "everyone": _("for everyone together")}
+        name += f" {shared.get(limit.counted_per, _('per %(name)s') % {'name': limit.counted_per})}"
+    return f"{name} ({_('log only')})" if limit.mode == "log" else name
 
 
 def limit_names(titles: Iterable[str], limits: Iterable[Limit]) -> list[str]:
-    """Return what people call the limits with these titles; those without a counter are not among ``limits``."""
-    known = {limit.title: limit for limit in limits}
+    """Return what people call the enforced limits with these titles; ``limits`` lacks those without a counter."""
+    known = {limit.title: limit for limit in limits if limit.mode == "enforce"}
     return [limit_name(known[title]) if title in known else _without_counter(title) for title in titles]
 
 

@@ -498,6 +498,30 @@ def test_counters_of_several_endpoints_are_given_back_and_boosted_together(opera
     assert all(operator.get(link).status_code == 200 for link in links)
 
 
+def test_the_counter_of_an_enforced_limit_is_refunded_beside_one_on_trial(operator: Client, alice: User) -> None:
+    """Both checkboxes had one value, so the refund was refused: no more than the trial's one unit was used."""
+    for _ in range(3):
+        check_from(alice, scope="search")
+    RatePolicy.objects.create(endpoint=Endpoint.objects.get(name="search"), user=alice, rates="2/min", mode="log")
+    check_from(alice, scope="search")
+    values = re.findall(r'name="bucket" value="(search.*?)"', explain(operator, user=alice.pk, endpoint="search"))
+    assert sorted(values) == ["search/min", "search/min (log only)"]
+    url = f"{LIST}counters/?{urlencode({'user': alice.pk, 'endpoint': 'search'})}"
+    page = operator.get(f"{url}&{urlencode({'bucket': values}, doseq=True)}").content.decode()
+    assert (page.count("search: 10/min"), page.count("search: 2/min (log only)")) == (1, 1)
+    operator.post(f"{url}&bucket=search/min", {"units": "3"})
+    cards = counters(explain(operator, user=alice.pk, endpoint="search"))
+    used = [re.findall(r"\d+ of \d+", card)[0] for card in cards if "/min" in card]
+    assert sorted(used) == ["1 of 10", "1 of 2"]
+
+
+def test_a_refusal_is_by_the_enforced_limit_beside_one_on_trial(operator: Client, alice: User) -> None:
+    RatePolicy.objects.create(endpoint=Endpoint.objects.get(name="search"), user=alice, rates="2/min", mode="log")
+    while check_from(alice, scope="search").allowed:
+        pass
+    assert "Refused now by search: 10/min." in explain(operator, user=alice.pk)
+
+
 def test_without_an_endpoint_no_room_is_claimed_while_redis_is_down(
     operator: Client, alice: User, settings: Any
 ) -> None:

@@ -274,12 +274,12 @@ def test_the_text_of_a_threshold(settings: Any) -> None:
     )
     log = status_of("10/min", 10, debt=2, scope="search", mode="log", subject="api_key:a\nBcc: b@example.com\u202e")
     assert threshold_text(100, log, AT, cost=1) == (
-        "Rate limits: api_key:a Bcc: b@example.com\\u202e has used 100 % of search: 10/min",
-        "Used: 12 of 10\nFull again: 2026-11-21 06:20 CET\nLog only: no request is refused",
+        "Rate limits: api_key:a Bcc: b@example.com\\u202e has used 100 % of search: 10/min (log only)",
+        "Used: 12 of 10\nFull again: 2026-11-21 06:20 CET",
     )
-    for mode, verb in (("enforce", "was refused"), ("log", "would have been refused")):
+    for mode, verb, mark in (("enforce", "was refused", ""), ("log", "would have been refused", " (log only)")):
         subject, _ = threshold_text(100, status_of("1000/month", 821, mode=mode), AT, cost=200)
-        expected = f"a request of 200 by tenant:acme {verb} at 821 of all endpoints: 1000/month"
+        expected = f"a request of 200 by tenant:acme {verb} at 821 of all endpoints: 1000/month{mark}"
         assert subject == f"Rate limits: {expected}"
 
 

@@ -21,6 +21,7 @@ from django_ratequota.monitoring.collector import collector
 from django_ratequota.monitoring.packing import HOUR
 from django_ratequota.monitoring.pending_refusals import PendingRefusals
 from django_ratequota.monitoring.refusals import caller_refusals, find_refusal, refusals, would_be_refusals
+from django_ratequota.policies.limit_names import limit_name
 from tests.monitoring.support import record
 from tests.project.views import request_from
 
@@ -155,6 +156,18 @@ def test_would_be_refusals_are_kept_apart_and_without_an_id(search: Endpoint, re
     assert sum(one.count for one in would_be_refusals(other.pk)) == 6
     assert len(would_be_refusals(other.pk, most=1)) == 1
     assert would_be_refusals(0) == ()
+
+
+def test_a_refusal_names_the_enforced_limit_beside_one_on_trial() -> None:
+    RatePolicy.objects.create(rates="2/hour")
+    RatePolicy.objects.create(rates="1/hour", mode="log")
+    while check_request(request_from()).allowed:
+        pass
+    collector.flush()
+    [refusal] = refusals()
+    assert refusal.limits == ["all endpoints: 2/hour"]
+    names = [limit_name(bucket) for bucket in refusal.buckets]
+    assert names == ["all endpoints: 2/hour", "all endpoints: 1/hour (log only)"]
 
 
 def test_a_network_has_a_share_of_the_refusals_of_each_minute() -> None:

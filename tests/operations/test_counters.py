@@ -41,6 +41,26 @@ def test_the_command_records_an_entry_for_each_subject(alice: User, api_keys: No
     assert remaining(check_from(alice))[0] == 4
 
 
+def test_a_limit_on_trial_has_a_state_and_a_name_of_its_own(alice: User) -> None:
+    """The history keyed counters by a title that both have, so the trial's state replaced the enforced one's."""
+    RatePolicy.objects.create(rates="5/hour")
+    check_from(alice)
+    RatePolicy.objects.create(rates="5/hour", mode="log", user=alice)
+    check_from(alice)
+    assert "all endpoints: 5/hour (log only) of" in run("explain", "--user", "alice")
+    run("give-back", "--user", "alice", "--units", "2", "--limit", "all endpoints: 5/hour")
+    run("reset", "--user", "alice")
+    given, reset = PolicyChange.objects.filter(model="counter").order_by("pk")
+    assert (given.before, given.after) == (
+        {"all/hour": {"used": 2, "remaining": 3}},
+        {"all/hour": {"used": 0, "remaining": 5}},
+    )
+    assert reset.before == {
+        "all/hour": {"used": 0, "remaining": 5},
+        "all/hour (log only)": {"used": 1, "remaining": 4},
+    }
+
+
 def test_counters_reset_before_a_failure_are_recorded(alice: User, monkeypatch: pytest.MonkeyPatch) -> None:
     # In the order of their counters: keys of users may be random.
     first, second = sorted((alice, User.objects.create(username="bob")), key=lambda user: str(user.pk))

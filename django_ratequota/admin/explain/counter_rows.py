@@ -10,7 +10,7 @@ from django.utils.translation import gettext
 from ...engine.rates import BLOCKED
 from ...engine.types import Bucket, BucketStatus
 from ...monitoring.health import state_of
-from ...operations.counters import is_shared, peek, slots_by_worker
+from ...operations.counters import is_shared, own_title, peek, slots_by_worker
 from ...operations.explain import Explanation, anchor_of
 from ...operations.overrides import no_boost_reason
 from ...policies.limit_names import limit_name
@@ -38,12 +38,12 @@ def counter_rows(
     statuses, at_us = _live(explanation), explanation.decision.at_us
 
     def row(bucket: Bucket) -> dict[str, Any]:
-        common = {"title": limits_text([limit_name(bucket)]), "rate": str(bucket.rate), "logs": bucket.mode == "log"}
+        common = {"title": limits_text([limit_name(bucket)]), "rate": str(bucket.rate)}
         if bucket.subject == UNKNOWN != explanation.customer:
             return {**common, "subject": caller_text(explanation.customer, users), "each": True}
         return {
             **common,
-            "id": bucket.title,
+            "id": own_title(bucket),
             "subject": caller_text(bucket.subject, users),
             "anchor": anchor_of(bucket),
             "shared": is_shared(bucket.counted_per, bucket.subject),
