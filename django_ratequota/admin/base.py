@@ -23,7 +23,7 @@ from django.utils.module_loading import import_string
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from ..changes.databases import policy_alias, saving
+from ..changes.databases import commits, policy_alias, saving
 from ..changes.validators import primary_key
 from ..changes.writer import changed_by
 from ..conf import settings
@@ -224,10 +224,16 @@ class WarnsOnSave(RecordedAdmin):
     """
 
     def save_related(self, request: Any, form: Any, formsets: Any, change: bool) -> None:
-        """Save the tables, and advise after the commit, because other saves wait for this one until then."""
+        """Save the tables, and advise after the commit, because other saves wait for this one until then.
+
+        With AUTOCOMMIT off, the project commits and Django calls no hook, so the advice is given at once.
+        """
         super().save_related(request, form, formsets, change)
-        advise = partial(self._advise, request, form.instance, formsets)
-        transaction.on_commit(advise, using=policy_alias(self.model), robust=True)
+        advise, alias = partial(self._advise, request, form.instance, formsets), policy_alias(self.model)
+        if commits(alias):
+            transaction.on_commit(advise, using=alias, robust=True)
+        else:
+            advise()
 
     def _advise(self, request: Any, saved: Any, formsets: Any) -> None:
         """Show the advice on the saved policies, and on the endpoint: each sentence once."""

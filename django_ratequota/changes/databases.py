@@ -32,6 +32,11 @@ def in_transaction(alias: str | None = None) -> bool:
     return bool(connection.in_atomic_block or not autocommit)
 
 
+def commits(alias: str) -> bool:
+    """Whether Django commits the open transaction at its end; else, with AUTOCOMMIT off, the project does."""
+    return bool(transaction.get_connection(alias).commit_on_exit)
+
+
 def read_from(alias: str, read: Callable[[], Found]) -> Found:
     """Return what ``read`` returns from the alias; raises ``django.db.Error``.
 

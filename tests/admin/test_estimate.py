@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from html import unescape
 from typing import Any
 
 import pytest
 from django.contrib import admin
 from django.contrib.auth.models import User
-from django.db import IntegrityError, connection, connections
+from django.db import IntegrityError, connection, connections, transaction
 from django.test import Client
 
 import django_ratequota
@@ -195,6 +196,19 @@ def test_advice_is_worked_out_after_the_commit(
         page = operator.post(url, {**form_of(operator.get(url)), **edit})
         assert len(warnings(operator, page)) == number, url
     assert (len(locked), any(locked)) == (8, False)
+
+
+def test_advice_is_shown_without_autocommit(operator: Client) -> None:
+    """Django runs no hook after a commit there: each would stay, with its request, until the connection is closed."""
+    transaction.set_autocommit(False)
+    try:
+        saved = operator.post(f"{LIST}add/", form(mode="off"))
+        assert len(warnings(operator, saved)) == 1
+        assert not any(isinstance(hook, partial) for _savepoints, hook, _robust in connection.run_on_commit)
+    finally:
+        transaction.rollback()
+        connection.run_on_commit = []
+        transaction.set_autocommit(True)
 
 
 def test_a_refused_save_warns_of_no_policy(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
