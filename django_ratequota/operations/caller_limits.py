@@ -175,7 +175,7 @@ def _own_buckets(resolved: Resolved) -> list[Bucket]:
     found = []
     for policy, endpoint, buckets in resolution.applied:
         group = groups.get(endpoint.id if endpoint else None, {}).get(policy.counted_per)
-        if not is_open or group is None or not group.having("plan") or outranks_plans(policy):
+        if not is_open or group is None or not group.enforces_plans() or outranks_plans(policy):
             found += [one for one in buckets if not is_shared(one.counted_per, one.subject)]
     return [bucket for bucket in found if bucket.mode == "enforce"]
 

@@ -307,7 +307,9 @@ class RecordedAudience:
         snapshot, now_us = newest_policies(), time.time_ns() // 1000
         own = _in_force(policy, snapshot, now_us)
         stored = snapshot.groups.get(own.endpoint_id, {}).get(own.counted_per) or Group()
-        group = stored.changed({own.id: None if own.user else own, **dict.fromkeys(gone)})
+        # Only enforced policies take the place of others.
+        left_out = [*gone, *(policy.id for policy in stored if policy.mode != "enforce")]
+        group = stored.changed(dict.fromkeys(left_out) | {own.id: None if own.user else own})
         self._policy, self._now_us = own.id, now_us
         chosen = own.user or own.subject or own.list_id is not None
         self._needs_plans = own.counted_per == "plan" or bool(not chosen and group.having("plan"))
@@ -316,7 +318,8 @@ class RecordedAudience:
         self._snapshot = snapshot.copied(groups=groups, defaults={}, memo=Memo())
         users: dict[str, list[PolicyFacts]] = {own.user: [own]} if own.user else {}
         place: dict[str, Any] = {"endpoint_id": own.endpoint_id, "counted_per": own.counted_per}
-        rows = RatePolicy.objects.filter(user__isnull=False, **place).order_by()
+        enforced = RatePolicy.objects.filter(mode=RatePolicy.Mode.ENFORCE)
+        rows = enforced.filter(user__isnull=False, **place).order_by()
         # Values instead of model instances, because there may be thousands.
         values = rows.values_list(*POLICY_COLUMNS, named=True)
         others = [policy_facts(row) for row in values if row.pk not in (own.id, *gone)]

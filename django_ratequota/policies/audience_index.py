@@ -118,3 +118,7 @@ class Group(Index[PolicyFacts]):
         keys: list[Key] = [*(("list", pk) for pk in lists), *(("plan", pk) for pk in plans), EVERYONE]
         for key in keys:
             yield from self.at(key)
+
+    def enforces_plans(self) -> bool:
+        """Whether one of the policies for plans is enforced: a log-only one takes no other's place."""
+        return any(policy.mode == "enforce" for plan in self.having("plan") for policy in self.at(("plan", plan)))

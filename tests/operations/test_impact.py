@@ -334,6 +334,29 @@ def test_callers_with_a_more_specific_policy_are_left_out(recorded: Any) -> None
     assert (user.clients, user.unknown_policies) == (1, 0)
 
 
+def test_only_enforced_policies_take_precedence(recorded: Any) -> None:
+    """Log-only ones were counted as unknown rivals, and those for plans made an estimate impossible."""
+    rivals: list[dict[str, Any]] = [
+        {"plan": Plan.objects.create(name="Free", slug="free")},
+        {"subject": "ip:2001:db8::1"},
+    ]
+    for rival in rivals:
+        RatePolicy.objects.create(rates="1/s", mode="log", **rival)
+    recorded(record(plan_id=UNKNOWN_PLAN))
+    found = estimate(RatePolicy(rates="1/s"))
+    assert (found.clients, found.unknown_policies) == (1, 0)
+
+
+def test_log_only_policies_of_users_are_no_unknown_rivals(recorded: Any, settings: Any) -> None:
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "CALLER": ["tenant", "user", "ip"]} | {
+        "IDENTIFIERS": {"tenant": "tests.project.views.api_key"}
+    }
+    recorded(record(caller="tenant:acme"))
+    for name, mode in (("u1", "log"), ("u2", "off"), ("u3", "enforce")):
+        RatePolicy.objects.create(rates="1/s", mode=mode, user=User.objects.create(username=name))
+    assert estimate(RatePolicy(rates="1/s")).unknown_policies == 1
+
+
 def calls_of(work: Callable[[], Any]) -> int:
     """Return how many Python functions ``work`` calls."""
     profile = Profile(builtins=False)

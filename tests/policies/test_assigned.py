@@ -379,6 +379,15 @@ class TestWhatIsShown:
         found = {name: status.limit for name, status in tightest([user, key]).items()}
         assert found == {user: 5, key: 3}
 
+    @pytest.mark.parametrize(("mode", "known"), [("log", True), ("enforce", False)])
+    def test_a_log_only_policy_for_a_plan_hides_no_limit(
+        self, alice: User, settings: Any, mode: str, known: bool
+    ) -> None:
+        settings.RATEQUOTA = {**settings.RATEQUOTA, "PLAN_RESOLVER": "tests.project.views.plan_of_some"}
+        RatePolicy.objects.create(rates="100/hour")
+        RatePolicy.objects.create(plan=Plan.objects.create(name="x", slug="x"), rates="5/hour", mode=mode)
+        assert (f"user:{alice.pk}" in tightest([f"user:{alice.pk}"])) is known
+
 
 class TestValidation:
     @pytest.mark.parametrize(
