@@ -94,7 +94,7 @@ def explain_winners(context: resolver.EvaluationContext, resolution: resolver.Re
 def _entries(context: resolver.EvaluationContext, policies: Iterable[PolicyFacts]) -> list[MemberFacts]:
     """Return the caller's entries in the policies' lists, also in those of policies that are off, and ended ones."""
     members, lists = context.snapshot.members, {policy.list_id for policy in policies if policy.list_id is not None}
-    return members.entries_of(context.caller, members.kinds_of(lists)) if lists else []
+    return members.entries_of(context.caller, sorted(members.kinds_of(lists))) if lists else []
 
 
 def _winner(applied: resolver.Applied, context: resolver.EvaluationContext, entries: list[MemberFacts]) -> Candidate:

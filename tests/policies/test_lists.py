@@ -48,6 +48,21 @@ def test_explain_names_the_list_and_the_entry(bots: SubjectList) -> None:
     assert reason() == "wins: the list is the most specific audience here; the list Bad bots has ip:203.0.113.0/24"
 
 
+def test_explain_lists_the_entries_by_kind(bots: SubjectList, settings: Any) -> None:
+    """In each process they had another order."""
+    kinds = ["api_key", "region", "tenant", "zone"]
+    settings.RATEQUOTA = {
+        **settings.RATEQUOTA,
+        "IDENTIFIERS": dict.fromkeys(kinds, "tests.project.views.api_key"),
+    }
+    for kind in kinds:
+        ListMember.objects.create(subject_list=bots, subject=f"{kind}:a")
+    RatePolicy.objects.create(subject_list=bots, rates="2/s")
+    caller = DescribedCaller(user_id=None, address="203.0.113.9", identifiers=dict.fromkeys(kinds, "a"))
+    [candidate] = explain_caller(caller, scope=None).candidates
+    assert candidate.reason.endswith("has api_key:a, region:a, tenant:a, zone:a")
+
+
 asked: list[str] = []
 
 
