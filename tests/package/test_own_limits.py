@@ -25,11 +25,19 @@ from django.urls import path
 urlpatterns = [path("", lambda request: HttpResponse())]
 """
 ONCE = """
-from django_ratequota.models import RatePolicy
+from django.utils import timezone
+from django_ratequota.models import Endpoint, Plan, RatePolicy
 call_command("ratequota", "import", "policies.yaml", "--only-new")
 RatePolicy.objects.all().delete()
 call_command("migrate", verbosity=0)
 print(RatePolicy.objects.exists())
+place = {"plan": Plan.objects.get(), "endpoint": Endpoint.objects.get()}
+RatePolicy.objects.create(**place, rates="5/min", mode="log")
+RatePolicy.objects.create(**place, rates="6/min", starts_at=timezone.now())
+for _ in range(2):
+    call_command("migrate", "shop", "0001", verbosity=0)
+    call_command("migrate", verbosity=0)
+print(*RatePolicy.objects.order_by("pk").values_list("rates", flat=True))
 """
 TEAMS = """
 from django.contrib.auth.models import User
@@ -62,8 +70,12 @@ for row, limit in ((seven, None), (blocked, 8)):
     row.hourly_limit = limit
     row.save()
 print(list(RatePolicy.objects.exclude(subject="").values_list("subject", "rates")), admitted()[3])
+RatePolicy.objects.create(subject=f"team:{blocked.pk}", counted_per="team", rates="2/hour", mode="log")
+blocked.hourly_limit = 9
+blocked.save()
+print(list(RatePolicy.objects.exclude(subject="").order_by("pk").values_list("rates", "mode")))
 blocked.delete()
-print(RatePolicy.objects.exclude(subject="").exists())
+print(list(RatePolicy.objects.exclude(subject="").values_list("rates", "mode")))
 """
 
 
@@ -79,12 +91,19 @@ def files(page: str, app: str) -> dict[str, str]:
 
 def test_a_column_becomes_policies(redis_client: object, tmp_path: Path) -> None:
     found = run_project(tmp_path, files("howto/own-columns.md", "teams"), TEAMS)
-    assert found == ["[3, 5, 7, 0]", "0", "[('team:4', '8/hour')] 8", "False"]
+    assert found == [
+        "[3, 5, 7, 0]",
+        "0",
+        "[('team:4', '8/hour')] 8",
+        "[('9/hour', 'enforce'), ('2/hour', 'log')]",
+        "[('2/hour', 'log')]",
+    ]
 
 
 def test_a_migration_creates_limits_once(redis_client: object, tmp_path: Path) -> None:
     initial = "from django.db import migrations\nclass Migration(migrations.Migration):\n    operations = []\n"
     shop = {**files("howto/ship-limits.md", "shop"), "shop/migrations/0001_initial.py": initial}
-    created, summary, _undo, again = run_project(tmp_path, shop, ONCE)
+    created, summary, _undo, again, beside_others = run_project(tmp_path, shop, ONCE)
     assert created == "+ policy everyone × all endpoints per ip: rates 300/min"
     assert (summary, again) == ("1 created, 0 changed, 0 deleted", "False")
+    assert beside_others == "5/min 6/min 10/min"
