@@ -88,6 +88,11 @@ def is_free(limiter: Limiter, exemption: Exemption | None, method: str) -> bool:
     return limiter.unlimited or (exemption is not None and exemption.covers(method))
 
 
+def _is_preflight(sent: Callable[[str], object]) -> bool:
+    """Whether a request by OPTIONS with these headers is a preflight of CORS."""
+    return all(map(sent, _PREFLIGHT)) and not any(map(sent, _CREDENTIALS))
+
+
 def _place(request: Any, http: Any, scope: Any, only: Callable[[PolicyFacts], bool] | None) -> Where:
     """Return where a request goes; raises ``TypeError`` for what is none, and for a scope that is no text."""
     try:
@@ -99,8 +104,7 @@ def _place(request: Any, http: Any, scope: Any, only: Callable[[PolicyFacts], bo
     route, name = resolved(match, getattr(http, "urlconf", None))
     view = facts_of(getattr(match, "func", None))
     handling = view.handling(method, authenticated=request is not http)
-    sent = http.META.get
-    preflight = handling == "preflight" and all(map(sent, _PREFLIGHT)) and not any(map(sent, _CREDENTIALS))
+    preflight = handling == "preflight" and _is_preflight(http.META.get)
     scope = scope if scope is None or type(scope) is str else scope_name(scope)
     exemption = exemption_of_request(request, http) if match is None else view.exemption
     return Where(scope, route, name, method, handling, exemption, preflight, only)

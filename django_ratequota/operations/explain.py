@@ -35,7 +35,7 @@ from ..policies.requests.routes import find_route, known_scopes, resolve_path, r
 from ..policies.requests.view_declarations import least_cost
 from ..policies.requests.view_facts import Exemption, facts_of
 from ..policies.resolve_for import own_of, resolve_for, unnamed_kinds
-from ..policies.resolver import EvaluationContext, Resolution, narrow, plan_of
+from ..policies.resolver import EvaluationContext, Resolution, narrow
 from ..policies.snapshot import Snapshot
 from ..runtime import default_limiter, process
 from ..utils.addresses import Network, named_network, unmap
@@ -132,7 +132,7 @@ def explain_caller(
         asked = LimitRequest(mode="peek", buckets=buckets, cost=resolution.cost)
         decision = yield from enforce(limiter, resolution, asked)
         return Explanation(
-            plan=plan_of(context),
+            plan=resolution.plan,
             candidates=candidates,
             resolution=resolution,
             decision=decision,

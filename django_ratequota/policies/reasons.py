@@ -38,7 +38,7 @@ def plan_source(context: resolver.EvaluationContext) -> str:
         return _("assigned to the user")
     if found is not None:
         return _("assigned to %(subject)s") % {"subject": visible(context.caller.subject(found[0], None))}
-    if resolver.plan_of(context) is None:
+    if resolver.standing_of(context).plan is None:
         return _("no plan is assigned, and there is no default plan")
     if context.caller.user_id is None:
         return _("the default for anonymous clients")
@@ -55,9 +55,9 @@ def explain(
     Policies for other callers are counted in ``others``, by kind of audience: there may be 100,000 of them.
     ``why_exempt`` returns why a policy does not apply to the request, whatever the caller; "" = it may.
     """
-    plan, counts = resolver.plan_of(context), Counter() if others is None else others
-    plan_id = plan.id if plan else None
-    won = {one.policy.id: one for one in resolver.resolve(context).applied}
+    resolution, counts = resolver.resolve(context), Counter() if others is None else others
+    plan_id = resolution.plan.id if resolution.plan else None
+    won = {one.policy.id: one for one in resolution.applied}
     matched = resolver.match_policies(context.snapshot, context.endpoints, context.scope, context.entry)
     entries = _entries(context, (policy for contest in matched.groups for policy in contest.group or ()))
     lists = {entry.list_id for entry in entries}

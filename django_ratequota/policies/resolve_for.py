@@ -66,12 +66,14 @@ def own_of(callers: Sequence[Caller]) -> list[Own]:
 
 
 def own_or_shared(caller: Caller) -> Own:
-    """Return what belongs to the caller; while the database is down, what is known of the user."""
+    """Return what belongs to the caller; while the database is down, what of it is in memory."""
     try:
         return own_of([caller])[0]
     except DatabaseError:
-        known = None if caller.user_id is None else process.policies.user(caller.user_id)
-        return Own(known or NOBODY)
+        policies, kinds = process.policies, process.policies.assigned_kinds or ()
+        known = None if caller.user_id is None else policies.user(caller.user_id)
+        found = {key: entry for key in _keys(caller, kinds) if (entry := policies.user(key)) is not None}
+        return Own(known or NOBODY, _in_order(list(found), known or NOBODY, kinds, found))
 
 
 def resolve_for(caller: Caller, where: Where, snapshot: Snapshot, now_us: int, own: Own | None = None) -> Resolved:

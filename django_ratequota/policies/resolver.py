@@ -196,21 +196,6 @@ class EvaluationContext:
     assigned: Assigned = ()
 
 
-def plan_of(context: EvaluationContext) -> PlanFacts | None:
-    """Return the caller's plan: the one that code names, else the one assigned now, else the default plan."""
-    snapshot, caller = context.snapshot, context.caller
-    if (plan := plan_by_code(context)) is not None:
-        return plan
-    if caller.plan_slug is not None:
-        source = "PLAN_RESOLVER answered" if settings.plan_resolver else "check_caller was called with plan="
-        text = f"{source} {caller.plan_slug[:100]!r}, but no plan has that slug; it is ignored"
-        note_problem("PLAN_RESOLVER", text)
-    default = snapshot.defaults.get("authenticated" if caller.user_id is not None else "anonymous")
-    found = assignment_of(context)
-    plan_id = found[1].plan_id if found else default
-    return None if plan_id is None else snapshot.plans.get(plan_id)
-
-
 def plan_by_code(context: EvaluationContext) -> PlanFacts | None:
     """Return the plan that PLAN_RESOLVER or ``plan=`` names; None if neither names one that exists."""
     slug = context.caller.plan_slug
@@ -285,24 +270,35 @@ def _resolve_alike(context: EvaluationContext, matched: MatchedPolicies) -> Reso
     key = (matched, *standing[:4], kinds, lists, own)
     shape: Shape | None = shapes.get(key)
     if shape is None or not shape.resolution.since_us <= now_us < shape.resolution.until_us:
-        shape = Shape(resolve_uncached(context), matched.counted)
+        shape = Shape(resolve_uncached(context, standing), matched.counted)
         shapes.put(key, shape)
     return shape.of(subjects, caller, standing)
 
 
 def standing_of(context: EvaluationContext) -> Standing:
-    """Return what the caller's assignments, or code, say of it now."""
-    found, now_us = assignment_of(context), context.now_us
-    anchors = tuple([(kind, entry.anchor(now_us)) for kind, entry in _assigned(context)])
-    dated = [one for _kind, entry in _assigned(context) for one in entry.assignments]
-    named = plan_by_code(context) is not None
-    return Standing(plan_of(context), named, found[0] if found else "", anchors, *_bounds(dated, now_us))
+    """Return the caller's standing now: the plan that code names, else the one assigned, else the default plan."""
+    snapshot, caller, assigned = context.snapshot, context.caller, _assigned(context)
+    found, named = assignment_of(context), plan_by_code(context)
+    if caller.plan_slug is not None and named is None:
+        source = "PLAN_RESOLVER answered" if settings.plan_resolver else "check_caller was called with plan="
+        text = f"{source} {caller.plan_slug[:100]!r}, but no plan has that slug; it is ignored"
+        note_problem("PLAN_RESOLVER", text)
+    default = snapshot.defaults.get("authenticated" if caller.user_id is not None else "anonymous")
+    plan_id = found[1].plan_id if found else default
+    dated = [one for _kind, entry in assigned for one in entry.assignments]
+    return Standing(
+        named or (None if plan_id is None else snapshot.plans.get(plan_id)),
+        named is not None,
+        found[0] if found else "",
+        tuple([(kind, entry.anchor(context.now_us)) for kind, entry in assigned]),
+        *_bounds(dated, context.now_us),
+    )
 
 
-def resolve_uncached(context: EvaluationContext) -> Resolution:
-    """Return what ``resolve`` does, without the memo."""
+def resolve_uncached(context: EvaluationContext, standing: Standing | None = None) -> Resolution:
+    """Return what ``resolve`` does, without the memo; ``standing`` is the caller's, where it is known."""
     matched = match_policies(context.snapshot, context.endpoints, context.scope, context.entry)
-    standing = standing_of(context)
+    standing = standing or standing_of(context)
     plan, kind = standing.plan, standing.assigned_kind
     plan_id = plan.id if plan else None
     applied: list[Applied] = []

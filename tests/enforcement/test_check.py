@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -143,6 +144,11 @@ def test_a_time_zone_of_djangos_that_is_none_fails_no_request(check: Check, name
             assert "Set RATEQUOTA['TIME_ZONE']" in health().errors["configuration"]
         conf.settings.reload()
         assert not check(request_from()).degraded
+
+
+def test_a_request_of_another_kind_needs_no_headers_where_the_user_is_counted(alice: User) -> None:
+    RatePolicy.objects.create(rates="5/hour")
+    assert room(check_request(SimpleNamespace(method="POST", user=alice))) == ["4/5"]
 
 
 class TestCost:

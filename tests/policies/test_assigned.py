@@ -212,6 +212,21 @@ class TestWhatIsRead:
             assert limits(check_caller(ip=None, identifiers=ACME)) == [9]
         assert limits(check_caller(ip=None, identifiers={"tenant": "globex"})) == [3]
 
+    @pytest.mark.parametrize("how", [check_caller, async_to_sync(acheck_caller)], ids=["sync", "async"])
+    def test_a_plan_in_memory_applies_to_users_who_are_not(
+        self, how: Callable[..., Decision], too_many_entries: None
+    ) -> None:
+        """With the database down, they got the default plan, and months began on another day."""
+        plan_of(9, default_for="authenticated")
+        row = assign("tenant:acme", 500, anchor=9)
+        RatePolicy.objects.create(plan=row.plan, rates="20/month", counted_per="tenant")
+        check_caller(ip=None, identifiers=ACME)
+        with database_down():
+            decision = how(user=77, identifiers=ACME)
+            shown = caller_limits(DescribedCaller(user_id="77", address=None, identifiers=ACME)).limits
+        assert [(one.limit, one.bucket.anchor) for one in decision.statuses] == [(500, 1), (20, 9)]
+        assert [bucket.rate.limit for bucket, _status in shown] == [500, 20]
+
 
 class TestEdits:
     def test_an_edit_drops_only_its_subjects_entry(self, alice: User) -> None:

@@ -18,7 +18,7 @@ from django_ratequota.policies.loading import load_snapshot
 from django_ratequota.policies.matching import NO_METHOD, Where, match_endpoints
 from django_ratequota.policies.reasons import explain, others_in_words, plan_source
 from django_ratequota.policies.requests.caller import DescribedCaller
-from django_ratequota.policies.resolver import EvaluationContext, Resolution, plan_of, resolve
+from django_ratequota.policies.resolver import EvaluationContext, Resolution, resolve, standing_of
 from django_ratequota.policies.snapshot import Snapshot, regrouped
 
 # Ahead of the real clock, by which policies that ended long ago are not even loaded.
@@ -138,7 +138,7 @@ def test_the_plan_of_a_resolver_comes_before_assignments(
     for policies_plan in Plan.objects.all():
         RatePolicy.objects.create(plan=policies_plan, rates=f"{policies_plan.pk}/hour")
     asking = context(alice, plan_slug=slug)
-    found = plan_of(asking)
+    found = standing_of(asking).plan
     assert (found.name if found else None, plan_source(asking)) == (plan, why)
     expected = [f"user:{alice.pk} {found.id}/hour"] if found else []
     assert limits(resolve(asking)) == expected

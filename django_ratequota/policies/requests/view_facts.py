@@ -1,4 +1,7 @@
-"""What a view does and declares: its handlers, scope, cost, throttles and exemption, found once per view."""
+"""What a view does and declares: its handlers, scope, cost, throttles and exemption.
+
+Handlers and the exemption are found once per view; what a decorator may add later, or a test replace, each time.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +45,12 @@ class ViewFacts:
 
     def __init__(self, view: Any) -> None:
         self.view, self.cls = view, declared_by.view_class(view)
-        #: Of Django Ninja's views under a ``QuotaThrottle``; None = another view.
-        self.limited: Mapping[str, LateCheck | None] | None = getattr(view, declared_by.LIMITED_ATTRIBUTE, None)
+
+    @property
+    def limited(self) -> Mapping[str, LateCheck | None] | None:
+        """Return the checks of one of Django Ninja's views under a ``QuotaThrottle``; None for another view."""
+        limited: Mapping[str, LateCheck | None] | None = getattr(self.view, declared_by.LIMITED_ATTRIBUTE, None)
+        return limited
 
     def attribute(self, name: str) -> Any:
         """Return the attribute of the view's instances: the argument of ``as_view``, else the class's attribute."""
@@ -73,22 +80,22 @@ class ViewFacts:
         methods = frozenset(method for method, handler in self.handlers.items() if is_exempt(handler))
         return Exemption(methods, self.shows_usage) if methods or self.shows_usage else None
 
-    @cached_property
+    @property
     def shows_usage(self) -> bool:
         """Whether it is the usage endpoint. By an attribute, because a project may not have DRF."""
         return getattr(self.cls, declared_by.USAGE_ATTRIBUTE, False) is True
 
-    @cached_property
+    @property
     def is_rest(self) -> bool:
         """Whether it is one of REST framework's classes, which authenticate before they check throttles."""
         return hasattr(self.cls, "check_throttles")
 
-    @cached_property
+    @property
     def has_throttle(self) -> bool:
         """Whether our throttle is among the view's ``throttle_classes``."""
         return any(map(is_quota_throttle, self.attribute("throttle_classes") or ()))
 
-    @cached_property
+    @property
     def chooses_throttles(self) -> bool:
         """Whether the view's class overrides ``get_throttles``, and so chooses its throttles for each request."""
         method = getattr(self.cls, "get_throttles", None)
@@ -108,7 +115,7 @@ class ViewFacts:
         own = {method for method, handler in handlers.items() if method == "GET" or shared.count(handler) == 1}
         return frozenset(own | {"HEAD"} if "GET" in own else own)
 
-    @cached_property
+    @property
     def _around(self) -> Declaration | None:
         """Return what ``@ratequota`` declares around the view or its class's ``dispatch``; None without it."""
         around = map(declaration_on, (self.view, getattr(self.cls, "dispatch", None)))

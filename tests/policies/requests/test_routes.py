@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from django.test import Client
@@ -10,6 +11,7 @@ from django.urls import include, path, re_path, resolve
 from django.views.decorators.cache import never_cache
 from rest_framework.urlpatterns import format_suffix_patterns
 
+from django_ratequota.decorators import ratequota
 from django_ratequota.models import Endpoint, RatePolicy
 from django_ratequota.policies.requests.routes import known_routes, known_scopes, resolved, spellings
 from django_ratequota.policies.requests.translated_routes import readable
@@ -156,6 +158,18 @@ def test_the_scope_that_a_view_declares(path: str, scope: str | None, itself: bo
     assert facts_of(view).enforces_itself() is itself
     wrapped = never_cache(view)
     assert (facts_of(wrapped).scope(), facts_of(wrapped).enforces_itself()) == (scope, itself)
+
+
+def test_a_decorator_that_is_applied_later_and_a_patch_of_a_test_are_seen() -> None:
+    """A project's tests switch throttles off so, and a URLconf may be imported with its first request."""
+    view = type("View", (views.Search,), {}).as_view()
+    assert facts_of(view).enforces_itself()
+    with patch.object(view.cls, "throttle_classes", []):
+        assert not facts_of(view).enforces_itself()
+    assert facts_of(view).late_check("GET") == ("search", None)
+    bare = type("View", (views.Search,), {"throttle_classes": []}).as_view()
+    assert facts_of(bare).late_check("GET") is None
+    assert facts_of(ratequota("other")(bare)).late_check("GET") == ("other", None)
 
 
 @pytest.mark.parametrize(
