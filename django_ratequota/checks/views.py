@@ -109,17 +109,23 @@ def check_unlimited() -> Messages:
     for_everyone = RatePolicy.objects.filter(counted_per="ip", user=None, subject="", subject_list=None, plan=None)
     in_force = for_everyone.exclude(mode="off").exclude(ends_at__lte=timezone.now())
     limited = set(in_force.values_list("endpoint", flat=True))
-    if None in limited:  # for all endpoints
-        return []
     # The usage endpoint has a limit that is built in.
-    bare = [one for one in _views() if not facts_of(one[2]).shows_usage and _may_refuse_before_its_check(one[2])]
-    for endpoint in Endpoint.objects.all() if bare else ():
+    found = [one for one in _views() if not facts_of(one[2]).shows_usage and _may_refuse_before_its_check(one[2])]
+    counted, alone = list[Any](), list[Any]()
+    for endpoint in Endpoint.objects.all() if found else ():
+        matched = set(matched_routes(endpoint, [one[:2] for one in found]))
+        own = [one for one in found if one[:2] in matched or endpoint.name in facts_of(one[2]).scopes()]
         if endpoint.pk in limited or endpoint.limits == Endpoint.Limits.NONE:
-            counted = set(matched_routes(endpoint, [(route, name) for route, name, _view in bare]))
-            bare = [one for one in bare if one[:2] not in counted and endpoint.name not in facts_of(one[2]).scopes()]
+            counted += own
+        elif endpoint.limits == Endpoint.Limits.OWN:  # where policies for all endpoints do not apply
+            alone += own
+    bare = [one for one in found if one not in counted and (None not in limited or one in alone)]
     routes = _shortened([route for route, _name, _view in bare])
     text = f"COUNT_UNCHECKED has no effect on views without a policy counted per ip ({routes})."
-    hint = "Add a policy counted per ip for everyone, for all endpoints or for the endpoints of these views."
+    hint = (
+        "Add a policy counted per ip for everyone, for all endpoints or for the endpoints of these views. "
+        "Endpoints to which only their own policies apply need such a policy of their own."
+    )
     return [checks.Warning(text, hint=hint, id="django_ratequota.W017")] if bare else []
 
 

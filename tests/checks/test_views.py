@@ -283,3 +283,30 @@ def test_count_unchecked_needs_a_policy_counted_per_ip(
     assert ids(found) == expected
     assert all(message.msg.endswith("without a policy counted per ip (/0/).") for message in found)
     assert run_checks(tags=["database"], databases=[]) == []
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("policies", "others", "expected"),
+    [
+        ([None], "", ["W017"]),
+        ([None, "one"], "", []),
+        ([None], "none", []),
+        ([None, "other"], "besides", []),
+        ([], "", ["W017"]),
+    ],
+)
+@pytest.mark.parametrize("by", ["route", "scope"])
+def test_an_endpoint_with_limits_of_its_own_needs_one_counted_per_ip(
+    project: Any, settings: Any, policies: list[str | None], others: str, expected: list[str], by: str
+) -> None:
+    """The policy for all endpoints, which does not apply there, silenced the warning."""
+    project(rest(nothing, QuotaThrottle, throttle_scope="one"), rest(nothing, QuotaThrottle))
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "COUNT_UNCHECKED": True}
+    found = {"one": Endpoint.objects.create(name="one", routes="/0/" if by == "route" else "", limits="own")}
+    if others:
+        found["other"] = Endpoint.objects.create(name="other", routes="/0/", limits=others)
+    for name in policies:
+        RatePolicy.objects.create(endpoint=found.get(name or ""), **IP)
+    assert ids(check_unlimited()) == expected
+    assert all(("(/0/)" in message.msg) == (None in policies) for message in check_unlimited())
