@@ -4,8 +4,8 @@ REST framework and Ninja authenticate before they call throttles. With COUNT_UNC
 check of such a request before the view runs, of the policies counted per ip, because these apply to any caller. The
 view's own check builds on it, as on any earlier one. It is recorded with the view's check, or else by the response.
 
-Where a policy for a plan, a user or an identifier may win once the caller is known, the address is not refused before
-the view runs. There the refusal replaces the error response of a view that made no check.
+Where an enforced policy for a plan, a user or an identifier may win once the caller is known, the address is not
+refused before the view runs. There the refusal replaces the error response of a view that made no check.
 """
 
 from __future__ import annotations
@@ -68,11 +68,12 @@ class FirstCheck(RequestCheck):
     def _binds_everybody(self, decision: Decision, resolution: Resolution) -> Generator[Step, Any, bool]:
         """Return whether a refusal under policies counted per ip applies to any caller.
 
-        It does unless each policy that refused may lose to one for a plan, a user, an identifier or a list of these.
+        It does unless each policy that refused may lose to an enforced one for a plan, user, identifier or list.
         """
         user_endpoints = process.policies.user_endpoints
         if user_endpoints is None:
             user_endpoints = yield from unless_down(process.policies.load_user_endpoints, {})
+        members = self.snapshot.members
         refusing = {status.bucket.policy_id for status in decision.refusing}.union(resolution.blocking)
         if None in refusing:  # the usage endpoint's built-in limit
             return True
@@ -84,9 +85,9 @@ class FirstCheck(RequestCheck):
             by_address = policy.network is not None or policy.list_id is not None
             if by_address and policy.rates == BLOCKED:  # which no policy outranks
                 return True
-            kinds = group.kinds | self.snapshot.members.kinds_of(group.having("list"))
+            kinds = group.having("enforced subject") | members.kinds_of(group.having("enforced list"))
             if kinds - {"ip"} or "ip" in user_endpoints.get(policy.endpoint_id, ()):
                 continue
-            if by_address or not group.having("plan"):
+            if by_address or not group.having("enforced plan"):
                 return True
         return False

@@ -57,7 +57,8 @@ class PolicyCache:
         self._entries_lock = forks.lock()
         self._snapshot: Snapshot | None = None
         self._entries = Entries()
-        #: Endpoint id (None = all endpoints) -> the counted_per of the users' own policies there; None = not loaded.
+        #: Id of each endpoint where users have policies of their own (None = all endpoints) -> the counted_per of the
+        #: enforced ones; None = not loaded.
         self.user_endpoints: Mapping[int | None, frozenset[str]] | None = None
         #: Kinds of subjects on plans and ``user``, in the order in which plans are looked for; () = no subject is on
         #: a plan, None = not loaded. For an hour it may hold kinds whose assignments are gone; that costs a lookup.

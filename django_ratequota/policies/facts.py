@@ -120,7 +120,10 @@ class PolicyFacts(_Dated):
 
     @property
     def traits(self) -> list[Trait]:
-        """Return what the index of its group counts: kinds of subjects, networks' sizes, lists, plans, months."""
+        """Return what the index of its group counts: kinds of subjects, networks' sizes, lists, plans, months.
+
+        Identifiers, lists and plans are counted once more for policies that are enforced.
+        """
         found: list[Trait] = []
         if self.mode == "off":
             return found
@@ -132,6 +135,8 @@ class PolicyFacts(_Dated):
             found.append(("list", self.list_id))
         if self.plan_id is not None:
             found.append(("plan", self.plan_id))
+        if self.mode == "enforce":
+            found += [(f"enforced {name}", value) for name, value in found if name != "network" and value != "ip"]
         if isinstance(self.rates, tuple) and "month" in [rate.calendar for rate in self.rates]:
             found.append(("month", True))
         return found

@@ -143,13 +143,16 @@ def next_keys(at: Place, rows: int) -> tuple[set[str | facts.SubjectKey], Place 
 
 
 def load_user_endpoints() -> tuple[dict[int | None, frozenset[str]], bool]:
-    """Read the ``counted_per`` of users' own policies by endpoint, and whether an assignment has an ``anchor``."""
+    """Read the ``counted_per`` of users' own policies by endpoint, and whether an assignment has an ``anchor``.
+
+    Log-only policies are left out; an endpoint that has no others has an empty set.
+    """
     from ..models import PlanAssignment, RatePolicy
 
     own = not_ended(RatePolicy.objects.filter(user__isnull=False).exclude(mode="off"))
     found: dict[int | None, frozenset[str]] = {}
-    for endpoint_id, counted_per in own.order_by().values_list("endpoint_id", "counted_per").distinct():
-        found[endpoint_id] = found.get(endpoint_id, frozenset()) | {counted_per}
+    for endpoint_id, counted_per, mode in own.order_by().values_list("endpoint_id", "counted_per", "mode").distinct():
+        found[endpoint_id] = found.get(endpoint_id, frozenset()).union([counted_per] if mode == "enforce" else ())
     return found, PlanAssignment.objects.filter(anchor__gt=1).exists()
 
 

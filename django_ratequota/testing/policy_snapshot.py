@@ -55,7 +55,7 @@ class FixedPolicies:
         self._snapshot, self._entries = snapshot, entries
         own = [policy for entry in entries.values() for policy in entry.policies]
         self.user_endpoints: Mapping[int | None, frozenset[str]] = {
-            at: frozenset(policy.counted_per for policy in own if policy.endpoint_id == at)
+            at: frozenset(one.counted_per for one in own if one.endpoint_id == at and one.mode == "enforce")
             for at in {policy.endpoint_id for policy in own}
         }
 

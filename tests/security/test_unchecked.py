@@ -395,6 +395,20 @@ def test_a_customer_with_more_is_not_held_to_what_strangers_have(
     assert statuses(get, "/account/", 1, headers=RIGHT) == [200 if own == "unlimited" else 429]
 
 
+@pytest.mark.parametrize("audience", ["user", "plan", "subject_list", "subject"])
+@pytest.mark.parametrize(("mode", "looks"), [("log", 2), ("enforce", 4)])
+def test_a_log_only_policy_lets_no_more_keys_be_tried(
+    get: Get, api_keys: None, account: Endpoint, alice: User, audience: str, mode: str, looks: int
+) -> None:
+    """The view authenticated each request, as if a limit on trial could take the enforced one's place."""
+    friends, plan = SubjectList.objects.create(name="Friends"), Plan.objects.create(name="Pro", slug="pro")
+    ListMember.objects.create(subject_list=friends, user=alice)
+    owners = {"user": alice, "plan": plan, "subject_list": friends, "subject": "tenant:acme"}
+    RatePolicy.objects.create(counted_per="ip", rates="2/hour")
+    RatePolicy.objects.create(counted_per="ip", rates="1/hour", mode=mode, **{audience: owners[audience]})
+    assert (statuses(get, "/account/", 4, headers=WRONG), len(looked)) == ([401, 401, 429, 429], looks)
+
+
 def test_policies_per_caller_are_left_to_the_view(get: Get, account: Endpoint, alice: User) -> None:
     """Else what strangers do at an address would refuse its users."""
     RatePolicy.objects.create(rates="2/hour")
