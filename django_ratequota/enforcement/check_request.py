@@ -42,7 +42,17 @@ from ..policies.snapshot import Snapshot
 from ..runtime import process
 from ..utils.sansio import Twins
 from ..utils.signals import send_robustly
-from .earlier_checks import CHECKS, Admitted, RequestChecks, again, combine, owed, refund_others, release
+from .earlier_checks import (
+    CHECKS,
+    Admitted,
+    RequestChecks,
+    again,
+    combine,
+    owed,
+    refund_others,
+    release,
+    release_others,
+)
 from .on_error import enforce, without_store
 from .settlement import reserve, store_settler
 from .slots import slots_of
@@ -271,8 +281,8 @@ class RequestCheck(Evaluation):
         if self.earlier:
             if not self.checks.recorded:  # made before the caller was known: other policies may apply to it
                 self.earlier = yield from refund_others(self.earlier, buckets)
-                if slots is not None:
-                    yield release(slots, kept=buckets)
+            if slots is not None:
+                yield from release_others(slots, buckets, elsewhere=not self.checks.recorded)
             buckets, costs = owed(self.earlier, buckets, self.units, slots)
             if not buckets and not resolution.blocked_by and not resolution.unreadable:
                 self.is_paid = True

@@ -1,8 +1,9 @@
 """Several checks of one request: by the middleware, a decorator, its view.
 
-A later check charges a bucket only for the units by which its cost exceeds those that the request has paid there.
-When it refuses, the units of the earlier checks are refunded: a refused request is charged nowhere. Each decision
-settles the units of its own check. Independent checks (``again=True``, one item of a batch) take no part in this.
+A later check charges a bucket only for the units by which its cost exceeds those that the request has paid there. If
+another limit of the same counter applies by then, because the user is known, it checks that limit as well. When it
+refuses, the units of the earlier checks are refunded: a refused request is charged nowhere. Each decision settles the
+units of its own check. Independent checks (``again=True``, one item of a batch) take no part in this.
 """
 
 from __future__ import annotations
@@ -49,20 +50,22 @@ def owed(
 ) -> tuple[tuple[Bucket, ...], tuple[int, ...]]:
     """Return the buckets to check now, and the units to charge in each; their rates make units of the whole ``cost``.
 
-    Concurrent buckets of which ``slots`` has one are not among them.
+    Buckets that were checked and paid are not among them, nor are concurrent ones of which ``slots`` has one. If a
+    counter was paid under another limit, the bucket is checked for 0 units and refuses if its limit is exceeded.
     """
     held = {lease.bucket.counter for _keeper, lease in slots.held} if slots else ()
     paid = Counter[object]()
     for charge in [one for done in earlier for one in charges_of(done) if not one.settled]:
         paid[charge.bucket.counter] += charge.units
-    # Buckets in log mode that had no room are checked, too, though not charged.
-    had_room = {status.bucket.counter: status.allowed for done in earlier for status in done.statuses}
+    checked = {status.bucket.counter: status for done in earlier for status in done.statuses}
     unpaid: list[Bucket] = []
     costs: list[int] = []
     for bucket in buckets:
         counter, whole = bucket.counter, bucket.rate.units(cost)
-        units = whole - paid[counter]
-        if counter in held or (counter in had_room and (units <= 0 or not had_room[counter])):
+        units, before = max(0, whole - paid[counter]), checked.get(counter)
+        # Log-only buckets that had no room are not charged, but that is known.
+        is_known = before is not None and before.bucket == bucket and not (units and before.allowed)
+        if is_known or counter in held:
             continue
         unpaid.append(bucket)
         # Above the capacity, check the whole cost: it can never be admitted, and no wait helps.
@@ -104,6 +107,15 @@ def refund_others(earlier: Admitted, buckets: tuple[Bucket, ...]) -> Generator[S
     return *earlier[:-1], replace(earlier[-1], statuses=kept)
 
 
+def release_others(slots: Slots, buckets: tuple[Bucket, ...], *, elsewhere: bool) -> Generator[Step, Any, None]:
+    """Release the slots taken under other limits of the buckets' counters; ``elsewhere``: of other counters, too."""
+    limits = {bucket.counter: (bucket.rate, bucket.mode) for bucket in buckets}
+    held = {lease.bucket.counter: (lease.bucket.rate, lease.bucket.mode) for _keeper, lease in slots.held}
+    kept = frozenset(one for one in held if held[one] == limits.get(one, None if elsewhere else held[one]))
+    if len(kept) < len(held):
+        yield release(slots, kept)
+
+
 def _refund(earlier: Admitted, kept: frozenset[object] = frozenset()) -> Generator[Step, Any, list[Decision]]:
     """Refund all charges but those in the ``kept`` counters; returns the buckets' state afterwards."""
     refunds = [
@@ -125,9 +137,9 @@ def _each(refunds: list[tuple[Settler, LimitRequest]]) -> Generator[Step, Any, l
     return refunded
 
 
-def release(slots: Slots, kept: tuple[Bucket, ...] = ()) -> Twins:
-    """Return the step that releases the slots of the request, but for those of the ``kept`` buckets."""
-    return Twins(slots.release, slots.arelease, (_counters(kept),))
+def release(slots: Slots, kept: frozenset[object] = frozenset()) -> Twins:
+    """Return the step that releases the slots of the request, but for those of the ``kept`` counters."""
+    return Twins(slots.release, slots.arelease, (kept,))
 
 
 def _counters(buckets: tuple[Bucket, ...]) -> frozenset[object]:
@@ -137,7 +149,7 @@ def _counters(buckets: tuple[Bucket, ...]) -> frozenset[object]:
 def _since_refund(refused: BucketStatus, later: BucketStatus) -> BucketStatus:
     """Return a refusal's bucket with its state after a refund; its wait stays, being for the refused cost."""
     if later.bucket.rate != refused.bucket.rate:
-        return refused  # edited between the checks: the remaining units of two rates cannot be compared
+        return refused  # checked under another limit before: the remaining units of two rates cannot be compared
     return replace(
         refused, remaining=later.remaining, reset_after_us=later.reset_after_us, next_after_us=later.next_after_us
     )

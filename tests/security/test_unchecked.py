@@ -395,6 +395,28 @@ def test_a_customer_with_more_is_not_held_to_what_strangers_have(
     assert statuses(get, "/account/", 1, headers=RIGHT) == [200 if own == "unlimited" else 429]
 
 
+@pytest.mark.parametrize("mode", ["enforce", "log"])
+@pytest.mark.parametrize("audience", ["user", "plan", "subject_list"])
+def test_a_customer_with_less_is_held_to_it(
+    get: Get, account: Endpoint, alice: User, audience: str, mode: str
+) -> None:
+    """The first check's units, checked under the strangers' limit, were taken for paid: nothing ever refused."""
+    friends, plan = SubjectList.objects.create(name="Friends"), Plan.objects.create(name="Pro", slug="pro")
+    PlanAssignment.objects.create(user=alice, plan=plan)
+    ListMember.objects.create(subject_list=friends, user=alice)
+    owner: Any = {audience: {"user": alice, "plan": plan, "subject_list": friends}[audience]}
+    RatePolicy.objects.create(counted_per="ip", rates="100/hour", mode=mode)
+    RatePolicy.objects.create(counted_per="ip", rates="2/hour", **owner)
+    assert statuses(get, "/account/", 5, headers=RIGHT) == [200, 200, 429, 429, 429]
+    assert free() == [98], "refused requests are charged nowhere"
+
+
+def test_a_log_only_limit_of_the_address_lifts_no_enforced_one(get: Get, account: Endpoint, alice: User) -> None:
+    RatePolicy.objects.create(counted_per="ip", rates="2/hour", user=alice)
+    RatePolicy.objects.create(counted_per="ip", rates="3/hour", subject="ip:127.0.0.0/8", mode="log")
+    assert statuses(get, "/account/", 5, headers=RIGHT) == [200, 200, 429, 429, 429]
+
+
 @pytest.mark.parametrize("audience", ["user", "plan", "subject_list", "subject"])
 @pytest.mark.parametrize(("mode", "looks"), [("log", 2), ("enforce", 4)])
 def test_a_log_only_policy_lets_no_more_keys_be_tried(
