@@ -124,7 +124,7 @@ def load_entries(keys: Collection[str | facts.SubjectKey]) -> dict[str | facts.S
 
 
 def next_keys(at: Place, rows: int) -> tuple[set[str | facts.SubjectKey], Place | None]:
-    """Return the keys of so many assignments and users' policies from a place on (two queries at most).
+    """Return the keys of ``rows`` assignments and users' policies from a place on (two queries at most).
 
     Also returns where the next ones begin; None = there are no more.
     """

@@ -51,7 +51,7 @@ class ScriptPattern:
     """What calls of a script share that differ in their last keys alone: it is encoded once."""
 
     def __init__(self, script: Script, keys: Sequence[str], more: int, args: Iterable[object]) -> None:
-        """``keys`` are the first KEYS of each call, before so many ``more``, and ``args`` its ARGV."""
+        """``keys`` are the first KEYS of each call, ``more`` is how many follow, and ``args`` are its ARGV."""
         self.script = script
         self.before = ("EVALSHA", script.sha, len(keys) + more, *keys)
         self.args = tuple(args)
