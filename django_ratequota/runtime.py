@@ -35,9 +35,17 @@ T = TypeVar("T")
 class OncePerSettings(Generic[T]):
     """Makes one object from the settings, however many threads ask at once, and another when they change."""
 
-    def __init__(self, make: Callable[[], T], otherwise: Callable[[ConfigurationError], T] | None = None) -> None:
-        """``otherwise`` makes what is returned until ``make`` stops raising ``ConfigurationError``."""
-        self._make, self._otherwise = make, otherwise
+    def __init__(
+        self,
+        make: Callable[[], T],
+        otherwise: Callable[[ConfigurationError], T] | None = None,
+        end: Callable[[T], object] = lambda _: None,
+    ) -> None:
+        """``otherwise`` makes what is returned until ``make`` stops raising ``ConfigurationError``.
+
+        ``end`` is called with an object that another one has replaced.
+        """
+        self._make, self._otherwise, self._end = make, otherwise, end
         self._lock = forks.lock()
         self._made: tuple[int, T] | None = None
         # A forked child needs connections, a breaker and a histogram of its own.
@@ -51,7 +59,7 @@ class OncePerSettings(Generic[T]):
         if made is not None and made[0] == settings.generation:
             return made[1]
         with self._lock:
-            made = self._made
+            before = made = self._made
             if made is None or made[0] != settings.generation:
                 try:
                     made = self._made = (settings.generation, self._make())
@@ -59,6 +67,8 @@ class OncePerSettings(Generic[T]):
                     if self._otherwise is None:
                         raise
                     return self._otherwise(error)  # not kept: what a cache's own code failed for may pass
+                if before is not None:
+                    self._end(before[1])
             return made[1]
 
     def forget(self) -> None:
@@ -96,7 +106,7 @@ class Process:
 
     def __init__(self) -> None:
         #: Returns the limiter by the settings in force; it fails every decision where these name no Redis.
-        self.limiter: OncePerSettings[Limiter] = OncePerSettings(Limiter, NoRedis)
+        self.limiter: OncePerSettings[Limiter] = OncePerSettings(Limiter, NoRedis, lambda old: old.store.close())
         #: Returns the limiter that decides under ``on_error = local`` while Redis does not answer.
         self.local_limiter = OncePerSettings(_local_limiter)
 

@@ -83,11 +83,13 @@ class Scene:
             _shared.append(self)
 
     def leave(self) -> None:
-        """Put it out of force, and delete its keys in Redis."""
+        """Put it out of force, delete its keys in Redis, and hang up."""
         _own.set(tuple(scene for scene in _own.get() if scene is not self))
         if self in _shared:
             _shared.remove(self)
         self.reset()
+        for made in list(self._limiters.values()):
+            made.store.close()  # now: the collector may end sockets first, and warn of them
 
     def acting(self, own: Limiter) -> Limiter:
         """Return the limiter that acts for one of the project's own: with fresh counters and the scene's clock."""

