@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults import poll
 from tests.faults.servers import free_port
 
 from .scene import Scene
-from .servers import BIN, Clients, running, wait_until_it_listens
+from .servers import BIN, SECONDS, Clients, running, wait_until_it_listens
 
 #: Clients at once; the first part of their requests, all admitted; and the limit that all share.
 CLIENTS, FIRST, ROOM = 8, 5, 200
@@ -42,6 +43,12 @@ SERVERS = {
 }
 
 
+def _are_replaced(output: Path) -> bool:
+    """Whether uWSGI's master is at no replacement: told to end meanwhile, it forks a worker that nothing ends."""
+    text = output.read_text()
+    return text.count("killed successfully") == text.count("Respawned uWSGI worker")
+
+
 @pytest.mark.parametrize("name", SERVERS)
 def test_what_callers_are_told_and_charged(
     name: str, scenes: Callable[[int], Scene], environment: dict[str, str], tmp_path: Path
@@ -63,5 +70,6 @@ def test_what_callers_are_told_and_charged(
         admitted = sum(answer.admitted for answer in scene.log.answers())
         assert (admitted, any(not answer.admitted for answer in more)) == (ROOM, True)
         scene.holds(lambda: clients.ask_all(scene.log.processes()))
+        poll(lambda: _are_replaced(output), SECONDS, "each worker that has ended is replaced")
     assert scene.is_written(scene.log.answers()), "after the end of the server"
     assert "Traceback" not in output.read_text()
