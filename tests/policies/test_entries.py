@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -18,7 +17,7 @@ from django_ratequota.models import Plan, PlanAssignment, RatePolicy
 from django_ratequota.policies import entries, loading
 from django_ratequota.policies.cache import PolicyCache
 from django_ratequota.policies.facts import NOBODY, UserEntry
-from django_ratequota.runtime import default_limiter
+from tests.policies.test_cache import newest, queries
 from tests.project.views import request_from
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
@@ -27,16 +26,6 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 @pytest.fixture
 def policies() -> PolicyCache:
     return PolicyCache()
-
-
-def newest() -> int:
-    return default_limiter().stored_revision()
-
-
-def queries(call: Callable[[], Any]) -> int:
-    with CaptureQueriesContext(connection) as captured:
-        call()
-    return len(captured)
 
 
 def customers(number: int, plan: Plan, **dates: Any) -> list[User]:
