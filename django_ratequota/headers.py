@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import http_sf
 
 from .conf import settings
-from .engine.decision import Decision
-from .engine.types import BucketStatus
+from .engine.decision import Decision, tightest
+from .engine.types import EACH, GROWS, LEFT, RESETS, Bucket, Copies, Patterns, Reply
 
 #: The attribute of Django's request with the headers of its decisions.
 _SENT = "ratequota_headers"
@@ -40,11 +40,16 @@ def decision_headers(decision: Decision) -> dict[str, str]:
         headers["Retry-After"] = str(wait)
     if decision.refusal_id:
         headers["X-RateLimit-Refusal"] = decision.refusal_id
-    enforced = [status for status in decision.statuses if status.bucket.mode == "enforce"]
-    if decision.error or not enforced:
+    if decision.error:
         return headers
-    for form in settings.headers:
-        headers |= FORMS[form](decision, enforced, wait)
+    reply = decision.reply
+    buckets, windows_us, _numbers = reply
+    if type(buckets) is Copies:
+        constant = _constant_of_copies(buckets.patterns, windows_us)
+    else:
+        constant = _constant(buckets, windows_us)
+    for form in settings.headers if constant.places else ():
+        headers |= FORMS[form](decision, reply, constant, wait)
     return headers
 
 
@@ -103,45 +108,73 @@ def retry_after_seconds(decision: Decision) -> int | None:
     return None if wait_us is None else max(1, -(-wait_us // _SECOND))
 
 
-def _ietf_11(decision: Decision, enforced: list[BucketStatus], wait: int | None) -> dict[str, str]:
-    """Render RateLimit-Policy and RateLimit: every enforced bucket.
+class _Constant(NamedTuple):
+    """What headers show of buckets, however many units are left in them."""
+
+    #: The places of the enforced buckets; and of each where its numbers begin, its name in headers, and whether it is
+    #: known when more of its units are free.
+    places: list[int]
+    members: list[tuple[int, str, bool]]
+    #: The value of RateLimit-Policy.
+    policies: str
+    #: The place of the first bucket that leads X-RateLimit-*; None = none does.
+    leading: int | None
+
+
+def _constant(buckets: tuple[Bucket, ...], windows_us: tuple[int, ...]) -> _Constant:
+    """Return what headers show of the enforced ones among these buckets.
 
     ``qu="requests"`` marks rates that count requests, whatever these cost, ``qu="concurrent-requests"`` those that
     limit how many run at once; these have no window. The draft has no name for units.
     """
+    places, members, policies = list[int](), list[tuple[int, str, bool]](), list[str]()
+    for at, (bucket, window_us) in enumerate(zip(buckets, windows_us, strict=True)):
+        if bucket.mode == "enforce":
+            rate = bucket.rate
+            kind = ("concurrent-requests", 0) if rate.concurrent else (rate.counts, window_us)
+            name, policy = _named(bucket.title, rate.limit, *kind)
+            places.append(at)
+            members.append((at * EACH, name, not rate.concurrent))  # nobody knows when a request ends
+            policies.append(policy)
     # Lists are joined by ", " and integers need no escaping, so only the names need the library.
-    policies, limits = [], []
-    for status in enforced:
-        bucket, next_us = status.bucket, status.next_after_us
-        rate = bucket.rate
-        if rate.concurrent:
-            name, policy = _named(bucket.title, rate.limit, "concurrent-requests", 0)
-            next_us = None  # nobody knows when a request ends
-        else:
-            name, policy = _named(bucket.title, rate.limit, rate.counts, status.window_us)
-        policies.append(policy)
+    return _Constant(places, members, ", ".join(policies), next((at for at in places if buckets[at].leads), None))
+
+
+@lru_cache(maxsize=4096)
+def _constant_of_copies(patterns: Patterns, windows_us: tuple[int, ...]) -> _Constant:
+    return _constant(patterns.buckets, windows_us)
+
+
+def _ietf_11(decision: Decision, reply: Reply, constant: _Constant, wait: int | None) -> dict[str, str]:
+    """Render RateLimit-Policy and RateLimit: every enforced bucket."""
+    numbers, limits = reply.numbers, []
+    for at, name, is_known in constant.members:
+        left, until = max(0, numbers[at + LEFT]), -(-numbers[at + GROWS] // _SECOND)
         # The draft: Retry-After should not be earlier than the end of any t.
-        until = 0 if next_us is None else -(-next_us // _SECOND)
-        shown = f";t={until}" if until and (wait is None or until <= wait) else ""
-        limits.append(f"{name};r={status.remaining}{shown}")
-    return {"RateLimit-Policy": ", ".join(policies), "RateLimit": ", ".join(limits)}
+        if until and is_known and (wait is None or until <= wait):
+            limits.append(f"{name};r={left};t={until}")
+        else:
+            limits.append(f"{name};r={left}")
+    return {"RateLimit-Policy": constant.policies, "RateLimit": ", ".join(limits)}
 
 
-def _x_ratelimit(decision: Decision, enforced: list[BucketStatus], wait: int | None) -> dict[str, str]:
+def _x_ratelimit(decision: Decision, reply: Reply, constant: _Constant, wait: int | None) -> dict[str, str]:
     """Render X-RateLimit-*: of a refusal the bucket that refused, else the first that leads, else the binding one."""
-    leading = [status for status in enforced if status.bucket.leads] if decision.allowed else []
-    shown = leading[0] if leading else decision.binding
-    if shown is None:
+    at = constant.leading if decision.allowed else None
+    if at is None:
+        at = tightest(reply, constant.places) if decision.allowed else decision.binding_place
+    if at is None:
         return {}
+    first = at * EACH
     return {
-        "X-RateLimit-Limit": str(shown.bucket.rate.capacity),
-        "X-RateLimit-Remaining": str(shown.remaining),
-        "X-RateLimit-Reset": str(-(-(decision.at_us + shown.reset_after_us) // _SECOND)),
+        "X-RateLimit-Limit": str(reply.buckets[at].rate.capacity),
+        "X-RateLimit-Remaining": str(max(0, reply.numbers[first + LEFT])),
+        "X-RateLimit-Reset": str(-(-(decision.at_us + reply.numbers[first + RESETS]) // _SECOND)),
     }
 
 
-#: Wire forms by their names in HEADERS; arguments: the decision, its enforced buckets and Retry-After (seconds).
-FORMS: dict[str, Callable[[Decision, list[BucketStatus], int | None], dict[str, str]]] = {
+#: Wire forms by their names in HEADERS; the last argument is Retry-After (seconds).
+FORMS: dict[str, Callable[[Decision, Reply, _Constant, int | None], dict[str, str]]] = {
     "ietf": _ietf_11,
     "ietf-11": _ietf_11,
     "x-ratelimit": _x_ratelimit,

@@ -32,12 +32,12 @@ from ..monitoring.records import Recorded
 from ..monitoring.workers import redis_worker
 from ..policies.cache import PolicyCache
 from ..policies.facts import NOBODY, PolicyFacts
-from ..policies.matching import Where, match_endpoints
+from ..policies.matching import Where
 from ..policies.requests.caller import Caller
 from ..policies.requests.routes import resolved
 from ..policies.requests.view_facts import Exemption, exemption_of_request, facts_of, scope_name
 from ..policies.resolve_for import Own, aresolve_for, own_in_memory, resolve_for
-from ..policies.resolver import EvaluationContext, Resolution, match_policies
+from ..policies.resolver import EvaluationContext, Resolution, match
 from ..policies.snapshot import Snapshot
 from ..runtime import process
 from ..utils.sansio import Twins
@@ -333,8 +333,7 @@ class RequestCheck(Evaluation):
     def _needs_user(self) -> Generator[Step, Any, bool]:
         """Return whether what applies depends on the user: plans, lists, overrides, days of months."""
         policies: PolicyCache = process.policies
-        endpoints = match_endpoints(self.snapshot, self.where)
-        matched = match_policies(self.snapshot, endpoints, self.where.scope, NOBODY)
+        matched = match(self.snapshot, self.where, NOBODY)
         if matched.exempt:
             return False
         if matched.by_plan or "user" in matched.kinds:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any, Literal, NamedTuple, Protocol
 
 from ..exceptions import StoreError
@@ -13,7 +14,7 @@ from ..utils import forks
 from ..utils.sansio import adrive, drive
 from ..utils.shielding import shielded
 from .rates import BURST_ALGORITHMS
-from .types import Bucket, BucketStatus, check_cost
+from .types import EACH, LEFT, Bucket, BucketStatus, Reply, check_cost
 
 Mode = Literal["check", "peek", "charge", "refund", "acquire"]
 
@@ -169,6 +170,29 @@ class Decision:
     _own: frozenset[object] | None = field(default=None, repr=False, compare=False)
     # The response headers, once rendered; a copy with other fields does not take them over.
     _headers: dict[str, str] | None = field(default=None, init=False, repr=False, compare=False)
+    # Of what the statuses are made when they are first read; None = they were given.
+    _reply: Reply | None = field(default=None, init=False, repr=False, compare=False)
+
+    @classmethod
+    def of_reply(
+        cls, reply: Reply, request: LimitRequest, at_us: int, *, allowed: bool, cost: int, units: tuple[int, ...]
+    ) -> Decision:
+        """Return the decision about ``request``, whose statuses are made when they are first read."""
+        decision = cls(allowed, (), at_us, request.revision or 0, request.settler, cost, units)
+        decision._reply = reply
+        del decision.statuses
+        return decision
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "statuses" or self._reply is None:
+            raise AttributeError(name)
+        self.statuses = made = self._reply.statuses()
+        return made
+
+    @property
+    def reply(self) -> Reply:
+        """What was found, as numbers."""
+        return self._reply or Reply.of(self.statuses)
 
     def __enter__(self) -> Decision:
         """Return the decision; at the end of the ``with`` block its slots of concurrent rates are released."""
@@ -194,7 +218,14 @@ class Decision:
     @property
     def refusing(self) -> tuple[BucketStatus, ...]:
         """The enforced buckets that had no room; empty when allowed."""
-        return () if self.allowed else tuple(status for status in self.statuses if status.refused)
+        return () if self.allowed else tuple(status for status in self.without_room if status.refused)
+
+    @property
+    def without_room(self) -> tuple[BucketStatus, ...]:
+        """The buckets that had no room, log-only ones included: mostly none."""
+        if self._reply is not None and self._reply.all_have_room:
+            return ()
+        return tuple(status for status in self.statuses if not status.allowed)
 
     @property
     def violated(self) -> tuple[str, ...]:
@@ -225,17 +256,25 @@ class Decision:
     @property
     def binding(self) -> BucketStatus | None:
         """The enforced bucket that matters most: refused with the longest wait, else the smallest remaining share."""
-        refusing = () if self.allowed else self.refusing
-        if refusing:
-            return max(refusing, key=lambda s: float("inf") if s.retry_after_us is None else s.retry_after_us)
-        enforced = [status for status in self.statuses if status.bucket.mode == "enforce"]
-        return min(enforced, key=_free_share, default=None)
+        at = self.binding_place
+        return None if at is None else self.statuses[at]
+
+    @property
+    def binding_place(self) -> int | None:
+        """The place of ``binding`` among the statuses."""
+        if not self.allowed:
+            refusing = {at: status.retry_after_us for at, status in enumerate(self.statuses) if status.refused}
+            if refusing:
+                return max(refusing, key=lambda at: inf if (wait := refusing[at]) is None else wait)
+        return tightest(self.reply, [at for at, one in enumerate(self.reply.buckets) if one.mode == "enforce"])
 
     @property
     def _tightest(self) -> BucketStatus | None:
         """``binding``; of an admitted request the tightest of those that count units, if any does."""
-        units = [s for s in self.statuses if s.bucket.mode == "enforce" and s.bucket.rate.counts == "units"]
-        return min(units, key=_free_share) if self.allowed and units else self.binding
+        buckets = self.reply.buckets
+        units = [at for at, one in enumerate(buckets) if one.mode == "enforce" and one.rate.counts == "units"]
+        at = tightest(self.reply, units) if self.allowed else None
+        return self.binding if at is None else self.statuses[at]
 
     @property
     def limit(self) -> int | None:
@@ -359,10 +398,14 @@ class Decision:
         return latest
 
 
-def _free_share(status: BucketStatus) -> float:
-    rate = status.bucket.rate
+def tightest(reply: Reply, places: Sequence[int]) -> int | None:
+    """Return the place of the bucket with the smallest share left, the first of equals; None where there is none."""
+    if len(places) < 2:
+        return places[0] if places else None
+    buckets, left = reply.buckets, reply.numbers[LEFT::EACH]
     # Slots come back when requests end, so a client learns of them only where no other limit applies.
-    return status.remaining / rate.capacity + rate.concurrent
+    shares = [max(0, left[at]) / (rate := buckets[at].rate).capacity + rate.concurrent for at in places]
+    return places[shares.index(min(shares))]
 
 
 #: The steps to a decision (see ``utils.sansio``).

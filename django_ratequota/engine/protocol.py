@@ -22,7 +22,7 @@ from .decision import CHARGING, Charged, Decision, LimitRequest, Steps
 from .keys import bucket_key, revision_key, window_key
 from .scripts import DECIDE, PUBLISH, RAISE, RELEASE, RENEW
 from .slots import HeldSlot, Lease
-from .types import Bucket, BucketStatus, Copies, Patterns
+from .types import EACH, Bucket, Copies, Patterns, Reply
 
 NO_REVISION = -1
 #: First number of a reply.
@@ -36,10 +36,6 @@ _CACHE_SIZE = 2048
 #: Most costs and revisions for which commands about copies of the same buckets are kept.
 _MOST_TERMS = 32
 _FOREVER = 2**63
-#: Numbers of a reply per bucket.
-_EACH = 5
-
-
 #: How long the keys of durable counts stay after their window (µs); as in ``calendar_window.lua``.
 DURABLE_US = 4 * 86_400 * 10**6
 
@@ -86,9 +82,9 @@ class ScriptBackend:
             if not clock:
                 self._offset_us = now_us - time.monotonic_ns() // 1000
             if outcome == DECIDED:
-                statuses = statuses_of(numbers, buckets, windows_us)
                 cost, units = (request.cost, units) if allowed == 1 and mode in CHARGING else (0, ())
-                return Decision(allowed == 1, statuses, now_us, request.revision or 0, request.settler, cost, units)
+                reply = Reply(buckets, windows_us, numbers[4:])
+                return Decision.of_reply(reply, request, now_us, allowed=allowed == 1, cost=cost, units=units)
             if outcome == NEWER:
                 instead_of = request.revision if stored < known else None
                 raise NewerRevision(stored, instead_of=instead_of)
@@ -207,7 +203,7 @@ class _Sent(NamedTuple):
     until_us: int
     command: ScriptCall
     #: The length of each bucket's window (µs).
-    windows_us: list[int]
+    windows_us: tuple[int, ...]
 
     def is_valid(self, now_us: int) -> bool:
         return self.since_us <= now_us < self.until_us
@@ -222,7 +218,7 @@ class _Built(NamedTuple):
     first: list[str]
     keys: list[str]
     args: list[object]
-    windows_us: list[int]
+    windows_us: tuple[int, ...]
 
 
 class CheckCommand:
@@ -272,7 +268,7 @@ class CheckCommand:
             enforced = charged.units if charged else int(bucket.mode == "enforce")
             args += (algorithm, rate.limit, period_us, rate.capacity, enforced, start, finish, cost, past)
         first = [] if header[2] == NO_REVISION else [revision_key(self._prefix)]
-        return _Built(since_us, until_us, first, self.keys_at(now_us), args, windows_us)
+        return _Built(since_us, until_us, first, self.keys_at(now_us), args, tuple(windows_us))
 
 
 class CopiesCommand:
@@ -320,20 +316,6 @@ def read_reply(reply: object, buckets: int) -> tuple[int, ...]:
     if isinstance(reply, bytes) and reply and len(reply) % 8 == 0:
         numbers = struct.unpack(f">{len(reply) // 8}q", reply)
         outcome, found = numbers[0], len(numbers) - 4
-        if found == (_EACH * buckets if outcome == DECIDED else 0):
+        if found == (EACH * buckets if outcome == DECIDED else 0):
             return numbers
     raise StoreError("response", f"not a decision: {reply!r:.100}")
-
-
-def statuses_of(
-    numbers: tuple[int, ...], buckets: tuple[Bucket, ...], windows_us: list[int]
-) -> tuple[BucketStatus, ...]:
-    """Return each bucket's status from the numbers of a decision."""
-    statuses, at = [], 4
-    for bucket, window_us in zip(buckets, windows_us, strict=True):
-        passed, remaining, wait_us, reset_us, next_us = numbers[at : at + _EACH]
-        free, debt = (remaining, 0) if remaining > 0 else (0, -remaining)
-        wait = None if wait_us < 0 else wait_us
-        statuses.append(BucketStatus(bucket, passed == 1, free, wait, reset_us, window_us, next_us or None, debt))
-        at += _EACH
-    return tuple(statuses)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ..exceptions import InvalidCost
 from .rates import CONCURRENT, DEFAULT_ALGORITHM, MAX_UNITS, MONTH, Rate, as_integer, format_period
 
 _SECOND = 10**6
+#: Numbers of a ``Reply`` for each bucket, and which of them are the units left, µs until it is full, and until these
+#: units grow.
+EACH, LEFT, RESETS, GROWS = 5, 1, 3, 4
 _new = object.__new__
 
 
@@ -167,6 +170,44 @@ class BucketStatus:
     def refused(self) -> bool:
         """Whether this bucket makes the decision a refusal: an enforced one without room."""
         return not self.allowed and self.bucket.mode == "enforce"
+
+
+class Reply(NamedTuple):
+    """What a decision found in its buckets, as numbers: few statuses that could be made of them are ever read."""
+
+    buckets: tuple[Bucket, ...]
+    #: µs that each bucket's window lasts.
+    windows_us: tuple[int, ...]
+    #: Of each bucket five: 1 if it has or had room; the units left, negative ones being debt; µs until the cost would
+    #: be admitted, -1 = never; µs until it is full; µs until the units left grow, 0 = they do not, or nobody knows.
+    numbers: tuple[int, ...]
+
+    @classmethod
+    def of(cls, statuses: tuple[BucketStatus, ...]) -> Reply:
+        """Return that of which ``statuses`` would be made."""
+        numbers: list[int] = []
+        for each in statuses:
+            wait_us = -1 if each.retry_after_us is None else each.retry_after_us
+            left = each.remaining or -each.debt
+            numbers += (each.allowed, left, wait_us, each.reset_after_us, each.next_after_us or 0)
+        windows_us = tuple([status.window_us for status in statuses])
+        return cls(tuple([status.bucket for status in statuses]), windows_us, tuple(numbers))
+
+    @property
+    def all_have_room(self) -> bool:
+        """Whether each bucket has, or had, room."""
+        return self.numbers[::EACH].count(1) == len(self.buckets)
+
+    def statuses(self) -> tuple[BucketStatus, ...]:
+        """Return the status of each bucket."""
+        statuses, at = [], 0
+        for bucket, window_us in zip(self.buckets, self.windows_us, strict=True):
+            passed, left, wait_us, reset_us, next_us = self.numbers[at : at + EACH]
+            free, debt = (left, 0) if left > 0 else (0, -left)
+            wait = None if wait_us < 0 else wait_us
+            statuses.append(BucketStatus(bucket, passed == 1, free, wait, reset_us, window_us, next_us or None, debt))
+            at += EACH
+        return tuple(statuses)
 
 
 def check_cost(cost: object) -> int:

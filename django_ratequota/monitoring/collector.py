@@ -83,8 +83,8 @@ class Collector(forks.Renewed):
         plan_is_known = caller.user_read or resolution.plan_named
         # A plain loop, because every request pays for this.
         against: tuple[int | None, ...] = resolution.would_block if allowed else resolution.blocking
-        for status in decision.statuses:
-            if not status.allowed and (allowed or status.refused):
+        for status in decision.without_room:
+            if allowed or status.refused:
                 against = (*against, status.bucket.policy_id)
         record = (
             (decision.at_us or time.time_ns() // 1000) // 10**6,

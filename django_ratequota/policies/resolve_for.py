@@ -17,10 +17,10 @@ from ..conf import settings
 from ..runtime import process
 from .exemptions import exempt, exempt_preflight
 from .facts import NOBODY, Assigned, SubjectKey, UserEntry
-from .matching import Where, match_endpoints
+from .matching import Where
 from .requests.caller import Caller
 from .requests.routes import is_admin_page
-from .resolver import EvaluationContext, Resolution, match_policies, narrow, resolve, resolve_uncached
+from .resolver import EvaluationContext, Resolution, match, narrow, resolve, resolve_uncached
 from .snapshot import Snapshot
 
 #: What a resolution is found from, and the resolution.
@@ -83,11 +83,10 @@ def resolve_for(caller: Caller, where: Where, snapshot: Snapshot, now_us: int, o
     functions.
     """
     entry, assigned = own_or_shared(caller) if own is None else own
-    known = where.endpoints
-    endpoints = match_endpoints(snapshot, where) if known is None else known
-    context = EvaluationContext(caller, entry, endpoints, where.scope, snapshot, now_us, assigned)
+    matched = match(snapshot, where, entry)
+    context = EvaluationContext(caller, entry, matched.endpoints, where.scope, snapshot, now_us, assigned)
     # The memo is for requests: of other places there are too many.
-    resolution = resolve(context) if known is None else resolve_uncached(context)
+    resolution = resolve(context, matched) if where.endpoints is None else resolve_uncached(context)
     if where.only is not None:
         resolution = narrow(resolution, where.only)
     if where.exemption is not None or is_admin_page(where.name):
@@ -102,8 +101,7 @@ async def aresolve_for(
 ) -> Resolved:
     """``resolve_for``, awaited: in a thread where that calls the project's functions, or queries."""
     if own is not None:
-        matched = match_policies(snapshot, match_endpoints(snapshot, where), where.scope, own.entry)
-        if not caller.calls_functions(matched.kinds):
+        if not caller.calls_functions(match(snapshot, where, own.entry).kinds):
             return resolve_for(caller, where, snapshot, now_us, own)
     return await sync_to_async(resolve_for)(caller, where, snapshot, now_us, own)
 

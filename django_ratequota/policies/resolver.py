@@ -22,12 +22,15 @@ from ..engine.types import Bucket, Copies, Patterns
 from ..utils.problems import note_problem
 from .audience_index import Group
 from .facts import NOBODY, UNREADABLE, Assigned, Assignment, EndpointFacts, PlanFacts, PolicyFacts, UserEntry
+from .matching import NO_METHOD, Where, match_endpoints
 from .precedence import winners_of
 from .requests.caller import Caller
 from .snapshot import Snapshot
 
 #: Resolutions of callers with longer names are not kept.
 _LONGEST = 200
+#: Methods of which the memo keeps where a request goes.
+_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", NO_METHOD))
 #: Kinds of subjects that callers share who may be on different plans.
 _SHARED = ("everyone", "plan", "ip")
 
@@ -54,6 +57,7 @@ class MatchedPolicies:
     by_address: bool
     #: Kinds of members of the lists that contests have policies for; () = no contest has one.
     list_kinds: tuple[str, ...]
+    endpoints: tuple[EndpointFacts, ...]
     endpoint_ids: tuple[int, ...]
     cost: int
     #: Whether the contests depend on the caller's plan.
@@ -233,9 +237,13 @@ def _assigned(context: EvaluationContext) -> Assigned:
     return context.assigned or (("user", context.entry),)
 
 
-def resolve(context: EvaluationContext) -> Resolution:
-    """Return what applies to a request, from the snapshot's memo where it is still valid there."""
-    matched = match_policies(context.snapshot, context.endpoints, context.scope, context.entry)
+def resolve(context: EvaluationContext, matched: MatchedPolicies | None = None) -> Resolution:
+    """Return what applies to a request, from the snapshot's memo where it is still valid there.
+
+    ``matched`` are the contests at its endpoints, where these are known.
+    """
+    if matched is None:
+        matched = match_policies(context.snapshot, context.endpoints, context.scope, context.entry)
     caller = context.caller
     names = [caller.user_id, caller.name, caller.unknown, caller.plan_slug, *map(caller.value, matched.kinds)]
     # Everything that the resolution depends on, except the time.
@@ -365,6 +373,20 @@ def _outcome(applied: list[Applied]) -> dict[str, Any]:
     }
 
 
+def match(snapshot: Snapshot, where: Where, entry: UserEntry) -> MatchedPolicies:
+    """Return the contests where a request goes, with the user's own policies."""
+    if where.endpoints is not None:
+        return match_policies(snapshot, where.endpoints, where.scope, entry)
+    remembered, key = snapshot.memo.places, (where, entry if entry.policies else NOBODY)
+    policies = remembered.get(key)
+    if policies is None:
+        policies = match_policies(snapshot, match_endpoints(snapshot, where), where.scope, entry)
+        # Clients could fill the memo with made-up scopes and methods.
+        if (where.scope is None or where.scope in snapshot.names) and where.method in _METHODS:
+            remembered.put(key, policies)
+    return policies
+
+
 def match_policies(
     snapshot: Snapshot, endpoints: tuple[EndpointFacts, ...], scope: str | None, entry: UserEntry
 ) -> MatchedPolicies:
@@ -453,6 +475,7 @@ def _find_policies(
         kinds=tuple(counted.difference(("caller", "plan", "everyone")) | audiences - {"ip"}),
         by_address="ip" in audiences,
         list_kinds=tuple(list_kinds),
+        endpoints=endpoints,
         endpoint_ids=tuple(endpoint.id for endpoint in endpoints),
         cost=(endpoints[0].cost if named else 0) or max((e.cost for e in endpoints), default=1),
         by_plan="plan" in counted or any(group.having("plan") for group in held),

@@ -37,11 +37,12 @@ class Memo:
     ``endpoints`` (those that match a route) is shared by snapshots that have the same endpoints.
     """
 
-    __slots__ = ("endpoints", "overview", "policies", "resolutions", "shapes", "standings")
+    __slots__ = ("endpoints", "overview", "places", "policies", "resolutions", "shapes", "standings")
 
     def __init__(self, endpoints: Matches | None = None, policies: int = _POLICIES) -> None:
         self.endpoints: Matches = BoundedCache(_ENDPOINTS) if endpoints is None else endpoints
         self.policies: BoundedCache[Any] = BoundedCache(policies)
+        self.places: BoundedCache[Any] = BoundedCache(policies)
         self.resolutions: BoundedCache[Any] = BoundedCache(_RESOLUTIONS)
         self.standings: BoundedCache[Any] = BoundedCache(_RESOLUTIONS)
         self.shapes: BoundedCache[Any] = BoundedCache(_POLICIES)

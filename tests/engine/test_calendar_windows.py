@@ -235,7 +235,7 @@ def test_the_command_has_the_bounds_of_the_current_window() -> None:
         for now_us in (begins, begins + days * 24 * HOUR - 1):
             sent = prepared.command((("check", 0, -1, 0), (1,), None, False, None), now_us, ())
             assert sent.command[-4:-2] == (begins, begins + days * 24 * HOUR)
-            assert sent.windows_us == [days * 24 * HOUR]
+            assert sent.windows_us == (days * 24 * HOUR,)
 
 
 @pytest.mark.parametrize(
