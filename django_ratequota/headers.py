@@ -7,14 +7,14 @@ draft that renames parameters becomes one more function in ``FORMS``.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import http_sf
 
 from .conf import settings
-from .engine.decision import Decision, tightest
+from .engine.decision import Decision, Rivals
 from .engine.types import EACH, GROWS, LEFT, RESETS, Bucket, Copies, Patterns, Reply
 
 #: The attribute of Django's request with the headers of its decisions.
@@ -48,7 +48,7 @@ def decision_headers(decision: Decision) -> dict[str, str]:
         constant = _constant_of_copies(buckets.patterns, windows_us)
     else:
         constant = _constant(buckets, windows_us)
-    for form in settings.headers if constant.places else ():
+    for form in settings.headers if constant.members else ():
         headers |= FORMS[form](decision, reply, constant, wait)
     return headers
 
@@ -111,17 +111,18 @@ def retry_after_seconds(decision: Decision) -> int | None:
 class _Constant(NamedTuple):
     """What headers show of buckets, however many units are left in them."""
 
-    #: The places of the enforced buckets; and of each where its numbers begin, its name in headers, and whether it is
-    #: known when more of its units are free.
-    places: list[int]
+    #: Of each enforced bucket where its numbers begin, its name in headers, and whether it is known when more of its
+    #: units are free.
     members: list[tuple[int, str, bool]]
+    #: The capacity of each bucket.
+    capacities: list[int]
+    #: Those of which X-RateLimit-* describe the tightest: the first that leads, else all.
+    rivals: Rivals
     #: The value of RateLimit-Policy.
     policies: str
-    #: The place of the first bucket that leads X-RateLimit-*; None = none does.
-    leading: int | None
 
 
-def _constant(buckets: tuple[Bucket, ...], windows_us: tuple[int, ...]) -> _Constant:
+def _constant(buckets: Sequence[Bucket], windows_us: tuple[int, ...]) -> _Constant:
     """Return what headers show of the enforced ones among these buckets.
 
     ``qu="requests"`` marks rates that count requests, whatever these cost, ``qu="concurrent-requests"`` those that
@@ -137,7 +138,9 @@ def _constant(buckets: tuple[Bucket, ...], windows_us: tuple[int, ...]) -> _Cons
             members.append((at * EACH, name, not rate.concurrent))  # nobody knows when a request ends
             policies.append(policy)
     # Lists are joined by ", " and integers need no escaping, so only the names need the library.
-    return _Constant(places, members, ", ".join(policies), next((at for at in places if buckets[at].leads), None))
+    capacities, leading = [one.rate.capacity for one in buckets], [at for at in places if buckets[at].leads]
+    rivals = Rivals.of(buckets, leading[:1] or places)
+    return _Constant(members, capacities, rivals, ", ".join(policies))
 
 
 @lru_cache(maxsize=4096)
@@ -160,14 +163,12 @@ def _ietf_11(decision: Decision, reply: Reply, constant: _Constant, wait: int | 
 
 def _x_ratelimit(decision: Decision, reply: Reply, constant: _Constant, wait: int | None) -> dict[str, str]:
     """Render X-RateLimit-*: of a refusal the bucket that refused, else the first that leads, else the binding one."""
-    at = constant.leading if decision.allowed else None
-    if at is None:
-        at = tightest(reply, constant.places) if decision.allowed else decision.binding_place
+    at = constant.rivals.tightest(reply) if decision.allowed else decision.binding_place
     if at is None:
         return {}
     first = at * EACH
     return {
-        "X-RateLimit-Limit": str(reply.buckets[at].rate.capacity),
+        "X-RateLimit-Limit": str(constant.capacities[at]),
         "X-RateLimit-Remaining": str(max(0, reply.numbers[first + LEFT])),
         "X-RateLimit-Reset": str(-(-(decision.at_us + reply.numbers[first + RESETS]) // _SECOND)),
     }

@@ -10,7 +10,7 @@ database. So sync and async checks are the same code.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -200,7 +200,7 @@ class Evaluation(ABC):
         """Check the buckets; raises ``NewerRevision`` where ``revision`` is not the last."""
 
     def request_for(
-        self, buckets: tuple[Bucket, ...], revision: int | None, slots: Slots | None, costs: tuple[int, ...] = ()
+        self, buckets: Sequence[Bucket], revision: int | None, slots: Slots | None, costs: tuple[int, ...] = ()
     ) -> LimitRequest:
         """Return what the limiter is asked; ``costs`` are the units of each bucket, () = by its rate."""
         return LimitRequest(self.mode, buckets, self.units, store_settler(self.limiter), costs, revision, slots=slots)

@@ -9,7 +9,7 @@ units of its own check. Independent checks (``again=True``, one item of a batch)
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -46,7 +46,7 @@ class RequestChecks:
 
 
 def owed(
-    earlier: Admitted, buckets: tuple[Bucket, ...], cost: int, slots: Slots | None = None
+    earlier: Admitted, buckets: Sequence[Bucket], cost: int, slots: Slots | None = None
 ) -> tuple[tuple[Bucket, ...], tuple[int, ...]]:
     """Return the buckets to check now, and the units to charge in each; their rates make units of the whole ``cost``.
 
@@ -73,13 +73,13 @@ def owed(
     return tuple(unpaid), tuple(costs)
 
 
-def again(earlier: Admitted, buckets: tuple[Bucket, ...]) -> Decision:
+def again(earlier: Admitted, buckets: Sequence[Bucket]) -> Decision:
     """Return the decision of a check that has nothing left to charge in its buckets, and so nothing to refund."""
     paid = max(charges_of(decision).units for decision in earlier)
     return replace(earlier[-1], cost=0, _charges=Charges(units=paid), _own=_counters(buckets))
 
 
-def combine(earlier: Admitted, decision: Decision, buckets: tuple[Bucket, ...]) -> Generator[Step, Any, Decision]:
+def combine(earlier: Admitted, decision: Decision, buckets: Sequence[Bucket]) -> Generator[Step, Any, Decision]:
     """Return the decision about ``buckets`` with the earlier statuses as well; a refusal refunds the earlier charges.
 
     Counts of the store and of this process are not combined, because they settle in different places.
@@ -99,7 +99,7 @@ def combine(earlier: Admitted, decision: Decision, buckets: tuple[Bucket, ...]) 
     return replace(decision, statuses=tuple(found))
 
 
-def refund_others(earlier: Admitted, buckets: tuple[Bucket, ...]) -> Generator[Step, Any, Admitted]:
+def refund_others(earlier: Admitted, buckets: Sequence[Bucket]) -> Generator[Step, Any, Admitted]:
     """Refund what was charged outside of ``buckets``; returns the decisions with what they found there."""
     counters = _counters(buckets)
     yield from _refund(earlier, counters)
@@ -107,7 +107,7 @@ def refund_others(earlier: Admitted, buckets: tuple[Bucket, ...]) -> Generator[S
     return *earlier[:-1], replace(earlier[-1], statuses=kept)
 
 
-def release_others(slots: Slots, buckets: tuple[Bucket, ...], *, elsewhere: bool) -> Generator[Step, Any, None]:
+def release_others(slots: Slots, buckets: Sequence[Bucket], *, elsewhere: bool) -> Generator[Step, Any, None]:
     """Release the slots taken under other limits of the buckets' counters; ``elsewhere``: of other counters, too."""
     limits = {bucket.counter: (bucket.rate, bucket.mode) for bucket in buckets}
     held = {lease.bucket.counter: (lease.bucket.rate, lease.bucket.mode) for _keeper, lease in slots.held}
@@ -142,7 +142,7 @@ def release(slots: Slots, kept: frozenset[object] = frozenset()) -> Twins:
     return Twins(slots.release, slots.arelease, (kept,))
 
 
-def _counters(buckets: tuple[Bucket, ...]) -> frozenset[object]:
+def _counters(buckets: Sequence[Bucket]) -> frozenset[object]:
     return frozenset(bucket.counter for bucket in buckets)
 
 

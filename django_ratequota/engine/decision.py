@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
+from operator import truediv
 from typing import Any, Literal, NamedTuple, Protocol
 
 from ..exceptions import StoreError
@@ -14,12 +15,12 @@ from ..utils import forks
 from ..utils.sansio import adrive, drive
 from ..utils.shielding import shielded
 from .rates import BURST_ALGORITHMS
-from .types import EACH, LEFT, Bucket, BucketStatus, Reply, check_cost
+from .types import EACH, LEFT, Bucket, BucketStatus, Reply, alike, check_cost
 
 Mode = Literal["check", "peek", "charge", "refund", "acquire"]
 
 #: Restores counts of durable buckets, in their windows around an instant (µs).
-Restore = Callable[[tuple[Bucket, ...], int], Generator[Any, Any, None]]
+Restore = Callable[[Sequence[Bucket], int], Generator[Any, Any, None]]
 #: Modes that charge the cost.
 CHARGING = frozenset({"check", "charge", "acquire"})
 #: Modes that charge or refund units by hand.
@@ -47,7 +48,7 @@ class LimitRequest(NamedTuple):
     """What a limiter is asked: a verb, the buckets, and how many units. All but the first six fields by keywords."""
 
     mode: Mode
-    buckets: tuple[Bucket, ...]
+    buckets: Sequence[Bucket]
     #: Units; rates that count requests take 1, and none of those that are charged or refunded by hand.
     cost: int = 1
     #: Charges and refunds after the decision; None = nothing does.
@@ -75,7 +76,7 @@ class LimitRequest(NamedTuple):
         if self.charged or (cost == 1 and not by_hand):
             return (cost,) * len(buckets)
         request = 0 if by_hand else 1
-        return tuple([cost if bucket.rate.counts == "units" else request for bucket in buckets])
+        return tuple([cost if bucket.rate.counts == "units" else request for bucket in alike(buckets)])
 
     def part(self, places: Sequence[int]) -> LimitRequest:
         """Return the request about the buckets in these places alone, in this order."""
@@ -266,14 +267,16 @@ class Decision:
             refusing = {at: status.retry_after_us for at, status in enumerate(self.statuses) if status.refused}
             if refusing:
                 return max(refusing, key=lambda at: inf if (wait := refusing[at]) is None else wait)
-        return tightest(self.reply, [at for at, one in enumerate(self.reply.buckets) if one.mode == "enforce"])
+        buckets = alike(self.reply.buckets)
+        places = [at for at, one in enumerate(buckets) if one.mode == "enforce"]
+        return Rivals.of(buckets, places).tightest(self.reply)
 
     @property
     def _tightest(self) -> BucketStatus | None:
         """``binding``; of an admitted request the tightest of those that count units, if any does."""
-        buckets = self.reply.buckets
+        buckets = alike(self.reply.buckets)
         units = [at for at, one in enumerate(buckets) if one.mode == "enforce" and one.rate.counts == "units"]
-        at = tightest(self.reply, units) if self.allowed else None
+        at = Rivals.of(buckets, units).tightest(self.reply) if self.allowed else None
         return self.binding if at is None else self.statuses[at]
 
     @property
@@ -398,14 +401,24 @@ class Decision:
         return latest
 
 
-def tightest(reply: Reply, places: Sequence[int]) -> int | None:
-    """Return the place of the bucket with the smallest share left, the first of equals; None where there is none."""
-    if len(places) < 2:
-        return places[0] if places else None
-    buckets, left = reply.buckets, reply.numbers[LEFT::EACH]
-    # Slots come back when requests end, so a client learns of them only where no other limit applies.
-    shares = [max(0, left[at]) / (rate := buckets[at].rate).capacity + rate.concurrent for at in places]
-    return places[shares.index(min(shares))]
+class Rivals(NamedTuple):
+    """The buckets of which the one with the smallest share left is to be found."""
+
+    places: list[int]
+    capacities: list[int]
+
+    @classmethod
+    def of(cls, buckets: Sequence[Bucket], places: list[int]) -> Rivals:
+        """Return those in these places that may be the tightest one."""
+        # Slots come back when requests end, so a client learns of them only where no other limit applies.
+        places = [at for at in places if not buckets[at].rate.concurrent] or places
+        return cls(places, [buckets[at].rate.capacity for at in places])
+
+    def tightest(self, reply: Reply) -> int | None:
+        """Return the place of the bucket with the smallest share left, the first of equals; None if there is none."""
+        places, left = self.places, reply.numbers[LEFT::EACH]
+        shares = list(map(truediv, [left[at] for at in places], self.capacities))
+        return places[shares.index(min(shares))] if shares else None
 
 
 #: The steps to a decision (see ``utils.sansio``).

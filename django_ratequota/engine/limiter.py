@@ -30,7 +30,7 @@ from .memory import Memory, Unlimited
 from .protocol import MAX_US, ScriptBackend
 from .rates import MAX_UNITS, show
 from .slots import HeldSlot, Lease, Slots
-from .types import Bucket, check_cost
+from .types import Bucket, alike, check_cost
 
 if TYPE_CHECKING:
     from ..store.factory import Client
@@ -273,7 +273,7 @@ class Limiter:
         if request.mode == "check":
             slots = request.slots
             if slots is None and request.slot is None:
-                for bucket in request.buckets:
+                for bucket in alike(request.buckets):
                     if bucket.rate.concurrent:
                         slots = Slots()
                         break

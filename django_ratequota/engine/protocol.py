@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 from ..exceptions import InvalidBucket, NewerRevision, StoreError
 from ..store.base import Store
-from ..store.commands import Command, Script, ScriptCall, ScriptPattern
+from ..store.commands import Command, Script, ScriptCall, ScriptPattern, encoded
 from ..utils.bounded_cache import BoundedCache
 from .calendar_windows import calendar_window
 from .decision import CHARGING, Charged, Decision, LimitRequest, Steps
-from .keys import bucket_key, revision_key, window_key
+from .keys import beginning, bucket_key, revision_key, window_key
 from .scripts import DECIDE, PUBLISH, RAISE, RELEASE, RENEW
 from .slots import HeldSlot, Lease
 from .types import EACH, Bucket, Copies, Patterns, Reply
@@ -33,8 +33,6 @@ MAX_BUCKETS = 500
 MAX_US = 2**53 - 1
 #: Most commands kept, some 3 kB each; the least recently used are forgotten.
 _CACHE_SIZE = 2048
-#: Most costs and revisions for which commands about copies of the same buckets are kept.
-_MOST_TERMS = 32
 _FOREVER = 2**63
 #: How long the keys of durable counts stay after their window (µs); as in ``calendar_window.lua``.
 DURABLE_US = 4 * 86_400 * 10**6
@@ -51,8 +49,8 @@ class ScriptBackend:
         self._clustered, self._prefix, self._zone, self._clock = store.clustered, prefix, zone, clock
         # The store's clock minus this process's monotonic one, as last seen (µs).
         self._offset_us = (time.time_ns() - time.monotonic_ns()) // 1000
-        #: Id of the buckets that a resolution holds -> their last command.
-        self._recent: BoundedCache[_Sent] = BoundedCache(_CACHE_SIZE)
+        #: Patterns of buckets, and the terms -> what the commands about copies share.
+        self._shared: BoundedCache[_Shared] = BoundedCache(_CACHE_SIZE)
 
     @property
     def now_us(self) -> int:
@@ -73,11 +71,8 @@ class ScriptBackend:
         for _ in range(3):
             header = (mode, clock() if clock else 0, known, since_us)
             terms = header, units, charged, restore is not None, request.slot
-            sent = self._recent.get(id(buckets))
-            if sent is None or sent.buckets is not buckets or sent.made_for != terms or not sent.is_valid(at_us):
-                sent = self._encode(terms, at_us, buckets)
-            command, windows_us = sent.command, sent.windows_us
-            numbers = read_reply((yield command), len(buckets))
+            command, windows_us = self._command(terms, at_us, buckets)
+            numbers = read_reply((yield command), len(windows_us))
             outcome, allowed, now_us, stored = numbers[:4]
             if not clock:
                 self._offset_us = now_us - time.monotonic_ns() // 1000
@@ -95,18 +90,33 @@ class ScriptBackend:
                 at_us = now_us
         raise StoreError("clock", "the store's clock left three calendar windows in a row")
 
-    def _encode(self, made_for: Terms, at_us: int, buckets: tuple[Bucket, ...]) -> _Sent:
-        """Return the command; raises ``InvalidBucket``."""
+    def _command(self, terms: Terms, at_us: int, buckets: Sequence[Bucket]) -> tuple[ScriptCall, tuple[int, ...]]:
+        """Return the command, and the length of each bucket's window (µs); raises ``InvalidBucket``."""
         # Other refunds have other charges, and other requests other slots: such terms do not come again.
-        if type(buckets) is not Copies or made_for[2] is not None or made_for[4] is not None:
-            return prepare(self._prefix, self._zone, buckets).command(made_for, at_us, buckets)
-        sent = prepare_copies(self._prefix, self._zone, buckets.patterns).command(made_for, at_us, buckets)
-        self._recent.put(id(buckets), sent)
-        return sent
+        if type(buckets) is not Copies or terms[2] is not None or terms[4] is not None:
+            return prepare(self._prefix, self._zone, tuple(buckets)).command(terms, at_us)
+        shared = self._shared.get((buckets.patterns, terms))
+        if shared is None or not shared.since_us <= at_us < shared.until_us:
+            shared = self._share(buckets.patterns, terms, at_us)
+        keys = buckets.keys
+        if keys is None or keys[0] != shared.ends:
+            named = zip(buckets.subjects, shared.ends, strict=True)
+            names = tuple([f"{self._prefix}:{beginning(of)}{end}" for of, end in named])
+            keys = buckets.keys = shared.ends, names, encoded(names)
+        return ScriptCall.like(shared.pattern, *keys[1:]), shared.windows_us
 
-    def verify(self, buckets: tuple[Bucket, ...]) -> None:
+    def _share(self, patterns: Patterns, terms: Terms, at_us: int) -> _Shared:
+        """Return what the commands about copies share, and keep it; raises ``InvalidBucket``."""
+        built = CheckCommand(self._prefix, self._zone, patterns.buckets).build(terms, at_us)
+        pattern = ScriptPattern(DECIDE, built.first, len(built.keys), built.args)
+        ends = tuple([key.partition("}:")[2] for key in built.keys])
+        shared = _Shared(built.since_us, built.until_us, pattern, ends, built.windows_us)
+        self._shared.put((patterns, terms), shared)
+        return shared
+
+    def verify(self, buckets: Sequence[Bucket]) -> None:
         """Raise ``InvalidBucket`` where buckets cannot be asked about together."""
-        prepare(self._prefix, self._zone, buckets)
+        prepare(self._prefix, self._zone, tuple(buckets))
 
     def reset(self, buckets: Iterable[Bucket]) -> Generator[Command, Any, int]:
         """Return the steps that delete the buckets' keys, and return how many there were."""
@@ -193,31 +203,28 @@ class ScriptBackend:
 Terms = tuple[tuple[object, ...], tuple[int, ...], Charged | None, bool, tuple[int, int] | None]
 
 
-class _Sent(NamedTuple):
-    """A command, and for what it was built."""
+class _Shared(NamedTuple):
+    """What commands about copies of the same buckets share: all but the subjects in the keys."""
 
-    buckets: tuple[Bucket, ...]
-    made_for: Terms
-    #: Since and until when its calendar windows are the current ones (µs).
     since_us: int
     until_us: int
-    command: ScriptCall
-    #: The length of each bucket's window (µs).
+    pattern: ScriptPattern
+    #: What follows the subject in the key of each bucket.
+    ends: tuple[str, ...]
     windows_us: tuple[int, ...]
-
-    def is_valid(self, now_us: int) -> bool:
-        return self.since_us <= now_us < self.until_us
 
 
 class _Built(NamedTuple):
     """What a command is made of."""
 
+    #: Since and until when its calendar windows are the current ones (µs).
     since_us: int
     until_us: int
     #: The key of the revision, or none; and the keys of the counters.
     first: list[str]
     keys: list[str]
     args: list[object]
+    #: The length of each bucket's window (µs).
     windows_us: tuple[int, ...]
 
 
@@ -228,16 +235,15 @@ class CheckCommand:
         """Raises ``InvalidBucket`` when two buckets share a counter, or there are too many."""
         self._keys = bucket_keys(prefix, buckets)
         self._prefix, self._zone, self._buckets = prefix, zone, buckets
-        self._last: _Sent | None = None
+        self._last: tuple[Terms, _Built, ScriptCall] | None = None
 
-    def command(self, made_for: Terms, now_us: int, buckets: tuple[Bucket, ...]) -> _Sent:
-        """Return the command."""
+    def command(self, made_for: Terms, now_us: int) -> tuple[ScriptCall, tuple[int, ...]]:
+        """Return the command, and the length of each bucket's window (µs)."""
         last = self._last
-        if last is None or last.made_for != made_for or not last.is_valid(now_us):
+        if last is None or last[0] != made_for or not last[1].since_us <= now_us < last[1].until_us:
             built = self.build(made_for, now_us)
-            call = ScriptCall(DECIDE, [*built.first, *built.keys], built.args)
-            last = self._last = _Sent(buckets, made_for, built.since_us, built.until_us, call, built.windows_us)
-        return last
+            last = self._last = made_for, built, ScriptCall(DECIDE, [*built.first, *built.keys], built.args)
+        return last[2], last[1].windows_us
 
     def keys_at(self, now_us: int) -> list[str]:
         """Return the key of each bucket's counter; of a calendar window, the one around ``now_us``."""
@@ -271,34 +277,8 @@ class CheckCommand:
         return _Built(since_us, until_us, first, self.keys_at(now_us), args, tuple(windows_us))
 
 
-class CopiesCommand:
-    """Builds the commands about copies of some buckets, whatever their subjects: each time only the keys are made."""
-
-    def __init__(self, prefix: str, zone: tzinfo, patterns: Patterns) -> None:
-        """Raises ``InvalidBucket`` as ``CheckCommand`` does."""
-        self._own = CheckCommand(prefix, zone, patterns.buckets)
-        self._begins = f"{prefix}:{{"
-        self._kept: dict[Terms, tuple[_Built, ScriptPattern, list[str]]] = {}
-
-    def command(self, made_for: Terms, now_us: int, buckets: tuple[Bucket, ...]) -> _Sent:
-        """Return the command."""
-        kept = self._kept.get(made_for)
-        if kept is None or not kept[0].since_us <= now_us < kept[0].until_us:
-            built = self._own.build(made_for, now_us)
-            pattern = ScriptPattern(DECIDE, built.first, len(built.keys), built.args)
-            kept = built, pattern, ["}" + key.partition("}")[2] for key in built.keys]
-            if len(self._kept) >= _MOST_TERMS:
-                self._kept.clear()
-            self._kept[made_for] = kept
-        built, pattern, ends = kept
-        keys = [f"{self._begins}{bucket.tag}{end}" for bucket, end in zip(buckets, ends, strict=True)]
-        call = ScriptCall.like(pattern, keys)
-        return _Sent(buckets, made_for, built.since_us, built.until_us, call, built.windows_us)
-
-
-#: ``CheckCommand`` by prefix, time zone of calendar windows, and buckets; ``CopiesCommand`` by their patterns.
+#: ``CheckCommand`` by prefix, time zone of calendar windows, and buckets.
 prepare = lru_cache(maxsize=_CACHE_SIZE)(CheckCommand)
-prepare_copies = lru_cache(maxsize=_CACHE_SIZE)(CopiesCommand)
 
 
 def bucket_keys(prefix: str, buckets: Sequence[Bucket]) -> list[str]:

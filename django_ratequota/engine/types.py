@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, overload
 
 from ..exceptions import InvalidCost
 from .rates import CONCURRENT, DEFAULT_ALGORITHM, MAX_UNITS, MONTH, Rate, as_integer, format_period
@@ -52,19 +53,11 @@ class Bucket:
     beside: bool = field(default=False, kw_only=True)
     # ``title`` once it is made, as every response shows it.
     _title: str = field(default="", init=False, repr=False, compare=False)
-    #: What stands for its subject in keys, where it is one of ``Copies``.
-    tag: str = field(default="", init=False, repr=False, compare=False)
 
-    def of(self, subject: str, tag: str) -> Bucket:
+    def of(self, subject: str) -> Bucket:
         """Return a copy for another subject, in a third of the time that ``replace`` takes."""
         copy = _new(Bucket)
-        copy.subject, copy.tag, copy.rate, copy.scope, copy.endpoint_id = (
-            subject,
-            tag,
-            self.rate,
-            self.scope,
-            self.endpoint_id,
-        )
+        copy.subject, copy.rate, copy.scope, copy.endpoint_id = subject, self.rate, self.scope, self.endpoint_id
         copy.counted_per, copy.name, copy.mode, copy.on_error = self.counted_per, self.name, self.mode, self.on_error
         copy.policy_id, copy.durable, copy.anchor = self.policy_id, self.durable, self.anchor
         copy.leads, copy.queued, copy.beside = self.leads, self.queued, self.beside
@@ -110,10 +103,52 @@ class Patterns:
         self.buckets = buckets
 
 
-class Copies(tuple[Bucket, ...]):
-    """Copies of the same buckets: of these a command differs in the keys alone. A part of them is a plain tuple."""
+class Copies(Sequence[Bucket]):
+    """Copies of the same buckets, made when somebody looks at one: a check needs no more than their keys.
 
-    patterns: Patterns
+    A part of them is a plain tuple.
+    """
+
+    __slots__ = ("_made", "keys", "patterns", "subjects")
+
+    def __init__(self, patterns: Patterns, subjects: tuple[str, ...]) -> None:
+        """``subjects`` has the subject of each bucket."""
+        self.patterns, self.subjects = patterns, subjects
+        self._made: tuple[Bucket, ...] | None = None
+        #: What their keys end with, whatever the subject, and the keys, encoded as well; None = not made yet.
+        self.keys: tuple[tuple[str, ...], tuple[str, ...], bytes] | None = None
+
+    def __len__(self) -> int:
+        return len(self.subjects)
+
+    def __iter__(self) -> Iterator[Bucket]:
+        return iter(self.whole)
+
+    @overload
+    def __getitem__(self, at: int) -> Bucket: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[Bucket, ...]: ...
+    def __getitem__(self, at: int | slice) -> Bucket | tuple[Bucket, ...]:
+        return self.whole[at]
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or self.whole == (other.whole if isinstance(other, Copies) else other)
+
+    def __hash__(self) -> int:
+        return hash(self.whole)
+
+    @property
+    def whole(self) -> tuple[Bucket, ...]:
+        """All of them."""
+        if self._made is None:
+            of = zip(self.patterns.buckets, self.subjects, strict=True)
+            self._made = tuple([bucket.of(subject) for bucket, subject in of])
+        return self._made
+
+
+def alike(buckets: Sequence[Bucket]) -> Sequence[Bucket]:
+    """Return buckets that differ from these in their subjects at most."""
+    return buckets.patterns.buckets if type(buckets) is Copies else buckets
 
 
 @dataclass(slots=True)
@@ -175,7 +210,7 @@ class BucketStatus:
 class Reply(NamedTuple):
     """What a decision found in its buckets, as numbers: few statuses that could be made of them are ever read."""
 
-    buckets: tuple[Bucket, ...]
+    buckets: Sequence[Bucket]
     #: µs that each bucket's window lasts.
     windows_us: tuple[int, ...]
     #: Of each bucket five: 1 if it has or had room; the units left, negative ones being debt; µs until the cost would
@@ -196,7 +231,7 @@ class Reply(NamedTuple):
     @property
     def all_have_room(self) -> bool:
         """Whether each bucket has, or had, room."""
-        return self.numbers[::EACH].count(1) == len(self.buckets)
+        return self.numbers[::EACH].count(1) == len(self.windows_us)
 
     def statuses(self) -> tuple[BucketStatus, ...]:
         """Return the status of each bucket."""

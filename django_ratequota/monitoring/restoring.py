@@ -7,7 +7,7 @@ this process has not written yet, and the check is sent again. One thread reads 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Generator
+from collections.abc import Collection, Generator, Sequence
 from concurrent.futures import Future, wait
 from math import inf
 from typing import Any
@@ -35,7 +35,7 @@ from .workers import database_worker
 _Found = dict[Window, Totals]
 
 
-def restore(buckets: tuple[Bucket, ...], at_us: int) -> Generator[Any, Any, None]:
+def restore(buckets: Sequence[Bucket], at_us: int) -> Generator[Any, Any, None]:
     """Return the steps that raise durable counters to their rows, in the windows around ``at_us``.
 
     Where the database does not answer in time, Redis counts on without them.
@@ -59,7 +59,7 @@ def restore(buckets: tuple[Bucket, ...], at_us: int) -> Generator[Any, Any, None
     yield from limiter.backend.raise_counters(raised)
 
 
-def peek(limiter: Limiter, call: Call, buckets: tuple[Bucket, ...]) -> Decision:
+def peek(limiter: Limiter, call: Call, buckets: Sequence[Bucket]) -> Decision:
     """Return the state of the buckets, with what is to be restored; raises as ``Limiter.peek`` does."""
     restored = restore if ledger.is_kept(limiter) else None
     steps = limiter.ask(LimitRequest(mode="peek", buckets=buckets, restore=restored))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -117,7 +117,7 @@ def describe_window(bucket: Bucket, *, used: int | None, window: tuple[int, int]
     }
 
 
-def _shown(buckets: tuple[Bucket, ...]) -> tuple[Bucket, ...]:
+def _shown(buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:
     """Return the enforced buckets that the caller is shown."""
     hidden = hidden_kinds()
     kinds = [(bucket, bucket.subject.partition(":")[0]) for bucket in buckets if bucket.mode == "enforce"]

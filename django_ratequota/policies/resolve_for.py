@@ -100,9 +100,8 @@ async def aresolve_for(
     caller: Caller, where: Where, snapshot: Snapshot, now_us: int, own: Own | None = None
 ) -> Resolved:
     """``resolve_for``, awaited: in a thread where that calls the project's functions, or queries."""
-    if own is not None:
-        if not caller.calls_functions(match(snapshot, where, own.entry).kinds):
-            return resolve_for(caller, where, snapshot, now_us, own)
+    if own is not None and not caller.calls_functions(match(snapshot, where, own.entry).kinds):
+        return resolve_for(caller, where, snapshot, now_us, own)
     return await sync_to_async(resolve_for)(caller, where, snapshot, now_us, own)
 
 

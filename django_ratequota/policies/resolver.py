@@ -16,7 +16,6 @@ from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 from ..conf import settings
-from ..engine.keys import subject_tag
 from ..engine.rates import BLOCKED
 from ..engine.types import Bucket, Copies, Patterns
 from ..utils.problems import note_problem
@@ -110,7 +109,7 @@ class Resolution:
     #: Of each winner of a contest the policy, the endpoint, and how many of the buckets are its own.
     won: tuple[tuple[PolicyFacts, EndpointFacts | None, int], ...]
     #: Those of the winners, in their order, and built-in ones.
-    buckets: tuple[Bucket, ...]
+    buckets: Sequence[Bucket]
     #: Names of the enforced winners whose rates are ``blocked``, as clients see them.
     blocked_by: tuple[str, ...]
     #: Ids of the winners whose rates are ``blocked``: enforced, and in log mode.
@@ -152,15 +151,13 @@ class Shape:
     def __init__(self, resolution: Resolution, counted: tuple[str, ...]) -> None:
         """``resolution`` is that of one of them; ``counted`` are the ``counted_per`` of the contests."""
         self.resolution = resolution
-        self._patterns = Patterns(resolution.buckets)
-        self._places = [(one, counted.index(one.counted_per)) for one in resolution.buckets]
+        self._patterns = Patterns(tuple(resolution.buckets))
+        self._places = [counted.index(one.counted_per) for one in resolution.buckets]
 
     def of(self, subjects: Sequence[Any], caller: Caller, standing: Standing) -> Resolution:
         """Return the resolution of the caller, whose ``subjects`` are in the order of ``counted``."""
         one, kind = self.resolution, standing.assigned_kind
-        tags = [subject and subject_tag(subject) for subject in subjects]
-        copies = Copies([bucket.of(subjects[at], tags[at]) for bucket, at in self._places])
-        copies.patterns = self._patterns
+        copies = Copies(self._patterns, tuple([subjects[at] for at in self._places])) if self._places else ()
         return Resolution(
             one.won,
             copies,

@@ -33,12 +33,10 @@ class ScriptCall(Command):
         return call
 
     @classmethod
-    def like(cls, pattern: ScriptPattern, keys: Sequence[str]) -> ScriptCall:
-        """Return the call of the pattern with these keys, encoded already."""
+    def like(cls, pattern: ScriptPattern, keys: Sequence[str], sent: bytes) -> ScriptCall:
+        """Return the call of the pattern with these keys; ``sent`` is what ``encoded`` returns for them."""
         call = super().__new__(cls, (*pattern.before, *keys, *pattern.args))
-        call.script = pattern.script
-        encoded = "".join([f"${len(key)}\r\n{key}\r\n" for key in keys])
-        call.packed = b"%b%b%b" % (pattern.head, encoded.encode("ascii"), pattern.tail)
+        call.script, call.packed = pattern.script, b"%b%b%b" % (pattern.head, sent, pattern.tail)
         return call
 
     @property
@@ -56,10 +54,11 @@ class ScriptPattern:
         self.before = ("EVALSHA", script.sha, len(keys) + more, *keys)
         self.args = tuple(args)
         length = len(self.before) + more + len(self.args)
-        self.head = b"*%d\r\n%b" % (length, b"".join(map(_encoded, self.before)))
-        self.tail = b"".join(map(_encoded, self.args))
+        self.head = b"*%d\r\n%b" % (length, encoded(self.before))
+        self.tail = encoded(self.args)
 
 
-def _encoded(argument: object) -> bytes:
-    text = str(argument).encode()
-    return b"$%d\r\n%b\r\n" % (len(text), text)
+def encoded(arguments: Iterable[object]) -> bytes:
+    """Return arguments as a command has them on the wire."""
+    texts = [str(argument).encode() for argument in arguments]
+    return b"".join([b"$%d\r\n%b\r\n" % (len(text), text) for text in texts])

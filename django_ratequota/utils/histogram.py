@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 #: Upper bounds in seconds: from 50 µs, each a fifth higher, up to about 10 s; one more bin holds longer durations.
@@ -24,20 +25,18 @@ class Histogram:
         self.total = 0.0
         #: When the last duration was recorded, by ``clock``; None before the first.
         self.recorded_at: float | None = None
-        # One slice per ten seconds of the last minute: its number since the clock's zero, and its counts.
-        self._slices = [(-1, [0] * (len(BOUNDS) + 1)) for _ in range(_SLICES)]
+        # One slice per ten seconds of the last minute, the last first: its number since the clock's zero, its counts.
+        self._slices = deque([(-1.0, [0] * (len(BOUNDS) + 1))], _SLICES)
 
     def record(self, began_at: float) -> None:
         """Count the duration since then, by the clock."""
         now = self.recorded_at = self.clock()
         seconds = now - began_at
         bin_ = bisect_left(BOUNDS, seconds)
-        number = int(now // _SLICE_SECONDS)
-        at, counts = self._slices[number % _SLICES]
-        if at != number:
-            counts = [0] * (len(BOUNDS) + 1)
-            self._slices[number % _SLICES] = (number, counts)
-        counts[bin_] += 1
+        number = now // _SLICE_SECONDS
+        if number != self._slices[0][0]:
+            self._slices.appendleft((number, [0] * (len(BOUNDS) + 1)))
+        self._slices[0][1][bin_] += 1
         self.counts[bin_] += 1
         self.total += seconds
 
@@ -47,8 +46,8 @@ class Histogram:
 
     def last_minute(self) -> list[int]:
         """Return the counts of the last 60 to 70 seconds."""
-        oldest = int(self.clock() // _SLICE_SECONDS) - _SLICES
-        return merged(counts for number, counts in self._slices if number > oldest)
+        oldest = self.clock() // _SLICE_SECONDS - _SLICES
+        return merged(counts for number, counts in tuple(self._slices) if number > oldest)
 
 
 def merged(histograms: Iterable[Sequence[int]]) -> list[int]:

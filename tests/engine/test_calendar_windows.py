@@ -233,9 +233,9 @@ def test_the_command_has_the_bounds_of_the_current_window() -> None:
     for month, days in ((2, 28), (1, 31), (2, 28), (3, 31)):
         begins = us(f"2025-{month:02}-01 00:00")
         for now_us in (begins, begins + days * 24 * HOUR - 1):
-            sent = prepared.command((("check", 0, -1, 0), (1,), None, False, None), now_us, ())
-            assert sent.command[-4:-2] == (begins, begins + days * 24 * HOUR)
-            assert sent.windows_us == (days * 24 * HOUR,)
+            command, windows_us = prepared.command((("check", 0, -1, 0), (1,), None, False, None), now_us)
+            assert command[-4:-2] == (begins, begins + days * 24 * HOUR)
+            assert windows_us == (days * 24 * HOUR,)
 
 
 @pytest.mark.parametrize(
