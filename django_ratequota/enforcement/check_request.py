@@ -203,6 +203,8 @@ class Evaluation(ABC):
         self, buckets: Sequence[Bucket], revision: int | None, slots: Slots | None, costs: tuple[int, ...] = ()
     ) -> LimitRequest:
         """Return what the limiter is asked; ``costs`` are the units of each bucket, () = by its rate."""
+        if slots is not None:  # which look at each of the buckets
+            buckets = tuple(buckets)
         return LimitRequest(self.mode, buckets, self.units, store_settler(self.limiter), costs, revision, slots=slots)
 
     def replaced(self, resolution: Resolution, own: Decision) -> Recorded | None:

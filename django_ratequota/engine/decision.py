@@ -224,7 +224,8 @@ class Decision:
     @property
     def without_room(self) -> tuple[BucketStatus, ...]:
         """The buckets that had no room, log-only ones included: mostly none."""
-        if self._reply is not None and self._reply.all_have_room:
+        reply = self._reply
+        if reply is not None and reply.numbers[::EACH].count(1) == len(reply.windows_us):
             return ()
         return tuple(status for status in self.statuses if not status.allowed)
 

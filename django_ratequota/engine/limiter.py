@@ -30,7 +30,7 @@ from .memory import Memory, Unlimited
 from .protocol import MAX_US, ScriptBackend
 from .rates import MAX_UNITS, show
 from .slots import HeldSlot, Lease, Slots
-from .types import Bucket, alike, check_cost
+from .types import Bucket, Copies, check_cost
 
 if TYPE_CHECKING:
     from ..store.factory import Client
@@ -272,8 +272,9 @@ class Limiter:
             request = request._replace(cost=check_cost(cost))
         if request.mode == "check":
             slots = request.slots
-            if slots is None and request.slot is None:
-                for bucket in alike(request.buckets):
+            # Copies are made of policies: a check of theirs brings its slots where one is concurrent.
+            if slots is None and request.slot is None and type(request.buckets) is not Copies:
+                for bucket in request.buckets:
                     if bucket.rate.concurrent:
                         slots = Slots()
                         break

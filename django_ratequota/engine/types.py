@@ -228,11 +228,6 @@ class Reply(NamedTuple):
         windows_us = tuple([status.window_us for status in statuses])
         return cls(tuple([status.bucket for status in statuses]), windows_us, tuple(numbers))
 
-    @property
-    def all_have_room(self) -> bool:
-        """Whether each bucket has, or had, room."""
-        return self.numbers[::EACH].count(1) == len(self.windows_us)
-
     def statuses(self) -> tuple[BucketStatus, ...]:
         """Return the status of each bucket."""
         statuses, at = [], 0
