@@ -51,12 +51,14 @@ def _choice(*allowed: str) -> _Validator:
     return _that(lambda value: value in allowed, f"Write one of {', '.join(allowed)}.")
 
 
-def _number(least: float, most: float, *, whole: bool = False) -> _Validator:
+def _number(least: float, most: float, *, whole: bool = False, or_none: bool = False) -> _Validator:
     kind, name = (int, "whole number") if whole else (int | float, "number")
-    return _that(
-        lambda value: isinstance(value, kind) and not isinstance(value, bool) and least <= value <= most,
-        f"Write a {name} from {least} to {most}.",
-    )
+
+    def is_valid(value: Any) -> bool:
+        is_number = isinstance(value, kind) and not isinstance(value, bool)
+        return least <= value <= most if is_number else or_none and value is None
+
+    return _that(is_valid, f"Write a {name} from {least} to {most}{', or None' if or_none else ''}.")
 
 
 def _strings(*allowed: str) -> _Validator:
@@ -166,6 +168,9 @@ class Settings:
     #: Seconds after which a slot of a rate such as `20 concurrent` is free again if the worker that holds it was
     #: killed. While a request runs, its worker renews the slot.
     concurrency_ttl: float = _key(60.0, _number(1, 3600))
+    #: Seconds for which a request may hold its slots at most. Then they are released although the request still
+    #: runs, for example because its client does not read the response. None = until the request has ended.
+    concurrency_max: float | None = _key(None, _number(1, 86_400, or_none=True))
     #: Receivers of `quota_threshold`, called when a counter reaches 80 % or 100 % of its limit: a dotted path
     #: or a list of them.
     notify: tuple[str, ...] = _key((), _receivers)

@@ -14,5 +14,5 @@ DEPLOYMENT = (store.check_memory, store.check_exposed)
 OF_POLICIES = (
     *(database.check_migrated, database.check_outcome, database.check_plans, database.check_kinds),
     *(database.check_rates, database.check_concurrent, database.check_collations),
-    views.check_unlimited,
+    *(views.check_unlimited, views.check_shared_slots),
 )

@@ -10,8 +10,9 @@ from django.core import checks
 from django.utils import timezone
 
 from .. import conf
+from ..engine.rates import CONCURRENT
 from ..models import Endpoint, RatePolicy
-from ..operations.advice import matched_routes
+from ..operations.advice import has_views, matched_routes
 from ..policies.requests import view_declarations as views
 from ..policies.requests.routes import known_views
 from ..policies.requests.view_facts import facts_of, scope_name
@@ -22,6 +23,8 @@ _FOREIGN = {"", "django", "django_ratequota"}
 #: Attributes of REST framework's own throttle classes, which a ``QuotaThrottle`` does not read.
 _NOT_READ = ("scope", "rate", "THROTTLE_RATES", "get_cache_key", "parse_rate")
 _THROTTLE_MODULES = ("django_ratequota.throttling", "rest_framework.throttling")
+#: Who shares a counter of a policy counted per these.
+_SHARED = ("everyone", "plan")
 #: Most views that a message names.
 _MAX_SHOWN = 5
 
@@ -127,6 +130,19 @@ def check_unlimited() -> Messages:
         "Endpoints to which only their own policies apply need such a policy of their own."
     )
     return [checks.Warning(text, hint=hint, id="django_ratequota.W017")] if bare else []
+
+
+def check_shared_slots() -> Messages:
+    """W031: a view's concurrent limits are all for its clients together, so that one client can hold every slot."""
+    rows = RatePolicy.objects.filter(rates__icontains=CONCURRENT, mode="enforce").exclude(ends_at__lte=timezone.now())
+    own = set(rows.exclude(counted_per__in=_SHARED).values_list("endpoint", flat=True))
+    shared = set(rows.filter(counted_per__in=_SHARED).values_list("endpoint", flat=True)) - own
+    limits = ["own"] if None in own else ["own", "besides"]
+    alone = Endpoint.objects.filter(pk__in=shared - {None}, limits__in=limits)
+    names = ["all"] * (None in shared) + [one.name for one in alone if _views() and has_views(one)]
+    text = f"One client can hold all concurrent requests of these endpoints: {_shortened(names)}."
+    hint = "Add a policy counted per caller with a concurrent limit, so that each client can hold only a few."
+    return [checks.Warning(text, hint=hint, id="django_ratequota.W031")] if names else []
 
 
 def _views() -> list[tuple[str, str, Any]]:

@@ -4,7 +4,8 @@ A request's slots are released by the first of these that notices its end:
 
 - the middleware: before a plain response is sent, with the last part of a streamed body, and for exceptions,
 - the ``close`` of the request, which Django calls with that of the response that was sent,
-- the body or the slots when it is no longer used; then the thread releases them within a second.
+- the body or the slots when it is no longer used; then the thread releases them within a second,
+- the thread, once the request has held them for CONCURRENCY_MAX.
 
 A file that a WSGI server sends by itself is not wrapped, because the server would read it through Python then.
 """
@@ -51,6 +52,8 @@ def slots_of(http: Any, checks: RequestChecks) -> Slots:
     """Return the request's slots, which its ``close`` releases."""
     if checks.slots is None:
         checks.slots = new_slots()
+        if settings.concurrency_max is not None:
+            checks.slots.until = time.monotonic() + settings.concurrency_max
     # Django has no other hook that the end of a request calls by its name.
     vars(http).setdefault("close", _Close(http, checks.slots))
     return checks.slots
@@ -172,6 +175,9 @@ class _AsyncBody:
 
 def _work() -> None:
     """Renew the leases of the slots that are held, and release what is left over; raises ``StoreError``."""
+    if ended := _abandon(time.monotonic()):
+        text = f"requests that still ran after CONCURRENCY_MAX ({settings.concurrency_max} s) have lost their slots"
+        note_problem("concurrency_max", f"{text}: {ended}")
     held = _held()
     # Released meanwhile: a renewal that came after the release may have taken them again.
     unreleased.extend(Unreleased(*each, time.monotonic() + each[1].length_us / 1e6) for each in _renewed - held)
@@ -180,6 +186,16 @@ def _work() -> None:
     failures = [*_renew(held), *_release()]
     if failures:
         raise failures[0]
+
+
+def _abandon(now: float) -> int:
+    """Leave to ``_release`` the slots that may be held until ``now`` at most; returns how many requests held some."""
+    ended = 0
+    for reference in running.valuerefs():
+        if (slots := reference()) is not None and slots.until <= now:
+            ended += bool(slots.held)
+            slots.abandon()
+    return ended
 
 
 def _held() -> set[tuple[Keeper, Lease]]:
@@ -223,9 +239,7 @@ def _batches(slots: Iterable[tuple[Keeper, Lease]]) -> Iterator[tuple[Keeper, li
 
 def _end() -> None:
     """Release all slots, as the process ends; raises ``StoreError``."""
-    for reference in running.valuerefs():
-        if (slots := reference()) is not None:
-            slots.abandon()
+    _abandon(float("inf"))
     if failures := [*_release()]:
         raise failures[0]
 

@@ -103,12 +103,14 @@ _Name = tuple[Keeper, tuple[object, ...]]
 class Slots:
     """The slots of one request, all with one id until some are released: a late release must hit no later slot."""
 
-    __slots__ = ("__weakref__", "_asked", "_held", "_id", "lease_us")
+    __slots__ = ("__weakref__", "_asked", "_held", "_id", "lease_us", "until")
 
     def __init__(self, lease_seconds: float = LEASE_SECONDS) -> None:
         # From 1 to 2^53 - 1.
         self._id = ids.new()
         self.lease_us = round(lease_seconds * 10**6)
+        #: When they are released, although they are held (monotonic seconds).
+        self.until = float("inf")
         # Those that are held, and those that may be: asked for, without a reply, or being released.
         self._held: dict[_Name, Lease] = {}
         self._asked: dict[_Name, Lease] = {}

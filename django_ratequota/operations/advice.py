@@ -37,12 +37,9 @@ def about_policy(policy: PolicyFacts, endpoint: EndpointFacts | None, now_us: in
 def about_endpoint(endpoint: Endpoint) -> list[str]:
     """Return warnings about an endpoint.
 
-    Scopes of views and routes are read from the URLconf, the admin's included. Code may name a scope elsewhere, as in
-    ``check_request``, so the warning says what it depends on.
+    Code may name a scope elsewhere, as in ``check_request``, so the warning says what it depends on.
     """
-    if endpoint.name in known_scopes():
-        return []
-    if endpoint.routes and matched_routes(endpoint, known_routes(admin=True)):
+    if has_views(endpoint):
         return []
     text = _(
         "No view in the URLconf has the scope “%(name)s” or matches its routes. Requests are only counted here if "
@@ -57,6 +54,11 @@ def about_saved(policies: Iterable[RatePolicy]) -> list[list[str]]:
     endpoints = Endpoint.objects.in_bulk({one.endpoint_id for one in facts} - {None})
     known = {None: None, **{pk: endpoint_facts(endpoint) for pk, endpoint in endpoints.items()}}
     return [about_policy(one, known[one.endpoint_id], now_us) for one in facts]
+
+
+def has_views(endpoint: Endpoint) -> bool:
+    """Whether a view in the URLconf, the admin's included, has the endpoint's scope or matches its routes."""
+    return endpoint.name in known_scopes() or bool(matched_routes(endpoint, known_routes(admin=True)))
 
 
 def matched_routes(endpoint: Endpoint, routes: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:

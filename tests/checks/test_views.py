@@ -26,6 +26,7 @@ from django_ratequota.checks.views import (
     check_declared,
     check_enforced,
     check_scopes,
+    check_shared_slots,
     check_throttle_classes,
     check_unlimited,
 )
@@ -310,3 +311,35 @@ def test_an_endpoint_with_limits_of_its_own_needs_one_counted_per_ip(
         RatePolicy.objects.create(endpoint=found.get(name or ""), **IP)
     assert ids(check_unlimited()) == expected
     assert all(("(/0/)" in message.msg) == (None in policies) for message in check_unlimited())
+
+
+# --- Concurrent limits. ---
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("policies", "limits", "expected"),
+    [
+        ([("one", "everyone"), ("tasks", "everyone")], "besides", "one"),
+        ([("one", "plan")], "besides", "one"),
+        ([("one", "everyone"), ("one", "caller")], "besides", ""),
+        ([("one", "everyone"), (None, "ip")], "besides", ""),
+        ([("one", "everyone"), (None, "ip")], "own", "one"),
+        ([("one", "everyone")], "none", ""),
+        ([(None, "everyone"), ("one", "caller")], "besides", "all"),
+    ],
+)
+def test_concurrent_limits_for_all_clients_together_are_a_warning(
+    project: Any, policies: list[tuple[str | None, str]], limits: str, expected: str
+) -> None:
+    project(ratequota("one")(plain))
+    endpoints = {name: Endpoint.objects.create(name=name, limits=limits) for name in ("one", "tasks")}
+    for name, counted_per in policies:
+        RatePolicy.objects.create(
+            endpoint=endpoints.get(name or ""), counted_per=counted_per, rates="3 concurrent, 9/min"
+        )
+    RatePolicy.objects.create(endpoint=endpoints["one"], counted_per="ip", rates="1 concurrent", mode="log")
+    RatePolicy.objects.create(endpoint=endpoints["one"], counted_per="user", rates="9/min")
+    found = check_shared_slots()
+    assert ids(found) == ["W031"] * bool(expected)
+    assert all(message.msg.endswith(f"these endpoints: {expected}.") for message in found)

@@ -6,10 +6,12 @@ import asyncio
 import gc
 import tempfile
 import threading
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +29,9 @@ from rest_framework.views import APIView
 from django_ratequota import Bucket, Limiter, Rate, acheck_caller, acheck_request, check_caller, check_request
 from django_ratequota.checks.database import check_concurrent
 from django_ratequota.decorators import ratequota
+from django_ratequota.enforcement import slots
 from django_ratequota.enforcement.slots import renewing, running
+from django_ratequota.engine import slots as engine_slots
 from django_ratequota.engine.slots import HeldSlot, Lease, unreleased
 from django_ratequota.exceptions import StoreError
 from django_ratequota.models import Endpoint, RatePolicy
@@ -619,6 +623,31 @@ def test_a_late_release_by_the_thread_leaves_the_slot_of_a_later_check(
     assert len(held()) == 1
     with check_caller(scope="search"):
         assert not check_caller(scope="search").allowed
+    request.close()
+    assert held() == []
+
+
+def test_a_request_holds_its_slots_for_concurrency_max(
+    settings: Any, passes: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that a later check has taken; the slot of a task, which no client can prolong, is held to its end."""
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "CONCURRENCY_TTL": 3600, "CONCURRENCY_MAX": 600}
+    clock = SimpleNamespace(now=time.monotonic())
+    for module in (slots, engine_slots):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    request = request_from()
+    with check_caller(scope="search") as task:
+        assert task.allowed
+        assert check_request(request, "search").allowed
+        for seconds, expected in ((0, 2), (599, 2), (1, 1), (600, 1)):
+            clock.now += seconds
+            passes()
+            assert len(held()) == expected, clock
+        assert problems.recent()["concurrency_max"].endswith("after CONCURRENCY_MAX (600 s) have lost their slots: 1")
+        assert check_request(request, "search").allowed
+        assert len(held()) == 2
+        passes()
+        assert len(held()) == 1
     request.close()
     assert held() == []
 

@@ -90,6 +90,21 @@ async def astream(request: HttpRequest) -> StreamingHttpResponse:
 
 
 @ratequota("search")
+def flood(request: HttpRequest) -> StreamingHttpResponse:
+    """More than any socket's buffer holds."""
+    return StreamingHttpResponse(b"x" * 10**5 for _ in range(10**4))
+
+
+@ratequota("search")
+async def aflood(request: HttpRequest) -> StreamingHttpResponse:
+    async def parts() -> AsyncIterator[bytes]:
+        for _ in range(10**4):
+            yield b"x" * 10**5
+
+    return StreamingHttpResponse(parts())
+
+
+@ratequota("search")
 async def abroken(request: HttpRequest) -> StreamingHttpResponse:
     return StreamingHttpResponse(broken())
 
@@ -100,6 +115,8 @@ urlpatterns = [
     path("slow/", slow),
     path("stream/", stream),
     path("astream/", astream),
+    path("flood/", flood),
+    path("aflood/", aflood),
     path("abroken/", abroken),
 ]
 
