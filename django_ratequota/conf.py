@@ -133,8 +133,8 @@ class Settings:
     #: connections of this app.
     cache: str = _key("default", _string)
     #: URL of the Redis to use instead of `CACHE`: `redis://`, `rediss://`, `unix://` or `redis+sentinel://`.
-    #: With `memory://` each process has counters of its own, for development, CI and projects that a single
-    #: process serves.
+    #: You can write `valkey` instead of `redis`. With `memory://` each process has counters of its own, for
+    #: development, CI and projects that a single process serves.
     redis_url: str = _key("", _string)
     #: Set to True if `REDIS_URL` is the URL of a node of a Redis Cluster.
     cluster: bool = _key(False, _boolean)
@@ -180,7 +180,8 @@ class Settings:
     #: "billing@acme.example"}`, for `django_ratequota.notify.mail_customers`. It is called with a list of
     #: subjects. Subjects that it leaves out get no email. Users have their model's email field.
     customer_emails: str = _key("", _optional("(subjects) -> {subject: address}"))
-    #: Networks (CIDR) of your proxies, whose `X-Forwarded-For` is trusted; `unix` = a proxy on a Unix socket.
+    #: Networks (CIDR) of your proxies, whose `X-Forwarded-For` is trusted; `unix` = a proxy on a Unix socket,
+    #: which has no address.
     trusted_proxies: tuple[str, ...] = _key((), _networks)
     #: IPv6 addresses that share this many leading bits are one client.
     ipv6_prefix: int = _key(64, _number(1, 128, whole=True))

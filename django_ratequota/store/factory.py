@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 from urllib.parse import parse_qs, parse_qsl, unquote, urlsplit
 
@@ -41,9 +42,11 @@ def store_from_client(client: Client, timeout: float) -> Store:
 def store_from_url(url: str, timeout: float, cluster: bool = False, max_connections: int = MAX_CONNECTIONS) -> Store:
     """Return the store at a ``redis://``, ``rediss://`` or ``unix://`` URL, or the master that its sentinels name.
 
-    ``cluster`` reads it as any node of a Redis Cluster; ``max_connections`` bounds the connections to each server.
+    ``valkey`` in the scheme means ``redis``. ``cluster`` reads it as any node of a Redis Cluster;
+    ``max_connections`` bounds the connections to each server.
     Raises ``ConfigurationError``.
     """
+    url = re.sub("^valkey", "redis", url)  # as Valkey's clients and its providers write it
     if not url.startswith(_SCHEMES):
         raise ConfigurationError(
             f"REDIS_URL cannot be used: it must begin with {', '.join(_SCHEMES)}; or be memory://, written exactly so"

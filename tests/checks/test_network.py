@@ -42,6 +42,7 @@ SENTINEL_OPTIONS = {
         ("redis+sentinel://localhost:26379/main", False),
         ("redis+sentinel://localhost:26379,10.0.0.8:26379/main", True),
         ("redis+sentinel://:secret@10.0.0.7:26379/main", False),
+        ("valkey+sentinel://10.0.0.7:26379/main", True),
         ("rediss+sentinel://10.0.0.7:26379/main?sentinel_password=other", True),
         # a Cluster
         ({"REDIS_URL": "redis://10.0.0.7:7000", "CLUSTER": True}, True),

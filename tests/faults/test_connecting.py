@@ -22,6 +22,7 @@ from django_ratequota import Limiter
 from django_ratequota.exceptions import StoreError
 from django_ratequota.store import pool as pools
 from django_ratequota.store.base import ServerActivity
+from django_ratequota.store.factory import store_from_url
 from django_ratequota.store.pool import Attempt, Pool, Turn
 from tests.support.properties import thorough_after
 
@@ -43,6 +44,12 @@ def test_tls_by_option(terminator: Wire, trusted: str, limiters: Make, ask: Ask)
     assert ask(limiters(terminator, ssl=True, ssl_ca_certs=trusted, password="secret"), [ENDLESS]).allowed
     assert failure(ask, limiters(terminator, ssl=True, password="secret"), [ENDLESS]) == "connection", "whose is it?"
     assert ask(limiters(terminator, ssl=True, ssl_cert_reqs="none", password="secret"), [ENDLESS]).allowed
+
+
+def test_tls_by_a_url_of_valkey(terminator: Wire, trusted: str) -> None:
+    store = store_from_url(f"valkeys://:secret@127.0.0.1:{terminator.port}?ssl_ca_certs={trusted}", 5)
+    assert store.execute(("PING",)) == b"PONG"
+    store.close()
 
 
 def test_a_tls_connection_is_reused(terminator: Wire, trusted: str, limiters: Make, ask: Ask) -> None:

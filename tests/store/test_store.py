@@ -385,6 +385,14 @@ def test_bad_urls() -> None:
         assert isinstance(caught.value, RateQuotaError)
 
 
+def test_a_url_of_valkey(own_server: ValkeyServer, own: redis.Redis) -> None:
+    store = store_from_url(f"valkey://{own_server.host}:{own_server.port}/3", 5)
+    assert store.execute(("SET", "rqtest:here", "1"))
+    store.close()
+    with redis.Redis(host=own_server.host, port=own_server.port, db=3) as client:
+        assert client.exists("rqtest:here")
+
+
 def test_a_unix_socket(own_server: ValkeyServer, own: redis.Redis) -> None:
     path = Path(own_server.unix_socket_path)
     store = store_from_url(f"unix://{path}?db=2", 5)

@@ -71,8 +71,11 @@ class Caller:
         # REST framework's request looks Django's attributes up by a function.
         meta = getattr(request, "_request", request).META
         remote = meta.get("REMOTE_ADDR") or ""
-        # Without trusted proxies any client could have written the header.
-        forwarded = (meta.get("HTTP_X_FORWARDED_FOR") or "") if settings.trusted_proxies else ""
+        forwarded = ""
+        if settings.trusted_proxies:  # otherwise any client could have written the header
+            forwarded = meta.get("HTTP_X_FORWARDED_FOR") or ""
+            if not forwarded and "HTTP_FORWARDED" in meta:
+                _note_forwarded(remote)
         read = _read_cached if len(remote) + len(forwarded) <= _LONGEST else _read
         return read(remote, forwarded, settings.generation)
 
@@ -215,18 +218,15 @@ def _read(remote: str, forwarded: str, _generation: int) -> ClientAddress:
 _read_cached = lru_cache(_HEADERS)(_read)
 
 
-def client_address(
-    remote: str, forwarded: str, trusted: Iterable[Network], trust_unix: bool = False
-) -> Address | None:
+def client_address(remote: str, forwarded: str, trusted: Iterable[Network], unix: bool = False) -> Address | None:
     """Return the client's address: the first untrusted hop from the peer leftwards through X-Forwarded-For.
 
-    Text that is no address, and the ``_MAX_HOPS``-th address, end the walk at the last address before it. So what a
+    A ``remote`` that is no address, such as ``unix:`` or an empty text, is a peer on a Unix socket. In the header,
+    text that is no address, and the ``_MAX_HOPS``-th address, end the walk at the last address before it. So what a
     client writes there itself is never believed.
     """
     hop = _parse(remote)
-    if hop is None and not (trust_unix and not remote):
-        return None
-    if hop is not None and not _within(hop, trusted):
+    if not _is_proxy(hop, trusted, unix):
         return hop
     # One piece more than is read: it holds the unread rest of a long header.
     for text in forwarded.rsplit(",", _MAX_HOPS)[: -_MAX_HOPS - 1 : -1] if forwarded else ():
@@ -260,6 +260,16 @@ def _parse(text: str) -> Address | None:
         return unmap(ip_address(text))
     except ValueError:
         return None
+
+
+def _note_forwarded(remote: str) -> None:
+    if _is_proxy(_parse(remote), settings.networks, UNIX in settings.trusted_proxies):
+        text = "a proxy of TRUSTED_PROXIES sends Forwarded, which is not read, and no X-Forwarded-For"
+        note_problem("forwarded", f"{text}, so that all clients behind it have its address")
+
+
+def _is_proxy(hop: Address | None, trusted: Iterable[Network], unix: bool) -> bool:
+    return unix if hop is None else _within(hop, trusted)
 
 
 def _within(address: Address, networks: Iterable[Network]) -> bool:

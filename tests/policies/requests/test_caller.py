@@ -15,6 +15,7 @@ from django_ratequota import check_request
 from django_ratequota.models import RatePolicy
 from django_ratequota.policies.requests import caller as caller_module
 from django_ratequota.policies.requests.caller import Caller, client_address, client_text
+from django_ratequota.utils import problems
 from tests.project.views import request_from
 from tests.support.properties import examples
 
@@ -70,11 +71,13 @@ def test_a_trusted_unix_socket_is_a_proxy() -> None:
         ("", f"1.2.3.4, {CLIENT}, 10.0.0.2", CLIENT),
         ("", "", None),
         ("", "unknown", None),
-        # a name that is no address is no socket either
-        ("nonsense", CLIENT, None),
+        # nginx writes this for a peer on a Unix socket
+        ("unix:", CLIENT, CLIENT),
+        ("unix:", "", None),
+        ("nonsense", CLIENT, CLIENT),
         ("203.0.113.7", CLIENT, "203.0.113.7"),
     ]:
-        found = client_address(remote, forwarded, PROXIES, trust_unix=True)
+        found = client_address(remote, forwarded, PROXIES, unix=True)
         assert found == (None if expected is None else ip_address(expected))
 
 
@@ -105,11 +108,35 @@ def test_ipv6_addresses_count_by_their_network(address: str, prefix: int, expect
 def test_the_settings_say_who_is_believed_and_what_one_client_is(settings: Any) -> None:
     settings.RATEQUOTA = {"TRUSTED_PROXIES": ["10.0.0.0/8", "unix"], "IPV6_PREFIX": 56}
     forwarded = {"X-Forwarded-For": "2001:db8:1:2ff::7"}
-    for proxy in ("10.0.0.1", ""):
+    for proxy in ("10.0.0.1", "", "unix:"):
         caller = Caller(request_from(address=proxy, headers=forwarded))
         assert caller.subject("ip", None) == "ip:2001:db8:1:200::/56"
     settings.RATEQUOTA = {"TRUSTED_PROXIES": ["10.0.0.0/8"]}
     assert Caller(request_from(address="", headers=forwarded)).address is None
+
+
+@pytest.mark.parametrize(
+    ("trusted", "proxy", "headers", "expected"),
+    [
+        ("10.0.0.0/8", "10.0.0.1", {}, True),
+        ("unix", "unix:", {}, True),
+        ("10.0.0.0/8", "10.0.0.1", {"X-Forwarded-For": CLIENT}, False),
+        ("10.0.0.0/8", "203.0.113.7", {}, False),  # a client
+        ("10.0.0.0/8", "unix:", {}, False),
+    ],
+)
+def test_a_trusted_proxy_that_sends_only_forwarded_is_a_problem(
+    settings: Any, caplog: Any, trusted: str, proxy: str, headers: dict[str, str], expected: bool
+) -> None:
+    """All clients behind it are its own address; logged once, not for each request."""
+    problems.forget()
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "TRUSTED_PROXIES": [trusted]}
+    for number in range(2):
+        request = request_from(address=proxy, headers={"Forwarded": f"for=198.51.100.{number}", **headers})
+        assert Caller(request).subject("ip", None) is not None
+    logged = [one.message for one in caplog.records]
+    assert logged == [text for text in problems.recent().values() if "X-Forwarded-For" in text]
+    assert len(logged) == expected
 
 
 IDENTIFIERS = {"tenant": "tests.project.views.tenant", "api_key": "tests.project.views.api_key"}
