@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # Container images often set it: each process of the tests would then compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test quick matrix browser world soak bench scale lint format messages docs pages adopt wheel clean
+.PHONY: help demo test quick matrix browser world soak bench scale lint format messages docs pages adopt wheel lock clean
 
 help: ## List the recipes
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -93,8 +93,12 @@ pages: $(VENV)/.test ## Write what the pages take from the code anew: tables of 
 adopt: ## Run NetBox's and Healthchecks' tests with the app and without, and compare what fails (NETBOX=clone HEALTHCHECKS=clone ARGS="users core")
 	@$(if $(NETBOX),tests/postgresql.sh) tests/adopt/run.sh $(ARGS)
 
-wheel: ## Build sdist and wheel, install them in an empty environment and use them there (DIST=folder keeps them)
-	@PYTHON=$(PYTHON) DIST=$(DIST) tests/wheel.sh
+wheel: ## Build sdist and wheel, install them in an empty environment and use them there (BUILT=folder has them already)
+	@PYTHON=$(PYTHON) BUILT=$(BUILT) tests/wheel.sh
+
+lock: $(VENV)-matrix/.matrix ## Write the versions and hashes of what builds a release into .github/release.txt
+	@$(VENV)-matrix/bin/uv pip compile --quiet --upgrade --group release --generate-hashes --no-header --no-annotate \
+		--python-version 3.13 --python-platform linux --output-file .github/release.txt
 
 clean: ## Remove what the recipes made
 	@rm -rf $(VENV) .venv-browser $(VENV)-adopt $(VENV)-bench $(VENV)-matrix $(VENV)-world .tox dist build docs/_build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the sdist and, from it, the wheel; uses each in an environment away from the source, and types with it there.
-# DIST is a folder to keep them in.
+# BUILT is a folder that has them already.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
@@ -10,7 +10,11 @@ pip=(--quiet --disable-pip-version-check)
 "${PYTHON:-python3}" -m venv "$work/build"
 "$work/build/bin/python" -m pip install "${pip[@]}" 'pip>=25.1'
 "$work/build/bin/python" -m pip install "${pip[@]}" --group wheel
-"$work/build/bin/python" -m build --outdir "$work/dist" . >/dev/null
+if [ -n "${BUILT:-}" ]; then
+  cp -r "$BUILT" "$work/dist"
+else
+  "$work/build/bin/python" -m build --outdir "$work/dist" . >/dev/null
+fi
 "$work/build/bin/twine" check --strict "$work"/dist/*
 
 # What must be inside the wheel: Lua, templates, styles, translations, py.typed; all that lies in the package's folder.
@@ -49,8 +53,3 @@ cp tests/package/fresh_projects.py tests/support/snippets.py "$work/"
 "$work/venv/bin/python" -m pip install "${pip[@]}" --group types
 cp -r tests/package/typing_sample "$work/"
 (cd "$work" && "$work/venv/bin/mypy" --strict --config-file= typing_sample)
-
-if [ -n "${DIST:-}" ]; then
-  mkdir -p "$DIST"
-  cp "$work"/dist/* "$DIST/"
-fi

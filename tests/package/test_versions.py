@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import configparser
+import os
 import re
+import subprocess
 import tomllib
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 from tests.conftest import SLOW
 from tests.support import leg
@@ -108,6 +112,81 @@ def test_the_workflows_run_recipes_of_the_makefile() -> None:
         uses = re.findall(r"^ *- uses: (.*)$", path.read_text(), re.MULTILINE)
         assert len(uses) == sum("uses" in step for step in steps)
         assert [line for line in uses if not re.search(r"@[0-9a-f]{40} # v\d+\.\d+\.\d+$", line)] == []
+
+
+RELEASE: dict[str, Any] = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]
+
+
+def run_step(job: str, name: str, folder: Path, **environment: str) -> int:
+    """Run a step of the release with bash, as its runner does; return its exit status."""
+    [step] = [step for step in RELEASE[job]["steps"] if step.get("name", "").startswith(name)]
+    given = {key: value for key, value in step.get("env", {}).items() if "${{" not in value} | environment
+    command = ["bash", "-eo", "pipefail", "-c", step["run"]]
+    return subprocess.run(command, cwd=folder, env={**os.environ, **given}, capture_output=True).returncode
+
+
+def test_a_release_is_built_by_locked_packages_apart_from_its_check() -> None:
+    """Some twenty packages of no fixed version ran beside the files that were published."""
+    needs = {name: job.get("needs") for name, job in RELEASE.items()}
+    assert needs == {"tag": None, "build": "tag", "check": "build", "publish": ["build", "check"]}
+    text = "\n".join(step.get("run", "") for step in RELEASE["build"]["steps"])
+    assert re.findall(r"^.* (?:install|build|make) .*$", text, re.MULTILINE) == [
+        "python -m pip install --require-hashes --no-deps --only-binary :all: --requirement .github/release.txt",
+        "python -m build --no-isolation",
+    ]
+    assert [step["run"] for step in RELEASE["check"]["steps"] if "run" in step] == ["make wheel BUILT=dist"]
+    artifacts = [
+        step["with"]["artifact-ids"]
+        for name in ("check", "publish")
+        for step in RELEASE[name]["steps"]
+        if step.get("uses", "").startswith("actions/download-artifact@")
+    ]
+    assert artifacts == ["${{ needs.build.outputs.artifact }}"] * 2
+    assert [name for name, job in RELEASE.items() if "id-token" in job["permissions"]] == ["publish"]
+
+
+def test_the_lock_has_what_a_release_is_built_with() -> None:
+    """``make lock`` writes it."""
+    lock = (ROOT / ".github/release.txt").read_text()
+    pins = dict(re.findall(r"^([\w-]+)==([\d.]+) \\$", lock, re.MULTILINE))
+    assert lock.count("--hash=sha256:") >= len(pins) == len(re.findall(r"^\S", lock, re.MULTILINE))
+    wanted = [Requirement(text) for text in PROJECT["dependency-groups"]["release"]]
+    assert PROJECT["build-system"]["requires"][0] in map(str, wanted)
+    assert all(one.specifier.contains(pins[one.name]) for one in wanted)
+
+
+def test_only_the_files_that_were_built_are_published(tmp_path: Path) -> None:
+    dist, output = tmp_path / "dist", tmp_path / "output"
+    dist.mkdir()
+    for name in ("one.whl", "one.tar.gz"):
+        (dist / name).write_text(name)
+    assert run_step("build", "Note their sums", dist, GITHUB_OUTPUT=str(output)) == 0
+    sums = re.fullmatch(r"sums<<END\n(.*)\nEND\n", output.read_text(), re.DOTALL)
+    assert sums
+    compared = partial(run_step, "publish", "They are the files", dist, SUMS=sums[1])
+    assert compared() == 0
+    (dist / "two.whl").touch()
+    assert compared() == 1
+    (dist / "two.whl").unlink()
+    (dist / "one.whl").write_text("another")
+    assert compared() == 1
+
+
+def test_a_tag_must_be_on_main_with_a_run_of_ci_that_passed(tmp_path: Path) -> None:
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@example.com"]
+    commit = "commit --quiet --allow-empty --message"
+    for words in ("init --quiet", f"{commit} one", f"{commit} two", "update-ref refs/remotes/origin/main HEAD"):
+        subprocess.run([*git, *words.split()], check=True)
+    on_main = partial(run_step, "tag", "The tag is on main", tmp_path)
+    assert on_main() == 0
+    subprocess.run([*git, "checkout", "--quiet", "HEAD~"], check=True)
+    assert on_main() == 0
+    subprocess.run([*git, *commit.split(), "elsewhere"], check=True)
+    assert on_main() == 1
+    (tmp_path / "gh").write_text('#!/bin/sh\ncase $2 in runs*head_sha=????????*branch=main*) echo "$PASSED";; esac\n')
+    (tmp_path / "gh").chmod(0o755)
+    ci = partial(run_step, "tag", "CI has passed", tmp_path, PATH=f"{tmp_path}:{os.environ['PATH']}", RUNS="runs")
+    assert [ci(PASSED=count) for count in ("1", "0", "")] == [0, 1, 2]
 
 
 def test_every_kind_of_server_and_database_has_a_leg() -> None:
