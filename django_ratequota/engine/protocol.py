@@ -99,18 +99,19 @@ class ScriptBackend:
         if shared is None or not shared.since_us <= at_us < shared.until_us:
             shared = self._share(buckets.patterns, terms, at_us)
         keys = buckets.keys
-        if keys is None or keys[0] != shared.ends:
-            named = zip(buckets.subjects, shared.ends, strict=True)
-            names = tuple([f"{self._prefix}:{beginning(of)}{end}" for of, end in named])
-            keys = buckets.keys = shared.ends, names, encoded(names)
+        if keys is None or keys[0] != shared.around:
+            prefix, *ends = shared.around
+            named = zip(buckets.subjects, ends, strict=True)
+            names = tuple([f"{prefix}:{beginning(of)}{end}" for of, end in named])
+            keys = buckets.keys = shared.around, names, encoded(names)
         return ScriptCall.like(shared.pattern, *keys[1:]), shared.windows_us
 
     def _share(self, patterns: Patterns, terms: Terms, at_us: int) -> _Shared:
         """Return what the commands about copies share, and keep it; raises ``InvalidBucket``."""
         built = CheckCommand(self._prefix, self._zone, patterns.buckets).build(terms, at_us)
         pattern = ScriptPattern(DECIDE, built.first, len(built.keys), built.args)
-        ends = tuple([key.partition("}:")[2] for key in built.keys])
-        shared = _Shared(built.since_us, built.until_us, pattern, ends, built.windows_us)
+        around = self._prefix, *[key.partition("}:")[2] for key in built.keys]
+        shared = _Shared(built.since_us, built.until_us, pattern, around, built.windows_us)
         self._shared.put((patterns, terms), shared)
         return shared
 
@@ -209,8 +210,8 @@ class _Shared(NamedTuple):
     since_us: int
     until_us: int
     pattern: ScriptPattern
-    #: What follows the subject in the key of each bucket.
-    ends: tuple[str, ...]
+    #: What is around the subjects in the keys: the prefix, and what follows them in the key of each bucket.
+    around: tuple[str, ...]
     windows_us: tuple[int, ...]
 
 

@@ -115,7 +115,7 @@ class Copies(Sequence[Bucket]):
         """``subjects`` has the subject of each bucket."""
         self.patterns, self.subjects = patterns, subjects
         self._made: tuple[Bucket, ...] | None = None
-        #: What their keys end with, whatever the subject, and the keys, encoded as well; None = not made yet.
+        #: What is around the subjects in their keys, the keys, and these encoded; None = not made yet.
         self.keys: tuple[tuple[str, ...], tuple[str, ...], bytes] | None = None
 
     def __len__(self) -> int:

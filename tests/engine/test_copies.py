@@ -63,6 +63,13 @@ def test_the_command_is_that_of_plain_buckets(limiter: Limiter, clock: Clock, te
     assert len({packed for _command, packed in sent}) > len(SUBJECTS)
 
 
+def test_limiters_with_other_prefixes_have_keys_of_their_own(redis_client: redis.Redis) -> None:
+    own = copies(Patterns((bucket("1/hour"),)), "user:1")
+    limiters = [Limiter(client=redis_client, prefix=prefix) for prefix in ("rqtest", "rqtest:b", "rqtest")]
+    found = [each.decide(each._request("check", (), 1)._replace(buckets=own)).allowed for each in limiters]
+    assert found == [True, True, False]
+
+
 def test_a_part_of_copies_is_plain() -> None:
     own = copies(Patterns((bucket("1/s"), bucket("2/min"))), "user:1")
     assert [type(one) for one in (own[:1], own[::-1], tuple(own))] == [tuple] * 3
