@@ -215,6 +215,9 @@ def _workers() -> Iterator[str]:
         yield f"site         {which}, so give each site its own PREFIX"
     if late := sum(map(has_late_checkpoint, workers)):
         yield f"ledger       late in {late} of {len(workers)} workers, see their logs"
+    if aside := [worker for worker in workers if worker.set_aside]:
+        units, names = sum(worker.set_aside for worker in aside), ", ".join(worker.process for worker in aside)
+        yield f"ledger       the database refused rows with {units} units, see the logs of {names}"
     for worker in workers:
         yield f"  {worker.process}"
         yield f"             version {worker.revision or 'none yet'}, {_latency(worker.latency)}"

@@ -61,6 +61,8 @@ class Health:
     idle: float | None = None
     #: Unix time (s): all durable counts that it noted before are in the database.
     written_until: float = field(default_factory=time.time)
+    #: Units of rows that the database has refused since the process began: only its log has them.
+    set_aside: int = 0
     #: A digest of its SECRET_KEY: other sites have others.
     site: str = ""
     #: Its number in the ids of the slots that its requests hold; 0 = an older version, which has none.
@@ -108,6 +110,7 @@ def health() -> Health:
         latency=limiter.latency.last_minute(),
         idle=limiter.latency.idle(),
         written_until=ledger.ledger.written_until(),
+        set_aside=ledger.ledger.set_aside,
         site=digest("site"),
         number=ids.number,
     )

@@ -80,6 +80,8 @@ class Ledger(forks.Renewed):
         self.due: Raised = {}
         #: Units by which the store's totals were below the rows' so far: what it had lost or missed.
         self.raised = 0
+        #: Units, charged or refunded, that the database has refused so far.
+        self.set_aside = 0
 
     def write(self, zone: tzinfo) -> int:
         """Add everything to the rows, and note what the store is to be raised to; returns how many rows there were.
@@ -93,8 +95,9 @@ class Ledger(forks.Renewed):
             self._writer = self._writer or uuid4()
             while (batch := self._next_batch())[1]:
                 number, sums = batch
-                totals = add(sums, self._writer, number)
+                totals, refused = add(sums, self._writer, number)
                 self.owe(totals)
+                self.set_aside += refused
                 self._batch = number, {}
                 rows += len(totals)
             self._written_until = began_at

@@ -8,12 +8,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import lru_cache
-from itertools import chain
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.apps import apps
-from django.db import DatabaseError, DataError, connections
+from django.db import DatabaseError, DataError, IntegrityError, connections, transaction
 from django.utils import timezone
 
 from ..changes.databases import committing, policy_alias
@@ -23,6 +22,8 @@ from ..engine.protocol import Raised
 from ..engine.rates import Rate
 from ..engine.types import Bucket
 from ..policies.facts import to_datetime
+from ..utils.escaping import one_line
+from ..utils.problems import logger, remember
 
 #: What names a row: its counter, and the first day of its calendar window.
 Window = tuple[str, date]
@@ -52,6 +53,8 @@ class Part:
 
 #: The parts of each window; most have one.
 Sums = dict[Window, list[Part]]
+#: The windows whose rows the database refuses, and why.
+Refused = dict[Window, DatabaseError]
 
 
 def total_of(parts: Iterable[Part]) -> Totals:
@@ -77,8 +80,13 @@ def give_back(parts: list[Part], units: int, used: int, limited: Mapping[int, tu
 _ADDED, _OF_CHARGES = ("charged", "refunded"), ("policy_id", "rate", "limit")
 _KEY = ("counter", "first_day")
 _RETURNED = ", ".join((*_KEY, *_ADDED))
-#: MariaDB's error for a character that the table's encoding lacks; not each of its drivers raises ``DataError``.
-_NO_CHARACTER = 1366
+#: Most units that a total counts. Redis' numbers are exact up to here, and a hundred times as many fit ``percent``.
+_MOST_UNITS = 2**53 - 1
+#: What a database raises for values that it refuses: out of range, too long, or against a constraint.
+_REFUSALS = (DataError, IntegrityError)
+#: Those that MariaDB's drivers raise as ``OperationalError``: a malformed value, a division by 0, and a character
+#: that the table's encoding lacks.
+_REFUSAL_NUMBERS = {1292, 1365, 1366}
 #: The values of a part, in the order in which they are sent.
 _VALUES = (
     *(*_KEY, *_ADDED, "mixed", "starts_at", "ends_at", "period", "subject", "policy_id", "endpoint_id"),
@@ -101,29 +109,53 @@ _TABLES = {
 }
 
 
-def add(sums: Sums, writer: UUID, batch: int) -> Raised:
+def add(sums: Sums, writer: UUID, batch: int) -> tuple[Raised, int]:
     """Add the sums to the rows unless the writer's batch of this number is in them; returns the rows' totals.
 
-    Raises ``django.db.Error``; then nothing is known, and the same batch is to be added again.
+    Rows that the database refuses must not keep the others waiting: they are logged, and their units are returned,
+    too. Raises ``django.db.Error``; then nothing is known, and the same batch is to be added again.
     """
-    try:
-        return _add(sums, writer, batch)
-    except DatabaseError as error:
-        if not isinstance(error, DataError) and error.args[:1] != (_NO_CHARACTER,):
-            raise
-        # A client's name must not keep what others have used out of the database for good.
-        for part in chain.from_iterable(sums.values()):
-            subject = part.bucket.subject.encode("ascii", "backslashreplace").decode()
-            part.bucket = replace(part.bucket, subject=subject)
-        return _add(sums, writer, batch)
-
-
-def _add(sums: Sums, writer: UUID, batch: int) -> Raised:
+    refused: Refused = {}
     with committing(_model("QuotaWindow")):
         # First, as a transaction on SQLite has to begin with a write.
         if _claim(writer, batch):
+            totals = _add_each(dict(sorted(sums.items())), refused)
+        else:
+            totals = {window: (*found, _ends_us(sums[window])) for window, found in totals_of(sums).items()}
+    return totals, _log(sums, refused) if refused else 0
+
+
+def _add_each(sums: Sums, refused: Refused) -> Raised:
+    """Add the sums but for those that the database refuses, which it finds by halving."""
+    try:
+        with transaction.atomic(using=policy_alias(_model("QuotaWindow"))):
             return add_once(sums)
-        return {window: (*totals, _ends_us(sums[window])) for window, totals in totals_of(sums).items()}
+    except DatabaseError as error:
+        if not isinstance(error, _REFUSALS) and _REFUSAL_NUMBERS.isdisjoint(error.args[:1]):
+            raise
+        refusal = error
+    items = list(sums.items())
+    if half := len(items) // 2:
+        return _add_each(dict(items[:half]), refused) | _add_each(dict(items[half:]), refused)
+    [(window, parts)] = items
+    subject = parts[0].bucket.subject
+    if subject.isascii():
+        refused[window] = refusal
+        return {}
+    # Perhaps it has a character that the table's encoding lacks.
+    parts = [replace(part, bucket=replace(part.bucket, subject=ascii(subject)[1:-1])) for part in parts]
+    return _add_each({window: parts}, refused)
+
+
+def _log(sums: Sums, refused: Refused) -> int:
+    """Log which units are in no row and are not tried again; returns how many they are."""
+    lost = [(*window, *total_of(sums[window])) for window in refused]
+    why = str(next(iter(refused.values()))).partition("\n")[0]  # further lines have the values
+    rows = "; ".join("{} of {}: {} charged, {} refunded".format(*one) for one in lost)
+    text = one_line(f"the database refuses rows of the ledger ({why}), these units are not recorded: {rows}")
+    remember("ledger", text)
+    logger.error("%s", text)  # not once a minute, as nothing else has these units
+    return sum(charged + refunded for _counter, _first_day, charged, refunded in lost)
 
 
 def add_once(sums: Sums) -> Raised:
@@ -198,7 +230,8 @@ def _values(alias: str, counter: str, part: Part, now: str) -> tuple[object, ...
     bucket, rate = part.bucket, part.bucket.rate
     first_day, starts_at, ends_at = _texts(alias, part.bounds)
     return (
-        *(counter, first_day, part.charged, part.refunded, 0, starts_at, ends_at, rate.calendar),
+        *(counter, first_day, min(part.charged, _MOST_UNITS), min(part.refunded, _MOST_UNITS), 0),
+        *(starts_at, ends_at, rate.calendar),
         *(stored_subject(bucket.subject), bucket.policy_id, bucket.endpoint_id, str(rate), rate.capacity),
         *(now, str(part.day)),
     )
@@ -234,7 +267,9 @@ def _statement(alias: str, name: str) -> str:
     if "mixed" in quoted:
         policies = (f"COALESCE({one}, 0)" for one in (f"{table}.policy_id", new.format("policy_id")))
         changed["mixed"] = f"{table}.mixed OR {' <> '.join(policies)}"
-    changed |= {column: f"{table}.{quoted[column]} + {new.format(quoted[column])}" for column in _ADDED}
+    least = "MIN" if connection.vendor == "sqlite" else "LEAST"
+    for column in _ADDED:
+        changed[column] = f"{least}({table}.{quoted[column]} + {new.format(quoted[column])}, {_MOST_UNITS})"
     changes = ", ".join(f"{quoted[column]} = {changed[column]}" for column in columns if column not in key)
     values = ", ".join(read[column] for column in columns)
     return (

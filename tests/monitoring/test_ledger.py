@@ -22,12 +22,14 @@ from django_ratequota.engine.keys import counter_name
 from django_ratequota.exceptions import StoreError
 from django_ratequota.models import Endpoint, LedgerWriter, QuotaDay, QuotaWindow, RatePolicy
 from django_ratequota.monitoring import ledger, ledger_rows
+from django_ratequota.monitoring.health import process_name, report
 from django_ratequota.monitoring.ledger import Entry, flush
 from django_ratequota.monitoring.rollup import forget_windows
 from django_ratequota.runtime import default_limiter
 from django_ratequota.store.base import Call
 from django_ratequota.testing import unlimited
 from tests.project.views import request_from
+from tests.support.commands import run
 from tests.support.projects import run_python
 from tests.support.spending import flush_all
 
@@ -112,12 +114,36 @@ def test_nothing_is_kept_without_checkpoint_seconds_or_in_test_runs(
     assert flush() == 0
 
 
-def test_a_subject_that_no_database_takes_spoils_no_other_figure(ask: Ask) -> None:
-    decision = ask(4)
-    bucket = replace(decision.statuses[0].bucket, subject="api_key:\ud800\0")
-    ledger.note([Entry(bucket, 4, decision.at_us)])
-    assert (flush(), used()) == (2, [(4, 0), (4, 0)])
-    assert QuotaWindow.objects.filter(subject="api_key:\\ud800\\0").exists()
+@pytest.mark.parametrize(
+    ("subject", "units", "limit", "expected"),
+    [
+        ("user:poison", 2**62, 7, [(2**53 - 1, 2**53 - 1)]),
+        ("api_key:\ud800\0", 4, 7, [(8, 8)]),
+        ("user:poison", 4, -1, []),
+    ],
+    ids=["beyond all bounds", "text that databases refuse", "number that databases refuse"],
+)
+def test_a_row_that_cannot_be_written_stops_no_other(
+    ask: Ask, caplog: Any, subject: str, units: int, limit: int, expected: list[tuple[int, int]]
+) -> None:
+    """One counter above 9.2 * 10^16 ended the ledger of its process on PostgreSQL and MariaDB."""
+    decision, rate = ask(4), Rate.parse("7/month")
+    object.__setattr__(rate, "capacity", limit)
+    bucket, at_us = decision.statuses[0].bucket, decision.at_us
+    others = [replace(bucket, subject=f"user:{number}") for number in range(1000, 1040)]
+    poison = replace(bucket, subject=subject, rate=rate)
+    for written in (41, 40):
+        for one in (*others, poison):
+            some = units if one is poison else 1
+            ledger.note([Entry(one, some, at_us), Entry(one, some, at_us, at_us)])
+        assert flush() == written + len(expected)
+    assert used() == sorted([(4, 0), *[(2, 2)] * 40, *expected])
+    report()
+    lost = 0 if expected else 16
+    assert ledger.ledger.set_aside == lost
+    assert (f"these units are not recorded: {counter_name(poison)} of " in caplog.text) == bool(lost)
+    line = f"ledger       the database refused rows with {lost} units, see the logs of {process_name()}\n"
+    assert (line in run("status")) == bool(lost)
 
 
 def test_a_subject_that_a_database_s_encoding_lacks_spoils_no_other_figure(
@@ -331,7 +357,7 @@ redis_worker.keep()
 def add(sums, *_):
     written.append([ledger_rows.total_of(parts).charged for parts in sums.values()])
     first.set()
-    return {}
+    return {}, 0
 
 collector.counting.last = lambda: written.append("statistics")
 ledger.add, bucket = add, Bucket("user:1", Rate.parse("9/month"), durable=True)
