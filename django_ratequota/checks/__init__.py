@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -26,15 +26,20 @@ def _run(kind: str, **options: Any) -> list[checks.CheckMessage]:
 
 
 def _of_policies(databases: Collection[str] | None = None, **_: Any) -> list[checks.CheckMessage]:
-    """Run where Django checks the policies' database, once that is migrated."""
+    """Run where Django checks the policies' database, once that is migrated. E010: it is unavailable."""
     from ..changes.databases import policy_alias
-    from . import kinds
+    from . import database, kinds
 
-    found: list[checks.CheckMessage] = []
-    for check in kinds.OF_POLICIES if policy_alias() in (databases or ()) else ():
-        with suppress(DatabaseError):  # not migrated yet
-            found += check()
-    return found
+    alias = policy_alias()
+    # Two commands check the database and then migrate it; the second is that of django-tenants.
+    if alias not in (databases or ()) or sys.argv[1:2] in (["migrate"], ["migrate_schemas"]):
+        return []
+    try:
+        return database.check_migrated() or [message for check in kinds.OF_POLICIES for message in check()]
+    except DatabaseError as error:
+        text = f"The database {alias!r} is unavailable, so policies cannot be read: {error}"
+        hint = "Start it or correct DATABASES. Workers that have read the policies go on with them until then."
+        return [checks.Error(text, hint=hint, id="django_ratequota.E010")]
 
 
 _always, _deployment = partial(_run, "ALWAYS"), partial(_run, "DEPLOYMENT")

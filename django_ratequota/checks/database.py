@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 from django.apps import apps
 from django.conf import settings as django_settings
 from django.core import checks
-from django.db import Error as DatabaseError
-from django.db import connections, transaction
+from django.db import connections
 from django.utils import timezone
 
 from .. import conf
@@ -26,13 +24,13 @@ Messages = list[checks.CheckMessage]
 
 
 def check_migrated() -> Messages:
-    """W009: a migration of this app is not applied. E008: all are, and a column or a table is missing."""
+    """W009: a migration of this app is not applied. E008: all are, and a column or a table is missing.
+
+    Raises ``django.db.Error``.
+    """
     from django.db.migrations.loader import MigrationLoader
 
     alias, label = policy_alias(), "django_ratequota"
-    # These run the checks, and then apply them; the second is that of django-tenants.
-    if sys.argv[1:2] in (["migrate"], ["migrate_schemas"]):
-        return []
     loader = MigrationLoader(connections[alias])
     unapplied = set(loader.disk_migrations) - set(loader.applied_migrations)
     missing = sorted(name for app, name in unapplied if app == label)
@@ -40,8 +38,8 @@ def check_migrated() -> Messages:
     hint = "Run manage.py migrate. Policies cannot be read until then."
     if missing:
         return [checks.Warning(text, hint=hint, id="django_ratequota.W009")]
-    problems = list(_unreadable(alias))
-    text = f"Tables of {label} cannot be read, so policies may not be enforced: {', '.join(problems)}."
+    problems = list(_incomplete(connections[alias]))
+    text = f"Tables of {label} are incomplete, so policies may not be enforced: {', '.join(problems)}."
     hint = (
         f"An unreleased version made its tables. Drop all that begin with {label}_, run manage.py migrate --fake "
         f"{label} zero, then manage.py migrate."
@@ -49,14 +47,17 @@ def check_migrated() -> Messages:
     return [checks.Error(text, hint=hint, id="django_ratequota.E008")] if problems else []
 
 
-def _unreadable(alias: str) -> Iterator[str]:
-    """Yield why tables of this app cannot be read with all of their columns."""
-    for model in _models():
-        try:
-            with transaction.atomic(using=alias):
-                list(model._base_manager.using(alias).order_by()[:1])
-        except DatabaseError as error:
-            yield str(error).partition("\n")[0]
+def _incomplete(connection: Any) -> Iterator[str]:
+    """Yield which tables and columns of this app do not exist."""
+    with connection.cursor() as cursor:
+        tables = connection.introspection.table_names(cursor)
+        for meta in (model._meta for model in _models()):
+            if meta.db_table not in tables:
+                yield meta.db_table
+                continue
+            found = {one.name for one in connection.introspection.get_table_description(cursor, meta.db_table)}
+            missing = {field.column for field in meta.local_concrete_fields} - found
+            yield from (f"{meta.db_table}.{column}" for column in sorted(missing))
 
 
 def _models() -> Iterator[Any]:

@@ -10,9 +10,8 @@ ALWAYS = (
 )
 #: With ``--deploy``.
 DEPLOYMENT = (store.check_memory, store.check_exposed)
-#: With ``--database`` and the alias of the policies.
+#: With ``--database`` and the alias of the policies, after ``database.check_migrated``.
 OF_POLICIES = (
-    *(database.check_migrated, database.check_outcome, database.check_plans, database.check_kinds),
-    *(database.check_rates, database.check_concurrent, database.check_collations),
-    *(views.check_unlimited, views.check_shared_slots),
+    *(database.check_outcome, database.check_plans, database.check_kinds, database.check_rates),
+    *(database.check_concurrent, database.check_collations, views.check_unlimited, views.check_shared_slots),
 )
