@@ -20,9 +20,9 @@ from .utils.addresses import network_of
 Identifier = Callable[[Any], str | None]
 
 
-def _without_history(identifier: Identifier) -> Identifier:
-    """Mark an identifier whose values anybody can claim, or share: ``usage/history/`` does not show their windows."""
-    identifier.ratequota_history = False  # type: ignore[attr-defined]
+def _unverified(identifier: Identifier) -> Identifier:
+    """Mark an identifier whose values clients can make up, claim or share (see ``caller.is_verified``)."""
+    identifier.ratequota_verified = False  # type: ignore[attr-defined]
     return identifier
 
 
@@ -32,10 +32,10 @@ def login_field(*fields: str) -> Identifier:
     def identify(request: Any) -> str | None:
         return find_login_name(request, fields)
 
-    return _without_history(identify)
+    return _unverified(identify)
 
 
-@_without_history
+@_unverified
 def login_name(request: Any) -> str | None:
     """Return the account that the request tries to log in to, in one spelling; None where it names none.
 
@@ -62,14 +62,14 @@ def with_address(identifier: Identifier) -> Identifier:
         value = identifier(request)
         return value and f"{Caller(request).value('ip') or 'unknown'} {value}"
 
-    return _without_history(identify)
+    return _unverified(identify)
 
 
 #: One account from one address: failed logins there do not lock out the account elsewhere.
 login_pair = with_address(login_name)
 
 
-@_without_history
+@_unverified
 def network(request: Any) -> str:
     """Return the client's network, /24 of IPv4 and /48 of IPv6, such as ``203.0.113.0/24``.
 
@@ -97,7 +97,7 @@ def header_key(header: str, scheme: str = "", known: Callable[[str], bool] | Non
             return None
         return sha256(key.encode(errors="surrogatepass")).hexdigest()[:32]
 
-    return identify
+    return identify if known else _unverified(identify)
 
 
 #: The key in ``X-API-Key``, whether it exists or not.

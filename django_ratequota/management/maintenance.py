@@ -19,7 +19,7 @@ from ..monitoring.health import has_late_checkpoint, is_of_another_site, reports
 from ..monitoring.rollup import KEEP_DAYS, MANY_ROWS, roll_up
 from ..operations.held_data import purge as delete_keys
 from ..operations.recorded import KINDS
-from ..policies.loading import find_unreadable
+from ..policies.loading import find_unreadable, find_unverified
 from ..runtime import default_limiter
 from ..store.base import NEARLY_FULL, memory_ratio, server_version
 from ..utils.escaping import one_line
@@ -179,6 +179,8 @@ def _policies() -> Iterator[str]:
         yield f"to undo it   manage.py ratequota undo {newest.change_id}"
     for text in find_unreadable():
         yield f"unreadable   {text}"
+    if unverified := ", ".join(map(str, find_unverified())):
+        yield f"unverified   policies {unverified} keep in the database what any address or made-up name uses"
 
 
 def _ledger() -> Iterator[str]:

@@ -112,10 +112,10 @@ class RatePolicy(TrackedModel):
         _("keep in database"),
         null=True,
         blank=True,
-        choices=[(None, _("except for addresses")), (True, _("yes")), (False, _("no"))],
+        choices=[(None, _("for verified clients")), (True, _("yes")), (False, _("no"))],
         help_text=_(
             "Keep the usage of calendar days, weeks and months in the database as well, in case Redis loses it. "
-            "“yes” includes addresses, each of which takes a row per period."
+            "“yes” includes addresses, typed names and unchecked keys, each of which takes a row per period."
         ),
     )
     leads_headers = models.BooleanField(

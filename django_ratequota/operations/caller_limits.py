@@ -7,8 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from django.utils.module_loading import import_string
-
 from ..conf import settings
 from ..engine.calendar_windows import calendar_window
 from ..engine.protocol import MAX_BUCKETS
@@ -18,7 +16,7 @@ from ..policies.facts import EndpointFacts
 from ..policies.limit_names import limit_name
 from ..policies.matching import Where
 from ..policies.precedence import outranks_plans
-from ..policies.requests.caller import Caller, DescribedCaller
+from ..policies.requests.caller import Caller, DescribedCaller, is_verified
 from ..policies.resolve_for import Resolved, is_plan_open, own_of, own_or_shared, resolve_for
 from ..policies.resolver import Resolution
 from ..policies.snapshot import Snapshot
@@ -32,7 +30,7 @@ MAX_LIMITS = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallerLimits:
-    """The limits that are enforced for a caller, without those of ``hidden_kinds``."""
+    """The limits that are enforced for a caller, without those of unverified subjects."""
 
     #: Enforced buckets with their status, those for all endpoints first; None while Redis does not answer.
     limits: tuple[tuple[Bucket, BucketStatus | None], ...]
@@ -47,17 +45,6 @@ class CallerLimits:
     def available(self) -> bool:
         """Whether every limit has a status."""
         return all(status is not None for _, status in self.limits)
-
-
-def hidden_kinds() -> frozenset[str]:
-    """Return the kinds of subjects whose counts callers are not shown, because anybody may write or share them.
-
-    These are addresses, and IDENTIFIERS whose function has ``ratequota_history = False``.
-    """
-    paths = settings.identifiers.items()
-    return frozenset({"ip"}).union(
-        kind for kind, path in paths if path and not getattr(import_string(path), "ratequota_history", True)
-    )
 
 
 def caller_limits(caller: Caller, scope: str | None = None, *, ask: bool = True) -> CallerLimits:
@@ -118,12 +105,11 @@ def describe_window(bucket: Bucket, *, used: int | None, window: tuple[int, int]
 
 
 def _shown(buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:
-    """Return the enforced buckets that the caller is shown."""
-    hidden = hidden_kinds()
+    """Return the enforced buckets that the caller is shown: no counts that anybody may write or share."""
     kinds = [(bucket, bucket.subject.partition(":")[0]) for bucket in buckets if bucket.mode == "enforce"]
     # An anonymous caller's own limits are those of its address.
     own = ("ip", "caller")
-    return tuple(bucket for bucket, kind in kinds if kind not in hidden or (kind, bucket.counted_per) == own)
+    return tuple(bucket for bucket, kind in kinds if is_verified(kind) or (kind, bucket.counted_per) == own)
 
 
 def _resolve(caller: Caller, snapshot: Snapshot, scope: str | None, at_us: int) -> tuple[Resolution, bool]:

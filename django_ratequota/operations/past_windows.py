@@ -23,8 +23,7 @@ from ..engine.rates import Rate
 from ..models import Endpoint, Plan, PolicyChange, QuotaDay, QuotaWindow, RatePolicy
 from ..monitoring.ledger_rows import Totals, limited_by, stored_subject
 from ..policies.facts import to_datetime, to_us
-from ..policies.requests.caller import Caller
-from .caller_limits import hidden_kinds
+from ..policies.requests.caller import Caller, is_verified
 from .subjects import names_of
 
 #: Counters whose names, policies and days are read at once; rows of the ledger that are.
@@ -50,7 +49,7 @@ def windows_of(caller: Caller) -> QuerySet[QuotaWindow]:
 
     Not those of its address, which may have been somebody else's.
     """
-    values = {kind: caller.value(kind) for kind in {"user", *settings.identifiers} - hidden_kinds()}
+    values = {kind: caller.value(kind) for kind in ("user", *settings.identifiers) if is_verified(kind)}
     subjects = [stored_subject(f"{kind}:{value}") for kind, value in values.items() if value]
     logged = RatePolicy.objects.filter(pk=OuterRef("policy_id"), mode=RatePolicy.Mode.LOG)
     scope = Endpoint.objects.filter(pk=OuterRef("endpoint_id")).values("name")

@@ -100,7 +100,7 @@ class PolicyFacts(_Dated):
     ends_us: int | None
     #: The addresses of a subject ``ip:...``; None for other audiences.
     network: NetworkKey | None = None
-    #: Whether counts of its calendar windows outlive the store's data; None = but for those of addresses.
+    #: Whether counts of its calendar windows outlive the store's data; None = those of verified subjects.
     durable: bool | None = False
     #: Whether X-RateLimit-* describe its first rate.
     leads_headers: bool = False

@@ -18,6 +18,7 @@ from ..changes.writer import in_batches
 from ..conf import settings
 from ..engine.rates import show
 from . import facts
+from .requests.caller import is_verified
 from .snapshot import Snapshot, with_rows
 
 #: Policies are kept for a day after their end, because Redis' clock decides what has ended, not this one.
@@ -99,6 +100,18 @@ def find_unreadable() -> list[str]:
         f"rates {show(policy.rates)} cannot be read, so on_error applies."
         for policy in related.filter(pk__in=bad).order_by("pk")
     ]
+
+
+def find_unverified() -> list[int]:
+    """Return the ids of policies that keep what unverified clients use; raises ``django.db.Error``."""
+    from ..models import RatePolicy
+
+    kinds = {kind for kind in ("ip", *settings.identifiers) if not is_verified(kind)}
+    counted = [*kinds, "caller"] if kinds.intersection(settings.caller) else [*kinds]
+    kept = not_ended(RatePolicy.objects.filter(durable=True, counted_per__in=counted)).exclude(mode="off")
+    kept = kept.exclude(counted_per="caller", user__isnull=False).order_by("pk")
+    found = [(pk, facts.read_rates(*rates)) for pk, *rates in kept.values_list("pk", "rates", "algorithm")]
+    return [pk for pk, rates in found if any(getattr(rate, "calendar", "") for rate in rates)]
 
 
 def load_entries(keys: Collection[str | facts.SubjectKey]) -> dict[str | facts.SubjectKey, facts.UserEntry]:

@@ -23,7 +23,7 @@ from .audience_index import Group
 from .facts import NOBODY, UNREADABLE, Assigned, Assignment, EndpointFacts, PlanFacts, PolicyFacts, UserEntry
 from .matching import NO_METHOD, Where, match_endpoints
 from .precedence import winners_of
-from .requests.caller import Caller
+from .requests.caller import Caller, is_verified
 from .snapshot import Snapshot
 
 #: Resolutions of callers with longer names are not kept.
@@ -425,7 +425,7 @@ def make_buckets(
     if isinstance(policy.rates, str):
         return ()
     mode: Literal["enforce", "log"] = "log" if policy.mode == "log" else "enforce"
-    durable = not beside and (not subject.startswith("ip:") if policy.durable is None else policy.durable)
+    durable = is_verified(subject.partition(":")[0]) if policy.durable is None else policy.durable
     # A list first, because tuple() of a generator takes twice as long.
     buckets = [
         Bucket(
@@ -437,7 +437,7 @@ def make_buckets(
             mode=mode,
             on_error=policy.on_error,
             policy_id=policy.id,
-            durable=durable and rate.calendar != "",
+            durable=durable and not beside and rate.calendar != "",
             anchor=month_anchor(context, subject) if context and rate.calendar == "month" else 1,
             leads=policy.leads_headers and rate is policy.rates[0],
             beside=beside,

@@ -12,14 +12,16 @@ from uuid import uuid4
 
 import pytest
 import time_machine
-from django.contrib.auth.models import User
+from django.contrib.auth.models import AnonymousUser, User
 from django.core import mail
 from django.db import DatabaseError, DataError, OperationalError
+from django.test import RequestFactory
 from django.utils import timezone
 
 from django_ratequota import Bucket, Decision, Rate, check_request, monitoring
 from django_ratequota.engine.keys import counter_name
 from django_ratequota.exceptions import StoreError
+from django_ratequota.identifiers import header_key
 from django_ratequota.models import Endpoint, LedgerWriter, QuotaDay, QuotaWindow, RatePolicy
 from django_ratequota.monitoring import ledger, ledger_rows
 from django_ratequota.monitoring.health import process_name, report
@@ -86,16 +88,44 @@ def test_what_charges_nothing_is_not_kept(ask: Ask) -> None:
     assert (flush(), used()) == (1, [(4, 0)])
 
 
-def test_counts_of_addresses_are_kept_only_where_the_policy_says_so(ask: Ask, alice: User) -> None:
-    """6,000 anonymous addresses wrote 12,000 rows."""
-    user, address = f"user:{alice.pk}", "ip:203.0.113.7"
-    assert RatePolicy.objects.get().durable is None
-    for durable, expected in ((None, {user}), (True, {user, address}), (False, set())):
+any_key = header_key("X-Key")
+known_key = header_key("X-Key", known=str.isdecimal)
+
+
+def own_unverified(request: Any) -> str:
+    return "anything"
+
+
+own_unverified.ratequota_verified = False  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("path", "verified"),
+    [
+        *[(f"django_ratequota.identifiers.{name}", False) for name in ("network", "login_name", "login_pair")],
+        *[(f"{__name__}.any_key", False), (f"{__name__}.known_key", True)],
+        *[(f"{__name__}.own_unverified", False), ("tests.project.views.tenant", True)],
+    ],
+)
+def test_unverified_clients_write_rows_only_where_the_policy_says_so(
+    ask: Ask, alice: User, settings: Any, path: str, verified: bool
+) -> None:
+    """6,000 anonymous addresses wrote 12,000 rows, and 40 requests kept 40 names that were typed at a login."""
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"kind": path}}
+    for counted_per in ("kind", "ip"):
+        RatePolicy.objects.create(rates="10000/month, 10000/day fixed_window", counted_per=counted_per)
+    for durable, kinds in ((None, {"user", "kind"}), (True, {"user", "kind", "ip"}), (False, set())):
         RatePolicy.objects.update(durable=durable)
         ask()
-        check_request(request_from())
+        for number in range(40):
+            headers = {"X-Key": str(number), "X-Tenant": str(number)}
+            request = RequestFactory().post("/", {"username": f"name{number}"}, headers=headers)
+            request.META["REMOTE_ADDR"], request.user = f"203.0.{number}.1", AnonymousUser()
+            check_request(request)
         flush()
-        assert set(QuotaWindow.objects.values_list("subject", flat=True)) == expected, durable
+        subjects = {subject.partition(":")[0] for subject in QuotaWindow.objects.values_list("subject", flat=True)}
+        assert subjects == (kinds if durable or verified else kinds - {"kind"})
+        assert ("unverified   policies " in run("status")) == bool(durable)
         QuotaWindow.objects.all().delete()
 
 

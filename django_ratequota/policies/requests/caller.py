@@ -149,6 +149,15 @@ def identifier_text(value: Any) -> str:
     return str(value)
 
 
+def is_verified(kind: str) -> bool:
+    """Whether the project has verified the subjects of this kind, so that no client can make up new ones.
+
+    Addresses are not, nor are IDENTIFIERS whose function has ``ratequota_verified = False``.
+    """
+    path = settings.identifiers.get(kind)
+    return kind != "ip" and (path is None or getattr(import_string(path), "ratequota_verified", True))
+
+
 def failed_kind(subject: str) -> str:
     """Return the kind of a subject shared by callers whose identifier raised; "" for other subjects."""
     kind, colon, value = subject.partition(":")
