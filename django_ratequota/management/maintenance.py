@@ -194,7 +194,7 @@ _STATES = {
     "idle": "without a decision since",
     "behind": "behind",
     "fresh": "without policies yet",
-    "silent": "silent",
+    "silent": "not reporting",
 }
 
 
