@@ -17,12 +17,13 @@ from .base import AutocompleteAdmin, RecordedAdmin, user_search_fields
 from .filters import ActiveFilter, RelatedFilter, is_active
 from .formatting import reason_text, time_column, when
 from .names import with_display_name
+from .permissions import RowPermissions
 from .tools import Unlisted
 
 _CREATED_AT = time_column("created_at", _("created at"))
 
 
-class UserOrSubjectAdmin(Unlisted, AutocompleteAdmin, RecordedAdmin):
+class UserOrSubjectAdmin(RowPermissions, Unlisted, AutocompleteAdmin, RecordedAdmin):
     """A model with ``user``, ``subject``, ``who``, dates and a reason."""
 
     search_fields = [*user_search_fields(), "subject", "reason"]

@@ -6,15 +6,13 @@ from typing import Any
 
 from django.contrib.admin.utils import NestedObjects, quote
 from django.db import models
-from django.db.models import Q
 from django.utils.html import format_html
 from django.utils.text import capfirst
 
 from ..changes.databases import policy_alias
-from ..models import RatePolicy, TrackedModel
+from ..models import TrackedModel
 from ..models.fields import cascade
 from .pages import model_url
-from .permissions import OVERRIDES
 
 
 class _Others(NestedObjects):
@@ -41,11 +39,7 @@ class CountsDeleted:
     admin_site: Any
 
     def get_deleted_objects(self, objs: Any, request: Any) -> tuple[list[Any], dict[Any, int], set[Any], list[Any]]:
-        """Return what the delete pages show, with a fixed number of queries.
-
-        Permissions are checked for each listed row, and for one override and one other policy of those that are
-        counted.
-        """
+        """Return what the delete pages show, with a fixed number of queries."""
         if not objs:
             return [], {}, set(), []
         site: Any = self.admin_site
@@ -53,23 +47,21 @@ class CountsDeleted:
         collector.collect(objs)
         forbidden: set[Any] = set()
 
+        def check(row: Any) -> None:
+            model = type(row)
+            if site.is_registered(model) and not site.get_model_admin(model).has_delete_permission(request, row):
+                forbidden.add(row._meta.verbose_name)
+
         def line(row: Any) -> Any:
-            opts = row._meta
-            kind = capfirst(opts.verbose_name)
-            if not site.is_registered(type(row)):
-                return f"{kind}: {row}"
-            if not site.get_model_admin(type(row)).has_delete_permission(request, row):
-                forbidden.add(opts.verbose_name)
-            url = model_url(site, row, "change", quote(row.pk))
+            check(row)
+            kind, url = capfirst(row._meta.verbose_name), model_url(site, row, "change", quote(row.pk))
             return format_html('{}: <a href="{}">{}</a>', kind, url, row) if url else f"{kind}: {row}"
 
         lines = collector.nested(line)
         counts = {model._meta.verbose_name_plural: len(rows) for model, rows in collector.model_objs.items()}
         for rows in collector.counted:
-            if count := rows.count():
-                name = rows.model._meta.verbose_name_plural
-                counts[name] = counts.get(name, 0) + count
-                kinds = (OVERRIDES, ~OVERRIDES) if rows.model is RatePolicy else (Q(),)
-                for row in filter(None, (rows.filter(kind).first() for kind in kinds)):
-                    line(row)
+            name = rows.model._meta.verbose_name_plural
+            for row in rows.iterator():
+                check(row)
+                counts[name] = counts.get(name, 0) + 1
         return lines, counts, forbidden, [line(row) for row in collector.protected]

@@ -79,6 +79,8 @@ class LinesPage(AdminPage):
         form.fields["text"].label, form.fields["text"].help_text = self.label, self.help_text
         if form.is_valid():
             try:
+                for line in form.cleaned_data["lines"]:
+                    check_subject(request.user, line.who)
                 text = self.apply(request, obj, form.cleaned_data["lines"], form.cleaned_data[REASON_FIELD])
             except ValidationError as error:
                 form.add_error(None, _first(error.messages))
@@ -110,8 +112,8 @@ class AssignPage(LinesPage):
 
     def has_permission(self, request: Any, obj: Any = None) -> bool:
         """Return whether the operator may add assignments, and see the plan."""
-        may_add: bool = request.user.has_perm("django_ratequota.add_planassignment")
-        return may_add and bool(self.admin.has_view_permission(request, obj))
+        may_add = request.user.has_perm("django_ratequota.add_planassignment")
+        return bool(may_add and self.admin.has_view_permission(request, obj))
 
     def apply(self, request: Any, obj: Any, lines: list[Line], reason: str) -> str:
         """Assign the plan; the reason of the change is that of lines without one."""
@@ -149,8 +151,6 @@ class AddMembersPage(LinesPage):
 
     def apply(self, request: Any, obj: Any, lines: list[Line], reason: str) -> str:
         """Add the members."""
-        for line in lines:
-            check_subject(request.user, line.who)
         done = add_members(obj, lines, may_change=may_edit_members(request.user, "change"))
         return _in_words(
             (done.added, ngettext_lazy("%d member was added.", "%d members were added.")),

@@ -2,16 +2,17 @@
 
 Overrides (policies for a user or a subject) are edited with the permission ``grant_override``, other policies with
 Django's own permission to add, change or delete rate policies. ``block_callers`` adds and ends blocks, by their page.
-What is for a wide network also needs the permission to change rate policies.
+A row for a wide network, a policy or a list member, also needs the permission to change rate policies.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from django.apps import apps
 from django.contrib import admin
 from django.core.exceptions import ValidationError
-from django.db.models import Model, Q, QuerySet
+from django.db.models import Q, QuerySet
 from django.utils.translation import gettext_lazy as _
 
 from ..models import RatePolicy
@@ -23,9 +24,9 @@ OVERRIDES = Q(user__isnull=False) | ~Q(subject="")
 FOR_CHOSEN = OVERRIDES | Q(subject_list__isnull=False)
 
 
-def is_override(policy: RatePolicy) -> bool:
-    """Return whether the policy's audience is a user or a subject."""
-    return policy.user_id is not None or bool(policy.subject)
+def is_override(row: Any) -> bool:
+    """Return whether the row is a policy for a user or a subject."""
+    return isinstance(row, RatePolicy) and (row.user_id is not None or bool(row.subject))
 
 
 def may(user: Any, verb: str, *, override: bool) -> bool:
@@ -33,9 +34,20 @@ def may(user: Any, verb: str, *, override: bool) -> bool:
     return bool(user.has_perm(f"{_APP}.{_codename(verb, override)}"))
 
 
-def may_block(user: Any) -> bool:
-    """Return whether the user may block callers, and end such blocks."""
-    return bool(user.has_perm(f"{_APP}.block_callers"))
+def lacking(user: Any, verb: str, row: Any) -> str:
+    """Return the codename of a permission that the user lacks to add, change or delete the row; "" = none.
+
+    ``row`` may be in a state that is not stored.
+    """
+    own = "grant_override" if is_override(row) else f"{verb}_{row._meta.model_name}"
+    if not user.has_perm(f"{_APP}.{own}"):
+        return own
+    return "" if may_name(user, getattr(row, "subject", "")) else "change_ratepolicy"
+
+
+def may_block(user: Any, name: str = "") -> bool:
+    """Return whether the user may block callers, or the caller or network of this name, and end such blocks."""
+    return bool(user.has_perm(f"{_APP}.block_callers")) and may_name(user, name)
 
 
 def may_edit_members(user: Any, verb: str) -> bool:
@@ -55,7 +67,7 @@ def check_audience(user: Any, verb: str, *, override: bool) -> None:
     text = _("You may only change overrides. Choose a user or a subject. Other policies need the permission “%s”.")
     if override:
         text = _("You may not change overrides. Leave user and subject empty. Overrides need the permission “%s”.")
-    raise ValidationError(text % permission_name(verb, override=override))
+    raise ValidationError(text % permission_name(_codename(verb, override)))
 
 
 def may_name(user: Any, subject: str | None) -> bool:
@@ -67,24 +79,40 @@ def check_subject(user: Any, subject: str | None) -> None:
     """Raise ``ValidationError`` with the missing permission where ``may_name`` is False."""
     if not may_name(user, subject):
         text = _(
-            "%(subject)s is a large part of the Internet. Enter a network of /16 (IPv6 /32) or smaller. Larger "
-            "networks need the permission “%(permission)s”."
+            "Enter a network of /16 (IPv6 /32) or smaller, because %(subject)s is a large part of the Internet. "
+            "Larger networks need the permission “%(permission)s”."
         )
-        params = {"subject": subject, "permission": permission_name("change")}
+        params = {"subject": subject, "permission": permission_name("change_ratepolicy")}
         raise ValidationError(text % params)
 
 
-def permission_name(verb: str, *, override: bool = False, model: type[Model] = RatePolicy) -> str:
+def permission_name(codename: str) -> str:
     """Return the permission's name in Django's lists of permissions."""
+    verb, _underscore, model = codename.partition("_")
     names = dict(RatePolicy._meta.permissions)
-    return str(names.get(_codename(verb, override)) or f"Can {verb} {model._meta.verbose_name_raw}")
+    return str(names.get(codename) or f"Can {verb} {apps.get_model(_APP, model)._meta.verbose_name_raw}")
 
 
 def _codename(verb: str, override: bool) -> str:
     return "grant_override" if override else f"{verb}_ratepolicy"
 
 
-class PolicyPermissions(admin.ModelAdmin):  # type: ignore[type-arg]
+class RowPermissions(admin.ModelAdmin):  # type: ignore[type-arg]
+    """The permissions to change and delete each row, which may be for a wide network."""
+
+    def has_change_permission(self, request: Any, obj: Any = None) -> bool:
+        """Return whether the operator may change this row; without ``obj``, any."""
+        return self._may(request, "change", obj)
+
+    def has_delete_permission(self, request: Any, obj: Any = None) -> bool:
+        """Return whether the operator may delete this row; without ``obj``, any."""
+        return self._may(request, "delete", obj)
+
+    def _may(self, request: Any, verb: str, row: Any) -> bool:
+        return not lacking(request.user, verb, row or self.model())
+
+
+class PolicyPermissions(RowPermissions):
     """The permissions of a policy's own pages.
 
     The tables on the pages of plans and endpoints hold no overrides, so Django's own permissions apply there.
@@ -93,14 +121,6 @@ class PolicyPermissions(admin.ModelAdmin):  # type: ignore[type-arg]
     def has_add_permission(self, request: Any) -> bool:
         """Return whether the operator may add overrides or other policies; the form refuses the wrong kind."""
         return self._may(request, "add", None)
-
-    def has_change_permission(self, request: Any, obj: Any = None) -> bool:
-        """Return whether the operator may change this policy; without ``obj``, any."""
-        return self._may(request, "change", obj)
-
-    def has_delete_permission(self, request: Any, obj: Any = None) -> bool:
-        """Return whether the operator may delete this policy; without ``obj``, any."""
-        return self._may(request, "delete", obj)
 
     def has_view_permission(self, request: Any, obj: Any = None) -> bool:
         """Return whether the operator may see this policy; the permissions about overrides show these."""
@@ -124,6 +144,5 @@ class PolicyPermissions(admin.ModelAdmin):  # type: ignore[type-arg]
             return policies
         return policies.filter(OVERRIDES) if self.has_view_permission(request) else policies.none()
 
-    def _may(self, request: Any, verb: str, policy: Any) -> bool:
-        kinds = (True, False) if policy is None else (is_override(policy),)
-        return any(may(request.user, verb, override=override) for override in kinds)
+    def _may(self, request: Any, verb: str, row: Any) -> bool:
+        return super()._may(request, verb, row) or (row is None and may(request.user, verb, override=True))

@@ -12,7 +12,7 @@ from ..changes.validators import check_rates
 from ..conf import COUNTED_PER, settings
 from ..models import RatePolicy
 from .fresh_fields import FreshForm
-from .permissions import check_audience, is_override, may
+from .permissions import check_audience, lacking
 from .widgets import RowAutocomplete
 
 
@@ -37,8 +37,7 @@ class PolicyForm(FreshForm):
             self.fields["rates"].widget.attrs.update({"spellcheck": "false", "class": "vTextField ratequota-rates"})
         for name in {"rates", "subject"} & self.fields.keys():
             self.fields[name].widget.attrs["dir"] = "ltr"
-        stored = self.instance.pk is not None
-        if self.operator and stored and not may(self.operator, "change", override=is_override(self.instance)):
+        if self.operator and self.instance.pk and lacking(self.operator, "change", self.instance):
             # A row of the list that this operator may not edit is shown as text, as Django 6.1 does by itself.
             self.fields.clear()
 

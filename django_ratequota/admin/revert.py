@@ -27,7 +27,7 @@ from .base import ReasonField
 from .diff import kind_and_action
 from .formatting import moment
 from .pages import AdminPage
-from .permissions import is_override, may, may_name, permission_name
+from .permissions import lacking, permission_name
 
 #: Maximum number of objects that the page compares (the command undoes larger saves), and that it lists.
 MOST, _LISTED = 2_000, 50
@@ -126,20 +126,11 @@ def missing_permission(site: Any, request: Any, now: Any, then: Any) -> str:
     """Return which permission an edit from ``now`` to ``then`` lacks, as a sentence; None = no object; "" = none."""
     model = type(now or then)
     verb = "add" if now is None else "delete" if then is None else "change"
-    names: list[str] = []
-    if not site.is_registered(model) or not getattr(site.get_model_admin(model), f"has_{verb}_permission")(
-        request, *([] if now is None else [now])
-    ):
-        override = model is RatePolicy and is_override(now or then)
-        names.append(permission_name(verb, override=override, model=model))
-    if model is RatePolicy:
-        kinds = dict.fromkeys(is_override(one) for one in (now, then) if one is not None)
-        names += [
-            permission_name(verb, override=kind) for kind in kinds if not may(request.user, verb, override=kind)
-        ]
-    if then is not None and not may_name(request.user, getattr(then, "subject", "")):
-        names.append(permission_name("change"))
-    return gettext("You need the permission “%s”.") % names[0] if names else ""
+    name = next(filter(None, (lacking(request.user, verb, row) for row in (now, then) if row is not None)), "")
+    own = site.is_registered(model) and getattr(site.get_model_admin(model), f"has_{verb}_permission")
+    if not own or not own(request, *([] if now is None else [now])):  # a project's own may refuse more
+        name = name or f"{verb}_{model._meta.model_name}"
+    return gettext("You need the permission “%s”.") % permission_name(name) if name else ""
 
 
 def _change(step: Step) -> PolicyChange:

@@ -7,6 +7,7 @@ from typing import Any
 
 from django import forms
 from django.contrib import messages
+from django.core.exceptions import ValidationError
 from django.http import HttpResponseRedirect
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
@@ -21,7 +22,7 @@ from ...policies.requests.caller import Caller
 from ..base import ChangeReasonForm
 from ..formatting import moment, number_text, shown
 from ..names import audience_text, caller_names, caller_text
-from ..permissions import may_block
+from ..permissions import check_subject, may_block
 from .override import OverrideForm, OverridePage
 
 
@@ -47,7 +48,7 @@ class BlockPage(OverridePage):
             text = gettext("Only users, subjects and addresses can be blocked, not %(caller)s.")
             self.admin.message_user(request, text % {"caller": shown(caller) or "—"}, messages.ERROR)
             return HttpResponseRedirect(back)
-        in_force = overrides.blocks_in_force(names)
+        in_force = overrides.blocks_in_force([name for name in names if may_block(request.user, name)])
         if "end" in request.POST:
             self._end(request, in_force.get(request.POST["end"], []), users)
             return HttpResponseRedirect(back)
@@ -81,13 +82,18 @@ class BlockPage(OverridePage):
 
     def _end(self, request: Any, own: list[RatePolicy], users: Mapping[str, str]) -> None:
         """End all blocks of one name: there may be another one that was sent twice."""
-        text = gettext("That block has already ended.")
-        with saving(RatePolicy):
-            for block in own:
-                text = gettext("No longer blocked: %(audience)s.") % {"audience": audience_text(block, users)}
-                overrides.end_block(block)
-                self.admin.log_change(request, block, text)
-        self.admin.message_user(request, text, messages.SUCCESS if own else messages.WARNING)
+        text, level = gettext("That block has already ended."), messages.WARNING
+        try:
+            with saving(RatePolicy):
+                for block in own:
+                    check_subject(request.user, block.subject)
+                    text = gettext("No longer blocked: %(audience)s.") % {"audience": audience_text(block, users)}
+                    level = messages.SUCCESS
+                    overrides.end_block(block)
+                    self.admin.log_change(request, block, text)
+        except ValidationError as error:
+            text, level = error.messages[0], messages.ERROR
+        self.admin.message_user(request, text, level)
 
 
 def block_links(
@@ -98,7 +104,7 @@ def block_links(
     Pairs without anybody to block have none, and so has an operator without the permission. ``origin`` is the name of
     the page with the links.
     """
-    names = {pair: overrides.block_targets(*pair) for pair in pairs} if may_block(request.user) else {}
+    names = {pair: [one for one in overrides.block_targets(*pair) if may_block(request.user, one)] for pair in pairs}
     in_force = overrides.blocks_in_force({name for own in names.values() for name in own})
     links = {}
     for (caller, ip), own in names.items():
