@@ -16,7 +16,7 @@ from django_ratequota.models import Endpoint, Outage, RatePolicy
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.runtime import default_limiter
 from tests.project.views import request_from
-from tests.support.operators import text_of, words_of
+from tests.support.operators import client_of, text_of, words_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies", "recording")]
 
@@ -70,6 +70,23 @@ def test_traffic_of_all_requests(operator: Client, asked: User) -> None:
     assert (count, caller, what, by) == ("2", "user alice", "GET search", "search: 3/hour")
     [link] = re.findall(r'href="([^"]*explain/\?id=\w{10})"', text_of(page))
     assert operator.get(link).context["refusal"].count == 2
+
+
+@pytest.mark.parametrize("permission", ["view_ratepolicy", "grant_override", "block_callers", "reset_usage"])
+def test_limits_are_named_to_those_who_may_see_their_policies(permission: str, asked: User, search: Endpoint) -> None:
+    """Regression: who may see overrides alone was shown the rates of all policies."""
+    bob = User.objects.create(username="bob")
+    RatePolicy.objects.create(user=bob, endpoint=search, rates="1/day")
+    for _ in range(2):
+        check_request(request_from(bob), scope="search")
+    collector.flush()
+    page = client_of(permission).get(PAGE)
+    sees = permission == "view_ratepolicy"
+    found = {row[0]: row[1] for row in rows(page, "callers")}
+    assert found["user alice"] == ("3 of 3 used search: 3/hour" if sees else "–")
+    assert found["user bob"] == "1 of 1 used search: 1/day"
+    refused = {row[2]: row[4] for row in rows(page, "refusals")}
+    assert refused == {"user alice": "search: 3/hour" if sees else "–", "user bob": "search: 1/day"}
 
 
 def test_an_endpoint_is_selected_by_its_row(operator: Client, asked: User, search: Endpoint) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 from django import forms
 from django.contrib import messages
-from django.core.exceptions import ValidationError
 from django.http import HttpResponseRedirect
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
@@ -22,7 +21,7 @@ from ...policies.requests.caller import Caller
 from ..base import ChangeReasonForm
 from ..formatting import moment, number_text, shown
 from ..names import audience_text, caller_names, caller_text
-from ..permissions import check_subject, may_block
+from ..permissions import may_block
 from .override import OverrideForm, OverridePage
 
 
@@ -82,18 +81,13 @@ class BlockPage(OverridePage):
 
     def _end(self, request: Any, own: list[RatePolicy], users: Mapping[str, str]) -> None:
         """End all blocks of one name: there may be another one that was sent twice."""
-        text, level = gettext("That block has already ended."), messages.WARNING
-        try:
-            with saving(RatePolicy):
-                for block in own:
-                    check_subject(request.user, block.subject)
-                    text = gettext("No longer blocked: %(audience)s.") % {"audience": audience_text(block, users)}
-                    level = messages.SUCCESS
-                    overrides.end_block(block)
-                    self.admin.log_change(request, block, text)
-        except ValidationError as error:
-            text, level = error.messages[0], messages.ERROR
-        self.admin.message_user(request, text, level)
+        text = gettext("That block has already ended.")
+        with saving(RatePolicy):
+            for block in own:
+                text = gettext("No longer blocked: %(audience)s.") % {"audience": audience_text(block, users)}
+                overrides.end_block(block)
+                self.admin.log_change(request, block, text)
+        self.admin.message_user(request, text, messages.SUCCESS if own else messages.WARNING)
 
 
 def block_links(

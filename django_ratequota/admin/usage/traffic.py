@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any
@@ -16,6 +16,7 @@ from ...monitoring import refusals as recorded_refusals
 from ...monitoring.refusals import Refusal
 from ...monitoring.timeline import Counts, Span, TopCaller, timeline, top_callers
 from ...operations.caller_limits import tightest
+from ...operations.recorded import policies_by_id
 from ...policies.limit_names import limit_name
 from ..explain.block import block_links
 from ..formatting import bar_percent, number_text, percent, shown
@@ -65,10 +66,7 @@ class TrafficPage(AdminPage):
         }
         if found is not None:
             over_time, tops, refusals = found
-            by_endpoint, callers = most_refused(over_time.endpoints), _sorted(tops, order)
-            names = caller_names([*(top.caller for top in callers), *(one.caller for one in refusals)])
-            pairs = [*((top.caller, "") for top in callers), *((one.caller, one.ip) for one in refusals)]
-            blocks = block_links(self.admin, request, pairs, "traffic")
+            by_endpoint = most_refused(over_time.endpoints)
             context |= {
                 "plot": chart(over_time, span),
                 "totals": cells(sum_counts(over_time.total)),
@@ -79,19 +77,7 @@ class TrafficPage(AdminPage):
                 "endpoints_more": max(0, len(by_endpoint) - _MOST),
                 "columns": _COLUMNS,
                 "order": order,
-                "callers": self._callers(callers, names, blocks, place),
-                "refusals": [
-                    {
-                        "explain": one.id and self.admin.page_url("explain", query={"id": one.id}),
-                        "refusal": one,
-                        "caller": caller_text(one.caller, names),
-                        "url": explain_url(self.site, one.caller),
-                        "what": shown(f"{one.method} {one.scope or one.route}"),
-                        "violated": limits_text(one.limits),
-                        "block": blocks.get((one.caller, one.ip)),
-                    }
-                    for one in refusals
-                ],
+                **self._named(request, _sorted(tops, order), refusals, place),
             }
         return self.render(request, "traffic.html", context)
 
@@ -114,21 +100,43 @@ class TrafficPage(AdminPage):
         order = found["order"] or ("admitted" if policy is None else "refused")
         return found["span"] or "hour", endpoint, policy, order
 
-    def _callers(
-        self, callers: list[TopCaller], names: Mapping[str, str], blocks: Mapping[Any, Any], endpoint: str | None
-    ) -> list[dict[str, Any]]:
-        """Return the rows of the callers, with the fullest of their limits at the endpoint, or anywhere."""
-        full = reply(lambda: tightest([top.caller for top in callers], endpoint))[0] if callers else None
-        return [
-            {
-                "name": caller_text(top.caller, names),
-                "url": explain_url(self.site, top.caller, endpoint or ""),
-                "cells": cells(top.counts),
-                "block": blocks.get((top.caller, "")),
-                "tightest": _standing((full or {}).get(top.caller)),
-            }
-            for top in callers
-        ]
+    def _named(
+        self, request: Any, callers: list[TopCaller], refusals: list[Refusal], endpoint: str | None
+    ) -> dict[str, Any]:
+        """Return the rows of callers, each with its fullest limit at the endpoint or anywhere, and of the refusals.
+
+        They leave out the limits of policies that the operator may not see.
+        """
+        names = caller_names([*(top.caller for top in callers), *(one.caller for one in refusals)])
+        pairs = [*((top.caller, "") for top in callers), *((one.caller, one.ip) for one in refusals)]
+        blocks = block_links(self.admin, request, pairs, "traffic")
+        full = reply(lambda: tightest([top.caller for top in callers], endpoint))[0] or {}
+        ids = [*(one.bucket.policy_id for one in full.values()), *(pk for one in refusals for pk in one.against)]
+        hidden = {pk for pk, one in policies_by_id(ids).items() if not self.admin.has_view_permission(request, one)}
+        return {
+            "callers": [
+                {
+                    "name": caller_text(top.caller, names),
+                    "url": explain_url(self.site, top.caller, endpoint or ""),
+                    "cells": cells(top.counts),
+                    "block": blocks.get((top.caller, "")),
+                    "tightest": _standing(full.get(top.caller), hidden),
+                }
+                for top in callers
+            ],
+            "refusals": [
+                {
+                    "explain": one.id and self.admin.page_url("explain", query={"id": one.id}),
+                    "refusal": one,
+                    "caller": caller_text(one.caller, names),
+                    "url": explain_url(self.site, one.caller),
+                    "what": shown(f"{one.method} {one.scope or one.route}"),
+                    "violated": limits_text(one.limits) if hidden.isdisjoint(one.against) else "–",
+                    "block": blocks.get((one.caller, one.ip)),
+                }
+                for one in refusals
+            ],
+        }
 
 
 def _sorted(tops: Mapping[str, tuple[TopCaller, ...]], order: str) -> list[TopCaller]:
@@ -138,9 +146,9 @@ def _sorted(tops: Mapping[str, tuple[TopCaller, ...]], order: str) -> list[TopCa
     return sorted(found.values(), key=key, reverse=True)[:_MOST]
 
 
-def _standing(status: BucketStatus | None) -> dict[str, Any] | None:
-    """Return the bar of a counter and its words; None where there is none."""
-    if status is None:
+def _standing(status: BucketStatus | None, hidden: Set[int]) -> dict[str, Any] | None:
+    """Return the bar of a counter and its words; None where there is none, or its policy is one of these."""
+    if status is None or status.bucket.policy_id in hidden:
         return None
     words = {"used": number_text(status.used), "limit": number_text(status.limit)}
     return {
