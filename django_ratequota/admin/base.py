@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from contextlib import nullcontext
 from functools import partial
@@ -29,6 +28,7 @@ from ..changes.writer import changed_by
 from ..conf import settings
 from ..models import Endpoint, Plan, PolicyChange, RatePolicy, TrackedModel
 from ..models.fields import SubjectField
+from ..utils.log import logger
 from .deletion import CountsDeleted
 from .formatting import shown
 from .fresh_fields import FreshForm
@@ -37,8 +37,6 @@ from .pages import AdminPage, may_view, model_url, show_mode
 from .permissions import check_subject
 from .search import MOST_WORDS, SearchesRelated, words_of
 from .widgets import SafeAutocomplete, complete_subjects, name_date_parts
-
-logger = logging.getLogger("django_ratequota")
 
 #: The form field for the reason of a change. The models' own field ``reason`` is the reason why an object exists.
 REASON_FIELD = "change_reason"

@@ -6,7 +6,6 @@ savepoint, drops the hooks of the changes that it undoes.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,8 +18,7 @@ from django.db import transaction
 from django.dispatch import Signal
 
 from ..exceptions import StoreError
-
-logger = logging.getLogger("django_ratequota")
+from ..utils.log import logger
 
 #: 2020, as Unix time: a smaller revision is a counter and no time.
 _PLAUSIBLE = 1_577_836_800

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 from collections.abc import Generator
 from contextlib import suppress
 from functools import partial
@@ -14,9 +13,8 @@ from django.db import close_old_connections
 
 from ..exceptions import StoreError
 from ..runtime import process
+from ..utils.log import logger
 from .step_runner import Step, arun, run
-
-logger = logging.getLogger("django_ratequota")
 
 
 def warm() -> None:

@@ -7,7 +7,6 @@ others.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import replace
@@ -15,12 +14,11 @@ from typing import Any
 
 from ..exceptions import NewerRevision, StoreError, StoreLeftAlone
 from ..store.commands import Command
+from ..utils.log import logger
 from .decision import Charges, Decision, LimitRequest, Link, Steps, charges_of, take_all
 from .protocol import ScriptBackend
 from .slots import Lease
 from .types import Bucket, BucketStatus
-
-logger = logging.getLogger("django_ratequota")
 
 _REVISION_SECONDS = 1.0
 

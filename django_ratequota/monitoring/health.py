@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import socket
@@ -24,13 +23,12 @@ from ..store.base import Call, reading
 from ..store.commands import ScriptCall
 from ..utils import forks
 from ..utils.histogram import BOUNDS
+from ..utils.log import logger
 from ..utils.problems import forget as forget_problems
 from ..utils.problems import recent, remember
 from . import ledger
 from .records import digest
 from .workers import database_worker, redis_worker
-
-logger = logging.getLogger("django_ratequota")
 
 #: Seconds that Redis keeps a report; those of ended processes disappear after it.
 REPORT_TTL = 60

@@ -23,7 +23,8 @@ from ..engine.rates import Rate
 from ..engine.types import Bucket
 from ..policies.facts import to_datetime
 from ..utils.escaping import one_line
-from ..utils.problems import logger, remember
+from ..utils.log import logger
+from ..utils.problems import remember
 
 #: What names a row: its counter, and the first day of its calendar window.
 Window = tuple[str, date]

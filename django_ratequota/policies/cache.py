@@ -7,7 +7,6 @@ PolicyChange rows that this process has not read yet, and the rows that they nam
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
@@ -20,13 +19,12 @@ from ..changes.databases import in_transaction, policy_alias, read_from
 from ..changes.publication import publication_pending
 from ..conf import settings
 from ..utils import forks
+from ..utils.log import logger
 from . import loading
 from .change_feed import FEW, Change, ChangeCursor
 from .entries import Entries
 from .facts import SubjectKey, UserEntry
 from .snapshot import Snapshot
-
-logger = logging.getLogger("django_ratequota")
 
 Found = TypeVar("Found")
 

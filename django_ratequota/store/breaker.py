@@ -8,14 +8,12 @@ become rarer: one costs one request its timeout at most, and a server that is ba
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 
 from ..exceptions import OutOfTime, StoreError, StoreLeftAlone
 from ..utils import forks
-
-logger = logging.getLogger("django_ratequota")
+from ..utils.log import logger
 
 #: Called when a breaker opens or closes, with ``state`` (open | closed), ``server`` (host:port), ``reason`` (of the
 #: failure that opened it) and ``seconds`` (how long it was open; 0 when it opens). Must not raise.

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from traceback import format_exception_only
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from . import forks
 from .escaping import one_line
-
-logger = logging.getLogger("django_ratequota")
+from .log import logger
 
 _MINUTE = 60.0
 _MAX_MESSAGE = 300
@@ -24,10 +21,6 @@ class _Problem(NamedTuple):
     logged_at: float
 
 
-class _Escaped(Exception):
-    """Stands for an error whose text is not printable."""
-
-
 _problems: dict[str, _Problem] = {}
 _lock = forks.lock()
 
@@ -36,26 +29,10 @@ def note_problem(reason: str, text: str, error: Exception | None = None) -> None
     """Keep the problem for ``Health.errors``, and log it once a minute, with the traceback of ``error``.
 
     Reasons are names from the code or the settings, so that no client can add one. The text may hold what a client
-    sent: it is escaped.
+    sent, and is escaped.
     """
-    text = one_line(text)
     if remember(reason, text):
-        logger.error("%s", text, exc_info=_exc_info(error))
-
-
-def _exc_info(error: Exception | None) -> Any:
-    """Return the error for the log; copies of it and of its causes where their texts could forge lines or colours."""
-    chain: list[BaseException] = [] if error is None else [error]
-    while chain and (cause := chain[-1].__cause__ or chain[-1].__context__) and cause not in chain:
-        chain.append(cause)
-    texts = ["".join(format_exception_only(one)).strip() for one in chain]
-    if error is None or all(map(str.isprintable, texts)):
-        return error
-    copy: BaseException | None = None
-    for one, text in zip(reversed(chain), reversed(texts), strict=True):
-        cause, copy = copy, _Escaped(one_line(text)).with_traceback(one.__traceback__)
-        copy.__cause__ = cause
-    return copy
+        logger.error("%s", text, exc_info=error)
 
 
 def remember(reason: str, message: str) -> bool:
@@ -64,7 +41,7 @@ def remember(reason: str, message: str) -> bool:
         now, last = time.monotonic(), _problems.get(reason)
         logs = last is None or now >= last.logged_at + _MINUTE
         logged_at = now if last is None or logs else last.logged_at
-        _problems[reason] = _Problem(message[:_MAX_MESSAGE], now, logged_at)
+        _problems[reason] = _Problem(one_line(message)[:_MAX_MESSAGE], now, logged_at)
     return logs
 
 
