@@ -10,6 +10,8 @@ from typing import Any
 from django.core import checks
 from django.db import Error as DatabaseError
 
+from ..utils.escaping import one_line
+
 
 def register() -> None:
     """Register all checks, once however often it is called."""
@@ -35,11 +37,14 @@ def _of_policies(databases: Collection[str] | None = None, **_: Any) -> list[che
     if alias not in (databases or ()) or sys.argv[1:2] in (["migrate"], ["migrate_schemas"]):
         return []
     try:
-        return database.check_migrated() or [message for check in kinds.OF_POLICIES for message in check()]
+        found = database.check_migrated() or [message for check in kinds.OF_POLICIES for message in check()]
     except DatabaseError as error:
         text = f"The database {alias!r} is unavailable, so policies cannot be read: {error}"
         hint = "Start it or correct DATABASES. Workers that have read the policies go on with them until then."
-        return [checks.Error(text, hint=hint, id="django_ratequota.E010")]
+        found = [checks.Error(text, hint=hint, id="django_ratequota.E010")]
+    for message in found:  # rows may hold any text
+        message.msg = one_line(message.msg)
+    return found
 
 
 _always, _deployment = partial(_run, "ALWAYS"), partial(_run, "DEPLOYMENT")

@@ -13,7 +13,6 @@ from django.utils import timezone
 
 from .. import conf
 from ..changes.databases import policy_alias
-from ..changes.validators import visible
 from ..engine.rates import CONCURRENT
 from ..models import Endpoint, Plan, PlanAssignment, RatePolicy
 from ..models.fields import ExactField, exact_collation
@@ -139,7 +138,7 @@ def check_kinds() -> Messages:
             rows = rows.exclude(**{field: kind}).exclude(**{f"{field}__startswith": f"{kind}:"})
         found = rows.values_list(field, flat=True).first()
         if found is not None:
-            kind = visible(found.partition(":")[0])
+            kind = found.partition(":")[0]
             text = f"{what} {kind!r} have no effect, because RATEQUOTA['IDENTIFIERS'] has no {kind!r}."
             messages.append(checks.Warning(text, hint=hint, id="django_ratequota.W025"))
     return messages

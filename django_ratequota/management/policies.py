@@ -19,6 +19,7 @@ from ..models import PolicyChange, RatePolicy
 from ..operations.recorded import who_changed
 from ..operations.revert import apply, of_save, plan
 from ..policyfile import FORMATS, MAX_BYTES, apply_file, decode, export_chunks
+from ..utils.escaping import one_line
 
 #: Maximum number of unchanged objects that are listed.
 _LISTED = 20
@@ -60,7 +61,7 @@ def export_file(command: BaseCommand, options: dict[str, Any]) -> None:
 
 def import_file(command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     """Import a file, or print its problems; raises ``CommandError``."""
-    name = "<stdin>" if options["file"] == "-" else options["file"]
+    name = "<stdin>" if options["file"] == "-" else one_line(options["file"])
     only_new = options["only_new"]
     if only_new and options["prune"]:
         raise CommandError("--only-new deletes no objects. Write it without --prune, or --prune alone.")
