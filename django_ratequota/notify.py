@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hmac
 import json
-import logging
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable
@@ -27,7 +26,6 @@ from django.template.loader import render_to_string
 from django.utils import timezone
 from django.utils.translation import gettext
 
-from .changes.validators import visible
 from .conf import settings
 from .engine.rates import Rate, format_period
 from .engine.types import BucketStatus
@@ -38,10 +36,11 @@ from .operations.subjects import customer_emails, subject_names
 from .operations.texts import number_text
 from .policies.limit_names import limit_name
 from .utils import forks
+from .utils.escaping import one_line
+from .utils.log import logger
 
 __all__ = ["change_text", "mail_customers", "mail_operators", "post_to", "threshold_text"]
 
-logger = logging.getLogger("django_ratequota")
 
 #: Maximum number of changes that a text lists, and of characters of each value; in a chat so few that the
 #: first line, which is cut, keeps its second backtick.
@@ -101,7 +100,7 @@ def _customer(subject: str) -> tuple[str, str]:
         return subject_names([subject]).get(subject, ""), customer_emails([subject]).get(subject, "")
     model: Any = get_user_model()
     user = model._default_manager.filter(pk=value).first()
-    return visible(user), getattr(user, getattr(model, "EMAIL_FIELD", ""), "")
+    return one_line(str(user)), getattr(user, getattr(model, "EMAIL_FIELD", ""), "")
 
 
 def _in_words(rate: Rate, unit: str) -> str:
@@ -149,12 +148,12 @@ def _key(secret: str) -> bytes:
 
 def _plain(text: Any) -> str:
     """Return a name or a value for an email."""
-    return visible(text)[:_CHARACTERS]
+    return one_line(str(text))[:_CHARACTERS]
 
 
 def _for_chat(text: Any) -> str:
     """Return a name or a value between backticks, where chats read no links."""
-    line = " ".join(visible(text).replace("`", "'").split())
+    line = one_line(str(text)).replace("`", "'")
     return f"`{line[:_CHAT_CHARACTERS]}`"
 
 
@@ -199,7 +198,7 @@ def threshold_text(
 ) -> tuple[str, str]:
     """Return a subject and a text about a limit that is ``level`` percent used, or refused a request of ``cost``."""
     bucket, used = status.bucket, status.used + status.debt
-    who, limit = quote(bucket.subject), visible(limit_name(bucket))
+    who, limit = quote(bucket.subject), one_line(limit_name(bucket))
     subject = f"{who} has used {level} % of {limit}"
     if refused := _refused_cost(level, status, cost):
         verb = "was refused" if bucket.mode == "enforce" else "would have been refused"
@@ -208,7 +207,7 @@ def threshold_text(
     lines = [f"Used: {used} of {status.limit}", f"{ends}: {_resets_at(status, at):%Y-%m-%d %H:%M %Z}"]
     if bucket.policy_id is not None:
         lines.append(f"Policy: {bucket.policy_id}, counted per {bucket.counted_per or 'caller'}")
-    return " ".join(f"Rate limits: {subject}".split())[:200], "\n".join(lines)
+    return f"Rate limits: {subject}"[:200], "\n".join(lines)
 
 
 def _refused_cost(level: int, status: BucketStatus, cost: int) -> int:
@@ -241,7 +240,7 @@ def change_text(
     subject = _title(rows[0], quote) if rows else "policies changed"
     if number > 1:
         subject += f" and {number - 1} more"
-    return " ".join(f"Rate limits: {subject}".split())[:200], "\n".join(lines)
+    return f"Rate limits: {subject}"[:200], "\n".join(lines)
 
 
 def _title(row: PolicyChange, quote: Callable[[Any], str]) -> str:

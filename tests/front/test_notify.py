@@ -85,13 +85,19 @@ def test_a_large_save_is_cut_and_counted(django_assert_max_num_queries: Any) -> 
     assert len(text.splitlines()) == 24
 
 
-def test_hostile_names_break_no_header() -> None:
-    Plan.objects.create(name="a\nBcc: b@example.com\u202e", slug="a")
-    subject, text = change_text(PolicyChange.objects.all(), None, "x\u202e")
-    assert subject == "Rate limits: plan created: a Bcc: b@example.com\\u202e"
-    assert "\u202e" not in text
+def test_names_that_forge_a_mail() -> None:
+    """They had lines of their own in its text, such as another ``By:``."""
+    hostile = "a\nBcc: b@example.com\u202e"
+    plan = Plan.objects.create(name=hostile, slug="a")
+    Plan.objects.filter(pk=plan.pk).update(description=hostile)
+    subject, text = change_text(PolicyChange.objects.order_by("pk"), User(username=hostile), hostile)
+    assert subject == "Rate limits: plan created: a\\nBcc: b@example.com\\u202e and 1 more"
+    assert [line.split(":")[0] for line in text.split("\n")] == [
+        *("By", "Reason", "", "plan created", "plan changed", "  description")
+    ]
+    assert text.replace("\n", "").isprintable()
     write_publication("by hand")
-    assert change_text(PolicyChange.objects.all(), None, "")[0] == "Rate limits: published and 1 more"
+    assert change_text(PolicyChange.objects.all(), None, "")[0] == "Rate limits: published and 2 more"
 
 
 Connect = Callable[[Any], None]
@@ -274,7 +280,7 @@ def test_the_text_of_a_threshold(settings: Any) -> None:
     )
     log = status_of("10/min", 10, debt=2, scope="search", mode="log", subject="api_key:a\nBcc: b@example.com\u202e")
     assert threshold_text(100, log, AT, cost=1) == (
-        "Rate limits: api_key:a Bcc: b@example.com\\u202e has used 100 % of search: 10/min (log only)",
+        "Rate limits: api_key:a\\nBcc: b@example.com\\u202e has used 100 % of search: 10/min (log only)",
         "Used: 12 of 10\nFull again: 2026-11-21 06:20 CET",
     )
     for mode, verb, mark in (("enforce", "was refused", ""), ("log", "would have been refused", " (log only)")):
@@ -405,7 +411,7 @@ def post_threshold(receiver: Any, used: int = 8, **more: Any) -> None:
 
 
 @pytest.mark.parametrize("event", ["threshold", "save"])
-def test_no_name_pings_a_chat_or_becomes_a_link(webhook: Webhook, connect: Connect, event: str) -> None:
+def test_a_name_that_pings_a_chat(webhook: Webhook, connect: Connect, event: str) -> None:
     hostile = "<!channel> @here` [Click](https://evil)\n\n" + "x" * 200
     if event == "threshold":
         post_threshold(post_to(webhook.url), subject=f"user:{hostile}")
@@ -422,7 +428,7 @@ def test_no_name_pings_a_chat_or_becomes_a_link(webhook: Webhook, connect: Conne
     assert all(line.count("`") % 2 == 0 for line in text.splitlines())
 
 
-def test_a_webhook_follows_no_redirect(webhook: Webhook, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_webhook_that_redirects(webhook: Webhook, caplog: pytest.LogCaptureFixture) -> None:
     post_threshold(post_to(f"{webhook.url}redirects"))
     wait_until_sent()
     assert (len(webhook.received), webhook.fetched) == (1, [])
