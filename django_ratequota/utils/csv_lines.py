@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 #: Where a spreadsheet may read a formula: a character that starts one (the wide forms are East Asian), at the start
-#: of the cell or after a separator of some locale, with spaces and quotes between.
-_FORMULA = re.compile(r"""((?:^|[;,\t\r\n])[\s"']*)(?=[=+\-@＝＋－＠])""")
+#: of the cell or after a separator of some locale, with blanks, NULs and quotes between.
+_FORMULA = re.compile(r"""((?:^|[;,\t\r\n])[\s\x00"']*)(?=[=+\-@＝＋－＠])""")
 
 
 def csv_lines(heads: Sequence[Any], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
