@@ -27,6 +27,7 @@ from ..utils.log import logger
 from ..utils.problems import forget as forget_problems
 from ..utils.problems import recent, remember
 from . import ledger
+from .packing import made
 from .records import digest
 from .workers import database_worker, redis_worker
 
@@ -183,9 +184,9 @@ def is_of_another_site(worker: Health) -> bool:
 def _read(report: Any) -> Health | None:
     """Return the report; None when it is gone, or was written by another version during a deployment."""
     try:
-        read = Health(**json.loads(report))
+        read = made(Health, json.loads(report))
         return read if len(read.latency) == len(BOUNDS) + 1 else None
-    except (TypeError, ValueError):
+    except (AttributeError, TypeError, ValueError):
         return None
 
 

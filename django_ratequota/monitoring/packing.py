@@ -10,14 +10,19 @@ import json
 import time
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from types import UnionType
+from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from ..engine.keys import statistics_key
 from ..engine.scripts import READ_PAIRS
 from ..runtime import default_limiter
 from ..store.commands import ScriptCall
 from .records import DecisionRecord
+
+Made = TypeVar("Made")
+_types = lru_cache(maxsize=8)(get_type_hints)
 
 KEPT_SECONDS = 48 * 3600
 MINUTE, QUARTER, HOUR, DAY = 60, 900, 3600, 86_400
@@ -102,6 +107,27 @@ def read_pairs(kind: Literal["hash", "zset"], *names: str, prefix: str = "") -> 
     """
     reply = default_limiter().store.execute(ScriptCall(READ_PAIRS, [*map(key_of, names)], (kind, prefix)))
     return [list(zip(*[iter(flat)] * 2, strict=True)) for flat in json.loads(reply)]
+
+
+def made(cls: Callable[..., Made], values: dict[str, Any]) -> Made:
+    """Return an object of values from Redis; raises ``TypeError`` or ``ValueError`` for those that it never has."""
+    types = _types(cls)
+    if wrong := [name for name in values.keys() & types.keys() if not _fits(values[name], types[name])]:
+        raise TypeError(f"this cannot be {wrong[0]}")
+    return cls(**values)
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        return any(_fits(value, one) for one in args)
+    wanted: Any = origin or (int | float if kind is float else kind)
+    if not isinstance(value, wanted):
+        return False
+    if origin:
+        return all(_fits(one, args[origin is dict]) for one in (value.values() if origin is dict else value))
+    # No lone surrogates, which no page can send.
+    return value.encode() is not None if kind is str else kind not in (int, float) or abs(value) < 2**63
 
 
 def kept_hours(number: int = _KEPT_HOURS) -> range:

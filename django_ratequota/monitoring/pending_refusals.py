@@ -103,7 +103,8 @@ def _describe(
     described |= {"at": record.second, "method": method[:20], "scope": scope[:MAX_NAME], "route": route[:MAX_NAME]}
     described |= {"error": decision.error, "revision": decision.revision, **plan}
     described["violated"] = [title[:MAX_NAME] for title in decision.violated]
-    return json.dumps(described | {"buckets": [_describe_bucket(status) for status in decision.statuses]})
+    described["buckets"] = [_describe_bucket(status) for status in decision.statuses]
+    return json.dumps(described, ensure_ascii=False).encode(errors="replace").decode()  # without lone surrogates
 
 
 def _describe_bucket(status: BucketStatus) -> dict[str, Any]:

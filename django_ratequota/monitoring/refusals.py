@@ -19,7 +19,7 @@ from ..engine.rates import Rate
 from ..policies.limit_names import limit_names
 from ..store.base import reading
 from ..utils.addresses import is_within, named_network
-from .packing import DAY, read
+from .packing import DAY, made, read
 from .records import stored_name
 
 _REFUSAL_ID = re.compile("[a-z2-7]{10}")
@@ -171,6 +171,6 @@ def read_refusals(ids: list[str], key: str = "refusals") -> Iterator[Refusal]:
 def _refusal(refusal_id: str, described: dict[str, Any], count: int) -> Refusal:
     described |= {name: tuple(described.get(name, ())) for name in ("violated", "against", "endpoint_ids")}
     buckets = [bucket | {"rate": Rate.parse(bucket["rate"])} for bucket in described["buckets"]]
-    described["buckets"] = tuple(RefusedBucket(**bucket) for bucket in buckets)
+    described["buckets"] = tuple(made(RefusedBucket, bucket) for bucket in buckets)
     described["at"] = datetime.fromtimestamp(described["at"], UTC)
-    return Refusal(**described, id=refusal_id, count=count)
+    return made(Refusal, {**described, "id": refusal_id, "count": count})

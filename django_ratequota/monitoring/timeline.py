@@ -146,7 +146,7 @@ def slot_counts(since: float, until: float, slots: Slots) -> tuple[list[_Count],
             position, series, outcome = field.split(":")
             second = start + int(position) * slots.slot
             if since <= second <= until:  # another machine's clock may be ahead
-                counts.append((second, series, int(outcome), int(times)))
+                counts.append((second, series, int(outcome), min(int(times), 2**53)))
     return counts, complete
 
 

@@ -54,6 +54,14 @@ def test_a_refusal_is_found_by_its_id(search: Endpoint) -> None:
     assert find_refusal(f"{refusal.id}:count") is None
 
 
+def test_names_that_cannot_be_sent_hide_no_refusals(search: Endpoint) -> None:
+    RatePolicy.objects.create(rates="blocked")
+    text = "x\ud800é"
+    check_request(request_from(address=text, method=text), scope=text)
+    collector.flush()
+    assert [(one.scope, one.method) for one in refusals()] == [("x?é", "x?é")]
+
+
 @pytest.mark.parametrize(
     "written", ["", "nothing", "a" * 10, "a" * 10_000, "refused_at", "aaaaaaaaa\x00", "ａｂｃｄｅｆｇｈｉｊ"]
 )

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import io
+import json
 import random
 import struct
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import redis
+from django.core.management import CommandError, call_command
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_ratequota import Bucket, Decision, Limiter, Rate, check_request
 from django_ratequota.engine.decision import Charged, LimitRequest
-from django_ratequota.engine.keys import bucket_key, revision_key
+from django_ratequota.engine.keys import bucket_key, revision_key, statistics_key
 from django_ratequota.engine.rates import ALGORITHMS
-from django_ratequota.exceptions import NewerRevision
+from django_ratequota.exceptions import NewerRevision, StoreError
 from django_ratequota.headers import decision_headers
 from django_ratequota.models import RatePolicy
 from django_ratequota.monitoring import health
 from django_ratequota.monitoring.collector import collector
+from django_ratequota.monitoring.refusals import find_refusal
 from django_ratequota.policies.cache import policies
 from django_ratequota.runtime import default_limiter
 from django_ratequota.utils.sansio import drive
@@ -292,10 +297,16 @@ def another_value(client: redis.Redis, key: str) -> None:
         client.set(key, "[1]")
 
 
+def a_huge_count(client: redis.Redis, key: str) -> None:
+    for field in client.hkeys(key) if client.type(key) == b"hash" else ():
+        if field.endswith(b":t:0"):
+            client.hset(key, field, str(10**400))
+
+
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("fresh_policies")
-@pytest.mark.parametrize("write", [another_value, *(overwritten(one) for one in TYPES.values())])
-def test_admin_pages_report_that_they_cannot_read(redis_client: redis.Redis, settings: Any, write: Write) -> None:
+@pytest.mark.parametrize("write", [another_value, a_huge_count, *(overwritten(one) for one in TYPES.values())])
+def test_forged_statistics(redis_client: redis.Redis, settings: Any, write: Write) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "STATISTICS_SECONDS": 60}
     RatePolicy.objects.create(rates="1/hour")
     for _ in range(2):
@@ -304,5 +315,38 @@ def test_admin_pages_report_that_they_cannot_read(redis_client: redis.Redis, set
     health.report()
     everywhere(write)(redis_client)
     client = client_of("superuser")
-    for page in ("usage/", "usage/?span=day", "explain/?address=203.0.113.7"):
-        assert client.get(f"/admin/django_ratequota/ratepolicy/{page}").status_code < 500
+    for page in ("", "traffic/", "traffic/?span=day", "health/", "explain/?ip=203.0.113.7"):
+        assert client.get(f"/admin/django_ratequota/ratepolicy/{page}").status_code == 200, page
+    assert client.get("/admin/").status_code == 200
+    for verb in ("status", "explain --ip 203.0.113.7"):
+        with suppress(CommandError):  # which says so
+            call_command("ratequota", *verb.split(), stdout=io.StringIO())
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("fresh_policies", "recording")
+@pytest.mark.parametrize("value", ["[{}]", '"\\ud800"', "NaN", str(10**400)])
+def test_statistics_of_another_type(redis_client: redis.Redis, value: str) -> None:
+    """Pages failed with a 500 where a name was a number, or a text that cannot be sent."""
+    RatePolicy.objects.create(rates="1/hour")
+    refused = [check_request(request_from(), again=True) for _ in range(2)][-1].refusal_id
+    collector.flush()
+    health.report()
+    kept = statistics_key("rqtest", "refusals")
+    refusal = json.loads(str(redis_client.hget(kept, refused), "utf-8"))
+    for name in refusal:
+        redis_client.hset(kept, refused, json.dumps({**refusal, name: "?"}).replace('"?"', value))
+        with pytest.raises(StoreError):
+            find_refusal(refused)
+    [bucket] = refusal["buckets"]
+    for name in bucket:
+        redis_client.hset(
+            kept, refused, json.dumps({**refusal, "buckets": [{**bucket, name: "?"}]}).replace('"?"', value)
+        )
+        with pytest.raises(StoreError):
+            find_refusal(refused)
+    [report] = redis_client.scan_iter("rqtest:{workers}:*")
+    fields = json.loads(redis_client.get(report))
+    for name in fields:
+        redis_client.set(report, json.dumps({**fields, name: "?"}).replace('"?"', value))
+        assert health.reports() == [], name
