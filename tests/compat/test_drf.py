@@ -125,6 +125,25 @@ def test_parse_rate_may_return_a_custom_period() -> None:
         allowed(throttle_class(parse_rate=lambda self, rate: (3, 0)))
 
 
+@pytest.mark.parametrize(("other", "here"), [("5/min", [2, 2, 2]), ("5/hour", [3, 0, 0])])
+def test_two_rates_of_one_scope(other: str, here: list[int]) -> None:
+    """DRF adds a request to their one list twice, and the minute's throttle drops the hour's older requests."""
+
+    def admitted(base: type, **more: Any) -> list[int]:
+        """Send five requests in each of three minutes, all checked by both throttles, as DRF does."""
+        fields = {"timer": lambda self: Clock.seconds, "get_cache_key": lambda *_: "one", **more}
+        throttles = [type("Throttle", (base,), {"rate": rate, **fields}) for rate in ("3/min", other)]
+        Clock.seconds, counts = 1000.0, []
+        for _ in range(3):
+            answers = [[kind().allow_request(None, None) for kind in throttles] for _ in range(5)]
+            counts.append(sum(map(all, answers)))
+            Clock.seconds += 61
+        return counts
+
+    assert admitted(throttling.SimpleRateThrottle, cache=caches["local"]) == [2, 2, 2]
+    assert admitted(drf.SimpleRateThrottle) == here
+
+
 def test_wait_after_the_rate_was_lowered() -> None:
     """DRF returns None then, and sends no Retry-After."""
     allowed(PerName, 3)
