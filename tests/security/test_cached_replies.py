@@ -95,6 +95,8 @@ urlpatterns = [
     path("no-cache/", ratequota(cache_control(no_cache=True)(page))),
     path("missing/", ratequota(lambda request: HttpResponse(status=404))),
     path("deciding/", ratequota(block=False)(page)),
+    path("public/", cache_control(public=True, max_age=60)(ratequota(page))),
+    path("api/public/", cache_control(public=True, max_age=60)(Api.as_view())),
 ]
 
 
@@ -125,7 +127,7 @@ def without(*ends: str) -> list[str]:
 
 @pytest.mark.parametrize("middleware", [True, False], ids=["with the middleware", "without"])
 @pytest.mark.parametrize("url", ["/outside/", "/inside/", "/api/outside/", "/api/dispatch/"])
-def test_a_cached_view(settings: Any, url: str, middleware: bool) -> None:
+def test_a_cached_page(settings: Any, url: str, middleware: bool) -> None:
     """Bob saw Alice's numbers."""
     if not middleware:
         settings.MIDDLEWARE = without("RateQuotaMiddleware")
@@ -225,13 +227,21 @@ def test_a_header_of_the_view_s_own_stays() -> None:
     assert (rates(response), response["X-RateLimit-Limit"]) == ({"X-RateLimit-Limit"}, "of a partner")
 
 
-@pytest.mark.parametrize("url", ["/decorated/", "/adecorated/", "/api/plain/", "/plain/"])
-def test_no_cache_keeps_a_refusal(settings: Any, get: Get, url: str) -> None:
-    """Some CDNs cache errors for a while unless a header forbids it."""
-    settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": True}
-    RatePolicy.objects.update(rates="blocked")
-    response = get(url)
-    assert (response.status_code, response["Cache-Control"]) == (429, "no-store")
+@pytest.mark.parametrize("media_type", ["text/html", "application/json"])
+@pytest.mark.parametrize("down", [False, True], ids=["429", "503"])
+@pytest.mark.parametrize("url", ["/decorated/", "/adecorated/", "/api/plain/", "/plain/", "/public/", "/api/public/"])
+def test_a_cached_refusal(settings: Any, get: Get, url: str, down: bool, media_type: str) -> None:
+    """Some CDNs cache errors for a while unless a header forbids it, and Django's decorators say that they may."""
+    settings.MIDDLEWARE = site((UPDATE, QUOTA, FETCH))
+    settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": True, "ON_ERROR": "deny"}
+    if down:
+        settings.RATEQUOTA |= {"REDIS_URL": "redis://127.0.0.1:1/0"}
+    else:
+        RatePolicy.objects.update(rates="blocked")
+    response = get(url, headers={"Accept": media_type})
+    assert response.status_code == (503 if down else 429)
+    assert "no-store" in response["Cache-Control"].split(", ")
+    assert "Accept" in response["Vary"].split(", ")
 
 
 def test_a_page_that_says_itself_that_its_reader_is_refused_is_not_kept(settings: Any) -> None:
