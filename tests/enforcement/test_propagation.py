@@ -119,7 +119,7 @@ def test_an_edit_binds_once_it_is_committed(processes: tuple[Process, Process]) 
     assert server.check()["limits"] == [9]
 
 
-def test_no_decision_is_made_by_a_superseded_policy(processes: tuple[Process, Process]) -> None:
+def test_requests_to_a_worker_with_old_policies(processes: tuple[Process, Process]) -> None:
     """Eight threads ask without pause while another process edits: what follows a publication obeys it.
 
     Each edit raises its limit, so a decision's own limit tells which edit judged it: for everyone, by the snapshot,

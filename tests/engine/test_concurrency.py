@@ -21,7 +21,7 @@ def real_limiter(redis_client: redis.Redis) -> Iterator[Limiter]:
     limiter.store.close()
 
 
-def test_sixty_four_threads_on_one_limit_of_a_thousand(real_limiter: Limiter) -> None:
+def test_requests_in_parallel(real_limiter: Limiter) -> None:
     """DRF's own throttles read, add and write: 50 threads were admitted 400 of 400 at a limit of 100."""
     asked = [Bucket("user:1", Rate.parse("1000/3650day"))]
 

@@ -48,7 +48,7 @@ MINUTE = bucket("10/min")
 # --- Decisions over several buckets. ---
 
 
-def test_three_buckets_are_charged_together_or_not_at_all(limiter: Limiter) -> None:
+def test_refused_requests_that_use_up_other_limits(limiter: Limiter) -> None:
     buckets = [
         bucket("100/min"),
         bucket("2/min gcra", scope="search"),

@@ -31,7 +31,7 @@ moves = st.lists(st.tuples(steps, st.integers(0, 20), st.integers(1, 12)), min_s
 @examples(150)
 @given(limit=st.integers(1, 10), period=st.sampled_from([1, 10, 60]), moves=moves)
 @example(limit=1, period=60, moves=[(0, 0, 1), (-5 * SECOND, 0, 1), (5 * SECOND, 0, 1)])
-def test_a_server_whose_clock_steps(
+def test_a_clock_that_steps(
     limiter: Limiter, clock: Clock, algorithm: str, limit: int, period: int, moves: list[tuple[int, int, int]]
 ) -> None:
     """Each move steps the clock, lets some twentieths of the period pass, and checks some units."""

@@ -196,9 +196,7 @@ def test_a_closed_connection_is_replaced_for_a_waiting_caller(node: Node, server
 
 
 @BOTH
-def test_a_full_server_is_used_through_the_open_connections(
-    nodes: Callable[..., Node], server_of: Make, kind: Any
-) -> None:
+def test_more_requests_than_maxclients(nodes: Callable[..., Node], server_of: Make, kind: Any) -> None:
     """``maxclients``: callers that could not connect failed, although others were served."""
     node = nodes("maxclients 3")
 

@@ -178,7 +178,7 @@ def test_a_webhook_that_does_not_answer_delays_no_save(webhook: Webhook, connect
     assert titles == ["Rate limits: plan created: `Free`", "Rate limits: plan created: `Pro`"]
 
 
-def test_a_failure_is_logged_without_the_address(
+def test_the_address_of_a_webhook_in_logs(
     webhook: Webhook, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     connect(post_to(f"{webhook.url}secret-broken"))

@@ -127,7 +127,7 @@ def test_what_requests_have_used_is_there_as_in_usage(client: Client, alice: Use
 
 
 @pytest.mark.usefixtures("_tenants")
-def test_a_caller_sees_the_windows_of_its_user_and_its_identifiers_alone(client: Client, alice: User) -> None:
+def test_the_history_of_another_customer(client: Client, alice: User) -> None:
     bob = User.objects.create(username="bob")
     others = ("tenant:other", "broken:", "tenant:", "everyone", "plan:1", "ip:127.0.0.1", f"user:{bob.pk}")
     for subject in (f"user:{alice.pk}", "tenant:acme", *others):
@@ -152,7 +152,7 @@ def test_long_identifiers_are_found(client: Client, checkpointing: None) -> None
         assert [row["used"] for row in response.json()["results"]] == [1]
 
 
-def test_policies_in_log_mode_stay_secret(client: Client, alice: User) -> None:
+def test_reading_limits_that_only_log(client: Client, alice: User) -> None:
     logged = RatePolicy.objects.create(rates="5/month", mode="log")
     window(f"user:{alice.pk}", policy_id=logged.pk, rate="5/month")
     window(f"user:{alice.pk}", policy_id=4711)

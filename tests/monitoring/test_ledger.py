@@ -107,9 +107,7 @@ own_unverified.ratequota_verified = False  # type: ignore[attr-defined]
         *[(f"{__name__}.own_unverified", False), ("tests.project.views.tenant", True)],
     ],
 )
-def test_unverified_clients_write_rows_only_where_the_policy_says_so(
-    ask: Ask, alice: User, settings: Any, path: str, verified: bool
-) -> None:
+def test_rows_of_made_up_names(ask: Ask, alice: User, settings: Any, path: str, verified: bool) -> None:
     """6,000 anonymous addresses wrote 12,000 rows, and 40 requests kept 40 names that were typed at a login."""
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"kind": path}}
     for counted_per in ("kind", "ip"):
@@ -153,7 +151,7 @@ def test_nothing_is_kept_without_checkpoint_seconds_or_in_test_runs(
     ],
     ids=["beyond all bounds", "text that databases refuse", "number that databases refuse"],
 )
-def test_a_row_that_cannot_be_written_stops_no_other(
+def test_a_row_that_the_database_refuses(
     ask: Ask, caplog: Any, subject: str, units: int, limit: int, expected: list[tuple[int, int]]
 ) -> None:
     """One counter above 9.2 * 10^16 ended the ledger of its process on PostgreSQL and MariaDB."""

@@ -81,7 +81,7 @@ def test_identifiers_go_by_the_order_of_caller(caller: list[str], first: str, se
     }
 
 
-def test_explain_says_what_a_block_outranks(alice: User) -> None:
+def test_an_override_in_a_blocked_network(alice: User) -> None:
     RatePolicy.objects.create(user=alice, rates="1000/min")
     block = RatePolicy.objects.create(subject="ip:203.0.113.0/24", rates="blocked")
     narrow = RatePolicy.objects.create(subject=f"ip:{ADDRESS}", rates="9/min")

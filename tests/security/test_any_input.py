@@ -141,7 +141,7 @@ def test_a_request_is_decided_or_its_cost_is_wrong(
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("fresh_policies")
 @pytest.mark.parametrize("pk", ["1_0", " 10", "10\n", "+10", "010", "\u0661\u0660", "10.0", "9" * 19, "10"])
-def test_a_principal_whose_key_reads_like_a_user_s_is_not_that_user(pk: str) -> None:
+def test_a_key_that_reads_like_another_user_s(pk: str) -> None:
     """int() takes many texts for ten, and the database's driver takes no number of twenty digits."""
     RatePolicy.objects.create(user=User.objects.create(pk=10, username="ten"), rates="blocked")
     assert check_request(request_from(Principal(pk))).allowed is (pk != "10")
@@ -158,7 +158,7 @@ def test_a_principal_whose_key_reads_like_a_user_s_is_not_that_user(pk: str) -> 
 @example(path="/plain/", more="", query="", method="GET", headers={"Accept": ";q=,*/*;q=x"}, address="")
 @EXAMPLES
 @pytest.mark.usefixtures("everything_counts")
-def test_no_request_is_a_500(
+def test_any_text_in_any_header(
     path: str, more: str, query: str, method: str, headers: dict[str, str], address: str
 ) -> None:
     """The test client raises a view's exceptions, so any response of 500 or above fails here."""

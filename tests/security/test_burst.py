@@ -49,7 +49,7 @@ def by_tasks() -> list[bool]:
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("fresh_policies", "slow")
 @pytest.mark.parametrize("burst", [by_threads, by_tasks])
-def test_waiting_for_a_connection_admits_no_refused_client(burst: Any) -> None:
+def test_300_parallel_requests(burst: Any) -> None:
     RatePolicy.objects.create(rates="1/3650day")
     assert [check_request(request_from()).allowed for _ in range(2)] == [True, False]
     assert not any(burst())

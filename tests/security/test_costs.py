@@ -170,7 +170,7 @@ def test_a_cost_of_a_value_that_is_missing_counts_as_the_endpoint_s_and_is_refus
 
 
 @pytest.mark.parametrize("path", ["/batch/", "/declared/"])
-def test_malformed_bodies_are_counted_and_answered(batch: Endpoint, path: str, caplog: Any) -> None:
+def test_a_body_without_a_cost(batch: Endpoint, path: str, caplog: Any) -> None:
     """The view must not be left with the empty body that REST framework puts in place of one that it cannot parse."""
     RatePolicy.objects.create(endpoint=batch, rates="6/hour")
     answers = [post(path, '{"items": [') for _ in range(5)]
@@ -224,7 +224,7 @@ def ask(path: str, units: Any) -> tuple[int, int]:
 @given(units=st.lists(st.integers(0, 20) | st.integers(0, 10**30), min_size=2, max_size=3).map(sorted))
 @example(units=[1, 10**12 + 1, 10**400])
 @examples(100)
-def test_asking_for_more_never_costs_less(batch: Endpoint, path: str, units: list[int]) -> None:
+def test_a_cost_beyond_all_limits(batch: Endpoint, path: str, units: list[int]) -> None:
     """99999999999999 was admitted at the endpoint's cost, where 100 was refused."""
     RatePolicy.objects.get_or_create(endpoint=batch, rates="1000000000/3650day fixed_window")
     status, left = ask(path, 0)
@@ -239,9 +239,7 @@ def test_asking_for_more_never_costs_less(batch: Endpoint, path: str, units: lis
 
 @pytest.mark.parametrize("path", PRICED)
 @pytest.mark.parametrize("units", ["NaN", "-1", "1e999", "2.5", '"99999"', "true", "null", "[1]", "9" * 5000])
-def test_what_is_no_number_of_units_is_counted_and_an_invalid_request(
-    batch: Endpoint, path: str, units: str, caplog: Any
-) -> None:
+def test_a_cost_that_is_no_number_of_units(batch: Endpoint, path: str, units: str, caplog: Any) -> None:
     RatePolicy.objects.create(endpoint=batch, rates="4/hour")
     assert [ask(path, units) for _ in range(3)] == [(400, 2), (400, 0), (429, 0)]
     logged = [one.getMessage() for one in caplog.records if one.name == "django_ratequota"]

@@ -19,7 +19,7 @@ PROXY, CLIENT, FORGED = "10.0.0.5", "203.0.113.7", "198.51.100.1"
 
 @pytest.mark.parametrize("name", [b"x_forwarded_for", b"x-forwarded_for", b"x_forwarded-for"])
 @pytest.mark.parametrize("last", [True, False], ids=["after the proxy's", "before it"])
-def test_underscores_forge_no_address_under_asgi(settings: Any, name: bytes, last: bool) -> None:
+def test_x_forwarded_for_beside_the_proxy_s_header(settings: Any, name: bytes, last: bool) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "TRUSTED_PROXIES": [f"{PROXY}/32"]}
     proxys, clients = (b"x-forwarded-for", CLIENT.encode()), (name, FORGED.encode())
     headers = [proxys, clients] if last else [clients, proxys]

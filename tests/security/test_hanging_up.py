@@ -85,7 +85,7 @@ def model(editor: Process, environment: dict[str, str], tmp_path: Path) -> Itera
     assert "Traceback" not in (tmp_path / "log").read_text()
 
 
-def test_a_model_is_asked_no_more_often_than_its_budget_allows(model: Model, editor: Process) -> None:
+def test_hanging_up_during_the_work(model: Model, editor: Process) -> None:
     """A charge at the end never came: 60 calls of a model where 10 were allowed."""
     assert model.attack("/complete/", 20)["asked"] == 10
     assert editor.run(LEFT) == 0
@@ -183,7 +183,7 @@ async def refund_of_what_was_charged_so(limiter: Limiter, cancelled: Any) -> Non
     ("story", "units"),
     [(charge, 350), (engine_verbs, 200), (refund_of_several_charges, 50), (refund_of_what_was_charged_so, 50)],
 )
-def test_what_was_begun_reaches_redis(used: Any, cancelled: Any, story: Any, units: int) -> None:
+def test_hanging_up_during_the_charge(used: Any, cancelled: Any, story: Any, units: int) -> None:
     assert used(lambda limiter: story(limiter, cancelled)) == units
 
 

@@ -86,7 +86,7 @@ X = ["/x/", "/de/x/", "/fr/x/", "/pt-br/x/"]
     ("urlconf", "route"),
     [*((BARE, route) for route in (*X, "/fr/*")), *((PREFIXED, route) for route in ("/en/x/", "/de/x/", "/pt-br/*"))],
 )
-def test_a_limit_holds_in_every_language(client: Client, settings: Any, urlconf: Urlconf, route: str) -> None:
+def test_the_same_page_in_another_language(client: Client, settings: Any, urlconf: Urlconf, route: str) -> None:
     settings.ROOT_URLCONF = urlconf
     limit(route)
     assert admitted(client, ["/en/x/" if urlconf is PREFIXED else "/x/", *X[1:]]) == LIMIT

@@ -50,7 +50,7 @@ def log_in(name: str, password: str, address: str) -> int:
 
 @with_database
 @pytest.mark.parametrize("with_middleware", [True, False])
-def test_cross_site_posts_lock_out_no_account(how_to: None, settings: Any, with_middleware: bool) -> None:
+def test_forms_on_another_site(how_to: None, settings: Any, with_middleware: bool) -> None:
     """Five forms that a page elsewhere sent from the victim's own browser locked the victim's address and name."""
     if not with_middleware:
         settings.MIDDLEWARE = [one for one in settings.MIDDLEWARE if "csrf" not in one.lower()]
@@ -79,7 +79,7 @@ def test_many_addresses_at_one_name_end_at_its_own_fuse(how_to: None) -> None:
 
 @with_database
 @pytest.mark.parametrize("address", thorough_after(1, ["203.0.113.{}", "2001:db8:7:{}::1"]), ids=["IPv4", "IPv6"])
-def test_many_names_from_one_network_end(how_to: None, address: str) -> None:
+def test_many_addresses_of_one_network(how_to: None, address: str) -> None:
     """Each address of a /48 has a name of its own to guess at: 65,536 counters of an IPv6 client's."""
     statuses = [log_in(f"user{n}", "guess", address.format(n % 250)) for n in range(340)]
     assert statuses.count(400) in range(300, 304), "a slow run gets some back"
@@ -103,7 +103,7 @@ def test_a_client_s_network() -> None:
 # --- IPv4 clients of an IPv6 server: NAT64. ---
 
 
-def test_an_address_behind_a_nat64_is_its_ipv4_address() -> None:
+def test_ipv4_written_as_ipv6() -> None:
     for address, expected in {
         "64:ff9b::cb00:7107": "203.0.113.7",
         "::ffff:10.0.0.1": "10.0.0.1",

@@ -112,7 +112,7 @@ def spellings(name: str, count: int) -> list[str]:
     return found
 
 
-def test_300_spellings_are_one_name_to_django_s_login() -> None:
+def test_one_account_under_many_spellings() -> None:
     """300 of 300 guesses passed: Django normalizes the name, the function of the docs only folded its case."""
     statuses = [
         Client().post("/form/", {"username": text, "password": PASSWORD}).status_code for text in spellings(NAME, 300)
@@ -150,7 +150,7 @@ HIDDEN: dict[str, Callable[[int], tuple[str | bytes, str]]] = {
 
 
 @pytest.mark.parametrize("trick", HIDDEN)
-def test_no_body_hides_the_name_from_the_limit(trick: str) -> None:
+def test_a_body_that_hides_the_name(trick: str) -> None:
     statuses = []
     for number in range(LIMIT + 10):
         body, kind = HIDDEN[trick](number)
@@ -212,7 +212,7 @@ def test_the_name_of_a_json_body() -> None:
         login_name(request_of(b"{"))
 
 
-def test_two_names_in_one_body_are_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_accounts_in_one_body(monkeypatch: pytest.MonkeyPatch) -> None:
     """With either field first, a client could hide the one that the view reads."""
     monkeypatch.setattr(User, "USERNAME_FIELD", "email")
     assert login_name(request_of({"email": "A@example.com"})) == "a@example.com"

@@ -329,7 +329,7 @@ def names() -> list[str]:
     return list(known.values_list("codename", flat=True))
 
 
-def test_no_post_changes_a_row_without_its_permissions(desk: Desk) -> None:
+def test_a_post_without_its_permission(desk: Desk) -> None:
     assert {post.page for post, needs in desk.posts.items() if needs} == WRITING
     assert list(desk.leaks([(), *((name,) for name in names()), *PAIRS])) == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import io
 import re
@@ -153,7 +154,7 @@ SCRIPT = ["EVAL", "return redis.call('GET', KEYS[1])", "1", "session:1"]
 
 
 @pytest.mark.parametrize("words", [*map(str.split, (*OTHER_KEYS, *OTHER_COMMANDS)), SCRIPT], ids=" ".join)
-def test_the_documented_user_may_do_nothing_else(server: Node, own: redis.Redis, words: list[str]) -> None:
+def test_other_commands_as_our_redis_user(server: Node, own: redis.Redis, words: list[str]) -> None:
     own.set("session:1", "secret")
     with (
         server.client(**LOGIN) as client,
@@ -226,7 +227,7 @@ def names(response: Any) -> set[str]:
     [("/search/", "search"), ("/decorated/", "search"), ("/plain/", "plain"), ("/v1/items/7/", "items")],
     ids=["attribute", "decorator", "URL name", "route"],
 )
-def test_no_request_names_its_endpoint(settings: Any, how: str, path: str, endpoint: str) -> None:
+def test_a_scope_of_the_client_s_choice(settings: Any, how: str, path: str, endpoint: str) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "ENFORCE_ALL": True}
     scope = views.Search.throttle_scope if path == "/search/" else None
     for name, routes in {
@@ -302,7 +303,7 @@ def look(page: Any) -> str:
 
 
 @with_database
-def test_hostile_names_are_text_on_every_page(hostile: dict[str, Any], settings: Any) -> None:
+def test_names_with_markup(hostile: dict[str, Any], settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": {"tenant": "tests.project.views.api_key"}}
     client = Client()
     client.force_login(hostile["root"])
@@ -357,7 +358,7 @@ def test_hostile_input_is_refused_as_text(hostile: dict[str, Any], searches: boo
 
 
 @with_database
-def test_no_name_turns_the_text_beside_it_around(hostile: dict[str, Any]) -> None:
+def test_names_that_turn_the_text_around(hostile: dict[str, Any]) -> None:
     for model in ("plan", "endpoint", "ratepolicy", "subject", "policy", "planassignment"):
         assert "\u202e" not in str(hostile[model])
     assert r"\u202e" in str(hostile["ratepolicy"])
@@ -381,8 +382,17 @@ def test_a_reset_by_name_leaves_alone_what_callers_without_an_address_share(sett
     assert [change.object_text for change in PolicyChange.objects.filter(action="reset")] == ["login_name:bob"]
 
 
-def test_the_table_of_attacks_lists_tests_that_exist() -> None:
-    page = (ROOT / "docs/reference/attacks.md").read_text()
-    listed = set(re.findall(r"`(test_\w+)`", page))
-    assert len(listed) > 15
-    assert [name for name in listed if not (ROOT / f"tests/security/{name}.py").exists()] == []
+def test_each_attack_names_its_test() -> None:
+    """Each row has a test of its own, named after what the row says before its colon."""
+    table = (ROOT / "docs/reference/attacks.md").read_text().partition("\n## ")[0]
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.splitlines() if row.startswith("| ")][1:]
+    places = [cell.strip("`").split("::") for *_, cell, _requirement in rows]
+    for (attack, *_), (file, *classes, name) in zip(rows, places, strict=True):
+        assert name == "test_" + "_".join(re.findall("[a-z0-9]+", attack.partition(":")[0].lower()))
+        found: list[Any] = ast.parse((ROOT / "tests" / file).read_text()).body
+        for outer in classes:
+            [found] = [node.body for node in found if isinstance(node, ast.ClassDef) and node.name == outer]
+        assert [node for node in found if getattr(node, "name", "") == name], f"{file} has no {name}"
+    assert len({place[-1] for place in places}) == len(rows)
+    own = {f"security/{path.name}" for path in (ROOT / "tests/security").glob("test_*.py")}
+    assert own <= {place[0] for place in places}, "each module of this folder holds a row"

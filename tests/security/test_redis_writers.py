@@ -93,9 +93,7 @@ def is_a_revision(client: redis.Redis) -> bool:
 @pytest.mark.usefixtures("fresh_policies")
 class TestRevision:
     @poisoned
-    def test_limits_stay_in_force_and_edits_arrive(
-        self, check: Check, redis_client: redis.Redis, poison: Write
-    ) -> None:
+    def test_an_impossible_revision_in_redis(self, check: Check, redis_client: redis.Redis, poison: Write) -> None:
         """One SET of 9007199254740993 lifted every limit for good."""
         policy = RatePolicy.objects.create(rates="3/hour")
         assert left(check(request_from())) == [2]
@@ -217,7 +215,7 @@ class TestCounters:
 
     @pytest.mark.parametrize("real_time", thorough_after(1, [False, True]))
     @pytest.mark.parametrize("algorithm", ALGORITHMS)
-    def test_no_value_fails_a_decision_or_lifts_another_limit(
+    def test_garbage_in_a_counter(
         self, redis_client: redis.Redis, limiter: Limiter, clock: Any, algorithm: str, real_time: bool
     ) -> None:
         if real_time:

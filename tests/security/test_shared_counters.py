@@ -53,7 +53,7 @@ def test_remaining_units_include_the_usage_of_others() -> None:
     assert ";r=6" in get("/decorated/").headers["RateLimit"]
 
 
-def test_the_usage_endpoint_of_the_docs_keeps_it_back(settings: Any) -> None:
+def test_what_others_use_of_a_shared_limit(settings: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "HEADERS": []}
     get("/decorated/")
     (own,) = [one for one in remaining("/own-usage/") if one[0] == "ip"]

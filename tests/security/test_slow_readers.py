@@ -24,7 +24,7 @@ def ask(port: int, path: str) -> socket.socket:
 
 
 @pytest.mark.parametrize(("command", "path"), [(GUNICORN, "/flood/"), (UVICORN, "/aflood/")])
-def test_clients_that_do_not_read_hold_slots_for_concurrency_max(
+def test_streams_that_are_never_read(
     command: str, path: str, limit: Any, slots: Slots, environment: dict[str, str], tmp_path: Path
 ) -> None:
     """Three readers of 100 bytes held ``3 concurrent`` for everyone, for good."""

@@ -225,7 +225,7 @@ def statuses(get: Get, path: str, times: int, **options: Any) -> list[int]:
     ],
 )
 @pytest.mark.parametrize("everywhere", [False, True], ids=["", "ENFORCE_ALL"])
-def test_guesses_are_limited_by_the_policy(
+def test_wrong_keys(
     get: Get, settings: Any, account: Endpoint, path: str, headers: Any, status: int, everywhere: bool
 ) -> None:
     """All of them were answered 401, and none was counted."""
@@ -237,7 +237,7 @@ def test_guesses_are_limited_by_the_policy(
 
 
 @pytest.mark.parametrize("path", ["/account/", "/ninja/sync"])
-def test_guesses_at_once(account: Endpoint, path: str) -> None:
+def test_wrong_keys_in_parallel(account: Endpoint, path: str) -> None:
     """A look before and a charge afterwards would let as many through as there are threads."""
     RatePolicy.objects.create(rates="5/hour", counted_per="ip")
 
@@ -431,7 +431,7 @@ def test_a_log_only_policy_lets_no_more_keys_be_tried(
     assert (statuses(get, "/account/", 4, headers=WRONG), len(looked)) == ([401, 401, 429, 429], looks)
 
 
-def test_policies_per_caller_are_left_to_the_view(get: Get, account: Endpoint, alice: User) -> None:
+def test_using_up_an_address_s_limit(get: Get, account: Endpoint, alice: User) -> None:
     """Else what strangers do at an address would refuse its users."""
     RatePolicy.objects.create(rates="2/hour")
     assert statuses(get, "/account/", 5, headers=WRONG) == [401] * 5

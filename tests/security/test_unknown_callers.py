@@ -87,7 +87,7 @@ def test_a_number_for_a_name_is_no_way_around_the_limit_per_name(settings: Any, 
 @pytest.mark.parametrize(
     "answer", [RuntimeError("down"), Broken(), BrokenError()], ids=lambda one: type(one).__name__
 )
-def test_all_who_make_it_raise_share_one_counter(per_tenant: None, check: Check, answer: Any) -> None:
+def test_an_identifier_that_raises(per_tenant: None, check: Check, answer: Any) -> None:
     RatePolicy.objects.create(counted_per="tenant", rates="5/hour")
     left = [check(request_from(address=f"203.0.113.{n}", tenant=answer)).binding.remaining for n in range(5)]  # type: ignore[union-attr]
     assert left == [4, 3, 2, 1, 0]
@@ -136,7 +136,7 @@ def test_as_the_caller_they_are_one(per_tenant: None, settings: Any) -> None:
 # --- Plans. ---
 
 
-def test_a_plan_resolver_that_raises_puts_nobody_beyond_the_default_plan(settings: Any, caplog: Any) -> None:
+def test_a_plan_resolver_that_raises(settings: Any, caplog: Any) -> None:
     settings.RATEQUOTA = {**settings.RATEQUOTA, "PLAN_RESOLVER": TENANT}
     free = Plan.objects.create(name="Free", slug="free", default_for="anonymous")
     RatePolicy.objects.create(plan=free, rates="3/hour")

@@ -46,7 +46,7 @@ def limited_endpoints(count: int, **policy: Any) -> list[Endpoint]:
 class TestAFlood:
     """It was unlimited, whatever policies there were."""
 
-    def test_each_caller_has_so_many_looks_without_any_policy(self, client: Client) -> None:
+    def test_a_flood_of_usage(self, client: Client) -> None:
         first = client.get(USAGE)
         assert (first.status_code, first["RateLimit-Policy"]) == (200, '"usage/min";q=60;w=60')
         default_limiter().charge([USAGE_BUCKET], cost=3600)  # an hour's worth
@@ -81,7 +81,7 @@ class TestAFlood:
         assert redis_client.keys("rqtest:{ip*") == [b"rqtest:{ip:127.0.0.1}:usage:tb60"]
 
     @pytest.mark.parametrize("policy", [{}, {"rates": "100/hour", "counted_per": "ip"}, {"usage": "unlimited"}])
-    def test_it_is_no_place_to_guess_passwords(self, client: Client, settings: Any, policy: dict[str, str]) -> None:
+    def test_guessing_keys_at_usage(self, client: Client, settings: Any, policy: dict[str, str]) -> None:
         """Policies for all endpoints spare it, so 130 of 130 guesses passed, under COUNT_UNCHECKED as well."""
         settings.RATEQUOTA = {**settings.RATEQUOTA, "COUNT_UNCHECKED": True}
         if rates := policy.pop("usage", ""):
@@ -136,7 +136,7 @@ class TestManyEndpoints:
         return done
 
     @pytest.mark.parametrize("count", thorough_after(1, [199, 2_000]))
-    def test_one_look_is_bounded(self, client: Client, work: dict[str, int], count: int) -> None:
+    def test_usage_of_many_endpoints(self, client: Client, work: dict[str, int], count: int) -> None:
         """It took 4.5 ms at 199 endpoints, and grew with them."""
         limited_endpoints(count)
         found = client.get(USAGE).json()
@@ -199,7 +199,7 @@ class TestRedisHangs:
             yield sent
             default_limiter().store.close()
 
-    def test_a_look_waits_once_and_an_open_breaker_is_left_alone(self, client: Client, asked: list[Any]) -> None:
+    def test_usage_while_redis_hangs(self, client: Client, asked: list[Any]) -> None:
         """Each request waited twice, even with an open breaker, and made other views wait in their worker's queue."""
         waits, breaker = [], default_limiter().store.breakers[0]
         while waits[-3:] != [0, 0, 0] and len(waits) < 50:

@@ -129,7 +129,7 @@ ATTACKS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_a_stored_wide_network_is_changed_only_with_the_permission(attack: str) -> None:
+def test_a_wide_network_by_narrow_rights(attack: str) -> None:
     """Regression: only what was typed was refused, so that a stored block could be widened, revived or ended."""
     world = World()
     permissions, request_of = ATTACKS[attack]
