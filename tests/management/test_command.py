@@ -376,9 +376,3 @@ def test_explain_works_while_the_store_is_down(alice: User, settings: Any) -> No
     text = run("explain", "--user", "alice", "--endpoint", "search")
     assert "no live counter" in text
     assert "Redis was unavailable: connection" in text
-
-
-def test_an_error_of_the_command_is_one_line_without_terminal_codes() -> None:
-    with pytest.raises(CommandError) as refused:
-        run("import", "\x1b[2J\n.yaml")
-    assert str(refused.value).startswith("\\u001b[2J\\n.yaml cannot be read")

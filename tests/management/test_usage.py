@@ -70,6 +70,7 @@ def test_a_subject_forges_no_line_of_usage_and_no_formula() -> None:
     text = run("usage", "--month", "2026-10", "--format", "csv")
     [row] = csv.DictReader(io.StringIO(text))
     assert row["subject"] == subject.replace("=", "'=").replace("\n", "\\n")
+    assert [line["subject"] for line in objects("2026-10")] == [subject]
 
 
 def test_a_month_of_another_form_is_refused() -> None:
@@ -87,12 +88,3 @@ def test_nothing_found_is_said_and_a_typo_is_an_error(capsys: pytest.CaptureFixt
     assert capsys.readouterr().err.splitlines() == [said, f"{said} by tenant:acme"]
     with pytest.raises(CommandError, match=r"^No usage of 'tenant:acmee' is recorded$"):
         run(*named, "--subject", "tenant:acmee")
-
-
-def test_text_of_clients_is_no_line_and_no_terminal_code() -> None:
-    subject = "tenant:a\x1b[2J\nuser:1  0 of 100\x7f"
-    window(subject, 10, 5)
-    printed = run("usage", "--month", "2026-10") + run("usage", "--month", "2026-10", "--format", "csv")
-    assert printed.replace("\n", "").isprintable()
-    assert "tenant:a\\u001b[2J\\nuser:1  0 of 100\\u007f  policy 7" in printed
-    assert [line["subject"] for line in objects("2026-10")] == [subject]
