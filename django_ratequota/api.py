@@ -13,7 +13,7 @@ from django.core.exceptions import ValidationError as InvalidValue
 from django.db import Error as DatabaseError
 from django.utils.translation import gettext as _
 from rest_framework import serializers
-from rest_framework.exceptions import NotFound, PermissionDenied, ValidationError
+from rest_framework.exceptions import NotFound, ValidationError
 from rest_framework.generics import ListAPIView
 from rest_framework.pagination import CursorPagination
 from rest_framework.request import Request
@@ -27,15 +27,12 @@ from .engine.types import Bucket, BucketStatus
 from .models import QuotaWindow
 from .operations.caller_limits import caller_limits, describe_limit, describe_window
 from .operations.past_windows import windows_of
-from .operations.subjects import find_user
 from .policies.facts import to_datetime, to_us
-from .policies.requests.caller import Caller, DescribedCaller
+from .policies.requests.caller import Caller
 from .policies.requests.view_declarations import USAGE_ATTRIBUTE
 from .runtime import process
 from .throttling import QuotaThrottle, StoreUnavailable
 
-#: Staff with one of these permissions may query other users, as they may see policies in the admin.
-LOOKING = ("view_ratepolicy", "change_ratepolicy", "grant_override", "reset_usage", "block_callers")
 _SECOND = 10**6
 _INSTANT = serializers.DateTimeField()
 
@@ -120,19 +117,18 @@ setattr(CallersView, USAGE_ATTRIBUTE, True)
 class UsageView(CallersView):
     """Each limit that applies to the caller; reading them consumes none of their units.
 
-    ``?scope=`` selects one endpoint (else all that have limits), ``?user=``, a primary key or a name, another user.
+    ``?scope=`` selects one endpoint (else all that have limits).
     """
 
     serializer_class = QuotaUsageSerializer
 
     def get(self, request: Request) -> Response:
         """Return the caller's limits now."""
-        scope, user = request.query_params.get("scope"), request.query_params.get("user")
-        caller = Caller(request) if user is None else _other(request, user)
+        scope = request.query_params.get("scope")
         try:
             # Redis has just failed to count this request: do not wait for it again.
             decision: Decision | None = getattr(request._request, "ratequota", None)
-            found = caller_limits(caller, scope or None, ask=decision is None or not decision.degraded)
+            found = caller_limits(Caller(request), scope or None, ask=decision is None or not decision.degraded)
         except LookupError as error:
             text = _("There is no endpoint with this name.")
             raise ValidationError({"scope": [text]}) from error
@@ -207,8 +203,8 @@ class QuotaWindowPagination(CursorPagination):
 class UsageHistoryView(CallersView, ListAPIView[QuotaWindow]):
     """The caller's usage of each limit in earlier days, weeks and months and in the current ones.
 
-    The caller is its user and its identifiers, not its address. ``?period=`` selects day, week or month, ``?user=``,
-    a primary key or a name, another user. Rolling limits, and policies that are not durable, have no such windows.
+    The caller is its user and its identifiers, not its address. ``?period=`` selects day, week or month. Rolling
+    limits, and policies that are not durable, have no such windows.
     """
 
     serializer_class = QuotaWindowSerializer
@@ -216,13 +212,13 @@ class UsageHistoryView(CallersView, ListAPIView[QuotaWindow]):
     filter_backends = ()
 
     def get_queryset(self) -> Any:
-        """Return the windows of the caller, or of the user that staff queries."""
+        """Return the windows of the caller."""
         if getattr(self, "swagger_fake_view", False):  # drf-spectacular has no request to name a caller
             return QuotaWindow.objects.none()
-        period, user = self.request.query_params.get("period"), self.request.query_params.get("user")
+        period = self.request.query_params.get("period")
         if period and period not in QuotaWindow.Period.values:
             raise ValidationError({"period": [_("Enter day, week or month.")]})
-        windows = windows_of(Caller(self.request) if user is None else _other(self.request, user))
+        windows = windows_of(Caller(self.request))
         return windows.filter(period=period) if period else windows
 
 
@@ -237,15 +233,3 @@ def _told(limit: dict[str, Any], at_us: int) -> dict[str, Any]:
 
 def _seconds(us: int) -> int:
     return -(-us // _SECOND)
-
-
-def _other(request: Request, name: str) -> DescribedCaller:
-    """Return the user that staff queries; without PLAN_RESOLVER and IDENTIFIERS, which need the user's request."""
-    staff: Any = request.user  # None where the project's UNAUTHENTICATED_USER is None
-    is_staff = getattr(staff, "is_staff", False)
-    if not (is_staff and any(staff.has_perm(f"django_ratequota.{codename}") for codename in LOOKING)):
-        raise PermissionDenied
-    user = find_user(name, by_key=True)
-    if user is None:
-        raise ValidationError({"user": [_("There is no such user.")]})
-    return DescribedCaller(user_id=str(user.pk), address=None)

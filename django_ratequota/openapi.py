@@ -87,13 +87,12 @@ class QuotaSchema:
     def get_override_parameters(self) -> list[Any]:
         """Add the query parameters of the usage endpoints."""
         parameters: list[Any] = super().get_override_parameters()  # type: ignore[misc]
-        user = utils.OpenApiParameter("user", str, description="Name or primary key of another user (staff only).")
         if isinstance(self.view, UsageView):
             text = "Name of an endpoint. Default: all endpoints with limits."
-            return [*parameters, utils.OpenApiParameter("scope", str, description=text), user]
+            return [*parameters, utils.OpenApiParameter("scope", str, description=text)]
         if isinstance(self.view, UsageHistoryView):
             periods, text = ["day", "week", "month"], "Length of the windows. Default: all."
-            return [*parameters, utils.OpenApiParameter("period", str, enum=periods, description=text), user]
+            return [*parameters, utils.OpenApiParameter("period", str, enum=periods, description=text)]
         return parameters
 
     def _get_response_bodies(self, direction: str = "response") -> dict[str, Any]:

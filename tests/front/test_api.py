@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from itertools import combinations
 from typing import Any
 
 import pytest
 import redis
-from django.contrib import admin
-from django.contrib.auth.models import Permission, User
+from django.contrib.auth.models import User
 from django.db import OperationalError
 from django.test import Client
 from django.urls import reverse
 from rest_framework.test import APIRequestFactory
 
-from django_ratequota.admin.permissions import PolicyPermissions
-from django_ratequota.api import LOOKING, QuotaLimitSerializer, QuotaUsageSerializer, UsageView
+from django_ratequota.api import QuotaLimitSerializer, QuotaUsageSerializer, UsageView
 from django_ratequota.models import Endpoint, Plan, PlanAssignment, RatePolicy
 from django_ratequota.operations import caller_limits
 from django_ratequota.policies.cache import policies
@@ -35,19 +32,6 @@ def usage(client: Client, **query: Any) -> Any:
 
 def names(found: Any) -> list[str]:
     return [limit["name"] for limit in found["limits"]]
-
-
-def may(user: User, *codenames: str) -> User:
-    user.user_permissions.set(Permission.objects.filter(codename__in=codenames))
-    return User.objects.get(pk=user.pk)
-
-
-def test_a_project_without_anonymous_users_refuses_them_the_question_about_others(
-    client: Client, settings: Any, alice: User
-) -> None:
-    """``request.user`` was None there, and the answer a 500."""
-    settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "UNAUTHENTICATED_USER": None}
-    assert client.get("/quota/usage/", {"user": "alice"}).status_code == 403
 
 
 def test_each_limit_has_its_current_state(client: Client, search: Endpoint) -> None:
@@ -99,7 +83,7 @@ def test_a_calendar_limit_has_its_window_unused_and_in_debt(client: Client, alic
     assert (month["used"], month["remaining"]) == (15, 0)
 
 
-def test_what_is_counted_per_address_is_not_shown(client: Client, settings: Any, alice: User, operator: User) -> None:
+def test_what_is_counted_per_address_is_not_shown(client: Client, settings: Any, alice: User) -> None:
     names = {name: f"django_ratequota.identifiers.{name}" for name in ("login_pair", "network")}
     caller = ["login_pair", "user", "ip"]
     settings.RATEQUOTA = {**settings.RATEQUOTA, "IDENTIFIERS": names, "CALLER": caller}
@@ -111,12 +95,10 @@ def test_what_is_counted_per_address_is_not_shown(client: Client, settings: Any,
     body = '{"username": "victim"}'
     named = client.generic("GET", "/quota/usage/", body, content_type="application/json")
     assert named.json()["limits"] == [], "not even where CALLER names what anybody may write"
-    client.force_login(operator)
-    assert names_and_kinds(client, user="alice") == [("all/min", "user")]
 
 
-def names_and_kinds(client: Client, **query: Any) -> list[tuple[str, str]]:
-    return [(limit["name"], limit["counted_per"]) for limit in usage(client, **query)["limits"]]
+def names_and_kinds(client: Client) -> list[tuple[str, str]]:
+    return [(limit["name"], limit["counted_per"]) for limit in usage(client)["limits"]]
 
 
 def test_looking_costs_nothing_of_what_is_looked_at(client: Client, settings: Any, redis_client: redis.Redis) -> None:
@@ -198,53 +180,3 @@ def test_a_project_may_route_it_under_another_scope_or_under_none() -> None:
         (UsageView.as_view(throttle_classes=[]), [200, 200]),
     ):
         assert [view(APIRequestFactory().get("/")).status_code for _ in range(2)] == statuses
-
-
-# --- Asking about others. ---
-
-
-@pytest.fixture
-def operator() -> User:
-    return may(User.objects.create_user("operator", is_staff=True), "view_ratepolicy")
-
-
-def test_staff_may_ask_about_a_user_by_name_or_key(client: Client, alice: User, operator: User) -> None:
-    RatePolicy.objects.create(user=alice, rates="7/min")
-    client.force_login(operator)
-    assert names(usage(client)) == []
-    assert names(usage(client, user="alice")) == names(usage(client, user=alice.pk)) == ["all/min"]
-
-
-@pytest.mark.parametrize("name", ["nobody", "0", "9" * 30, "\x00", ""])
-def test_a_user_who_is_not_there(client: Client, operator: User, name: str) -> None:
-    client.force_login(operator)
-    response = client.get("/quota/usage/", {"user": name})
-    assert (response.status_code, response.json()) == (400, {"user": ["There is no such user."]})
-
-
-def test_a_name_comes_before_a_key(client: Client, alice: User, operator: User) -> None:
-    named = User.objects.create_user(str(alice.pk))
-    RatePolicy.objects.create(user=named, rates="3/min")
-    client.force_login(operator)
-    assert usage(client, user=alice.pk)["limits"][0]["limit"] == 3
-
-
-def test_nobody_else_may(client: Client, alice: User, operator: User) -> None:
-    """The answer does not reveal whether the user exists."""
-    User.objects.filter(pk=operator.pk).update(is_staff=False)
-    for who in (None, alice, operator):
-        if who is not None:
-            client.force_login(who)
-        for name in ("alice", "nobody"):
-            assert client.get("/quota/usage/", {"user": name}).status_code == 403
-
-
-def test_the_right_to_ask_is_that_of_the_admin(operator: User) -> None:
-    """Who may look at policies is decided in admin.rights; the endpoint must not grow apart from it."""
-    own = RatePolicy._meta.default_permissions
-    codenames = [f"{verb}_ratepolicy" for verb in own] + [name for name, _ in RatePolicy._meta.permissions]
-    rights = PolicyPermissions(RatePolicy, admin.site)
-    for count in (0, 1, 2):
-        for held in combinations(codenames, count):
-            request = request_from(may(operator, *held))
-            assert rights.has_view_permission(request) == bool(set(held) & set(LOOKING)), held

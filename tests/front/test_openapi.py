@@ -141,7 +141,7 @@ def test_the_usage_endpoint_is_typed(generate: Any) -> None:
     found, complaints = generate(patterns=[path("quota/", include("django_ratequota.urls"))])
     assert complaints == set()
     operation = found["paths"]["/quota/usage/"]["get"]
-    assert [(one["name"], one["in"]) for one in operation["parameters"]] == [("scope", "query"), ("user", "query")]
+    assert [(one["name"], one["in"]) for one in operation["parameters"]] == [("scope", "query")]
     schema = operation["responses"]["200"]["content"]["application/json"]["schema"]
     assert schema == {"$ref": "#/components/schemas/QuotaUsage"}
     limit = found["components"]["schemas"]["QuotaLimit"]
@@ -149,7 +149,7 @@ def test_the_usage_endpoint_is_typed(generate: Any) -> None:
     assert limit["properties"]["remaining"]["nullable"] is True
     assert set(limit["required"]) == set(limit["properties"])
     operation = found["paths"]["/quota/usage/history/"]["get"]
-    assert {one["name"] for one in operation["parameters"]} == {"cursor", "page_size", "period", "user"}
+    assert {one["name"] for one in operation["parameters"]} == {"cursor", "page_size", "period"}
     assert operation["responses"]["200"]["content"]["application/json"]["schema"] == {
         "$ref": "#/components/schemas/PaginatedQuotaWindowList"
     }

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-from django.contrib.auth.models import Permission, User
+from django.contrib.auth.models import User
 from django.db import OperationalError, connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
@@ -181,15 +181,6 @@ def test_the_newest_come_first_page_by_page(client: Client, alice: User) -> None
 def test_a_wrong_page_size_is_refused_in_words(client: Client, size: str) -> None:
     response = client.get(URL, {"page_size": size})
     assert (response.status_code, response.json()) == (400, {"page_size": ["Enter a number from 1 to 1000."]})
-
-
-def test_staff_may_ask_about_a_user_and_nobody_else_may(client: Client, alice: User) -> None:
-    window(f"user:{alice.pk}")
-    operator = User.objects.create(username="operator", is_staff=True)
-    client.force_login(operator)
-    assert client.get(URL, {"user": "alice"}).status_code == 403
-    operator.user_permissions.set(Permission.objects.filter(codename="view_ratepolicy"))
-    assert (len(history(client, user="alice")), history(client)) == (1, [])
 
 
 def test_it_shares_the_limit_of_the_usage_endpoint(client: Client) -> None:

@@ -111,11 +111,13 @@ class Traffic:
 
     def __init__(self, clock: Any) -> None:
         self.dice, self.clock, self.done = random.Random(4), clock, Counter[str]()
-        #: (plan, endpoint) -> units a month, and requests a minute.
+        #: (plan, endpoint) -> units a month, and requests a minute: of each organisation has one person.
         self.limits: dict[tuple[str, str], tuple[int, int]] = {}
-        for one in yaml.safe_load(Path("policies.yaml").read_text())["policies"]:
+        per_member, *policies = yaml.safe_load(Path("policies.yaml").read_text())["policies"]
+        self.per_member = int(per_member["rates"].removesuffix(" requests/min"))
+        for one in policies:
             month, *minute = re.findall(r"(\d+)(?:/month| requests/min)", one["rates"])
-            self.limits[one["plan"], one["endpoint"]] = int(month), int(minute[0]) if minute else 10**9
+            self.limits[one["plan"], one["endpoint"]] = int(month), self.per_member if minute else 10**9
         self.redis = redis.Redis.from_url(server.url())
         self.operator = Client()
         self.operator.force_login(User.objects.create(username="operator", is_staff=True, is_superuser=True))
@@ -136,6 +138,7 @@ class Traffic:
             if self.dice.random() < 0.06:
                 self.compare()
         self.compare()
+        self.work_for_two()
         assert all(self.done[verb.__name__] for verb in rare)
         assert self.done["refused"] > 10
 
@@ -199,6 +202,18 @@ class Traffic:
             customer.note(endpoint, tokens if endpoint == "completions" else 1)
             self.within_minute += 1
         return admitted
+
+    def work_for_two(self) -> None:
+        """Somebody in two organisations has a counter in each."""
+        person, statuses = User.objects.create(username="freelancer"), []
+        for name in ("One", "Two"):
+            digest = sha256(name.encode()).hexdigest()
+            organisation = Organisation.objects.create(name=name, billing_email=f"{name}@example.com")
+            ApiKey.objects.create(organisation=organisation, user=person, digest=digest)
+            ask = partial(Client().post, "/completions/", {"prompt": "?"}, headers={"X-API-Key": name})
+            views.ask_model = lambda _prompt, max_tokens: ("", 1)
+            statuses.append([ask().status_code for _ in range(self.per_member + 1)])
+        same(statuses, [[*[200] * self.per_member, 429]] * 2)
 
     # What everybody sees.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from base64 import b64encode
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -28,10 +29,12 @@ from tests.faults.servers import Node
 from tests.faults.wire import Wire
 from tests.project.views import request_from
 from tests.support.properties import thorough_after
+from tests.support.windows import counted
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("fresh_policies")]
 
 USAGE = "/quota/usage/"
+NOW = datetime.now(UTC)
 #: What counts an anonymous caller's looks where no policy does.
 USAGE_BUCKET = Bucket("ip:127.0.0.1", Rate.parse("60/min"), scope="usage")
 
@@ -176,6 +179,19 @@ class TestManyEndpoints:
         memo = snapshot.overview.snapshot.memo
         assert len(memo.policies) <= 16
         assert len(memo.resolutions) == 0
+
+
+def test_an_operators_key_shows_no_other_user(client: Client) -> None:
+    """With ``?user=``, a customer whose key a support person had made could query everybody."""
+    alice = User.objects.create_user("alice")
+    RatePolicy.objects.create(user=alice, rates="7/month")
+    counted(subject=f"user:{alice.pk}", starts_at=NOW, ends_at=NOW, used=1, limit=7)
+    found = []
+    for user in (User.objects.create_superuser("support"), alice):
+        client.force_login(user)
+        limits = client.get(USAGE, {"user": "alice"}).json()["limits"]
+        found.append((len(limits), len(client.get(f"{USAGE}history/", {"user": "alice"}).json()["results"])))
+    assert found == [(0, 0), (1, 1)]
 
 
 class TestRedisHangs:
