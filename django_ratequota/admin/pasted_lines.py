@@ -106,8 +106,8 @@ class AssignPage(LinesPage):
     link = _("Assign customers")
     label = _("Customers, one per line")
     help_text = _(
-        "A login name or a subject such as tenant:acme, optionally followed by until 2026-12-31 and # reason. Choose "
-        "a file for more than 2 MB."
+        "A user name, an email address or a subject such as user:42 or tenant:acme, optionally followed by until "
+        "2026-12-31 and # reason. Choose a file for more than 2 MB."
     )
 
     def has_permission(self, request: Any, obj: Any = None) -> bool:
@@ -141,8 +141,8 @@ class AddMembersPage(LinesPage):
     link = _("Add members")
     label = _("Members, one per line")
     help_text = _(
-        "203.0.113.7, 203.0.113.0/24, tenant:acme or a login name, optionally followed by until 2026-12-31 and # "
-        "reason. Choose a file for more than 2 MB."
+        "203.0.113.7, 203.0.113.0/24, tenant:acme, user:42, a user name or an email address, optionally followed by "
+        "until 2026-12-31 and # reason. Choose a file for more than 2 MB."
     )
 
     def has_permission(self, request: Any, obj: Any = None) -> bool:

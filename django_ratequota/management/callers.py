@@ -18,13 +18,16 @@ from ..monitoring.refusals import Refusal
 from ..operations import counters
 from ..operations.explain import ExplainQuery, Explanation, anchor_of, explain_caller
 from ..operations.near import LEVELS, Chosen, Row, all_near, current_periods
-from ..operations.subjects import find_user, named, subject_names
+from ..operations.subjects import find_accounts, named, only_account, subject_names
 from ..operations.what_to_tell import policies_of, what_to_tell
 from ..policies.limit_names import limit_name, limit_names
 from ..policies.reasons import others_in_words
 from ..policies.requests.caller import UNKNOWN, failed_kind
 from ..runtime import default_limiter
 from .maintenance import whole_number, why_not_kept
+
+#: Help of each option ``--user``.
+USER_HELP = "User name, email address or primary key. user:KEY is always the key."
 
 
 def add_verbs(verbs: Any) -> None:
@@ -54,7 +57,7 @@ def add_verbs(verbs: Any) -> None:
 
 def add_caller(verb: Any) -> None:
     """Add the options of a caller and a request, which ``query_of`` reads."""
-    verb.add_argument("--user", help="User name or primary key.")
+    verb.add_argument("--user", help=USER_HELP)
     verb.add_argument("--ip", help="Client address, such as 203.0.113.7.")
     text = "Value of a name in RATEQUOTA['IDENTIFIERS'], such as tenant=acme. May be repeated."
     verb.add_argument("--identifier", action="append", default=[], metavar="NAME=VALUE", help=text)
@@ -145,7 +148,7 @@ def query_of(options: dict[str, Any]) -> ExplainQuery:
     if settings.plan_resolver and slug is None:
         raise CommandError("PLAN_RESOLVER needs a request. Enter the plan with --plan SLUG, '' if it returns None.")
     return ExplainQuery(
-        user_id=str(user_of(options["user"]).pk) if options["user"] else None,
+        user_id=user_of(options["user"])[0].removeprefix("user:") if options["user"] else None,
         ip=options["ip"] or "",
         identifiers=identifiers,
         plan_slug=slug or None,
@@ -155,12 +158,15 @@ def query_of(options: dict[str, Any]) -> ExplainQuery:
     )
 
 
-def user_of(name: str, hint: str = "") -> Any:
-    """Return the user with this name or primary key; raises ``CommandError``, with the hint."""
-    user = find_user(name, by_key=True)
-    if user is None:
-        raise CommandError(f"There is no user {name!r}{hint}")
-    return user
+def user_of(text: str, hint: str = "") -> tuple[str, str]:
+    """Return the subject and the name of the user that the text names; raises ``CommandError``, with the hint.
+
+    Raises ``ValidationError`` where it names several.
+    """
+    subject, name = only_account(find_accounts([text]).get(text, {}))
+    if not subject:
+        raise CommandError(f"There is no user {text!r}{hint}")
+    return subject, name
 
 
 def _refusal_lines(refusal: Refusal) -> Iterator[str]:

@@ -17,7 +17,7 @@ from ..engine.rates import BLOCKED
 from ..models import RatePolicy
 from ..operations import overrides
 from ..operations.texts import moment
-from .callers import add_caller, query_of, user_of
+from .callers import USER_HELP, add_caller, query_of, user_of
 from .maintenance import whole_number
 
 #: Ten years.
@@ -28,7 +28,7 @@ def add_verbs(verbs: Any) -> None:
     """Add both verbs with their options."""
     blocking = verbs.add_parser("block", run=block, help="Block a user, a subject or a network, or end the block.")
     one = blocking.add_mutually_exclusive_group(required=True)
-    one.add_argument("--user", help="User name or primary key.")
+    one.add_argument("--user", help=USER_HELP)
     one.add_argument("--subject", help="Subject such as tenant:acme, ip:203.0.113.7 or 203.0.113.0/24.")
     blocking.add_argument("--end", action="store_true", help="End the block instead.")
     text = "Raise a customer's limits for a while, to twice the rates by default."
@@ -48,8 +48,7 @@ def block(_command: BaseCommand, options: dict[str, Any]) -> Iterator[str]:
     """Block, or end all blocks of that name, and yield who is blocked and how to end it."""
     option = "--subject" if options["user"] is None else "--user"
     who = options[option[2:]]
-    user = user_of(who) if option == "--user" else None
-    name = f"user:{user.pk}" if user else canonical_subject(who)
+    name, user = user_of(who) if option == "--user" else (canonical_subject(who), "")
     shown = f"{name} ({user})" if user else name
     with saving(RatePolicy), changed_by(None, options["reason"]):
         found = overrides.blocks_in_force([name]).get(name, ())

@@ -16,7 +16,7 @@ from ..conf import settings
 from ..engine.keys import short
 from ..operations import held_data
 from ..runtime import default_limiter
-from .callers import user_of
+from .callers import USER_HELP, user_of
 from .maintenance import add_timeout, wait_for_counts, why_unreported
 
 
@@ -29,7 +29,7 @@ def add_verbs(verbs: Any) -> None:
     text = "Subject such as tenant:acme, api_key:k_7, ip:203.0.113.7, or user:7 for a deleted user."
     for verb in (exporting, forgetting):
         one = verb.add_mutually_exclusive_group(required=True)
-        one.add_argument("--user", help="User name or primary key.")
+        one.add_argument("--user", help=USER_HELP)
         one.add_argument("--subject", help=text)
     text = "Delete the data. Without it, the command only shows the changes."
     forgetting.add_argument("--yes", action="store_true", help=text)
@@ -72,7 +72,7 @@ def _written(options: dict[str, Any]) -> str:
 def _chosen(options: dict[str, Any]) -> str:
     """Return the subject as counters have it; raises ``CommandError``."""
     if options["user"]:
-        return f"user:{user_of(options['user'], '. For a deleted user, enter --subject user:KEY.').pk}"
+        return user_of(options["user"], ". For a deleted user, enter --subject user:KEY.")[0]
     text: str = options["subject"]
     with suppress(ValidationError):  # a user, or a kind that is no longer in IDENTIFIERS
         text = canonical_subject(text)

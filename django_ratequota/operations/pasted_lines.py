@@ -1,14 +1,14 @@
 """Assign a plan to many customers, or add them to a list or remove them, by lines of text: pasted ones, or a file's.
 
-A line is ``203.0.113.0/24``, ``tenant:acme`` or a user's login name, then optionally ``until 2026-12-31`` and
-``# reason``. A file in CSV has these as columns: who, end, reason.
+A line is ``203.0.113.0/24``, ``tenant:acme``, ``user:42`` or a user's name or email address, then optionally
+``until 2026-12-31`` and ``# reason``. A file in CSV has these as columns: who, end, reason.
 """
 
 from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from io import StringIO
@@ -22,11 +22,12 @@ from django.utils import timezone
 from django.utils.dateparse import parse_date, parse_datetime
 from django.utils.translation import gettext as _
 
-from ..changes.databases import policy_alias, saving
-from ..changes.validators import check_year, is_address_like, visible
-from ..changes.writer import in_batches, users_by_login
+from ..changes.databases import saving
+from ..changes.validators import check_year, is_address_like, primary_key, visible
+from ..changes.writer import in_batches
 from ..models import ListMember, Plan, PlanAssignment, SubjectList
 from ..policies.facts import Assignment, UserEntry, assignment_facts, to_datetime, to_us
+from .subjects import find_accounts, only_account
 from .texts import number_text
 
 #: Maximum number of lines at once, with empty ones and comments. A longer file is refused, because servers end
@@ -102,18 +103,17 @@ def read_lines(model: type[_Row], lines: Sequence[Line], **fields: Any) -> dict[
     ``model`` has ``user``, ``subject``, ``ends_at`` and ``reason``; ``fields`` are those of all objects. Raises
     ``ValidationError`` with a message per bad line.
     """
-    logins = [_login(line.who) for line in lines]
-    users = users_by_login({name for name in logins if name and "\x00" not in name}, policy_alias(get_user_model()))
+    users = find_accounts(line.who for line in lines if _is_user(line.who))
     subjects: Any = model._meta.get_field("subject")
     entries: dict[Key, tuple[Line, _Row]] = {}
     problems: list[str] = []
-    for line, login in zip(lines, logins, strict=True):
+    for line in lines:
         try:
             row: Any = model(ends_at=_end(line), reason=line.reason, **fields)
-            if login is None:
-                row.subject = subjects.clean(line.who, row)
+            if _is_user(line.who):
+                row.user_id = _user_id(users.get(line.who, {}))
             else:
-                row.user_id = _user_id(login, users)
+                row.subject = subjects.clean(line.who, row)
             row.clean_fields(exclude=[field.name for field in model._meta.concrete_fields if field.is_relation])
             entries.setdefault(_key_of(row), (line, row))
         except ValidationError as error:
@@ -123,18 +123,17 @@ def read_lines(model: type[_Row], lines: Sequence[Line], **fields: Any) -> dict[
     return entries
 
 
-def _login(who: str) -> str | None:
-    """Return the login name that a line names, which may begin with ``user:``; None where it names a subject."""
-    kind, colon, name = who.partition(":")
-    if colon:
-        return name if kind == "user" else None
-    return None if is_address_like(who) else who
+def _is_user(who: str) -> bool:
+    """Whether a line names a user, and not a subject."""
+    kind, colon, _value = who.partition(":")
+    return kind == "user" if colon else not is_address_like(who)
 
 
-def _user_id(login: str, users: dict[str, list[Any]]) -> Any:
-    if login not in users:
-        raise ValidationError(_("There is no user with this login name."))
-    return users[login][0]
+def _user_id(matches: Mapping[str, str]) -> Any:
+    subject, _name = only_account(matches)
+    if not subject:
+        raise ValidationError(_("There is no such user."))
+    return primary_key(get_user_model(), subject.removeprefix("user:"))
 
 
 def _key_of(row: Any) -> Key:

@@ -6,7 +6,8 @@ The names and addresses, and the search for names, are functions of the project.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from datetime import timedelta
 from ipaddress import ip_network
@@ -17,12 +18,16 @@ from typing import Any, TypeVar
 from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError
 from django.db import connections, transaction
-from django.db.models import Q, QuerySet
+from django.db.models import Q, QuerySet, Value
+from django.db.models.functions import Lower
 from django.utils import timezone
 from django.utils.module_loading import import_string
+from django.utils.text import Truncator
+from django.utils.translation import gettext as _
 
-from ..changes.databases import subject_begins
-from ..changes.validators import visible
+from ..changes.databases import policy_alias, subject_begins
+from ..changes.validators import primary_key, visible
+from ..changes.writer import in_batches
 from ..conf import settings
 from ..exceptions import StoreError
 from ..models import QuotaWindow
@@ -35,29 +40,56 @@ MAX_OFFERED, _MAX_ROWS = 20, 200
 _SEEN = timedelta(hours=48)
 #: Maximum length of a display name, and maximum number of subjects found by a part of it.
 MAX_NAME, _MOST_FOUND = 100, 1_000
+#: Maximum length of the list of accounts that one text names.
+_MOST_LISTED = 500
+#: Texts that are looked up by one query: that of email addresses reads all users, because no index ignores case.
+_TEXTS = 5_000
 #: Characters that a terminal may obey.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]+")
 _Result = TypeVar("_Result")
 
 
-def find_user(name: str, *, by_key: bool = False) -> Any:
-    """Return the user with that login name, or the only one with that email address; None = no user.
+def find_accounts(texts: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Return text -> subject -> login name of each account that has the text as its login name, email address or key.
 
-    ``by_key`` looks for a primary key, where there is none of that name.
+    ``user:KEY`` is always the key. Case does not matter in an email address. One query for 5,000 texts.
     """
     model: Any = get_user_model()
-    users = model._default_manager
-    if "\x00" in name:  # a database error in PostgreSQL's driver
-        return None
-    user = users.filter(**{model.USERNAME_FIELD: name}).first()
-    mail = getattr(model, "EMAIL_FIELD", "")
-    if user is None and "@" in name and mail:
-        found = users.filter(**{mail: name})[:2]
-        user = found[0] if len(found) == 1 else None
-    if user is None and by_key:
-        with suppress(ValueError, OverflowError, ValidationError):  # not a possible key
-            user = users.filter(pk=name).first()
-    return user
+    login, mail = model._meta.get_field(model.USERNAME_FIELD), getattr(model, "EMAIL_FIELD", "")
+    # Django sets EMAIL_FIELD where there is no such field, too.
+    has_mail = mail != login.name and any(field.name == mail for field in model._meta.concrete_fields)
+    users = model._base_manager.using(policy_alias(model)).order_by("pk")
+    users = users.annotate(ratequota_mail=Lower(mail) if has_mail else Value(""))
+    found: defaultdict[str, dict[str, str]] = defaultdict(dict)
+    asked = sorted({text for text in texts if "\x00" not in text})  # a database error in PostgreSQL's driver
+    for batch in in_batches(asked, _TEXTS):
+        keys, logins, mails = (defaultdict[Any, list[str]](list) for _column in range(3))
+        for text in batch:
+            if (key := primary_key(model, text.removeprefix("user:"))) is not None:
+                keys[key].append(text)
+            if not text.startswith("user:"):
+                with suppress(ValidationError):  # the field may be a number
+                    logins[login.to_python(text)].append(text)
+                if "@" in text:
+                    mails[text.lower()].append(text)
+        chosen = Q(pk__in=keys) | Q((f"{login.name}__in", logins)) | Q(ratequota_mail__in=mails)
+        for pk, name, address in users.filter(chosen).values_list("pk", login.name, "ratequota_mail"):
+            # Compared again, because MariaDB ignores case and accents.
+            for text in (*keys[pk], *logins[name], *mails[address]):
+                found[text][f"user:{pk}"] = str(name)
+    return dict(found)
+
+
+def only_account(matches: Mapping[str, str]) -> tuple[str, str]:
+    """Return the subject and the name of the only match; two "" where there is none.
+
+    Raises ``ValidationError`` with several: a stranger's login name may equal a customer's email address or key.
+    """
+    if len(matches) > 1:
+        listed = ", ".join(f"{one} ({_name(name)})" if name else one for one, name in matches.items())
+        text = _("%(count)d accounts match: %(accounts)s. Enter the one that you mean as kind:value.")
+        raise ValidationError(text % {"count": len(matches), "accounts": Truncator(listed).chars(_MOST_LISTED)})
+    return next(iter(matches.items()), ("", ""))
 
 
 def policies_in(network: str, policies: QuerySet[Any]) -> list[Any]:

@@ -39,11 +39,11 @@ def blocked(address: str) -> bool:
 
 
 def test_pasted_members_are_in_the_list_at_the_next_request(operator: Client, bots: SubjectList) -> None:
-    User.objects.create(username="alice")
+    alice = User.objects.create(username="alice")
     RatePolicy.objects.create(subject_list=bots, rates="blocked")
     assert not blocked("203.0.113.9")
     day = (timezone.localdate() + timedelta(days=30)).isoformat()
-    text = f"# seen on Monday\n203.0.113.0/24\n\nip:198.51.100.7 until {day} # OPS-7\nuser:alice\n"
+    text = f"# seen on Monday\n203.0.113.0/24\n\nip:198.51.100.7 until {day} # OPS-7\nuser:{alice.pk}\n"
     text += "tenant:a b\n203.0.113.0/24\nalice"
     reply = operator.post(page(bots), {"text": text, "change_reason": "OPS-1"}, follow=True)
     assert "Bad bots: 4 members were added. 2 were in the list already." in text_of(reply)
@@ -70,12 +70,12 @@ def test_all_bad_lines_are_listed_and_nothing_is_lost(operator: Client, bots: Su
     assert not ListMember.objects.exists()
     assert text in content, "the text is still there"
     for words in (
-        "Line 2, “alice”: There is no user with this login name.",
-        "Line 3, “user:nobody”: There is no user with this login name.",
+        "Line 2, “alice”: There is no such user.",
+        "Line 3, “user:nobody”: There is no such user.",
         "Line 4, “203.0.113.0/33”: &#x27;203.0.113.0/33&#x27; does not appear to be",
         "Line 5, “10.0.0.1”: Enter the end as a day, such as until 2026-12-31",
         "Line 6, “10.0.0.2”: This end is in the past.",
-        "Line 7, “a\\u202eb”: There is no user with this login name.",
+        "Line 7, “a\\u202eb”: There is no such user.",
         "Line 8, “10.0.0.3”: Enter the end as a day",
         "Line 9, “10.0.0.4”: Ensure this value has at most 200 characters",
     ):
@@ -170,8 +170,9 @@ def test_members_are_removed_by_pasting(operator: Client, bots: SubjectList) -> 
     others = SubjectList.objects.create(name="Partners")
     for subject_list in (bots, others):
         ListMember.objects.create(subject_list=subject_list, subject="ip:10.0.0.1")
-    ListMember.objects.create(subject_list=bots, user=User.objects.create(username="alice"))
-    reply = operator.post(page(bots, "remove"), {"text": "10.0.0.1\nuser:alice\n10.0.0.2"}, follow=True)
+    alice = User.objects.create(username="alice")
+    ListMember.objects.create(subject_list=bots, user=alice)
+    reply = operator.post(page(bots, "remove"), {"text": f"10.0.0.1\nuser:{alice.pk}\n10.0.0.2"}, follow=True)
     assert "2 members were removed. 1 was not in the list." in text_of(reply)
     assert [member.subject_list for member in ListMember.objects.all()] == [others]
     assert PolicyChange.objects.filter(model="listmember", action="delete").count() == 2

@@ -42,7 +42,7 @@ def test_who_is_on_the_plan_already_is_left_alone(free: Plan, pro: Plan) -> None
         PlanAssignment.objects.create(user=users[name], **fields)
     PlanAssignment.objects.create(subject="tenant:acme", plan=free)
     before = set(PlanAssignment.objects.values_list("pk", flat=True))
-    lines = lines_of("\n".join([*names, "tenant:acme", "user:free"]))
+    lines = lines_of("\n".join([*names, "tenant:acme", f"user:{users['free'].pk}"]))
     assert assign(pro, lines) == Assigned(new=6, later=2, present=2)
     new = PlanAssignment.objects.exclude(pk__in=before)
     assert {row.user_id or row.subject for row in new} == {
@@ -69,7 +69,7 @@ def test_two_hundred_customers_are_moved_in_one_save(operator: Client, free: Pla
     path = f"/admin/django_ratequota/plan/{pro.pk}/assign/"
     text = "\n".join(user.username for user in users)
     refused = words_of(operator.post(path, {"text": f"gone\n{text}", "change_reason": "Migration"}))
-    assert "Line 1, “gone”: There is no user with this login name." in refused
+    assert "Line 1, “gone”: There is no such user." in refused
     assert PlanAssignment.objects.filter(plan=pro).count() == 0
     last = PolicyChange.objects.latest("pk").pk
     with CaptureQueriesContext(connection) as queries:

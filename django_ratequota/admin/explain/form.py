@@ -15,7 +15,7 @@ from ...conf import settings
 from ...engine.rates import MAX_UNITS
 from ...models import METHODS, Endpoint, Plan, RatePolicy
 from ...operations.explain import IDENTIFIER, NO_PLAN, ExplainQuery, Explanation, caller_params
-from ...operations.subjects import find_user
+from ...operations.subjects import find_accounts, only_account
 from ...policies.matching import NO_METHOD
 from ...utils.addresses import named_network
 from ..pages import AdminPage
@@ -144,21 +144,20 @@ def data_of(params: Any) -> Any:
 
 
 def find_caller(model_admin: Any, request: Any, text: str) -> dict[str, str]:
-    """Return the query string about a caller: an address, a network, ``kind:value``, or a user's name; {} = nobody.
+    """Return the query string about a caller: an address, a network, ``kind:value``, or a user; {} = nobody.
 
-    ``acme`` is also the only known subject with that value, such as ``tenant:acme``.
+    ``acme`` is also the known subject with that value, such as ``tenant:acme``. Raises ``ValidationError`` that lists
+    several of them.
     """
     kind, colon, value = text.partition(":")
     if colon and value and kind in ("user", "ip", *settings.identifiers):
         return caller_params(text)
     if (network := named_network(text)) is not None:
         return {"ip": str(network if "/" in text else network[0])}
-    user = find_user(text)
-    if user is not None:
-        return {"user": str(user.pk)}
     known = SubjectsPage(model_admin).beginning(request, text)
-    found = [subject for subject in known if subject.partition(":")[2] == text]
-    return caller_params(found[0]) if len(found) == 1 else {}
+    others = [subject for subject in known if subject.partition(":")[2] == text]
+    subject, _name = only_account(find_accounts([text]).get(text, {}) | dict.fromkeys(others, ""))
+    return caller_params(subject)
 
 
 class CallerPage(AdminPage):

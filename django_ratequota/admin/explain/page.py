@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from django.core.exceptions import ValidationError
 from django.http import HttpResponseRedirect
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
@@ -49,8 +50,12 @@ class ExplainPage(AdminPage):
         """Show the form, what applies now, and refusals; redirect from what was searched for to its page."""
         wanted = request.GET.get("id", "").strip()
         refusal, store_error = find_refusal(wanted)
-        if refusal is None and wanted and (found := self._found(request, wanted)):
-            return HttpResponseRedirect(found)
+        several = ""
+        try:
+            if refusal is None and wanted and (found := self._found(request, wanted)):
+                return HttpResponseRedirect(found)
+        except ValidationError as error:
+            [several] = error.messages
         data = data_of(request.GET) or (refusal and ExplainQuery.from_refusal(refusal).params())
         network = many_clients((data or {}).get("ip", "").strip())
         form = explain_form(self.admin, request, None if network else data)
@@ -64,7 +69,8 @@ class ExplainPage(AdminPage):
             "wanted": shown(wanted),
             "here": self.url(),
             "subjects": self.admin.page_url("subjects"),
-            "lost": bool(wanted) and refusal is None and not store_error,
+            "several": several,
+            "lost": bool(wanted) and refusal is None and not (store_error or several),
             "refusal": refusal,
             "then": refusal and refusal_details(self.admin, request, refusal, users),
             "given": params,
@@ -82,7 +88,10 @@ class ExplainPage(AdminPage):
         return self.render(request, "explain.html", context, form)
 
     def _found(self, request: Any, wanted: str) -> str:
-        """Return the address of the caller's page or of the endpoint with this name; "" = there is neither."""
+        """Return the address of the caller's page or of the endpoint with this name; "" = there is neither.
+
+        Raises ``ValidationError`` where the name is that of several callers.
+        """
         if caller := find_caller(self.admin, request, wanted):
             return self.url(query=caller)
         endpoint = Endpoint.objects.filter(name=wanted.replace("\x00", "")).first()
