@@ -166,12 +166,12 @@ class QuotaWindowSerializer(LimitSerializer):
 
     def to_representation(self, window: Any) -> dict[str, Any]:
         """Return one window as the client sees it."""
-        kind = window.subject.partition(":")[0]
+        subject = window.counter[1:].partition("}")[0]  # which has the kind of a long one, too
         bucket = Bucket(
-            window.subject,
+            subject,
             Rate.parse(window.rate),
             scope=window.scope or ("" if window.endpoint_id is None else f"#{window.endpoint_id}"),
-            counted_per="" if is_per_caller(window.counter) else kind,
+            counted_per="" if is_per_caller(window.counter) else subject.partition(":")[0],
         )
         bounds = to_us(window.starts_at), to_us(window.ends_at)
         return _told(describe_window(bucket, used=window.used, window=bounds), process.limiter().now_us)

@@ -9,7 +9,7 @@ from django.utils.translation import gettext
 
 from ..conf import settings
 from ..models import Endpoint, PolicyChange, QuotaWindow
-from ..monitoring.ledger_rows import Totals, stored_subject
+from ..monitoring.ledger_rows import Totals
 from ..operations.past_windows import Month, by_day, given_back, local_date
 from ..operations.recorded import policies_by_id
 from .formatting import day_text, moment, number_text, shown, when
@@ -26,7 +26,7 @@ class QuotaHistoryPage(LedgerPage):
     def view(self, request: Any) -> Any:
         """Return the page."""
         subject, visible = self.text(request, "subject"), self.visible(request)
-        windows: Any = QuotaWindow.objects.filter(subject=stored_subject(subject))
+        windows: Any = QuotaWindow.objects.filter(subject=subject)
         if visible is not None:
             windows = windows.filter(policy_id__in=visible.order_by().values("pk"))
         name = caller_text(subject, caller_names([subject]))

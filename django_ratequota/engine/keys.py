@@ -35,6 +35,8 @@ _KIND = re.compile(r"[a-z0-9_]{1,16}(?=:)", re.ASCII)
 _PREFIX = re.compile(r"[0-9A-Za-z_.:-]{1,16}", re.ASCII)
 #: The longest text from a client that is not hashed; no policy's subject is longer.
 _MAX_TEXT = 200
+#: Nor has any NUL or lone surrogates, on which databases' drivers raise.
+_STORED = re.compile(f"[^\0\ud800-\udfff]{{,{_MAX_TEXT}}}")
 
 
 def check_prefix(prefix: str) -> str:
@@ -77,8 +79,11 @@ def window_name(counter: str, first_day: date) -> tuple[str, str]:
 
 
 def short(text: str) -> str:
-    """Return the text, or a digest of a long one, as clients must not choose how much memory they use."""
-    return text if len(text) <= _MAX_TEXT else f"~{_digest(text)}"
+    """Return the text, or a digest of one that is long or that databases refuse; no two subjects share one.
+
+    Clients must not choose how much memory they use.
+    """
+    return text if _STORED.fullmatch(text) else f"~{_digest(text)}"
 
 
 def revision_key(prefix: str) -> str:

@@ -163,10 +163,10 @@ def user_of(text: str, hint: str = "") -> tuple[str, str]:
 
     Raises ``ValidationError`` where it names several.
     """
-    subject, name = only_account(find_accounts([text]).get(text, {}))
-    if not subject:
+    matches = find_accounts([text]).get(text)
+    if not matches:
         raise CommandError(f"There is no user {text!r}{hint}")
-    return subject, name
+    return only_account(matches)
 
 
 def _refusal_lines(refusal: Refusal) -> Iterator[str]:

@@ -8,7 +8,7 @@ from django.db.models.functions import Mod
 from django.utils.translation import gettext_lazy as _
 
 from .base import UnrecordedModel
-from .fields import ExactField
+from .fields import CountedField, ExactField
 
 
 class UsageCount(UnrecordedModel):
@@ -77,7 +77,7 @@ class QuotaWindow(UnrecordedModel):
     starts_at = models.DateTimeField(_("starts at"), help_text=_("Start of the window."))
     ends_at = models.DateTimeField(_("ends at"), help_text=_("End of the window."))
     period = models.CharField(_("period"), max_length=5, choices=Period.choices, help_text=_("Length of the window."))
-    subject = ExactField(_("subject"), max_length=200, db_index=True, help_text=_("The subject of the counter."))
+    subject = CountedField(_("subject"), max_length=200, db_index=True, help_text=_("The subject of the counter."))
     # Numbers, not foreign keys, because the row outlives the policy, and no deletion may search these rows.
     policy_id = models.BigIntegerField(
         _("policy"), null=True, help_text=_("The last policy that limited the counter.")

@@ -13,6 +13,7 @@ from django.db.models.lookups import IContains
 from django.utils.translation import gettext_lazy as _
 
 from ..changes.validators import canonical_subject, check_rates, rate_problem, visible
+from ..engine.keys import short
 from ..engine.rates import DEFAULT_ALGORITHM, normalize_rates
 from ..exceptions import InvalidRate
 
@@ -73,6 +74,19 @@ class ExactField(models.CharField):  # type: ignore[type-arg]
         """Return the parameters of the column."""
         return {**super().db_parameters(connection), "collation": exact_collation(connection)}
 
+    def deconstruct(self) -> Any:
+        """Deconstruct as an ExactField, because the column is the same."""
+        name, _path, args, kwargs = super().deconstruct()
+        return name, f"{ExactField.__module__}.{ExactField.__qualname__}", args, kwargs
+
+
+class CountedField(ExactField):
+    """The subject of a counter, which may be any text: it is stored and looked up as ``short`` returns it."""
+
+    def get_prep_value(self, value: Any) -> Any:
+        """Return the text of the column."""
+        return value and short(super().get_prep_value(value))
+
 
 def exact_collation(connection: Any) -> str | None:
     """Return the collation of an ``ExactField``; None = the default, where that is exact."""
@@ -113,11 +127,6 @@ class SubjectField(ExactField):
             words = {"subject": visible(f"{kind}:{value.lstrip()}")}
             raise ValidationError(_("Enter %(subject)s without a space after the colon."), params=words)
         return subject
-
-    def deconstruct(self) -> Any:
-        """Deconstruct as an ExactField, because the column is the same."""
-        name, _path, args, kwargs = super().deconstruct()
-        return name, f"{ExactField.__module__}.{ExactField.__qualname__}", args, kwargs
 
     def pre_save(self, model_instance: models.Model, add: bool) -> Any:
         """Return the canonical subject, and set it on the object."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..conf import settings
 from ..engine.decision import Decision
-from ..engine.keys import statistics_key
+from ..engine.keys import short, statistics_key
 from ..engine.limiter import Limiter
 from ..engine.scripts import COLLECT
 from ..policies.resolver import EvaluationContext, Resolution
@@ -26,7 +26,7 @@ from ..store.commands import ScriptCall
 from ..utils import forks
 from .packing import HOUR, KEPT_SECONDS, MINUTES, OUTCOMES, QUARTERS, Records, pack_attempts, pack_counts
 from .pending_refusals import PendingRefusals
-from .records import MAX_NAME, UNKNOWN_PLAN, DecisionRecord, Recorded, is_sampled, stored_name
+from .records import MAX_NAME, UNKNOWN_PLAN, DecisionRecord, Recorded, is_sampled
 from .workers import redis_worker
 
 #: Decisions recorded and not counted yet; those beyond it go uncounted.
@@ -88,7 +88,7 @@ class Collector(forks.Renewed):
                 against = (*against, status.bucket.policy_id)
         record = (
             (decision.at_us or time.time_ns() // 1000) // 10**6,
-            name if len(name) <= MAX_NAME and name.isascii() else stored_name(name),
+            name if len(name) <= MAX_NAME and name.isprintable() else short(name),
             "" if ip is None else f"ip:{ip}",
             (plan.id if plan else None) if plan_is_known else UNKNOWN_PLAN,
             resolution.endpoint_ids,

@@ -143,8 +143,8 @@ def _add_each(sums: Sums, refused: Refused) -> Raised:
     if subject.isascii():
         refused[window] = refusal
         return {}
-    # Perhaps it has a character that the table's encoding lacks.
-    parts = [replace(part, bucket=replace(part.bucket, subject=ascii(subject)[1:-1])) for part in parts]
+    # Perhaps it has a character that the table's encoding lacks, as all lack NUL: then its digest is written.
+    parts = [replace(part, bucket=replace(part.bucket, subject=short(f"{subject}\0"))) for part in parts]
     return _add_each({window: parts}, refused)
 
 
@@ -211,11 +211,6 @@ def _of(windows: Collection[Window], name: str) -> Any:
     return _model(name).objects.filter(counter__in=counters, first_day__in=first_days)
 
 
-def stored_subject(subject: str) -> str:
-    """Return the subject as rows have it: without what databases refuse, lone surrogates and NUL."""
-    return short(subject.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0"))
-
-
 def _claim(writer: UUID, batch: int) -> bool:
     """Note that the writer's batch is in the ledger; returns whether it was not."""
     writers = _model("LedgerWriter").objects
@@ -233,7 +228,7 @@ def _values(alias: str, counter: str, part: Part, now: str) -> tuple[object, ...
     return (
         *(counter, first_day, min(part.charged, _MOST_UNITS), min(part.refunded, _MOST_UNITS), 0),
         *(starts_at, ends_at, rate.calendar),
-        *(stored_subject(bucket.subject), bucket.policy_id, bucket.endpoint_id, str(rate), rate.capacity),
+        *(short(bucket.subject), bucket.policy_id, bucket.endpoint_id, str(rate), rate.capacity),
         *(now, str(part.day)),
     )
 

@@ -9,11 +9,12 @@ from ipaddress import ip_address
 from typing import Any
 
 from ..engine.decision import Decision
+from ..engine.keys import short
 from ..engine.types import BucketStatus
 from ..utils import forks
 from ..utils.addresses import network_of
 from .packing import MINUTE
-from .records import MAX_NAME, DecisionRecord, digest, stored_name
+from .records import MAX_NAME, DecisionRecord, digest
 
 #: A share's first refusals of a minute, which stay in Redis when there are too many and its others go.
 _FIRST_OF_SHARE = 3
@@ -71,7 +72,7 @@ class PendingRefusals:
             earlier = self._shares[share]
             if len(self._refusals) >= self.most or earlier >= self.most_of_share:
                 return ""
-            plan = {"assigned_to": stored_name(assigned_to), "plan_named": plan_named}
+            plan = {"assigned_to": short(assigned_to), "plan_named": plan_named}
             text = _describe(record, scope, route, method, decision, plan)
             self._refusals[refusal_id] = _Refusal(record.second, text, share, earlier >= _FIRST_OF_SHARE)
             self._shares[share] += 1
@@ -112,7 +113,7 @@ def _describe_bucket(status: BucketStatus) -> dict[str, Any]:
     bucket, described = status.bucket, {name: getattr(status, name) for name in _OF_STATUS}
     described |= {"title": bucket.title[:MAX_NAME], "rate": str(bucket.rate), "policy_id": bucket.policy_id}
     described |= {"scope": bucket.scope[:MAX_NAME], "counted_per": bucket.counted_per, "mode": bucket.mode}
-    return {**described, "subject": stored_name(bucket.subject)}
+    return {**described, "subject": short(bucket.subject)}
 
 
 def _network(ip: str) -> str:

@@ -52,7 +52,7 @@ class DecisionRecord(NamedTuple):
 
     #: Unix time, whole seconds.
     second: int
-    #: ``user:42``, ``ip:203.0.113.7``, ``tenant:acme``; as ``stored_name`` returns it.
+    #: ``user:42``, ``ip:203.0.113.7``, ``tenant:acme``; as ``engine.keys.short`` returns it.
     caller: str
     #: The client's address as ``ip:...``; "" when unknown.
     ip: str
@@ -99,13 +99,6 @@ class DecisionRecord(NamedTuple):
 def is_sampled(caller: str, level: int) -> bool:
     """Return whether one in 2^level callers includes this one: the same in every process."""
     return level <= 0 or int.from_bytes(blake2b(caller.encode(), digest_size=8).digest()) >> (64 - level) == 0
-
-
-def stored_name(name: str) -> str:
-    """Return any text as statistics keep it: of bounded length and without lone surrogates."""
-    if len(name) > MAX_NAME:
-        name = f"{name[:MAX_NAME]}~{digest(name)}"
-    return name if name.isascii() else name.encode(errors="backslashreplace").decode()
 
 
 def digest(text: str) -> str:

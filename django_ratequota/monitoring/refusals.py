@@ -15,12 +15,12 @@ from itertools import islice
 from typing import Any
 
 from ..conf import settings
+from ..engine.keys import short
 from ..engine.rates import Rate
 from ..policies.limit_names import limit_names
 from ..store.base import reading
 from ..utils.addresses import is_within, named_network
 from .packing import DAY, made, read
-from .records import stored_name
 
 _REFUSAL_ID = re.compile("[a-z2-7]{10}")
 #: Refusals read by one command, and looked through for those of one caller.
@@ -132,7 +132,7 @@ def caller_refusals(caller: str) -> CallerRefusals:
     day = ("+inf", time.time() - DAY, "BYSCORE", "REV", "LIMIT", 0, SEARCHED, "WITHSCORES")
     flat = iter(read("ZRANGE", "refused_at", *day))
     found = [(refusal_id.decode(), float(at)) for refusal_id, at in zip(flat, flat, strict=True)]
-    name, network = stored_name(caller), named_network(caller)
+    name, network = short(caller), named_network(caller)
     shared = caller.partition(":")[0] in settings.identifiers
     return CallerRefusals(
         refusals=tuple(

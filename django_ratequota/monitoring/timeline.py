@@ -18,7 +18,6 @@ from ..models import UsageCount
 from ..store.base import reading
 from .collector import MAX_FIELDS
 from .packing import HOUR, MINUTE, MINUTES, OUTCOMES, QUARTER, QUARTERS, Slots, kept_hours, read_pairs
-from .records import MAX_NAME
 
 Span = Literal["hour", "day", "week"]
 
@@ -119,15 +118,14 @@ def top_callers(
 def seen_callers(prefix: str, most: int) -> list[str]:
     """Return callers of the last 48 hours whose names begin with ``prefix``, until there are ``most``: latest first.
 
-    Of each hour the busiest callers are known. Names that statistics keep in another form are left out.
+    Of each hour the busiest callers are known. Those of long names are left out, which statistics keep as digests.
     """
     found: dict[str, None] = {}
     for hour in reversed(kept_hours()):
         if len(found) >= most:
             break
         for members in read_pairs("zset", f"admitted:{hour}", f"refused:{hour}", prefix=f"t|{prefix}"):
-            names = (member.removeprefix("t|") for member, _score in members)
-            found |= dict.fromkeys(name for name in names if len(name) <= MAX_NAME and "\\" not in name)
+            found |= dict.fromkeys(member.removeprefix("t|") for member, _score in members)
     return list(found)
 
 

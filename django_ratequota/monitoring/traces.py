@@ -10,12 +10,11 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from ..engine.keys import beginning
+from ..engine.keys import beginning, short
 from ..engine.scripts import SCAN
 from ..runtime import default_limiter
 from ..store.commands import Command, ScriptCall
 from .packing import HOUR, OUTCOMES, kept_hours, key_of, pack_attempts, read, read_pairs, unpack_attempts
-from .records import stored_name
 from .refusals import read_refusals
 
 #: Keys that a step of SCAN looks at.
@@ -29,7 +28,7 @@ _ATTEMPT = ("second", "caller", "ip", "plan_id", "endpoint_ids", "cost", "admitt
 
 def traces_of(subject: str) -> Iterator[Trace]:
     """Yield all of them."""
-    name = stored_name(subject)
+    name = short(subject)
     yield from _counters(subject)
     for key, times in _REFUSALS.items():
         ids = [refusal_id.decode() for refusal_id in read("ZRANGE", times[0], 0, -1)]

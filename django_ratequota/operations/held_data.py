@@ -21,7 +21,6 @@ from ..engine.limiter import Limiter
 from ..engine.scripts import PURGE
 from ..models import ListMember, PlanAssignment, PolicyChange, QuotaDay, QuotaWindow, RatePolicy
 from ..monitoring import traces
-from ..monitoring.ledger_rows import stored_subject
 from ..runtime import default_limiter
 from ..store.commands import ScriptCall
 
@@ -110,18 +109,13 @@ def _take_out(subject: str, mark: str) -> int:
 
 def _windows(subject: str) -> QuerySet[QuotaWindow]:
     """Return the subject's windows in the ledger."""
-    begins, stored = beginning(subject), stored_subject(subject)
-    # Not ``startswith``, in which SQLite ignores case.
-    rows: QuerySet[Any] = QuotaWindow.objects.alias(begins=Substr("counter", 1, len(begins))).filter(begins=begins)
-    # For the index; and as ``ledger_rows.add`` writes what the database's encoding lacks.
-    return rows.filter(subject__in={stored, stored.encode("ascii", "backslashreplace").decode()}).order_by()
+    return QuotaWindow.objects.filter(subject=subject).order_by()
 
 
 def _days(subject: str) -> QuerySet[QuotaDay]:
     """Return the days of the subject's windows."""
     # By the windows' names, which are in an index.
-    rows: QuerySet[Any] = QuotaDay.objects.filter(counter__in=_windows(subject).values("counter"))
-    return rows.order_by()
+    return QuotaDay.objects.filter(counter__in=_windows(subject).values("counter")).order_by()
 
 
 def purge(limiter: Limiter) -> int:

@@ -21,7 +21,7 @@ from ..conf import settings
 from ..engine.keys import window_name
 from ..engine.rates import Rate
 from ..models import Endpoint, Plan, PolicyChange, QuotaDay, QuotaWindow, RatePolicy
-from ..monitoring.ledger_rows import Totals, limited_by, stored_subject
+from ..monitoring.ledger_rows import Totals, limited_by
 from ..policies.facts import to_datetime, to_us
 from ..policies.requests.caller import Caller, is_verified
 from .subjects import names_of
@@ -50,7 +50,7 @@ def windows_of(caller: Caller) -> QuerySet[QuotaWindow]:
     Not those of its address, which may have been somebody else's.
     """
     values = {kind: caller.value(kind) for kind in ("user", *settings.identifiers) if is_verified(kind)}
-    subjects = [stored_subject(f"{kind}:{value}") for kind, value in values.items() if value]
+    subjects = [f"{kind}:{value}" for kind, value in values.items() if value]
     logged = RatePolicy.objects.filter(pk=OuterRef("policy_id"), mode=RatePolicy.Mode.LOG)
     scope = Endpoint.objects.filter(pk=OuterRef("endpoint_id")).values("name")
     windows: QuerySet[QuotaWindow] = QuotaWindow.objects.filter(~Exists(logged), subject__in=subjects)
@@ -210,7 +210,7 @@ class Invoices:
         first_day, end = month_of(self.month)
         found: QuerySet[QuotaWindow] = QuotaWindow.objects.filter(first_day__gte=first_day, first_day__lt=end)
         if self.subject:
-            found = found.filter(subject=stored_subject(self.subject))
+            found = found.filter(subject=self.subject)
         if self.policies is not None:
             # Any part of a mixed month may belong to one of them, which its lines show.
             found = found.filter(Q(policy_id__in=self.policies.order_by().values("pk")) | Q(mixed=True))
@@ -270,7 +270,7 @@ def previous_month() -> str:
 
 def is_recorded(subject: str) -> bool:
     """Return whether the subject has a window, of any month."""
-    return QuotaWindow.objects.filter(subject=stored_subject(subject)).exists()
+    return QuotaWindow.objects.filter(subject=subject).exists()
 
 
 def _by_counter(rows: Iterable[QuotaWindow]) -> Iterator[list[QuotaWindow]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from io import StringIO
@@ -111,7 +111,8 @@ def read_lines(model: type[_Row], lines: Sequence[Line], **fields: Any) -> dict[
         try:
             row: Any = model(ends_at=_end(line), reason=line.reason, **fields)
             if _is_user(line.who):
-                row.user_id = _user_id(users.get(line.who, {}))
+                subject, _name = only_account(users.get(line.who, {}))
+                row.user_id = primary_key(get_user_model(), subject.removeprefix("user:"))
             else:
                 row.subject = subjects.clean(line.who, row)
             row.clean_fields(exclude=[field.name for field in model._meta.concrete_fields if field.is_relation])
@@ -127,13 +128,6 @@ def _is_user(who: str) -> bool:
     """Whether a line names a user, and not a subject."""
     kind, colon, _value = who.partition(":")
     return kind == "user" if colon else not is_address_like(who)
-
-
-def _user_id(matches: Mapping[str, str]) -> Any:
-    subject, _name = only_account(matches)
-    if not subject:
-        raise ValidationError(_("There is no such user."))
-    return primary_key(get_user_model(), subject.removeprefix("user:"))
 
 
 def _key_of(row: Any) -> Key:

@@ -40,10 +40,9 @@ MAX_OFFERED, _MAX_ROWS = 20, 200
 _SEEN = timedelta(hours=48)
 #: Maximum length of a display name, and maximum number of subjects found by a part of it.
 MAX_NAME, _MOST_FOUND = 100, 1_000
-#: Maximum length of the list of accounts that one text names.
-_MOST_LISTED = 500
-#: Texts that are looked up by one query: that of email addresses reads all users, because no index ignores case.
-_TEXTS = 5_000
+#: Texts that one query looks up: that of email addresses reads all users, because no index ignores case. Maximum
+#: length of the list of those that one text names.
+_TEXTS, _MOST_LISTED = 5_000, 500
 #: Characters that a terminal may obey.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]+")
 _Result = TypeVar("_Result")
@@ -77,19 +76,21 @@ def find_accounts(texts: Iterable[str]) -> dict[str, dict[str, str]]:
             # Compared again, because MariaDB ignores case and accents.
             for text in (*keys[pk], *logins[name], *mails[address]):
                 found[text][f"user:{pk}"] = str(name)
-    return dict(found)
+    return found
 
 
 def only_account(matches: Mapping[str, str]) -> tuple[str, str]:
-    """Return the subject and the name of the only match; two "" where there is none.
+    """Return the subject and the name of the only match; raises ``ValidationError`` with none and with several.
 
-    Raises ``ValidationError`` with several: a stranger's login name may equal a customer's email address or key.
+    There are several where a stranger's login name equals a customer's email address or key.
     """
+    if not matches:
+        raise ValidationError(_("There is no such user."))
     if len(matches) > 1:
         listed = ", ".join(f"{one} ({_name(name)})" if name else one for one, name in matches.items())
         text = _("%(count)d accounts match: %(accounts)s. Enter the one that you mean as kind:value.")
         raise ValidationError(text % {"count": len(matches), "accounts": Truncator(listed).chars(_MOST_LISTED)})
-    return next(iter(matches.items()), ("", ""))
+    return next(iter(matches.items()))
 
 
 def policies_in(network: str, policies: QuerySet[Any]) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import timedelta
 from operator import itemgetter
@@ -25,8 +24,6 @@ from .snapshot import Snapshot, with_rows
 _KEPT = timedelta(days=1)
 #: An open assignment that began so long ago has begun by whatever clock, so that when it did no longer matters.
 _SETTLED_US = 86_400 * 10**6
-#: NUL and lone surrogates, which no row has: a database's driver raises on such texts, and clients send them.
-_NOT_STORED = re.compile("[\x00\ud800-\udfff]")
 #: Most policies in ``find_unreadable``.
 _LISTED = 20
 #: Where reading all entries goes on: which of the two tables, behind which primary key.
@@ -119,7 +116,7 @@ def load_entries(keys: Collection[str | facts.SubjectKey]) -> dict[str | facts.S
     from ..models import RatePolicy
 
     users = [key for key in keys if isinstance(key, str) and _may_exist(key)]
-    subjects = [text for key in keys if isinstance(key, tuple) and not _NOT_STORED.search(text := ":".join(key))]
+    subjects = [":".join(key) for key in keys if isinstance(key, tuple)]
     policies: dict[str | facts.SubjectKey, list[facts.PolicyFacts]] = {}
     assignments: dict[Any, list[facts.Assignment]] = {}
     for batch in in_batches(users):

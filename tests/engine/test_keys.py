@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratequota import Bucket, Limiter, Rate
-from django_ratequota.engine.keys import bucket_key, check_prefix, revision_key
+from django_ratequota.engine.keys import bucket_key, check_prefix, revision_key, short
 from django_ratequota.engine.rates import ALGORITHMS
 from django_ratequota.exceptions import InvalidBucket
 from tests.support.properties import examples
@@ -109,6 +109,16 @@ def test_the_longest_parts_together_stay_below_128_bytes() -> None:
     ]
     made = [key(subject, *rest) for rest in itertools.product(scopes, [None, 2**63 - 1], pers, rates)]
     assert max(map(len, made)) <= 128, max(made, key=len)
+
+
+@given(AWKWARD, AWKWARD)
+def test_subjects_are_stored_one_to_one_and_as_every_database_can(one: str, other: str) -> None:
+    stored = [short(f"tenant:{text}") for text in (one, other, f"{one}{'x' * 200}")]
+    assert len(set(stored)) == 2 + (one != other)
+    for text in stored:
+        assert short(text) == text
+        assert "\0" not in text.encode().decode()
+        assert len(text) <= 200
 
 
 @pytest.mark.parametrize("part", ["subject", "scope", "counted_per"])

@@ -10,12 +10,13 @@ import redis
 from django.contrib.auth.models import User
 
 from django_ratequota import Limiter, check_request
+from django_ratequota.engine.keys import short
 from django_ratequota.exceptions import StoreError
 from django_ratequota.models import Plan, RatePolicy
 from django_ratequota.monitoring.attempts import recorded_attempts
 from django_ratequota.monitoring.collector import collector
 from django_ratequota.monitoring.packing import HOUR
-from django_ratequota.monitoring.records import UNKNOWN_PLAN, DecisionRecord, stored_name
+from django_ratequota.monitoring.records import UNKNOWN_PLAN, DecisionRecord
 from django_ratequota.monitoring.refusals import find_refusal, refusals
 from django_ratequota.monitoring.timeline import Counts, timeline, top_callers
 from django_ratequota.runtime import process
@@ -120,11 +121,11 @@ def test_a_process_holds_no_more_records_than_its_bound(monkeypatch: Any) -> Non
     ["tenant:" + "x" * 10_000, "tenant:<b>|:{}%\x00\n", "tenant:\ud800", "tenant:\u202egnol", "tenant:é😀", "|", ""],
 )
 def test_any_name_is_counted_and_read_back(name: str) -> None:
-    collector.pending.append(record(int(time.time()), stored_name(name)))
+    collector.pending.append(record(int(time.time()), short(name)))
     collector.flush()
     [top] = top_callers("hour")["admitted"]
-    assert top.caller == stored_name(name)
+    assert top.caller == short(name)
     assert len(top.caller) < 300
-    assert stored_name(f"{name}x") != top.caller, "long names with a common prefix stay distinct"
+    assert short(f"{name}x") != top.caller, "long names with a common prefix stay distinct"
     [attempt] = recorded_attempts().attempts
-    assert attempt.caller == stored_name(name)
+    assert attempt.caller == short(name)

@@ -190,7 +190,7 @@ def test_a_subject_that_a_database_s_encoding_lacks_spoils_no_other_figure(
     bucket = replace(decision.statuses[0].bucket, subject="api_key:\U0001f600")
     ledger.note([Entry(bucket, 4, decision.at_us)])
     assert (flush(), used()) == (2, [(4, 0), (4, 0)])
-    assert QuotaWindow.objects.filter(subject="api_key:\\U0001f600").exists()
+    assert QuotaWindow.objects.filter(subject="api_key:\U0001f600\0").exists()
 
 
 def test_a_connection_that_breaks_changes_no_name(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""A stranger's user name equals a customer's email address or key: what operators write means neither of the two."""
+"""Names that equal others: a stranger's user name and a customer's email address or key, and stored subjects."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
+from django_ratequota import check_request
 from django_ratequota.models import ListMember, Plan, PlanAssignment, RatePolicy, SubjectList
+from django_ratequota.monitoring.ledger import flush
 from django_ratequota.operations.subjects import find_accounts
+from tests.project.views import request_from
 from tests.support.commands import run
 from tests.support.operators import client_of, words_of
 
@@ -90,3 +93,17 @@ def test_one_account_may_be_found_in_several_ways(customer: User) -> None:
     with CaptureQueriesContext(connection) as queries:
         assert find_accounts(texts) == dict.fromkeys(texts[:3], both)
     assert len(queries) == 1
+
+
+def test_no_identifier_shows_the_windows_of_another(client: Client, settings: Any, checkpointing: None) -> None:
+    """What databases refuse was escaped, and then equal to a name that was written so."""
+    identifiers = {"IDENTIFIERS": {"api_key": "tests.project.views.api_key"}}
+    settings.RATEQUOTA = {**settings.RATEQUOTA, **identifiers}
+    RatePolicy.objects.create(rates="10/month", counted_per="api_key")
+    names = ("x" * 300, "z\0", "z\\0", "z\\x00", "z\ud800", "z\\ud800", "z\\", "z\\\\", "y" * 198)
+    for name in names:
+        check_request(request_from(headers={"X-Api-Key": name}))
+    flush()
+    for name in names:
+        rows = client.get("/quota/usage/history/", headers={"X-Api-Key": name}).json()["results"]
+        assert [(row["used"], row["counted_per"]) for row in rows] == [(1, "api_key")], name

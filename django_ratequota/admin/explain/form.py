@@ -149,15 +149,14 @@ def find_caller(model_admin: Any, request: Any, text: str) -> dict[str, str]:
     ``acme`` is also the known subject with that value, such as ``tenant:acme``. Raises ``ValidationError`` that lists
     several of them.
     """
-    kind, colon, value = text.partition(":")
-    if colon and value and kind in ("user", "ip", *settings.identifiers):
+    kind, _colon, value = text.partition(":")
+    if value and kind in ("user", "ip", *settings.identifiers):
         return caller_params(text)
     if (network := named_network(text)) is not None:
         return {"ip": str(network if "/" in text else network[0])}
-    known = SubjectsPage(model_admin).beginning(request, text)
-    others = [subject for subject in known if subject.partition(":")[2] == text]
-    subject, _name = only_account(find_accounts([text]).get(text, {}) | dict.fromkeys(others, ""))
-    return caller_params(subject)
+    others = {one: "" for one in SubjectsPage(model_admin).beginning(request, text) if one.partition(":")[2] == text}
+    matches = find_accounts([text]).get(text, {}) | others
+    return caller_params(only_account(matches)[0]) if matches else {}
 
 
 class CallerPage(AdminPage):
