@@ -199,8 +199,7 @@ def names_of(subjects: Iterable[str]) -> dict[str, str]:
     subjects = set(subjects)
     ids = {subject: subject.removeprefix("user:") for subject in subjects if subject.startswith("user:")}
     users = object_names(get_user_model(), ids.values(), lambda user: user.get_username())
-    found = {subject: users[pk] for subject, pk in ids.items() if pk in users}
-    return found | subject_names(subjects - ids.keys())
+    return {subject: users[pk] for subject, pk in ids.items() if pk in users} | subject_names(subjects - ids.keys())
 
 
 def named(subject: str, name: str) -> str:

@@ -154,7 +154,9 @@ def find_caller(model_admin: Any, request: Any, text: str) -> dict[str, str]:
         return caller_params(text)
     if (network := named_network(text)) is not None:
         return {"ip": str(network if "/" in text else network[0])}
-    others = {one: "" for one in SubjectsPage(model_admin).beginning(request, text) if one.partition(":")[2] == text}
+    # One kind after another, because there may be hundreds of longer ones of another kind.
+    subjects = (f"{kind}:{text}" for kind in settings.identifiers)
+    others = {one: "" for one in subjects if one in SubjectsPage(model_admin).beginning(request, one)}
     matches = find_accounts([text]).get(text, {}) | others
     return caller_params(only_account(matches)[0]) if matches else {}
 
