@@ -175,10 +175,9 @@ def _ask(path: str, subjects: Iterable[str], text: Callable[[Any], str]) -> dict
 
     def answer(function: Any) -> dict[str, str]:
         found = function(asked) or {}
-        return {subject: text(found[subject]) for subject in asked if found.get(subject)}
+        return {subject: one for subject in asked if found.get(subject) and (one := text(found[subject]))}
 
-    texts = _call(path, answer) if asked else None
-    return {subject: one for subject, one in (texts or {}).items() if one}
+    return _call(path, answer) or {} if asked else {}
 
 
 def _call(path: str, use: Callable[[Any], _Result]) -> _Result | None:
