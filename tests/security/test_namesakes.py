@@ -51,9 +51,8 @@ def refusal(customer: User, text: str) -> str:
     return f"2 accounts match: {both[0][1]}, {both[1][1]}. Enter the one that you mean as kind:value."
 
 
-def test_explain_opens_neither_and_offers_no_boost_or_block(
-    operator: Client, customer: User, text: str, refusal: str
-) -> None:
+def test_a_user_name_that_equals_an_email_address(operator: Client, customer: User, text: str, refusal: str) -> None:
+    """Explain opens neither, and offers no boost or block."""
     RatePolicy.objects.create(rates="5/hour")
     page = words_of(operator.get(EXPLAIN, {"id": text}))
     assert refusal in page
@@ -95,7 +94,7 @@ def test_one_account_may_be_found_in_several_ways(customer: User) -> None:
     assert len(queries) == 1
 
 
-def test_no_identifier_shows_the_windows_of_another(client: Client, settings: Any, checkpointing: None) -> None:
+def test_names_that_are_stored_alike(client: Client, settings: Any, checkpointing: None) -> None:
     """What databases refuse was escaped, and then equal to a name that was written so."""
     identifiers = {"IDENTIFIERS": {"api_key": "tests.project.views.api_key"}}
     settings.RATEQUOTA = {**settings.RATEQUOTA, **identifiers}

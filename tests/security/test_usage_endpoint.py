@@ -181,7 +181,7 @@ class TestManyEndpoints:
         assert len(memo.resolutions) == 0
 
 
-def test_an_operators_key_shows_no_other_user(client: Client) -> None:
+def test_asking_for_other_customers(client: Client) -> None:
     """With ``?user=``, a customer whose key a support person had made could query everybody."""
     alice = User.objects.create_user("alice")
     RatePolicy.objects.create(user=alice, rates="7/month")
